@@ -56,3 +56,28 @@ func TestRowOfAliases(t *testing.T) {
 		t.Errorf("an edit takes %v with a row, and %v with one target", row, one)
 	}
 }
+
+// D31: clients that see the same of a host share its entry, however many claims the host has. Others have another one.
+func TestEntryOfManyClaims(t *testing.T) {
+	h := New(domain, 1, NewVIPs())
+	var objects []object.Object
+	for i := range 3 * maxBits {
+		e := entry(fmt.Sprintf("e%d", i), "many.example.com", fmt.Sprintf("192.0.2.%d", i))
+		if i == 2*maxBits {
+			e.Entry.ExportTo = object.ExportTo{Restricted: true, Namespaces: []string{"shop"}}
+		}
+		objects = append(objects, e)
+	}
+	h.Update(Change{Updated: objects})
+	entryIn := func(namespace string) *Entry {
+		viewer := h.Viewer(View{Namespace: namespace, Families: Families{V4: true}})
+		return viewer.Entry(h.host("many.example.com"))
+	}
+	if entryIn("data") != entryIn("bank") {
+		t.Error("two namespaces that see the same do not share the entry")
+	}
+	hidden := fmt.Sprintf("192.0.2.%d", 2*maxBits)
+	if !strings.Contains(string(entryIn("shop").Encoded), hidden) || strings.Contains(string(entryIn("data").Encoded), hidden) {
+		t.Errorf("shop is sent %q, and data %q", entryIn("shop").Encoded, entryIn("data").Encoded)
+	}
+}

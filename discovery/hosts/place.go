@@ -105,7 +105,7 @@ func (n nearCluster) has(c *claim) bool { return n.set && c.endpoints && c.clust
 // decides about them. It changes visible.
 func (s *surroundings) narrow(h *Host, visible []*claim, key *variantKey) []*claim {
 	leading := s.leading(visible)
-	key.visible = 0
+	var set claimSet
 	local, remote := false, false
 	rest, kept := visible, visible[:0]
 	for i, c := range h.claims {
@@ -116,12 +116,13 @@ func (s *surroundings) narrow(h *Host, visible []*claim, key *variantKey) []*cla
 		if !s.counts(c, leading) {
 			continue
 		}
-		key.visible |= 1 << (i % maxBits)
+		set.add(i, len(h.claims))
 		kept = append(kept, c)
 		if c.endpoints {
 			local, remote = local || c.cluster == s.local, remote || c.cluster != s.local
 		}
 	}
+	key.setVisible(&set)
 	if local && remote {
 		key.near = nearCluster{s.local, true}
 	}

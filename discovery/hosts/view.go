@@ -90,16 +90,38 @@ type variant struct {
 
 // variantKey is everything that determines the entry of a host. Views with the same one share it.
 type variantKey struct {
-	visible  uint64 // claims, a bit each
+	visible  uint64 // claims, a bit each: the first maxBits
+	others   string // the same for further ones, eight to a byte
 	families Families
 	vips     bool
 	near     nearCluster
-	target   digest.Sum // of the entry of the target, whose claims may be too many for one that is shared
+	target   digest.Sum // of the entry of the target
 }
 
-// maxBits is how many claims a variantKey can tell apart. The entries of hosts with more are not
-// shared.
+// maxBits is how many claims most hosts have at most.
 const maxBits = 64
+
+// A claimSet is a set of the claims of a host, by number.
+type claimSet struct {
+	first  uint64
+	others []byte
+}
+
+// add adds a claim of a host with a number of claims.
+func (s *claimSet) add(i, of int) {
+	if i < maxBits {
+		s.first |= 1 << i
+		return
+	}
+	if s.others == nil {
+		s.others = make([]byte, (of-maxBits+7)/8)
+	}
+	i -= maxBits
+	s.others[i/8] |= 1 << (i % 8)
+}
+
+// setVisible sets the claims that are visible.
+func (k *variantKey) setVisible(s *claimSet) { k.visible, k.others = s.first, string(s.others) }
 
 // resolves returns 1 if the host has an address for some client, and 0 if it has none or is nil.
 func (h *Host) resolves() int {
@@ -146,12 +168,14 @@ func (v *Viewer) Entry(h *Host) *Entry {
 	}
 	key := variantKey{families: v.Families, vips: v.VIPs}
 	visible := make([]*claim, 0, 8)
+	var set claimSet
 	for i, c := range h.claims {
 		if v.sees(c) {
-			key.visible |= 1 << (i % maxBits)
+			set.add(i, len(h.claims))
 			visible = append(visible, c)
 		}
 	}
+	key.setVisible(&set)
 	if v.around != nil {
 		visible = v.around.narrow(h, visible, &key)
 	}
@@ -162,11 +186,7 @@ func (v *Viewer) Entry(h *Host) *Entry {
 	if target != nil {
 		key.target = target.Sum
 	}
-	build := func() *Entry { return v.build(h, visible, &key, target) }
-	if len(h.claims) > maxBits {
-		return build()
-	}
-	return h.variant(key, build)
+	return h.variant(key, func() *Entry { return v.build(h, visible, &key, target) })
 }
 
 // maxVariants bounds the entries that a host remembers: Sidecars that are edited again and again may show other claims
