@@ -36,7 +36,7 @@ func (h *Hosts) newScene() *Scene {
 // A Limit is a Sidecar that limits the hosts of a client. The zero value is none.
 type Limit struct {
 	Key object.Key
-	is  *object.Sidecar
+	is  *sidecar
 }
 
 // Sidecar returns the Sidecar that limits the hosts of a workload: one of its namespace that selects it, or else

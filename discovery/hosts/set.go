@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // A Set has the hosts of one time, as changes have made them. The zero value has none.
@@ -200,13 +201,8 @@ func (s *Span) AllNamespaces() int { return len(s.exported) + len(s.inside) }
 
 // Reaches reports whether a base may see a change: its Sidecar, if it has one, shows hosts of the namespaces.
 func (s *Span) Reaches(b *Base) bool {
-	if b.Sidecar.is == nil || b.Sidecar.is.Egress == nil {
+	if b.Sidecar.is == nil {
 		return len(s.Changes) > 0
 	}
-	for _, e := range b.Sidecar.is.Egress {
-		if _, found := s.inside[e.Namespace]; found || e.FromAnywhere() && len(s.Changes) > 0 {
-			return true
-		}
-	}
-	return false
+	return object.FromAny(b.Sidecar.is.egress, s.inside)
 }

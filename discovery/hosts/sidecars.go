@@ -8,7 +8,14 @@ import (
 )
 
 // sidecars holds the Sidecars by namespace, in the order in which they are considered. The slices do not change.
-type sidecars map[string][]object.Object
+type sidecars map[string][]*sidecar
+
+// A sidecar is a Sidecar, and what it shows.
+type sidecar struct {
+	key object.Key
+	*object.Sidecar
+	egress *object.Egress
+}
 
 // put puts an object that has changed to use, and reports whether it is a Sidecar.
 func (s sidecars) put(before, now object.Object) bool {
@@ -24,17 +31,16 @@ func (s sidecars) put(before, now object.Object) bool {
 // add adds a Sidecar. As in istiod, those with a workloadSelector come first, and then older ones.
 // In a directory they have no age, so the name decides.
 func (s sidecars) add(o object.Object) {
-	all := append(slices.Clip(s[o.Key.Namespace]), o)
-	slices.SortFunc(all, func(a, b object.Object) int {
-		return cmp.Or(-cmp.Compare(min(len(a.Sidecar.Labels), 1), min(len(b.Sidecar.Labels), 1)),
-			a.Sidecar.Created.Compare(b.Sidecar.Created), a.Key.Compare(b.Key))
+	all := append(slices.Clip(s[o.Key.Namespace]), &sidecar{o.Key, o.Sidecar, o.Sidecar.NewEgress()})
+	slices.SortFunc(all, func(a, b *sidecar) int {
+		return cmp.Or(-cmp.Compare(min(len(a.Labels), 1), min(len(b.Labels), 1)), a.Created.Compare(b.Created), a.key.Compare(b.key))
 	})
 	s[o.Key.Namespace] = all
 }
 
 // remove removes a Sidecar.
 func (s sidecars) remove(o object.Object) {
-	rest := slices.DeleteFunc(slices.Clone(s[o.Key.Namespace]), func(other object.Object) bool { return other.Key == o.Key })
+	rest := slices.DeleteFunc(slices.Clone(s[o.Key.Namespace]), func(other *sidecar) bool { return other.key == o.Key })
 	if s[o.Key.Namespace] = rest; len(rest) == 0 {
 		delete(s, o.Key.Namespace)
 	}
@@ -43,8 +49,8 @@ func (s sidecars) remove(o object.Object) {
 // of returns the Sidecar of its namespace that selects a workload, if there is one.
 func (s sidecars) of(namespace string, labels map[string]string) Limit {
 	for _, o := range s[namespace] {
-		if object.Selects(o.Sidecar.Labels, labels) {
-			return Limit{o.Key, o.Sidecar}
+		if object.Selects(o.Labels, labels) {
+			return Limit{o.key, o}
 		}
 	}
 	return Limit{}

@@ -54,12 +54,12 @@ func (v *Viewer) AtBase() Viewer { return Viewer{Base: v.Base, around: v.around}
 // SeesOwn reports whether the viewer may see hosts of its own namespace that other namespaces do not see, although
 // no exportTo names it.
 func (v *Viewer) SeesOwn() bool {
-	return v.own && !v.all || v.Sidecar.is != nil && v.Sidecar.is.FromOwn()
+	return v.own && !v.all || v.Sidecar.is != nil && v.Sidecar.is.egress.FromOwn()
 }
 
 // sees reports whether the view shows what a claim says.
 func (v *Viewer) sees(c *claim) bool {
-	return v.isExported(c) && (v.Sidecar.is == nil || v.Sidecar.is.Shows(v.Namespace, c.namespace, c.owner()))
+	return v.isExported(c) && (v.Sidecar.is == nil || v.Sidecar.is.egress.Shows(v.Namespace, c.namespace, c.owner()))
 }
 
 // isExported reports whether the namespace of the view may see what a claim says.

@@ -2,7 +2,6 @@ package object
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 )
@@ -52,34 +51,97 @@ func Selects(selector, labels map[string]string) bool {
 	return true
 }
 
+// An Egress has the egress hosts of a Sidecar in a form that takes the same time for many of them as for few. nil shows
+// all hosts.
+type Egress struct {
+	from map[string]*shown // by the namespace of an EgressHost
+}
+
+// shown are hosts of one namespace.
+type shown struct {
+	all             bool
+	hosts, suffixes map[string]bool // a suffix begins with a dot
+}
+
+// NewEgress returns the hosts that a Sidecar shows.
+func (s *Sidecar) NewEgress() *Egress {
+	if s.Egress == nil {
+		return nil
+	}
+	e := &Egress{from: map[string]*shown{}}
+	for _, h := range s.Egress {
+		of := e.from[h.Namespace]
+		if of == nil {
+			of = &shown{hosts: map[string]bool{}, suffixes: map[string]bool{}}
+			e.from[h.Namespace] = of
+		}
+		suffix, wild := strings.CutPrefix(h.Host, anything)
+		switch {
+		case h.Host == anything:
+			of.all = true
+		case wild:
+			of.suffixes[suffix] = true
+		default:
+			of.hosts[h.Host] = true
+		}
+	}
+	return e
+}
+
 // Shows reports whether a workload sees a host of a namespace. The host may be in any case. workload is
 // the workload's namespace, which is that of the Sidecar unless it is the default of all namespaces.
-func (s *Sidecar) Shows(workload, namespace, host string) bool {
-	if s.Egress == nil {
+func (e *Egress) Shows(workload, namespace, host string) bool {
+	if e == nil {
 		return true
 	}
-	for _, e := range s.Egress {
-		from := e.Namespace
-		if from == exportToPrivate {
-			from = workload
+	return e.from[anything].covers(host) || e.from[namespace].covers(host) || workload == namespace && e.from[exportToPrivate].covers(host)
+}
+
+// covers reports whether a host, which may be a wildcard itself, is among those shown, or below one.
+func (s *shown) covers(host string) bool {
+	switch {
+	case s == nil:
+		return false
+	case s.all:
+		return true
+	}
+	host = strings.ToLower(host)
+	if s.hosts[host] {
+		return true
+	}
+	for rest := host; len(s.suffixes) > 0; {
+		dot := strings.IndexByte(rest, '.')
+		if dot < 0 {
+			return false
 		}
-		if (e.Namespace == anything || from == namespace) && (e.Host == anything || e.covers(strings.ToLower(host))) {
+		if rest = rest[dot:]; s.suffixes[rest] {
 			return true
 		}
+		rest = rest[1:]
 	}
 	return false
 }
 
 // FromOwn reports whether some hosts are shown because they are of the workload's own namespace.
-func (s *Sidecar) FromOwn() bool {
-	return slices.ContainsFunc(s.Egress, func(e EgressHost) bool { return e.Namespace == exportToPrivate })
-}
+func (e *Egress) FromOwn() bool { return e != nil && e.from[exportToPrivate] != nil }
 
-// FromAnywhere reports whether the hosts may be of any namespace.
-func (e EgressHost) FromAnywhere() bool { return e.Namespace == anything }
-
-// covers reports whether a host, which may be a wildcard itself, is e's, or below it.
-func (e EgressHost) covers(host string) bool {
-	suffix, wild := strings.CutPrefix(e.Host, anything)
-	return e.Host == host || wild && strings.HasSuffix(host, suffix)
+// FromAny reports whether an Egress may show hosts of one of some namespaces, the keys, to all workloads.
+func FromAny[T any](e *Egress, namespaces map[string]T) bool {
+	switch {
+	case e == nil || e.from[anything] != nil:
+		return len(namespaces) > 0
+	case len(namespaces) < len(e.from):
+		for namespace := range namespaces {
+			if e.from[namespace] != nil {
+				return true
+			}
+		}
+		return false
+	}
+	for namespace := range e.from {
+		if _, found := namespaces[namespace]; found {
+			return true
+		}
+	}
+	return false
 }
