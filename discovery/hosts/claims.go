@@ -254,15 +254,15 @@ func entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 }
 
 // innerMap returns the inner map of a key, and creates it if it does not exist.
-func innerMap[V any](m map[string]map[string]V, k string) map[string]V {
+func innerMap[K comparable, V any](m map[string]map[K]V, k string) map[K]V {
 	if m[k] == nil {
-		m[k] = map[string]V{}
+		m[k] = map[K]V{}
 	}
 	return m[k]
 }
 
 // removeInner removes a key of an inner map, and the inner map with its last key.
-func removeInner[V any](m map[string]map[string]V, outer, inner string) {
+func removeInner[K comparable, V any](m map[string]map[K]V, outer string, inner K) {
 	delete(m[outer], inner)
 	if len(m[outer]) == 0 {
 		delete(m, outer)

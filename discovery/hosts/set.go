@@ -15,7 +15,29 @@ type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
 	// The hosts that a namespace may see in another way than others do: those with an exportTo that names it,
 	// and those that have a claim of one of its objects.
-	exported, inside map[string]map[string]*Host
+	exported map[string]map[*export]bool
+	inside   map[string]map[string]*Host
+	exports  map[string]*export // by exportKeys.of
+}
+
+// An export has the hosts with one list of namespaces in an exportTo: both may be long.
+type export struct {
+	namespaces []string
+	hosts      map[string]*Host
+}
+
+// exportKeys identifies lists of namespaces by their content. It remembers the lists that it has seen: objects have one
+// for all of their hosts.
+type exportKeys map[*string]string
+
+// of returns the key of a list that is not empty.
+func (k exportKeys) of(namespaces []string) string {
+	key, known := k[&namespaces[0]]
+	if !known {
+		key = strings.Join(namespaces, ",")
+		k[&namespaces[0]] = key
+	}
+	return key
 }
 
 // Shards returns the hosts by shard, sorted by key. They stay as they are, whatever follows.
@@ -38,22 +60,46 @@ func (s *Set) Next(changes []HostChange) [digest.Count][]*Host {
 func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 	s.shards = next
 	if s.exported == nil {
-		s.exported, s.inside = map[string]map[string]*Host{}, map[string]map[string]*Host{}
+		s.exported, s.inside, s.exports = map[string]map[*export]bool{}, map[string]map[string]*Host{}, map[string]*export{}
 	}
+	keys, left := exportKeys{}, map[string]bool{}
 	for _, c := range changes {
-		for namespace := range c.Old.exportedTo {
-			removeInner(s.exported, namespace, c.Old.Key)
+		for namespaces := range c.Old.exportedTo {
+			key := keys.of(namespaces)
+			delete(s.exports[key].hosts, c.Old.Key)
+			left[key] = true
 		}
 		for namespace := range c.Old.namespaces {
 			removeInner(s.inside, namespace, c.Old.Key)
 		}
-		for namespace := range c.New.exportedTo {
-			innerMap(s.exported, namespace)[c.New.Key] = c.New
+		for namespaces := range c.New.exportedTo {
+			s.export(keys.of(namespaces), namespaces).hosts[c.New.Key] = c.New
 		}
 		for namespace := range c.New.namespaces {
 			innerMap(s.inside, namespace)[c.New.Key] = c.New
 		}
 	}
+	for key := range left {
+		if e := s.exports[key]; len(e.hosts) == 0 {
+			delete(s.exports, key)
+			for _, namespace := range e.namespaces {
+				removeInner(s.exported, namespace, e)
+			}
+		}
+	}
+}
+
+// export returns the export with a key, which it adds if need be.
+func (s *Set) export(key string, namespaces []string) *export {
+	e := s.exports[key]
+	if e == nil {
+		e = &export{namespaces, map[string]*Host{}}
+		s.exports[key] = e
+		for _, namespace := range namespaces {
+			innerMap(s.exported, namespace)[e] = true
+		}
+	}
+	return e
 }
 
 // merged returns the hosts after changes, which it sorts. Both have each key once.
@@ -76,31 +122,32 @@ func merged(hosts []*Host, changes []HostChange) []*Host {
 // Special yields the hosts that a viewer may see in another way than its base, in no order.
 func (s *Set) Special(v *Viewer) iter.Seq[*Host] {
 	return func(yield func(*Host) bool) {
-		exported := s.exported[v.Namespace]
-		for _, h := range exported {
-			if !yield(h) {
-				return
+		seen := map[string]bool{}
+		for e := range s.exported[v.Namespace] {
+			for key, h := range e.hosts {
+				if !seen[key] && !yield(h) {
+					return
+				}
+				seen[key] = true
 			}
 		}
 		if !v.SeesOwn() {
 			return
 		}
 		for key, h := range s.inside[v.Namespace] {
-			if _, twice := exported[key]; !twice && !yield(h) {
+			if !seen[key] && !yield(h) {
 				return
 			}
 		}
 	}
 }
 
-// exportedTo yields the namespaces that an exportTo of the host, or of the one that it is an alias of, names. A
-// namespace may come twice.
-func (h *Host) exportedTo(yield func(string) bool) {
+// exportedTo yields the lists of namespaces that an exportTo of the host, or of the one that it is an alias of, names. A
+// list may come twice, and none is empty.
+func (h *Host) exportedTo(yield func([]string) bool) {
 	for _, c := range h.allClaims() {
-		for _, namespace := range c.exportTo.Namespaces {
-			if !yield(namespace) {
-				return
-			}
+		if list := c.exportTo.Namespaces; len(list) > 0 && !yield(list) {
+			return
 		}
 	}
 }
@@ -129,8 +176,12 @@ func (h *Host) allClaims() []*claim {
 type Span struct {
 	Changes []HostChange // sorted by key
 	// The same changes by the namespaces that may see them in another way than others do, see [Set].
-	exported, inside map[string][]HostChange
+	exported map[string][]*exportChanges
+	inside   map[string][]HostChange
 }
+
+// exportChanges are the changes of hosts with one list of namespaces in an exportTo.
+type exportChanges struct{ changes []HostChange }
 
 // NewSpan returns the span of changes, which follow one another.
 func NewSpan(steps ...[]HostChange) *Span {
@@ -144,54 +195,78 @@ func NewSpan(steps ...[]HostChange) *Span {
 			last[c.Key()] = c.New
 		}
 	}
-	s := &Span{Changes: make([]HostChange, 0, len(last)), exported: map[string][]HostChange{}, inside: map[string][]HostChange{}}
+	s := &Span{Changes: make([]HostChange, 0, len(last)), exported: map[string][]*exportChanges{}, inside: map[string][]HostChange{}}
+	keys, exports := exportKeys{}, map[string]*exportChanges{}
 	for _, key := range slices.Sorted(maps.Keys(last)) {
 		c := HostChange{first[key], last[key]}
 		if c.Old == nil && c.New == nil {
 			continue
 		}
 		s.Changes = append(s.Changes, c)
-		c.note(s.exported, (*Host).exportedTo)
-		c.note(s.inside, (*Host).namespaces)
+		for _, h := range []*Host{c.Old, c.New} {
+			for namespaces := range h.exportedTo {
+				e := s.export(keys.of(namespaces), namespaces, exports)
+				e.changes = appendOnce(e.changes, c)
+			}
+			for namespace := range h.namespaces {
+				s.inside[namespace] = appendOnce(s.inside[namespace], c)
+			}
+		}
 	}
 	return s
 }
 
-// note adds the change to those of the namespaces that the host has, before or after it.
-func (c HostChange) note(to map[string][]HostChange, namespaces func(*Host, func(string) bool)) {
-	for _, h := range []*Host{c.Old, c.New} {
-		namespaces(h, func(namespace string) bool {
-			all := to[namespace]
-			if n := len(all); n == 0 || all[n-1] != c {
-				to[namespace] = append(all, c)
-			}
-			return true
-		})
+// export returns the changes with a list of namespaces, which has a key, and adds them to known if need be.
+func (s *Span) export(key string, namespaces []string, known map[string]*exportChanges) *exportChanges {
+	e := known[key]
+	if e == nil {
+		e = &exportChanges{}
+		known[key] = e
+		for _, namespace := range namespaces {
+			s.exported[namespace] = append(s.exported[namespace], e)
+		}
 	}
+	return e
+}
+
+// appendOnce appends a change unless it is the last one.
+func appendOnce(all []HostChange, c HostChange) []HostChange {
+	if n := len(all); n > 0 && all[n-1] == c {
+		return all
+	}
+	return append(all, c)
 }
 
 // Special returns the changes that a viewer may see in another way than its base, sorted by key.
 func (s *Span) Special(v *Viewer) []HostChange {
-	exported := s.exported[v.Namespace]
-	if !v.SeesOwn() {
-		return exported
+	var lists [][]HostChange
+	for _, e := range s.exported[v.Namespace] {
+		lists = append(lists, e.changes)
 	}
-	inside := s.inside[v.Namespace]
-	if len(exported) == 0 {
-		return inside
+	if inside := s.inside[v.Namespace]; len(inside) > 0 && v.SeesOwn() {
+		lists = append(lists, inside)
 	}
-	all := slices.Concat(exported, inside)
+	switch len(lists) {
+	case 0:
+		return nil
+	case 1:
+		return lists[0]
+	}
+	all := slices.Concat(lists...)
 	slices.SortFunc(all, func(a, b HostChange) int { return strings.Compare(a.Key(), b.Key()) })
 	return slices.Compact(all)
 }
 
 // Namespaces yields the namespaces for which Special may return changes. A namespace may come twice.
 func (s *Span) Namespaces(yield func(string) bool) {
-	for _, some := range []map[string][]HostChange{s.exported, s.inside} {
-		for namespace := range some {
-			if !yield(namespace) {
-				return
-			}
+	for namespace := range s.exported {
+		if !yield(namespace) {
+			return
+		}
+	}
+	for namespace := range s.inside {
+		if !yield(namespace) {
+			return
 		}
 	}
 }

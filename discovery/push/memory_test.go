@@ -89,3 +89,40 @@ func TestEditedSidecar(t *testing.T) {
 	}
 	runtime.KeepAlive(s)
 }
+
+// D11, D32: the cost of a ServiceEntry is not the product of the numbers of its hosts and of the namespaces in its exportTo.
+func TestLongExportTo(t *testing.T) {
+	const names, namespaces = 200, 5000
+	entry := object.Object{
+		Key:   object.Key{Kind: object.KindServiceEntry, Namespace: "shop", Name: "e"},
+		Entry: &object.ServiceEntry{HasAddresses: true, ExportTo: object.ExportTo{Restricted: true}},
+	}
+	for i := range names {
+		entry.Entry.Hosts = append(entry.Entry.Hosts, fmt.Sprintf("h%d.example.com", i))
+	}
+	for i := range namespaces {
+		entry.Entry.ExportTo.Namespaces = append(entry.Entry.ExportTo.Namespaces, fmt.Sprintf("ns%05d", i))
+	}
+	s := newService()
+	c := join(t, s, "ns00007", mergeHosts)
+	c.ack()
+	before := heap()
+	for i := range 3 {
+		edited := *entry.Entry
+		edited.Addrs = []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})}
+		entry.Entry = &edited
+		s.updateAll(t, hosts.Change{Updated: []object.Object{entry}})
+		if table := c.last.GetResources()[0].GetResource().GetValue(); len(table) < 20*names {
+			t.Errorf("the client was sent %d bytes", len(table))
+		}
+		c.ack()
+	}
+	if more := heap() - before; more > 8<<20 {
+		t.Errorf("%d MiB more", more>>20)
+	}
+	s.updateAll(t, hosts.Change{Removed: []object.Key{entry.Key}})
+	if change, _ := c.change(); len(change.GetRemoved()) != names {
+		t.Errorf("%d hosts are removed", len(change.GetRemoved()))
+	}
+	runtime.KeepAlive(s)
+}
