@@ -49,7 +49,7 @@ type deltaID struct {
 }
 
 // maxSpans bounds the spans that are kept, and what is seen of them, in bytes: each client that is behind may be at
-// another generation. changeSize is what a span has for a change.
+// another generation. changeSize is what a span has for a change, or for a namespace.
 const (
 	maxSpans   = 8 << 20
 	changeSize = 150
@@ -58,7 +58,7 @@ const (
 // newRecent returns a generation without changes that lead to it.
 func newRecent(now generation) recent {
 	return recent{
-		now: now, spans: newCache[generation](maxSpans, func(s *hosts.Span) int { return changeSize * len(s.Changes) }),
+		now: now, spans: newCache[generation](maxSpans, func(s *hosts.Span) int { return changeSize * (len(s.Changes) + s.AllNamespaces()) }),
 		deltas: newCache[deltaID](maxSpans, (*delta).size),
 	}
 }
