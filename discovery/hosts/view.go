@@ -123,6 +123,19 @@ func (s *claimSet) add(i, of int) {
 // setVisible sets the claims that are visible.
 func (k *variantKey) setVisible(s *claimSet) { k.visible, k.others = s.first, string(s.others) }
 
+// Weight returns about how many bytes the host has, with its entries; 0 for nil.
+func (h *Host) Weight() (n int) {
+	const (
+		each      = 300 // of a claim, and of an entry without addresses
+		address   = 64  // of an address, in a claim and in two entries
+		namespace = 32  // of one in an exportTo
+	)
+	for _, c := range h.allClaims() {
+		n += each + address*(len(c.addrs)+len(c.literal)+len(c.vips)) + namespace*len(c.exportTo.Namespaces)
+	}
+	return n
+}
+
 // resolves returns 1 if the host has an address for some client, and 0 if it has none or is nil.
 func (h *Host) resolves() int {
 	if h == nil {

@@ -28,15 +28,19 @@ type position struct {
 	sum      digest.Sum
 }
 
-// maxRecent bounds the changed hosts that are kept. A client that is further behind is sent the shards that have
-// changed.
-const maxRecent = 1 << 11
+// maxRecent bounds the changed hosts that are kept, and maxRecentWeight about how many bytes they have: a host may have
+// thousands of addresses, of which one changes. A client that is further behind is sent the shards that have changed.
+const (
+	maxRecent       = 1 << 11
+	maxRecentWeight = 16 << 20
+)
 
 // recent has the last changes of all hosts.
 type recent struct {
 	now   generation
 	steps [][]hosts.HostChange // the last one leads to now
-	size  int                  // changed hosts in them
+	// size is the number of changed hosts in steps, and weight about how many bytes they have.
+	size, weight int
 	// spans are what leads from a generation to now, and deltas what bases see of that, as far as they were asked for.
 	spans  cache[generation, *hosts.Span]
 	deltas cache[deltaID, *delta]
@@ -69,10 +73,19 @@ func (r *recent) add(changes []hosts.HostChange) {
 	r.spans.clear()
 	r.deltas.clear()
 	r.steps = append(r.steps, changes)
-	for r.size += len(changes); r.size > maxRecent; r.steps = r.steps[1:] {
-		r.size -= len(r.steps[0])
+	r.size, r.weight = r.size+len(changes), r.weight+weight(changes)
+	for ; r.size > maxRecent || r.weight > maxRecentWeight; r.steps = r.steps[1:] {
+		r.size, r.weight = r.size-len(r.steps[0]), r.weight-weight(r.steps[0])
 		r.steps[0] = nil
 	}
+}
+
+// weight returns about how many bytes changed hosts have. What was before is that of an earlier change.
+func weight(changes []hosts.HostChange) (n int) {
+	for _, c := range changes {
+		n += c.New.Weight()
+	}
+	return n
 }
 
 // forget begins a generation that does not follow from the one before it.

@@ -126,3 +126,28 @@ func TestLongExportTo(t *testing.T) {
 	}
 	runtime.KeepAlive(s)
 }
+
+// D33: a host with many addresses that changes again and again does not fill the memory.
+func TestLargeHostChanges(t *testing.T) {
+	const addrs, edits = 3000, 300
+	s := newService()
+	web := object.Key{Kind: object.KindService, Namespace: "shop", Name: "web"}
+	s.updateAll(t, hosts.Change{Updated: []object.Object{{Key: web, Service: &object.Service{Headless: true}}}})
+	c := join(t, s, "shop", mergeHosts)
+	c.ack()
+	var before int64
+	for i := range edits {
+		slice := &object.EndpointSlice{Service: web.Name, Endpoints: make([]object.Endpoint, addrs)}
+		for j := range slice.Endpoints {
+			slice.Endpoints[j] = object.Endpoint{Ready: i%addrs != j, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(j >> 8), byte(j)})}}
+		}
+		s.updateAll(t, hosts.Change{Updated: []object.Object{{Key: object.Key{Kind: object.KindEndpointSlice, Namespace: "shop", Name: "web-1"}, Slice: slice}}})
+		if c.ack(); i == 0 {
+			before = heap()
+		}
+	}
+	if more := heap() - before; more > 24<<20 {
+		t.Errorf("%d MiB more", more>>20)
+	}
+	runtime.KeepAlive(s)
+}
