@@ -80,6 +80,6 @@ func (s *Service) replicasDiffer(node string) {
 	s.differences.Add(1)
 	s.rejections.Do(func() {
 		s.cfg.Logger.Error("another replica with the same objects serves another table: are all of the same release, and with the same flags? "+
-			"Compare their /debug/consistency", "node", node)
+			"Compare their /debug/consistency", "node", cut(node))
 	})
 }

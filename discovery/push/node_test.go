@@ -3,6 +3,7 @@ package push
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -44,7 +45,7 @@ func TestParseNode(t *testing.T) {
 			if err != nil || got.view != tt.want {
 				t.Errorf("got %+v, %v\nwant %+v", got, err, tt.want)
 			}
-			if _, labelled := tt.meta["LABELS"]; labelled != (got.labels["a"] == "b") {
+			if _, labelled := tt.meta["LABELS"]; labelled != slices.Equal(got.labels, hosts.NewLabels(map[string]string{"a": "b"})) {
 				t.Errorf("labels %v", got.labels)
 			}
 		})

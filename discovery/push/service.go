@@ -44,8 +44,8 @@ type Config struct {
 	FirstRead <-chan struct{}
 	// MaxClients bounds the streams that are served at a time.
 	MaxClients int
-	// AckTimeout is how long a client may take to send its first request, and to acknowledge a push,
-	// before its stream ends.
+	// AckTimeout is how long a client may take to request its table, and to acknowledge a push, before its stream
+	// ends. Istio's agent requests it on the stream on which its Envoy requests other types.
 	AckTimeout time.Duration
 	// Check returns an error, which ends the stream of a context, if its client may not be this node. The
 	// namespace is what the node claims.
@@ -100,24 +100,12 @@ func (s *Service) Wait() { s.handlers.Wait() }
 
 // StreamAggregatedResources serves a state-of-the-world stream.
 func (s *Service) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-	return s.serve(stream.Context(), variantSotw, func() (request, error) {
-		m, err := stream.Recv()
-		return request{
-			node: m.GetNode(), typeURL: m.GetTypeUrl(), nonce: m.GetResponseNonce(), rejection: m.GetErrorDetail(),
-			names: m.GetResourceNames(),
-		}, err
-	}, stream.SendMsg)
+	return s.serve(stream.Context(), variantSotw, stream.RecvMsg, stream.SendMsg)
 }
 
 // DeltaAggregatedResources serves an incremental stream.
 func (s *Service) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	return s.serve(stream.Context(), variantDelta, func() (request, error) {
-		m, err := stream.Recv()
-		return request{
-			node: m.GetNode(), typeURL: m.GetTypeUrl(), nonce: m.GetResponseNonce(), rejection: m.GetErrorDetail(),
-			names: m.GetResourceNamesSubscribe(), removed: m.GetResourceNamesUnsubscribe(), versions: m.GetInitialResourceVersions(),
-		}, err
-	}, stream.SendMsg)
+	return s.serve(stream.Context(), variantDelta, stream.RecvMsg, stream.SendMsg)
 }
 
 var (
@@ -125,9 +113,9 @@ var (
 	errLate     = errors.New("late")
 )
 
-// serve serves a stream of either variant until it ends: until the client ends it, sends its first
-// request or the acknowledgement of a push too late, or is refused, or the service stops.
-func (s *Service) serve(ctx context.Context, variant string, receive func() (request, error), send func(any) error) error {
+// serve serves a stream of either variant until it ends: until the client ends it, requests its table or
+// acknowledges a push too late, or is refused, or the service stops.
+func (s *Service) serve(ctx context.Context, variant string, receive, send func(any) error) error {
 	if !s.enter() {
 		s.metrics.ended.WithLabelValues(endedTooMany).Inc()
 		return status.Errorf(codes.ResourceExhausted, "this control plane serves %d clients already (--max-clients): try another one, or later",
@@ -145,7 +133,6 @@ func (s *Service) serve(ctx context.Context, variant string, receive func() (req
 	s.handlers.Go(func() {
 		defer s.leave()
 		defer client.end()
-		s.awaitFirstRead(running)
 		done <- s.receive(client, receive)
 	})
 	// Returning from here ends the stream. That ends a receive or a send that waits for the client, and
@@ -158,19 +145,22 @@ func (s *Service) serve(ctx context.Context, variant string, receive func() (req
 	cause := context.Cause(running)
 	if errors.Is(cause, errLate) {
 		s.metrics.ended.WithLabelValues(endedSlow).Inc()
-		return status.Errorf(codes.DeadlineExceeded, "no request, or no acknowledgement of the last push, within %v", s.cfg.AckTimeout)
+		return status.Errorf(codes.DeadlineExceeded, "no request for name tables, or no acknowledgement of the last push, within %v", s.cfg.AckTimeout)
 	}
 	return cause
 }
 
 // receive handles the requests of a stream until it ends.
-func (s *Service) receive(client *session, next func() (request, error)) error {
+func (s *Service) receive(client *session, next func(any) error) error {
 	s.metrics.clients.WithLabelValues(client.variant).Inc()
 	defer s.metrics.clients.WithLabelValues(client.variant).Dec()
 	for {
-		r, err := next()
-		if err != nil {
+		r := &Request{delta: client.delta()}
+		if err := next(r); err != nil {
 			return err
+		}
+		if r.err != nil {
+			return r.err
 		}
 		if err := client.handle(r); err != nil {
 			return err
@@ -182,21 +172,21 @@ func (s *Service) receive(client *session, next func() (request, error)) error {
 func (s *Service) rejected(variant, node, reason string) {
 	s.metrics.rejected.WithLabelValues(variant).Inc()
 	s.rejections.Do(func() {
-		s.cfg.Logger.Warn("a client rejected a push and keeps its table", "node", node, "variant", variant, "reason", reason)
+		s.cfg.Logger.Warn("a client rejected a push and keeps its table", "node", cut(node), "variant", variant, "reason", cut(reason))
 	})
 }
 
 func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(variant).Inc() }
 
 // awaitFirstRead waits until all sources were read for the first time, at most for firstReadWait
-// or until ctx ends.
-func (s *Service) awaitFirstRead(ctx context.Context) {
+// or until a channel is closed.
+func (s *Service) awaitFirstRead(ended <-chan struct{}) {
 	timer := time.NewTimer(firstReadWait)
 	defer timer.Stop()
 	select {
 	case <-s.cfg.FirstRead:
 	case <-timer.C:
-	case <-ctx.Done():
+	case <-ended:
 	}
 }
 

@@ -133,7 +133,7 @@ func TestRejectedChange(t *testing.T) {
 	if c.last.GetNonce() != sent {
 		t.Errorf("it was sent %v at once", c.last)
 	}
-	if err := c.handle(request{typeURL: TypeURL}); err != nil {
+	if err := c.handle(&Request{typeURL: TypeURL}); err != nil {
 		t.Fatal(err)
 	}
 	if change, _ := c.change(); len(change.GetComplete()) == 0 || c.last.GetNonce() == sent {
