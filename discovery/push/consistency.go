@@ -40,7 +40,9 @@ func (s *Service) Consistency() Consistency {
 	defer t.mu.Unlock()
 	c := Consistency{Differences: s.differences.Load(), Views: []ViewState{}}
 	for _, v := range t.viewsLocked() {
-		c.Views = append(c.Views, v.state())
+		if len(v.sessions) > 0 {
+			c.Views = append(c.Views, v.state())
+		}
 	}
 	slices.SortFunc(c.Views, func(a, b ViewState) int { return cmp.Compare(a.Client, b.Client) })
 	return c

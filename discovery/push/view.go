@@ -1,6 +1,8 @@
 package push
 
 import (
+	"time"
+
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 )
@@ -16,7 +18,7 @@ type base struct {
 	entries int
 	changed [digest.Count]generation // the last one in which the shard has changed
 	last    generation               // of changed
-	views   map[string]*view         // by namespace; none is without a session
+	views   map[string]*view         // by namespace
 }
 
 // newBase returns the base of what a viewer sees of hosts.
@@ -89,6 +91,7 @@ type view struct {
 	text     string
 	textOf   digest.Sum
 	sessions map[*session]struct{}
+	unused   *time.Timer // drops the view; nil while it has sessions
 }
 
 // A difference is what a view has in a shard more than its base, and when that last changed.
