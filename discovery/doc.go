@@ -20,7 +20,7 @@
 //     state.go saves the VIPs, and the last good objects, in the state directory. writer.go writes
 //     the VIPs to the status of ServiceEntries.
 //  5. Package push sends the tables to the clients, and to each only what has changed for it. limits.go
-//     bounds what connections can occupy.
+//     bounds what they can occupy, with package intake.
 //
 // server.go starts all of it, and rebuild.go repeats steps 1 to 5 after each change. listen.go opens the
 // listeners, certificate.go gets the certificate for TLS, and package auth decides who may connect.

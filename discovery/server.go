@@ -17,6 +17,7 @@ import (
 
 	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/intake"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/discovery/source"
@@ -29,6 +30,7 @@ const (
 	defaultServiceExportTo  = "*"
 	defaultTokenAudience    = "istio-ca"
 	defaultMaxClients       = 20000
+	defaultMaxPerAddress    = 250
 	defaultClusterTimeout   = 20 * time.Second
 	defaultAckTimeout       = 2 * time.Minute
 	defaultMaxConnectionAge = 30 * time.Minute
@@ -101,6 +103,9 @@ type Config struct {
 	Debounce time.Duration
 	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
 	MaxClients int
+	// MaxClientsPerAddress bounds the connections, and the streams, of clients at one IP address at a time, and how
+	// many of each may begin within a minute. 0 means 250.
+	MaxClientsPerAddress int
 	// AckTimeout is how long a client may take to acknowledge a push before the server
 	// ends its stream. 0 means 2 minutes.
 	AckTimeout time.Duration
@@ -148,6 +153,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxClients <= 0 {
 		c.MaxClients = defaultMaxClients
+	}
+	if c.MaxClientsPerAddress <= 0 {
+		c.MaxClientsPerAddress = defaultMaxPerAddress
 	}
 	if c.AckTimeout <= 0 {
 		c.AckTimeout = defaultAckTimeout
@@ -231,6 +239,8 @@ type Server struct {
 	writer    source.Writer // nil without a Lease
 	writeVIPs chan struct{} // has an element when VIPs may have to be written
 
+	places   *intake.Places // of streams
+	unread   *intake.Budget // for requests that were not read
 	refusals rate.Sometimes // logs clients that are refused
 
 	// The fields below are owned by the goroutine of rebuildOnChange.
@@ -268,6 +278,7 @@ func New(cfg Config) (server *Server, err error) {
 		firstRead: make(chan struct{}), changed: make(chan struct{}, 1), writeVIPs: make(chan struct{}, 1), inputs: map[string]input{}, read: map[string]bool{},
 	}
 	s.refusals = rate.Sometimes{First: maxRefusals, Interval: time.Second}
+	s.places, s.unread = intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress), intake.NewBudget(maxUnread, s.closedForUnread)
 	s.readOnce = sync.OnceFunc(func() { close(s.firstRead) })
 	defer func() {
 		if err != nil {
@@ -279,7 +290,7 @@ func New(cfg Config) (server *Server, err error) {
 		return nil, err
 	}
 	s.push = push.New(push.Config{
-		Hosts: cfg.newHosts(s.vips), FirstRead: s.firstRead, MaxClients: cfg.MaxClients, AckTimeout: cfg.AckTimeout,
+		Hosts: cfg.newHosts(s.vips), FirstRead: s.firstRead, AckTimeout: cfg.AckTimeout,
 		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger,
 		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // a revision is of the own API server
 	})
@@ -307,7 +318,7 @@ func New(cfg Config) (server *Server, err error) {
 	if s.writer, err = s.newWriter(); err != nil {
 		return nil, err
 	}
-	if s.metrics, err = newMetrics(cfg.Registerer, append(s.push.Metrics(), newResourceMetrics(s), newCertificateMetrics(s), newLeaseMetric(s))...); err != nil {
+	if s.metrics, err = newMetrics(cfg.Registerer, append(s.push.Metrics(), newResourceMetrics(s), newCertificateMetrics(s), newLeaseMetric(s), newUnreadMetric(s.unread))...); err != nil {
 		return nil, err
 	}
 	return s, nil

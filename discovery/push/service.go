@@ -42,8 +42,6 @@ type Config struct {
 	Hosts *hosts.Hosts
 	// FirstRead is closed when all sources have been read for the first time.
 	FirstRead <-chan struct{}
-	// MaxClients bounds the streams that are served at a time.
-	MaxClients int
 	// AckTimeout is how long a client may take to request its table, and to acknowledge a push, before its stream
 	// ends. Istio's agent requests it on the stream on which its Envoy requests other types.
 	AckTimeout time.Duration
@@ -69,7 +67,6 @@ type Service struct {
 
 	stopped    context.Context //nolint:containedctx // it ends when Stop is called
 	stop       context.CancelFunc
-	clients    atomic.Int64   // open streams
 	handlers   sync.WaitGroup // of streams
 	rejections rate.Sometimes // logs pushes that are rejected
 	// differences are how often a client had another table from a replica with the same objects.
@@ -116,11 +113,6 @@ var (
 // serve serves a stream of either variant until it ends: until the client ends it, requests its table or
 // acknowledges a push too late, or is refused, or the service stops.
 func (s *Service) serve(ctx context.Context, variant string, receive, send func(any) error) error {
-	if !s.enter() {
-		s.metrics.ended.WithLabelValues(endedTooMany).Inc()
-		return status.Errorf(codes.ResourceExhausted, "this control plane serves %d clients already (--max-clients): try another one, or later",
-			s.cfg.MaxClients)
-	}
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
@@ -131,7 +123,6 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 	client.late = time.AfterFunc(firstReadWait+s.cfg.AckTimeout, func() { cancel(errLate) })
 	done := make(chan error, 1)
 	s.handlers.Go(func() {
-		defer s.leave()
 		defer client.end()
 		done <- s.receive(client, receive)
 	})
@@ -210,14 +201,3 @@ func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) {
 		}
 	}
 }
-
-// enter counts a client. It reports false if there are too many.
-func (s *Service) enter() bool {
-	if s.clients.Add(1) > int64(s.cfg.MaxClients) {
-		s.leave()
-		return false
-	}
-	return true
-}
-
-func (s *Service) leave() { s.clients.Add(-1) }
