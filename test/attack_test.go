@@ -1,0 +1,202 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// attackFor is how long an attack lasts, and all of them together four times as long.
+const attackFor = 3 * time.Second
+
+// An attack is what pods of one tenant do to a control plane until a context ends.
+type attack struct {
+	name string
+	// pods is how many pods take part, and each is how many goroutines of a pod.
+	pods, each int
+	token      string        // with which the pods connect
+	again      time.Duration // after which they do it again
+	do         func(ctx context.Context, p pod)
+}
+
+// attacks returns the attacks.
+func attacks() []attack {
+	labels := map[string]any{}
+	for i := range 40_000 {
+		labels[fmt.Sprintf("label-%d-%s", i, strings.Repeat("x", 80))] = "x"
+	}
+	const retry = 500 * time.Millisecond
+	big := request("evil", tableType, map[string]any{"LABELS": labels})
+	structure := request("evil", otherType, map[string]any{"OTHER": slices.Repeat([]any{nil}, 900_000)})
+	longID := request(strings.Repeat("n", 1<<20), tableType, nil)
+	var namespaces, tokens atomic.Int64
+	return []attack{
+		{"nodes of 4 MiB without proof", 1, 100, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, big) }},
+		{"nodes of 4 MiB with a token", 1, 100, "evil", retry, func(ctx context.Context, p pod) { p.hold(ctx, structure) }},
+		{"node ids of 1 MiB", 1, 10, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, longID) }},
+		{"messages that are half sent", 5, 60, "", retry, func(ctx context.Context, p pod) { p.half(ctx, 16<<10) }},
+		{"messages in frames of a byte", 2, 20, "", retry, func(ctx context.Context, p pod) { p.half(ctx, 1) }},
+		{"streams that request no table", 4, 150, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, request("evil", otherType, nil)) }},
+		{"streams with a token", 4, 100, "evil", retry, func(ctx context.Context, p pod) { p.hold(ctx, request("evil", tableType, nil)) }},
+		{"new namespaces", 2, 4, "", 0, func(ctx context.Context, p pod) {
+			_, _ = p.table(ctx, fmt.Sprint("n", namespaces.Add(1)))
+		}},
+		{"tokens that are made up", 2, 4, "made-up", 0, func(ctx context.Context, p pod) {
+			p.token = fmt.Sprint("made-up-", tokens.Add(1))
+			_, _ = p.table(ctx, "evil")
+		}},
+	}
+}
+
+// start starts the attack from addresses of its own. It ends with ctx.
+func (a attack) start(ctx context.Context, p *plane, number int, running *sync.WaitGroup) {
+	for i := range a.pods {
+		attacker := pod{plane: p, ip: fmt.Sprintf("127.0.%d.%d", number+1, i+1), token: a.token}
+		for range a.each {
+			running.Go(func() {
+				for ctx.Err() == nil {
+					a.do(ctx, attacker)
+					pause(ctx, a.again)
+				}
+			})
+		}
+	}
+}
+
+// hold opens a stream, sends a message, reads nothing and stays until the stream ends.
+func (p pod) hold(ctx context.Context, message []byte) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := p.open(ctx)
+	if err == nil && stream.SendMsg(message) == nil {
+		for err = nil; err == nil; {
+			err = stream.RecvMsg(new([]byte))
+		}
+	}
+}
+
+// half opens streams of one connection, and sends as much as it may of a message of 4 MiB on each, in frames of a size.
+func (p pod) half(ctx context.Context, size int) {
+	conn, err := p.dial(ctx)
+	if err != nil {
+		return
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer conn.Close()
+	var headers bytes.Buffer
+	encoder := hpack.NewEncoder(&headers)
+	for _, field := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", adsMethod}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
+		if err := encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}); err != nil {
+			return
+		}
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = io.Copy(io.Discard, conn)
+	}()
+	framer := http2.NewFramer(conn, nil)
+	_, _ = io.WriteString(conn, http2.ClientPreface)
+	_ = framer.WriteSettings()
+	const streams = 4
+	data := []byte{0, 0, 0x3f, 0xff, 0} // a message of almost 4 MiB, not compressed
+	for id := uint32(1); id < 2*streams; id += 2 {
+		_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: headers.Bytes(), EndHeaders: true})
+		err = framer.WriteData(id, false, data)
+	}
+	// The server permits 4 MiB of the message, and then a bit of the connection at a time.
+	frame, batch := make([]byte, size), new(bytes.Buffer)
+	for sent := 0; err == nil && sent < 3<<20; sent += size {
+		for id := uint32(1); id < 2*streams; id += 2 {
+			_ = http2.NewFramer(batch, nil).WriteData(id, false, frame)
+		}
+		if batch.Len() > 8<<10 {
+			_, err = batch.WriteTo(conn)
+			pause(ctx, 2*time.Millisecond)
+		}
+	}
+	if err == nil {
+		<-ended
+	}
+}
+
+// TestAttacks lets tenants attack a control plane in the ways that they have, one after the other and all at once. The
+// memory stays within the limit, and clients of another namespace are served meanwhile, those that connect, and those
+// that are connected.
+func TestAttacks(t *testing.T) { // D33, D60, D61, D62
+	all := attacks()
+	for i, one := range all {
+		t.Run(one.name, func(t *testing.T) { play(t, all[i:i+1], attackFor) })
+	}
+	t.Run("all", func(t *testing.T) { play(t, all, 4*attackFor) })
+}
+
+// play lets tenants attack a control plane for a time.
+func play(t *testing.T, all []attack, lasts time.Duration) {
+	t.Helper()
+	p := startPlane(t, "--max-clients=1000")
+	shop := pod{plane: p, ip: "127.0.0.1", token: "shop"}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	tables := shop.follow(ctx)
+	wait.For(t, "a table", tables)
+	before := p.peak()
+	for i, one := range all {
+		one.start(ctx, p, i, &running)
+	}
+	var took []time.Duration
+	again := 0
+	for began := time.Now(); time.Since(began) < lasts; {
+		at := time.Now()
+		wait.Until(t, "a client of another namespace is served", func() bool {
+			table, err := shop.table(ctx, "shop")
+			if err == nil {
+				return bytes.Contains(table, []byte("web.shop"))
+			}
+			again++
+			t.Logf("a client of another namespace after %v: %v", time.Since(at), err)
+			select {
+			case <-p.ended:
+				t.Fatal("the control plane has ended")
+			default:
+			}
+			return false
+		})
+		took = append(took, time.Since(at))
+		pause(ctx, 100*time.Millisecond)
+	}
+	changed := time.Now()
+	p.put("other", "10.0.0.2")
+	for change := []byte(nil); !bytes.Contains(change, []byte("other.shop")); {
+		if change = wait.For(t, "the change", tables); change == nil {
+			t.Fatal("the stream of a client of another namespace has ended")
+		}
+	}
+	slices.Sort(took)
+	t.Logf("memory %d MiB, before %d MiB; %d clients connected in %v, at most %v, after %d failures; a change took %v; %.0f clients, ended %.0f",
+		p.peak(), before, len(took), took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond), again, time.Since(changed).Round(time.Millisecond),
+		p.metric("nametap_discovery_clients"), p.metric("nametap_discovery_streams_ended_total"))
+	if peak := p.peak(); peak > limitMiB {
+		t.Errorf("the control plane had %d MiB, want at most %d", peak, limitMiB)
+	}
+	for line := range strings.Lines(p.log.String()) {
+		if len(line) > 2<<10 {
+			t.Errorf("a line of the log has %d bytes: %.100s", len(line), line)
+			break
+		}
+	}
+}
