@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -52,7 +53,7 @@ func TestParseNode(t *testing.T) {
 	}
 }
 
-// The node of Istio's agent is parsed.
+// The node of Istio's agent is decoded and parsed.
 func TestIstioAgentNode(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join("..", "testdata", "istiod", "agent-node.json"))
 	if err != nil {
@@ -63,7 +64,11 @@ func TestIstioAgentNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := hosts.View{Namespace: "default", Families: hosts.Families{V4: true, V6: true}, VIPs: true}
-	if got, err := parseNode(&n); err != nil || got.view != want {
+	r := decoded(t, &discoveryv3.DiscoveryRequest{Node: &n, TypeUrl: TypeURL})
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	if got, err := parseNode(r.node); err != nil || got.view != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 }
