@@ -130,6 +130,28 @@ func (p *plane) peak() int {
 	return kib >> 10
 }
 
+// queued returns how many bytes of connections in plaintext the kernel keeps because clients have not read them.
+func (p *plane) queued() (bytes int) {
+	p.tb.Helper()
+	text, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		p.tb.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(p.plain)
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		p.tb.Fatal(err)
+	}
+	for _, found := range regexp.MustCompile(fmt.Sprintf(`: \w+:%04X \w+:\w+ \w+ (\w+):`, number)).FindAllSubmatch(text, -1) {
+		n, err := strconv.ParseInt(string(found[1]), 16, 64)
+		if err != nil {
+			p.tb.Fatal(err)
+		}
+		bytes += int(n)
+	}
+	return bytes
+}
+
 // metric returns the sum of the metrics with a prefix.
 func (p *plane) metric(prefix string) (sum float64) {
 	p.tb.Helper()

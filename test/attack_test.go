@@ -3,8 +3,12 @@ package test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -95,27 +99,14 @@ func (p pod) half(ctx context.Context, size int) {
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	defer conn.Close()
-	var headers bytes.Buffer
-	encoder := hpack.NewEncoder(&headers)
-	for _, field := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", adsMethod}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
-		if err := encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}); err != nil {
-			return
-		}
-	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		_, _ = io.Copy(io.Discard, conn)
 	}()
-	framer := http2.NewFramer(conn, nil)
-	_, _ = io.WriteString(conn, http2.ClientPreface)
-	_ = framer.WriteSettings()
 	const streams = 4
 	data := []byte{0, 0, 0x3f, 0xff, 0} // a message of almost 4 MiB, not compressed
-	for id := uint32(1); id < 2*streams; id += 2 {
-		_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: headers.Bytes(), EndHeaders: true})
-		err = framer.WriteData(id, false, data)
-	}
+	err = openRaw(conn, streams, data)
 	// The server permits 4 MiB of the message, and then a bit of the connection at a time.
 	frame, batch := make([]byte, size), new(bytes.Buffer)
 	for sent := 0; err == nil && sent < 3<<20; sent += size {
@@ -129,6 +120,70 @@ func (p pod) half(ctx context.Context, size int) {
 	}
 	if err == nil {
 		<-ended
+	}
+}
+
+// openRaw opens a number of streams on a new connection, permits the server to send 1 GiB, and sends the first data of
+// each stream.
+func openRaw(conn net.Conn, streams int, data []byte) error {
+	var headers bytes.Buffer
+	encoder := hpack.NewEncoder(&headers)
+	for _, field := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", adsMethod}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
+		if err := encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}); err != nil {
+			return err
+		}
+	}
+	framer := http2.NewFramer(conn, nil)
+	_, err := io.WriteString(conn, http2.ClientPreface)
+	err = errors.Join(err, framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}), framer.WriteWindowUpdate(0, 1<<30))
+	for id := 1; id < 2*streams; id += 2 {
+		err = errors.Join(err,
+			framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(id), BlockFragment: headers.Bytes(), EndHeaders: true}),
+			framer.WriteData(uint32(id), false, data))
+	}
+	return err
+}
+
+// TestClientsThatDoNotRead lets a pod request a table of 1.5 MiB on many connections, and read none of them. What the
+// kernel keeps of them is part of the memory limit.
+func TestClientsThatDoNotRead(t *testing.T) { // D60, D31
+	const clients, hosts = 200, 20_000
+	names := make([]string, hosts)
+	for i := range names {
+		names[i] = fmt.Sprintf("host-%d.of-a-zone-with-a-long-name.example.com", i)
+	}
+	objects := t.TempDir()
+	entry := "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: all, namespace: shop}, spec: {addresses: [192.0.2.1], hosts: [" + strings.Join(names, ", ") + "]}}"
+	if err := os.WriteFile(filepath.Join(objects, "a.yaml"), []byte(entry), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := startPlane(t, "--config-dir", objects)
+	message := request("evil", tableType, nil)
+	data := append([]byte{0, 0, 0, byte(len(message) >> 8), byte(len(message))}, message...)
+	for range clients {
+		conn, err := pod{plane: p, ip: "127.0.1.1"}.dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := openRaw(conn, 1, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait.Until(t, "all are sent the table", func() bool { return p.metric("nametap_discovery_pushes_total") == clients })
+	queued := -1
+	wait.Until(t, "the kernel has what it keeps", func() bool {
+		before := queued
+		queued = p.queued()
+		pause(t.Context(), 500*time.Millisecond)
+		return queued == before
+	})
+	t.Logf("memory %d MiB, and %d MiB in the kernel", p.peak(), queued>>20)
+	if n := p.peak() + queued>>20; n > limitMiB {
+		t.Errorf("the control plane and its connections had %d MiB, want at most %d", n, limitMiB)
+	}
+	if _, err := (pod{plane: p, ip: "127.0.0.1", token: "shop"}).table(t.Context(), "shop"); err != nil {
+		t.Errorf("a client of another namespace: %v", err)
 	}
 }
 
