@@ -9,6 +9,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -62,7 +63,8 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 }
 
 // authenticate is what happens before a stream of an endpoint is served: a client that may not connect is
-// refused, and the context gets the identity of any other one.
+// refused, and the context gets the identity of any other one. The context, and with it the stream, ends when the
+// client's proof of its identity does, so that the client connects again with the next token or certificate.
 func (s *Server) authenticate(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		who, err := clients.Client(stream.Context())
@@ -70,7 +72,14 @@ func (s *Server) authenticate(clients *auth.Clients) grpc.StreamServerIntercepto
 			s.refused(stream.Context(), err)
 			return err
 		}
-		return handler(srv, identified{stream, context.WithValue(stream.Context(), identityKey{}, who)})
+		ctx := context.WithValue(stream.Context(), identityKey{}, who)
+		if !who.Ends.IsZero() {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadlineCause(ctx, who.Ends, status.Errorf(codes.Unavailable,
+				"the token or certificate of %s ended at %s: connect again with the next one", who.Identity, who.Ends.UTC().Format(time.RFC3339)))
+			defer cancel()
+		}
+		return handler(srv, identified{stream, ctx})
 	}
 }
 
