@@ -218,6 +218,37 @@ func TestSecretForbidden(t *testing.T) { // D50
 	}
 }
 
+// TestClockIsOff checks that a replica whose clock differs from the one of the API server makes no certificate and no
+// authority. It uses what other replicas have made.
+func TestClockIsOff(t *testing.T) { // D50
+	t.Parallel()
+	a := newReplicated(t)
+	const years = 10 * 365 * 24 * time.Hour
+	a.SetClock(years)
+	first := a.waiting("the clock of this machine is 8")
+	a.SetClock(0)
+	<-first.Ready()
+	writes := a.secretWrites()
+	for ahead, want := range map[time.Duration]string{-time.Hour: "is 1h0m0s ahead of the one of the API server", 3 * time.Hour: "is 3h0m0s behind"} {
+		a.SetClock(ahead)
+		others := made(t, 70*24*time.Hour) // by a replica whose clock is right
+		a.put(others, nil)
+		late := a.replica()
+		wait.Until(t, "the log names the difference", func() bool {
+			return late.log.Count("level=ERROR", want, "set the clocks of the nodes") == 1 && first.log.Count("level=ERROR", want) == 1
+		})
+		if !first.presents(t, others.Roots(), others.Server().Leaf) {
+			t.Error("the certificate that other replicas have made is not in use")
+		}
+		if got := a.secretWrites(); !maps.Equal(got, writes) || a.shared().Roots() != others.Roots() {
+			t.Errorf("requests that write: %v, before %v", got, writes)
+		}
+	}
+	a.put(made(t, 70*24*time.Hour), nil)
+	a.SetClock(time.Minute)
+	wait.Until(t, "the certificate is renewed", func() bool { return a.secretWrites()["PUT /api/v1/secrets OK"] == 1 })
+}
+
 // Flags that contradict each other are refused.
 func TestTLSFlags(t *testing.T) {
 	t.Parallel()

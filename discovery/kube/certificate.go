@@ -192,6 +192,13 @@ func (c *Certificate) step(ctx context.Context) (due time.Time, err error) {
 	if err != nil {
 		return due, fmt.Errorf("%s: %w", c, err)
 	}
+	if wanted != found {
+		// A replica whose clock is wrong must not make what all replicas and agents then use.
+		if err := checkClock(ctx, c.clients.core); err != nil {
+			c.use(found)
+			return due, fmt.Errorf("%s: a certificate is due by the clock of this machine, and not made: %w", c, err)
+		}
+	}
 	if secret == nil || wanted != found {
 		switch err := c.write(ctx, secret, wanted); {
 		case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), secret != nil && apierrors.IsNotFound(err):

@@ -22,5 +22,5 @@
 // its root certificate in ConfigMaps. Both see the objects of the API server in a mirror.go, and ask it
 // by shared.go.
 //
-// access.go finds the API server, and review.go asks it whose a client's token is.
+// access.go finds the API server, review.go asks it whose a client's token is, and clock.go asks it what time it is.
 package kube
