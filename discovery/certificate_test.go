@@ -85,6 +85,47 @@ func TestRootCertificateIsPublished(t *testing.T) { // D50
 	wait.Until(t, "it has it at last", func() bool { return a.roots("never") != "" && r.Server.certificate.Unpublished() == 0 })
 }
 
+// TestTwoInstallations runs two installations, with a certificate each, that publish it under one name. They write
+// ever less often, and say why, and namespaces that are created meanwhile get a ConfigMap at once.
+func TestTwoInstallations(t *testing.T) { // D50
+	t.Parallel()
+	a := newReplicated(t)
+	first := a.replica()
+	wait.Until(t, "the root certificate is published", func() bool { return a.roots("shop") != "" && a.roots("data") != "" })
+	log := testlog.New(t)
+	cfg := a.config(log)
+	cfg.TLSSecret.Name = "other"
+	second := replica{start(t, cfg), log}
+	for _, r := range []replica{first, second} {
+		wait.Until(t, "the log says what is wrong", func() bool {
+			return r.log.Count("level=ERROR", "the ConfigMaps with the root certificate again and again", "another installation of nametap-discovery", "--tls-ca-configmap") > 0
+		})
+		wait.Until(t, "the metric shows it", func() bool { return r.Server.certificate.Unpublished() > 0 })
+	}
+	writes := func() (n int) {
+		for what, count := range a.Writes() {
+			if strings.Contains(what, fakekube.ConfigMaps) {
+				n += count
+			}
+		}
+		return n
+	}
+	before, begun := writes(), time.Now()
+	a.namespace("late")
+	wait.Until(t, "a new namespace has one", func() bool { return a.roots("late") != "" })
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("a new namespace has its ConfigMap after %v", took)
+	}
+	wait.Until(t, "seven seconds have passed", func() bool { return time.Since(begun) > 7*time.Second })
+	// Two namespaces after 1, 2 and 4 s, and ten times at once in the new one, by both installations.
+	if n := writes() - before; n > 60 {
+		t.Errorf("%d writes in 7 s", n)
+	}
+	if n := first.log.Count("again and again") + second.log.Count("again and again"); n > 4 {
+		t.Errorf("%d lines in the logs", n)
+	}
+}
+
 // TestSharedCertificateIsRenewed checks that one of two replicas renews a certificate that is due,
 // that both use it then, and that the authority stays.
 func TestSharedCertificateIsRenewed(t *testing.T) { // D50
