@@ -231,6 +231,9 @@ func TestDeletedSecret(t *testing.T) { // D50
 	// One that is created without data, so that replicas need no right to create Secrets.
 	a.Put(fakekube.Secrets, "apiVersion: v1\nkind: Secret\nmetadata: {name: nametap-discovery-tls, namespace: nametap-system}\n")
 	wait.Until(t, "it is filled", func() bool { return a.shared() != nil })
+	if a.shared().Roots() != good.Roots() || !r.presents(t, good.Roots(), good.Server().Leaf) {
+		t.Error("a Secret that was emptied has another authority")
+	}
 }
 
 // TestSecretForbidden checks that a replica that may not read or write the Secret is not ready, says
