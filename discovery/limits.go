@@ -52,6 +52,7 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 			MaxConnectionAge: s.cfg.MaxConnectionAge, MaxConnectionAgeGrace: ageGrace,
 			MaxConnectionIdle: idleConn,
 		}),
+		grpc.ChainStreamInterceptor(s.memory.stream),
 		grpc.ConnectionTimeout(connectTimeout),
 		grpc.ForceServerCodecV2(push.Codec()),
 		grpc.MaxConcurrentStreams(maxStreamsPerConn),
@@ -125,26 +126,30 @@ func (s *Server) refused(ctx context.Context, err error) {
 // no stream yet, or no longer.
 const spareConns = 1000
 
-// boundedListener closes connections beyond a bound as soon as they are accepted.
+// boundedListener closes connections beyond a bound, and without memory, as soon as they are accepted.
 type boundedListener struct {
 	net.Listener
 	max  int64
 	open atomic.Int64
-	over func() // called for each connection that is closed
+	over func()      // called for each connection that is closed
+	full func() bool // whether there is no memory for another one
 }
 
-// Accept returns the next connection that is within the bound.
+// Accept returns the next connection that is within the bounds.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		if l.open.Add(1) <= l.max {
+		switch {
+		case l.open.Add(1) > l.max:
+			l.over()
+		case l.full():
+		default:
 			return &boundedConn{Conn: conn, listener: l}, nil
 		}
 		l.open.Add(-1)
-		l.over()
 		_ = conn.Close() // the client notices
 	}
 }

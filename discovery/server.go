@@ -101,6 +101,9 @@ type Config struct {
 	Debounce time.Duration
 	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
 	MaxClients int
+	// MemoryLimit is the number of bytes that the process may use. Clients are refused while it uses nearly all of them.
+	// 0 means that there is no limit.
+	MemoryLimit int64
 	// AckTimeout is how long a client may take to acknowledge a push before the server
 	// ends its stream. 0 means 2 minutes.
 	AckTimeout time.Duration
@@ -232,6 +235,7 @@ type Server struct {
 	writeVIPs chan struct{} // has an element when VIPs may have to be written
 
 	refusals rate.Sometimes // logs clients that are refused
+	memory   *memoryLimit
 
 	// The fields below are owned by the goroutine of rebuildOnChange.
 	state          *statedir.Dir // nil without a state directory; locked
@@ -283,6 +287,7 @@ func New(cfg Config) (server *Server, err error) {
 		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger,
 		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // a revision is of the own API server
 	})
+	s.memory = newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
 	if err := cfg.checkDir(); err != nil {
 		if len(good) == 0 {
 			return nil, err

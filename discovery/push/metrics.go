@@ -7,6 +7,7 @@ const (
 	endedTooMany = "too_many"
 	endedSlow    = "slow"
 	endedRefused = "refused"
+	endedMemory  = "memory"
 )
 
 // metrics are the metrics of streams. docs/discovery.md lists them.
@@ -34,12 +35,12 @@ func newMetrics(differences func() uint64) *metrics {
 		pushes:   counters("pushes_total", "Responses with name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
 		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients), "+
-			"slow (a push was not acknowledged in time) or refused (the client's identity).", "reason"),
+			"slow (a push was not acknowledged in time), refused (the client's identity) or memory (nearly all of it is in use).", "reason"),
 		waited: prometheus.NewCounter(counter("clients_ahead_total", "Clients that had waited because another replica had read more of the API server.")),
 		differ: prometheus.NewCounterFunc(counter("replica_differences_total", "Clients that had another table from a replica with the same objects."),
 			func() float64 { return float64(differences()) }),
 	}
-	for _, reason := range []string{endedTooMany, endedSlow, endedRefused} {
+	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedMemory} {
 		m.ended.WithLabelValues(reason)
 	}
 	for _, variant := range []string{variantSotw, variantDelta} {
@@ -60,3 +61,6 @@ func (s *Service) TooMany() { s.metrics.ended.WithLabelValues(endedTooMany).Inc(
 
 // Refused counts a client that was refused because of its identity.
 func (s *Service) Refused() { s.metrics.ended.WithLabelValues(endedRefused).Inc() }
+
+// NoMemory counts a client that was refused because nearly all memory is in use.
+func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc() }
