@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
+	"fmt"
 	"maps"
 	"net/http"
 	"os"
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -193,6 +196,43 @@ func TestOneReview(t *testing.T) { // D49
 	err := openDelta(t, unknown, node(t, "shop"), nil).err()
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "tokenreviews") {
 		t.Errorf("%v, want the rule that is missing", err)
+	}
+}
+
+// TestStreamEndsWithProof checks that a stream ends when the token or the certificate of its client ends, that the
+// client gets its table again with the next one, and that this is no refusal.
+func TestStreamEndsWithProof(t *testing.T) { // D46, D49
+	t.Parallel()
+	s := startSecured(t)
+	ends := time.Now().Add(4 * time.Second).Truncate(time.Second)
+	token := "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d}`, ends.Unix())) + ".c2ln"
+	s.api.SetToken(token, fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
+	s.good()
+	s.authority.SetLife(time.Until(ends))
+	pair := pairOf(t, s.authority)
+	s.authority.SetLife(time.Hour)
+	for name, proof := range map[string]struct{ first, next running }{
+		"token":       {s.as(t, s.authority, &bearer{token, ""}, nil), s.as(t, s.authority, &bearer{"good", ""}, nil)},
+		"certificate": {s.as(t, s.authority, nil, pair), s.as(t, s.authority, nil, pairOf(t, s.authority))},
+	} {
+		for _, variant := range []string{variantSotw, variantDelta} {
+			t.Run(name+" "+variant, func(t *testing.T) {
+				t.Parallel()
+				first, next := open(t, variant, proof.first, node(t, "shop")), open(t, variant, proof.next, node(t, "shop"))
+				first.next()
+				next.next()
+				err := first.err()
+				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the token or certificate of shop/web ended at "+ends.UTC().Format(time.RFC3339)) {
+					t.Errorf("%v", err)
+				}
+				if late := time.Since(ends); late < -time.Second || late > 2*time.Second {
+					t.Errorf("the stream ended %v after the %s", late, name)
+				}
+				open(t, variant, proof.next, node(t, "shop")).next()
+				s.api.Put(fakekube.Services, svcYAML("shop", strings.ToLower(name+"-"+variant), "10.0.0.3"))
+				next.next()
+			})
+		}
 	}
 }
 

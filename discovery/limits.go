@@ -11,6 +11,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -62,6 +63,7 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 			MaxConnectionAge: s.cfg.MaxConnectionAge, MaxConnectionAgeGrace: ageGrace,
 			MaxConnectionIdle: idleConn,
 		}),
+		grpc.ChainStreamInterceptor(s.memory.stream),
 		grpc.ConnectionTimeout(connectTimeout),
 		grpc.ForceServerCodecV2(push.Codec()),
 		grpc.MaxConcurrentStreams(maxStreamsPerConn),
@@ -75,7 +77,8 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 }
 
 // admit is what happens before a stream of an endpoint is served: a client for which there is no place, or that may
-// not connect, is refused. The context gets the identity of a client that has proven one.
+// not connect, is refused. The context gets the identity of a client that has proven one. The context, and with it the
+// stream, ends when that proof does, so that the client connects again with the next token or certificate.
 func (s *Server) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx := stream.Context()
@@ -94,6 +97,12 @@ func (s *Server) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 				return refusal
 			}
 			admitted.ctx = context.WithValue(ctx, identityKey{}, who)
+			if !who.Ends.IsZero() {
+				var cancel context.CancelFunc
+				admitted.ctx, cancel = context.WithDeadlineCause(admitted.ctx, who.Ends, status.Errorf(codes.Unavailable,
+					"the token or certificate of %s ended at %s: connect again with the next one", who.Identity, who.Ends.UTC().Format(time.RFC3339)))
+				defer cancel()
+			}
 			err = place.Prove(who.Namespace)
 		}
 		if err != nil {
@@ -183,13 +192,14 @@ func newUnreadMetric(b *intake.Budget) prometheus.Collector {
 // no stream yet, or no longer.
 const spareConns = 1000
 
-// boundedListener closes connections beyond bounds as soon as they are accepted.
+// boundedListener closes connections beyond bounds, and without memory, as soon as they are accepted.
 type boundedListener struct {
 	net.Listener
 	max       int64 // of all
 	open      atomic.Int64
 	addresses *intake.Group[netip.Addr]
-	over      func() // called for each connection that is closed
+	over      func()      // called for each connection that is closed
+	full      func() bool // whether there is no memory for another one
 }
 
 // Accept returns the next connection that is within the bounds.
@@ -200,15 +210,20 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		address := intake.AddressOf(conn.RemoteAddr())
-		if l.addresses.Take(address) {
-			if l.open.Add(1) <= l.max {
-				boundBuffers(conn)
-				return &boundedConn{Conn: conn, listener: l, address: address}, nil
-			}
-			l.open.Add(-1)
-			l.addresses.Give(address)
+		switch {
+		case !l.addresses.Take(address):
+			l.over()
+			_ = conn.Close() // the client notices
+			continue
+		case l.open.Add(1) > l.max:
+			l.over()
+		case l.full():
+		default:
+			boundBuffers(conn)
+			return &boundedConn{Conn: conn, listener: l, address: address}, nil
 		}
-		l.over()
+		l.open.Add(-1)
+		l.addresses.Give(address)
 		_ = conn.Close() // the client notices
 	}
 }

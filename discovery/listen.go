@@ -46,6 +46,7 @@ func (s *Server) listen(ctx context.Context) ([]*endpoint, error) {
 		e.listener = &boundedListener{
 			Listener: ln, max: int64(s.cfg.MaxClients + spareConns), over: s.push.TooMany,
 			addresses: intake.NewGroup[netip.Addr](s.cfg.MaxClientsPerAddress),
+			full:      func() bool { return s.memory.check(connShare) != nil },
 		}
 		open = append(open, e)
 	}

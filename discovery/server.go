@@ -106,6 +106,9 @@ type Config struct {
 	// MaxClientsPerAddress bounds the connections, and the streams, of clients at one IP address at a time, and how
 	// many of each may begin within a minute. 0 means 250.
 	MaxClientsPerAddress int
+	// MemoryLimit is the number of bytes that the process may use. Clients are refused while it uses nearly all of them.
+	// 0 means that there is no limit.
+	MemoryLimit int64
 	// AckTimeout is how long a client may take to acknowledge a push before the server
 	// ends its stream. 0 means 2 minutes.
 	AckTimeout time.Duration
@@ -242,6 +245,7 @@ type Server struct {
 	places   *intake.Places // of streams
 	unread   *intake.Budget // for requests that were not read
 	refusals rate.Sometimes // logs clients that are refused
+	memory   *memoryLimit
 
 	// The fields below are owned by the goroutine of rebuildOnChange.
 	state          *statedir.Dir // nil without a state directory; locked
@@ -294,6 +298,7 @@ func New(cfg Config) (server *Server, err error) {
 		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger,
 		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // a revision is of the own API server
 	})
+	s.memory = newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
 	if err := cfg.checkDir(); err != nil {
 		if len(good) == 0 {
 			return nil, err

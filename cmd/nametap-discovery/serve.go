@@ -26,10 +26,9 @@ import (
 
 // serve runs the control plane until ctx ends.
 func serve(ctx context.Context, o *options, stderr io.Writer) error {
-	boundGarbage()
 	logger := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.Level(o.logLevel), ReplaceAttr: cutValue}))
 	cfg := o.server
-	cfg.Logger = logger
+	cfg.Logger, cfg.MemoryLimit = logger, boundMemory()
 	if !o.stateDirGiven && cfg.StateDir != "" {
 		cfg.StateDir = usableStateDir(cfg.StateDir, logger)
 	}

@@ -8,6 +8,7 @@ const (
 	endedSlow    = "slow"
 	endedRefused = "refused"
 	endedUnread  = "unread"
+	endedMemory  = "memory"
 )
 
 // metrics are the metrics of streams. docs/discovery.md lists them.
@@ -35,13 +36,13 @@ func newMetrics(differences func() uint64) *metrics {
 		pushes:   counters("pushes_total", "Responses with name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
 		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients or "+
-			"--max-clients-per-address), slow (no table was requested, or a push was not acknowledged, in time), refused (the client's identity) or "+
-			"unread (too many requests that have arrived in part).", "reason"),
+			"--max-clients-per-address), slow (no table was requested, or a push was not acknowledged, in time), refused (the client's identity), "+
+			"memory (nearly all of it is in use) or unread (too many requests that have arrived in part).", "reason"),
 		waited: prometheus.NewCounter(counter("clients_ahead_total", "Clients that had waited because another replica had read more of the API server.")),
 		differ: prometheus.NewCounterFunc(counter("replica_differences_total", "Clients that had another table from a replica with the same objects."),
 			func() float64 { return float64(differences()) }),
 	}
-	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedUnread} {
+	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedMemory, endedUnread} {
 		m.ended.WithLabelValues(reason)
 	}
 	for _, variant := range []string{variantSotw, variantDelta} {
@@ -65,3 +66,6 @@ func (s *Service) Refused() { s.metrics.ended.WithLabelValues(endedRefused).Inc(
 
 // Unread counts a connection that was closed because of requests that have arrived in part.
 func (s *Service) Unread() { s.metrics.ended.WithLabelValues(endedUnread).Inc() }
+
+// NoMemory counts a client that was refused because nearly all memory is in use.
+func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc() }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -86,6 +87,7 @@ type API struct {
 	writes   map[string]int       // how often a request that writes had a status
 	held     int                  // further requests that write for which those before wait
 	released chan struct{}        // closed when they go on; nil if none waits
+	ahead    time.Duration        // of the clock
 	required string               // token that requests must have; empty for none
 	versions map[string][]Version // of the groups of custom resources
 }
@@ -191,6 +193,13 @@ func (a *API) Refuse(path string, status int) {
 	a.refused[path] = status
 }
 
+// SetClock makes the clock of the API server differ from the one of this machine.
+func (a *API) SetClock(ahead time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ahead = ahead
+}
+
 // EndWatches ends all watches. Clients begin new ones.
 func (a *API) EndWatches() {
 	a.mu.Lock()
@@ -264,6 +273,9 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	a.mu.Lock()
 	a.requests[r.URL.Path] = true
+	if a.ahead != 0 {
+		w.Header().Set("Date", time.Now().Add(a.ahead).UTC().Format(http.TimeFormat))
+	}
 	status := a.refused[r.URL.Path]
 	a.mu.Unlock()
 	group, isGroup := a.groupOf(r.URL.Path)
