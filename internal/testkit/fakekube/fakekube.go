@@ -84,6 +84,9 @@ type API struct {
 	lists    map[string]int                                   // watches that began with all objects, by path
 	tokens   map[string]Token
 	reviews  int
+	reviewed time.Duration        // how long a review takes
+	busy     int                  // reviews in flight
+	busiest  int                  // the most of them
 	writes   map[string]int       // how often a request that writes had a status
 	held     int                  // further requests that write for which those before wait
 	released chan struct{}        // closed when they go on; nil if none waits
@@ -236,6 +239,20 @@ func (a *API) Reviews() int {
 	return a.reviews
 }
 
+// SetReviewTime sets how long a review of a token takes.
+func (a *API) SetReviewTime(takes time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reviewed = takes
+}
+
+// BusiestReviews returns the largest number of reviews that were in flight at a time.
+func (a *API) BusiestReviews() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.busiest
+}
+
 // serveReview reviews a token. As the API server does, it returns those of the token's audiences
 // that were asked for, and refuses a token that has none of them.
 func (a *API) serveReview(w http.ResponseWriter, r *http.Request) {
@@ -250,7 +267,17 @@ func (a *API) serveReview(w http.ResponseWriter, r *http.Request) {
 	}
 	a.mu.Lock()
 	a.reviews++
+	a.busy++
+	a.busiest = max(a.busiest, a.busy)
 	token, known := a.tokens[review.Spec.Token]
+	takes := a.reviewed
+	a.mu.Unlock()
+	select {
+	case <-time.After(takes):
+	case <-r.Context().Done():
+	}
+	a.mu.Lock()
+	a.busy--
 	a.mu.Unlock()
 	audiences := slices.DeleteFunc(slices.Clone(token.Audiences), func(audience string) bool { return !slices.Contains(review.Spec.Audiences, audience) })
 	result := map[string]any{"authenticated": true, "audiences": audiences, "user": map[string]any{"username": token.User}}
