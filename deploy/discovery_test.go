@@ -123,13 +123,19 @@ func TestDiscoveryRights(t *testing.T) { // D20
 		if slices.Contains(rule.Verbs, "update") || slices.Contains(rule.Verbs, "patch") {
 			named[rule.Resources[0]] = rule.ResourceNames
 		}
+		if slices.Contains(rule.Resources, "secrets") && len(rule.ResourceNames) == 0 {
+			t.Errorf("rule %v is for all Secrets", rule)
+		}
 		if slices.Contains(rule.Verbs, "*") || slices.Contains(rule.Resources, "*") || slices.Contains(rule.Resources, "pods") {
 			t.Errorf("rule %v", rule)
 		}
 	}
 	args := all.deployment.Spec.Template.Spec.Containers[0].Args
-	if secret := named["secrets"]; len(secret) != 1 || !slices.Contains(args, "--tls-secret="+system+"/"+secret[0]) {
-		t.Errorf("the Role is for the Secret %q, the arguments are %q", secret, args)
+	if secret := named["secrets"]; !slices.Equal(secret, []string{all.secret.Name}) || !slices.Contains(args, "--tls-secret="+system+"/"+all.secret.Name) {
+		t.Errorf("the Role is for the Secret %q, the manifest has %q, the arguments are %q", secret, all.secret.Name, args)
+	}
+	if s := all.secret; s.Namespace != system || len(s.Data)+len(s.StringData) > 0 || s.Type != "" { // replicas write any type
+		t.Errorf("the Secret is %+v", s)
 	}
 	volumes := all.pod.Spec.Volumes
 	root := volumes[slices.IndexFunc(volumes, func(v corev1.Volume) bool { return v.Name == "root-cert" })].ConfigMap.Name

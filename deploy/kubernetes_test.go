@@ -38,6 +38,7 @@ type objects struct {
 	budget         policyv1.PodDisruptionBudget
 	policy         networkingv1.NetworkPolicy
 	configMap      corev1.ConfigMap
+	secret         corev1.Secret
 }
 
 // load decodes a manifest strictly: an unknown field fails the test.
@@ -53,7 +54,7 @@ func load(t *testing.T, variant string) objects {
 			"Pod": &all.pod, "Deployment": &all.deployment, "Service": &all.service, "Namespace": &all.namespace,
 			"ServiceAccount": &all.account, "ClusterRole": &all.clusterRole, "ClusterRoleBinding": &all.clusterBinding,
 			"Role": &all.role, "RoleBinding": &all.binding, "PodDisruptionBudget": &all.budget, "NetworkPolicy": &all.policy,
-			"ConfigMap": &all.configMap,
+			"ConfigMap": &all.configMap, "Secret": &all.secret,
 		}[kind.Kind]
 		if into == nil {
 			t.Fatalf("%s: kind %q is not expected\n%s", variant, kind.Kind, document)

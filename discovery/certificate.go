@@ -136,7 +136,7 @@ func newCertificateMetrics(s *Server) *certificateMetrics {
 	return &certificateMetrics{
 		server:      s,
 		expires:     desc("certificate_expiry_timestamp_seconds", "When the certificate for TLS expires, in Unix time; 0 without one."),
-		unpublished: desc("unpublished_namespaces", "Namespaces whose ConfigMap with the root certificate cannot be written."),
+		unpublished: desc("unpublished_namespaces", "Namespaces whose ConfigMap with the root certificate cannot be written, or is replaced by another program again and again."),
 		untrusted:   desc("inject_untrusted", "1 while the certificates of the authorities cannot be written to the MutatingWebhookConfiguration, or another program replaces them again and again, otherwise 0."),
 	}
 }

@@ -85,6 +85,47 @@ func TestRootCertificateIsPublished(t *testing.T) { // D50
 	wait.Until(t, "it has it at last", func() bool { return a.roots("never") != "" && r.Server.certificate.Unpublished() == 0 })
 }
 
+// TestTwoInstallations runs two installations, with a certificate each, that publish it under one name. They write
+// ever less often, and say why, and namespaces that are created meanwhile get a ConfigMap at once.
+func TestTwoInstallations(t *testing.T) { // D50
+	t.Parallel()
+	a := newReplicated(t)
+	first := a.replica()
+	wait.Until(t, "the root certificate is published", func() bool { return a.roots("shop") != "" && a.roots("data") != "" })
+	log := testlog.New(t)
+	cfg := a.config(log)
+	cfg.TLSSecret.Name = "other"
+	second := replica{start(t, cfg), log}
+	for _, r := range []replica{first, second} {
+		wait.Until(t, "the log says what is wrong", func() bool {
+			return r.log.Count("level=ERROR", "the ConfigMaps with the root certificate again and again", "another installation of nametap-discovery", "--tls-ca-configmap") > 0
+		})
+		wait.Until(t, "the metric shows it", func() bool { return r.Server.certificate.Unpublished() > 0 })
+	}
+	writes := func() (n int) {
+		for what, count := range a.Writes() {
+			if strings.Contains(what, fakekube.ConfigMaps) {
+				n += count
+			}
+		}
+		return n
+	}
+	before, begun := writes(), time.Now()
+	a.namespace("late")
+	wait.Until(t, "a new namespace has one", func() bool { return a.roots("late") != "" })
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("a new namespace has its ConfigMap after %v", took)
+	}
+	wait.Until(t, "seven seconds have passed", func() bool { return time.Since(begun) > 7*time.Second })
+	// Two namespaces after 1, 2 and 4 s, and ten times at once in the new one, by both installations.
+	if n := writes() - before; n > 60 {
+		t.Errorf("%d writes in 7 s", n)
+	}
+	if n := first.log.Count("again and again") + second.log.Count("again and again"); n > 4 {
+		t.Errorf("%d lines in the logs", n)
+	}
+}
+
 // TestSharedCertificateIsRenewed checks that one of two replicas renews a certificate that is due,
 // that both use it then, and that the authority stays.
 func TestSharedCertificateIsRenewed(t *testing.T) { // D50
@@ -190,6 +231,9 @@ func TestDeletedSecret(t *testing.T) { // D50
 	// One that is created without data, so that replicas need no right to create Secrets.
 	a.Put(fakekube.Secrets, "apiVersion: v1\nkind: Secret\nmetadata: {name: nametap-discovery-tls, namespace: nametap-system}\n")
 	wait.Until(t, "it is filled", func() bool { return a.shared() != nil })
+	if a.shared().Roots() != good.Roots() || !r.presents(t, good.Roots(), good.Server().Leaf) {
+		t.Error("a Secret that was emptied has another authority")
+	}
 }
 
 // TestSecretForbidden checks that a replica that may not read or write the Secret is not ready, says
@@ -216,6 +260,37 @@ func TestSecretForbidden(t *testing.T) { // D50
 	if !r.presents(t, due.Roots(), due.Server().Leaf) {
 		t.Error("the certificate that is due, and still good, is not in use")
 	}
+}
+
+// TestClockIsOff checks that a replica whose clock differs from the one of the API server makes no certificate and no
+// authority. It uses what other replicas have made.
+func TestClockIsOff(t *testing.T) { // D50
+	t.Parallel()
+	a := newReplicated(t)
+	const years = 10 * 365 * 24 * time.Hour
+	a.SetClock(years)
+	first := a.waiting("the clock of this machine is 8")
+	a.SetClock(0)
+	<-first.Ready()
+	writes := a.secretWrites()
+	for ahead, want := range map[time.Duration]string{-time.Hour: "is 1h0m0s ahead of the one of the API server", 3 * time.Hour: "is 3h0m0s behind"} {
+		a.SetClock(ahead)
+		others := made(t, 70*24*time.Hour) // by a replica whose clock is right
+		a.put(others, nil)
+		late := a.replica()
+		wait.Until(t, "the log names the difference", func() bool {
+			return late.log.Count("level=ERROR", want, "set the clocks of the nodes") == 1 && first.log.Count("level=ERROR", want) == 1
+		})
+		if !first.presents(t, others.Roots(), others.Server().Leaf) {
+			t.Error("the certificate that other replicas have made is not in use")
+		}
+		if got := a.secretWrites(); !maps.Equal(got, writes) || a.shared().Roots() != others.Roots() {
+			t.Errorf("requests that write: %v, before %v", got, writes)
+		}
+	}
+	a.put(made(t, 70*24*time.Hour), nil)
+	a.SetClock(time.Minute)
+	wait.Until(t, "the certificate is renewed", func() bool { return a.secretWrites()["PUT /api/v1/secrets OK"] == 1 })
 }
 
 // Flags that contradict each other are refused.

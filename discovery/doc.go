@@ -13,7 +13,7 @@
 //     to that namespace), claims into hosts with automatic VIPs, and hosts into entries of tables.
 //     vips.go saves the VIPs in the state directory. writer.go writes them to the status of ServiceEntries.
 //  4. Package push sends the tables to the clients, and to each only what has changed for it. limits.go
-//     bounds what connections can occupy.
+//     bounds what they can occupy, with package intake.
 //
 // server.go starts all of it. listen.go opens the listeners, certificate.go gets the certificate for TLS, and
 // package auth decides who may connect. table.go makes one table and serves nothing.

@@ -4,17 +4,24 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
+	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/discovery/auth"
@@ -193,6 +200,97 @@ func TestOneReview(t *testing.T) { // D49
 	err := openDelta(t, unknown, node(t, "shop"), nil).err()
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "tokenreviews") {
 		t.Errorf("%v, want the rule that is missing", err)
+	}
+}
+
+// TestMadeUpTokens sends made-up tokens from one address, as fast as they are refused, while clients of another address
+// connect for the first time and again. A review takes 20 ms.
+func TestMadeUpTokens(t *testing.T) { // D49
+	t.Parallel()
+	s := startSecured(t)
+	s.api.SetReviewTime(20 * time.Millisecond)
+	for i := range 20 {
+		s.api.SetToken(fmt.Sprint("good", i), fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
+	}
+	from := func(address string, token *bearer) running {
+		r := s.as(t, s.authority, token, nil)
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+		r.with = append(r.with, grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) }))
+		return r
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var flood sync.WaitGroup
+	defer flood.Wait()
+	var refused atomic.Int64
+	for i := range 15 { // connections with as many streams as they may have
+		attacker := from("127.0.0.66", nil).dial(t)
+		for j := range maxStreamsPerConn {
+			flood.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					made := metadata.AppendToOutgoingContext(ctx, "authorization", fmt.Sprintf("Bearer made-up-%d-%d-%d", i, j, n))
+					if stream, err := attacker.DeltaAggregatedResources(made); err == nil {
+						_, err = stream.Recv()
+						if status.Code(err) == codes.Unauthenticated {
+							refused.Add(1)
+						}
+					}
+				}
+			})
+		}
+	}
+	wait.Until(t, "tokens are refused", func() bool { return refused.Load() > 100 })
+	for range 2 {
+		for i := range 20 {
+			began := time.Now()
+			openDelta(t, from("127.0.0.1", &bearer{fmt.Sprint("good", i), ""}), node(t, "shop"), nil).next()
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("a client is served after %v", took)
+			}
+		}
+	}
+	cancel()
+	flood.Wait()
+	if n := s.api.BusiestReviews(); n > 8 {
+		t.Errorf("%d reviews at a time, of two addresses", n)
+	}
+	t.Logf("%d made-up tokens refused", refused.Load())
+}
+
+// TestStreamEndsWithProof checks that a stream ends when the token or the certificate of its client ends, that the
+// client gets its table again with the next one, and that this is no refusal.
+func TestStreamEndsWithProof(t *testing.T) { // D46, D49
+	t.Parallel()
+	s := startSecured(t)
+	ends := time.Now().Add(4 * time.Second).Truncate(time.Second)
+	token := "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d}`, ends.Unix())) + ".c2ln"
+	s.api.SetToken(token, fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
+	s.good()
+	s.authority.SetLife(time.Until(ends))
+	pair := pairOf(t, s.authority)
+	s.authority.SetLife(time.Hour)
+	for name, proof := range map[string]struct{ first, next running }{
+		"token":       {s.as(t, s.authority, &bearer{token, ""}, nil), s.as(t, s.authority, &bearer{"good", ""}, nil)},
+		"certificate": {s.as(t, s.authority, nil, pair), s.as(t, s.authority, nil, pairOf(t, s.authority))},
+	} {
+		for _, variant := range []string{variantSotw, variantDelta} {
+			t.Run(name+" "+variant, func(t *testing.T) {
+				t.Parallel()
+				first, next := open(t, variant, proof.first, node(t, "shop")), open(t, variant, proof.next, node(t, "shop"))
+				first.next()
+				next.next()
+				err := first.err()
+				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the token or certificate of shop/web ended at "+ends.UTC().Format(time.RFC3339)) {
+					t.Errorf("%v", err)
+				}
+				if late := time.Since(ends); late < -time.Second || late > 2*time.Second {
+					t.Errorf("the stream ended %v after the %s", late, name)
+				}
+				open(t, variant, proof.next, node(t, "shop")).next()
+				s.api.Put(fakekube.Services, svcYAML("shop", strings.ToLower(name+"-"+variant), "10.0.0.3"))
+				next.next()
+			})
+		}
 	}
 }
 

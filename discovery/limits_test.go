@@ -7,6 +7,7 @@ import (
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
@@ -14,6 +15,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -46,6 +49,92 @@ func TestClientsAreBounded(t *testing.T) {
 	wait.Until(t, "one client", func() bool { return r.metric(t, "clients", variantSotw)+r.metric(t, "clients", variantDelta) == 1 })
 	openSotw(t, r, node(t, "shop")).next()
 	first.quiet()
+}
+
+// D62: clients in plaintext, those of one namespace and those at one address leave places to others. The log says which
+// one was refused, and why.
+func TestPlaces(t *testing.T) {
+	t.Parallel()
+	s := startSecuredWith(t, func(_ *fakekube.API, cfg *Config) {
+		cfg.GRPCAddr, cfg.MaxClients, cfg.MaxClientsPerAddress = "127.0.0.1:0", 4, 7
+	})
+	s.good()
+	s.api.SetToken("data", fakekube.Token{User: "system:serviceaccount:data:db", Audiences: []string{"istio-ca"}})
+	want := func(r running, namespace, refusal string) {
+		t.Helper()
+		c := openSotw(t, r, node(t, namespace))
+		if refusal == "" {
+			c.next()
+			return
+		}
+		err := c.err()
+		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), refusal) {
+			t.Errorf("got %v, want ResourceExhausted with %q", err, refusal)
+		}
+		if s.log.Count("a client is refused", "client=127.0.0.1:", refusal) == 0 {
+			t.Errorf("the log does not say %q: %s", refusal, s.log)
+		}
+	}
+	shop, data := s.as(t, s.authority, &bearer{token: "good"}, nil), s.as(t, s.authority, &bearer{token: "data"}, nil)
+	want(s.running, "shop", "")
+	want(s.running, "shop", "")
+	want(s.running, "shop", "in plaintext")
+	want(shop, "shop", "")
+	want(data, "data", "")
+	want(data, "data", "--max-clients")
+	want(shop, "shop", "--max-clients")
+	// The seventh client was the last one that 127.0.0.1 had in this minute, and its connections were as many.
+	if err := openSotw(t, shop, node(t, "shop")).err(); err == nil {
+		t.Error("another client is served")
+	}
+	if n := s.metric(t, "streams_ended_total", "too_many"); n < 4 {
+		t.Errorf("%v refused clients counted, want 4 or more", n)
+	}
+}
+
+// D61: a message that is not sent in full is held within the budget of its address, whatever its length, and what a client
+// says goes to the log in part only.
+func TestLongMessages(t *testing.T) {
+	t.Parallel()
+	dir, log := t.TempDir(), testlog.New(t)
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir, Logger: log.Logger()})
+	long := strings.Repeat("long ", 12<<10)
+	refused := openSotw(t, r, node(t, "shop", "OTHER", strings.Repeat(long, 2))).err()
+	if status.Code(refused) != codes.InvalidArgument || !strings.Contains(refused.Error(), "want at most 65536") {
+		t.Errorf("got %v, want InvalidArgument", refused)
+	}
+	names := make([]string, 10_000)
+	for i := range names {
+		names[i] = "outbound|80||a.example.com"
+	}
+	stream, err := r.dial(t).StreamAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, request := range []*discoveryv3.DiscoveryRequest{
+		{Node: node(t, "shop"), TypeUrl: "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment", ResourceNames: names},
+		{TypeUrl: typeURL},
+	} {
+		if err := stream.Send(request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if held := r.unread.Held(); held != 0 {
+		t.Errorf("%d bytes of messages that were read are held", held)
+	}
+	rejection := &rpcstatus.Status{Message: long}
+	if err := stream.Send(&discoveryv3.DiscoveryRequest{TypeUrl: typeURL, ResponseNonce: got.GetNonce(), ErrorDetail: rejection}); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the NACK is logged", func() bool { return log.Count("a client rejected a push", "long long") == 1 })
+	if n := len(log.String()); n > 2000 {
+		t.Errorf("%d bytes of log", n)
+	}
 }
 
 // D33: a client that does not read does not delay others, and its stream is ended. A
@@ -134,7 +223,7 @@ func TestConnectionAge(t *testing.T) {
 func TestConnectionsAreBounded(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
-	r := start(t, Config{ConfigDir: dir, MaxClients: 1})
+	r := start(t, Config{ConfigDir: dir, MaxClients: 1, MaxClientsPerAddress: 2 * spareConns})
 	var held []net.Conn
 	defer func() {
 		for _, conn := range held {

@@ -5,14 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/intake"
 )
 
 // An endpoint is an address on which ADS is served.
@@ -42,6 +45,8 @@ func (s *Server) listen(ctx context.Context) ([]*endpoint, error) {
 		}
 		e.listener = &boundedListener{
 			Listener: ln, max: int64(s.cfg.MaxClients + spareConns), over: s.push.TooMany,
+			addresses: intake.NewGroup[netip.Addr](s.cfg.MaxClientsPerAddress),
+			full:      func() bool { return s.memory.check(connShare) != nil },
 		}
 		open = append(open, e)
 	}
@@ -59,11 +64,11 @@ func closeAll(endpoints []*endpoint) {
 
 // newGRPCServer makes the server of an endpoint.
 func (s *Server) newGRPCServer(e *endpoint) *grpc.Server {
-	options := s.serverOptions()
+	of := insecure.NewCredentials()
 	if e.clients != nil {
-		options = append(options, grpc.StreamInterceptor(s.authenticate(e.clients)), grpc.Creds(credentials.NewTLS(s.tls.Config())))
+		of = credentials.NewTLS(s.tls.Config())
 	}
-	srv := grpc.NewServer(options...)
+	srv := grpc.NewServer(append(s.serverOptions(), grpc.StreamInterceptor(s.admit(e.clients)), grpc.Creds(s.unread.Credentials(of)))...)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, s.push)
 	return srv
 }

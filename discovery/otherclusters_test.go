@@ -105,17 +105,28 @@ func TestSecretErrors(t *testing.T) { // D23
 	west.Put(fakekube.Services, svcYAML("shop", "west", "10.2.0.1"))
 	f.put("west", 10, "{}")
 	f.own.Put(fakekube.Secrets, secretYAML("z-old", 20, map[string]string{"west": east.KubeconfigWith("{}"), "mine": east.KubeconfigWith("{}")}))
+	cluster := func(old, new string) string { return strings.Replace(east.KubeconfigWith("{}"), old, new, 1) }
 	f.own.Put(fakekube.Secrets, secretYAML("broken", 1, map[string]string{
-		"runs":     east.KubeconfigWith("{exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [/tmp/x], interactiveMode: Never}}"),
-		"provider": east.KubeconfigWith("{auth-provider: {name: gcp}}"),
-		"reads":    east.KubeconfigWith("{tokenFile: /etc/passwd}"),
-		"text":     "no kubeconfig", "empty": "",
+		"authority": cluster("certificate-authority-data:", "certificate-authority: /no/such/file, x:"),
+		"insecure":  cluster("certificate-authority-data:", "insecure-skip-tls-verify: true, tls-server-name:"),
+		"plain":     cluster("https://", "http://"),
+		"bare":      cluster("https://", ""),
+		"proxy":     cluster("certificate-authority-data:", "proxy-url: socks5://192.0.2.1:1080, certificate-authority-data:"),
+		"runs":      east.KubeconfigWith("{exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [/tmp/x], interactiveMode: Never}}"),
+		"provider":  east.KubeconfigWith("{auth-provider: {name: gcp}}"),
+		"reads":     east.KubeconfigWith("{tokenFile: /etc/passwd}"),
+		"text":      "no kubeconfig", "empty": "",
 	}))
 	f.cfg.ClusterTimeout = 50 * time.Millisecond
 	r := start(t, f.cfg)
 	want := []string{
+		`Secret istio-system/broken: data.authority: cluster "c" has the field certificate-authority, which is not allowed here: `,
+		`Secret istio-system/broken: data.bare: cluster "c" has "127.0.0.1:`,
 		`Secret istio-system/broken: data.empty: want a kubeconfig: `,
+		`Secret istio-system/broken: data.insecure: cluster "c" has the field insecure-skip-tls-verify, which is not allowed here: `,
+		`Secret istio-system/broken: data.plain: cluster "c" has "http://127.0.0.1:`,
 		`Secret istio-system/broken: data.provider: user "u" has the field auth-provider, which is not allowed here: `,
+		`Secret istio-system/broken: data.proxy: cluster "c" has the field proxy-url, which is not allowed here: `,
 		`Secret istio-system/broken: data.reads: user "u" has the field tokenFile, which is not allowed here: `,
 		`Secret istio-system/broken: data.runs: user "u" has the field exec, which is not allowed here: `,
 		`Secret istio-system/broken: data.text: want a kubeconfig: `,

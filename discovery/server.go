@@ -14,6 +14,7 @@ import (
 
 	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/intake"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/discovery/source"
@@ -25,6 +26,7 @@ const (
 	defaultServiceExportTo  = "*"
 	defaultTokenAudience    = "istio-ca"
 	defaultMaxClients       = 20000
+	defaultMaxPerAddress    = 250
 	defaultClusterTimeout   = 20 * time.Second
 	defaultAckTimeout       = 2 * time.Minute
 	defaultMaxConnectionAge = 30 * time.Minute
@@ -98,6 +100,12 @@ type Config struct {
 	Debounce time.Duration
 	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
 	MaxClients int
+	// MaxClientsPerAddress bounds the connections, and the streams, of clients at one IP address at a time, and how
+	// many of each may begin within a minute. 0 means 250.
+	MaxClientsPerAddress int
+	// MemoryLimit is the number of bytes that the process may use. Clients are refused while it uses nearly all of them.
+	// 0 means that there is no limit.
+	MemoryLimit int64
 	// AckTimeout is how long a client may take to acknowledge a push before the server
 	// ends its stream. 0 means 2 minutes.
 	AckTimeout time.Duration
@@ -145,6 +153,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxClients <= 0 {
 		c.MaxClients = defaultMaxClients
+	}
+	if c.MaxClientsPerAddress <= 0 {
+		c.MaxClientsPerAddress = defaultMaxPerAddress
 	}
 	if c.AckTimeout <= 0 {
 		c.AckTimeout = defaultAckTimeout
@@ -208,6 +219,10 @@ type Server struct {
 	writer    source.Writer // nil without a Lease
 	writeVIPs chan struct{} // has an element when VIPs may have to be written
 
+	places *intake.Places // of streams
+	unread *intake.Budget // for requests that were not read
+	memory *memoryLimit
+
 	*report
 }
 
@@ -222,6 +237,7 @@ func New(cfg Config) (server *Server, err error) {
 		cfg: cfg, ready: make(chan struct{}), writeVIPs: make(chan struct{}, 1),
 		refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
 	}
+	s.places, s.unread = intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress), intake.NewBudget(maxUnread, s.closedForUnread)
 	if s.vips, err = openVIPs(cfg.StateDir, cfg.Logger); err != nil {
 		return nil, err
 	}
@@ -243,14 +259,15 @@ func New(cfg Config) (server *Server, err error) {
 		s.identities.Others = s.inputs.clusters.Tokens
 	}
 	s.push = push.New(push.Config{
-		Hosts: cfg.newHosts(len(s.inputs.all), s.vips.VIPs), FirstRead: s.inputs.read, MaxClients: cfg.MaxClients, AckTimeout: cfg.AckTimeout,
+		Hosts: cfg.newHosts(len(s.inputs.all), s.vips.VIPs), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
 		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger,
 		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // a revision is of the own API server
 	})
+	s.memory = newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
 	if s.writer, err = s.newWriter(); err != nil {
 		return nil, err
 	}
-	if s.metrics, err = newMetrics(cfg.Registerer, append(s.push.Metrics(), newResourceMetrics(s), newCertificateMetrics(s), newLeaseMetric(s))...); err != nil {
+	if s.metrics, err = newMetrics(cfg.Registerer, append(s.push.Metrics(), newResourceMetrics(s), newCertificateMetrics(s), newLeaseMetric(s), newUnreadMetric(s.unread))...); err != nil {
 		return nil, err
 	}
 	s.report = newReport(cfg.Logger, s.metrics)

@@ -84,7 +84,7 @@ func (in *inputs) readAll(ctx context.Context) (source.Reading, error) {
 func (c Client) table(all *hosts.Hosts) (*api.NameTable, error) {
 	encoded := push.Encode(all, hosts.View{
 		Namespace: c.Namespace, Families: hosts.Families{V4: true, V6: true}, VIPs: c.AutoAllocate,
-		Sidecar: all.Sidecar(c.Namespace, c.Labels),
+		Sidecar: all.Sidecar(c.Namespace, hosts.NewLabels(c.Labels)),
 	})
 	t := new(api.NameTable)
 	if err := proto.Unmarshal(encoded, t); err != nil {

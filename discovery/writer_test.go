@@ -160,6 +160,14 @@ func TestWriterBesideIstiod(t *testing.T) { // D39
 	putEntry(a, "e", "a.example.com")
 	r := startWriting(t, a, "only")
 	wait.Until(t, "the log says that istiod writes", func() bool { return r.log.Count("automatic VIPs are not written", "istiod-1") == 1 })
+	// istiod renews its lock, and the clock of this machine is ahead.
+	a.SetClock(-2 * time.Hour)
+	lock(time.Now().Add(-2 * time.Hour))
+	wait.Until(t, "the log says that the clocks differ", func() bool { return r.log.Count("automatic VIPs are not written", "istiod-1", "is 2h0m0s ahead") == 1 })
+	if statusOf(t, a, "e") != "" {
+		t.Error("istiod and the replica write VIPs")
+	}
+	a.SetClock(0)
 	lock(time.Now().Add(-5 * time.Minute))
 	putEntry(a, "f", "b.example.com")
 	wait.Until(t, "both are written", func() bool { return statusOf(t, a, "e") != "" && statusOf(t, a, "f") != "" })

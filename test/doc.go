@@ -9,7 +9,8 @@
 //   - agent_test.go: an agent, its log, its process and its status server;
 //   - command_test.go: other commands of nametap, and their results;
 //   - clients_test.go: DNS clients, such as dig;
-//   - load_test.go: many clients at a time, none of whose queries may be lost.
+//   - load_test.go: many clients at a time, none of whose queries may be lost;
+//   - attack_test.go: pods that attack a control plane, and attack_lab_test.go: that control plane and its pods.
 //
 // The namespaces, nameservers and control planes themselves are in internal/testkit.
 package test

@@ -12,6 +12,9 @@ import (
 // binaries has nametap.
 var binaries = process.Of("nametap")
 
+// planes has nametap-discovery.
+var planes = process.Of("nametap-discovery")
+
 // binary returns the path of nametap.
 func binary(tb testing.TB) string {
 	tb.Helper()
@@ -25,6 +28,7 @@ func run(m *testing.M) int {
 		return runConfined(os.Args[1:])
 	}
 	defer binaries.Remove()
+	defer planes.Remove()
 	wait.Together()
 	return m.Run()
 }

@@ -88,7 +88,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.TokenAudience, "token-audience", "`audience` of clients' tokens, which the Kubernetes API reviews")
 	g.String(&o.server.TrustDomain, "trust-domain", "`domain` of clients' SPIFFE certificates; default is the one of Services")
 	g.String(&o.server.ClusterID, "cluster-id", "`name` that clients with a token may claim as their cluster; empty allows any")
-	g.Var(settings.Int(&o.server.MaxClients, settings.ZeroRefused), "max-clients", "`number` of clients served at a time; others are refused")
+	g.Var(settings.Int(&o.server.MaxClients, settings.ZeroRefused), "max-clients", "`number` of clients served at a time; others are refused. Those of one namespace, and all in plaintext if --tls-addr is set, get half of them")
+	g.Var(settings.Int(&o.server.MaxClientsPerAddress, settings.ZeroRefused), "max-clients-per-address", "`number` of clients at one IP address served at a time, and of those that connect within a minute")
 	g.Var(settings.Duration(&o.server.MaxConnectionAge, settings.ZeroRefused), "max-connection-age",
 		"`time`, give or take a tenth, after which a client is asked to connect again, so that clients spread over replicas")
 	g.Var(settings.Duration(&o.drain, settings.ZeroIsZero), "drain", "`time` to serve on after SIGTERM, so that load balancers stop sending clients before their streams end")

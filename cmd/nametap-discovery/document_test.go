@@ -116,13 +116,13 @@ func TestHelpIsGrouped(t *testing.T) {
 		t.Fatalf("exit code %d", code)
 	}
 	var lines []string
-	for _, match := range regexp.MustCompile(`(?m)^([A-Z].*):$|^ +--([a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {
+	for _, match := range regexp.MustCompile(`(?m)^([A-Z].*):$|^ {6}--([a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {
 		lines = append(lines, match[1]+match[2])
 	}
 	want := []string{
 		"Usage", "Examples", "Commands", "Flags",
 		"Objects", "config-dir", "kubeconfig", "clusters-namespace", "headless-scope", "allow-empty", "lease", "cluster-domain", "root-namespace", "default-service-export-to", "state-dir",
-		"Serving, status and logging", "grpc-addr", "tls-addr", "tls-cert", "tls-key", "tls-secret", "tls-names", "tls-ca-configmap", "tls-client-ca", "token-audience", "trust-domain", "cluster-id", "max-clients", "max-connection-age", "drain", "http-addr", "log-level",
+		"Serving, status and logging", "grpc-addr", "tls-addr", "tls-cert", "tls-key", "tls-secret", "tls-names", "tls-ca-configmap", "tls-client-ca", "token-audience", "trust-domain", "cluster-id", "max-clients", "max-clients-per-address", "max-connection-age", "drain", "http-addr", "log-level",
 		"Injection", "inject-addr", "inject-config", "inject-webhook",
 		"Printing a table", "print-table", "for-namespace", "for-labels", "dns-auto-allocate",
 	}

@@ -26,10 +26,9 @@ import (
 
 // serve runs the control plane until ctx ends.
 func serve(ctx context.Context, o *options, stderr io.Writer) error {
-	boundGarbage()
-	logger := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.Level(o.logLevel)}))
+	logger := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.Level(o.logLevel), ReplaceAttr: cutValue}))
 	cfg := o.server
-	cfg.Logger = logger
+	cfg.Logger, cfg.MemoryLimit = logger, boundMemory()
 	if !o.stateDirGiven && cfg.StateDir != "" {
 		cfg.StateDir = usableStateDir(cfg.StateDir, logger)
 	}
@@ -65,6 +64,21 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	}
 	group.Go(func() error { return server.Run(ctx) })
 	return group.Wait()
+}
+
+// maxLogged bounds a value in a line of the log, in bytes. Errors quote what clients send and what objects have.
+const maxLogged = 512
+
+// cutValue returns an attribute of a line of the log whose value is not too long.
+func cutValue(_ []string, a slog.Attr) slog.Attr {
+	switch a.Value.Kind() {
+	case slog.KindString, slog.KindAny:
+		if text := a.Value.String(); len(text) > maxLogged {
+			return slog.String(a.Key, fmt.Sprintf("%s... (%d bytes)", text[:maxLogged], len(text)))
+		}
+	default:
+	}
+	return a
 }
 
 // afterDrain returns a context that ends a time after stopping, so that load balancers stop sending

@@ -20,11 +20,14 @@ func (i Identity) String() string { return i.Namespace + "/" + i.ServiceAccount 
 // userPrefix is that of the names of service accounts in Kubernetes.
 const userPrefix = "system:serviceaccount:"
 
+// The longest names of Kubernetes, in bytes.
+const maxNamespace, maxAccount = 63, 253
+
 // OfUser returns the identity of a user of the Kubernetes API.
 func OfUser(name string) (Identity, error) {
 	account, ok := strings.CutPrefix(name, userPrefix)
 	namespace, account, found := strings.Cut(account, ":")
-	if !ok || !found || namespace == "" || account == "" || strings.Contains(account, ":") {
+	if !ok || !found || namespace == "" || len(namespace) > maxNamespace || account == "" || len(account) > maxAccount || strings.Contains(account, ":") {
 		return Identity{}, fmt.Errorf("the token is of user %q: want that of a service account", name)
 	}
 	return Identity{namespace, account}, nil

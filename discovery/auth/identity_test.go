@@ -13,6 +13,7 @@ func TestOfUser(t *testing.T) {
 		"system:serviceaccount:shop:web": {"shop", "web"},
 		"admin":                          {}, "system:serviceaccount:shop": {}, "system:serviceaccount::web": {},
 		"system:serviceaccount:shop:": {}, "system:serviceaccount:shop:web:x": {}, "": {},
+		"system:serviceaccount:" + strings.Repeat("x", 64) + ":web": {}, "system:serviceaccount:shop:" + strings.Repeat("x", 254): {},
 	} {
 		got, err := OfUser(name)
 		if got != want || (err == nil) != (want != Identity{}) {

@@ -2,8 +2,11 @@ package auth
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
+	"slices"
 	"strings"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc/codes"
@@ -26,6 +29,8 @@ type Clients struct {
 // A Client is who has opened a stream.
 type Client struct {
 	Identity
+	// Ends is when the token or the certificate ends that proves the identity; the zero time if that is not known.
+	Ends    time.Time
 	clients *Clients
 	token   bool
 	cluster string // whose API server has reviewed the token; empty for the own one
@@ -36,11 +41,11 @@ type Client struct {
 func (c *Clients) Client(ctx context.Context) (Client, error) {
 	if token, ok := bearer(ctx); ok {
 		cluster := c.other(header(ctx, "clusterid"))
-		identity, err := c.ofToken(ctx, token, cluster)
-		return Client{identity, c, true, cluster}, err
+		identity, ends, err := c.ofToken(ctx, token, cluster)
+		return Client{identity, ends, c, true, cluster}, err
 	}
-	identity, err := c.ofCertificate(ctx)
-	return Client{Identity: identity, clients: c}, err
+	identity, ends, err := c.ofCertificate(ctx)
+	return Client{Identity: identity, Ends: ends, clients: c}, err
 }
 
 // other returns the name of a cluster, and an empty string for the own one and for one that is not
@@ -52,38 +57,46 @@ func (c *Clients) other(cluster string) string {
 	return cluster
 }
 
-func (c *Clients) ofCertificate(ctx context.Context) (Identity, error) {
-	if p, ok := peer.FromContext(ctx); ok {
-		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.VerifiedChains) > 0 {
-			identity, err := OfCertificate(info.State.VerifiedChains[0][0], c.TrustDomain)
-			if err != nil {
-				return Identity{}, status.Error(codes.Unauthenticated, err.Error())
-			}
-			return identity, nil
-		}
+// ofCertificate returns the identity in the certificate of the client, and when the first certificate of its
+// chain ends.
+func (c *Clients) ofCertificate(ctx context.Context) (Identity, time.Time, error) {
+	p, _ := peer.FromContext(ctx)
+	if p == nil {
+		p = new(peer.Peer)
 	}
-	return Identity{}, status.Error(codes.Unauthenticated, "no token and no client certificate: mount a service account's token for the agent")
+	info, _ := p.AuthInfo.(credentials.TLSInfo)
+	if len(info.State.VerifiedChains) == 0 {
+		return Identity{}, time.Time{}, status.Error(codes.Unauthenticated, "no token and no client certificate: mount a service account's token for the agent")
+	}
+	chain := info.State.VerifiedChains[0]
+	identity, err := OfCertificate(chain[0], c.TrustDomain)
+	if err != nil {
+		return Identity{}, time.Time{}, status.Error(codes.Unauthenticated, err.Error())
+	}
+	first := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+	return identity, first.NotAfter, nil
 }
 
-// ofToken returns the identity in a token. cluster is the one that reviews it, empty for the own one.
-func (c *Clients) ofToken(ctx context.Context, token, cluster string) (Identity, error) {
+// ofToken returns the identity in a token, and when the token ends. cluster is the one that reviews it, empty
+// for the own one.
+func (c *Clients) ofToken(ctx context.Context, token, cluster string) (Identity, time.Time, error) {
 	tokens := c.Tokens
 	if cluster != "" {
 		tokens = c.Others(cluster)
 	} else if claimed := header(ctx, "clusterid"); claimed != "" && c.Cluster != "" && claimed != c.Cluster {
-		return Identity{}, status.Errorf(codes.Unauthenticated, "the client claims to be of cluster %q, and tokens of %q are reviewed: check --cluster-id of the agent", claimed, c.Cluster)
+		return Identity{}, time.Time{}, status.Errorf(codes.Unauthenticated, "the client claims to be of cluster %q, and tokens of %q are reviewed: check --cluster-id of the agent", claimed, c.Cluster)
 	}
 	if tokens == nil {
-		return Identity{}, status.Error(codes.Unauthenticated, "this control plane has no Kubernetes API to review tokens with: use a client certificate")
+		return Identity{}, time.Time{}, status.Error(codes.Unauthenticated, "this control plane has no Kubernetes API to review tokens with: use a client certificate")
 	}
-	identity, err := tokens.Identity(ctx, token)
+	identity, ends, err := tokens.Identity(ctx, token)
 	switch {
 	case errors.Is(err, ErrUnavailable):
-		return Identity{}, status.Error(codes.Unavailable, err.Error())
+		err = status.Error(codes.Unavailable, err.Error())
 	case err != nil:
-		return Identity{}, status.Error(codes.Unauthenticated, err.Error())
+		err = status.Error(codes.Unauthenticated, err.Error())
 	}
-	return identity, nil
+	return identity, ends, err
 }
 
 // bearer returns the token of a request (RFC 6750, section 2.1).

@@ -6,11 +6,14 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/singleflight"
+	"google.golang.org/grpc/peer"
 )
 
 // How long the answer to a review counts.
@@ -19,9 +22,19 @@ const (
 	refusedFor  = 10 * time.Second // a client that repeats a bad token costs six reviews a minute
 )
 
-// maxReviews bounds the tokens that are remembered; each costs about 300 bytes. An agent's token
-// lives for hours, and few agents more than --max-clients have one.
-const maxReviews = 50_000
+// How many tokens are remembered. A good one costs about 300 bytes. An agent's token lives for hours, and few
+// agents more than --max-clients have one. Everyone can make up tokens, so those that were refused have a place
+// of their own.
+const (
+	maxGood    = 25_000
+	maxRefused = 500
+)
+
+// maxReason bounds the reason why a token is refused, in bytes: the API server of another cluster may send any text.
+const maxReason = 256
+
+// maxToken bounds a token, in bytes. That of a service account has about 1,000.
+const maxToken = 8 << 10
 
 // ErrUnavailable says that a token cannot be reviewed now.
 var ErrUnavailable = errors.New("the token cannot be reviewed now")
@@ -33,85 +46,136 @@ type Review func(ctx context.Context, token string) (Identity, error)
 // Tokens remembers reviews of tokens. Its methods are safe for concurrent use.
 type Tokens struct {
 	review  Review
-	now     func() time.Time
 	flights singleflight.Group
+	turns   *turns
 
 	mu      sync.Mutex
-	answers map[[sha256.Size]byte]answer
+	good    recent[good]
+	refused recent[refused]
 }
 
-// An answer is the result of a review.
-type answer struct {
+// good is a token that a review has accepted.
+type good struct {
 	identity Identity
-	err      error     // why the token is refused; nil if it is not
 	fresh    time.Time // until then it counts without another review
-	ends     time.Time // until then it counts while no review is possible; the end of the token
+	ends     time.Time // until then it counts while no review is possible; the zero time if the token does not say
+}
+
+// refused is a token that a review has refused.
+type refused struct {
+	err   error
+	until time.Time // without another review
 }
 
 // NewTokens returns a Tokens without answers.
 func NewTokens(review Review) *Tokens {
-	return &Tokens{review: review, now: time.Now, answers: map[[sha256.Size]byte]answer{}}
+	return &Tokens{review: review, turns: newTurns(), good: recent[good]{max: maxGood}, refused: recent[refused]{max: maxRefused}}
 }
 
-// Identity returns whose a token is. It asks at most once in five minutes. While no review is
-// possible, the last answer counts until the token ends.
-func (t *Tokens) Identity(ctx context.Context, token string) (Identity, error) {
-	key := sha256.Sum256([]byte(token))
-	known, ok := t.known(key)
-	if ok && t.now().Before(known.fresh) {
-		return known.identity, known.err
+// Identity returns whose a token is, and when the token ends; the zero time if that is not known. It asks at
+// most once in five minutes. While no review is possible, the last answer counts until the token ends.
+func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Time, error) {
+	if len(token) > maxToken {
+		return Identity{}, time.Time{}, fmt.Errorf("the token has %d bytes: want that of a service account", len(token))
 	}
-	got, err, _ := t.flights.Do(string(key[:]), func() (any, error) {
+	key := sha256.Sum256([]byte(token))
+	known, ok, err := t.known(key)
+	if err != nil || ok && time.Now().Before(known.fresh) {
+		return known.identity, known.ends, err
+	}
+	// A token that was good is not made up, so it does not wait for others of its address.
+	lane := "another address"
+	if p, ok := peer.FromContext(ctx); ok {
+		lane = addressOf(p.Addr)
+	}
+	if ok {
+		lane = known.identity.String()
+	}
+	answer, err, _ := t.flights.Do(string(key[:]), func() (any, error) {
 		// The client that asks first may leave; others wait for the same review.
-		return t.review(context.WithoutCancel(ctx), token)
+		return t.ask(context.WithoutCancel(ctx), lane, token)
 	})
 	if errors.Is(err, ErrUnavailable) {
-		if ok && known.err == nil && t.now().Before(known.ends) {
-			return known.identity, nil
+		if ok && time.Now().Before(known.ends) {
+			return known.identity, known.ends, nil
 		}
+		return Identity{}, time.Time{}, err
+	}
+	if err != nil {
+		err = clipped(err)
+		t.refuse(key, err)
+		return Identity{}, time.Time{}, err
+	}
+	identity, _ := answer.(Identity)
+	return identity, t.accept(key, identity, expiry(token)), nil
+}
+
+// addressOf returns the address of a peer without its port.
+func addressOf(addr net.Addr) string {
+	host, _, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		return addr.String()
+	}
+	return host
+}
+
+// ask reviews a token when it is its turn.
+func (t *Tokens) ask(ctx context.Context, lane, token string) (Identity, error) {
+	done, err := t.turns.take(ctx, lane)
+	if err != nil {
 		return Identity{}, err
 	}
-	now := t.now()
-	a := answer{err: err, fresh: now.Add(refusedFor)}
-	if err == nil {
-		a.identity, _ = got.(Identity)
-		a.ends = expiry(token)
-		a.fresh = now.Add(reviewedFor)
-		if !a.ends.IsZero() && a.ends.Before(a.fresh) {
-			a.fresh = a.ends
-		}
-	}
-	t.remember(key, a)
-	return a.identity, a.err
+	defer done()
+	return t.review(ctx, token)
 }
 
-func (t *Tokens) known(key [sha256.Size]byte) (answer, bool) {
+// known returns what is known of a token; ok is false for nothing. The error says that it was refused.
+func (t *Tokens) known(key tokenKey) (known good, ok bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	a, ok := t.answers[key]
-	return a, ok
+	if known, ok = t.good.get(key); ok {
+		return known, true, nil
+	}
+	if r, found := t.refused.get(key); found && time.Now().Before(r.until) {
+		return good{}, false, r.err
+	}
+	return good{}, false, nil
 }
 
-// remember keeps an answer. If there are many, it first drops those that no longer count, or else
-// any.
-func (t *Tokens) remember(key [sha256.Size]byte, a answer) {
+// accept remembers that a token is good, and returns when it ends. One that has ended by the clock of this machine
+// counts as long as the review: the clock of the API server differs, or it accepts a token a minute longer.
+func (t *Tokens) accept(key tokenKey, identity Identity, ends time.Time) time.Time {
+	now := time.Now()
+	a := good{identity: identity, fresh: now.Add(reviewedFor), ends: ends}
+	switch {
+	case ends.IsZero():
+	case !ends.After(now):
+		a.ends = a.fresh
+	case ends.Before(a.fresh):
+		a.fresh = ends
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.answers) >= maxReviews {
-		now := t.now()
-		for other, old := range t.answers {
-			if now.After(old.fresh) && now.After(old.ends) {
-				delete(t.answers, other)
-			}
-		}
+	t.good.put(key, a)
+	t.refused.remove(key)
+	return a.ends
+}
+
+// clipped returns an error whose text is not longer than maxReason.
+func clipped(err error) error {
+	text := err.Error()
+	if len(text) <= maxReason {
+		return err
 	}
-	for other := range t.answers {
-		if len(t.answers) < maxReviews {
-			break
-		}
-		delete(t.answers, other)
-	}
-	t.answers[key] = a
+	return errors.New(strings.ToValidUTF8(text[:maxReason], "") + "...")
+}
+
+// refuse remembers that a token is refused.
+func (t *Tokens) refuse(key tokenKey, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.good.remove(key)
+	t.refused.put(key, refused{err, time.Now().Add(refusedFor)})
 }
 
 // expiry returns when a token ends according to itself (RFC 7519, section 4.1.4); the zero time if

@@ -5,10 +5,15 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc/peer"
 )
 
 func token(name string, expires time.Time) string {
@@ -16,41 +21,50 @@ func token(name string, expires time.Time) string {
 	return "e30." + payload + ".c2ln"
 }
 
+// pass lets time pass in a bubble of testing/synctest.
+func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // the clock is that of the bubble
+
+// from returns a context of requests from an address.
+func from(t *testing.T, address string) context.Context {
+	t.Helper()
+	return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(address), Port: 12345}})
+}
+
+// shop is the identity in good tokens.
+var shop = Identity{"shop", "web"}
+
 // D49: one review per token and five minutes. While the API server is away, an answer counts until
 // its token ends.
-func TestTokens(t *testing.T) {
-	now := time.Unix(1_800_000_000, 0)
+func TestTokens(t *testing.T) { synctest.Test(t, testTokens) }
+
+func testTokens(t *testing.T) {
 	var reviews atomic.Int64
 	var failure error // of reviews
 	tokens := NewTokens(func(context.Context, string) (Identity, error) {
 		reviews.Add(1)
-		if failure != nil {
-			return Identity{}, failure
-		}
-		return Identity{"shop", "web"}, nil
+		return shop, failure
 	})
-	tokens.now = func() time.Time { return now }
-	long := token("long", now.Add(time.Hour))
+	long := token("long", time.Now().Add(time.Hour))
 	ask := func(what, token string, wantErr error, wantReviews int64) {
 		t.Helper()
 		reviews.Store(0)
-		got, err := tokens.Identity(t.Context(), token)
-		if !errors.Is(err, wantErr) || err == nil && got != (Identity{"shop", "web"}) || reviews.Load() != wantReviews {
-			t.Errorf("%s: %v, %v after %d reviews, want %v after %d", what, got, err, reviews.Load(), wantErr, wantReviews)
+		got, ends, err := tokens.Identity(t.Context(), token)
+		if !errors.Is(err, wantErr) || err == nil && (got != shop || !ends.Equal(expiry(token))) || reviews.Load() != wantReviews {
+			t.Errorf("%s: %v until %v, %v after %d reviews, want %v after %d", what, got, ends, err, reviews.Load(), wantErr, wantReviews)
 		}
 	}
 	ask("the first time", long, nil, 1)
-	now = now.Add(reviewedFor - time.Second)
+	pass(reviewedFor - time.Second)
 	ask("before five minutes", long, nil, 0)
-	now = now.Add(2 * time.Second)
+	pass(2 * time.Second)
 	ask("after five minutes", long, nil, 1)
 
 	away := fmt.Errorf("connection refused: %w", ErrUnavailable)
 	failure = away
-	now = now.Add(reviewedFor + time.Second)
+	pass(reviewedFor + time.Second)
 	ask("while the API server is away", long, nil, 1)
-	ask("a new token meanwhile", token("new", now.Add(time.Hour)), ErrUnavailable, 1)
-	now = now.Add(time.Hour)
+	ask("a new token meanwhile", token("new", time.Now().Add(time.Hour)), ErrUnavailable, 1)
+	pass(time.Hour)
 	ask("an old answer after the end of its token", long, ErrUnavailable, 1)
 
 	refused := errors.New("refused")
@@ -58,15 +72,28 @@ func TestTokens(t *testing.T) {
 	ask("refused", long, refused, 1)
 	ask("refused again", long, refused, 0)
 	failure = away
-	now = now.Add(refusedFor + time.Second)
+	pass(refusedFor + time.Second)
 	ask("refused before the API server went away", long, ErrUnavailable, 1)
 
 	failure = nil
-	short := token("short", now.Add(time.Minute))
+	short := token("short", time.Now().Add(time.Minute))
 	ask("a token that ends soon", short, nil, 1)
 	failure = refused
-	now = now.Add(61 * time.Second)
+	pass(61 * time.Second)
 	ask("after its end", short, refused, 1)
+
+	// The API server accepts a token that has ended by the clock of this machine.
+	failure = nil
+	if _, ends, err := tokens.Identity(t.Context(), token("clock", time.Now().Add(-time.Hour))); err != nil || !ends.Equal(time.Now().Add(reviewedFor)) {
+		t.Errorf("a clock that is ahead: until %v, %v", ends, err)
+	}
+	failure = errors.New(strings.Repeat("x", 1<<20))
+	if _, _, err := tokens.Identity(t.Context(), "text"); err == nil || len(err.Error()) > maxReason+3 {
+		t.Errorf("a long reason: %v", err)
+	}
+	if _, _, err := tokens.Identity(t.Context(), strings.Repeat("x", maxToken+1)); err == nil || errors.Is(err, ErrUnavailable) {
+		t.Errorf("a long token: %v", err)
+	}
 }
 
 // D49: requests with one token at a time share a review, also if the first of them is given up.
@@ -78,13 +105,13 @@ func TestTokensShareReview(t *testing.T) {
 			close(asked)
 		}
 		<-released
-		return Identity{"shop", "web"}, ctx.Err()
+		return shop, ctx.Err()
 	})
 	first, cancel := context.WithCancel(t.Context())
 	var waiting sync.WaitGroup
 	ask := func(ctx context.Context) {
 		waiting.Go(func() {
-			if got, err := tokens.Identity(ctx, "token"); err != nil || got.Namespace != "shop" {
+			if got, _, err := tokens.Identity(ctx, "token"); err != nil || got.Namespace != "shop" {
 				t.Errorf("%v, %v", got, err)
 			}
 		})
@@ -102,32 +129,98 @@ func TestTokensShareReview(t *testing.T) {
 	}
 }
 
-// The number of remembered tokens is bounded, and those that count are kept before others.
+// D49: tokens that are refused have a place of their own: they push out no good one. Both are bounded.
 func TestTokensAreBounded(t *testing.T) {
-	now := time.Unix(1_800_000_000, 0)
 	tokens := NewTokens(func(_ context.Context, token string) (Identity, error) {
 		if token[0] == 'x' {
 			return Identity{}, errors.New("refused")
 		}
-		return Identity{"shop", "web"}, nil
+		return shop, nil
 	})
-	tokens.now = func() time.Time { return now }
-	for i := range maxReviews - 10 {
-		_, _ = tokens.Identity(t.Context(), fmt.Sprint("x", i)) // refused
+	for i := range maxGood {
+		if _, _, err := tokens.Identity(t.Context(), fmt.Sprint("good", i)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if _, err := tokens.Identity(t.Context(), "good"); err != nil {
-		t.Fatal(err)
-	}
-	now = now.Add(refusedFor + time.Second)
-	for i := range 100 {
-		_, _ = tokens.Identity(t.Context(), fmt.Sprint("x-more", i)) // refused
-	}
-	if n := len(tokens.answers); n > maxReviews {
-		t.Errorf("%d tokens are remembered", n)
+	for i := range 30_000 {
+		_, _, _ = tokens.Identity(t.Context(), fmt.Sprint("x", i)) // refused
 	}
 	tokens.review = func(context.Context, string) (Identity, error) { return Identity{}, errors.New("asked again") }
-	if _, err := tokens.Identity(t.Context(), "good"); err != nil {
-		t.Error(err)
+	for i := range maxGood {
+		if _, _, err := tokens.Identity(t.Context(), fmt.Sprint("good", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tokens.review = func(context.Context, string) (Identity, error) { return shop, nil }
+	for i := range 2*maxGood + 1 {
+		_, _, _ = tokens.Identity(t.Context(), fmt.Sprint("more", i)) // accepted
+	}
+	good, refused := len(tokens.good.young)+len(tokens.good.aged), len(tokens.refused.young)+len(tokens.refused.aged)
+	if good > 2*maxGood || refused > 2*maxRefused {
+		t.Errorf("%d tokens are remembered, and %d that are refused", good, refused)
+	}
+}
+
+// D49: while others make up tokens as fast as they can, the tokens of other clients are reviewed in their turn, and a
+// token that is known needs none. The API server takes 10 ms for a review.
+func TestTokensAreMadeUp(t *testing.T) { synctest.Test(t, testTokensAreMadeUp) }
+
+func testTokensAreMadeUp(t *testing.T) {
+	var inFlight, most, reviews atomic.Int64
+	tokens := NewTokens(func(_ context.Context, token string) (Identity, error) {
+		most.Store(max(most.Load(), inFlight.Add(1)))
+		defer inFlight.Add(-1)
+		reviews.Add(1)
+		pass(10 * time.Millisecond)
+		if strings.HasPrefix(token, "good") {
+			return shop, nil
+		}
+		return Identity{}, errors.New("refused")
+	})
+	if _, _, err := tokens.Identity(from(t, "192.0.2.1"), "good"); err != nil {
+		t.Fatal(err)
+	}
+	pass(reviewedFor)
+	ctx, cancel := context.WithCancel(t.Context())
+	var flood sync.WaitGroup
+	refused := map[string]*atomic.Int64{}
+	for _, address := range []string{"192.0.2.66", "192.0.2.67", "2001:db8::66"} {
+		refused[address] = new(atomic.Int64)
+		for i := range maxWaitingOfOne + 50 {
+			flood.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					_, _, err := tokens.Identity(from(t, address), fmt.Sprint("made up ", address, i, n))
+					if errors.Is(err, ErrUnavailable) {
+						pass(50 * time.Millisecond)
+					} else {
+						refused[address].Add(1)
+					}
+				}
+			})
+		}
+	}
+	pass(time.Second)
+	for i := range 50 {
+		began := time.Now()
+		if _, _, err := tokens.Identity(from(t, "192.0.2.1"), fmt.Sprint("good", i)); err != nil || time.Since(began) > 50*time.Millisecond {
+			t.Errorf("a token of another address: %v after %v", err, time.Since(began))
+		}
+	}
+	began := time.Now()
+	// It does not wait for others of its address either.
+	if _, _, err := tokens.Identity(from(t, "192.0.2.66"), "good"); err != nil || time.Since(began) > 50*time.Millisecond {
+		t.Errorf("a token that is known: %v after %v", err, time.Since(began))
+	}
+	cancel()
+	flood.Wait()
+	if most.Load() > maxReviews || most.Load() > 3*maxReviewsOfOne+maxReviewsOfOne {
+		t.Errorf("%d reviews at a time", most.Load())
+	}
+	for address, n := range refused {
+		t.Logf("%s: %d refused of %d reviews", address, n.Load(), reviews.Load())
+	}
+	if len(tokens.turns.lanes) > 0 || len(tokens.turns.all) > 0 || tokens.turns.waiting != 0 {
+		t.Errorf("reviews remain: %d lanes, %d in flight, %d wait", len(tokens.turns.lanes), len(tokens.turns.all), tokens.turns.waiting)
 	}
 }
 

@@ -413,7 +413,7 @@ func views(h *Hosts) []View {
 			for _, vips := range []bool{false, true} {
 				for _, app := range []string{"web", "db"} {
 					for _, place := range []Place{{"", ""}, {"east", ""}, {"west", "net1"}} {
-						v := View{namespace, f, vips, h.Sidecar(namespace, map[string]string{"app": app}), h.Place(place.Cluster, place.Network)}
+						v := View{namespace, f, vips, h.Sidecar(namespace, NewLabels(map[string]string{"app": app})), h.Place(place.Cluster, place.Network)}
 						if !slices.Contains(all, v) {
 							all = append(all, v)
 						}

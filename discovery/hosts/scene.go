@@ -41,7 +41,7 @@ type Limit struct {
 
 // Sidecar returns the Sidecar that limits the hosts of a workload: one of its namespace that selects it, or else
 // the one of the root namespace that selects all.
-func (s *Scene) Sidecar(namespace string, labels map[string]string) Limit {
+func (s *Scene) Sidecar(namespace string, labels Labels) Limit {
 	if of := s.sidecars.of(namespace, labels); of.is != nil {
 		return of
 	}

@@ -47,9 +47,9 @@ func (s sidecars) remove(o object.Object) {
 }
 
 // of returns the Sidecar of its namespace that selects a workload, if there is one.
-func (s sidecars) of(namespace string, labels map[string]string) Limit {
+func (s sidecars) of(namespace string, labels Labels) Limit {
 	for _, o := range s[namespace] {
-		if object.Selects(o.Labels, labels) {
+		if labels.have(o.Labels) {
 			return Limit{o.key, o}
 		}
 	}

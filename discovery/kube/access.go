@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 
 	"k8s.io/client-go/rest"
@@ -68,14 +69,12 @@ func load(path string) (*rest.Config, error) {
 	return config, nil
 }
 
-// ParseAccess returns the access that a kubeconfig gives in its current context. Whoever writes it to
-// the API server must not gain access to this host: as in istiod, it must neither run programs nor
-// read credentials from files.
+// ParseAccess returns the access that a kubeconfig gives in its current context. A program that may write it
+// to the API server must not gain access to this host: the kubeconfig must neither run programs nor read
+// files, as in istiod, nor lead requests elsewhere by way of a proxy or a redirection. The API server must
+// prove its identity, because it gets the tokens of its cluster's clients, and says whose they are.
 func ParseAccess(kubeconfig []byte) (*Access, error) {
 	parsed, err := clientcmd.Load(kubeconfig)
-	if err == nil {
-		err = clientcmd.Validate(*parsed)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("want a kubeconfig: %w", err)
 	}
@@ -84,10 +83,20 @@ func ParseAccess(kubeconfig []byte) (*Access, error) {
 			return nil, fmt.Errorf("user %q has the field %s, which is not allowed here: want a token, or a certificate and a key, in the kubeconfig itself", name, field)
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(parsed.Clusters)) {
+		if err := checkCluster(parsed.Clusters[name]); err != nil {
+			return nil, fmt.Errorf("cluster %q %w", name, err)
+		}
+	}
+	// Only now, because it opens files.
+	if err := clientcmd.Validate(*parsed); err != nil {
+		return nil, fmt.Errorf("want a kubeconfig: %w", err)
+	}
 	config, err := clientcmd.NewDefaultClientConfig(*parsed, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("want a kubeconfig: %w", err)
 	}
+	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return direct{rt} })
 	return newAccess(config), nil
 }
 
@@ -106,4 +115,35 @@ func unsafeField(user *api.AuthInfo) string {
 		return "client-key"
 	}
 	return ""
+}
+
+// checkCluster returns an error if a cluster reads a file, leads requests elsewhere, or accepts any API server.
+func checkCluster(cluster *api.Cluster) error {
+	const certificate = "want the certificate of its authority in certificate-authority-data"
+	server, err := url.Parse(cluster.Server)
+	switch {
+	case cluster.CertificateAuthority != "":
+		return errors.New("has the field certificate-authority, which is not allowed here: " + certificate)
+	case cluster.ProxyURL != "":
+		return errors.New("has the field proxy-url, which is not allowed here: want an API server that is reached without a proxy")
+	case cluster.InsecureSkipTLSVerify:
+		return errors.New("has the field insecure-skip-tls-verify, which is not allowed here: " + certificate)
+	case err != nil || server.Scheme != "https" || server.Host == "":
+		return fmt.Errorf("has %q in the field server: want https://HOST:PORT", cluster.Server)
+	}
+	return nil
+}
+
+// direct is a transport that returns an error in place of a redirection. API servers do not redirect, and
+// the http.Client of client-go would follow, to any host and without TLS.
+type direct struct{ http.RoundTripper }
+
+// RoundTrip sends a request.
+func (d direct) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := d.RoundTripper.RoundTrip(request)
+	if err == nil && response.StatusCode/100 == 3 && response.StatusCode != http.StatusNotModified {
+		_ = response.Body.Close() // it is not read
+		return nil, fmt.Errorf("the API server %s redirects to %q, which is not allowed here", request.URL.Host, response.Header.Get("Location"))
+	}
+	return response, err
 }

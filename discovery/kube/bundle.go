@@ -28,12 +28,6 @@ const (
 	// owners: with an owner, server-side apply of a manifest (Helm 4) could not remove a webhook from the
 	// list, and would have a conflict if it sets the field.
 	fieldManager = "nametap-discovery"
-	// restores is how often a caBundle is restored at once. While another program writes it again and again,
-	// the pauses then grow from a second to maxPause.
-	restores = 10
-	maxPause = 5 * time.Minute
-	// calm is how long a caBundle stays as it is when no other program writes it.
-	calm = time.Minute
 )
 
 // A bundler keeps the certificates of the authorities in the field caBundle of the webhooks of a
@@ -46,10 +40,8 @@ type bundler struct {
 	changed        chan struct{}
 
 	// Of the goroutine that writes.
-	written  string    // what was written last
-	restored int       // how often that was restored without calm between
-	last     time.Time // when it was written last
-	blamed   string    // the program in the last line of the log
+	pace   pace
+	blamed string // the program in the last line of the log
 
 	mu       sync.Mutex
 	roots    string    // to write, in PEM; "" if there are none yet
@@ -89,13 +81,11 @@ func webhooksOf(o metav1.Object) webhooks {
 		w.names, w.bundles = append(w.names, hook.Name), append(w.bundles, hook.ClientConfig.CABundle)
 	}
 	for i, entry := range configuration.ManagedFields {
-		switch {
-		case entry.Manager == fieldManager:
+		if entry.Manager == fieldManager {
 			w.owned = append(w.owned, i)
-		case entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), []byte(`"f:caBundle"`)):
-			w.writers = append(w.writers, fmt.Sprintf("%s (%s)", entry.Manager, entry.Operation))
 		}
 	}
+	w.writers = writersOf(configuration.ManagedFields, "caBundle")
 	return w
 }
 
@@ -129,7 +119,7 @@ func (b *bundler) run(ctx context.Context) {
 		follow(ctx, namedLister(b.client, webhookConfigurations, cache.NewObjectName("", b.name), &admissionregistrationv1.MutatingWebhookConfiguration{}), b.configurations, &b.configurations.health)
 	})
 	logged := ""
-	keepUp(ctx, b.changed, b.paced, func(err error) {
+	keepUp(ctx, b.changed, b.pass, func(err error) {
 		b.mu.Lock()
 		b.failing = err != nil
 		b.mu.Unlock()
@@ -143,45 +133,14 @@ func (b *bundler) run(ctx context.Context) {
 	})
 }
 
-// paced is pass with a pause if another program writes the field, too.
-func (b *bundler) paced(ctx context.Context) error {
-	for {
-		left := time.Until(b.last.Add(b.pause()))
-		if left <= 0 || b.current() != b.written {
-			return b.pass(ctx)
-		}
-		timer := time.NewTimer(left)
-		select {
-		case <-ctx.Done():
-		case <-b.changed:
-		case <-timer.C:
-		}
-		timer.Stop()
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // the caller ends, too
-		}
-	}
-}
-
-// pause returns the time between two writes.
-func (b *bundler) pause() time.Duration {
-	doublings := b.restored - restores
-	switch {
-	case doublings < 0:
-		return 0
-	case doublings > 9:
-		return maxPause
-	}
-	return min(maxPause, time.Second<<doublings)
-}
-
-// pass writes the certificates where they are missing.
-func (b *bundler) pass(ctx context.Context) error {
+// pass writes the certificates where they are missing, and returns when to look again. If another program writes the
+// field, too, that is after a pause.
+func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
 	roots := b.current()
 	all, ok := b.configurations.all()
 	seen, exists := all[cache.NewObjectName("", b.name)]
 	if roots == "" || !ok || !exists {
-		return nil
+		return recheck, nil
 	}
 	var names []string
 	var patch []operation
@@ -192,6 +151,9 @@ func (b *bundler) pass(ctx context.Context) error {
 		}
 	}
 	if len(patch) > 0 {
+		if left := b.pace.left(roots); left > 0 {
+			return left, nil
+		}
 		b.count(roots, seen)
 	} else {
 		for _, i := range slices.Backward(seen.owned) {
@@ -199,23 +161,23 @@ func (b *bundler) pass(ctx context.Context) error {
 		}
 	}
 	if len(patch) == 0 {
-		return nil
+		return recheck, nil
 	}
-	err := b.write(ctx, seen, patch)
+	err = b.write(ctx, seen, patch)
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err), inapplicable(err):
-		return nil // it was changed or deleted, which is seen soon
+		return recheck, nil // it was changed or deleted, which is seen soon
 	case err != nil:
 		advice := ""
 		if apierrors.IsForbidden(err) {
 			advice = ": apply the ClusterRole of deploy/kubernetes/webhook.yaml, or set --inject-webhook to nothing if another program writes the caBundle (docs/injection.md)"
 		}
-		return fmt.Errorf("%w%s", err, advice)
+		return recheck, fmt.Errorf("%w%s", err, advice)
 	}
 	if len(names) > 0 {
 		b.log.Info("the certificates for the webhook were written", "configuration", b.name, "webhooks", names)
 	}
-	return nil
+	return recheck, nil
 }
 
 // inapplicable reports whether a patch is of a part that the object has no more. The API server finds that out
@@ -227,15 +189,15 @@ func inapplicable(err error) bool {
 
 // count counts a write, and logs which programs write something else again and again.
 func (b *bundler) count(roots string, seen webhooks) {
-	if roots != b.written || time.Since(b.last) > calm+2*b.pause() {
-		b.written, b.restored, b.blamed = roots, 0, ""
+	if !b.pace.disputed() {
+		b.blamed = ""
 	}
-	b.restored, b.last = b.restored+1, time.Now()
-	if b.restored <= restores {
+	b.pace.count(roots)
+	if !b.pace.disputed() {
 		return
 	}
 	b.mu.Lock()
-	b.disputed = b.last.Add(calm + 2*b.pause())
+	b.disputed = time.Now().Add(b.pace.untilCalm())
 	b.mu.Unlock()
 	writers := fmt.Sprint(seen.writers)
 	if writers == b.blamed {
@@ -247,7 +209,7 @@ func (b *bundler) count(roots string, seen webhooks) {
 		advice = "its writer is unknown: see whether another installation of nametap-discovery, with another certificate, has the same --inject-webhook"
 	}
 	b.log.Error("another program writes the caBundle of the webhook again and again, and the API server may not trust the webhook meanwhile: "+advice,
-		"configuration", b.name, "field_managers", seen.writers, "restored", b.restored)
+		"configuration", b.name, "field_managers", seen.writers, "restored", b.pace.restored)
 }
 
 // An operation is one of a JSON patch (RFC 6902).

@@ -184,7 +184,7 @@ func (c *Certificate) step(ctx context.Context) (due time.Time, err error) {
 		return due, nil
 	}
 	secret := all[cache.NewObjectName(c.cfg.Namespace, c.cfg.Name)]
-	found, err := c.parse(secret)
+	found, stored, err := c.parse(secret)
 	if err != nil {
 		return due, err
 	}
@@ -192,13 +192,24 @@ func (c *Certificate) step(ctx context.Context) (due time.Time, err error) {
 	if err != nil {
 		return due, fmt.Errorf("%s: %w", c, err)
 	}
-	if secret == nil || wanted != found {
+	if wanted != found {
+		// A replica whose clock is wrong must not make what all replicas and agents then use.
+		if err := checkClock(ctx, c.clients.core); err != nil {
+			c.use(found)
+			return due, fmt.Errorf("%s: a certificate is due by the clock of this machine, and not made: %w", c, err)
+		}
+	}
+	if !stored || wanted != found {
 		switch err := c.write(ctx, secret, wanted); {
 		case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), secret != nil && apierrors.IsNotFound(err):
 			return due, errOvertaken
 		case err != nil:
 			c.use(found)
-			return due, fmt.Errorf("%s cannot be written: %w%s", c, err, adviceForRole(err))
+			advice := adviceForRole(err)
+			if secret == nil && apierrors.IsForbidden(err) {
+				advice = ": create the Secret without data, as deploy/kubernetes/discovery.yaml does"
+			}
+			return due, fmt.Errorf("%s cannot be written: %w%s", c, err, advice)
 		}
 		c.cfg.Logger.Info("a TLS certificate was made", "in", c.String(), "expires", wanted.Server().Leaf.NotAfter)
 	}
@@ -206,22 +217,23 @@ func (c *Certificate) step(ctx context.Context) (due time.Time, err error) {
 	return c.policy.Due(wanted), nil
 }
 
-// parse returns the certificates in a Secret. If it was deleted, these are the certificates in use, so
-// that it is made again with the authority that agents trust. If there never was one, it returns nil.
-func (c *Certificate) parse(secret *corev1.Secret) (*pki.Certificates, error) {
-	if secret == nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.used, nil
+// parse returns the certificates in a Secret. If it has none, or was deleted, stored is false, and these are the
+// certificates in use, so that the Secret gets the authority that agents trust; nil if there are none.
+func (c *Certificate) parse(secret *corev1.Secret) (found *pki.Certificates, stored bool, err error) {
+	if secret != nil {
+		found, err = pki.Parse(secret.Data)
+		switch {
+		case errors.Is(err, pki.ErrForeign):
+			return nil, true, fmt.Errorf("%s: %w: name another Secret (--tls-secret), or mount this one and name its files (--tls-cert, --tls-key)", c, err)
+		case err != nil:
+			return nil, true, fmt.Errorf("%s is damaged: %w: repair it, or empty its data, and replicas fill it again", c, err)
+		case found != nil:
+			return found, true, nil
+		}
 	}
-	found, err := pki.Parse(secret.Data)
-	switch {
-	case errors.Is(err, pki.ErrForeign):
-		return nil, fmt.Errorf("%s: %w: name another Secret (--tls-secret), or mount this one and name its files (--tls-cert, --tls-key)", c, err)
-	case err != nil:
-		return nil, fmt.Errorf("%s is damaged: %w: repair it, or delete it, and replicas make it again", c, err)
-	}
-	return found, nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.used, false, nil
 }
 
 // write creates the Secret, or changes the one that was seen.

@@ -19,9 +19,9 @@
 //
 // While the API server is away, the objects stay as they were.
 //
-// certificate.go keeps the certificate that replicas share (package pki) in a Secret, and publisher.go
-// its root certificate in ConfigMaps. Both see the objects of the API server in a mirror.go, and ask it
-// by shared.go.
+// certificate.go keeps the certificate that replicas share (package pki) in a Secret, publisher.go its root
+// certificate in ConfigMaps, and bundle.go in a webhook. pace.go says how often the latter two write what another program
+// writes, too. All see the objects of the API server in a mirror.go, and ask it by shared.go.
 //
-// access.go finds the API server, and review.go asks it whose a client's token is.
+// access.go finds the API server, review.go asks it whose a client's token is, and clock.go asks it what time it is.
 package kube

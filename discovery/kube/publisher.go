@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -38,9 +39,13 @@ type publisher struct {
 	name       string // of the ConfigMaps
 	clients    *sharedClients
 	log        *slog.Logger
-	namespaces *mirror[bool]   // whether a namespace can get a ConfigMap
-	configMaps *mirror[string] // the certificates in them
+	namespaces *mirror[bool] // whether a namespace can get a ConfigMap
+	configMaps *mirror[rootMap]
 	changed    chan struct{}
+
+	// Of the goroutine that writes.
+	paces  map[string]*pace // by namespace, of ConfigMaps that were written lately
+	blamed string           // the programs in the last line of the log
 
 	mu     sync.Mutex
 	roots  string // to publish; "" if there are none yet
@@ -49,22 +54,40 @@ type publisher struct {
 }
 
 func newPublisher(name string, clients *sharedClients, log *slog.Logger) *publisher {
-	p := &publisher{name: name, clients: clients, log: log, changed: make(chan struct{}, 1)}
+	p := &publisher{name: name, clients: clients, log: log, changed: make(chan struct{}, 1), paces: map[string]*pace{}}
 	changed := func() { notify(p.changed) }
 	p.namespaces = &mirror[bool]{
 		health: health{what: "namespaces", log: log}, changed: changed, parts: map[cache.ObjectName]bool{},
 		part: func(o metav1.Object) bool { return o.GetDeletionTimestamp() == nil && !isSystem(o.GetName()) },
 	}
-	p.configMaps = &mirror[string]{
-		health: health{what: "ConfigMaps " + name, log: log}, changed: changed, parts: map[cache.ObjectName]string{},
-		part: func(o metav1.Object) string {
-			if c, ok := o.(*corev1.ConfigMap); ok {
-				return c.Data[rootKey]
-			}
-			return ""
-		},
+	p.configMaps = &mirror[rootMap]{
+		health: health{what: "ConfigMaps " + name, log: log}, changed: changed, parts: map[cache.ObjectName]rootMap{}, part: rootMapOf,
 	}
 	return p
+}
+
+// A rootMap is what a publisher needs of a ConfigMap.
+type rootMap struct {
+	text    string   // the certificates
+	writers []string // other programs that own them
+}
+
+func rootMapOf(o metav1.Object) rootMap {
+	c, ok := o.(*corev1.ConfigMap)
+	if !ok {
+		return rootMap{}
+	}
+	return rootMap{c.Data[rootKey], writersOf(c.ManagedFields, rootKey)}
+}
+
+// writersOf returns the programs, other than this one, that own a field of an object.
+func writersOf(entries []metav1.ManagedFieldsEntry, field string) (writers []string) {
+	for _, entry := range entries {
+		if entry.Manager != fieldManager && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), []byte(`"f:`+field+`"`)) {
+			writers = append(writers, fmt.Sprintf("%s (%s)", entry.Manager, entry.Operation))
+		}
+	}
+	return writers
 }
 
 // publish sets what to publish.
@@ -107,9 +130,9 @@ func (p *publisher) run(ctx context.Context) {
 	keepUp(ctx, p.changed, p.pass, func(err error) { logged = p.note(err, logged) })
 }
 
-// keepUp calls pass after each change, and every recheck, until ctx ends. After an error it calls it again
-// earlier. note gets what each call returns.
-func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Context) error, note func(error)) {
+// keepUp calls pass after each change, and at the time that pass returned, until ctx ends. After an error it calls it
+// again earlier. note gets what each call returns.
+func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Context) (next time.Duration, err error), note func(error)) {
 	backoff := retry()
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
@@ -120,17 +143,17 @@ func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Cont
 		case <-changed:
 		case <-timer.C:
 		}
-		err := pass(ctx)
+		next, err := pass(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		note(err)
 		if err != nil {
-			timer.Reset(backoff.Step())
+			timer.Reset(min(next, backoff.Step()))
 			continue
 		}
 		backoff = retry()
-		timer.Reset(recheck)
+		timer.Reset(next)
 	}
 }
 
@@ -147,43 +170,96 @@ func (p *publisher) note(err error, logged string) string {
 	return logged
 }
 
-// pass creates the ConfigMaps that are missing, and changes those that have other certificates. It
-// returns an error if that has failed for a namespace.
-func (p *publisher) pass(ctx context.Context) error {
+// pass creates the ConfigMaps that are missing, and changes those that have other certificates. It returns when to
+// look again, and an error if a write has failed. Where another program writes the ConfigMap, too, there is a pause
+// between two writes.
+func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
 	p.mu.Lock()
 	roots, unsure := p.roots, p.unsure
 	p.mu.Unlock()
 	namespaces, ok := p.namespaces.all()
 	published, ok2 := p.configMaps.all()
 	if roots == "" || !ok || !ok2 {
-		return nil
+		return recheck, nil
 	}
+	maps.DeleteFunc(p.paces, func(namespace string, w *pace) bool {
+		return w.untilCalm() < 0 || !namespaces[cache.NewObjectName("", namespace)]
+	})
+	next = recheck
 	failed, wrote := 0, 0
-	var first error
 	for _, key := range slices.SortedFunc(maps.Keys(namespaces), func(a, b cache.ObjectName) int { return strings.Compare(a.Name, b.Name) }) {
 		namespace := key.Name
-		text, exists := published[cache.NewObjectName(namespace, p.name)]
-		if !namespaces[key] || exists && (unsure || text == roots) {
+		now, exists := published[cache.NewObjectName(namespace, p.name)]
+		if !namespaces[key] || exists && (unsure || now.text == roots) {
 			continue
 		}
-		done, err := p.write(ctx, namespace, roots, exists)
+		pace := p.paceOf(namespace)
+		if left := pace.left(roots); left > 0 {
+			next = min(next, left)
+			continue
+		}
+		done, failure := p.write(ctx, namespace, roots, exists)
 		if done {
+			pace.count(roots)
 			wrote++
 		}
-		if err == nil {
+		if failure == nil {
 			continue
 		}
-		if failed++; first == nil {
-			first = fmt.Errorf("%s: %w%s", namespace, err, adviceForRole(err))
+		if failed++; err == nil {
+			err = fmt.Errorf("%s: %w%s", namespace, failure, adviceForRole(failure))
 		}
 	}
+	disputed, calm := p.disputes(published)
 	p.mu.Lock()
-	p.absent = failed
+	p.absent = failed + disputed
 	p.mu.Unlock()
 	if wrote > 0 {
 		p.log.Info("the root certificate was published", "configmap", p.name, "namespaces", wrote)
 	}
-	return first
+	return min(next, calm), err
+}
+
+// paceOf returns the pace of the ConfigMap of a namespace.
+func (p *publisher) paceOf(namespace string) *pace {
+	w := p.paces[namespace]
+	if w == nil {
+		w = new(pace)
+		p.paces[namespace] = w
+	}
+	return w
+}
+
+// disputes returns the number of ConfigMaps that another program counts as writing, too, and how long at least one of
+// them does. It logs when that begins.
+func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed int, calm time.Duration) {
+	var writers []string
+	calm = recheck
+	for namespace, w := range p.paces {
+		if !w.disputed() {
+			continue
+		}
+		disputed++
+		calm = min(calm, w.untilCalm())
+		writers = append(writers, published[cache.NewObjectName(namespace, p.name)].writers...)
+	}
+	slices.Sort(writers)
+	writers = slices.Compact(writers)
+	blamed := fmt.Sprint(writers)
+	if disputed == 0 || blamed == p.blamed {
+		if disputed == 0 {
+			p.blamed = ""
+		}
+		return disputed, calm
+	}
+	p.blamed = blamed
+	advice := "let that program leave its key " + rootKey + " alone, or name another ConfigMap (--tls-ca-configmap)"
+	if len(writers) == 0 {
+		advice = "another installation of nametap-discovery, with another certificate, has the same --tls-ca-configmap: name another ConfigMap there"
+	}
+	p.log.Error("another program writes the ConfigMaps with the root certificate again and again, and new agents may not connect meanwhile: "+advice,
+		"configmap", p.name, "field_managers", writers, "namespaces", disputed)
+	return disputed, calm
 }
 
 // write creates a ConfigMap, or changes its certificates. What other programs have added to it stays. If

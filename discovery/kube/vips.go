@@ -182,8 +182,14 @@ func (w *Writer) istiodIsAway(ctx context.Context) error {
 	if err := json.Unmarshal([]byte(lock.Annotations[istiodLockHolder]), &holder); err != nil {
 		return nil //nolint:nilerr // it is not the lock of a controller
 	}
-	if holder.Identity != "" && time.Since(holder.Renewed.Time) < istiodLockDuration {
+	if holder.Identity == "" {
+		return nil
+	}
+	if time.Since(holder.Renewed.Time) < istiodLockDuration {
 		return fmt.Errorf("istiod (%s) writes them: it holds the lock in ConfigMap %s/%s", holder.Identity, w.cfg.RootNamespace, istiodLock)
+	}
+	if err := checkClock(ctx, w.clients.core); err != nil {
+		return fmt.Errorf("whether istiod (%s) writes them is not known: %w", holder.Identity, err)
 	}
 	return nil
 }

@@ -19,8 +19,8 @@ const (
 	authorityLife = 3650 * day
 	// serverLife leaves 30 days, from two thirds on, to notice that no replica can renew it.
 	serverLife = 90 * day
-	// backdate is how long before its making a certificate is valid, because clocks differ.
-	backdate = 5 * time.Minute
+	// ClockTolerance is by how much the clocks of machines may differ: a certificate is valid this long before it is made.
+	ClockTolerance = 5 * time.Minute
 	// spread is the part of a life, after two thirds of it, in which replicas renew a certificate.
 	spread = 0.05
 )
@@ -119,7 +119,7 @@ func newAuthority(now time.Time) (authority, error) {
 	}
 	template := &x509.Certificate{
 		Subject:   pkix.Name{Organization: []string{"nametap"}, CommonName: "nametap-discovery " + now.UTC().Format(time.RFC3339)},
-		NotBefore: now.Add(-backdate), NotAfter: now.Add(authorityLife),
+		NotBefore: now.Add(-ClockTolerance), NotAfter: now.Add(authorityLife),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
@@ -144,7 +144,7 @@ func (c *Certificates) sign(names []string, now time.Time) (*tls.Certificate, er
 	}
 	template := &x509.Certificate{
 		Subject:  pkix.Name{Organization: []string{"nametap"}, CommonName: "nametap-discovery"},
-		DNSNames: names, NotBefore: now.Add(-backdate), NotAfter: end,
+		DNSNames: names, NotBefore: now.Add(-ClockTolerance), NotAfter: end,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, BasicConstraintsValid: true,
 	}
 	leaf, err := create(template, signer.certificate, key, signer.key)

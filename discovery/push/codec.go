@@ -23,9 +23,9 @@ const (
 	fieldInner = 2
 )
 
-// codec is gRPC's codec, except that it sends an encoded response as it is. All streams share the bytes of
-// its resources: a push to 10,000 clients, or one that a slow client does not read, costs a hundred
-// bytes per stream instead of a table.
+// codec is gRPC's codec, except that it decodes a [Request], and sends an encoded response as it is. All streams
+// share the bytes of its resources: a push to 10,000 clients, or one that a slow client does not read, costs a
+// hundred bytes per stream instead of a table.
 type codec struct{ encoding.CodecV2 }
 
 // Codec returns the codec that a server needs to serve [Service].
@@ -37,6 +37,15 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return mem.BufferSlice(m), nil
 	}
 	return c.CodecV2.Marshal(v)
+}
+
+// Unmarshal decodes a message.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if r, ok := v.(*Request); ok {
+		r.decode(data)
+		return nil
+	}
+	return c.CodecV2.Unmarshal(data, v)
 }
 
 // An encodedResponse is a DiscoveryResponse or a DeltaDiscoveryResponse.

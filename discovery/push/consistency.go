@@ -40,7 +40,9 @@ func (s *Service) Consistency() Consistency {
 	defer t.mu.Unlock()
 	c := Consistency{Differences: s.differences.Load(), Views: []ViewState{}}
 	for _, v := range t.viewsLocked() {
-		c.Views = append(c.Views, v.state())
+		if len(v.sessions) > 0 {
+			c.Views = append(c.Views, v.state())
+		}
 	}
 	slices.SortFunc(c.Views, func(a, b ViewState) int { return cmp.Compare(a.Client, b.Client) })
 	return c
@@ -80,6 +82,6 @@ func (s *Service) replicasDiffer(node string) {
 	s.differences.Add(1)
 	s.rejections.Do(func() {
 		s.cfg.Logger.Error("another replica with the same objects serves another table: are all of the same release, and with the same flags? "+
-			"Compare their /debug/consistency", "node", node)
+			"Compare their /debug/consistency", "node", cut(node))
 	})
 }

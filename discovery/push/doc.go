@@ -14,8 +14,8 @@
 //
 // consistency.go says which tables are served, and which ones clients have.
 //
-// service.go accepts streams and bounds what they occupy; node.go parses what a client says of itself;
-// metrics.go counts.
+// service.go serves streams; request.go decodes what is used of a request; node.go parses what a client says of
+// itself; metrics.go counts.
 //
 // What a client is sent depends on what it merges (NAMETAP_MERGE):
 //

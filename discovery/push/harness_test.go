@@ -6,7 +6,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -32,7 +31,7 @@ func join(tb testing.TB, s *Service, namespace, merge string) *fakeClient {
 	c.session = &session{service: s, variant: variantDelta, send: c.receive}
 	c.late = time.AfterFunc(time.Hour, func() {})
 	node := &corev3.Node{Id: "sidecar~10.0.0.1~web-0." + namespace + "~x", Metadata: meta}
-	if err := c.handle(request{node: node, typeURL: TypeURL}); err != nil {
+	if err := c.handle(&Request{node: node, typeURL: TypeURL}); err != nil {
 		tb.Fatal(err)
 	}
 	return c
@@ -59,7 +58,7 @@ func (c *fakeClient) receive(response any) error {
 // ack acknowledges the last push.
 func (c *fakeClient) ack() {
 	c.tb.Helper()
-	if err := c.handle(request{typeURL: TypeURL, nonce: c.last.GetNonce()}); err != nil {
+	if err := c.handle(&Request{typeURL: TypeURL, nonce: c.last.GetNonce()}); err != nil {
 		c.tb.Fatal(err)
 	}
 }
@@ -67,7 +66,7 @@ func (c *fakeClient) ack() {
 // nack rejects the last push.
 func (c *fakeClient) nack() {
 	c.tb.Helper()
-	if err := c.handle(request{typeURL: TypeURL, nonce: c.last.GetNonce(), rejection: &rpcstatus.Status{Message: "no"}}); err != nil {
+	if err := c.handle(&Request{typeURL: TypeURL, nonce: c.last.GetNonce(), rejected: true, reason: "no"}); err != nil {
 		c.tb.Fatal(err)
 	}
 }

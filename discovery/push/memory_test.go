@@ -30,7 +30,7 @@ func TestClientsBehind(t *testing.T) {
 	}
 	before := heap()
 	answer := func(c *fakeClient) {
-		if err := c.handle(request{typeURL: TypeURL, nonce: c.nonce}); err != nil {
+		if err := c.handle(&Request{typeURL: TypeURL, nonce: c.nonce}); err != nil {
 			t.Fatal(err)
 		}
 	}

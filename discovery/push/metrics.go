@@ -8,6 +8,8 @@ const (
 	endedSlow    = "slow"
 	endedRefused = "refused"
 	endedBehind  = "behind"
+	endedUnread  = "unread"
+	endedMemory  = "memory"
 )
 
 // metrics are the metrics of streams. docs/discovery.md lists them.
@@ -34,13 +36,15 @@ func newMetrics(differences func() uint64) *metrics {
 			Namespace: "nametap", Subsystem: "discovery", Name: "clients", Help: "Open ADS streams, by variant (sotw or delta)."}, []string{"variant"}),
 		pushes:   counters("pushes_total", "Responses with name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
-		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients), "+
-			"slow (a push was not acknowledged in time), refused (the client's identity) or behind (the client has a later table, and the Kubernetes API cannot be listed).", "reason"),
+		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients or "+
+			"--max-clients-per-address), slow (no table was requested, or a push was not acknowledged, in time), refused (the client's identity), "+
+			"memory (nearly all of it is in use), unread (too many requests that have arrived in part) or behind (the client has a later "+
+			"table, and the Kubernetes API cannot be listed).", "reason"),
 		waited: prometheus.NewCounter(counter("clients_ahead_total", "Clients that had waited because another replica had read more of the API server.")),
 		differ: prometheus.NewCounterFunc(counter("replica_differences_total", "Clients that had another table from a replica with the same objects."),
 			func() float64 { return float64(differences()) }),
 	}
-	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedBehind} {
+	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedMemory, endedUnread, endedBehind} {
 		m.ended.WithLabelValues(reason)
 	}
 	for _, variant := range []string{variantSotw, variantDelta} {
@@ -56,8 +60,14 @@ func (s *Service) Metrics() []prometheus.Collector {
 	return []prometheus.Collector{s.metrics.clients, s.metrics.pushes, s.metrics.rejected, s.metrics.ended, s.metrics.waited, s.metrics.differ}
 }
 
-// TooMany counts a connection that was closed because there are too many.
+// TooMany counts a connection or stream that was refused because there are too many.
 func (s *Service) TooMany() { s.metrics.ended.WithLabelValues(endedTooMany).Inc() }
 
 // Refused counts a client that was refused because of its identity.
 func (s *Service) Refused() { s.metrics.ended.WithLabelValues(endedRefused).Inc() }
+
+// Unread counts a connection that was closed because of requests that have arrived in part.
+func (s *Service) Unread() { s.metrics.ended.WithLabelValues(endedUnread).Inc() }
+
+// NoMemory counts a client that was refused because nearly all memory is in use.
+func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc() }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // The keys of node metadata that are read. Booleans are strings, as istiod requires.
@@ -26,7 +27,17 @@ const (
 	metaLabels       = "LABELS"
 	metaCluster      = "CLUSTER_ID"
 	metaNetwork      = "NETWORK"
+	metaAccount      = "SERVICE_ACCOUNT" // which [Config.Check] reads
 )
+
+// isUsed reports whether the metadata with a key is read.
+func isUsed(key string) bool {
+	switch key {
+	case metaNamespace, metaIPs, metaDNSCapture, metaAutoAllocate, metaMerge, metaHosts, metaRevision, metaLabels, metaCluster, metaNetwork, metaAccount:
+		return true
+	}
+	return false
+}
 
 // mergeHosts is the value of NAMETAP_MERGE of a client that merges hosts.
 const mergeHosts = "hosts"
@@ -36,7 +47,7 @@ const mergeHosts = "hosts"
 type subscriber struct {
 	node             string // the id
 	view             hosts.View
-	labels           map[string]string
+	labels           hosts.Labels
 	cluster, network string // that the client claims to be in; may be empty
 	// mergesHosts says that the client is sent changes. digests are those of the hosts that it has, nil if it
 	// has none; revision is that of its last change.
@@ -45,8 +56,15 @@ type subscriber struct {
 	revision    []byte
 }
 
-// maxRevision bounds a revision, in bytes. They are shorter.
-const maxRevision = 1 << 10
+// Bounds of what is kept of a client as long as its stream lives, in bytes. Kubernetes has those of names.
+const (
+	maxRevision = 1 << 10 // revisions are shorter
+	maxName     = 253
+	maxLabel    = 63
+	maxNodeID   = len("sidecar~~.~") + len("0000:0000:0000:0000:0000:ffff:255.255.255.255") + maxName + maxLabel + maxName
+	// maxLabels is a number of labels.
+	maxLabels = 256
+)
 
 // parseNode returns what a node says of its client. The node id has Istio's form:
 // sidecar~<ip>~<pod>.<namespace>~<domain>. It refuses what istiod refuses, so that a
@@ -56,8 +74,8 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 		return subscriber{}, refuse("the first request carries no node id: want sidecar~<ip>~<pod>.<namespace>~<domain>")
 	}
 	parts := strings.Split(node.GetId(), "~")
-	if len(parts) != 4 || parts[0] == "" {
-		return subscriber{}, refuse("node id %q: want sidecar~<ip>~<pod>.<namespace>~<domain>", node.GetId())
+	if len(parts) != 4 || parts[0] == "" || len(node.GetId()) > maxNodeID {
+		return subscriber{}, refuse("node id %q: want sidecar~<ip>~<pod>.<namespace>~<domain>, at most %d bytes", cut(node.GetId()), maxNodeID)
 	}
 	meta := metadata{fields: node.GetMetadata().GetFields()}
 	merge := meta.str(metaMerge)
@@ -72,8 +90,8 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 			v.Namespace = parts[2][i+1:]
 		}
 	}
-	ips, labels := meta.str(metaIPs), meta.stringMap(metaLabels)
-	cluster, network := meta.str(metaCluster), meta.str(metaNetwork)
+	ips, labels := meta.str(metaIPs), meta.labels()
+	cluster, network := meta.name(metaCluster), meta.name(metaNetwork)
 	encoded, revision := meta.bytes(metaHosts), meta.bytes(metaRevision)
 	digests, ok := digest.ParseDigests(encoded)
 	if len(encoded) > 0 && !ok {
@@ -87,10 +105,13 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	}
 	if v.Namespace == "" {
 		return subscriber{}, refuse("node %q has no namespace: neither metadata %s nor <pod>.<namespace> in the id",
-			node.GetId(), metaNamespace)
+			cut(node.GetId()), metaNamespace)
+	}
+	if !object.IsLabel(v.Namespace) {
+		return subscriber{}, refuse("node %q is of namespace %q: want a name of Kubernetes, at most %d bytes", cut(node.GetId()), cut(v.Namespace), maxLabel)
 	}
 	if v.Families, ok = familiesOf(ips + "," + parts[1]); !ok {
-		return subscriber{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", node.GetId(), metaIPs)
+		return subscriber{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", cut(node.GetId()), metaIPs)
 	}
 	client := subscriber{node: node.GetId(), view: v, labels: labels, cluster: cluster, network: network, mergesHosts: merge == mergeHosts}
 	if len(encoded) > 0 {
@@ -137,7 +158,7 @@ func (m *metadata) str(name string) string {
 	s, ok := value.GetKind().(*structpb.Value_StringValue)
 	if !ok {
 		if m.err == nil {
-			m.err = refuse("node metadata %s: want a string, got %s", name, value)
+			m.err = refuse("node metadata %s: want a string, got %q", cut(name), cut(value.String()))
 		}
 		return ""
 	}
@@ -153,21 +174,39 @@ func (m *metadata) bytes(name string) []byte {
 	return data
 }
 
-// stringMap returns an object whose values are strings.
-func (m *metadata) stringMap(name string) map[string]string {
-	fields := m.fields[name].GetStructValue().GetFields()
-	if value, ok := m.fields[name]; ok && fields == nil && value.GetStructValue() == nil && m.err == nil {
-		m.err = refuse("node metadata %s: want an object, got %s", name, value)
+// name returns a text that is kept.
+func (m *metadata) name(key string) string {
+	text := m.str(key)
+	if len(text) > maxName && m.err == nil {
+		m.err = refuse("node metadata %s: want at most %d bytes, got %d", key, maxName, len(text))
+	}
+	return text
+}
+
+// labels returns the labels, an object whose values are strings.
+func (m *metadata) labels() hosts.Labels {
+	fields := m.fields[metaLabels].GetStructValue().GetFields()
+	if value, ok := m.fields[metaLabels]; ok && fields == nil && value.GetStructValue() == nil && m.err == nil {
+		m.err = refuse("node metadata %s: want an object, got %q", metaLabels, cut(value.String()))
+	}
+	if len(fields) > maxLabels && m.err == nil {
+		m.err = refuse("node metadata %s: want at most %d labels, got %d", metaLabels, maxLabels, len(fields))
+	}
+	if m.err != nil {
+		return nil
 	}
 	values := metadata{fields: fields}
 	out := make(map[string]string, len(fields))
 	for key := range fields {
 		out[key] = values.str(key)
+		if len(key) > maxName+len("/")+maxLabel || len(out[key]) > maxLabel {
+			m.err = refuse("node metadata %s: %q=%q: want at most %d/%d bytes and a value of %d bytes", metaLabels, cut(key), cut(out[key]), maxName, maxLabel, maxLabel)
+		}
 	}
 	if values.err != nil && m.err == nil {
 		m.err = values.err
 	}
-	return out
+	return hosts.NewLabels(out)
 }
 
 func (m *metadata) flag(name string, fallback bool) bool {
@@ -179,4 +218,12 @@ func (m *metadata) flag(name string, fallback bool) bool {
 
 func refuse(format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, format, args...)
+}
+
+// cut returns a text of a client for a line of the log or an error: its first bytes, if it is long.
+func cut(text string) string {
+	if len(text) <= maxForeign {
+		return text
+	}
+	return text[:maxForeign] + "..."
 }

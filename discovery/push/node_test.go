@@ -3,9 +3,11 @@ package push
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -44,14 +46,14 @@ func TestParseNode(t *testing.T) {
 			if err != nil || got.view != tt.want {
 				t.Errorf("got %+v, %v\nwant %+v", got, err, tt.want)
 			}
-			if _, labelled := tt.meta["LABELS"]; labelled != (got.labels["a"] == "b") {
+			if _, labelled := tt.meta["LABELS"]; labelled != slices.Equal(got.labels, hosts.NewLabels(map[string]string{"a": "b"})) {
 				t.Errorf("labels %v", got.labels)
 			}
 		})
 	}
 }
 
-// The node of Istio's agent is parsed.
+// The node of Istio's agent is decoded and parsed.
 func TestIstioAgentNode(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join("..", "testdata", "istiod", "agent-node.json"))
 	if err != nil {
@@ -62,7 +64,11 @@ func TestIstioAgentNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := hosts.View{Namespace: "default", Families: hosts.Families{V4: true, V6: true}, VIPs: true}
-	if got, err := parseNode(&n); err != nil || got.view != want {
+	r := decoded(t, &discoveryv3.DiscoveryRequest{Node: &n, TypeUrl: TypeURL})
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	if got, err := parseNode(r.node); err != nil || got.view != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 }

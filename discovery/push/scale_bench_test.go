@@ -54,7 +54,7 @@ func BenchmarkNamespaces(b *testing.B) {
 					changed.Service = &object.Service{ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)})}}
 					s.updateAll(b, hosts.Change{Updated: []object.Object{changed}})
 					for _, c := range clients {
-						if err := c.handle(request{typeURL: TypeURL, nonce: c.nonce}); err != nil {
+						if err := c.handle(&Request{typeURL: TypeURL, nonce: c.nonce}); err != nil {
 							b.Fatal(err)
 						}
 					}
@@ -85,7 +85,7 @@ func BenchmarkSidecar(b *testing.B) {
 				}
 				s.updateAll(b, hosts.Change{Updated: []object.Object{changed}})
 				for _, c := range clients {
-					if err := c.handle(request{typeURL: TypeURL, nonce: c.nonce}); err != nil {
+					if err := c.handle(&Request{typeURL: TypeURL, nonce: c.nonce}); err != nil {
 						b.Fatal(err)
 					}
 				}

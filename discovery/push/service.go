@@ -42,10 +42,8 @@ type Config struct {
 	Hosts *hosts.Hosts
 	// FirstRead is closed when all sources have been read for the first time.
 	FirstRead <-chan struct{}
-	// MaxClients bounds the streams that are served at a time.
-	MaxClients int
-	// AckTimeout is how long a client may take to send its first request, and to acknowledge a push,
-	// before its stream ends.
+	// AckTimeout is how long a client may take to request its table, and to acknowledge a push, before its stream
+	// ends. Istio's agent requests it on the stream on which its Envoy requests other types.
 	AckTimeout time.Duration
 	// Check returns an error, which ends the stream of a context, if its client may not be this node. The
 	// namespace is what the node claims.
@@ -70,7 +68,6 @@ type Service struct {
 
 	stopped    context.Context //nolint:containedctx // it ends when Stop is called
 	stop       context.CancelFunc
-	clients    atomic.Int64   // open streams
 	handlers   sync.WaitGroup // of streams
 	rejections rate.Sometimes // logs pushes that are rejected
 	// differences are how often a client had another table from a replica with the same objects.
@@ -101,24 +98,12 @@ func (s *Service) Wait() { s.handlers.Wait() }
 
 // StreamAggregatedResources serves a state-of-the-world stream.
 func (s *Service) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-	return s.serve(stream.Context(), variantSotw, func() (request, error) {
-		m, err := stream.Recv()
-		return request{
-			node: m.GetNode(), typeURL: m.GetTypeUrl(), nonce: m.GetResponseNonce(), rejection: m.GetErrorDetail(),
-			names: m.GetResourceNames(),
-		}, err
-	}, stream.SendMsg)
+	return s.serve(stream.Context(), variantSotw, stream.RecvMsg, stream.SendMsg)
 }
 
 // DeltaAggregatedResources serves an incremental stream.
 func (s *Service) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	return s.serve(stream.Context(), variantDelta, func() (request, error) {
-		m, err := stream.Recv()
-		return request{
-			node: m.GetNode(), typeURL: m.GetTypeUrl(), nonce: m.GetResponseNonce(), rejection: m.GetErrorDetail(),
-			names: m.GetResourceNamesSubscribe(), removed: m.GetResourceNamesUnsubscribe(), versions: m.GetInitialResourceVersions(),
-		}, err
-	}, stream.SendMsg)
+	return s.serve(stream.Context(), variantDelta, stream.RecvMsg, stream.SendMsg)
 }
 
 var (
@@ -128,14 +113,9 @@ var (
 		"keep your table, and connect to another one, or later")
 )
 
-// serve serves a stream of either variant until it ends: until the client ends it, sends its first
-// request or the acknowledgement of a push too late, or is refused, or the service stops.
-func (s *Service) serve(ctx context.Context, variant string, receive func() (request, error), send func(any) error) error {
-	if !s.enter() {
-		s.metrics.ended.WithLabelValues(endedTooMany).Inc()
-		return status.Errorf(codes.ResourceExhausted, "this control plane serves %d clients already (--max-clients): try another one, or later",
-			s.cfg.MaxClients)
-	}
+// serve serves a stream of either variant until it ends: until the client ends it, requests its table or
+// acknowledges a push too late, or is refused, or the service stops.
+func (s *Service) serve(ctx context.Context, variant string, receive, send func(any) error) error {
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
@@ -146,9 +126,7 @@ func (s *Service) serve(ctx context.Context, variant string, receive func() (req
 	client.late = time.AfterFunc(firstReadWait+s.cfg.AckTimeout, func() { cancel(errLate) })
 	done := make(chan error, 1)
 	s.handlers.Go(func() {
-		defer s.leave()
 		defer client.end()
-		s.awaitFirstRead(running)
 		done <- s.receive(client, receive)
 	})
 	// Returning from here ends the stream. That ends a receive or a send that waits for the client, and
@@ -161,19 +139,22 @@ func (s *Service) serve(ctx context.Context, variant string, receive func() (req
 	cause := context.Cause(running)
 	if errors.Is(cause, errLate) {
 		s.metrics.ended.WithLabelValues(endedSlow).Inc()
-		return status.Errorf(codes.DeadlineExceeded, "no request, or no acknowledgement of the last push, within %v", s.cfg.AckTimeout)
+		return status.Errorf(codes.DeadlineExceeded, "no request for name tables, or no acknowledgement of the last push, within %v", s.cfg.AckTimeout)
 	}
 	return cause
 }
 
 // receive handles the requests of a stream until it ends.
-func (s *Service) receive(client *session, next func() (request, error)) error {
+func (s *Service) receive(client *session, next func(any) error) error {
 	s.metrics.clients.WithLabelValues(client.variant).Inc()
 	defer s.metrics.clients.WithLabelValues(client.variant).Dec()
 	for {
-		r, err := next()
-		if err != nil {
+		r := &Request{delta: client.delta()}
+		if err := next(r); err != nil {
 			return err
+		}
+		if r.err != nil {
+			return r.err
 		}
 		if err := client.handle(r); err != nil {
 			return err
@@ -185,21 +166,21 @@ func (s *Service) receive(client *session, next func() (request, error)) error {
 func (s *Service) rejected(variant, node, reason string) {
 	s.metrics.rejected.WithLabelValues(variant).Inc()
 	s.rejections.Do(func() {
-		s.cfg.Logger.Warn("a client rejected a push and keeps its table", "node", node, "variant", variant, "reason", reason)
+		s.cfg.Logger.Warn("a client rejected a push and keeps its table", "node", cut(node), "variant", variant, "reason", cut(reason))
 	})
 }
 
 func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(variant).Inc() }
 
 // awaitFirstRead waits until all sources were read for the first time, at most for firstReadWait
-// or until ctx ends.
-func (s *Service) awaitFirstRead(ctx context.Context) {
+// or until a channel is closed.
+func (s *Service) awaitFirstRead(ended <-chan struct{}) {
 	timer := time.NewTimer(firstReadWait)
 	defer timer.Stop()
 	select {
 	case <-s.cfg.FirstRead:
 	case <-timer.C:
-	case <-ctx.Done():
+	case <-ended:
 	}
 }
 
@@ -227,14 +208,3 @@ func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) error {
 	}
 	return nil
 }
-
-// enter counts a client. It reports false if there are too many.
-func (s *Service) enter() bool {
-	if s.clients.Add(1) > int64(s.cfg.MaxClients) {
-		s.leave()
-		return false
-	}
-	return true
-}
-
-func (s *Service) leave() { s.clients.Add(-1) }

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -18,14 +19,14 @@ func newService() *Service {
 	read := make(chan struct{})
 	close(read)
 	s := New(Config{
-		Hosts: hosts.New("cluster.local", 1, hosts.NewVIPs()), FirstRead: read, MaxClients: 10, AckTimeout: time.Minute,
+		Hosts: hosts.New("cluster.local", 1, hosts.NewVIPs()), FirstRead: read, AckTimeout: time.Minute,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	s.WaitFor("")
 	return s
 }
 
-// D43: a stream that opens before the first reading waits for it instead of being refused, but
+// D43: a client that connects before the first reading waits for it instead of being refused, but
 // not forever: the directory may be on a file system that does not answer.
 func TestStreamWaitsForFirstReading(t *testing.T) {
 	for name, read := range map[string]bool{"read": true, "not read": false} {
@@ -34,11 +35,13 @@ func TestStreamWaitsForFirstReading(t *testing.T) {
 				s, firstRead := newService(), make(chan struct{})
 				s.cfg.FirstRead = firstRead
 				served := make(chan struct{})
+				ctx, cancel := context.WithCancel(t.Context())
 				go func() {
-					err := s.serve(t.Context(), variantSotw, func() (request, error) {
+					requests := []*Request{{node: &corev3.Node{Id: "sidecar~10.0.0.1~web-0.shop~x"}, typeURL: TypeURL}}
+					err := s.serve(ctx, variantSotw, receiver(ctx, requests), func(any) error {
 						close(served)
-						return request{}, context.Canceled
-					}, nil)
+						return nil
+					})
 					if err != context.Canceled { //nolint:errorlint // that of the function
 						t.Error(err)
 					}
@@ -57,30 +60,48 @@ func TestStreamWaitsForFirstReading(t *testing.T) {
 				if took := time.Since(began); (took == 0) != read {
 					t.Errorf("served after %v", took)
 				}
+				cancel()
+				s.Wait()
 			})
 		})
 	}
 }
 
-// D33: a stream without a request does not occupy a place for long.
-func TestSilentStream(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newService()
-		began := time.Now()
-		ended := make(chan struct{})
-		err := s.serve(t.Context(), variantDelta, func() (request, error) {
-			<-ended
-			return request{}, context.Canceled
-		}, nil)
-		if status.Code(err) != codes.DeadlineExceeded || time.Since(began) > 2*time.Minute {
-			t.Errorf("after %v: %v", time.Since(began), err)
+// receiver returns a function that receives requests, and then nothing until ctx ends.
+func receiver(ctx context.Context, requests []*Request) func(any) error {
+	return func(into any) error {
+		if len(requests) == 0 {
+			<-ctx.Done()
+			return ctx.Err()
 		}
-		close(ended)
-		s.Wait()
-		if n := s.clients.Load(); n != 0 {
-			t.Errorf("%d clients are counted", n)
-		}
-	})
+		*into.(*Request) = *requests[0]
+		requests = requests[1:]
+		return nil
+	}
+}
+
+// D33: a stream on which no table is requested does not occupy a place for long, whether it has requests of other
+// types or none.
+func TestStreamWithoutTable(t *testing.T) {
+	node, other := &corev3.Node{Id: "sidecar~10.0.0.1~web-0.shop~x"}, "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	for name, requests := range map[string][]*Request{
+		"silent":      nil,
+		"other types": {{node: node, typeURL: other}, {typeURL: other, nonce: "1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newService()
+				began := time.Now()
+				ctx, cancel := context.WithCancel(t.Context())
+				err := s.serve(ctx, variantDelta, receiver(ctx, requests), nil)
+				if status.Code(err) != codes.DeadlineExceeded || time.Since(began) > 2*time.Minute {
+					t.Errorf("after %v: %v", time.Since(began), err)
+				}
+				cancel()
+				s.Wait()
+			})
+		})
+	}
 }
 
 // D38: a client is not sent an older table than it has while it is not known that there is no later one. It is refused

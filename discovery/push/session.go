@@ -2,27 +2,12 @@ package push
 
 import (
 	"crypto/rand"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 )
-
-// A request is one of either variant.
-type request struct {
-	node      *corev3.Node // only in the first request of a stream
-	typeURL   string
-	nonce     string // of the push that it answers; empty for none
-	rejection *rpcstatus.Status
-	// names are the requested resources in state-of-the-world, those that are added in the
-	// incremental variant.
-	names, removed []string
-	// versions are those of the resources that the client has at the start of an incremental stream.
-	versions map[string]string
-}
 
 // A response is one of either variant.
 type response struct {
@@ -65,7 +50,7 @@ type session struct {
 func (s *session) delta() bool { return s.variant == variantDelta }
 
 // handle takes a request, and sends what it asks for. The error ends the stream.
-func (s *session) handle(r request) error {
+func (s *session) handle(r *Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.handleLocked(r); err != nil {
@@ -74,12 +59,12 @@ func (s *session) handle(r request) error {
 	return s.pushLocked()
 }
 
-func (s *session) handleLocked(r request) error {
+func (s *session) handleLocked(r *Request) error {
 	if err := s.identify(r.node); err != nil {
 		return err
 	}
-	if r.rejection != nil {
-		s.service.rejected(s.variant, s.client.node, r.rejection.GetMessage())
+	if r.rejected {
+		s.service.rejected(s.variant, s.client.node, r.reason)
 	}
 	if r.typeURL != TypeURL {
 		// Istio's agent forwards the subscriptions of its Envoy. An error would end the
@@ -92,6 +77,7 @@ func (s *session) handleLocked(r request) error {
 	}
 	first := !s.joined
 	if first {
+		s.service.awaitFirstRead(s.ended)
 		if err := s.service.awaitRevision(s.client.revision, s.ended); err != nil {
 			return err
 		}
@@ -102,12 +88,13 @@ func (s *session) handleLocked(r request) error {
 		if !same && s.service.cfg.Comparable {
 			s.service.replicasDiffer(s.client.node)
 		}
-		s.joined, s.has = true, r.versions[""]
+		s.joined, s.has = true, r.version
+		s.late.Stop()
 	}
 	if answers {
 		s.pending = false
 		s.late.Stop()
-		s.service.tables.answered(s, s.sent, r.rejection != nil)
+		s.service.tables.answered(s, s.sent, r.rejected)
 	}
 	again := r.nonce == "" && !s.delta() && !first // the client subscribes anew, and expects everything
 	if again {
@@ -122,16 +109,16 @@ func (s *session) handleLocked(r request) error {
 const wildcard = "*"
 
 // subscribe notes whether the client wants name tables. There is one, without a name, so that all names mean it.
-func (s *session) subscribe(r request, first bool) {
+func (s *session) subscribe(r *Request, first bool) {
 	switch {
-	case first, len(r.names) > 0:
-		s.wanted, s.named = true, s.named || len(r.names) > 0
+	case first, r.names:
+		s.wanted, s.named = true, s.named || r.names
 	case s.delta():
-		s.wanted = s.wanted && !slices.Contains(r.removed, wildcard)
+		s.wanted = s.wanted && !r.removesAll
 	default:
 		s.wanted = !s.named // it has requested names, and does not any more
 	}
-	if slices.Contains(r.removed, "") {
+	if r.removesTable {
 		s.has = ""
 	}
 }
@@ -152,7 +139,6 @@ func (s *session) identify(node *corev3.Node) error {
 	}
 	if !s.known {
 		s.client, s.known = client, true
-		s.late.Stop()
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
@@ -31,6 +32,7 @@ type tables struct {
 	missing   map[string]string // why the objects of a cluster are missing, by name
 	scene     *hosts.Scene
 	set       hosts.Set
+	unused    int // views without sessions that are kept
 	recent    recent
 	revision  []byte // of the objects, see [Service.Update]
 	bases     map[hosts.Base]*base
@@ -266,7 +268,9 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	}
 	for s, to := range moved {
 		old, p := s.view, s.position
-		t.leaveLocked(s)
+		if delete(old.sessions, s); len(old.sessions) == 0 {
+			t.dropLocked(old) // no client may see what it has any more
+		}
 		t.enterLocked(s, to)
 		p.missing.Join(old.changedSince(p.at))
 		p.missing.Join(s.view.differsFrom(old))
@@ -335,26 +339,56 @@ func (t *tables) enterLocked(s *session, b *base) {
 		v = newView(b, s.viewer(t.scene), &t.set, t.recent.now)
 		b.views[namespace] = v
 	}
+	if v.unused != nil {
+		v.unused.Stop()
+		v.unused = nil
+		t.unused--
+	}
 	v.sessions[s] = struct{}{}
 	s.view, t.bases[b.viewer.Base] = v, b
 }
 
-// leave takes a session out of its view.
+const (
+	// keepViews is how long a view without sessions is kept. A client that connects again and again, each time after
+	// the last one of its namespace has left, would otherwise make the server look at all hosts each time.
+	keepViews = 10 * time.Second
+	// maxUnused bounds the views that are kept.
+	maxUnused = 1 << 10
+)
+
+// leave takes a session out of its view. If the view has no other, it is dropped after keepViews.
 func (t *tables) leave(s *session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.leaveLocked(s)
-}
-
-// leaveLocked takes a session out of its view. It drops a view without sessions, and with its last view a base that a
-// Sidecar limits: there may be many of them.
-func (t *tables) leaveLocked(s *session) {
 	v := s.view
 	if delete(v.sessions, s); len(v.sessions) > 0 {
 		return
 	}
+	if t.unused >= maxUnused {
+		t.dropLocked(v)
+		return
+	}
+	t.unused++
+	var timer *time.Timer
+	timer = time.AfterFunc(keepViews, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if v.unused == timer { // no session has entered meanwhile
+			v.unused = nil
+			t.unused--
+			t.dropLocked(v)
+		}
+	})
+	v.unused = timer
+}
+
+// dropLocked drops a view without sessions, and with its last view a base that a Sidecar limits: there may be many of
+// them.
+func (t *tables) dropLocked(v *view) {
 	b := v.base
-	delete(b.views, v.viewer.Namespace)
+	if b.views[v.viewer.Namespace] == v {
+		delete(b.views, v.viewer.Namespace)
+	}
 	if b.viewer.Sidecar != (hosts.Limit{}) && len(b.views) == 0 && t.bases[b.viewer.Base] == b {
 		delete(t.bases, b.viewer.Base)
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -12,6 +14,12 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 )
+
+// pass lets time pass, and all goroutines of the bubble do what they do then.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // the clock is that of the bubble
+	synctest.Wait()
+}
 
 // service returns a Service with one address.
 func service(namespace, name, ip string) object.Object {
@@ -21,23 +29,47 @@ func service(namespace, name, ip string) object.Object {
 	}
 }
 
-// A view is dropped with its last client: a client that names other namespaces again and again does
-// not fill the memory.
+// D63: a view is kept for some seconds after its last client, and then dropped: a client that connects again and again
+// makes no new ones, and one that names other namespaces again and again does not fill the memory.
 func TestViewsAreDropped(t *testing.T) {
-	s := newService()
-	var clients []*fakeClient
-	for i := range 10 {
-		clients = append(clients, join(t, s, fmt.Sprint("n", i%5), mergeHosts))
-	}
-	if got := len(s.tables.viewsLocked()); got != 5 {
-		t.Errorf("%d views of 5 namespaces", got)
-	}
-	for i, c := range clients {
-		c.end()
-		if got, want := len(s.tables.viewsLocked()), min(5, 9-i); got != want {
-			t.Errorf("%d views with %d clients, want %d", got, 9-i, want)
+	synctest.Test(t, func(t *testing.T) {
+		s := newService()
+		views := func() int {
+			synctest.Wait()
+			s.tables.mu.Lock()
+			defer s.tables.mu.Unlock()
+			return len(s.tables.viewsLocked())
 		}
-	}
+		var clients []*fakeClient
+		for i := range 10 {
+			clients = append(clients, join(t, s, fmt.Sprint("n", i%5), mergeHosts))
+		}
+		first := clients[0].view
+		for _, c := range clients {
+			c.end()
+		}
+		pass(keepViews - time.Second)
+		if got := views(); got != 5 {
+			t.Errorf("%d views of 5 namespaces", got)
+		}
+		if again := join(t, s, "n0", mergeHosts); again.view != first {
+			t.Error("the view was made again")
+		}
+		pass(time.Minute)
+		if got := views(); got != 1 {
+			t.Errorf("%d views of 1 namespace", got)
+		}
+		for i := range maxUnused + 10 { // those that were dropped count no more
+			join(t, s, fmt.Sprint("m", i), mergeHosts).end()
+		}
+		if got := views(); got != 1+maxUnused {
+			t.Errorf("%d views are kept, want %d", got, 1+maxUnused)
+		}
+		pass(time.Minute)
+		if got := views(); got != 1 {
+			t.Errorf("%d views of 1 namespace", got)
+		}
+	})
 }
 
 // D31: the encoded shards of a table are kept once, and those that have changed are dropped.
@@ -133,7 +165,7 @@ func TestRejectedChange(t *testing.T) {
 	if c.last.GetNonce() != sent {
 		t.Errorf("it was sent %v at once", c.last)
 	}
-	if err := c.handle(request{typeURL: TypeURL}); err != nil {
+	if err := c.handle(&Request{typeURL: TypeURL}); err != nil {
 		t.Fatal(err)
 	}
 	if change, _ := c.change(); len(change.GetComplete()) == 0 || c.last.GetNonce() == sent {
@@ -249,33 +281,36 @@ func TestClientsDoNotWaitForDisk(t *testing.T) {
 
 // D12, D32: a Sidecar of a namespace changes what its clients see, and is nothing to others, which keep their base.
 func TestSidecarOfOneNamespace(t *testing.T) {
-	s := newService()
-	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1"), service("data", "db", "10.0.0.2")}})
-	shop, data := join(t, s, "shop", mergeHosts), join(t, s, "data", mergeHosts)
-	shop.ack()
-	data.ack()
-	base, nonce := data.view.base, data.nonce
-	sidecar := object.Object{
-		Key:     object.Key{Kind: object.KindSidecar, Namespace: "shop", Name: "s"},
-		Sidecar: &object.Sidecar{Egress: []object.EgressHost{{Namespace: ".", Host: "*"}}},
-	}
-	s.updateAll(t, hosts.Change{Updated: []object.Object{sidecar}})
-	if data.view.base != base || data.nonce != nonce {
-		t.Error("the client of another namespace has another view, or was sent something")
-	}
-	if shop.view.base == base || shop.view.base.entries != 0 || shop.view.entries != 1 || shop.view.sum() == base.total {
-		t.Errorf("the client has %d hosts of its base and %d of its own, want 0 and 1", shop.view.base.entries, shop.view.entries)
-	}
-	if n := len(s.tables.bases); n != 2 {
-		t.Errorf("%d bases, want 2", n)
-	}
-	shop.ack()
-	s.updateAll(t, hosts.Change{Updated: []object.Object{service("data", "db", "10.0.0.3")}})
-	if shop.pending {
-		t.Error("the client was sent a host that its Sidecar hides")
-	}
-	shop.end()
-	if n := len(s.tables.bases); n != 1 {
-		t.Errorf("%d bases after the last client of the Sidecar, want 1", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newService()
+		s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1"), service("data", "db", "10.0.0.2")}})
+		shop, data := join(t, s, "shop", mergeHosts), join(t, s, "data", mergeHosts)
+		shop.ack()
+		data.ack()
+		base, nonce := data.view.base, data.nonce
+		sidecar := object.Object{
+			Key:     object.Key{Kind: object.KindSidecar, Namespace: "shop", Name: "s"},
+			Sidecar: &object.Sidecar{Egress: []object.EgressHost{{Namespace: ".", Host: "*"}}},
+		}
+		s.updateAll(t, hosts.Change{Updated: []object.Object{sidecar}})
+		if data.view.base != base || data.nonce != nonce {
+			t.Error("the client of another namespace has another view, or was sent something")
+		}
+		if shop.view.base == base || shop.view.base.entries != 0 || shop.view.entries != 1 || shop.view.sum() == base.total {
+			t.Errorf("the client has %d hosts of its base and %d of its own, want 0 and 1", shop.view.base.entries, shop.view.entries)
+		}
+		if n := len(s.tables.bases); n != 2 {
+			t.Errorf("%d bases, want 2", n)
+		}
+		shop.ack()
+		s.updateAll(t, hosts.Change{Updated: []object.Object{service("data", "db", "10.0.0.3")}})
+		if shop.pending {
+			t.Error("the client was sent a host that its Sidecar hides")
+		}
+		shop.end()
+		pass(keepViews)
+		if n := len(s.tables.bases); n != 1 {
+			t.Errorf("%d bases after the last client of the Sidecar, want 1", n)
+		}
+	})
 }

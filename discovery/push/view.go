@@ -1,6 +1,8 @@
 package push
 
 import (
+	"time"
+
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 )
@@ -17,7 +19,7 @@ type base struct {
 	entries int
 	changed [digest.Count]generation // the last one in which the shard has changed
 	last    generation               // of changed
-	views   map[string]*view         // by namespace; none is without a session
+	views   map[string]*view         // by namespace
 }
 
 // An identity tells apart what bases and views have, each its own: the author of hosts can arrange that tables that
@@ -104,6 +106,7 @@ type view struct {
 	text     string
 	textOf   digest.Sum
 	sessions map[*session]struct{}
+	unused   *time.Timer // drops the view; nil while it has sessions
 }
 
 // A difference is what a view has in a shard more than its base, of how many hosts, and when that last changed.

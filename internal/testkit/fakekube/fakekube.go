@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -86,9 +87,13 @@ type API struct {
 	stalled  int                                              // so many of the first ones send nothing any more
 	tokens   map[string]Token
 	reviews  int
+	reviewed time.Duration        // how long a review takes
+	busy     int                  // reviews in flight
+	busiest  int                  // the most of them
 	writes   map[string]int       // how often a request that writes had a status
 	held     int                  // further requests that write for which those before wait
 	released chan struct{}        // closed when they go on; nil if none waits
+	ahead    time.Duration        // of the clock
 	required string               // token that requests must have; empty for none
 	versions map[string][]Version // of the groups of custom resources
 }
@@ -209,6 +214,13 @@ func (a *API) Refuse(path string, status int) {
 	a.refused[path] = status
 }
 
+// SetClock makes the clock of the API server differ from the one of this machine.
+func (a *API) SetClock(ahead time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ahead = ahead
+}
+
 // EndWatches ends all watches. Clients begin new ones.
 func (a *API) EndWatches() {
 	a.mu.Lock()
@@ -245,6 +257,20 @@ func (a *API) Reviews() int {
 	return a.reviews
 }
 
+// SetReviewTime sets how long a review of a token takes.
+func (a *API) SetReviewTime(takes time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reviewed = takes
+}
+
+// BusiestReviews returns the largest number of reviews that were in flight at a time.
+func (a *API) BusiestReviews() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.busiest
+}
+
 // serveReview reviews a token. As the API server does, it returns those of the token's audiences
 // that were asked for, and refuses a token that has none of them.
 func (a *API) serveReview(w http.ResponseWriter, r *http.Request) {
@@ -259,7 +285,17 @@ func (a *API) serveReview(w http.ResponseWriter, r *http.Request) {
 	}
 	a.mu.Lock()
 	a.reviews++
+	a.busy++
+	a.busiest = max(a.busiest, a.busy)
 	token, known := a.tokens[review.Spec.Token]
+	takes := a.reviewed
+	a.mu.Unlock()
+	select {
+	case <-time.After(takes):
+	case <-r.Context().Done():
+	}
+	a.mu.Lock()
+	a.busy--
 	a.mu.Unlock()
 	audiences := slices.DeleteFunc(slices.Clone(token.Audiences), func(audience string) bool { return !slices.Contains(review.Spec.Audiences, audience) })
 	result := map[string]any{"authenticated": true, "audiences": audiences, "user": map[string]any{"username": token.User}}
@@ -282,6 +318,9 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	a.mu.Lock()
 	a.requests[r.URL.Path] = true
+	if a.ahead != 0 {
+		w.Header().Set("Date", time.Now().Add(a.ahead).UTC().Format(http.TimeFormat))
+	}
 	status := a.refused[r.URL.Path]
 	a.mu.Unlock()
 	group, isGroup := a.groupOf(r.URL.Path)

@@ -76,6 +76,10 @@ func (w *world) decode(key, kind string) {
 	switch kind {
 	case "ConfigMap":
 		w.configMaps[meta.Metadata.Name] = strict[corev1.ConfigMap](w, key)
+	case "Secret":
+		if s := strict[corev1.Secret](w, key); len(s.Data)+len(s.StringData) > 0 || s.Type != "" {
+			w.problem(key, "is not empty: an upgrade would replace its certificate")
+		}
 	case "ServiceAccount":
 		w.accounts[meta.Metadata.Name] = strict[corev1.ServiceAccount](w, key)
 	case "Service":

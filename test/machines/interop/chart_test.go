@@ -54,7 +54,11 @@ func TestChart(t *testing.T) { // I8, P9
 	c.mustKubectl("create", "namespace", "other")
 	// Helm leaves custom resource definitions, and `kubectl delete` removes them with their objects.
 	c.mustKubectl("create", "-f", manifests+"crds.yaml")
-	for _, by := range []chartVersions{{"helm3", chartDir, "helm3"}, {"helm3", chartDir, "helm4"}, {"helm4", chartDir, "helm4"}, {"helm4", firstChart(t), "helm4"}} {
+	for _, by := range []chartVersions{
+		{"helm3", chartDir, "helm3", nil}, {"helm3", chartDir, "helm4", nil}, {"helm4", chartDir, "helm4", nil},
+		// It has no Secret, so nametap-discovery makes it.
+		{"helm4", firstChart(t), "helm4", []string{"--take-ownership", "--force-conflicts"}},
+	} {
 		t.Run(by.install+" then "+by.upgrade, func(t *testing.T) { c.testChart(t, by) })
 	}
 }
@@ -65,7 +69,10 @@ const chartDir = "../../../deploy/chart"
 var releaseFlags = []string{"--namespace", discoverySystem}
 
 // chartVersions are the version of Helm that installs a chart, that chart, and the version of Helm that upgrades it.
-type chartVersions struct{ install, chart, upgrade string }
+type chartVersions struct {
+	install, chart, upgrade string
+	flags                   []string // of the upgrade
+}
 
 // firstChart returns the directory of the first chart in the history of the sources.
 func firstChart(t *testing.T) string {
@@ -104,11 +111,15 @@ func (c *cluster) testChart(t *testing.T, by chartVersions) {
 		return len(bundles) == 2 && bundles[0] != "" && bundles[1] != ""
 	})
 	process.process.end(os.Interrupt) // so that it does not write the caBundle again
+	certificate := string(c.secret().Data["tls.crt"])
 	// Another program may change what the chart has no value for.
 	c.mustKubectl("annotate", "deployment/nametap-discovery", "--namespace", discoverySystem, "example.com/note=kept")
-	c.helm(upgrade, with([]string{"upgrade", "nametap", chartDir}, "--set", "injection.webhook=true,injection.ignoredNamespaces={other},discovery.replicas=3,discovery.plaintext=false")...)
+	c.helm(upgrade, with(append([]string{"upgrade", "nametap", chartDir}, by.flags...), "--set", "injection.webhook=true,injection.ignoredNamespaces={other},discovery.replicas=3,discovery.plaintext=false")...)
 	if diff := cmp.Diff(bundles, c.bundles()); diff != "" {
 		t.Errorf("the caBundle before (-) and after the upgrade (+):\n%s", diff)
+	}
+	if got := string(c.secret().Data["tls.crt"]); got != certificate || got == "" {
+		t.Error("the upgrade has replaced the certificate")
 	}
 	c.deploymentHas(3, "--drain=5s")
 	var d appsv1.Deployment

@@ -214,7 +214,7 @@ func madeBefore(t *testing.T, age time.Duration) map[string][]byte {
 func (c *injectedCluster) applySecret(data map[string][]byte) {
 	c.tb.Helper()
 	text, err := json.Marshal(map[string]any{
-		"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+		"apiVersion": "v1", "kind": "Secret",
 		"metadata": map[string]any{"name": "nametap-discovery-tls", "namespace": discoverySystem}, "data": data,
 	})
 	if err != nil {

@@ -23,7 +23,7 @@ func TestManyAgents(t *testing.T) {
 	c := newCluster(t)
 	c.write("mesh.yaml", meshConfig)
 	c.populate(population{*services})
-	i, d := c.istiod(options{}), c.discovery()
+	i, d := c.istiod(options{}), c.discovery("--max-clients-per-address=1000000") // all agents have one
 	target := func(name, port string, of *daemon, mode string) string {
 		return fmt.Sprintf("-target=%s,127.0.0.1:%s,%d,%s", name, port, of.cmd.Process.Pid, mode)
 	}

@@ -1,0 +1,38 @@
+package auth
+
+import "crypto/sha256"
+
+// tokenKey is the digest of a token.
+type tokenKey = [sha256.Size]byte
+
+// recent remembers values by token: at least the max that were used last, and at most twice as many. Each
+// operation takes constant time. It needs a lock.
+type recent[V any] struct {
+	max         int
+	young, aged map[tokenKey]V // used since young became empty, and in the time before that
+}
+
+// get returns the value of a token.
+func (r *recent[V]) get(key tokenKey) (value V, ok bool) {
+	if value, ok = r.young[key]; ok {
+		return value, true
+	}
+	if value, ok = r.aged[key]; ok {
+		r.put(key, value)
+	}
+	return value, ok
+}
+
+// put remembers the value of a token.
+func (r *recent[V]) put(key tokenKey, value V) {
+	if _, ok := r.young[key]; !ok && len(r.young) >= r.max || r.young == nil {
+		r.aged, r.young = r.young, map[tokenKey]V{}
+	}
+	r.young[key] = value
+}
+
+// remove forgets the value of a token.
+func (r *recent[V]) remove(key tokenKey) {
+	delete(r.young, key)
+	delete(r.aged, key)
+}

@@ -1,0 +1,97 @@
+package auth
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+const (
+	// maxReviews is the number of reviews in flight, maxReviewsOfOne that of one address.
+	maxReviews, maxReviewsOfOne = 32, 4
+	// maxWaiting is the number of reviews that wait or are in flight, maxWaitingOfOne that of one address.
+	maxWaiting, maxWaitingOfOne = 4000, 250
+	// maxTurnWait bounds how long a review waits.
+	maxTurnWait = 5 * time.Second
+)
+
+// turns bounds the reviews in flight. A token that is not known may be made up, so no address gets more turns
+// than others: at most maxReviewsOfOne of its reviews wait for the API server at a time, beside those of other
+// addresses, and are served in the order in which they came.
+type turns struct {
+	all chan struct{} // has an element for each review in flight
+
+	mu      sync.Mutex
+	waiting int // in all lanes
+	lanes   map[string]*lane
+}
+
+// A lane has the reviews of one address.
+type lane struct {
+	waiting int           // or in flight
+	turn    chan struct{} // has an element for each review that is in flight or next
+}
+
+func newTurns() *turns {
+	return &turns{all: make(chan struct{}, maxReviews), lanes: map[string]*lane{}}
+}
+
+// take waits until a review for an address may begin. After the review, the caller calls done.
+func (t *turns) take(ctx context.Context, address string) (done func(), err error) {
+	l := t.enter(address)
+	if l == nil {
+		return nil, fmt.Errorf("%w: too many tokens of %s wait for that", ErrUnavailable, address)
+	}
+	ctx, cancel := context.WithTimeout(ctx, maxTurnWait)
+	defer cancel()
+	select {
+	case l.turn <- struct{}{}:
+	case <-ctx.Done():
+		t.leave(address)
+		return nil, fmt.Errorf("%w: other tokens of %s were before it for %v", ErrUnavailable, address, maxTurnWait)
+	}
+	leave := func() {
+		<-l.turn
+		t.leave(address)
+	}
+	select {
+	case t.all <- struct{}{}:
+	case <-ctx.Done():
+		leave()
+		return nil, fmt.Errorf("%w: other tokens were before it for %v", ErrUnavailable, maxTurnWait)
+	}
+	return func() {
+		<-t.all
+		leave()
+	}, nil
+}
+
+// enter returns the lane of an address with one more review, or nil if there are too many. With too many in all
+// lanes, an address without any may still have one.
+func (t *turns) enter(address string) *lane {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := t.lanes[address]
+	if l == nil {
+		l = &lane{turn: make(chan struct{}, maxReviewsOfOne)}
+		t.lanes[address] = l
+	}
+	if l.waiting >= maxWaitingOfOne || t.waiting >= maxWaiting && l.waiting > 0 {
+		return nil
+	}
+	l.waiting++
+	t.waiting++
+	return l
+}
+
+// leave ends a review of an address.
+func (t *turns) leave(address string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.waiting--
+	l := t.lanes[address]
+	if l.waiting--; l.waiting == 0 {
+		delete(t.lanes, address)
+	}
+}

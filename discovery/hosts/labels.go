@@ -1,0 +1,39 @@
+package hosts
+
+import (
+	"hash/fnv"
+	"slices"
+)
+
+// Labels are the labels of a workload, each as a hash of 64 bits. A client may have many labels, and any of them may
+// be one that a Sidecar selects later, so all are kept as long as its stream lives: in 8 bytes each, whatever their
+// length. A client says itself which labels it has, so one that makes two labels with the same hash gains nothing.
+type Labels []uint64
+
+// NewLabels returns the labels with names and values.
+func NewLabels(labels map[string]string) Labels {
+	l := make(Labels, 0, len(labels))
+	for name, value := range labels {
+		l = append(l, hashLabel(name, value))
+	}
+	return l
+}
+
+// have reports whether the labels have all labels of a selector.
+func (l Labels) have(selector map[string]string) bool {
+	for name, value := range selector {
+		if !slices.Contains(l, hashLabel(name, value)) {
+			return false
+		}
+	}
+	return true
+}
+
+// hashLabel returns the hash of a label. No name has a zero byte.
+func hashLabel(name, value string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name))
+	_, _ = h.Write([]byte{0})
+	_, _ = h.Write([]byte(value))
+	return h.Sum64()
+}

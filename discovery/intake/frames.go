@@ -1,0 +1,58 @@
+package intake
+
+import "golang.org/x/net/http2"
+
+const (
+	frameHead   = 9       // bytes before each frame
+	maxFrame    = 1 << 14 // bytes in a frame: gRPC accepts no longer ones
+	frameLength = 3       // bytes of the length in the head
+	frameType   = 3       // where the type is
+	frameFlags  = 4       // where the flags are
+)
+
+// frames finds the DATA frames in what a client sends (RFC 9113, sections 3.4, 4.1 and 6.1).
+type frames struct {
+	skip   int // bytes until the next head
+	head   [frameHead]byte
+	got    int  // bytes of head
+	padded bool // the next byte is the length of the padding of a DATA frame
+}
+
+// newFrames returns the frames of a new connection.
+func newFrames() frames { return frames{skip: len(http2.ClientPreface)} }
+
+// read follows the next bytes. It returns how many DATA frames begin in them, and the bytes of these frames without
+// padding, also if they are yet to come: gRPC makes room for a whole frame.
+func (f *frames) read(p []byte) (count, data int) {
+	for len(p) > 0 {
+		switch {
+		case f.padded:
+			f.padded = false
+			data -= min(f.skip, 1+int(p[0]))
+			f.skip--
+			p = p[1:]
+		case f.skip > 0:
+			n := min(f.skip, len(p))
+			f.skip -= n
+			p = p[n:]
+		default:
+			n := copy(f.head[f.got:], p)
+			f.got += n
+			p = p[n:]
+			if f.got < frameHead {
+				break
+			}
+			f.got = 0
+			length := 0
+			for _, b := range f.head[:frameLength] {
+				length = length<<8 | int(b)
+			}
+			f.skip = length
+			if http2.FrameType(f.head[frameType]) == http2.FrameData {
+				count, data = count+1, data+min(length, maxFrame)
+				f.padded = length > 0 && http2.Flags(f.head[frameFlags]).Has(http2.FlagDataPadded)
+			}
+		}
+	}
+	return count, data
+}

@@ -1,0 +1,176 @@
+package intake
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// A Group bounds what each of its members holds at a time, and how often it takes something: as much at once as it
+// may hold, and as much again within a minute. Its methods are safe for concurrent use.
+type Group[K comparable] struct {
+	max int
+
+	mu      sync.Mutex
+	members map[K]*member
+	sweep   int // members beyond which those that hold nothing are forgotten
+}
+
+// A member is what is known of a member.
+type member struct {
+	held  int
+	spare float64 // how often it may take something at a time
+	at    time.Time
+}
+
+// minSweep is the least number of members of which some are forgotten.
+const minSweep = 1 << 10
+
+// NewGroup returns a group whose members hold nothing.
+func NewGroup[K comparable](most int) *Group[K] {
+	return &Group[K]{max: most, members: map[K]*member{}, sweep: minSweep}
+}
+
+// Take takes one for a member. It reports false if the member holds as much as it may, or takes too often.
+func (g *Group[K]) Take(of K) bool {
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	m := g.members[of]
+	if m == nil {
+		g.sweepLocked(now)
+		m = &member{spare: float64(g.max), at: now}
+		g.members[of] = m
+	}
+	m.fill(g.max, now)
+	if m.held >= g.max || m.spare < 1 {
+		return false
+	}
+	m.held++
+	m.spare--
+	return true
+}
+
+// Give gives one back.
+func (g *Group[K]) Give(of K) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.members[of].held--
+}
+
+// fill adds what the member may take again.
+func (m *member) fill(most int, now time.Time) {
+	m.spare = min(float64(most), m.spare+now.Sub(m.at).Minutes()*float64(most))
+	m.at = now
+}
+
+// sweepLocked forgets members that are as new ones.
+func (g *Group[K]) sweepLocked(now time.Time) {
+	if len(g.members) < g.sweep {
+		return
+	}
+	for of, m := range g.members {
+		if m.fill(g.max, now); m.held == 0 && m.spare == float64(g.max) {
+			delete(g.members, of)
+		}
+	}
+	g.sweep = max(minSweep, 2*len(g.members))
+}
+
+// Places bounds the clients that are served at a time.
+type Places struct {
+	max, perAddress, share int
+	addresses              *Group[netip.Addr]
+	namespaces             *Group[string]
+
+	mu             sync.Mutex
+	open, unproven int
+}
+
+// NewPlaces returns places for a number of clients, and for a number of each address. Clients of one namespace, and
+// all those without proof if there are others, get half of them.
+func NewPlaces(most, perAddress int) *Places {
+	share := max(1, most/2)
+	return &Places{
+		max: most, perAddress: perAddress, share: share,
+		addresses: NewGroup[netip.Addr](perAddress), namespaces: NewGroup[string](share),
+	}
+}
+
+// A Place is that of a client.
+type Place struct {
+	places    *Places
+	address   netip.Addr
+	taken     bool   // of all places
+	unproven  bool   // of those without proof
+	namespace string // whose place it is; empty if none
+}
+
+// Enter begins to give a client at an address a place. Call [Place.Leave] in the end unless there is an error.
+func (p *Places) Enter(address netip.Addr) (*Place, error) {
+	if !p.addresses.Take(address) {
+		return nil, status.Errorf(codes.ResourceExhausted, "%d clients at %s are served already, or as many have connected within a minute (--max-clients-per-address): "+
+			"connect later", p.perAddress, address)
+	}
+	return &Place{places: p, address: address}, nil
+}
+
+// Prove takes the place for a client that has proven its namespace. A namespace is what a tenant of a cluster has: it
+// may have any number of service accounts there.
+func (p *Place) Prove(namespace string) error {
+	if err := p.take(); err != nil {
+		return err
+	}
+	if !p.places.namespaces.Take(namespace) {
+		return status.Errorf(codes.ResourceExhausted, "%d clients of the namespace %q are served already, half of --max-clients, or as many have connected within a minute: "+
+			"try another control plane, or later", p.places.share, namespace)
+	}
+	p.namespace = namespace
+	return nil
+}
+
+// Unproven takes the place for a client that proves nothing. others says that there are also clients that do.
+func (p *Place) Unproven(others bool) error {
+	if err := p.take(); err != nil {
+		return err
+	}
+	p.places.mu.Lock()
+	defer p.places.mu.Unlock()
+	if others && p.places.unproven >= p.places.share {
+		return status.Errorf(codes.ResourceExhausted, "%d clients in plaintext are served already, half of --max-clients: connect over TLS, or later", p.places.share)
+	}
+	p.places.unproven++
+	p.unproven = true
+	return nil
+}
+
+// take takes one of all places.
+func (p *Place) take() error {
+	p.places.mu.Lock()
+	defer p.places.mu.Unlock()
+	if p.places.open >= p.places.max {
+		return status.Errorf(codes.ResourceExhausted, "this control plane serves %d clients already (--max-clients): try another one, or later", p.places.max)
+	}
+	p.places.open++
+	p.taken = true
+	return nil
+}
+
+// Leave gives the place back.
+func (p *Place) Leave() {
+	p.places.addresses.Give(p.address)
+	if p.namespace != "" {
+		p.places.namespaces.Give(p.namespace)
+	}
+	p.places.mu.Lock()
+	defer p.places.mu.Unlock()
+	if p.unproven {
+		p.places.unproven--
+	}
+	if p.taken {
+		p.places.open--
+	}
+}

@@ -1,0 +1,43 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/nametap/nametap/discovery/pki"
+)
+
+// checkClock returns an error if the clock of this machine differs from the one of the API server by more than
+// clocks usually do. The API server says its time in each response (RFC 9110, section 6.6.1).
+func checkClock(ctx context.Context, client *rest.RESTClient) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, client.Get().AbsPath("/version").URL().String(), http.NoBody)
+	if err != nil {
+		return err
+	}
+	// Not the time that has passed, which lacks suspends of the machine.
+	before := time.Now().Round(0)
+	response, err := client.Client.Do(request)
+	if err != nil {
+		return fmt.Errorf("the API server cannot be asked for its time: %w", err)
+	}
+	after := time.Now().Round(0)
+	_ = response.Body.Close() // it is not read
+	said, err := http.ParseTime(response.Header.Get("Date"))
+	if err != nil {
+		return nil // a proxy has removed it
+	}
+	ahead, relation := before.Sub(said), "ahead of"
+	if behind := said.Sub(after); behind > 0 {
+		ahead, relation = behind, "behind"
+	}
+	if ahead <= pki.ClockTolerance {
+		return nil
+	}
+	return fmt.Errorf("the clock of this machine is %v %s the one of the API server: set the clocks of the nodes", ahead.Round(time.Minute), relation)
+}

@@ -1,0 +1,85 @@
+package discovery
+
+import (
+	"log/slog"
+	"runtime"
+	runtimemetrics "runtime/metrics"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// streamShare is the part of the memory limit, in percent, beyond which streams are refused, and connShare the part
+	// beyond which connections are closed as soon as they are accepted. The client of a stream gets the reason.
+	streamShare, connShare = 90, 100
+	// collectEvery bounds how often garbage is collected to find out how much memory is really in use.
+	collectEvery = 5 * time.Second
+)
+
+// memoryLimit refuses clients while the process uses nearly all of its memory. Otherwise the kernel would kill it, and
+// end the streams of all clients. A client that is refused keeps its table, and tries again, or another replica.
+type memoryLimit struct {
+	bytes   int64 // 0 for none
+	refused func()
+	log     *slog.Logger
+	lines   rate.Sometimes
+
+	mu        sync.Mutex
+	collected time.Time // when garbage was last collected
+}
+
+func newMemoryLimit(bytes int64, refused func(), log *slog.Logger) *memoryLimit {
+	return &memoryLimit{bytes: bytes, refused: refused, log: log, lines: rate.Sometimes{Interval: time.Minute}}
+}
+
+// check returns an error, and counts it, if more than a share of the limit is in use, in percent.
+func (m *memoryLimit) check(share int64) error {
+	most := m.bytes / 100 * share
+	if m.bytes <= 0 || memoryUsed() <= most {
+		return nil
+	}
+	used := m.collect()
+	if used <= most {
+		return nil
+	}
+	err := status.Errorf(codes.ResourceExhausted, "this control plane uses %d MiB of memory, and accepts clients below %d MiB: "+
+		"raise its memory limit (GOMEMLIMIT, or resources.limits.memory of its container), or add replicas", used>>20, most>>20)
+	m.refused()
+	m.lines.Do(func() { m.log.Error("clients are refused", "error", status.Convert(err).Message()) })
+	return err
+}
+
+// collect collects garbage, unless that was done lately, and returns how much memory is in use then.
+func (m *memoryLimit) collect() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if time.Since(m.collected) >= collectEvery {
+		runtime.GC()
+		m.collected = time.Now()
+	}
+	return memoryUsed()
+}
+
+// stream is an interceptor that refuses streams.
+func (m *memoryLimit) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if err := m.check(streamShare); err != nil {
+		return err
+	}
+	return handler(srv, stream)
+}
+
+// memoryUsed returns the bytes that Go has from the kernel and does not only keep for later use. It takes
+// microseconds.
+func memoryUsed() int64 {
+	samples := []runtimemetrics.Sample{
+		{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+	}
+	runtimemetrics.Read(samples)
+	used := samples[0].Value.Uint64() - samples[1].Value.Uint64() - samples[2].Value.Uint64()
+	return int64(used) //nolint:gosec // less than the memory of a machine
+}

@@ -1,0 +1,245 @@
+package push
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+const (
+	// MaxMessage bounds a request, in bytes. Istio's agent forwards the requests of its Envoy, which names the
+	// resources that it has.
+	MaxMessage = 4 << 20
+	// maxUnnamed bounds the bytes of a request that name no resource.
+	maxUnnamed = 64 << 10
+	// maxForeign bounds a text of a client in a line of the log, and in an error, in bytes.
+	maxForeign = 256
+	// maxToken bounds texts that are only compared with own ones, which are shorter.
+	maxToken = 256
+	// frameHead is the length of what gRPC puts before a message.
+	frameHead = 5
+)
+
+// A Request is a DiscoveryRequest or a DeltaDiscoveryRequest, as far as it is used. [Codec] decodes it and copies
+// nothing else: a client may send 4 MiB of names, or metadata that is 30 times as large in memory.
+type Request struct {
+	delta bool // it is a DeltaDiscoveryRequest
+	bytes int  // that it has taken of the stream
+
+	node         *corev3.Node // the id and the metadata that is used; nil in most requests but the first of a stream
+	typeURL      string
+	nonce        string // of the push that it answers; empty for none
+	rejected     bool   // it rejects that push
+	reason       string // why
+	names        bool   // it names resources: the requested ones, in the incremental variant those that are added
+	removesAll   bool   // it removes the wildcard
+	removesTable bool   // it removes the resource without a name
+	version      string // of the resource without a name that the client has at the start of an incremental stream
+	err          error  // why the request is refused; nil if it is not
+}
+
+// Bytes returns how many bytes the request has taken of the stream.
+func (r *Request) Bytes() int { return r.bytes }
+
+// A part is what a field of a request has.
+type part int
+
+const (
+	partUnused part = iota
+	partNode
+	partType
+	partNonce
+	partRejection
+	partNames
+	partRemoved
+	partVersions
+)
+
+// part returns what a field has.
+func (r *Request) part(n protowire.Number) part {
+	parts := []part{2: partNode, 3: partNames, 4: partType, 5: partNonce, 6: partRejection}
+	if r.delta {
+		parts = []part{1: partNode, 2: partType, 3: partNames, 4: partRemoved, 5: partVersions, 6: partNonce, 7: partRejection}
+	}
+	if int(n) >= len(parts) {
+		return partUnused
+	}
+	return parts[n]
+}
+
+// decode decodes the request. If it cannot be used, err says why: gRPC would hide an error of a codec.
+func (r *Request) decode(data mem.BufferSlice) {
+	r.bytes = data.Len() + frameHead
+	w := wire{data.Reader()}
+	defer func() { _ = w.Close() }() // it returns nil
+	named := 0
+	err := w.each(data.Len(), func(n protowire.Number, size int) error {
+		of := r.part(n)
+		if of == partNames || of == partRemoved || of == partVersions {
+			named += 1 + protowire.SizeBytes(size) // with the tag
+		}
+		return r.use(w, of, size)
+	})
+	if err == nil && data.Len()-named > maxUnnamed {
+		err = fmt.Errorf("%d bytes besides the names of resources: want at most %d", data.Len()-named, maxUnnamed)
+	}
+	if err != nil {
+		r.err = refuse("request: %v", err)
+	}
+}
+
+// use takes what is used of a field.
+func (r *Request) use(w wire, of part, size int) (err error) {
+	switch of {
+	case partNode:
+		r.node, err = w.node(size)
+	case partType:
+		r.typeURL = w.text(size, maxToken)
+	case partNonce:
+		r.nonce = w.text(size, maxToken)
+	case partRejection:
+		r.rejected = true
+		err = w.each(size, func(n protowire.Number, size int) error {
+			if n == fieldStatusMessage {
+				r.reason = w.text(size, maxForeign+1)
+			}
+			return nil
+		})
+	case partNames:
+		r.names = true
+	case partRemoved:
+		name := w.text(size, len(wildcard)+1)
+		r.removesAll, r.removesTable = r.removesAll || name == wildcard, r.removesTable || name == ""
+	case partVersions:
+		err = r.useVersion(w, size)
+	case partUnused:
+	}
+	return err
+}
+
+// useVersion takes the version of the resource without a name. The names of others may be many and long.
+func (r *Request) useVersion(w wire, size int) error {
+	unnamed, version := true, ""
+	err := w.each(size, func(n protowire.Number, size int) error {
+		switch n {
+		case fieldKey:
+			unnamed = size == 0
+		case fieldValue:
+			version = w.text(size, maxToken)
+		}
+		return nil
+	})
+	if unnamed {
+		r.version = version
+	}
+	return err
+}
+
+// Field numbers of parts of requests: google.rpc.Status, envoy's Node, and Struct and maps of protobuf.
+const (
+	fieldStatusMessage = 2
+	fieldNodeID        = 1
+	fieldMetadata      = 3
+	fieldFields        = 1
+	fieldKey           = 1
+	fieldValue         = 2
+)
+
+// A wire reads a message of protobuf that may be in several buffers.
+type wire struct{ *mem.Reader }
+
+var errMalformed = errors.New("malformed message of protobuf")
+
+// each calls use for the fields in the next n bytes that have a length. What use does not read is skipped.
+func (w wire) each(n int, use func(field protowire.Number, size int) error) error {
+	for end := w.Remaining() - n; w.Remaining() > end; {
+		tag, err := binary.ReadUvarint(w)
+		if err != nil {
+			return errMalformed
+		}
+		field, kind := protowire.DecodeTag(tag)
+		size := uint64(0)
+		switch kind {
+		case protowire.VarintType:
+			_, err = binary.ReadUvarint(w)
+		case protowire.Fixed32Type:
+			size = 4
+		case protowire.Fixed64Type:
+			size = 8
+		case protowire.BytesType:
+			size, err = binary.ReadUvarint(w)
+		default:
+			err = errMalformed
+		}
+		if err != nil || field < protowire.MinValidNumber || w.Remaining() < end || size > uint64(w.Remaining()-end) { //nolint:gosec // not negative
+			return errMalformed
+		}
+		next := w.Remaining() - int(size) //nolint:gosec // at most what remains
+		if kind == protowire.BytesType {
+			if err := use(field, int(size)); err != nil { //nolint:gosec // at most what remains
+				return err
+			}
+		}
+		if _, err := w.Discard(w.Remaining() - next); err != nil {
+			return errMalformed
+		}
+	}
+	return nil
+}
+
+// bytes reads bytes.
+func (w wire) bytes(size int) []byte {
+	data := make([]byte, size)
+	n, _ := w.Read(data) // there are as many
+	return data[:n]
+}
+
+// text reads a text, of which it returns the first bytes if it is longer than a bound.
+func (w wire) text(size, bound int) string { return string(w.bytes(min(size, bound))) }
+
+// node reads a node.
+func (w wire) node(size int) (*corev3.Node, error) {
+	if size > maxUnnamed {
+		return nil, fmt.Errorf("the node has %d bytes: want at most %d", size, maxUnnamed)
+	}
+	node := &corev3.Node{Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{}}}
+	err := w.each(size, func(n protowire.Number, size int) error {
+		switch n {
+		case fieldNodeID:
+			node.Id = w.text(size, maxNodeID+1)
+		case fieldMetadata:
+			return w.each(size, func(n protowire.Number, size int) error {
+				if n == fieldFields {
+					return w.metadata(size, node.GetMetadata().GetFields())
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	return node, err
+}
+
+// metadata reads a value of metadata, if it is used. Encoders write the key first.
+func (w wire) metadata(size int, to map[string]*structpb.Value) error {
+	key := ""
+	return w.each(size, func(n protowire.Number, size int) error {
+		switch {
+		case n == fieldKey:
+			key = w.text(size, maxToken)
+		case n == fieldValue && isUsed(key):
+			value := new(structpb.Value)
+			if err := proto.Unmarshal(w.bytes(size), value); err != nil {
+				return errMalformed
+			}
+			to[key] = value
+		}
+		return nil
+	})
+}

@@ -1,0 +1,257 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// attackFor is how long an attack lasts, and all of them together four times as long.
+const attackFor = 3 * time.Second
+
+// An attack is what pods of one tenant do to a control plane until a context ends.
+type attack struct {
+	name string
+	// pods is how many pods take part, and each is how many goroutines of a pod.
+	pods, each int
+	token      string        // with which the pods connect
+	again      time.Duration // after which they do it again
+	do         func(ctx context.Context, p pod)
+}
+
+// attacks returns the attacks.
+func attacks() []attack {
+	labels := map[string]any{}
+	for i := range 40_000 {
+		labels[fmt.Sprintf("label-%d-%s", i, strings.Repeat("x", 80))] = "x"
+	}
+	const retry = 500 * time.Millisecond
+	big := request("evil", tableType, map[string]any{"LABELS": labels})
+	structure := request("evil", otherType, map[string]any{"OTHER": slices.Repeat([]any{nil}, 900_000)})
+	longID := request(strings.Repeat("n", 1<<20), tableType, nil)
+	var namespaces, tokens atomic.Int64
+	return []attack{
+		{"nodes of 4 MiB without proof", 1, 100, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, big) }},
+		{"nodes of 4 MiB with a token", 1, 100, "evil", retry, func(ctx context.Context, p pod) { p.hold(ctx, structure) }},
+		{"node ids of 1 MiB", 1, 10, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, longID) }},
+		{"messages that are half sent", 5, 60, "", retry, func(ctx context.Context, p pod) { p.half(ctx, 16<<10) }},
+		{"messages in frames of a byte", 2, 20, "", retry, func(ctx context.Context, p pod) { p.half(ctx, 1) }},
+		{"streams that request no table", 4, 150, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, request("evil", otherType, nil)) }},
+		{"streams with a token", 4, 100, "evil", retry, func(ctx context.Context, p pod) { p.hold(ctx, request("evil", tableType, nil)) }},
+		{"new namespaces", 2, 4, "", 0, func(ctx context.Context, p pod) {
+			_, _ = p.table(ctx, fmt.Sprint("n", namespaces.Add(1)))
+		}},
+		{"tokens that are made up", 2, 4, "made-up", 0, func(ctx context.Context, p pod) {
+			p.token = fmt.Sprint("made-up-", tokens.Add(1))
+			_, _ = p.table(ctx, "evil")
+		}},
+	}
+}
+
+// start starts the attack from addresses of its own. It ends with ctx.
+func (a attack) start(ctx context.Context, p *plane, number int, running *sync.WaitGroup) {
+	for i := range a.pods {
+		attacker := pod{plane: p, ip: fmt.Sprintf("127.0.%d.%d", number+1, i+1), token: a.token}
+		for range a.each {
+			running.Go(func() {
+				for ctx.Err() == nil {
+					a.do(ctx, attacker)
+					pause(ctx, a.again)
+				}
+			})
+		}
+	}
+}
+
+// hold opens a stream, sends a message, reads nothing and stays until the stream ends.
+func (p pod) hold(ctx context.Context, message []byte) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := p.open(ctx)
+	if err == nil && stream.SendMsg(message) == nil {
+		for err = nil; err == nil; {
+			err = stream.RecvMsg(new([]byte))
+		}
+	}
+}
+
+// half opens streams of one connection, and sends as much as it may of a message of 4 MiB on each, in frames of a size.
+func (p pod) half(ctx context.Context, size int) {
+	conn, err := p.dial(ctx)
+	if err != nil {
+		return
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer conn.Close()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = io.Copy(io.Discard, conn)
+	}()
+	const streams = 4
+	data := []byte{0, 0, 0x3f, 0xff, 0} // a message of almost 4 MiB, not compressed
+	err = openRaw(conn, streams, data)
+	// The server permits 4 MiB of the message, and then a bit of the connection at a time.
+	frame, batch := make([]byte, size), new(bytes.Buffer)
+	for sent := 0; err == nil && sent < 3<<20; sent += size {
+		for id := uint32(1); id < 2*streams; id += 2 {
+			_ = http2.NewFramer(batch, nil).WriteData(id, false, frame)
+		}
+		if batch.Len() > 8<<10 {
+			_, err = batch.WriteTo(conn)
+			pause(ctx, 2*time.Millisecond)
+		}
+	}
+	if err == nil {
+		<-ended
+	}
+}
+
+// openRaw opens a number of streams on a new connection, permits the server to send 1 GiB, and sends the first data of
+// each stream.
+func openRaw(conn net.Conn, streams int, data []byte) error {
+	var headers bytes.Buffer
+	encoder := hpack.NewEncoder(&headers)
+	for _, field := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", adsMethod}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
+		if err := encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}); err != nil {
+			return err
+		}
+	}
+	framer := http2.NewFramer(conn, nil)
+	_, err := io.WriteString(conn, http2.ClientPreface)
+	err = errors.Join(err, framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}), framer.WriteWindowUpdate(0, 1<<30))
+	for id := 1; id < 2*streams; id += 2 {
+		err = errors.Join(err,
+			framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(id), BlockFragment: headers.Bytes(), EndHeaders: true}),
+			framer.WriteData(uint32(id), false, data))
+	}
+	return err
+}
+
+// TestClientsThatDoNotRead lets a pod request a table of 1.5 MiB on many connections, and read none of them. What the
+// kernel keeps of them is part of the memory limit.
+func TestClientsThatDoNotRead(t *testing.T) { // D61, D31
+	const clients, hosts = 200, 20_000
+	names := make([]string, hosts)
+	for i := range names {
+		names[i] = fmt.Sprintf("host-%d.of-a-zone-with-a-long-name.example.com", i)
+	}
+	objects := t.TempDir()
+	entry := "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: all, namespace: shop}, spec: {addresses: [192.0.2.1], hosts: [" + strings.Join(names, ", ") + "]}}"
+	if err := os.WriteFile(filepath.Join(objects, "a.yaml"), []byte(entry), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := startPlane(t, "--config-dir", objects)
+	message := request("evil", tableType, nil)
+	data := append([]byte{0, 0, 0, byte(len(message) >> 8), byte(len(message))}, message...)
+	for range clients {
+		conn, err := pod{plane: p, ip: "127.0.1.1"}.dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := openRaw(conn, 1, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait.Until(t, "all are sent the table", func() bool { return p.metric("nametap_discovery_pushes_total") == clients })
+	queued := -1
+	wait.Until(t, "the kernel has what it keeps", func() bool {
+		before := queued
+		queued = p.queued()
+		pause(t.Context(), 500*time.Millisecond)
+		return queued == before
+	})
+	t.Logf("memory %d MiB, and %d MiB in the kernel", p.peak(), queued>>20)
+	if n := p.peak() + queued>>20; n > limitMiB {
+		t.Errorf("the control plane and its connections had %d MiB, want at most %d", n, limitMiB)
+	}
+	if _, err := (pod{plane: p, ip: "127.0.0.1", token: "shop"}).table(t.Context(), "shop"); err != nil {
+		t.Errorf("a client of another namespace: %v", err)
+	}
+}
+
+// TestAttacks lets tenants attack a control plane in the ways that they have, one after the other and all at once. The
+// memory stays within the limit, and clients of another namespace are served meanwhile, those that connect, and those
+// that are connected.
+func TestAttacks(t *testing.T) { // D33, D61, D62, D63
+	all := attacks()
+	for i, one := range all {
+		t.Run(one.name, func(t *testing.T) { play(t, all[i:i+1], attackFor) })
+	}
+	t.Run("all", func(t *testing.T) { play(t, all, 4*attackFor) })
+}
+
+// play lets tenants attack a control plane for a time.
+func play(t *testing.T, all []attack, lasts time.Duration) {
+	t.Helper()
+	p := startPlane(t, "--max-clients=1000")
+	shop := pod{plane: p, ip: "127.0.0.1", token: "shop"}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	tables := shop.follow(ctx)
+	wait.For(t, "a table", tables)
+	before := p.peak()
+	for i, one := range all {
+		one.start(ctx, p, i, &running)
+	}
+	var took []time.Duration
+	again := 0
+	for began := time.Now(); time.Since(began) < lasts; {
+		at := time.Now()
+		wait.Until(t, "a client of another namespace is served", func() bool {
+			table, err := shop.table(ctx, "shop")
+			if err == nil {
+				return bytes.Contains(table, []byte("web.shop"))
+			}
+			again++
+			t.Logf("a client of another namespace after %v: %v", time.Since(at), err)
+			select {
+			case <-p.ended:
+				t.Fatal("the control plane has ended")
+			default:
+			}
+			return false
+		})
+		took = append(took, time.Since(at))
+		pause(ctx, 100*time.Millisecond)
+	}
+	changed := time.Now()
+	p.put("other", "10.0.0.2")
+	for change := []byte(nil); !bytes.Contains(change, []byte("other.shop")); {
+		if change = wait.For(t, "the change", tables); change == nil {
+			t.Fatal("the stream of a client of another namespace has ended")
+		}
+	}
+	slices.Sort(took)
+	t.Logf("memory %d MiB, before %d MiB; %d clients connected in %v, at most %v, after %d failures; a change took %v; %.0f clients, ended %.0f",
+		p.peak(), before, len(took), took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond), again, time.Since(changed).Round(time.Millisecond),
+		p.metric("nametap_discovery_clients"), p.metric("nametap_discovery_streams_ended_total"))
+	if peak := p.peak(); peak > limitMiB {
+		t.Errorf("the control plane had %d MiB, want at most %d", peak, limitMiB)
+	}
+	for line := range strings.Lines(p.log.String()) {
+		if len(line) > 2<<10 {
+			t.Errorf("a line of the log has %d bytes: %.100s", len(line), line)
+			break
+		}
+	}
+}
