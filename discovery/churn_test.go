@@ -74,9 +74,15 @@ func (c *churn) edit() {
 			c.api.Put(fakekube.ServiceEntries, entryIn("tick", "bulk", "hosts: ["+strings.Join(hosts, ", ")+"], addresses: ["+c.ip()+"]")[4:])
 		}
 	case 13:
-		switch c.rand.IntN(4) {
+		switch c.rand.IntN(6) {
 		case 0:
 			c.api.EndWatches()
+		case 2: // new changes may reach the versions of before
+			c.api.Restore(c.rand.IntN(10), func() {
+				for range c.rand.IntN(15) {
+					c.api.Put(fakekube.ServiceEntries, entryIn("tick", "more", "hosts: [more.example.com], addresses: ["+c.ip()+"]")[4:])
+				}
+			})
 		case 1: // objects disappear while the API server is away
 			c.api.Leave()
 			c.api.Forget(c.pick(fakekube.Services, fakekube.ServiceEntries, fakekube.Sidecars))

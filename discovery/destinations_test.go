@@ -108,9 +108,9 @@ func TestDestinationErrors(t *testing.T) {
 	}
 	want := []string{
 		`ServiceEntry shop/address: spec.endpoints[0].address: want an IP address or a DNS name, got "10.0.0.0/8"`,
-		`ServiceEntry shop/endpoint: spec.endpoints[0].ports.a: want a port number, 1 to 65535, got 70000`,
-		`ServiceEntry shop/port: spec.ports[0].number: want a port number, 1 to 65535, got 65536`,
-		`ServiceEntry shop/target: spec.ports[0].targetPort: want a port number, 1 to 65535, got -1`,
+		`ServiceEntry shop/endpoint: spec.endpoints[0].ports.a: want a port number, 1 to 65535, got the integer 70000`,
+		`ServiceEntry shop/port: spec.ports[0].number: want a port number, 1 to 65535, got the integer 65536`,
+		`ServiceEntry shop/target: spec.ports[0].targetPort: want a port number, 1 to 65535, got the integer -1`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)

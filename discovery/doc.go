@@ -6,13 +6,13 @@
 //
 //  1. walk.go reads the files of the directory. watch.go tells when they may have
 //     changed.
-//  2. parse.go splits a file into documents and documents into objects; decode.go decodes
-//     each kind of object (package object), with yaml.go, which records the line of every
-//     error. A broken document affects only its own objects.
+//  2. parse.go splits a file into documents and documents into objects; package decode decodes
+//     each kind of object (package object), with yaml.go, which knows the line of every field.
+//     A broken document affects only its own objects.
 //  3. source.go decides which objects are in use. An object that becomes broken stays in
 //     use in its last good form. Nothing is served before there is an object, and a
 //     directory that becomes empty keeps all of them (see Config.AllowEmpty).
-//     Package kube does the same for the objects of the Kubernetes API, and package clusters
+//     Package kube has the objects of the Kubernetes API, and package clusters
 //     for those of other clusters (otherclusters.go). inputs.go combines all sources, and
 //     serves nothing before each of them is complete.
 //  4. Package hosts turns changed objects into claims (this host has these addresses, according

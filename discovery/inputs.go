@@ -33,7 +33,8 @@ type input struct {
 	tooEarly string
 	pending  []hosts.Change // what was not served yet
 	// changed and heard are those of the reading, for objects of the API server.
-	changed, heard source.Revision
+	changed source.Revision
+	heard   source.Heard
 }
 
 // sources returns the configured sources, those first whose objects are used instead of
@@ -167,24 +168,33 @@ func (s *Server) publishLocked() {
 }
 
 // setHeard sets the state of the API server that what is served includes.
-func (s *Server) setHeard(heard source.Revision) {
+func (s *Server) setHeard(heard source.Heard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.heard = heard
 }
 
-// behind reports whether what is served is older than an encoded revision. If so, and if the API server has sent
-// what is missing, it makes sure that this is put to use, also if it has not changed any object.
-func (s *Server) behind(revision []byte) bool {
-	wanted := source.ParseRevision(revision)
+// lag is how long a replica may be behind another one by itself: events come to each at another time.
+const lag = time.Second
+
+// behind reports whether what is served is older than an encoded revision that was known at a time. If so, it makes
+// sure that what the API server has sent is put to use, also if it has not changed any object, or that it is asked for
+// what it has not sent.
+func (s *Server) behind(revision []byte, known time.Time) bool {
+	r := source.ParseRevision(revision)
 	s.mu.Lock()
-	includes := s.heard.Includes(wanted)
+	heard := s.heard
 	s.mu.Unlock()
-	// Without that check, clients whose revision never comes would make it build all the time.
-	if !includes && s.kube.Heard().Includes(wanted) {
+	switch {
+	case heard.Includes(r, known):
+		return false
+	case s.kube.Heard().Includes(r, known):
+		// Without that check, clients whose revision never comes would make it build all the time.
 		notify(s.changed)
+	case time.Since(known) >= lag:
+		s.kube.CatchUp(r, known)
 	}
-	return !includes
+	return true
 }
 
 // takeLocked returns the changes of all sources that were not served yet.

@@ -11,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/nametap/nametap/discovery/decode"
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -113,11 +114,11 @@ func (p *parsed) parseDocument(name string, c *chunk) {
 	if node.Kind != yaml.DocumentNode || len(node.Content) == 0 {
 		return
 	}
-	root := newField(doc, node.Content[0], "")
-	if !root.present() {
+	root := doc.field(node.Content[0])
+	if !root.Present() {
 		return
 	}
-	p.parseObject(root, "")
+	p.parseObject(doc, root, "")
 }
 
 // yamlError splits an error of the YAML library into the line, relative to the document,
@@ -137,33 +138,33 @@ func yamlError(err error) (line int, msg string) {
 
 // parseObject parses an object or a list of objects. listKind is the kind of elements
 // that have none of their own, as in a ServiceList; "" outside such lists.
-func (p *parsed) parseObject(root field, listKind string) {
-	doc := &document{file: root.doc.file, text: root.doc.text, lines: root.doc.lines}
-	root.doc = doc
-	apiVersion, kind := root.get("apiVersion").str(), root.get("kind").str()
+func (p *parsed) parseObject(parent *document, root decode.Field, listKind string) {
+	doc := &document{file: parent.file, text: parent.text, lines: parent.lines}
+	root = root.To(doc.report)
+	apiVersion, kind := root.Member("apiVersion").Text(), root.Member("kind").Text()
 	if kind == "" && len(doc.errs) == 0 && listKind != "" {
 		kind = listKind
 	}
 	if kind == "" {
 		if len(doc.errs) == 0 {
-			doc.fail(root.line(), joinPath(root.path, "kind"), "is missing: want %s, %s, %s, %s, %s, %s or List",
-				object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry, object.KindSidecar, object.KindServiceImport)
+			root.Missing("kind", fmt.Sprintf(": want %s, %s, %s, %s, %s, %s or List",
+				object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry, object.KindSidecar, object.KindServiceImport))
 		}
 		p.errs = append(p.errs, doc.errs...)
 		p.unnamed = true
 		return
 	}
-	if itemKind, ok := strings.CutSuffix(kind, "List"); ok && root.get("items").present() {
-		p.parseList(root, itemKind)
+	if itemKind, ok := strings.CutSuffix(kind, "List"); ok && root.Member("items").Present() {
+		p.parseList(doc, root, itemKind)
 		return
 	}
 	if !known(apiVersion, kind, listKind != "") {
 		p.notes = append(p.notes, strings.TrimSpace(apiVersion+" "+kind)+" is not read by nametap-discovery")
 		return
 	}
-	o := located{file: doc.file, line: doc.text.offset + root.line(), text: doc.text}
-	o.Key = root.key(kind)
-	decodeKind(root, &o.Object)
+	o := located{file: doc.file, line: doc.text.offset + lineOf(root), text: doc.text}
+	o.Key = keyOf(root, kind)
+	decode.Decode(root, &o.Object)
 	switch {
 	case len(doc.errs) == 0:
 		p.objects = append(p.objects, o)
@@ -181,56 +182,48 @@ func (p *parsed) parseObject(root field, listKind string) {
 	}
 }
 
-func (p *parsed) parseList(root field, itemKind string) {
-	for _, item := range root.get("items").list() {
+func (p *parsed) parseList(doc *document, root decode.Field, itemKind string) {
+	for _, item := range root.Member("items").Elements() {
 		// With aliases, lists in lists could grow exponentially.
-		if strings.HasSuffix(item.peekKind(), "List") {
-			item.fail("a List in a List is not supported")
+		if strings.HasSuffix(peekKind(item), "List") {
+			item.Fail("a List in a List is not supported")
 			continue
 		}
-		p.parseObject(item, itemKind)
+		p.parseObject(doc, item, itemKind)
 	}
-	if len(root.doc.errs) > 0 {
+	if len(doc.errs) > 0 {
 		p.unnamed = true
-		p.errs = append(p.errs, root.doc.errs...)
+		p.errs = append(p.errs, doc.errs...)
 	}
 }
 
 // peekKind returns the kind without recording an error.
-func (f field) peekKind() string {
-	f.doc = &document{text: &chunk{}}
-	return f.get("kind").str()
+func peekKind(f decode.Field) string {
+	return f.To(func(decode.Field, string) {}).Member("kind").Text()
 }
 
-// key returns the identity of an object. Its name is empty if the object has none.
-func (f field) key(kind string) object.Key {
-	meta := f.get("metadata")
-	if !meta.present() {
-		f.doc.fail(f.line(), joinPath(f.path, "metadata"), "is missing")
+// keyOf returns the identity of an object. Its name is empty if the object has none.
+func keyOf(f decode.Field, kind string) object.Key {
+	meta := f.Member("metadata")
+	if !meta.Present() {
+		f.Missing("metadata", "")
 		return object.Key{}
 	}
-	nameField := meta.get("name")
-	k := object.Key{Kind: kind, Namespace: meta.get("namespace").str(), Name: nameField.str()}
+	nameField := meta.Member("name")
+	k := object.Key{Kind: kind, Namespace: meta.Member("namespace").Text(), Name: nameField.Text()}
 	if k.Namespace == "" {
 		k.Namespace = "default"
 	}
 	switch {
-	case k.Name == "" && !nameField.present():
-		f.doc.fail(meta.line(), nameField.path, "is missing")
+	case k.Name == "" && !nameField.Present():
+		meta.Missing("name", "")
 	case k.Name != "" && kind == object.KindService && !object.IsLabel(k.Name):
-		nameField.fail("want a name of letters, digits and hyphens, got %q", k.Name)
+		nameField.Fail("want a name of letters, digits and hyphens, got %q", k.Name)
 	}
 	if !object.IsLabel(k.Namespace) {
-		meta.get("namespace").fail("want a name of letters, digits and hyphens, got %q", k.Namespace)
+		meta.Member("namespace").Fail("want a name of letters, digits and hyphens, got %q", k.Namespace)
 	}
 	return k
-}
-
-func joinPath(parent, name string) string {
-	if parent == "" {
-		return name
-	}
-	return fmt.Sprintf("%s.%s", parent, name)
 }
 
 // known reports whether objects of a kind are read. The API group matters: Knative has a

@@ -254,9 +254,9 @@ type Server struct {
 	mu      sync.Mutex
 	logged  map[string]bool // errors and failures that were logged and have not ended
 	errs    []object.Error
-	dirErr  *object.Error   // why the configuration directory cannot be read
-	waiting string          // why the server is not ready; "" once it is
-	heard   source.Revision // the state of the API server that is served
+	dirErr  *object.Error // why the configuration directory cannot be read
+	waiting string        // why the server is not ready; "" once it is
+	heard   source.Heard  // the state of the API server that is served
 }
 
 // New checks the configuration, locks the state directory and reads it. Run releases the

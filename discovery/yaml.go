@@ -2,11 +2,12 @@ package discovery
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
+	"strconv"
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/nametap/nametap/discovery/decode"
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -31,102 +32,122 @@ func (d *document) fail(line int, field, format string, args ...any) {
 	}
 }
 
-// field is a node of a document with its path. A field whose node is nil is absent: its
-// methods then return the zero value, without an error.
-type field struct {
-	doc  *document
-	node *yaml.Node
-	path string
+// report adds an error in a field. One that is absent has no line of its own.
+func (d *document) report(f decode.Field, message string) {
+	d.fail(lineOf(f), f.Path, "%s", message)
 }
 
-// newField returns the field of a node. It follows aliases and treats null as absent.
-func newField(doc *document, node *yaml.Node, path string) field {
-	for depth := 0; node != nil && node.Kind == yaml.AliasNode; depth++ {
-		if depth == maxAliasDepth {
-			doc.fail(node.Line, path, "aliases nest too deeply")
-			return field{doc: doc, path: path}
+// lineOf returns the line of a field in its document, from 1.
+func lineOf(f decode.Field) int {
+	if v, ok := f.Value.(value); ok {
+		return v.node.Line
+	}
+	return 1
+}
+
+// field returns the field of a node, whose errors go to the document.
+func (d *document) field(node *yaml.Node) decode.Field {
+	v := newValue(node, d.text.offset)
+	if v.Kind() == decode.Null {
+		return decode.NewField(nil, "", d.report)
+	}
+	return decode.NewField(v, "", d.report)
+}
+
+// A value is a node of a document, without aliases.
+type value struct {
+	node   *yaml.Node
+	offset int // lines before the document
+}
+
+// newValue returns the value of a node. An anchor may contain itself, so aliases are followed up to a depth.
+func newValue(node *yaml.Node, offset int) value {
+	for range maxAliasDepth {
+		if node.Kind != yaml.AliasNode {
+			break
 		}
 		node = node.Alias
 	}
-	if node != nil && (node.Kind == 0 || node.ShortTag() == "!!null") {
-		node = nil
-	}
-	return field{doc: doc, node: node, path: path}
+	return value{node, offset}
 }
 
-func (f field) present() bool { return f.node != nil }
-
-func (f field) fail(format string, args ...any) {
-	f.doc.fail(f.line(), f.path, format, args...)
-}
-
-func (f field) line() int {
-	if f.node == nil {
-		return 1
-	}
-	return f.node.Line
-}
-
-// want reports whether the field is present and of the given kind. Another kind is an
-// error.
-func (f field) want(kind yaml.Kind, what string) bool {
-	if f.node == nil {
-		return false
-	}
-	if f.node.Kind != kind {
-		f.fail("want %s, got %s", what, describe(f.node))
-		return false
-	}
-	return true
-}
-
-func describe(n *yaml.Node) string {
-	switch n.Kind {
+// Kind returns the kind of the value.
+func (v value) Kind() decode.Kind {
+	switch v.node.Kind {
+	case 0:
+		return decode.Null
 	case yaml.MappingNode:
-		return "an object"
+		return decode.Object
 	case yaml.SequenceNode:
-		return "a list"
+		return decode.List
 	}
-	switch n.ShortTag() {
-	case "!!int":
-		return "the integer " + n.Value
-	case "!!float":
-		return "the number " + n.Value
-	case "!!bool":
-		return "the boolean " + n.Value
+	switch v.node.ShortTag() {
+	case "!!null":
+		return decode.Null
 	case "!!str":
-		return fmt.Sprintf("the string %q", n.Value)
+		return decode.String
+	case "!!int":
+		return decode.Integer
+	case "!!float":
+		return decode.Number
+	case "!!bool":
+		return decode.Boolean
 	}
-	return fmt.Sprintf("%q", n.Value)
+	return decode.Other
 }
 
-// get returns the member with a name. A member that occurs twice is an error, because the
-// two may differ. Merge keys ("<<") are looked up last.
-func (f field) get(name string) field {
-	path := name
-	if f.path != "" {
-		path = f.path + "." + name
+// Text returns a scalar as text.
+func (v value) Text() string {
+	var b bool
+	if v.node.ShortTag() == "!!bool" && v.node.Decode(&b) == nil {
+		return strconv.FormatBool(b)
 	}
-	if !f.want(yaml.MappingNode, "an object") {
-		return field{doc: f.doc, path: path}
-	}
-	return newField(f.doc, f.doc.member(f.node, name, path, 0), path)
+	return v.node.Value
 }
 
-func (d *document) member(m *yaml.Node, name, path string, depth int) *yaml.Node {
-	var found *yaml.Node
+// Member returns the member of a mapping with a name.
+func (v value) Member(name string) (decode.Value, error) {
+	found, err := v.member(v.node, name, 0)
+	if found == nil {
+		return nil, err
+	}
+	if member := newValue(found, v.offset); member.Kind() != decode.Null {
+		return member, err
+	}
+	return nil, err
+}
+
+// Names returns the keys of a mapping.
+func (v value) Names() []string {
+	var names []string
+	for i := 0; i+1 < len(v.node.Content); i += 2 {
+		if k := v.node.Content[i]; k.Kind == yaml.ScalarNode && k.ShortTag() != "!!merge" {
+			names = append(names, k.Value)
+		}
+	}
+	return names
+}
+
+// Len returns the number of elements of a sequence.
+func (v value) Len() int { return len(v.node.Content) }
+
+// At returns an element of a sequence.
+func (v value) At(index int) decode.Value { return newValue(v.node.Content[index], v.offset) }
+
+// member returns the member of a mapping with a name, nil if there is none. A member that occurs twice is an error,
+// because the two may differ. Merge keys ("<<") are looked up last.
+func (v value) member(m *yaml.Node, name string, depth int) (found *yaml.Node, err error) {
 	for i := 0; i+1 < len(m.Content); i += 2 {
 		if k := m.Content[i]; k.Kind != yaml.ScalarNode || k.Value != name {
 			continue
 		}
 		if found != nil {
-			d.fail(m.Content[i].Line, path, "occurs twice, first in line %d", d.text.offset+found.Line)
-			return found
+			return m.Content[i+1], fmt.Errorf("occurs twice, first in line %d", v.offset+found.Line)
 		}
 		found = m.Content[i+1]
 	}
 	if found != nil || depth == maxAliasDepth {
-		return found
+		return found, nil
 	}
 	for i := 0; i+1 < len(m.Content); i += 2 {
 		if m.Content[i].ShortTag() != "!!merge" {
@@ -137,127 +158,8 @@ func (d *document) member(m *yaml.Node, name, path string, depth int) *yaml.Node
 			merged = merged.Alias
 		}
 		if merged.Kind == yaml.MappingNode {
-			return d.member(merged, name, path, depth+1)
+			return v.member(merged, name, depth+1)
 		}
 	}
-	return nil
-}
-
-func (f field) isString() bool { return f.present() && f.node.ShortTag() == "!!str" }
-
-// str returns a string.
-func (f field) str() string {
-	if !f.want(yaml.ScalarNode, "a string") {
-		return ""
-	}
-	if !f.isString() {
-		f.fail("want a string, got %s", describe(f.node))
-		return ""
-	}
-	return f.node.Value
-}
-
-// boolean returns a boolean, or fallback if the field is absent.
-func (f field) boolean(fallback bool) bool {
-	if !f.present() {
-		return fallback
-	}
-	var b bool
-	if !f.want(yaml.ScalarNode, "a boolean") {
-		return fallback
-	}
-	if f.node.ShortTag() != "!!bool" || f.node.Decode(&b) != nil {
-		f.fail("want a boolean, got %s", describe(f.node))
-		return fallback
-	}
-	return b
-}
-
-// port returns the number of a port, or 0 if the field is absent or invalid.
-func (f field) port() uint16 {
-	if !f.want(yaml.ScalarNode, "a port number") {
-		return 0
-	}
-	var n uint16
-	if f.node.ShortTag() != "!!int" || f.node.Decode(&n) != nil || n == 0 {
-		f.fail("want a port number, 1 to 65535, got %s", describe(f.node))
-		return 0
-	}
-	return n
-}
-
-// list returns the elements of a list.
-func (f field) list() []field {
-	if !f.want(yaml.SequenceNode, "a list") {
-		return nil
-	}
-	out := make([]field, 0, len(f.node.Content))
-	for i, n := range f.node.Content {
-		e := newField(f.doc, n, fmt.Sprintf("%s[%d]", f.path, i))
-		if !e.present() {
-			f.doc.fail(n.Line, e.path, "is empty")
-			continue
-		}
-		out = append(out, e)
-	}
-	return out
-}
-
-// stringMap returns an object whose values are strings.
-func (f field) stringMap() map[string]string {
-	if !f.want(yaml.MappingNode, "an object") {
-		return nil
-	}
-	out := make(map[string]string, len(f.node.Content)/2)
-	for i := 0; i+1 < len(f.node.Content); i += 2 {
-		k := f.node.Content[i]
-		if k.Kind != yaml.ScalarNode || k.ShortTag() == "!!merge" {
-			continue
-		}
-		out[k.Value] = newField(f.doc, f.node.Content[i+1], f.path+"."+k.Value).str()
-	}
-	return out
-}
-
-// portMap returns an object whose values are numbers of ports. Invalid ones are left out.
-func (f field) portMap() map[string]uint16 {
-	if !f.want(yaml.MappingNode, "an object") {
-		return nil
-	}
-	out := make(map[string]uint16, len(f.node.Content)/2)
-	for i := 0; i+1 < len(f.node.Content); i += 2 {
-		k := f.node.Content[i]
-		if k.Kind != yaml.ScalarNode || k.ShortTag() == "!!merge" {
-			continue
-		}
-		if n := newField(f.doc, f.node.Content[i+1], f.path+"."+k.Value).port(); n != 0 {
-			out[k.Value] = n
-		}
-	}
-	return out
-}
-
-// addr returns an IP address, and false if the field is absent, empty or invalid.
-func (f field) addr() (netip.Addr, bool) {
-	s := f.str()
-	if s == "" {
-		return netip.Addr{}, false
-	}
-	a, err := netip.ParseAddr(s)
-	if err != nil || a.Zone() != "" {
-		f.fail("want an IP address, got %q", s)
-		return netip.Addr{}, false
-	}
-	return a.Unmap(), true
-}
-
-// addrs returns a list of IP addresses.
-func (f field) addrs() []netip.Addr {
-	var out []netip.Addr
-	for _, e := range f.list() {
-		if a, ok := e.addr(); ok {
-			out = append(out, a)
-		}
-	}
-	return out
+	return nil, nil //nolint:nilnil // documented
 }

@@ -70,7 +70,7 @@ func (c *customFeed) pause() {
 // end stops following the resource, and empties the feed.
 func (c *customFeed) end() {
 	c.pause()
-	c.feed.absent()
+	c.feed.absent(c.lastList())
 }
 
 // follow follows the resource until ctx ends. Its definition may be so new that the API server does not
@@ -107,12 +107,15 @@ func (c *customFeed) status() source.Status {
 	if _, why := requests.failing(); why == nil {
 		requests = &c.feed.health
 	}
-	return c.feed.status(requests)
+	s := c.feed.status(requests)
+	if !c.feed.follows() {
+		s.Heard = c.lastHeard() // what is known of the resource is that it has no definition
+	}
+	return s
 }
 
 // Add starts to follow the resource.
 func (c *customFeed) Add(any) error {
-	c.heard()
 	c.start()
 	return nil
 }
@@ -120,7 +123,6 @@ func (c *customFeed) Add(any) error {
 // Update follows the resource again: the API server may serve another version. The objects stay
 // until they are listed again.
 func (c *customFeed) Update(any) error {
-	c.heard()
 	c.pause()
 	c.start()
 	return nil
@@ -128,14 +130,13 @@ func (c *customFeed) Update(any) error {
 
 // Delete stops following the resource: its objects are deleted with the definition.
 func (c *customFeed) Delete(any) error {
-	c.heard()
 	c.end()
 	return nil
 }
 
 // Replace follows the resource if there is a definition.
 func (c *customFeed) Replace(list []any, _ string) error {
-	c.heard()
+	c.complete(len(list))
 	if len(list) == 0 {
 		c.end()
 		return nil
@@ -146,9 +147,3 @@ func (c *customFeed) Replace(list []any, _ string) error {
 
 // Resync does nothing.
 func (c *customFeed) Resync() error { return nil }
-
-// Bookmark notes that the API server has sent everything up to now.
-func (c *customFeed) Bookmark(string) error {
-	c.heard()
-	return nil
-}

@@ -5,7 +5,8 @@
 //     have their hostnames. Endpoints of Services with a ClusterIP are not read either: they do not
 //     change a table.
 //  2. feed.go holds the objects of one resource. client-go's Reflector lists and watches it, as a
-//     stream if the API server can, and passes each object on as soon as it is decoded.
+//     stream if the API server can, and passes each object on as soon as it is decoded. follow.go lists
+//     it again when no watch confirms what the feed has.
 //  3. decode.go reduces an object to the fields of package object at once, so the whole object is
 //     never held. mesh.go does so for the ConfigMap with the settings of the mesh.
 //  4. crd.go follows the definitions of custom resources: one that is missing is no error, and

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"reflect"
 	"strconv"
@@ -25,69 +24,23 @@ const maxDropped = 10_000
 type feed struct {
 	notify    func()     // called after each change, without the lock; must not block
 	selection *selection // of namespaces whose objects count; nil for all
-	strict    bool       // nothing may be served before the objects can be used
+	structs   structs    // of the goroutine of the Reflector
+	// strict says that an object with errors is not used: its last good form stays, and nothing may be served before
+	// there is one.
+	strict bool
 
 	mu      sync.Mutex
-	objects map[object.Key]object.Object // the last good form of each
-	broken  map[object.Key][]object.Error
+	objects map[object.Key]object.Object
+	errs    map[object.Key][]object.Error
 	dirty   map[object.Key]bool // objects that have changed since they were taken
 	listed  bool                // all objects were listed once, or there can be none
 	synced  bool                // listed and, if strict is set, at a time since all could be used
-	latest  time.Time           // when the API server last sent something
 	heardAt uint64              // the version of the resource up to which everything was heard; 0 if unknown
+	from    time.Time           // when the list began that the objects are from, with what was heard since
 	changed uint64              // the version at which objects last changed; 0 if unknown
-	dropped map[string]bool     // namespaces whose objects were dropped since the last list began; all if full
-	relist  func()              // makes the Reflector list all objects again; does nothing without one
+	dropped map[string]bool     // namespaces whose objects were dropped, and not listed again; all if full
 
 	health
-}
-
-// health knows whether requests for a resource succeed, and logs when that changes.
-type health struct {
-	what string // the resource
-	log  *slog.Logger
-
-	mu      sync.Mutex
-	failure error     // of the last request; nil if it succeeded
-	since   time.Time // when requests began to fail; zero without a failure
-	logged  string    // the last failure that was logged and has not ended
-}
-
-// asked notes the result of a request, unless ctx has ended. The end of a failure is certain when
-// the API server has sent something, see heard.
-func (h *health) asked(ctx context.Context, err error) {
-	if ctx.Err() != nil {
-		return
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch {
-	case err == nil:
-		h.since = time.Time{}
-	case h.failure == nil:
-		h.since = time.Now()
-	}
-	if h.failure = err; err != nil && err.Error() != h.logged {
-		h.logged = err.Error()
-		h.log.Error("cannot read from the Kubernetes API; the objects stay as they are", "what", h.what, "error", err)
-	}
-}
-
-// heard notes that the API server has sent something.
-func (h *health) heard() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.logged != "" {
-		h.logged = ""
-		h.log.Info("reading from the Kubernetes API again", "what", h.what)
-	}
-}
-
-// failing returns since when requests fail, and why; nil if they succeed.
-func (h *health) failing() (since time.Time, why error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.since, h.failure
 }
 
 var (
@@ -98,17 +51,15 @@ var (
 // newFeed returns an empty feed of a resource, with all namespaces or those of a selection.
 func newFeed(what string, n *selection, cfg source.ObjectsConfig) *feed {
 	return &feed{
-		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, broken: map[object.Key][]object.Error{},
-		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, relist: func() {}, health: health{what: what, log: cfg.Logger},
+		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, errs: map[object.Key][]object.Error{}, structs: structs{},
+		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, health: health{what: what, log: cfg.Logger},
 	}
 }
 
 // done ends a change of the feed: it releases the lock.
 func (f *feed) done() {
-	f.synced = f.synced || f.listed && (!f.strict || len(f.broken) == 0)
-	f.latest = time.Now()
+	f.synced = f.synced || f.listed && (!f.strict || len(f.errs) == 0)
 	f.mu.Unlock()
-	f.heard()
 	f.notify()
 }
 
@@ -122,14 +73,7 @@ func (f *feed) follow(ctx context.Context, l lister) {
 		case <-f.selection.ready:
 		}
 	}
-	for ctx.Err() == nil {
-		listing, end := context.WithCancel(ctx)
-		f.mu.Lock()
-		f.relist, f.dropped = end, map[string]bool{}
-		f.mu.Unlock()
-		follow(listing, l, f, &f.health)
-		end()
-	}
+	follow(ctx, l, f, &f.health)
 }
 
 // unselected takes the place of an object whose namespace does not count. It has the version of the object.
@@ -175,7 +119,7 @@ func (f *feed) reduce(whole any) (any, error) {
 	if !selected {
 		return unselected(version), nil
 	}
-	s, err := reduce(whole)
+	s, err := f.structs.reduce(whole)
 	if err != nil {
 		return nil, err
 	}
@@ -204,12 +148,13 @@ func (f *feed) reselect() {
 			f.removeLocked(key, 0)
 		}
 	}
-	maps.DeleteFunc(f.broken, func(key object.Key, _ []object.Error) bool { return !f.selectsLocked(key.Namespace) })
+	maps.DeleteFunc(f.errs, func(key object.Key, _ []object.Error) bool { return !f.selectsLocked(key.Namespace) })
 	names, again := f.selection.current(), len(f.dropped) == maxDropped
 	for namespace := range f.dropped {
 		again = again || names.have(namespace)
 	}
 	if again {
+		f.dropped = map[string]bool{}
 		f.relist()
 	}
 	f.mu.Unlock()
@@ -237,16 +182,15 @@ func (f *feed) event(whole any, applyLocked func(*slim)) error {
 // heardUpTo notes that the API server has sent everything up to a version.
 func (f *feed) heardUpTo(version uint64) {
 	f.mu.Lock()
-	f.latest, f.heardAt = time.Now(), max(f.heardAt, version)
-	f.mu.Unlock()
-	f.heard()
+	defer f.mu.Unlock()
+	f.heardAt = max(f.heardAt, version)
 }
 
-// upTo returns the version of the resource up to which everything was heard.
-func (f *feed) upTo() uint64 {
+// upTo returns the version of the resource up to which everything was heard, and when the last list began.
+func (f *feed) upTo() (version uint64, from time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.heardAt
+	return f.heardAt, f.from
 }
 
 // Add takes an object that is new or has changed.
@@ -255,17 +199,18 @@ func (f *feed) Add(whole any) error { return f.event(whole, f.putLocked) }
 // Update is Add.
 func (f *feed) Update(whole any) error { return f.Add(whole) }
 
-// putLocked puts an object to use. One that has errors stays in its last good form.
+// putLocked puts an object to use.
 func (f *feed) putLocked(s *slim) {
 	key := s.object.Key
 	if !f.selectsLocked(key.Namespace) {
 		return
 	}
-	if len(s.errs) > 0 {
-		f.broken[key] = s.errs
-		return
+	if delete(f.errs, key); len(s.errs) > 0 {
+		f.errs[key] = s.errs
+		if f.strict {
+			return
+		}
 	}
-	delete(f.broken, key)
 	if old, ok := f.objects[key]; ok && (old == s.object || reflect.DeepEqual(old, s.object)) {
 		return // what has changed is of no use here
 	}
@@ -275,7 +220,7 @@ func (f *feed) putLocked(s *slim) {
 
 // removeLocked removes an object, at a version of the resource.
 func (f *feed) removeLocked(key object.Key, version uint64) {
-	delete(f.broken, key)
+	delete(f.errs, key)
 	if _, ok := f.objects[key]; ok {
 		delete(f.objects, key)
 		f.dirty[key] = true
@@ -302,7 +247,7 @@ func (f *feed) Replace(list []any, resourceVersion string) error {
 			listed[s.object.Key] = true
 		}
 	}
-	version := versionOf(resourceVersion)
+	version, from := versionOf(resourceVersion), f.complete(len(list))
 	f.mu.Lock()
 	defer f.done()
 	for _, s := range all {
@@ -310,7 +255,7 @@ func (f *feed) Replace(list []any, resourceVersion string) error {
 	}
 	f.removeOthersLocked(listed, version)
 	// It may go back, if etcd was restored.
-	f.listed, f.heardAt, f.changed = true, version, min(f.changed, version)
+	f.listed, f.heardAt, f.from, f.changed = true, version, from, min(f.changed, version)
 	return nil
 }
 
@@ -321,7 +266,7 @@ func (f *feed) removeOthersLocked(listed map[object.Key]bool, version uint64) {
 			f.removeLocked(key, version)
 		}
 	}
-	maps.DeleteFunc(f.broken, func(key object.Key, _ []object.Error) bool { return !listed[key] })
+	maps.DeleteFunc(f.errs, func(key object.Key, _ []object.Error) bool { return !listed[key] })
 }
 
 // Resync does nothing: the feed is always in step.
@@ -333,12 +278,13 @@ func (f *feed) Bookmark(resourceVersion string) error {
 	return nil
 }
 
-// absent empties the feed of a resource that the API server does not have.
-func (f *feed) absent() {
+// absent empties the feed of a resource that the API server does not have. A list of definitions says so, which
+// began at a time, or what was heard since.
+func (f *feed) absent(from time.Time) {
 	f.asked(context.Background(), nil)
 	f.mu.Lock()
 	defer f.done()
-	f.listed, f.heardAt, f.changed = true, 0, 0 // as in a replica that has not seen the resource
+	f.listed, f.heardAt, f.from, f.changed = true, 0, from, 0 // as in a replica that has not seen the resource
 	f.removeOthersLocked(nil, 0)
 }
 
@@ -348,11 +294,12 @@ func (f *feed) take(dirty map[object.Key]bool, r *source.Reading) {
 	defer f.mu.Unlock()
 	maps.Copy(dirty, f.dirty)
 	clear(f.dirty)
-	r.Changed, r.Heard = append(r.Changed, f.changed), append(r.Heard, f.heardAt)
-	for key, broken := range f.broken {
-		_, kept := f.objects[key]
-		for _, e := range broken {
-			e.Kept = kept
+	r.Changed = append(r.Changed, f.changed)
+	r.Heard.Add(f.heardAt, f.from)
+	for key, errs := range f.errs {
+		_, found := f.objects[key]
+		for _, e := range errs {
+			e.Kept = found && f.strict
 			r.Errors = append(r.Errors, e)
 		}
 	}
@@ -377,13 +324,13 @@ func (f *feed) copyTo(all map[object.Key]object.Object) {
 func (f *feed) status(h *health) source.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := source.Status{Resource: f.what, Objects: len(f.objects), Synced: f.synced, Heard: f.latest}
+	s := source.Status{Resource: f.what, Objects: len(f.objects), Synced: f.synced, Heard: f.lastHeard()}
 	if since, why := h.failing(); why != nil {
 		s.Failure, s.FailingSince = why.Error(), since
 	}
-	for _, broken := range f.broken {
+	for _, errs := range f.errs {
 		if f.listed && !f.synced && s.Failure == "" {
-			s.Failure, s.FailingSince = broken[0].Error(), f.latest
+			s.Failure, s.FailingSince = errs[0].Error(), s.Heard
 		}
 	}
 	return s

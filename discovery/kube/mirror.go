@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,22 +22,16 @@ type mirror[T any] struct {
 
 	mu     sync.Mutex
 	parts  map[cache.ObjectName]T
-	synced bool      // all objects were listed once
-	latest time.Time // when the API server last sent something
+	synced bool // all objects were listed once
 }
 
-var (
-	_ cache.ReflectorStore         = (*mirror[bool])(nil)
-	_ cache.ReflectorBookmarkStore = (*mirror[bool])(nil)
-)
+var _ cache.ReflectorStore = (*mirror[bool])(nil)
 
 // update changes the parts.
 func (m *mirror[T]) update(change func()) {
 	m.mu.Lock()
 	change()
-	m.latest = time.Now()
 	m.mu.Unlock()
-	m.heard()
 	m.changed()
 }
 
@@ -84,21 +77,13 @@ func (m *mirror[T]) Replace(list []any, _ string) error {
 		}
 		parts[name] = m.part(o)
 	}
+	m.complete(len(list))
 	m.update(func() { m.parts, m.synced = parts, true })
 	return nil
 }
 
 // Resync does nothing: the mirror is always in step.
 func (m *mirror[T]) Resync() error { return nil }
-
-// Bookmark notes that the API server has sent everything up to now.
-func (m *mirror[T]) Bookmark(string) error {
-	m.mu.Lock()
-	m.latest = time.Now()
-	m.mu.Unlock()
-	m.heard()
-	return nil
-}
 
 // all returns a copy of the parts; ok is false until all objects were listed once.
 func (m *mirror[T]) all() (parts map[cache.ObjectName]T, ok bool) {
@@ -111,7 +96,7 @@ func (m *mirror[T]) all() (parts map[cache.ObjectName]T, ok bool) {
 func (m *mirror[T]) status() source.Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := source.Status{Resource: m.what, Objects: len(m.parts), Synced: m.synced, Heard: m.latest}
+	s := source.Status{Resource: m.what, Objects: len(m.parts), Synced: m.synced, Heard: m.lastHeard()}
 	if since, why := m.failing(); why != nil {
 		s.Failure, s.FailingSince = why.Error(), since
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -191,76 +190,6 @@ func metadataLister(r metadata.ResourceInterface, selector string) lister {
 			return r.Watch(ctx, only(options))
 		},
 	}
-}
-
-// listWatch returns the lister for a Reflector. It notes the result of each request in h.
-func (l lister) listWatch(h *health) *cache.ListWatch {
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			found, err := l.list(ctx, options)
-			h.asked(ctx, err)
-			return found, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			events, err := l.watch(ctx, options)
-			h.asked(ctx, err)
-			if err != nil {
-				return nil, err
-			}
-			return observe(ctx, events, h), nil
-		},
-	}
-}
-
-// An observedWatch notes the errors among the events of a watch. The library's watch.Filter leaves
-// a goroutine behind if the watch is stopped while it has an event to pass on.
-type observedWatch struct {
-	watch.Interface
-	events  chan watch.Event
-	stopped chan struct{}
-	stop    func() // closes stopped, once
-}
-
-// observe returns a watch that passes on the events of another one, and notes errors in h.
-func observe(ctx context.Context, w watch.Interface, h *health) watch.Interface {
-	o := &observedWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
-	o.stop = sync.OnceFunc(func() { close(o.stopped) })
-	go func() {
-		defer close(o.events)
-		for e := range w.ResultChan() {
-			if e.Type == watch.Error && !o.isStopped() { // a watch that is stopped may say that its connection is closed
-				// The Reflector asks for a list when the version that it knows is too old.
-				if err := apierrors.FromObject(e.Object); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-					h.asked(ctx, err)
-				}
-			}
-			select {
-			case o.events <- e:
-			case <-o.stopped:
-				return
-			}
-		}
-	}()
-	return o
-}
-
-// ResultChan returns the channel of the events.
-func (o *observedWatch) ResultChan() <-chan watch.Event { return o.events }
-
-// isStopped reports whether Stop was called.
-func (o *observedWatch) isStopped() bool {
-	select {
-	case <-o.stopped:
-		return true
-	default:
-		return false
-	}
-}
-
-// Stop ends the watch.
-func (o *observedWatch) Stop() {
-	o.stop()
-	o.Interface.Stop()
 }
 
 // servedVersion returns the version of a custom resource that the API server serves: of several, the one

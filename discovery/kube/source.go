@@ -9,12 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
@@ -90,14 +87,6 @@ func (s *Source) Run(ctx context.Context) {
 	group.Wait()
 }
 
-// follow keeps a store in step with a resource until ctx ends.
-func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health) {
-	silent := logr.Discard() // h logs what matters
-	cache.NewReflectorWithOptions(l.listWatch(h), l.kind, store, cache.ReflectorOptions{
-		Name: h.what, Logger: &silent, Backoff: retry(),
-	}).RunWithContext(klog.NewContext(ctx, silent))
-}
-
 // Read returns what has changed since the last call. It must not be called by two goroutines at a
 // time. The caller must not change the objects.
 func (s *Source) Read() source.Reading {
@@ -121,12 +110,26 @@ func (s *Source) Read() source.Reading {
 }
 
 // Heard returns the state of the API server that the next call of Read will include.
-func (s *Source) Heard() source.Revision {
-	var heard source.Revision
+func (s *Source) Heard() source.Heard {
+	var heard source.Heard
 	for _, f := range s.all() {
-		heard = append(heard, f.upTo())
+		heard.Add(f.upTo())
 	}
 	return heard
+}
+
+// CatchUp lists again what is lacking of a revision that was known at a time, see [source.Objects]. Of a custom
+// resource the definition may be lacking.
+func (s *Source) CatchUp(r source.Revision, known time.Time) {
+	heard := s.Heard()
+	for i, f := range s.all() {
+		if !heard.Lacks(i, r, known) {
+			continue
+		}
+		if f.catchUp(); i >= len(s.feeds) {
+			s.customs[i-len(s.feeds)].catchUp()
+		}
+	}
 }
 
 // all returns all feeds.

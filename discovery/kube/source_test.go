@@ -197,37 +197,46 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
-// D18: an object that cannot be used is named, and its last good form stays.
+// D18: what is wrong with an object is named and left out, so that its form depends on the object alone: a replica
+// that has seen it when it was good has the same one as a replica that starts later.
 func TestBrokenObject(t *testing.T) {
 	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Definitions, definition)
-	good := entry("api", "hosts: [api.example.com], addresses: [192.0.2.1], resolution: DNS")
-	a.Put(fakekube.ServiceEntries, good)
+	const good = "hosts: [api.example.com, b.example.com], addresses: [192.0.2.1, 192.0.2.2], resolution: DNS, exportTo: ['.', other]"
+	a.Put(fakekube.ServiceEntries, entry("api", good))
+	old := start(t, a)
+	old.want("ServiceEntry shop/api")
+	a.Put(fakekube.ServiceEntries, entry("api", "hosts: [api.example.com, 'not a host'], addresses: [192.0.2.1, nonsense], resolution: dns, exportTo: ['.', 'no scope']"))
 	a.Put(fakekube.ServiceEntries, entry("bad", "hosts: ['not a host'], resolution: DNS"))
-	s := start(t, a)
-	s.want("ServiceEntry shop/api")
-	a.Put(fakekube.ServiceEntries, entry("api", "hosts: [api.example.com], addresses: [nonsense], resolution: DNS"))
-	wait.Until(t, "both objects are named", func() bool { return len(s.Read().Errors) == 2 })
-	r := s.want("ServiceEntry shop/api")
-	if got := r.Objects[0].Entry.Addrs; len(got) != 1 || got[0].String() != "192.0.2.1" {
-		t.Errorf("the last good form has the addresses %v", got)
-	}
 	want := []string{
-		`ServiceEntry shop/api: spec.addresses[0]: want an IP address, got "nonsense" true`,
-		`ServiceEntry shop/bad: spec.hosts[0]: want a DNS name or *.suffix, got "not a host" false`,
+		`ServiceEntry shop/api: spec.hosts[1]: want a DNS name or *.suffix, got "not a host"`,
+		`ServiceEntry shop/api: spec.addresses[1]: want an IP address, got "nonsense"`,
+		`ServiceEntry shop/api: spec.resolution: want NONE, STATIC, DNS, DNS_ROUND_ROBIN or DYNAMIC_DNS, got "dns"`,
+		`ServiceEntry shop/api: spec.exportTo: want namespaces, ".", "*" or "~", got "no scope"`,
+		`ServiceEntry shop/bad: spec.hosts[0]: want a DNS name or *.suffix, got "not a host"`,
 	}
-	var got []string
-	for _, e := range r.Errors {
-		got = append(got, fmt.Sprint(e, " ", e.Kept))
+	for replica, s := range map[string]*running{"old": old, "new": start(t, a)} {
+		s.want("ServiceEntry shop/api", "ServiceEntry shop/bad")
+		wait.Until(t, "both objects are named", func() bool { return len(s.Read().Errors) == len(want) })
+		r := s.Read()
+		entry := r.Objects[0].Entry
+		form := fmt.Sprint(entry.Hosts, entry.Addrs, entry.Resolution, entry.ExportTo)
+		if form != "[api.example.com] [192.0.2.1]NONE{false true [shop]}" {
+			t.Errorf("%s replica: the form is %s", replica, form)
+		}
+		var got []string
+		for _, e := range r.Errors {
+			got = append(got, e.Error())
+		}
+		if diff := cmp.Diff(got, want); diff != "" {
+			t.Errorf("%s replica: errors (-got +want):\n%s", replica, diff)
+		}
 	}
-	if diff := cmp.Diff(got, want); diff != "" {
-		t.Errorf("errors (-got +want):\n%s", diff)
-	}
-	a.Put(fakekube.ServiceEntries, good)
-	wait.Until(t, "one object is named", func() bool { return len(s.Read().Errors) == 1 })
+	a.Put(fakekube.ServiceEntries, entry("api", good))
+	wait.Until(t, "one object is named", func() bool { return len(old.Read().Errors) == 1 })
 	a.Remove(fakekube.ServiceEntries, "shop/bad")
-	wait.Until(t, "no object is named", func() bool { return len(s.Read().Errors) == 0 })
+	wait.Until(t, "no object is named", func() bool { return len(old.Read().Errors) == 0 })
 }
 
 // D15, D16: while the API server is away nothing changes. When it is back, what was deleted

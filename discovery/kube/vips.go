@@ -147,7 +147,7 @@ func (w *Writer) write(ctx context.Context, entries dynamic.ResourceInterface, n
 	if err != nil {
 		return err
 	}
-	if !reflect.DeepEqual(reduceEntry(now).object.Entry, s.Entry) {
+	if !reflect.DeepEqual(make(structs).decode(object.KindServiceEntry, now, now.Object).object.Entry, s.Entry) {
 		return errOutdated
 	}
 	addresses := make([]map[string]string, len(s.VIPs))

@@ -1,6 +1,7 @@
 package object
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,9 +23,10 @@ type ExportTo struct {
 
 // NewExportTo returns the namespaces of an exportTo of an object in namespace: "*" means all
 // namespaces, "." the object's own, "~" none; other scopes are names. As in istiod, "*" prevails over
-// all others, and "~" over the rest. The error says which scope is not valid.
+// all others, and "~" over the rest. The error says which scope is not valid; the others count.
 func NewExportTo(scopes []string, namespace string) (ExportTo, error) {
-	var e ExportTo
+	e := ExportTo{Restricted: true}
+	var err error
 	for _, scope := range scopes {
 		switch {
 		case scope == exportToPrivate:
@@ -33,19 +35,20 @@ func NewExportTo(scopes []string, namespace string) (ExportTo, error) {
 		case IsLabel(scope):
 			e.Namespaces = append(e.Namespaces, scope)
 		default:
-			return ExportTo{}, fmt.Errorf(`want namespaces, ".", "*" or "~", got %q`, scope)
+			err = cmp.Or(err, fmt.Errorf(`want namespaces, ".", "*" or "~", got %q`, scope))
 		}
 	}
 	switch {
 	case len(scopes) == 0:
 		return ExportTo{}, nil
 	case slices.Contains(scopes, exportToPublic):
-		return ExportTo{Public: true}, nil
+		return ExportTo{Public: true}, err
 	case slices.Contains(scopes, exportToNone):
-		return ExportTo{Restricted: true}, nil
+		return ExportTo{Restricted: true}, err
 	}
 	slices.Sort(e.Namespaces)
-	return ExportTo{Restricted: true, Namespaces: slices.Compact(e.Namespaces)}, nil
+	e.Namespaces = slices.Compact(e.Namespaces)
+	return e, err
 }
 
 // ParseExportTo is NewExportTo for the scopes in an annotation, which commas separate.

@@ -8,6 +8,7 @@ const (
 	endedSlow    = "slow"
 	endedRefused = "refused"
 	endedMemory  = "memory"
+	endedBehind  = "behind"
 )
 
 // metrics are the metrics of streams. docs/discovery.md lists them.
@@ -35,12 +36,12 @@ func newMetrics(differences func() uint64) *metrics {
 		pushes:   counters("pushes_total", "Responses with name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
 		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients), "+
-			"slow (a push was not acknowledged in time), refused (the client's identity) or memory (nearly all of it is in use).", "reason"),
+			"slow (a push was not acknowledged in time), refused (the client's identity), behind (the client has a later table, and the Kubernetes API cannot be listed) or memory (nearly all of it is in use).", "reason"),
 		waited: prometheus.NewCounter(counter("clients_ahead_total", "Clients that had waited because another replica had read more of the API server.")),
 		differ: prometheus.NewCounterFunc(counter("replica_differences_total", "Clients that had another table from a replica with the same objects."),
 			func() float64 { return float64(differences()) }),
 	}
-	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedMemory} {
+	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedBehind, endedMemory} {
 		m.ended.WithLabelValues(reason)
 	}
 	for _, variant := range []string{variantSotw, variantDelta} {

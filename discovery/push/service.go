@@ -29,7 +29,7 @@ const (
 	firstReadWait = 10 * time.Second
 	// catchUpWait is how long a client waits for a replica that is behind what the client has, and
 	// catchUpPoll how often that is checked.
-	catchUpWait = 5 * time.Second
+	catchUpWait = 30 * time.Second
 	catchUpPoll = 100 * time.Millisecond
 	// maxRejections is the number of rejected pushes that are logged at once. Lines beyond it are one a
 	// second: one bad push is rejected by all agents.
@@ -52,9 +52,10 @@ type Config struct {
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
 	// Comparable says that replicas with the same revision have the same objects.
 	Comparable bool
-	// Behind reports whether what is served is older than a revision, of this replica or of another one. nil
-	// means that it never is.
-	Behind func(revision []byte) bool
+	// Behind reports whether what is served may be older than a revision, of this replica or of another one, that
+	// a client has had since a time. It does so until it is known that there is nothing later. nil means that it never
+	// is.
+	Behind func(revision []byte, since time.Time) bool
 	// Logger is for logs.
 	Logger *slog.Logger
 }
@@ -123,6 +124,8 @@ func (s *Service) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscover
 var (
 	errStopping = status.Error(codes.Unavailable, "this control plane stops: connect to another one")
 	errLate     = errors.New("late")
+	errBehind   = status.Error(codes.Unavailable, "this control plane has read less of the Kubernetes API than the one that you come from, and cannot read more now: "+
+		"keep your table, and connect to another one, or later")
 )
 
 // serve serves a stream of either variant until it ends: until the client ends it, sends its first
@@ -200,25 +203,29 @@ func (s *Service) awaitFirstRead(ctx context.Context) {
 	}
 }
 
-// awaitRevision waits until what is served includes a revision, at most for catchUpWait or until a channel is
-// closed. A replica that never gets there serves what it has: its API server may be another one.
-func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) {
-	if len(revision) == 0 || s.cfg.Behind == nil || !s.cfg.Behind(revision) {
-		return
+// awaitRevision waits until what is served includes a revision, or is known to be the newest state all the same, at
+// most for catchUpWait or until a channel is closed. If that is not known, the client is refused: it keeps its table,
+// which is later.
+func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) error {
+	began := time.Now()
+	if len(revision) == 0 || s.cfg.Behind == nil || !s.cfg.Behind(revision, began) {
+		return nil
 	}
 	s.metrics.waited.Inc()
 	timer, poll := time.NewTimer(catchUpWait), time.NewTicker(catchUpPoll)
 	defer timer.Stop()
 	defer poll.Stop()
-	for s.cfg.Behind(revision) {
+	for s.cfg.Behind(revision, began) {
 		select {
 		case <-poll.C:
 		case <-timer.C:
-			return
+			s.metrics.ended.WithLabelValues(endedBehind).Inc()
+			return errBehind
 		case <-ended:
-			return
+			return nil
 		}
 	}
+	return nil
 }
 
 // enter counts a client. It reports false if there are too many.

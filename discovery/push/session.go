@@ -92,7 +92,9 @@ func (s *session) handleLocked(r request) error {
 	}
 	first := !s.joined
 	if first {
-		s.service.awaitRevision(s.client.revision, s.ended)
+		if err := s.service.awaitRevision(s.client.revision, s.ended); err != nil {
+			return err
+		}
 		same, err := s.service.tables.join(s)
 		if err != nil {
 			return err

@@ -1,6 +1,9 @@
 package source
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"time"
+)
 
 // A Revision is a state of an API server: the version of each resource that [Objects] reads, in an order
 // that is the same in all replicas of one release; 0 for one that is not known. Versions of resources of an
@@ -29,14 +32,29 @@ func ParseRevision(b []byte) Revision {
 	return r
 }
 
-// Includes reports whether the revision is at least as late as another one in all resources. Revisions of
-// different releases, which may read other resources, are not compared.
-func (r Revision) Includes(other Revision) bool {
-	if len(r) != len(other) {
-		return true
-	}
-	for i, version := range other {
-		if r[i] < version {
+// Heard says how much was heard of an API server, for each resource of a [Revision].
+type Heard struct {
+	upTo Revision    // versions up to which everything was heard
+	from []time.Time // when the lists began that the objects are from
+}
+
+// Add adds a resource of which everything was heard up to a version, after a list that began at a time.
+func (h *Heard) Add(upTo uint64, from time.Time) {
+	h.upTo, h.from = append(h.upTo, upTo), append(h.from, from)
+}
+
+// Lacks reports whether the API server may have something of a resource that was not heard, as a revision says that was
+// known at a time. A list that began later, which has the newest state, shows that it has not: the revision is of
+// another API server, of a time before etcd was restored, or invented. Revisions of different releases, which may read
+// other resources, are not compared.
+func (h Heard) Lacks(resource int, r Revision, known time.Time) bool {
+	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(known)
+}
+
+// Includes reports whether no resource is lacking, see [Heard.Lacks].
+func (h Heard) Includes(r Revision, known time.Time) bool {
+	for i := range h.upTo {
+		if h.Lacks(i, r, known) {
 			return false
 		}
 	}

@@ -69,7 +69,10 @@ type Objects interface {
 	// time. The caller must not change the objects.
 	Read() Reading
 	// Heard returns the state of the API server that the next call of Read will include.
-	Heard() Revision
+	Heard() Heard
+	// CatchUp lists again what is lacking of a revision that was known at a time, see [Heard.Lacks]. It does nothing
+	// while a list is under way or shortly after one, and it does not wait.
+	CatchUp(r Revision, known time.Time)
 	// All returns all objects, sorted by key. The caller must not change them.
 	All() []object.Object
 	// Select sets the discovery selectors, in the form of kubectl's --selector. Until then no object of
@@ -90,7 +93,8 @@ type Reading struct {
 	Waiting string
 	// Changed is the state of the API server at which the objects became what they are, Heard the one
 	// that they are known to be up to date with.
-	Changed, Heard Revision
+	Changed Revision
+	Heard   Heard
 }
 
 // Status is the state of one resource.

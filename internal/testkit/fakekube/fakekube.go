@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
@@ -82,6 +83,8 @@ type API struct {
 	refused  map[string]int                                   // the status of requests for a path
 	requests map[string]bool                                  // paths that were asked for
 	lists    map[string]int                                   // watches that began with all objects, by path
+	watches  int                                              // that have begun
+	stalled  int                                              // so many of the first ones send nothing any more
 	tokens   map[string]Token
 	reviews  int
 	reviewed time.Duration        // how long a review takes
@@ -164,14 +167,21 @@ func (a *API) Forget(path string) {
 	delete(a.objects, path)
 }
 
-// Restore undoes the last n changes, as if etcd was restored from a backup: versions go back. Watches end.
-func (a *API) Restore(n int) {
+// Restore undoes the last n changes, as if etcd was restored from a backup and the API server started again:
+// versions go back. Watches end. It calls meanwhile before clients can connect again.
+func (a *API) Restore(n int, meanwhile func()) {
 	a.tb.Helper()
 	a.Leave()
 	defer a.Return()
+	a.undo(n)
+	meanwhile()
+}
+
+// undo undoes the last n changes.
+func (a *API) undo(n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for range n {
+	for range min(n, len(a.changes)) {
 		c := a.changes[len(a.changes)-1]
 		a.changes = a.changes[:len(a.changes)-1]
 		if c.before != nil {
@@ -181,6 +191,14 @@ func (a *API) Restore(n int) {
 		}
 	}
 	a.oldest = len(a.changes)
+}
+
+// StallWatches lets the watches that are open now send nothing any more, as behind a proxy that does not pass on what
+// comes. They stay open. Those that begin later are not affected.
+func (a *API) StallWatches() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stalled = a.watches
 }
 
 func (a *API) changeLocked(c change) {
@@ -363,9 +381,11 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 	encoder := json.NewEncoder(w)
 	a.mu.Lock()
 	ended := a.ended
+	a.watches++
+	number := a.watches
 	events, next := a.firstLocked(r, selects)
 	for {
-		for ; next < len(a.changes); next++ {
+		for ; next < len(a.changes) && number > a.stalled; next++ {
 			if e, ok := a.changes[next].event(next+1, watched.resource, selects); ok {
 				events = append(events, e)
 			}
@@ -390,18 +410,24 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// firstLocked returns the first events of a watch, and the first change that it sends after them.
+// firstLocked returns the first events of a watch, and the first change that it sends after them. As the API server
+// does, it accepts a watch from a version that is later than the last one, and sends only changes after that version
+// (kubernetes#107457). A list of such a version fails.
 func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructured) bool) (events []event, next int) {
 	query, path := r.URL.Query(), targetOf(r.URL.Path).resource
+	from, err := strconv.Atoi(query.Get("resourceVersion"))
 	if query.Get("sendInitialEvents") != "true" {
-		from, err := strconv.Atoi(query.Get("resourceVersion"))
-		if err != nil || from < a.oldest || from > len(a.changes) {
-			expired := map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": http.StatusGone}
-			return []event{{"ERROR", expired}}, len(a.changes)
+		if err != nil || from < a.oldest {
+			return []event{{"ERROR", failure("Expired", http.StatusGone)}}, len(a.changes)
 		}
 		return nil, from
 	}
 	a.lists[r.URL.Path]++
+	if from > len(a.changes) {
+		tooLarge := failure("Timeout", http.StatusGatewayTimeout)
+		tooLarge["details"] = map[string]any{"causes": []any{map[string]any{"reason": metav1.CauseTypeResourceVersionTooLarge}}}
+		return []event{{"ERROR", tooLarge}}, len(a.changes)
+	}
 	for _, key := range slices.Sorted(maps.Keys(a.objects[path])) {
 		if o := a.objects[path][key]; selects(o) {
 			events = append(events, event{"ADDED", o.Object})
@@ -414,6 +440,11 @@ func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructur
 			"resourceVersion": strconv.Itoa(len(a.changes)), "annotations": map[string]string{"k8s.io/initial-events-end": "true"},
 		},
 	}}), len(a.changes)
+}
+
+// failure returns the object of an event that ends a watch.
+func failure(reason string, code int) map[string]any {
+	return map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
 }
 
 // event returns the event of a change, which has a version, for a watch of a path; ok is false without one.

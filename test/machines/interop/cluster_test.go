@@ -96,9 +96,15 @@ func (c *cluster) boot(flags ...string) {
 }
 
 // startEtcd starts the store of the API server.
-func (c *cluster) startEtcd() {
+func (c *cluster) startEtcd() *daemon {
 	c.tb.Helper()
-	c.kube("etcd", "--data-dir", c.path("etcd"), "--unsafe-no-fsync", // the store ends with the test
+	return c.etcdIn(c.path("etcd"))
+}
+
+// etcdIn starts the store of the API server with the data in a directory.
+func (c *cluster) etcdIn(dir string) *daemon {
+	c.tb.Helper()
+	return c.kube("etcd", "--data-dir", dir, "--unsafe-no-fsync", // the store ends with the test
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380")
 }

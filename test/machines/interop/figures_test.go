@@ -182,11 +182,14 @@ type resource struct {
 }
 
 // resources returns the state of what nametap-discovery reads.
-func (d *discovery) resources() []resource {
-	d.tb.Helper()
+func (d *discovery) resources() []resource { return d.cluster.resources(discoveryStatus) }
+
+// resources returns the state of what the nametap-discovery with a status address reads.
+func (c *cluster) resources(status string) []resource {
+	c.tb.Helper()
 	var all []resource
-	if err := json.Unmarshal([]byte(d.page("http://"+discoveryStatus+"/debug/objects")), &all); err != nil {
-		d.tb.Fatal(err)
+	if err := json.Unmarshal([]byte(c.page("http://"+status+"/debug/objects")), &all); err != nil {
+		c.tb.Fatal(err)
 	}
 	return all
 }

@@ -1,0 +1,318 @@
+package kube
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// maxSilence is how long the API server may send nothing about a resource before its objects are listed again.
+	// It sends a bookmark about once a minute.
+	maxSilence = 3 * time.Minute
+	// Clients cause a list at the earliest listPause after the last one began, and listPerObject for each of its
+	// objects: anyone can be a client.
+	listPause     = 2 * time.Second
+	listPerObject = time.Millisecond
+)
+
+// follow keeps a store in step with a resource until ctx ends.
+//
+// What the store has is confirmed by a list, which the API server answers with its newest state, and from then on by
+// what a watch sends. A watch that is silent, or that has ended early, confirms nothing: its connection may be dead,
+// or etcd may have been restored, and then the API server accepts a watch from a version that it has not reached
+// yet and sends nothing up to that version (kubernetes#107457). So the objects are listed again.
+func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health) {
+	silent := logr.Discard() // h logs what matters
+	for ctx.Err() == nil {
+		listing, end := context.WithCancel(ctx)
+		h.started(end)
+		cache.NewReflectorWithOptions(l.listWatch(h), l.kind, store, cache.ReflectorOptions{
+			Name: h.what, Logger: &silent, Backoff: retry(),
+		}).RunWithContext(klog.NewContext(listing, silent))
+		h.stopped()
+		end()
+	}
+}
+
+// health knows whether requests for a resource succeed, which it logs when that changes, and when the API server
+// last sent something.
+type health struct {
+	what string // the resource
+	log  *slog.Logger
+
+	mu      sync.Mutex
+	failure error     // of the last request; nil if it succeeded
+	since   time.Time // when requests began to fail; zero without a failure
+	logged  string    // the last failure that was logged and has not ended
+
+	latest    time.Time   // when the API server last sent something
+	began     time.Time   // when the last list began
+	confirmed time.Time   // when the last list began that is complete
+	size      int         // of that list, in objects
+	again     func()      // makes follow list again; nil while it does not run
+	silence   *time.Timer // does so when the API server is silent; nil while follow does not run
+	unheard   bool        // that was logged, and nothing has come since but lists
+	resumes   bool        // the next watch may continue where the last one ended, or from the list
+}
+
+// started notes that follow begins; again makes it list again.
+func (h *health) started(again func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.again, h.resumes = again, false
+	h.silence = time.AfterFunc(maxSilence, h.silent)
+}
+
+// stopped notes that follow has ended.
+func (h *health) stopped() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.silence.Stop()
+	h.again, h.silence = nil, nil
+}
+
+// follows reports whether follow runs.
+func (h *health) follows() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.again != nil
+}
+
+// relist makes follow list again, if it runs.
+func (h *health) relist() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.relistLocked()
+}
+
+func (h *health) relistLocked() {
+	if h.again != nil {
+		h.again()
+	}
+}
+
+// silent lists again after the API server has sent nothing for maxSilence.
+func (h *health) silent() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.failure == nil && !h.unheard {
+		h.unheard = true
+		h.log.Warn("the Kubernetes API sends nothing, not even a bookmark: the objects are listed again, and every "+maxSilence.String()+
+			" while that lasts; see whether a proxy before it holds watches back", "what", h.what)
+	}
+	h.relistLocked()
+}
+
+// catchUp lists again, if no list is under way and the last one is not too recent.
+func (h *health) catchUp() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.again != nil && h.began.Equal(h.confirmed) && time.Since(h.began) >= listPause+time.Duration(h.size)*listPerObject {
+		h.began = time.Now() // the list is under way
+		h.relistLocked()
+	}
+}
+
+// listing notes that a list begins.
+func (h *health) listing() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.began, h.resumes = time.Now(), false
+}
+
+// complete notes that a store has all objects of a list, and their number. It returns when the list began.
+func (h *health) complete(objects int) time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.confirmed, h.size = h.began, objects
+	return h.confirmed
+}
+
+// lastList returns when the last list began that is complete.
+func (h *health) lastList() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.confirmed
+}
+
+// resume permits the next watch to continue where the last one ended, or from the list.
+func (h *health) resume() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.resumes = true
+}
+
+// takeResume reports whether a watch may continue. It permits that once.
+func (h *health) takeResume() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	resumes := h.resumes
+	h.resumes = false
+	return resumes
+}
+
+// asked notes the result of a request, unless ctx has ended. The end of a failure is certain when
+// the API server has sent something, see heard.
+func (h *health) asked(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case err == nil:
+		h.since = time.Time{}
+	case h.failure == nil:
+		h.since = time.Now()
+	}
+	if h.failure = err; err != nil && err.Error() != h.logged {
+		h.logged = err.Error()
+		h.log.Error("cannot read from the Kubernetes API; the objects stay as they are", "what", h.what, "error", err)
+	}
+}
+
+// heard notes that the API server has sent something.
+func (h *health) heard() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.latest = time.Now()
+	if h.silence != nil {
+		h.silence.Reset(maxSilence)
+	}
+	h.unheard = h.unheard && !h.began.Equal(h.confirmed) // unless it is a part of a list
+	if h.logged != "" {
+		h.logged = ""
+		h.log.Info("reading from the Kubernetes API again", "what", h.what)
+	}
+}
+
+// lastHeard returns when the API server last sent something; the zero time if never.
+func (h *health) lastHeard() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.latest
+}
+
+// failing returns since when requests fail, and why; nil if they succeed.
+func (h *health) failing() (since time.Time, why error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.since, h.failure
+}
+
+// listWatch returns the lister for a Reflector. It notes in h the result of each request, and what the API server sends.
+// A list is one of the newest state, also of an API server that keeps older ones.
+func (l lister) listWatch(h *health) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.ResourceVersion, options.ResourceVersionMatch = "", ""
+			if options.Continue == "" {
+				h.listing()
+			}
+			found, err := l.list(ctx, options)
+			if h.asked(ctx, err); err == nil {
+				h.heard()
+				h.resume()
+			}
+			return found, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			lists := options.SendInitialEvents != nil && *options.SendInitialEvents
+			switch {
+			case lists:
+				options.ResourceVersion = ""
+				h.listing()
+			case !h.takeResume():
+				return nil, apierrors.NewResourceExpired("the last watch has ended early")
+			}
+			began := time.Now()
+			events, err := l.watch(ctx, options)
+			h.asked(ctx, err)
+			switch {
+			case apierrors.IsTooManyRequests(err) && !lists:
+				h.resume() // the Reflector tries again
+				return nil, err
+			case err != nil:
+				return nil, err
+			}
+			o := &observedWatch{Interface: events, health: h, events: make(chan watch.Event), stopped: make(chan struct{})}
+			if options.TimeoutSeconds != nil {
+				o.until = began.Add(time.Duration(*options.TimeoutSeconds) * time.Second)
+			}
+			o.stop = sync.OnceFunc(func() { close(o.stopped) })
+			go o.run(ctx)
+			return o, nil
+		},
+	}
+}
+
+// An observedWatch passes on the events of a watch, and notes in a health what comes. The library's watch.Filter
+// leaves a goroutine behind if the watch is stopped while it has an event to pass on.
+type observedWatch struct {
+	watch.Interface
+	health  *health
+	until   time.Time // when the API server ends the watch; zero if never
+	events  chan watch.Event
+	stopped chan struct{}
+	stop    func() // closes stopped, once
+}
+
+// run passes on the events until the watch ends.
+func (o *observedWatch) run(ctx context.Context) {
+	defer close(o.events)
+	for e := range o.Interface.ResultChan() {
+		o.note(ctx, e)
+		select {
+		case o.events <- e:
+		case <-o.stopped:
+			return
+		}
+	}
+	if !o.until.IsZero() && !time.Now().Before(o.until) {
+		o.health.resume()
+	}
+}
+
+// note notes an event.
+func (o *observedWatch) note(ctx context.Context, e watch.Event) {
+	if e.Type != watch.Error {
+		o.health.heard()
+		return
+	}
+	if o.isStopped() { // a watch that is stopped may say that its connection is closed
+		return
+	}
+	// The Reflector asks for a list when the version that it knows is too old.
+	if err := apierrors.FromObject(e.Object); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+		o.health.asked(ctx, err)
+	}
+}
+
+// ResultChan returns the channel of the events.
+func (o *observedWatch) ResultChan() <-chan watch.Event { return o.events }
+
+// isStopped reports whether Stop was called.
+func (o *observedWatch) isStopped() bool {
+	select {
+	case <-o.stopped:
+		return true
+	default:
+		return false
+	}
+}
+
+// Stop ends the watch.
+func (o *observedWatch) Stop() {
+	o.stop()
+	o.Interface.Stop()
+}

@@ -1,0 +1,128 @@
+package kube
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/nametap/nametap/discovery/decode"
+)
+
+// A value is a part of an object from client-go: of one of the API's types, or of a custom resource, whose parts are
+// maps, lists and scalars. The names of members are those in JSON.
+type value struct {
+	of      reflect.Value // neither a pointer nor an interface; invalid for null
+	structs structs
+}
+
+// structs holds, for types of structs, where each member is.
+type structs map[reflect.Type]map[string]member
+
+// A member is a field of a struct type.
+type member struct {
+	index     int
+	omitEmpty bool // the zero value means that the member is absent
+}
+
+// valueOf returns the value of a part of an object.
+func (t structs) valueOf(of reflect.Value) value {
+	for of.Kind() == reflect.Pointer || of.Kind() == reflect.Interface {
+		of = of.Elem() // invalid for nil
+	}
+	if of.Kind() == reflect.Struct && of.Type() == reflect.TypeFor[intstr.IntOrString]() {
+		either := of.Interface().(intstr.IntOrString) //nolint:forcetypeassert // just seen
+		if of = reflect.ValueOf(either.StrVal); either.Type == intstr.Int {
+			of = reflect.ValueOf(either.IntVal)
+		}
+	}
+	return value{of, t}
+}
+
+// Kind returns the kind of the value.
+func (v value) Kind() decode.Kind {
+	switch v.of.Kind() { //nolint:exhaustive // the API has no others
+	case reflect.Invalid:
+		return decode.Null
+	case reflect.Struct, reflect.Map:
+		return decode.Object
+	case reflect.Slice:
+		return decode.List
+	case reflect.String:
+		return decode.String
+	case reflect.Bool:
+		return decode.Boolean
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		return decode.Integer
+	case reflect.Float64:
+		return decode.Number
+	}
+	return decode.Other
+}
+
+// Text returns a scalar as text.
+func (v value) Text() string {
+	switch v.of.Kind() { //nolint:exhaustive // the others are rare
+	case reflect.String:
+		return v.of.String()
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		return strconv.FormatInt(v.of.Int(), 10)
+	}
+	return fmt.Sprint(v.of)
+}
+
+// Member returns the member of a struct or a map with a name. Maps without elements, and zero values that JSON leaves
+// out, are absent.
+func (v value) Member(name string) (decode.Value, error) {
+	var found reflect.Value
+	if v.of.Kind() == reflect.Map {
+		found = v.of.MapIndex(reflect.ValueOf(name))
+	} else if m, ok := v.structs.of(v.of.Type())[name]; ok {
+		if found = v.of.Field(m.index); m.omitEmpty && found.IsZero() {
+			return nil, nil //nolint:nilnil // documented
+		}
+	}
+	if !found.IsValid() {
+		return nil, nil //nolint:nilnil // documented
+	}
+	if member := v.structs.valueOf(found); member.of.IsValid() && (member.of.Kind() != reflect.Slice || !member.of.IsNil()) {
+		return member, nil
+	}
+	return nil, nil //nolint:nilnil // documented
+}
+
+// Names returns the keys of a map.
+func (v value) Names() []string {
+	if v.of.Kind() != reflect.Map {
+		return nil
+	}
+	names := make([]string, 0, v.of.Len())
+	for _, key := range v.of.MapKeys() {
+		names = append(names, key.String())
+	}
+	return names
+}
+
+// Len returns the number of elements of a slice.
+func (v value) Len() int { return v.of.Len() }
+
+// At returns an element of a slice.
+func (v value) At(index int) decode.Value { return v.structs.valueOf(v.of.Index(index)) }
+
+// of returns the members of a struct type.
+func (t structs) of(of reflect.Type) map[string]member {
+	if known, ok := t[of]; ok {
+		return known
+	}
+	all := map[string]member{}
+	for i := range of.NumField() {
+		tag := strings.Split(of.Field(i).Tag.Get("json"), ",")
+		if tag[0] != "" {
+			all[tag[0]] = member{i, len(tag) > 1 && tag[1] == "omitempty"}
+		}
+	}
+	t[of] = all
+	return all
+}
