@@ -1,9 +1,11 @@
 package discovery
 
 import (
+	"context"
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -123,6 +125,50 @@ func TestTwoInstallations(t *testing.T) { // D50
 	}
 	if n := first.log.Count("again and again") + second.log.Count("again and again"); n > 4 {
 		t.Errorf("%d lines in the logs", n)
+	}
+}
+
+// TestConfigMapIsReplaced lets the owner of a namespace replace its ConfigMap each time it is written, under another name
+// each time. The ConfigMap of another namespace is repaired at once meanwhile, and the log has a line.
+func TestConfigMapIsReplaced(t *testing.T) { // D50
+	t.Parallel()
+	a := newReplicated(t)
+	r := a.replica()
+	wait.Until(t, "the root certificate is published", func() bool { return a.roots("shop") != "" && a.roots("data") != "" })
+	good := a.roots("data")
+	wrong := func(namespace, manager string) {
+		a.Put(fakekube.ConfigMaps, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: nametap-ca-root-cert, namespace: "+namespace+", managedFields: "+
+			"[{manager: "+manager+", operation: Update, apiVersion: v1, fieldsType: FieldsV1, fieldsV1: {'f:data': {'f:root-cert.pem': {}}}}]}\ndata: {root-cert.pem: "+manager+"}\n")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var tenant sync.WaitGroup
+	defer tenant.Wait()
+	defer cancel()
+	tenant.Go(func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for n := 0; ; n++ {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				wrong("shop", "tenant-"+strconv.Itoa(n))
+			}
+		}
+	})
+	wait.Until(t, "the log names the program", func() bool {
+		return r.log.Count("level=ERROR", "again and again", "tenant-", "namespaces=1", "leave its key root-cert.pem alone") == 1
+	})
+	for range 3 {
+		began := time.Now()
+		wrong("data", "mistake")
+		wait.Until(t, "another namespace is repaired", func() bool { return a.roots("data") == good })
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("another namespace is repaired after %v", took)
+		}
+	}
+	if n := r.log.Count("again and again"); n != 1 {
+		t.Errorf("%d lines in the log", n)
 	}
 }
 

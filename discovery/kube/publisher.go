@@ -25,6 +25,8 @@ const (
 	// rootKey is the key of the certificates in a ConfigMap, as in Istio's istio-ca-root-cert. It is
 	// the name of the file in which agents look for them.
 	rootKey = "root-cert.pem"
+	// maxWriters is the number of other programs in a line of the log.
+	maxWriters = 5
 )
 
 // isSystem reports whether a namespace is one of Kubernetes' own. They run no workloads of a mesh, and
@@ -46,6 +48,7 @@ type publisher struct {
 	// Of the goroutine that writes.
 	paces  map[string]*pace // by namespace, of ConfigMaps that were written lately
 	blamed string           // the programs in the last line of the log
+	said   time.Time        // when that was written
 
 	mu     sync.Mutex
 	roots  string // to publish; "" if there are none yet
@@ -210,14 +213,14 @@ func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
 			err = fmt.Errorf("%s: %w%s", namespace, failure, adviceForRole(failure))
 		}
 	}
-	disputed, calm := p.disputes(published)
+	disputed, lasts := p.disputes(published)
 	p.mu.Lock()
 	p.absent = failed + disputed
 	p.mu.Unlock()
 	if wrote > 0 {
 		p.log.Info("the root certificate was published", "configmap", p.name, "namespaces", wrote)
 	}
-	return min(next, calm), err
+	return min(next, lasts), err
 }
 
 // paceOf returns the pace of the ConfigMap of a namespace.
@@ -231,35 +234,38 @@ func (p *publisher) paceOf(namespace string) *pace {
 }
 
 // disputes returns the number of ConfigMaps that another program counts as writing, too, and how long at least one of
-// them does. It logs when that begins.
-func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed int, calm time.Duration) {
+// them does. It logs when that begins, and which other programs they are, at most once in calm: owners of namespaces
+// choose the names.
+func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed int, lasts time.Duration) {
 	var writers []string
-	calm = recheck
+	lasts = recheck
 	for namespace, w := range p.paces {
 		if !w.disputed() {
 			continue
 		}
 		disputed++
-		calm = min(calm, w.untilCalm())
+		lasts = min(lasts, w.untilCalm())
 		writers = append(writers, published[cache.NewObjectName(namespace, p.name)].writers...)
 	}
 	slices.Sort(writers)
 	writers = slices.Compact(writers)
+	writers = writers[:min(len(writers), maxWriters)]
 	blamed := fmt.Sprint(writers)
-	if disputed == 0 || blamed == p.blamed {
-		if disputed == 0 {
-			p.blamed = ""
-		}
-		return disputed, calm
+	switch {
+	case disputed == 0:
+		p.blamed = ""
+		return 0, lasts
+	case blamed == p.blamed || time.Since(p.said) < calm:
+		return disputed, lasts
 	}
-	p.blamed = blamed
+	p.blamed, p.said = blamed, time.Now()
 	advice := "let that program leave its key " + rootKey + " alone, or name another ConfigMap (--tls-ca-configmap)"
 	if len(writers) == 0 {
 		advice = "another installation of nametap-discovery, with another certificate, has the same --tls-ca-configmap: name another ConfigMap there"
 	}
 	p.log.Error("another program writes the ConfigMaps with the root certificate again and again, and new agents may not connect meanwhile: "+advice,
 		"configmap", p.name, "field_managers", writers, "namespaces", disputed)
-	return disputed, calm
+	return disputed, lasts
 }
 
 // write creates a ConfigMap, or changes its certificates. What other programs have added to it stays. If
