@@ -24,7 +24,7 @@ func reviewWith(opening, item, end string) []byte {
 }
 
 // TestFieldsCost checks how much memory is allocated for questions of 1 MiB with many small values, and for
-// objects that become longer. The longest are of 4 MiB, and the memory of the container is 256 MiB.
+// objects that become longer. The longest are of 4 MiB, and half of the memory of the container is 256 MiB.
 func TestFieldsCost(t *testing.T) { // I10
 	hook := webhook.New(webhook.Config{})
 	for name, test := range map[string]struct {

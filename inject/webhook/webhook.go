@@ -36,7 +36,7 @@ const (
 	PathPod = "/inject/pod"
 )
 
-// Bounds of the server. The memory of the container is 256 MiB; TestWebhookRequests measures what is used.
+// Bounds of the server. The memory of the container is 512 MiB; TestWebhookRequests measures that half of it suffices.
 const (
 	// maxBody is the longest question, in bytes. The API server accepts objects of 3 MiB, and
 	// admission comes before etcd's limit of 1.5 MiB.

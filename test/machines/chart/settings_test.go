@@ -119,7 +119,7 @@ func TestContradictions(t *testing.T) { // P9
 			`discovery: {settings: {cluster-domain: a.example}}`:                                    "set injection.clusterDomain alone",
 			`discovery: {settings: {cluster-id: a}}, injection: {clusterID: b}`:                     "set injection.clusterID alone",
 			`discovery: {settings: {tls-names: a.example}}`:                                         "add nametap-discovery.nametap-system.svc",
-			`discovery: {resources: {requests: {memory: 1G}}}`:                                      "discovery.resources.requests.memory is 1G, above its limit 256Mi: lower it, or raise discovery.resources.limits.memory",
+			`discovery: {resources: {requests: {memory: 1G}}}`:                                      "discovery.resources.requests.memory is 1G, above its limit 512Mi: lower it, or raise discovery.resources.limits.memory",
 			`discovery: {resources: {requests: {cpu: 1.5}, limits: {cpu: 1400m}}}`:                  "discovery.resources.requests.cpu is 1.5, above its limit 1400m",
 			`discovery: {settings: {max-clients: 0}}`:                                               "max-clients",
 			`injection: {resources: {limits: {memory: 16Mi}, requests: {memory: 8Mi}}}`:             "injection.resources.limits.memory is 16Mi, and the agent needs 32Mi",

@@ -330,7 +330,7 @@ func (c *injectedCluster) floods(client *http.Client, review string) {
 		used := c.replicas[0].memory()
 		c.tb.Logf("%s, 50 at once: %v", name, used)
 		if used.peak > 256<<10 {
-			c.tb.Errorf("%s: a peak of %d KiB, and the container has 256 MiB", name, used.peak)
+			c.tb.Errorf("%s: a peak of %d KiB, and half of the memory of the container is 256 MiB", name, used.peak)
 		}
 	}
 }
