@@ -128,7 +128,7 @@ func (e *tree) edit() {
 	name := fmt.Sprintf("%c/%d.yaml", 'x'+rune(e.rand.IntN(3)), e.rand.IntN(3))
 	files, dirs := e.files(false), e.files(true)
 	switch n := e.rand.IntN(10); {
-	case n < 4 || len(files) == 0:
+	case n < 4 || len(files) == 0 || len(dirs) == 0:
 		write(e.t, e.dir, name, e.content())
 	case n < 6: // in place, in two steps
 		path, text := files[e.rand.IntN(len(files))], e.content()
