@@ -172,7 +172,7 @@ func TestDirectoryChurn(t *testing.T) { // D18, D43
 	seed := cmp.Or(*churnSeed, uint64(time.Now().UnixNano()))
 	t.Logf("-churn.seed=%d", seed)
 	e := &tree{t, rand.New(rand.NewPCG(seed, 1)), t.TempDir()}
-	cfg := Config{ConfigDir: e.dir, StateDir: t.TempDir()}
+	cfg := Config{ConfigDir: e.dir, StateDir: t.TempDir(), MaxClientsPerAddress: 1_000_000}
 	write(t, e.dir, "stays.yaml", svc("stays", "clusterIP: 10.9.9.9"))
 	r := start(t, cfg)
 	for range *churnSteps / 20 {
