@@ -231,8 +231,15 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 	default:
 		r.Fail("want NONE, STATIC, DNS, DNS_ROUND_ROBIN or DYNAMIC_DNS, got %q", r.Text())
 	}
-	e.Destinations = object.NewDestinations(e.Resolution, decodeEntryPorts(spec.Member("ports")), decodeEndpoints(spec.Member("endpoints")))
-	addVIPs(root, e)
+	ports, endpoints := decodeEntryPorts(spec.Member("ports")), decodeEndpoints(spec.Member("endpoints"))
+	if size := sizeInTables(e, ports, endpoints); size > maxInTables {
+		spec.Fail("its hosts have %d KiB in tables: %d hosts, each with %d addresses and with %d ports of %d endpoints; want at most %d KiB, use several objects",
+			size>>10, len(e.Hosts), len(e.Addrs), len(ports), len(endpoints), maxInTables>>10)
+		e.Hosts = nil
+	} else {
+		e.Destinations = object.NewDestinations(e.Resolution, ports, endpoints)
+		addVIPs(root, e)
+	}
 	var scopes []string
 	exportTo := spec.Member("exportTo")
 	for _, f := range exportTo.Elements() {
@@ -240,6 +247,21 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 	}
 	e.ExportTo = exportTo.scopes(scopes, namespace)
 	return e
+}
+
+// maxInTables bounds about how many bytes the hosts of a ServiceEntry have in tables: each host has all addresses, and
+// each of its ports all endpoints, so that 1 MiB of them could need 1 GiB. Istio's definition of the resource permits
+// 256 hosts with 256 addresses, which is less.
+const maxInTables = 4 << 20
+
+// sizeInTables returns about how many bytes the hosts of a ServiceEntry have in tables.
+func sizeInTables(e *object.ServiceEntry, ports []object.EntryPort, endpoints []object.EntryEndpoint) int {
+	const address, port = 40, 16 // of each
+	size := port
+	for _, one := range endpoints {
+		size += port + len(one.Address)
+	}
+	return len(e.Hosts) * (address*len(e.Addrs) + size*len(ports))
 }
 
 // addVIPs adds the VIPs in the status of a ServiceEntry. What is no VIP there is no error: the author of the object

@@ -1,0 +1,90 @@
+package test
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// A hostile object is one that the owner of a namespace may put.
+type hostile struct {
+	name, resource, kind, spec string
+	report                     string // what the log says of it
+}
+
+// list returns a number of elements of a list in JSON.
+func list(n int, element func(i int) string) string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = element(i)
+	}
+	return "[" + strings.Join(all, ",") + "]"
+}
+
+// hostiles returns the hostile objects. The API server takes objects of up to 1.5 MiB.
+func hostiles() []hostile {
+	long := strings.Repeat("a123456789.", 20)
+	address := func(i int) string { return fmt.Sprintf(`"10.0.%d.%d"`, i>>8, i&255) }
+	host := func(i int) string { return fmt.Sprintf(`"h%d.x"`, i) }
+	return []hostile{
+		{
+			"many ports with many endpoints", fakekube.ServiceEntries, "ServiceEntry",
+			`{"resolution":"STATIC","hosts":["a.x"],"ports":` + list(256, func(i int) string { return fmt.Sprintf(`{"number":%d,"name":"p%d"}`, i+1, i) }) +
+				`,"endpoints":` + list(4096, func(i int) string { return fmt.Sprintf(`{"address":"%s%d"}`, long, i) }) + `}`,
+			"its hosts have 245486 KiB in tables",
+		},
+		{
+			"many hosts with many addresses", fakekube.ServiceEntries, "ServiceEntry",
+			`{"hosts":` + list(10_000, host) + `,"addresses":` + list(5000, address) + `}`, "its hosts have 1953125 KiB in tables",
+		},
+	}
+}
+
+// TestHostileObjects lets the owner of a namespace put objects that cost much more than their bytes. Clients of another
+// namespace are sent what changes at once, also of the same resource, and the memory stays within the limit.
+func TestHostileObjects(t *testing.T) { // D64
+	for _, one := range hostiles() {
+		t.Run(one.name, func(t *testing.T) {
+			p := startPlane(t, "--lease=nametap-system/nametap-discovery")
+			for _, resource := range []string{"serviceentries", "sidecars"} {
+				p.api.Put(fakekube.Definitions, "{apiVersion: meta.k8s.io/v1, kind: PartialObjectMetadata, metadata: {name: "+resource+".networking.istio.io}}")
+			}
+			tables := pod{plane: p, ip: "127.0.0.1", token: "shop"}.follow(t.Context())
+			await := func(what, in string, atMost time.Duration) {
+				t.Helper()
+				began := time.Now()
+				for change := []byte(nil); !bytes.Contains(change, []byte(in)); {
+					if change = wait.For(t, what, tables); change == nil {
+						t.Fatal("the control plane has ended, or the stream of a client of another namespace")
+					}
+				}
+				if took := time.Since(began); took > atMost {
+					t.Errorf("%s came after %v, want at most %v", what, took, atMost)
+				}
+			}
+			entry := func(name string) string {
+				return `{"apiVersion":"networking.istio.io/v1","kind":"ServiceEntry","metadata":{"namespace":"shop","name":"` + name + `"},"spec":{"hosts":["` + name + `.shop"],"addresses":["192.0.2.1"]}}`
+			}
+			p.api.Put(fakekube.ServiceEntries, entry("before"))
+			await("the first entry", "before.shop", 10*time.Second)
+			p.api.Put(one.resource, `{"apiVersion":"networking.istio.io/v1","kind":"`+one.kind+`","metadata":{"namespace":"evil","name":"x"},"spec":`+one.spec+`}`)
+			p.api.Put(fakekube.ServiceEntries, entry("after"))
+			await("an entry of another namespace", "after.shop", 5*time.Second)
+			wait.Until(t, "the object is named in the log", func() bool { return strings.Contains(p.log.String(), one.report) })
+			p.put("other", "10.0.0.2")
+			await("a Service of another namespace", "other.shop", time.Second)
+			t.Logf("memory %d MiB, log %d bytes", p.peak(), len(p.log.String()))
+			if n := p.peak(); n > limitMiB {
+				t.Errorf("the control plane had %d MiB, want at most %d", n, limitMiB)
+			}
+			if n := len(p.log.String()); n > 64<<10 {
+				t.Errorf("the log has %d bytes", n)
+			}
+		})
+	}
+}
