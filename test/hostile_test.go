@@ -30,6 +30,7 @@ func list(n int, element func(i int) string) string {
 func hostiles() []hostile {
 	long := strings.Repeat("a123456789.", 20)
 	address := func(i int) string { return fmt.Sprintf(`"10.0.%d.%d"`, i>>8, i&255) }
+	broken := func(int) string { return `"-"` }
 	host := func(i int) string { return fmt.Sprintf(`"h%d.x"`, i) }
 	return []hostile{
 		{
@@ -41,6 +42,15 @@ func hostiles() []hostile {
 		{
 			"many hosts with many addresses", fakekube.ServiceEntries, "ServiceEntry",
 			`{"hosts":` + list(10_000, host) + `,"addresses":` + list(5000, address) + `}`, "its hosts have 1953125 KiB in tables",
+		},
+		{
+			"many wrong hosts", fakekube.ServiceEntries, "ServiceEntry", `{"hosts":` + list(100_000, broken) + `}`, "there are further errors",
+		},
+		{
+			"many wrong egress hosts", fakekube.Sidecars, "Sidecar", `{"egress":[{"hosts":` + list(100_000, broken) + `}]}`, "there are further errors",
+		},
+		{
+			"a long wrong host", fakekube.ServiceEntries, "ServiceEntry", `{"hosts":["` + strings.Repeat("-", 1<<20) + `"]}`, "want a DNS name",
 		},
 	}
 }

@@ -2,7 +2,6 @@ package files
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 
 	"go.yaml.in/yaml/v3"
@@ -26,10 +25,7 @@ type document struct {
 func (d *document) fail(line int, field, format string, args ...any) {
 	// YAML has line breaks that editors do not count, such as U+2028.
 	line = min(line, d.lines)
-	e := object.Error{File: d.file, Line: d.text.offset + line, Field: field, Msg: fmt.Sprintf(format, args...)}
-	if !slices.Contains(d.errs, e) {
-		d.errs = append(d.errs, e)
-	}
+	d.errs = object.AppendError(d.errs, object.Error{File: d.file, Line: d.text.offset + line, Field: field, Msg: fmt.Sprintf(format, args...)})
 }
 
 // report adds an error in a field. One that is absent has no line of its own.

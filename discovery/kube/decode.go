@@ -3,7 +3,6 @@ package kube
 import (
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -76,8 +75,5 @@ func (t structs) decode(kind string, o metav1.Object, from any) *slim {
 
 // fail records an error in a field, once.
 func (s *slim) fail(field, format string, args ...any) {
-	e := object.Error{File: s.object.Key.String(), Field: field, Msg: fmt.Sprintf(format, args...), Object: s.object.Key}
-	if !slices.Contains(s.errs, e) {
-		s.errs = append(s.errs, e)
-	}
+	s.errs = object.AppendError(s.errs, object.Error{File: s.object.Key.String(), Field: field, Msg: fmt.Sprintf(format, args...), Object: s.object.Key})
 }

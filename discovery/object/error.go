@@ -1,6 +1,17 @@
 package object
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+const (
+	// maxErrors bounds the errors of an object that are named: 1 MiB of wrong values has 100,000.
+	maxErrors = 20
+	// maxErrorText bounds each text in an error, in bytes.
+	maxErrorText = 512
+)
 
 // Error is an error in an object, or in the place where objects are read. The object is left out,
 // or stays in use in its last good form if it has one.
@@ -29,4 +40,28 @@ func (e Error) Error() string {
 		s = "cluster " + e.Cluster + ": " + s
 	}
 	return s + ": " + e.Msg
+}
+
+// AppendError appends an error to those of the same object, unless it is among them. It names the first ones only, and
+// says that there are others.
+func AppendError(errs []Error, e Error) []Error {
+	if len(errs) > maxErrors {
+		return errs
+	}
+	e.Field, e.Msg = cutText(e.Field), cutText(e.Msg)
+	switch {
+	case slices.Contains(errs, e):
+		return errs
+	case len(errs) == maxErrors:
+		e.Field, e.Msg = "", "there are further errors"
+	}
+	return append(errs, e)
+}
+
+// cutText returns a text, or its first bytes if it is long.
+func cutText(text string) string {
+	if len(text) <= maxErrorText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxErrorText], "") + "..."
 }
