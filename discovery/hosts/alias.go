@@ -112,7 +112,7 @@ func (h *Hosts) aliasEnd(key string, known map[string]aliasEnd) aliasEnd {
 // alias returns what a host is an alias of. A host that has an address itself is no alias.
 func (h *Hosts) alias(key string) (string, bool) {
 	alias := ""
-	for _, c := range h.byHost[key] {
+	for _, c := range counting(h.byHost[key]) {
 		if c.addressed() {
 			return "", false
 		}

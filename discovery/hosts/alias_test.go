@@ -2,6 +2,7 @@ package hosts
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -79,5 +80,33 @@ func TestEntryOfManyClaims(t *testing.T) {
 	hidden := fmt.Sprintf("192.0.2.%d", 2*maxBits)
 	if !strings.Contains(string(entryIn("shop").Encoded), hidden) || strings.Contains(string(entryIn("data").Encoded), hidden) {
 		t.Errorf("shop is sent %q, and data %q", entryIn("shop").Encoded, entryIn("data").Encoded)
+	}
+}
+
+// D65: a ServiceEntry of another namespace takes over no Service: not one without an address, nor one that is an alias.
+func TestServiceIsNotTakenOver(t *testing.T) {
+	host := func(name string) string { return name + ".shop.svc." + domain }
+	services := []object.Object{
+		clusterIP("web", "10.0.0.1"), service("empty", object.Service{Headless: true}), external("inside", host("web")), external("outside", "db.example.org"),
+	}
+	see := func(namespace string) map[string]string {
+		h := New(domain, 1, NewVIPs())
+		h.Update(Change{Updated: services})
+		if namespace != "" {
+			var entries []object.Object
+			for i, name := range []string{"web", "empty", "inside", "Outside"} {
+				e := entry(fmt.Sprint("e", i), host(name), "203.0.113.66")
+				e.Key.Namespace = namespace
+				entries = append(entries, e)
+			}
+			h.Update(Change{Updated: entries})
+		}
+		return seen(t, h, View{Namespace: "shop", Families: Families{V4: true}})
+	}
+	if got, want := see("other"), see(""); !maps.Equal(got, want) {
+		t.Errorf("with the ServiceEntries of another namespace: %v, want %v", got, want)
+	}
+	if own := see("shop"); !strings.Contains(own[host("empty")], "203.0.113.66") {
+		t.Errorf("with those of its own namespace: %v", own)
 	}
 }

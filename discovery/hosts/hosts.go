@@ -254,6 +254,23 @@ func wantsSlot(claims []claimOf) bool {
 	return wants
 }
 
+// counting returns the claims to a host that count: if it is a Service, not those of ServiceEntries in other namespaces.
+// Otherwise their authors could take it over while it has no address, or is an alias.
+func counting(claims []claimOf) []claimOf {
+	i := slices.IndexFunc(claims, func(c claimOf) bool { return c.kubernetes() })
+	foreign := func(c claimOf) bool { return !c.kubernetes() && c.namespace != claims[i].namespace }
+	if i < 0 || !slices.ContainsFunc(claims, foreign) {
+		return claims
+	}
+	var own []claimOf
+	for _, c := range claims {
+		if !foreign(c) {
+			own = append(own, c)
+		}
+	}
+	return own
+}
+
 // renew makes a host anew after its claims, its VIP or the target of its alias have changed. It
 // returns nil if there is none. The target of an alias is set later.
 func (h *Hosts) renew(key string) *Host {
@@ -268,6 +285,7 @@ func (h *Hosts) renew(key string) *Host {
 	slices.SortFunc(claims, func(a, b claimOf) int {
 		return cmp.Or(a.by.Compare(b.by), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
+	claims = counting(claims)
 	host := &Host{Key: key, claims: make([]*claim, len(claims))}
 	for i, c := range claims {
 		host.claims[i] = c.claim
