@@ -269,12 +269,16 @@ func sizeInTables(e *object.ServiceEntry, ports []object.EntryPort, endpoints []
 func addVIPs(root Field, e *object.ServiceEntry) {
 	ok := true
 	status := root.To(func(Field, string) { ok = false }).Member("status").Member("addresses")
+	var vips []object.VIP
 	for _, f := range status.Elements() {
 		if a, valid := f.Member("value").addr(); valid {
-			e.AddVIP(f.Member("host").Text(), a)
+			vips = append(vips, object.VIP{Host: f.Member("host").Text(), Addr: a})
 		} else {
 			ok = false
 		}
+	}
+	if len(vips) > 0 {
+		e.AddVIPs(vips...)
 	}
 	e.StaleVIPs = e.StaleVIPs || !ok
 }

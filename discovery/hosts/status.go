@@ -40,9 +40,10 @@ func vipsIn(e *object.ServiceEntry) []object.VIP {
 
 // uniqueHosts returns the hosts of a ServiceEntry in their order.
 func uniqueHosts(e *object.ServiceEntry) []string {
-	var all []string
+	all, known := make([]string, 0, len(e.Hosts)), make(map[string]bool, len(e.Hosts))
 	for _, host := range e.Hosts {
-		if !slices.Contains(all, host) {
+		if !known[host] {
+			known[host] = true
 			all = append(all, host)
 		}
 	}

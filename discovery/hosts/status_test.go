@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nametap/nametap/discovery/object"
 )
@@ -14,7 +15,7 @@ func TestStatuses(t *testing.T) { // D39
 	h := New(domain, 1, NewVIPs())
 	given := func(o object.Object, host string, ips ...string) object.Object {
 		for _, ip := range ips {
-			o.Entry.AddVIP(host, addr(ip))
+			o.Entry.AddVIPs(object.VIP{Host: host, Addr: addr(ip)})
 		}
 		return o
 	}
@@ -42,7 +43,7 @@ func TestStatuses(t *testing.T) { // D39
 			e := *s.Entry
 			e.VIPs, e.StaleVIPs = nil, false
 			for _, vip := range s.VIPs {
-				e.AddVIP(vip.Host, vip.Addr)
+				e.AddVIPs(vip)
 			}
 			h.Update(Change{Updated: []object.Object{{Key: key, Entry: &e}}})
 			written[key.Name] = strings.ReplaceAll(fmt.Sprint(s.VIPs), ".example.com", "")
@@ -73,4 +74,25 @@ func TestStatuses(t *testing.T) { // D39
 func vipsOfSlot(name string) string {
 	slot := preferredSlot(name + ".example.com")
 	return fmt.Sprintf("[{%s %s} {%s %s}]", name, slotAddr4(slot), name, slotAddr6(slot))
+}
+
+// D39: what the status of a ServiceEntry should be takes little time, also if it has many hosts and VIPs.
+func TestStatusOfManyHosts(t *testing.T) {
+	const n = 100_000
+	e := &object.ServiceEntry{Resolution: object.ResolutionDNS}
+	var vips []object.VIP
+	for i := range n {
+		e.Hosts = append(e.Hosts, fmt.Sprintf("h%d.example.com", i))
+		vips = append(vips, object.VIP{Host: fmt.Sprintf("x%d.example.com", i), Addr: addr("240.240.0.1")})
+	}
+	h := New(domain, 1, NewVIPs())
+	began := time.Now()
+	e.AddVIPs(vips...)
+	h.Update(Change{Updated: []object.Object{{Key: key(object.KindServiceEntry, "many"), Entry: e}}})
+	if want := h.Statuses(0); len(want) != 1 {
+		t.Errorf("%d statuses must change, want 1", len(want))
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
 }

@@ -3,7 +3,6 @@ package object
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 )
 
@@ -38,15 +37,21 @@ type VIPStatus struct {
 	VIPs  []VIP
 }
 
-// AddVIP adds an address of the status to the VIPs of one of the hosts.
-func (e *ServiceEntry) AddVIP(host string, a netip.Addr) {
-	host = strings.TrimSuffix(host, ".")
-	if !slices.Contains(e.Hosts, host) {
-		e.StaleVIPs = true // the status is older than the spec
-		return
+// AddVIPs adds addresses of the status to the VIPs of the hosts.
+func (e *ServiceEntry) AddVIPs(all ...VIP) {
+	hosts := make(map[string]bool, len(e.Hosts))
+	for _, host := range e.Hosts {
+		hosts[host] = true
 	}
-	if e.VIPs == nil {
-		e.VIPs = map[string][]netip.Addr{}
+	for _, vip := range all {
+		host := strings.TrimSuffix(vip.Host, ".")
+		if !hosts[host] {
+			e.StaleVIPs = true // the status is older than the spec
+			continue
+		}
+		if e.VIPs == nil {
+			e.VIPs = map[string][]netip.Addr{}
+		}
+		e.VIPs[host] = append(e.VIPs[host], vip.Addr)
 	}
-	e.VIPs[host] = append(e.VIPs[host], a)
 }
