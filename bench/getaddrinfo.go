@@ -31,13 +31,10 @@ type resolving struct {
 	title string
 	// peer is the server. Without a name it is the nameserver itself.
 	peer lab.Peer
-	// flag is a flag that the agent must have for it, or empty.
-	flag string
 }
 
 // resolvings are the compared servers.
 func resolvings() []resolving {
-	const autopath = "--autopath"
 	agent := func(settings ...string) lab.Peer {
 		return lab.Peer{Name: lab.AgentName, Prepare: lab.PrepareForwardingAgent(settings...)}
 	}
@@ -45,7 +42,6 @@ func resolvings() []resolving {
 		{title: "no agent"},
 		{title: "Istio's agent", peer: lab.Peer{Name: lab.IstioName, Prepare: lab.PrepareForwardingIstio}},
 		{title: "nametap", peer: agent()},
-		{title: "nametap --autopath=all", peer: agent(autopath + "=all"), flag: autopath},
 	}
 }
 
@@ -97,18 +93,13 @@ func (e *experiments) compile(ctx context.Context, c libc) (string, error) {
 	return binary, err
 }
 
-// count runs a client twice, and returns the numbers of queries of both runs, or dashes if
-// the agent does not have the flag.
+// count runs a client twice, and returns the numbers of queries of both runs.
 func (e *experiments) count(ctx context.Context, way resolving, nameserver *lab.Upstream, client []string) (counts [2]string, err error) {
-	const none = "–"
 	if err := e.lab.UseNameservers(lab.FirstServer()); err != nil {
 		return counts, err
 	}
 	target := lab.Port53(lab.FirstServer())
 	if way.peer.Name != "" {
-		if way.flag != "" && !e.lab.AgentKnows(ctx, way.flag) {
-			return [2]string{none, none}, nil
-		}
 		i, _, err := e.lab.StartForwarder(ctx, way.peer, "")
 		if err != nil {
 			return counts, err

@@ -125,8 +125,6 @@ type Autopath string
 const (
 	// AutopathMesh means mesh names. It is the default.
 	AutopathMesh Autopath = "mesh"
-	// AutopathAll means forwarded names, too.
-	AutopathAll Autopath = "all"
 	// AutopathOff leaves the search list to the clients.
 	AutopathOff Autopath = "off"
 )
@@ -138,11 +136,11 @@ func (a Autopath) MarshalText() ([]byte, error) { return []byte(a), nil }
 // names the setting and its value.
 func (a *Autopath) UnmarshalText(text []byte) error {
 	switch v := Autopath(text); v {
-	case AutopathMesh, AutopathAll, AutopathOff:
+	case AutopathMesh, AutopathOff:
 		*a = v
 		return nil
 	}
-	return fmt.Errorf("want %s, %s or %s", AutopathMesh, AutopathAll, AutopathOff)
+	return fmt.Errorf("want %s or %s", AutopathMesh, AutopathOff)
 }
 
 // DefaultConfig returns the Config that the zero value stands for.

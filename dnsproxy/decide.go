@@ -84,23 +84,8 @@ func (d *decision) failure() failure {
 	return f
 }
 
-// forwards reports whether nameservers may be queried, if only for the search-list walk of a
-// local-only name.
-func (d *decision) forwards() bool {
-	return d.action == actForward || d.action == actTarget || d.action == actUnknown
-}
-
-// fate returns what a walk does with a name with this decision.
-func (d *decision) fate() forward.Fate {
-	switch d.action {
-	case actForward:
-		return forward.Forwarded
-	case actUnknown:
-		return forward.Absent
-	default:
-		return forward.AnsweredHere
-	}
-}
+// forwards reports whether nameservers may be queried.
+func (d *decision) forwards() bool { return d.action == actForward || d.action == actTarget }
 
 // exists reports whether a local-only name exists without records: as the suffix itself, or
 // as an ancestor of mesh names.
@@ -248,15 +233,6 @@ func (r *rules) decideBeforeSync(name wire.Name, localOnly bool) decision {
 		return decision{action: actHold}
 	}
 	return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errNotSynced}
-}
-
-// startsWalk reports whether nametap walks the search list for a query whose name the table
-// does not have; the comment of package forward has the rules.
-func (r *rules) startsWalk(q *wire.Query) bool {
-	if r.autopath != AutopathAll || q.DO || q.CD || q.Type != dns.TypeA && q.Type != dns.TypeAAAA {
-		return false
-	}
-	return r.forwarder.StartsWalk(q.Name)
 }
 
 // screen applies the rules before those for the question: opcode, number of questions, EDNS.

@@ -53,8 +53,7 @@
 //     otherwise the name without the search domain.
 //  10. A local-only name, also if a search domain follows it: NODATA if it is the suffix
 //     itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
-//  11. Any other name: forwarded, by the rules of package forward. With [AutopathAll] this
-//     may walk the search list.
+//  11. Any other name: forwarded, by the rules of package forward.
 //
 // The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses; NODATA with
 // an SOA record if it has none of that family. HTTPS and SVCB: NODATA. SRV: the ports of a

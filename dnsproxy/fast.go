@@ -58,8 +58,11 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 	case actSpecial:
 		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.over))
 		return response, outcome{reply.Rcode(response[len(dst):]), sourceSelf}, true
-	case actForward, actTarget, actUnknown:
+	case actForward, actTarget:
 		return h.respondForwarded(dst, t)
+	case actUnknown:
+		response, result = h.respondUnknown(dst, t)
+		return response, result, true
 	default:
 		return dst, outcome{}, false
 	}
@@ -68,12 +71,7 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 // respondForwarded is respond for a query that the table does not answer, or not alone.
 func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result outcome, ok bool) {
 	q, d := &t.query, &t.decision
-	walk := h.startsWalk(q)
-	if d.action == actUnknown && (!walk || d.exists(q.Name)) {
-		response, result = h.respondUnknown(dst, t)
-		return response, result, true
-	}
-	found, ok := h.lookup(t, walk)
+	found, ok := h.lookup(t)
 	switch {
 	case ok && d.asked(q) != q.Name:
 		// For a worker: the reply is unpacked.
@@ -89,22 +87,18 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 }
 
 // lookup looks a query that is to be forwarded up in the cache, unless its reply is for its
-// client alone. walk says that it starts a walk of the search list. A local-only name is
-// never relayed as the client sent it, so only the other names of its walk are looked up.
-func (h *handler) lookup(t *task, walk bool) (found *forward.Result, ok bool) {
+// client alone.
+func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	q := &t.query
 	t.ask, t.located = forward.Query{}, false
-	t.ask.Name, t.ask.Cacheable = t.decision.asked(q), q.Cacheable() || t.decision.action == actUnknown
+	t.ask.Name, t.ask.Cacheable = t.decision.asked(q), q.Cacheable()
 	if !t.ask.Cacheable {
 		return nil, false
 	}
-	t.ask.Key = h.forwarder.Key(q, walk)
+	t.ask.Key = forward.Key(q)
 	t.ask.Key.Name = string(t.ask.Name)
 	found, ok = h.forwarder.Lookup(&t.ask)
 	if t.ask.RefreshDue() {
-		if walk {
-			t.ask.Steps = h.steps(t)
-		}
 		h.forwarder.Refresh(&t.ask)
 	}
 	return found, ok

@@ -108,24 +108,6 @@ func (h *handler) mayGoElsewhere(t *task) bool {
 	return err != nil || server.IsValid()
 }
 
-// steps decides on each name of the walk for a query. The table is loaded after the key of
-// the walk was made: see [forward.Forwarder.Key]. The question's name itself was decided on
-// before.
-func (h *handler) steps(t *task) []forward.Step {
-	names := h.forwarder.WalkNames(t.query.Name)
-	steps := make([]forward.Step, len(names))
-	current, scratch := h.table.Load(), new(table.Scratch)
-	for i, name := range names {
-		d := &t.decision
-		if i > 0 {
-			again := h.decide(wire.Question{Name: name, Type: t.query.Type, Class: t.query.Class}, current, scratch)
-			d = &again
-		}
-		steps[i] = forward.Step{Name: name, Fate: d.fate()}
-	}
-	return steps
-}
-
 // collisions returns the number of collisions in the current table.
 func (h *handler) collisions() float64 {
 	if table := h.table.Load(); table != nil {
@@ -186,8 +168,6 @@ func (h *handler) respondUnknown(dst []byte, t *task) ([]byte, outcome) {
 func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]byte, outcome) {
 	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
 	switch {
-	case errors.Is(found.Err, forward.ErrAbsent):
-		return h.respondUnknown(dst, t)
 	case found.Err != nil:
 		why := failureOf(found.Err)
 		return h.respondFailure(dst, q, why), outcome{why.rcode, found.Source}

@@ -75,7 +75,7 @@ func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, err
 		return nil, errQuestionName
 	}
 	r.ask = forward.Query{
-		Name: name, Key: s.handler.forwarder.Key(&r.query, false), Cacheable: true, Message: r.packet, How: upstream.UDPThenTCP,
+		Name: name, Key: forward.Key(&r.query), Cacheable: true, Message: r.packet, How: upstream.UDPThenTCP,
 	}
 	return r, nil
 }

@@ -215,7 +215,6 @@ func (s *Server) latest() *table.Table {
 // use puts a table into use, which was built from start on.
 func (s *Server) use(next *table.Table, start time.Time) {
 	first := s.handler.table.Swap(next) == nil
-	s.handler.forwarder.TableChanged()
 	if first {
 		close(s.handler.synced)
 	}

@@ -66,12 +66,8 @@ func (h *handler) hold(t *task) decision {
 // forward returns the response to a query that is not in the cache.
 func (h *handler) forward(t *task) ([]byte, outcome) {
 	q := &t.query
-	server, err := h.elsewhere(t)
-	switch {
-	case t.decision.action == actUnknown && (err != nil || server.IsValid()):
-		// A client of another nameserver walks the search list with that one.
-		return h.respondUnknown(nil, t)
-	case err != nil:
+	_, err := h.elsewhere(t)
+	if err != nil {
 		why := failureOf(err)
 		return h.respondFailure(nil, q, why), outcome{why.rcode, sourceSelf}
 	}
@@ -79,9 +75,6 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 	t.ask.Client, t.ask.How = t.from.client(), t.from.over.how()
 	if isTransfer(q.Type) && t.from.send != nil {
 		t.ask.Send = h.sendTransferred(t)
-	}
-	if t.ask.Key.Walk != 0 {
-		t.ask.Steps = h.steps(t)
 	}
 	found := h.forwarder.Answer(&t.ask)
 	if found.Err == nil && t.from.hold != nil {

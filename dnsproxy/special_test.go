@@ -24,7 +24,7 @@ func TestSpecialNamesAreAnswered(t *testing.T) { // N7
 	for _, loaded := range []bool{false, true} {
 		p := start(t, dnsproxy.Config{
 			Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)}, BeforeSync: dnsproxy.BeforeSyncHold,
-			Autopath: dnsproxy.AutopathAll, Bypass: []string{"arpa"}, LocalOnly: []string{"example"},
+			Bypass: []string{"arpa"}, LocalOnly: []string{"example"},
 		})
 		if loaded {
 			p.load(t, hosts{

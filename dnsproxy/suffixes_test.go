@@ -51,8 +51,6 @@ func TestBypassThroughTheSearchList(t *testing.T) { // F12, N5
 		{name: "mesh"},
 		{name: "local-only", localOnly: []string{"svc.cluster.local"}},
 		{name: "off", autopath: dnsproxy.AutopathOff},
-		{name: "all", autopath: dnsproxy.AutopathAll},
-		{name: "all and local-only", autopath: dnsproxy.AutopathAll, localOnly: []string{"cluster.local"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

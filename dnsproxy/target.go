@@ -43,7 +43,7 @@ func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome
 	if prefix.Unpack(h.respondNames(q, d)) != nil {
 		return bad()
 	}
-	key := h.forwarder.Key(q, false)
+	key := forward.Key(q)
 	key.Name = string(d.target)
 	derived, err := found.Derive(d.target, key, limit, func(msg *dns.Msg) {
 		msg.Question = prefix.Question

@@ -16,7 +16,7 @@ import (
 // with the kind of the value: as the flag says it, with its bounds, or the permitted values. An agent does not
 // start with another setting or value, and its pod would have no DNS.
 var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
-	"autopath": "mesh|all|off", "before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
+	"autopath": "mesh|off", "before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
 	"cache-max-negative-ttl": "ttl", "cache-max-ttl": "ttl", "cache-size": "bytes", "capture-agent-gid": "strings",
 	"capture-agent-uid": "strings", "capture-backend": "auto|nft|legacy", "capture-conntrack-zone": "int 0 to 65535", "capture-enabled": "bool",
 	"capture-exclude-cidr": "strings", "capture-exclude-gid": "strings", "capture-exclude-interface": "strings",

@@ -31,7 +31,7 @@ func TestSupervisedReturns(t *testing.T) { // K15, C7, F5, F12, F13, F14, K9
 	}
 	a.returns(func() { v.switchIPv6(false) })
 	wait.Until(t, "the agent checks the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
-	v.suffixes(named, namedIP, true)
+	v.suffixes(named, namedIP)
 	a.returns(func() { v.switchIPv6(true) })
 	wait.Until(t, "IPv6 is captured", func() bool { return v.dig("@"+named6, "db.secret.example") == dbIP })
 	a.end(terminate)
@@ -47,8 +47,8 @@ func (v *vm) suffixesOfSnapshot(a *agent) {
 	v.xds.Stop()
 	a.returns(func() { v.replace("resolv.conf", suffixConf("", named)) })
 	wait.Until(v.tb, "the agent checks the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
-	v.suffixes(named, namedIP, true)
-	v.suffixes(other, otherIP, false)
+	v.suffixes(named, namedIP)
+	v.suffixes(other, otherIP)
 }
 
 // returns makes a supervised agent hang while it calls meanwhile, kills the agent, and waits

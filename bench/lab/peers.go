@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"debug/buildinfo"
@@ -200,14 +199,4 @@ func dependency(info *debug.BuildInfo, module string) string {
 		}
 	}
 	return ""
-}
-
-// AgentKnows reports whether the agent has a flag.
-func (l *Lab) AgentKnows(ctx context.Context, flag string) bool {
-	how, err := l.Agent(ctx, netip.AddrPort{}, netip.AddrPort{})
-	if err != nil {
-		return false
-	}
-	help, err := Output(ctx, how.Argv[0], "agent", "--help")
-	return err == nil && strings.Contains(help, flag)
 }

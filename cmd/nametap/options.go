@@ -119,7 +119,7 @@ func (o *options) declareDNS(g settings.Group) {
 	g.Var(settings.Int(&dns.EDNSUDPSize, settings.ZeroRefused), "edns-udp-size", "longest UDP response in bytes, 512 to 65534")
 	g.Var(settings.Int(&dns.MaxTCPConns, settings.ZeroRefused), "max-tcp-conns", "limit of open TCP connections of clients")
 	g.Text(&dns.BeforeSync, "before-sync", "how to answer before the first table: forward, hold (for up to 2s) or servfail")
-	g.Text(&dns.Autopath, "autopath", "for which names to walk the search list on the client's behalf: mesh, all or off")
+	g.Text(&dns.Autopath, "autopath", "for which names to walk the search list on the client's behalf: mesh or off")
 	g.Var(settings.List(&dns.Bypass, settings.ParseString), "bypass", "`suffix` whose names are forwarded even if the table has them; may be repeated")
 	g.Var(settings.List(&dns.LocalOnly, settings.ParseString), "local-only", "`suffix` whose names are never forwarded: those that the table lacks get NXDOMAIN; may be repeated")
 }

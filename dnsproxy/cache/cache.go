@@ -38,9 +38,6 @@ type Key struct {
 	Name        string
 	Type, Class uint16
 	DO, CD      bool
-	// Walk is 0 for a reply to the name itself. Otherwise the reply is the result of walking
-	// the search list, and Walk differs between walks that may have different results.
-	Walk uint32
 }
 
 // A State tells what a cache has for a question, and what the caller should do.
@@ -64,12 +61,10 @@ const (
 // A Hit is what a cache has for a question.
 type Hit struct {
 	State   State
-	Refresh bool          // this caller, and no other, should use Reply and also ask again
-	Reply   *reply.Reply  // of Fresh, Stale and StaleNow
-	Age     reply.Age     // of Reply, for [reply.Reply.Append]
-	Failure string        // of StaleNow and Failed: why asking failed; may be empty
-	Left    time.Duration // of Fresh: until Reply expires
-	Aging   bool          // of Fresh: Reply is in the last tenth of its time
+	Refresh bool         // this caller, and no other, should use Reply and also ask again
+	Reply   *reply.Reply // of Fresh, Stale and StaleNow
+	Age     reply.Age    // of Reply, for [reply.Reply.Append]
+	Failure string       // of StaleNow and Failed: why asking failed; may be empty
 }
 
 // A Value is the result of asking nameservers a question.
@@ -83,19 +78,11 @@ type Value struct {
 	// Unsure marks a negative Reply while another nameserver, which failed to reply, may
 	// have an answer. It is kept for at most MaxUnsure, and never stale.
 	Unsure bool
-	// Derived is set for a Reply that was made from others that are or were in the cache.
-	Derived *Derived
 }
 
 // MaxUnsure is how long a reply with Value.Unsure is kept, and the longest TTL that clients
 // see of it. A nameserver that is back is noticed within that time.
 const MaxUnsure = 30 * time.Second
-
-// A Derived bounds how long a reply that was made from others is kept: no longer than any
-// of those, and never stale.
-type Derived struct {
-	Left time.Duration // until the first of them expires
-}
 
 // Stats are counts of a cache.
 type Stats struct {
@@ -206,23 +193,22 @@ func (c *Cache) Generation() uint64 {
 	return c.generation.Load()
 }
 
-// Put stores v, which was received now, for as long as it may be kept. It returns how long
-// v.Reply is fresh, or 0 if it was not stored. It stores nothing that was asked before the last
+// Put stores v, which was received now, for as long as it may be kept. It stores nothing that was asked before the last
 // Flush, since that may come from nameservers that are no longer in use.
-func (c *Cache) Put(k Key, v Value, now time.Time) time.Duration {
+func (c *Cache) Put(k Key, v Value, now time.Time) {
 	if c == nil {
-		return 0
+		return
 	}
 	s, hash := c.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if v.Generation < s.generation {
-		return 0
+		return
 	}
 	t := now.Sub(c.origin)
 	if v.Reply == nil {
 		s.putFailure(hash, k, v.Failure, t)
-		return 0
+		return
 	}
 	ttl, _ := v.Reply.TTL()
 	life := lifetime{now: t, stale: c.stale, max: c.maxTTL}
@@ -233,10 +219,7 @@ func (c *Cache) Put(k Key, v Value, now time.Time) time.Duration {
 		life.max, life.stale = min(life.max, MaxUnsure), 0
 	}
 	life.ttl = min(ttl, life.max)
-	if v.Derived != nil {
-		life.ttl, life.stale = min(life.ttl, v.Derived.Left), 0
-	}
-	return s.putReply(hash, k, v.Reply, life)
+	s.putReply(hash, k, v.Reply, life)
 }
 
 // Flush removes the entries of the questions for which match is true, or all entries if match
@@ -266,7 +249,7 @@ func (c *Cache) Stats() Stats {
 
 // shard returns the shard for k, and the hash that k has in it.
 func (c *Cache) shard(k Key) (s *shard, hash uint64) {
-	rest := uint64(k.Walk)<<34 ^ (uint64(k.Type)<<18 | uint64(k.Class)<<2)
+	rest := uint64(k.Type)<<18 | uint64(k.Class)<<2
 	if k.DO {
 		rest |= 2
 	}

@@ -343,40 +343,6 @@ func TestGeneration(t *testing.T) {
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
 }
 
-// F13: a reply that was made from others expires at the same nanosecond as the first of them,
-// and is never stale.
-func TestLeft(t *testing.T) {
-	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
-	put := func(label string, v cache.Value) time.Duration {
-		v.Generation = c.Generation()
-		return c.Put(key(label), v, clock.Time)
-	}
-	if left := put("a", cache.Value{Reply: answer(t, "a", 100)}); left != 100*time.Second {
-		t.Errorf("a reply with a TTL of 100 s is kept for %s", left)
-	}
-	hit := c.Get(key("a"), clock.after(89*time.Second+500*time.Millisecond))
-	if hit.Left != 10500*time.Millisecond || hit.Aging {
-		t.Errorf("after 89.5 s %+v", hit)
-	}
-	if hit := c.Get(key("a"), clock.Add(time.Second)); hit.Left != 9500*time.Millisecond || !hit.Aging {
-		t.Errorf("after 90.5 s %+v", hit)
-	}
-	for _, ttl := range []uint32{300, 11} {
-		derived := cache.Value{Reply: answer(t, "b", ttl), Derived: &cache.Derived{Left: hit.Left}}
-		if left := put("b", derived); left != hit.Left {
-			t.Errorf("a reply made from it is kept for %s", left)
-		}
-	}
-	if got := c.Get(key("b"), clock.Add(hit.Left-1)); got.State != cache.Fresh {
-		t.Errorf("Get = %+v", got)
-	}
-	wantHit(t, c.Get(key("b"), clock.Add(hit.Left)), cache.Hit{})
-	if left := put("b", cache.Value{Reply: answer(t, "b", 300), Derived: &cache.Derived{}}); left != 0 {
-		t.Errorf("a reply made from an expired one is kept for %s", left)
-	}
-	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
-}
-
 // F21: a flush removes the replies to some questions and keeps others.
 func TestFlushSome(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()

@@ -38,7 +38,6 @@ func (m *model) get(now time.Time, stale time.Duration) cache.Hit {
 	switch {
 	case age < m.ttl:
 		hit.State = cache.Fresh
-		hit.Left, hit.Aging = m.ttl-age, m.ttl-age < m.ttl/10
 		m.hits++
 		if m.answer && m.hits >= 3 && !m.beingRefreshed && !failing && m.ttl-age < m.ttl/10 {
 			hit.Refresh, m.beingRefreshed = true, true

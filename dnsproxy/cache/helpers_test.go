@@ -89,7 +89,7 @@ func makeReply(tb testing.TB, label string, rcode int, record string) *reply.Rep
 
 func wantHit(t *testing.T, got, want cache.Hit) {
 	t.Helper()
-	got.Left, got.Aging, got.Age.Max = want.Left, want.Aging, want.Age.Max // see TestLeft, TestMaxTTL
+	got.Age.Max = want.Age.Max // see TestMaxTTL
 	if got != want {
 		t.Errorf("Get = %+v, want %+v", got, want)
 	}

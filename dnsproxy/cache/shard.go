@@ -110,10 +110,7 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 	switch {
 	case now < e.expires:
 		e.hits = min(e.hits+1, refreshHits)
-		return Hit{
-			State: Fresh, Reply: e.reply, Age: age, Refresh: e.refresh(now),
-			Left: e.expires - now, Aging: e.aging(now),
-		}
+		return Hit{State: Fresh, Reply: e.reply, Age: age, Refresh: e.refresh(now)}
 	case now < e.until:
 		age.Stale = true
 		if e.fails == 0 {
@@ -162,7 +159,7 @@ type lifetime struct {
 // putReply stores a reply and returns how long it is fresh. An answer that must not be
 // kept removes the previous reply. A SERVFAIL or another failure does not: if there is an
 // answer that is fresh or may be used stale, it counts as a failed attempt to ask.
-func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) time.Duration {
+func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) {
 	const noError, nxDomain = 0, 3
 	rcode := r.Rcode()
 	answer := rcode == noError || rcode == nxDomain
@@ -182,9 +179,7 @@ func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) time
 			e.until += life.stale
 		}
 		s.put(hash, k, e)
-		return life.ttl
 	}
-	return 0
 }
 
 // putFailure notes that no nameserver answered. A reply that can still be used stays.

@@ -39,7 +39,7 @@ func missed(t *testing.T, f *forward.Forwarder) *forward.Query {
 	if err != nil || !q.Parse(packet) {
 		t.Fatal(err)
 	}
-	ask := &forward.Query{Name: q.Name, Cacheable: true, Key: f.Key(q, false), Message: packet}
+	ask := &forward.Query{Name: q.Name, Cacheable: true, Key: forward.Key(q), Message: packet}
 	if found, ok := f.Lookup(ask); ok {
 		t.Fatalf("in the cache: %+v", found)
 	}

@@ -27,7 +27,6 @@ type CacheEntry struct {
 	// TTL is for how many more seconds the reply is fresh; less than 0 if it is stale.
 	TTL     int    `json:"ttl"`
 	Failure string `json:"failure,omitempty"` // why nameservers did not answer the last time
-	Walked  bool   `json:"walked,omitempty"`  // found by walking the search list
 }
 
 // A CacheContent is what the cache has.
@@ -72,7 +71,7 @@ func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheCont
 	for _, e := range kept {
 		entry := CacheEntry{
 			Name: wire.Name(e.Key.Name).String(), Type: dns.Type(e.Key.Type).String(),
-			Failure: e.Failure, Walked: e.Key.Walk != 0,
+			Failure: e.Failure,
 		}
 		if e.Reply != nil {
 			entry.Rcode, entry.Records = dns.RcodeToString[e.Reply.Rcode()], e.Reply.Answers()
@@ -97,11 +96,6 @@ func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	content, err := f.CacheContent(selection, 0)
 	if err != nil {
 		return 0, err
-	}
-	if match != nil {
-		selected := match
-		// A walk may have ended at any name.
-		match = func(k cache.Key) bool { return k.Walk != 0 || selected(k) }
 	}
 	f.flush(match)
 	return content.Total, nil

@@ -32,10 +32,6 @@ type Forwarder struct {
 	slots   *slots // for queries in flight or held
 	long    longQueries
 	metrics *metrics
-	// walks numbers the versions of the search list and the table: the Walk of cache
-	// keys. It changes after them.
-	walks atomic.Uint32
-
 	// background is the work that goes on after its client was answered.
 	background sync.WaitGroup
 
@@ -61,7 +57,6 @@ func New(cfg Config) (*Forwarder, error) {
 		Timeout:      cfg.Timeout, MixCase: cfg.MixCase, Clock: cfg.Clock, Logger: cfg.Logger, Control: cfg.Control,
 		Observe: f.metrics.observe, Check: new(reply.Checker).Check,
 	})
-	f.walks.Store(1)
 	if cfg.CacheSize > 0 {
 		f.cache = cache.New(cache.Config{
 			MaxBytes: int64(cfg.CacheSize), Stale: max(cfg.ServeStale, 0),
@@ -114,10 +109,6 @@ func (f *Forwarder) Upstreams() []upstream.Spec {
 
 // Status returns the state of each nameserver that was ever configured.
 func (f *Forwarder) Status() []upstream.Status { return f.client.Status() }
-
-// TableChanged must be called after each change of the table that answers mesh names:
-// walks of the search list end at its names, so cached results of walks are void.
-func (f *Forwarder) TableChanged() { f.walks.Add(1) }
 
 // Elsewhere reports whether a captured query goes to original, the nameserver that it was
 // sent to, rather than to those of resolv.conf. It is false for one that is not valid.

@@ -22,8 +22,6 @@ var (
 	ErrBadReply = errors.New("a nameserver's reply cannot be read")
 	// ErrEcho says that the query is a loop probe of this agent that came back.
 	ErrEcho = errors.New("this query is a probe of this agent that a nameserver sent back")
-	// ErrAbsent says that the name does not exist, by its [Step] and not by nameservers.
-	ErrAbsent = errors.New("a local name that is not in the table")
 
 	errTooManyForms = errors.New("too many queries with this question are in flight")
 )
@@ -64,8 +62,6 @@ type Query struct {
 	// Send is set for zone transfers over TCP. It sends the client all messages except
 	// the last.
 	Send func(message []byte) error
-	// Steps are the names of the walk, the question's name first, if Key.Walk is not 0.
-	Steps []Step
 
 	found  lookup
 	slot   slot
@@ -82,9 +78,7 @@ type Result struct {
 	Source  string
 	Err     error // why there is neither; nil otherwise
 
-	left   time.Duration // how long Reply stays in the cache; 0 if it is not cached
-	aging  bool          // Reply is in the last tenth of its time
-	unsure bool          // Reply is negative, and a preferred nameserver did not answer
+	unsure bool // Reply is negative, and a preferred nameserver did not answer
 }
 
 // Rcode returns the response code; Err must be nil.

@@ -39,21 +39,15 @@ func (f *Forwarder) look(key cache.Key, found *lookup) {
 	hit := f.cache.Get(key, f.config.Clock.Now())
 	found.state, found.refresh = hit.State, hit.Refresh
 	r := &found.result
-	r.Reply, r.Age, r.Source, r.left, r.aging = hit.Reply, hit.Age, SourceCache, hit.Left, hit.Aging
+	r.Reply, r.Age, r.Source = hit.Reply, hit.Age, SourceCache
 	if hit.State == cache.Failed {
 		r.Err = CachedFailure(hit.Failure)
 	}
 }
 
-// Key returns the key of a query in the cache; walked says that the search list is walked
-// for it. The key is valid as long as q. It must be made before the Steps of the walk, so
-// that what is found with an older table or search list is never found again.
-func (f *Forwarder) Key(q *wire.Query, walked bool) cache.Key {
-	key := cache.Key{Name: string(q.Name), Type: q.Type, Class: q.Class, DO: q.DO, CD: q.CD}
-	if walked {
-		key.Walk = f.walks.Load()
-	}
-	return key
+// Key returns the key of a query in the cache. It is valid as long as q.
+func Key(q *wire.Query) cache.Key {
+	return cache.Key{Name: string(q.Name), Type: q.Type, Class: q.Class, DO: q.DO, CD: q.CD}
 }
 
 // Lookup looks a query up in the cache, by its Key, once. It reports whether the cache
@@ -77,22 +71,20 @@ func (q *Query) Stale() *Result {
 }
 
 // Refresh asks nameservers in the background for a reply that is in the cache and is about
-// to expire. It keeps nothing of q except its Steps.
-func (f *Forwarder) Refresh(q *Query) { f.refresh(q.Key, q.Steps, f.slotOf(q)) }
-
-func (f *Forwarder) refresh(key cache.Key, steps []Step, wanted slot) {
-	taken, ok := f.acquire(wanted)
+// to expire. It keeps nothing of q.
+func (f *Forwarder) Refresh(q *Query) {
+	taken, ok := f.acquire(f.slotOf(q))
 	if !ok {
 		return // clients that wait come first
 	}
-	flight, first := f.flights.join(flightKey{Key: key})
+	flight, first := f.flights.join(flightKey{Key: q.Key})
 	if !first {
 		taken.release()
 		return
 	}
 	f.background.Go(func() {
 		defer taken.release()
-		f.ask(flight, steps, cache.Fresh)
+		f.ask(flight, cache.Fresh)
 	})
 }
 
@@ -133,10 +125,10 @@ func (f *Forwarder) fetch(q *Query) Result {
 		f.cache.CountMiss(q.found.state)
 		flight.suspectLater(f.routing.Load().group(q.Name))
 	case old:
-		steps, state := q.Steps, q.found.state
-		f.background.Go(func() { f.ask(flight, steps, state) })
+		state := q.found.state
+		f.background.Go(func() { f.ask(flight, state) })
 	default:
-		f.ask(flight, q.Steps, q.found.state)
+		f.ask(flight, q.found.state)
 	}
 	if !old {
 		<-flight.done
@@ -160,10 +152,9 @@ func (f *Forwarder) fetch(q *Query) Result {
 // ask finds the answer to the question of a flight that the caller leads, caches it and
 // lands the flight. state is what the caller found in the cache: if it was an answer, that
 // is renewed.
-func (f *Forwarder) ask(flight *flight, steps []Step, state cache.State) {
+func (f *Forwarder) ask(flight *flight, state cache.State) {
 	key := flight.key.Key
-	renew := (&lookup{state: state}).final()
-	if !renew {
+	if renew := (&lookup{state: state}).final(); !renew {
 		// Another flight for the question may have landed after the caller looked into
 		// the cache and before it joined this one. The leader looks again, so that a burst
 		// of equal questions is one query to nameservers; no other goroutine does.
@@ -178,18 +169,11 @@ func (f *Forwarder) ask(flight *flight, steps []Step, state cache.State) {
 		}
 	}
 	value := cache.Value{Generation: f.cache.Generation()} // before the nameservers are chosen
-	var result Result
-	if key.Walk != 0 {
-		result = f.walk(key, steps, renew)
-		value.Derived = &cache.Derived{Left: result.left}
-	} else {
-		result = f.exchange(key, flight.key.how)
-	}
+	result := f.exchange(key, flight.key.how)
 	switch {
-	case result.Err == nil && (value.Derived == nil || result.left > 0):
+	case result.Err == nil:
 		value.Reply, value.Unsure = result.Reply, result.unsure
-		result.left = f.cache.Put(key, value, f.config.Clock.Now())
-	case value.Derived != nil: // its parts are in the cache
+		f.cache.Put(key, value, f.config.Clock.Now())
 	case nameserversFailed(result.Err):
 		value.Failure = result.Err.Error()
 		f.cache.Put(key, value, f.config.Clock.Now())

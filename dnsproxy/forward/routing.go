@@ -3,7 +3,6 @@ package forward
 import (
 	"context"
 	"fmt"
-	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -20,7 +19,6 @@ import (
 type routing struct {
 	conf     *resolvconf.Config
 	search   []wire.Name // of conf, without the root
-	asIs     int         // how many domains of search stand before the root, which changes no name
 	routes   []route     // the longest suffix first
 	fallback route
 	returned []wire.Name  // domains whose names systemd-resolved sends back, the longest first
@@ -287,7 +285,6 @@ func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 		r.routes = append(r.routes, newRoute(sr.suffix, sr.servers))
 	}
 	previous := f.routing.Swap(r)
-	f.walks.Add(1)
 	if previous != nil && !previous.answersLike(r) {
 		f.flush(nil)
 	}
@@ -298,11 +295,8 @@ func isStub(server upstream.Spec) bool { return resolvconf.IsStub(server.Addr) }
 
 // readSearch sets the fields for the search list of resolv.conf.
 func (r *routing) readSearch() {
-	r.asIs = math.MaxInt
 	for _, domain := range r.conf.Search {
-		if domain == "." {
-			r.asIs = min(r.asIs, len(r.search))
-		} else if name, err := wire.ParseHostname(domain); err == nil {
+		if name, err := wire.ParseHostname(domain); err == nil && domain != "." {
 			r.search = append(r.search, name)
 		}
 	}

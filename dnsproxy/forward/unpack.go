@@ -7,6 +7,8 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
@@ -16,6 +18,44 @@ var compressing = [...]uint16{ //nolint:gochecknoglobals // a constant
 	dns.TypeNS, dns.TypeMD, dns.TypeMF, dns.TypeCNAME, dns.TypeSOA, dns.TypeMB, dns.TypeMG, dns.TypeMR, dns.TypePTR,
 	dns.TypeMINFO, dns.TypeMX, dns.TypeRP, dns.TypeAFSDB, dns.TypeRT, dns.TypeSIG, dns.TypePX, dns.TypeNXT, dns.TypeNAPTR,
 	dns.TypeSRV,
+}
+
+// Derive returns a result with another reply, which edit makes of r's, with the TTLs that are left. r has
+// what was found for name and the other fields of the question of key. Its Relayed and Err are nil. Of r's
+// reply, edit gets what fits in limit bytes, so that the cost follows from the response.
+func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns.Msg)) (Result, error) {
+	msg, err := r.message(name, key, limit)
+	if err != nil {
+		return Result{}, err
+	}
+	edit(msg)
+	msg.Compress = true
+	if truncated := msg.Truncated; msg.Len() > dns.MaxMsgSize {
+		msg.Truncate(dns.MaxMsgSize)
+		msg.Truncated = truncated // over TCP a client could do nothing about it
+	}
+	packed, err := msg.Pack()
+	if err != nil {
+		return Result{}, err
+	}
+	derived := *r
+	if derived.Reply, err = reply.Parse(packed); err != nil {
+		return Result{}, err
+	}
+	derived.Age.Cached, derived.Age.Seconds = r.Age.Stale, 0
+	return derived, nil
+}
+
+// message returns what was found for name and the question of key as a message. A second
+// that has begun counts as a whole one in TTLs.
+func (r *Result) message(name wire.Name, key cache.Key, limit int) (*dns.Msg, error) {
+	query := wire.AppendQuestion(make([]byte, wire.HeaderLen), name, key.Type, key.Class)
+	age := r.Age
+	if age.Cached {
+		age.Seconds++
+	}
+	packed := r.Reply.Append(nil, &reply.Request{Query: query, Limit: limit}, age)
+	return unpack(packed)
 }
 
 // unpack unpacks a message that is well-formed but for the data of its records. Data in which no name can

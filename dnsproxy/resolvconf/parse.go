@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// glibc's bounds (resolv/resolv.h: RES_MAXNDOTS, RES_MAXRETRANS, RES_MAXRETRY).
+// glibc's bounds (resolv/resolv.h: RES_MAXRETRANS, RES_MAXRETRY).
 const (
-	maxNdots    = 15
 	maxTimeout  = 30 // seconds
 	maxAttempts = 5
 )
@@ -42,9 +41,6 @@ type Config struct {
 	// Without such a line it is empty. glibc would derive a domain from the host
 	// name, but the host name of a container is not that of its clients.
 	Search []string
-	// Ndots is the number of dots from which on a name is tried as it is before the search
-	// list is applied, 0 to 15. The default is 1.
-	Ndots int
 	// Timeout is how long to wait for a reply, 1 s to 30 s; zero if the file has no such
 	// option.
 	Timeout time.Duration
@@ -67,7 +63,7 @@ type Config struct {
 // single-request) have no effect. Unlike glibc, Parse accepts indented lines, and comments
 // after # or ; anywhere in a line.
 func Parse(text []byte) *Config {
-	p := parser{conf: &Config{Ndots: 1}}
+	p := parser{conf: new(Config)}
 	for line := range bytes.Lines(text) {
 		words := strings.Fields(string(line))
 		comment := slices.IndexFunc(words, func(w string) bool { return w[0] == '#' || w[0] == ';' })
@@ -153,10 +149,6 @@ func hostOf(addr netip.Addr) netip.Addr {
 func (p *parser) option(option string) {
 	name, value, _ := strings.Cut(option, ":")
 	switch name {
-	case "ndots":
-		if n, ok := p.number(option, value, maxNdots); ok {
-			p.conf.Ndots = n
-		}
 	case "timeout":
 		if n, ok := p.number(option, value, maxTimeout); ok {
 			p.conf.Timeout = time.Duration(max(n, 1)) * time.Second // glibc waits 1 s for 0 too
@@ -173,7 +165,7 @@ func (p *parser) option(option string) {
 		// Queries have an OPT record in any case.
 	case "trust-ad":
 		p.conf.TrustAD = true
-	case "debug", "inet6", "ip6-bytestring", "ip6-dotint", "no-aaaa", "no-check-names", "no-ip6-dotint",
+	case "debug", "inet6", "ip6-bytestring", "ip6-dotint", "ndots", "no-aaaa", "no-check-names", "no-ip6-dotint",
 		"no-reload", "no-tld-query", "no_tld_query", "single-request", "single-request-reopen", "strict-error":
 		// They change what the client asks, or how it reads replies.
 	default:

@@ -32,7 +32,7 @@ func diff(want, got *resolvconf.Config) string {
 func TestParse(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
-		want       resolvconf.Config // Ndots 0 means 1, and -1 means 0
+		want       resolvconf.Config
 	}{
 		{"empty", "", resolvconf.Config{}},
 		{
@@ -40,7 +40,6 @@ func TestParse(t *testing.T) {
 			resolvconf.Config{
 				Servers: servers("10.96.0.10"),
 				Search:  []string{"default.svc.cluster.local", "svc.cluster.local", "cluster.local"},
-				Ndots:   5,
 			},
 		},
 		{
@@ -64,23 +63,22 @@ func TestParse(t *testing.T) {
 		{"the last domain wins", "search a b\ndomain c d\n", resolvconf.Config{Search: []string{"c"}}},
 		{
 			"options", "options timeout:3 attempts:4 rotate\noptions use-vc edns0 trust-ad ndots:2 single-request-reopen\nsortlist 10.0.0.0\n",
-			resolvconf.Config{Ndots: 2, Timeout: 3 * time.Second, Attempts: 4, Rotate: true, UseVC: true, TrustAD: true},
+			resolvconf.Config{Timeout: 3 * time.Second, Attempts: 4, Rotate: true, UseVC: true, TrustAD: true},
 		},
 		{
 			"beyond the bounds", "options timeout:99999999999999999999 attempts:6 ndots:16\n",
-			resolvconf.Config{Ndots: 15, Timeout: 30 * time.Second, Attempts: 5},
+			resolvconf.Config{Timeout: 30 * time.Second, Attempts: 5},
 		},
 		{
 			"zero, and the last of a name", "options timeout:5 attempts:3 ndots:5\noptions timeout:0 attempts:0 ndots:0\n",
-			resolvconf.Config{Ndots: -1, Timeout: time.Second, Attempts: 1},
+			resolvconf.Config{Timeout: time.Second, Attempts: 1},
 		},
 		{
-			"unusable", "nameserver 10.0.0.1:53\nnameserver\nnameserver 224.0.0.1\noptions ndots:-1 timeout:3s frob\nfrobnicate\nnameserver 10.0.0.1\n",
+			"unusable", "nameserver 10.0.0.1:53\nnameserver\nnameserver 224.0.0.1\noptions timeout:3s frob\nfrobnicate\nnameserver 10.0.0.1\n",
 			resolvconf.Config{Servers: servers("10.0.0.1"), Ignored: []string{
 				`nameserver "10.0.0.1:53": want the IP address of one server, without a port`,
 				`"nameserver": want an IP address after it`,
 				`nameserver "224.0.0.1": want the IP address of one server, without a port`,
-				`option "ndots:-1": want a number from 0 to 15 after the colon`,
 				`option "timeout:3s": want a number from 0 to 30 after the colon`,
 				`option "frob": want one from resolv.conf(5)`,
 				`"frobnicate": want nameserver, search, domain or options`,
@@ -94,12 +92,6 @@ func TestParse(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			switch test.want.Ndots {
-			case 0:
-				test.want.Ndots = 1
-			case -1:
-				test.want.Ndots = 0
-			}
 			if d := diff(&test.want, resolvconf.Parse([]byte(test.text))); d != "" {
 				t.Errorf("Parse(%.200q): -want +got\n%s", test.text, d)
 			}
@@ -126,7 +118,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("domain x\nnameserver ::ffff:10.0.0.1\nnameserver 0.0.0.0\noptions use-vc trust-ad rotate:\x00"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		conf := resolvconf.Parse(text)
-		if conf.Ndots < 0 || conf.Ndots > 15 || conf.Timeout < 0 || conf.Timeout > 30*time.Second ||
+		if conf.Timeout < 0 || conf.Timeout > 30*time.Second ||
 			conf.Attempts < 0 || conf.Attempts > 5 || len(conf.Ignored) > 17 {
 			t.Errorf("out of bounds: %+v", conf)
 		}

@@ -281,7 +281,7 @@ func TestReadStub(t *testing.T) {
 	}
 	want := &resolvconf.Config{
 		Servers: servers("10.0.0.1", "127.0.0.53", "127.0.0.54", "10.0.0.2"),
-		Search:  []string{"lan"}, Ndots: 1, TrustAD: true,
+		Search:  []string{"lan"}, TrustAD: true,
 	}
 	for _, text := range []string{"", "nameserver 127.0.0.53\n"} {
 		if text != "" {

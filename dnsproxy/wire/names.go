@@ -177,16 +177,6 @@ func (n Name) BelowAny(suffixes []Name) (suffix Name, found bool) {
 	return Root, false
 }
 
-// Dots returns the number of dots between n's labels, which resolv.conf's ndots is
-// compared with.
-func (n Name) Dots() int {
-	dots := -1
-	for ; n != Root; n = n.Parent() {
-		dots++
-	}
-	return max(dots, 0)
-}
-
 // CutSuffix returns the labels of n before suffix. It reports false if n is not below
 // suffix, is suffix itself, or suffix is the root.
 func (n Name) CutSuffix(suffix Name) (Name, bool) {

@@ -147,7 +147,7 @@ func TestRefusedByInjection(t *testing.T) { // P9
 			}
 		}
 		all := h.render(`{injection: {mode: resolv, nameservers: [10.96.0.10, "fd00:96::a", "::ffff:10.0.0.1"], settings: {drain: 0, serve-stale: 1.5h, log-level: INFO+4,
-			autopath: all, capture-ipv6: "off", cache-size: 8388608, max-inflight: "512", xds-plaintext: "true", capture-resolved: false}}}`)
+			autopath: "off", capture-ipv6: "off", cache-size: 8388608, max-inflight: "512", xds-plaintext: "true", capture-resolved: false}}}`)
 		if cfg := injection(t, all); cfg.Check() != nil || cfg.Settings["cache-size"] != "8388608" || len(cfg.Settings) != 9 {
 			t.Errorf("%+v: %v", cfg, cfg.Check())
 		}
