@@ -271,13 +271,18 @@ type Status struct {
 // Upstream is the state of a nameserver that is, or was, configured.
 type Upstream struct {
 	Server       string `json:"server"`
-	State        string `json:"state"`         // up, failing, down or looping
+	State        string `json:"state"`         // up, failing, down, looping, or self: it is this agent and left out
 	RTT          string `json:"rtt,omitempty"` // smoothed; empty before the first reply
 	Requests     uint64 `json:"requests"`
 	Failures     uint64 `json:"failures"` // requests without a reply
 	WrongReplies uint64 `json:"wrongReplies"`
 	Hedges       uint64 `json:"hedges"` // requests that were sent because another server was late
-	LastError    string `json:"lastError,omitempty"`
+	// Refusals are replies that were no answer, by response code: SERVFAIL, REFUSED, NOTIMP, FORMERR or "other".
+	Refusals map[string]uint64 `json:"refusals,omitempty"`
+	// Refusing says that the last ten replies at least were no answer.
+	Refusing    bool      `json:"refusing,omitempty"`
+	LastError   string    `json:"lastError,omitempty"`
+	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
 }
 
 // upstreams returns the state of every nameserver.
@@ -286,12 +291,16 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 	for _, s := range proxy.UpstreamStatus() {
 		u := Upstream{
 			Server: s.Spec.String(), State: s.State.String(), Requests: s.Requests, Failures: s.Failures,
-			WrongReplies: s.Wrong + s.Malformed, Hedges: s.Hedges, LastError: s.LastError,
+			WrongReplies: s.Wrong + s.Malformed, Hedges: s.Hedges, Refusals: s.Refusals, Refusing: s.Refusing,
+			LastError: s.LastError, LastErrorAt: s.LastErrorAt,
 		}
 		if s.RTT > 0 {
 			u.RTT = s.RTT.Round(10 * time.Microsecond).String()
 		}
 		all = append(all, u)
+	}
+	for _, spec := range proxy.SelfUpstreams() {
+		all = append(all, Upstream{Server: spec.String(), State: "self"})
 	}
 	return all
 }

@@ -36,7 +36,7 @@ func TestListeners(t *testing.T) { // R3
 		if got := p.Addrs(); got != nil {
 			t.Errorf("addresses before Ready: %v", got)
 		}
-		p = start(t, dnsproxy.Config{Addr: c.addr, Logger: logger})
+		p = start(t, dnsproxy.Config{Addr: c.addr, Logger: logger, Forward: forward.Config{ResolvConf: resolvConf(t, "nameserver 192.0.2.53")}})
 		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 		if log.String() != "" {
 			t.Errorf("%s: a warning:\n%s", c.addr, log)

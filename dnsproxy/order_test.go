@@ -171,3 +171,36 @@ func TestOrderFirstWithoutTCP(t *testing.T) {
 		}
 	}
 }
+
+// F3, R2: a nameserver that refuses every query is counted, logged once and named, although it lives.
+func TestNameserverRefuses(t *testing.T) {
+	t.Parallel()
+	fake := nameserver(t, fakedns.Rcode(dns.RcodeRefused))
+	logger, log := newLog()
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}, Logger: logger})
+	for i := range 30 {
+		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), "REFUSED"}})
+	}
+	status := p.UpstreamStatus()[0]
+	if status.State != upstream.Up || !status.Refusing || status.Refusals["REFUSED"] < 30 || status.LastErrorAt.IsZero() {
+		t.Errorf("%+v", status)
+	}
+	if n := strings.Count(log.String(), "nameserver answers no query any more"); n != 1 {
+		t.Errorf("%d lines in the log:\n%s", n, log)
+	}
+	families, err := p.metrics.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted := 0.0
+	for _, family := range families {
+		if family.GetName() == "nametap_upstream_refusals_total" {
+			for _, m := range family.GetMetric() {
+				counted += m.GetCounter().GetValue()
+			}
+		}
+	}
+	if counted < 30 {
+		t.Errorf("%v refusals are counted", counted)
+	}
+}

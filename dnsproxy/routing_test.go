@@ -183,7 +183,7 @@ func TestNewNameserversNewAnswers(t *testing.T) { // F5
 }
 
 // A nameserver that is this agent would be asked by itself.
-func TestSelfIsNoNameserver(t *testing.T) { // F6
+func TestSelfIsNoNameserver(t *testing.T) { // F6, F7
 	t.Parallel()
 	logger, log := newLog()
 	free := nameserver(t, fakedns.Silence)
@@ -194,8 +194,11 @@ func TestSelfIsNoNameserver(t *testing.T) { // F6
 		t.Errorf("nameservers: %v", got)
 	}
 	p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}, {"web A", "web. A 10.0.0.1"}})
-	if !strings.Contains(log.String(), free.Addr.String()) {
-		t.Errorf("the log does not name %s:\n%s", free.Addr, log)
+	if !strings.Contains(log.String(), free.Addr.String()) || !strings.Contains(log.String(), "there is no nameserver") {
+		t.Errorf("the log does not name %s, and that it is the only one:\n%s", free.Addr, log)
+	}
+	if up, self := p.UpstreamStatus(), p.SelfUpstreams(); len(up) > 0 || len(self) != 1 || self[0].Addr != free.Addr {
+		t.Errorf("nameservers: %v, left out: %v", up, self)
 	}
 }
 

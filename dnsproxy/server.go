@@ -173,6 +173,9 @@ func (s *Server) Upstreams() []upstream.Spec { return s.handler.forwarder.Upstre
 // UpstreamStatus returns the state of each nameserver that was ever configured.
 func (s *Server) UpstreamStatus() []upstream.Status { return s.handler.forwarder.Status() }
 
+// SelfUpstreams returns the nameservers that are left out because they are this agent.
+func (s *Server) SelfUpstreams() []upstream.Spec { return s.handler.forwarder.Self() }
+
 // CacheContent is [forward.Forwarder.CacheContent].
 func (s *Server) CacheContent(selection forward.CacheSelection, limit int) (forward.CacheContent, error) {
 	return s.handler.forwarder.CacheContent(selection, limit)

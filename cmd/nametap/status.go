@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -82,17 +84,31 @@ func printUpstreams(w io.Writer, upstreams []agent.Upstream) {
 		fmt.Fprintf(w, "%s\tnone\n", label)
 	}
 	for _, u := range upstreams {
-		text := u.State
-		if u.RTT != "" {
-			text += ", " + u.RTT
-		}
-		text += fmt.Sprintf(", %d queries, %d failed", u.Requests, u.Failures)
-		if u.LastError != "" {
-			text += ", last error: " + u.LastError
-		}
-		fmt.Fprintf(w, "%s\t%s: %s\n", label, u.Server, text)
+		fmt.Fprintf(w, "%s\t%s: %s\n", label, u.Server, describeUpstream(u))
 		label = ""
 	}
+}
+
+// describeUpstream describes the state of a nameserver.
+func describeUpstream(u agent.Upstream) string {
+	if u.State == "self" {
+		return "left out, it is this agent"
+	}
+	texts := []string{u.State}
+	if u.Refusing {
+		texts = append(texts, "but it answers no query, only with refusals")
+	}
+	if u.RTT != "" {
+		texts = append(texts, u.RTT)
+	}
+	texts = append(texts, fmt.Sprintf("%d queries", u.Requests), fmt.Sprintf("%d failed", u.Failures))
+	for _, code := range slices.Sorted(maps.Keys(u.Refusals)) {
+		texts = append(texts, fmt.Sprintf("%d %s", u.Refusals[code], code))
+	}
+	if u.LastError != "" {
+		texts = append(texts, fmt.Sprintf("last error %s ago: %s", time.Since(u.LastErrorAt).Round(time.Second), u.LastError))
+	}
+	return strings.Join(texts, ", ")
 }
 
 // printXDS prints the connection to the control plane, and the table.

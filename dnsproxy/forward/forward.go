@@ -107,8 +107,14 @@ func (f *Forwarder) Upstreams() []upstream.Spec {
 	return slices.Clone(f.routing.Load().fallback.servers)
 }
 
-// Status returns the state of each nameserver that was ever configured.
-func (f *Forwarder) Status() []upstream.Status { return f.client.Status() }
+// Status returns the state of each nameserver that was ever configured, except those that are this agent.
+func (f *Forwarder) Status() []upstream.Status {
+	self := f.routing.Load().self
+	return slices.DeleteFunc(f.client.Status(), func(s upstream.Status) bool { return slices.Contains(self, s.Spec) })
+}
+
+// Self returns the nameservers that are left out because they are this agent.
+func (f *Forwarder) Self() []upstream.Spec { return slices.Clone(f.routing.Load().self) }
 
 // Elsewhere reports whether a captured query goes to original, the nameserver that it was
 // sent to, rather than to those of resolv.conf. It is false for one that is not valid.

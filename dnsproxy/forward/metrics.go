@@ -67,6 +67,7 @@ type collector struct {
 
 	requests, failures                       *prometheus.Desc // Istio's
 	sent, failed, wrong, hedges, rtt, up     *prometheus.Desc // by upstream
+	refused                                  *prometheus.Desc // by upstream and response code
 	hits, misses, evictions, entries, memory *prometheus.Desc // of the cache
 }
 
@@ -88,6 +89,8 @@ func newCollector(f *Forwarder) *collector {
 			"Packets from a nameserver's address that do not reply to a query in flight: late, forged or malformed.", "upstream"),
 		hedges: desc("nametap_upstream_hedges_total",
 			"DNS requests sent to a nameserver because a reply was late, its own or another one's.", "upstream"),
+		refused: desc("nametap_upstream_refusals_total",
+			"Replies of a nameserver that were no answer, by response code.", "upstream", "rcode"),
 		rtt: desc("nametap_upstream_rtt_seconds",
 			"Smoothed time until a nameserver's reply.", "upstream"),
 		up: desc("nametap_upstream_state",
@@ -103,7 +106,7 @@ func newCollector(f *Forwarder) *collector {
 // Describe sends the descriptions of all metrics.
 func (c *collector) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.requests, c.failures, c.sent, c.failed, c.wrong, c.hedges, c.rtt, c.up,
+		c.requests, c.failures, c.sent, c.failed, c.wrong, c.refused, c.hedges, c.rtt, c.up,
 		c.hits, c.misses, c.evictions, c.entries, c.memory,
 	} {
 		descs <- d
@@ -117,13 +120,16 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	}
 	const counted, measured = prometheus.CounterValue, prometheus.GaugeValue
 	var requests, failures uint64
-	for _, s := range c.forwarder.client.Status() {
+	for _, s := range c.forwarder.Status() {
 		server := s.Spec.String()
 		requests += s.Requests
 		failures += s.Failures
 		send(c.sent, counted, float64(s.Requests), server)
 		send(c.failed, counted, float64(s.Failures), server)
 		send(c.wrong, counted, float64(s.Wrong+s.Malformed), server)
+		for _, code := range upstream.Refusals() {
+			send(c.refused, counted, float64(s.Refusals[code]), server, code)
+		}
 		send(c.hedges, counted, float64(s.Hedges), server)
 		send(c.rtt, measured, s.RTT.Seconds(), server)
 		for state := upstream.Up; state <= upstream.Looping; state++ {

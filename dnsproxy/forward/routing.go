@@ -17,6 +17,8 @@ import (
 // A routing says which nameservers to ask for a name, by resolv.conf and the settings. It
 // never changes; when resolv.conf changes, a new one replaces it.
 type routing struct {
+	self []upstream.Spec // nameservers that are this agent, and left out
+
 	conf     *resolvconf.Config
 	search   []wire.Name // of conf, without the root
 	routes   []route     // the longest suffix first
@@ -273,7 +275,8 @@ func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 		Timeout: conf.Timeout, Attempts: conf.Attempts,
 	}
 	newRoute := func(suffix wire.Name, servers []upstream.Spec) route {
-		servers = f.withoutSelfLocked(servers, local)
+		servers, self := f.withoutSelfLocked(servers, local)
+		r.self = append(r.self, self...)
 		made := route{suffix: suffix, group: f.client.Group(servers, options), servers: servers}
 		if slices.ContainsFunc(servers, isStub) {
 			made.others = f.client.Group(slices.DeleteFunc(slices.Clone(servers), isStub), options)
@@ -283,6 +286,10 @@ func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	r.fallback = newRoute(wire.Root, servers)
 	for _, sr := range f.routes {
 		r.routes = append(r.routes, newRoute(sr.suffix, sr.servers))
+	}
+	if len(r.fallback.servers) == 0 && f.listeners != nil {
+		f.config.Logger.Warn("there is no nameserver: only names of the mesh are answered; name one in resolv.conf or with --upstream",
+			"path", f.config.ResolvConf)
 	}
 	previous := f.routing.Swap(r)
 	if previous != nil && !previous.answersLike(r) {
@@ -309,9 +316,8 @@ func (r *routing) answersLike(other *routing) bool {
 		r.conf.TrustAD == other.conf.TrustAD
 }
 
-// withoutSelfLocked returns the nameservers that are not this agent itself (F6).
-func (f *Forwarder) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) []upstream.Spec {
-	var others []upstream.Spec
+// withoutSelfLocked returns the nameservers that are not this agent itself, and those that are (F6).
+func (f *Forwarder) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) (others, agent []upstream.Spec) {
 	for _, spec := range specs {
 		_, self := resolvconf.WithoutSelf([]netip.AddrPort{spec.Addr}, f.listeners, local)
 		for _, reason := range self {
@@ -319,9 +325,11 @@ func (f *Forwarder) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr)
 		}
 		if len(self) == 0 {
 			others = append(others, spec)
+		} else {
+			agent = append(agent, spec)
 		}
 	}
-	return others
+	return others, agent
 }
 
 // readLocalLocked returns the addresses of this host, after an error the previous ones.

@@ -96,8 +96,14 @@ type Status struct {
 	Malformed uint64 // packets that are not DNS responses, and replies that cannot be parsed
 	Hedges    uint64 // queries sent because a server was late
 
-	LastError string // empty if there was none
-	Barred    bool   // the last query could not be sent: a firewall of this host drops it (EPERM)
+	// Refusals are replies to queries that were no answer, by response code, see [Refusals].
+	Refusals map[string]uint64
+	// Refusing says that the last replies to queries, ten at least, were no answer.
+	Refusing bool
+
+	LastError   string // empty if there was none
+	LastErrorAt time.Time
+	Barred      bool // the last query could not be sent: a firewall of this host drops it (EPERM)
 }
 
 // A Client asks nameservers. It is safe for concurrent use.

@@ -3,11 +3,15 @@ package upstream
 import (
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/miekg/dns"
 )
 
 // A carrier carries queries to a server and its replies back.
@@ -37,12 +41,16 @@ type server struct {
 
 	requests, failures, wrong, malformed, hedges atomic.Uint64
 
-	mu         sync.Mutex
-	history    history
-	known      []byte // last question that had an answer, in wire form; empty if there is none
-	lastError  string
-	barred     bool // see Status.Barred
-	loggedDown bool // the last line in the log says that it is down
+	mu          sync.Mutex
+	history     history
+	known       []byte            // last question that had an answer, in wire form; empty if there is none
+	refusals    map[string]uint64 // see Status.Refusals
+	refused     int               // replies in a row that were no answer
+	turned      time.Time         // when it was last logged that this began or ended
+	lastError   string
+	lastErrorAt time.Time
+	barred      bool // see Status.Barred
+	loggedDown  bool // the last line in the log says that it is down
 
 	loopProbe  time.Time // when the last one was sent
 	loopProbes int       // sent in short succession
@@ -65,10 +73,10 @@ func (s *server) standing(now time.Time, stream bool) standing {
 	st := s.history.standing(now)
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
-	silence := s.history.silence(now)
+	silence, lastError := s.history.silence(now), s.lastError
 	s.mu.Unlock()
 	if fell {
-		s.logs(slog.LevelWarn, "nameserver is down", slog.Duration("silent", silence))
+		s.logs(slog.LevelWarn, "nameserver is down", slog.Duration("silent", silence), slog.String("last_error", lastError))
 	}
 	if due {
 		s.probeLiveness(now, stream)
@@ -130,13 +138,64 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 	rose := s.loggedDown
 	s.loggedDown = false
+	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(r) && now.Sub(s.turned) >= turnedEvery
+	if turned {
+		s.turned = now
+	}
+	refusing, lastError := s.refused >= refusingAfter, s.lastError
 	s.mu.Unlock()
-	if rose {
+	switch {
+	case rose:
 		s.logs(slog.LevelInfo, "nameserver answers again")
+	case turned && refusing:
+		s.logs(slog.LevelWarn, "nameserver answers no query any more, but for refusals", slog.String("last_error", lastError))
+	case turned:
+		s.logs(slog.LevelInfo, "nameserver answers queries again")
 	}
 	if s.client.config.Observe != nil {
 		s.client.config.Observe(s.spec, rtt)
 	}
+}
+
+// refusingAfter is how many replies in a row that are no answers are logged, and turnedEvery how often at most.
+const (
+	refusingAfter = 10
+	turnedEvery   = time.Minute
+)
+
+// otherRefusal is the last of [Refusals].
+const otherRefusal = "other"
+
+// Refusals returns the keys of [Status.Refusals].
+func Refusals() [5]string {
+	return [...]string{"SERVFAIL", "REFUSED", "NOTIMP", "FORMERR", otherRefusal}
+}
+
+// refusal returns the one of [Refusals] for a response code.
+func refusal(code int) string {
+	names := Refusals()
+	if name := dns.RcodeToString[code]; slices.Contains(names[:], name) {
+		return name
+	}
+	return otherRefusal
+}
+
+// countLocked counts a reply to a query, and reports whether with it the server has begun, or has ceased, to give no
+// answers.
+func (s *server) countLocked(r reading) (turned bool) {
+	if r.usable() {
+		turned = s.refused >= refusingAfter
+		s.refused = 0
+		return turned
+	}
+	if r.err == nil {
+		if s.refusals == nil {
+			s.refusals = map[string]uint64{}
+		}
+		s.refusals[refusal(r.code)]++
+	}
+	s.refused++
+	return s.refused == refusingAfter
 }
 
 // failed notes an attempt that got no reply.
@@ -144,7 +203,7 @@ func (s *server) failed(a *attempt, err error) {
 	s.failures.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lastError, s.barred = err.Error(), errors.Is(err, syscall.EPERM)
+	s.lastError, s.lastErrorAt, s.barred = err.Error(), time.Now(), errors.Is(err, syscall.EPERM)
 	// A server that does not accept connections may still answer over UDP.
 	if refuses(err) && (!a.stream || s.udp == nil) {
 		s.history.refused(a.sent)
@@ -161,7 +220,7 @@ func (s *server) noteMalformed(err error) {
 func (s *server) note(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lastError = text
+	s.lastError, s.lastErrorAt = text, time.Now()
 }
 
 // noteFailedAlone notes that the server failed where another had an answer.
@@ -213,7 +272,8 @@ func (s *server) status(now time.Time) Status {
 	return Status{
 		Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
 		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),
-		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError, Barred: s.barred,
+		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError,
+		LastErrorAt: s.lastErrorAt, Barred: s.barred, Refusals: maps.Clone(s.refusals), Refusing: s.refused >= refusingAfter,
 	}
 }
 
