@@ -19,6 +19,10 @@ const stepSave = "save"
 // tellEvery bounds how often another reason for not being ready is logged.
 const tellEvery = 5 * time.Second
 
+// maxLines is how many lines about objects are logged at once. Further ones follow with later readings, one a second:
+// the owner of a namespace can cause any number of them.
+const maxLines = 100
+
 // A report is what is known of the sources and of what is served. It logs what is new in it.
 type report struct {
 	out     *slog.Logger
@@ -31,12 +35,14 @@ type report struct {
 	told    string         // the last such reason that was logged
 	telling rate.Sometimes // logs another one: it may have other ports every second
 	heard   source.Heard   // the state of the API server that is served
+	lines   *rate.Limiter  // of lines about objects
+	beyond  rate.Sometimes // logs that there are more
 }
 
 func newReport(out *slog.Logger, m *metrics) *report {
 	return &report{
 		out: out, metrics: m, logged: map[string]bool{}, waiting: "no object has been read yet",
-		telling: rate.Sometimes{First: 1, Interval: tellEvery},
+		telling: rate.Sometimes{First: 1, Interval: tellEvery}, lines: rate.NewLimiter(1, maxLines), beyond: rate.Sometimes{Interval: time.Minute},
 	}
 }
 
@@ -115,6 +121,18 @@ func (r *report) errors() []object.Error {
 	return slices.Clone(r.errs)
 }
 
+// logLine logs a line about an object. It reports false if there are too many.
+func (r *report) logLine(log func()) bool {
+	if !r.lines.Allow() {
+		r.beyond.Do(func() {
+			r.out.Warn("more is wrong with objects than the log has lines for: see /debug/errors, and metrics such as nametap_discovery_vips_exhausted")
+		})
+		return false
+	}
+	log()
+	return true
+}
+
 // log logs what is new in a reading, and in what follows from it. A document that stays broken is logged once, and
 // again if it was repaired and breaks again.
 func (r *report) log(all source.Reading, u hosts.Update) {
@@ -122,8 +140,8 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	defer r.mu.Unlock()
 	logged := map[string]bool{}
 	logNew := func(id string, log func()) {
-		if logged[id] = true; !r.logged[id] {
-			log()
+		if logged[id] = r.logged[id] || r.logLine(log); !logged[id] {
+			delete(logged, id)
 		}
 	}
 	for _, e := range all.Errors {
@@ -141,7 +159,7 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 		logNew("no vip "+host, func() { r.out.Error("no automatic VIP is left", "host", host) })
 	}
 	for _, host := range u.Moved {
-		r.out.Warn("another object claims the automatic VIP, the host gets a new one", "host", host)
+		r.logLine(func() { r.out.Warn("another object claims the automatic VIP, the host gets a new one", "host", host) })
 	}
 	for _, step := range []string{source.StepRead, source.StepWatch, stepSave, source.StepSaveObjects, source.StepSaveCluster} {
 		if r.logged[step] {
