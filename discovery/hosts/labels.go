@@ -20,13 +20,8 @@ func NewLabels(labels map[string]string) Labels {
 }
 
 // have reports whether the labels have all labels of a selector.
-func (l Labels) have(selector map[string]string) bool {
-	for name, value := range selector {
-		if !slices.Contains(l, hashLabel(name, value)) {
-			return false
-		}
-	}
-	return true
+func (l Labels) have(selector Labels) bool {
+	return !slices.ContainsFunc(selector, func(label uint64) bool { return !slices.Contains(l, label) })
 }
 
 // hashLabel returns the hash of a label. No name has a zero byte.

@@ -14,7 +14,8 @@ type sidecars map[string][]*sidecar
 type sidecar struct {
 	key object.Key
 	*object.Sidecar
-	egress *object.Egress
+	selector Labels // its labels: they are compared for each client of the namespace
+	egress   *object.Egress
 }
 
 // put puts an object that has changed to use, and reports whether it is a Sidecar.
@@ -31,11 +32,11 @@ func (s sidecars) put(before, now object.Object) bool {
 // add adds a Sidecar. As in istiod, those with a workloadSelector come first, and then older ones.
 // In a directory they have no age, so the name decides.
 func (s sidecars) add(o object.Object) {
-	all := append(slices.Clip(s[o.Key.Namespace]), &sidecar{o.Key, o.Sidecar, o.Sidecar.NewEgress()})
-	slices.SortFunc(all, func(a, b *sidecar) int {
+	added, all := &sidecar{o.Key, o.Sidecar, NewLabels(o.Sidecar.Labels), o.Sidecar.NewEgress()}, s[o.Key.Namespace]
+	i, _ := slices.BinarySearchFunc(all, added, func(a, b *sidecar) int {
 		return cmp.Or(-cmp.Compare(min(len(a.Labels), 1), min(len(b.Labels), 1)), a.Created.Compare(b.Created), a.key.Compare(b.key))
 	})
-	s[o.Key.Namespace] = all
+	s[o.Key.Namespace] = slices.Insert(slices.Clip(all), i, added)
 }
 
 // remove removes a Sidecar.
@@ -49,7 +50,7 @@ func (s sidecars) remove(o object.Object) {
 // of returns the Sidecar of its namespace that selects a workload, if there is one.
 func (s sidecars) of(namespace string, labels Labels) Limit {
 	for _, o := range s[namespace] {
-		if labels.have(o.Labels) {
+		if labels.have(o.selector) {
 			return Limit{o.key, o}
 		}
 	}
