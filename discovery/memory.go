@@ -17,6 +17,10 @@ const (
 	// streamShare is the part of the memory limit, in percent, beyond which streams are refused, and connShare the part
 	// beyond which connections are closed as soon as they are accepted. The client of a stream gets the reason.
 	streamShare, connShare = 90, 100
+	// tableShare is the part beyond which large tables are not made that only some namespaces see, as with a Sidecar. A
+	// client that does not read holds its table, and a tenant may have many of them; the rest is for the clients that
+	// share one.
+	tableShare = 60
 	// collectEvery bounds how often garbage is collected to find out how much memory is really in use.
 	collectEvery = 5 * time.Second
 )

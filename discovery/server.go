@@ -261,6 +261,7 @@ func New(cfg Config) (server *Server, err error) {
 	s.push = push.New(push.Config{
 		Hosts: cfg.newHosts(len(s.inputs.all), s.vips.VIPs), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
 		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger,
+		Room:       func() error { return s.memory.check(tableShare) },
 		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // a revision is of the own API server
 	})
 	s.memory = newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)

@@ -3,6 +3,8 @@ package test
 import (
 	"bytes"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -99,5 +101,52 @@ func TestHostileObjects(t *testing.T) { // D64
 				t.Errorf("the log has %d bytes", n)
 			}
 		})
+	}
+}
+
+// TestTablesThatAreNotRead lets a pod request tables that differ, of as many Sidecars, and read none of them. The memory
+// stays within the limit, and clients of another namespace are served.
+func TestTablesThatAreNotRead(t *testing.T) { // D33, D64
+	const files, hosts, clients = 20, 1000, 240
+	dir := t.TempDir()
+	for i := range files {
+		entry := "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: e" + fmt.Sprint(i) + ", namespace: shop}, spec: {addresses: [192.0.2.1], hosts: " +
+			list(hosts, func(n int) string { return fmt.Sprintf("h%d-%d.example.com", i, n) }) + "}}"
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(entry), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("GOMEMLIMIT", fmt.Sprint(limitMiB*85/100, "MiB"))
+	p := startPlane(t, "--config-dir", dir)
+	p.api.Put(fakekube.Definitions, "{apiVersion: meta.k8s.io/v1, kind: PartialObjectMetadata, metadata: {name: sidecars.networking.istio.io}}")
+	for i := range clients {
+		p.api.Put(fakekube.Sidecars, fmt.Sprintf(`{"apiVersion":"networking.istio.io/v1","kind":"Sidecar","metadata":{"namespace":"evil","name":"s%d"},"spec":{"workloadSelector":{"labels":{"a":"%d"}},"egress":[{"hosts":["*/*"]}]}}`, i, i))
+	}
+	wait.Until(t, "the Sidecars are read", func() bool { return p.metric(`nametap_discovery_objects{kind="Sidecar"}`) == clients })
+	shop := pod{plane: p, ip: "127.0.0.1", token: "shop"}
+	tables := shop.follow(t.Context())
+	wait.For(t, "a table", tables)
+	for i := range clients {
+		stream, err := (pod{plane: p, ip: "127.0.0.3", token: "evil"}).open(t.Context())
+		if err != nil {
+			continue // it is refused
+		}
+		_ = stream.SendMsg(request("evil", tableType, map[string]any{"LABELS": map[string]any{"a": fmt.Sprint(i)}}))
+	}
+	wait.Until(t, "streams end because of the memory", func() bool { return p.metric(`nametap_discovery_streams_ended_total{reason="memory"}`) > 0 })
+	p.put("other", "10.0.0.2")
+	for change := []byte(nil); !bytes.Contains(change, []byte("other.shop")); {
+		if change = wait.For(t, "the change", tables); change == nil {
+			t.Fatal("the stream of a client of another namespace has ended")
+		}
+	}
+	wait.Until(t, "a client of another namespace is served", func() bool {
+		pause(t.Context(), time.Second)
+		_, err := shop.table(t.Context(), "shop")
+		return err == nil
+	})
+	t.Logf("memory %d MiB, %.0f clients", p.peak(), p.metric("nametap_discovery_clients"))
+	if n := p.peak(); n > limitMiB {
+		t.Errorf("the control plane had %d MiB, want at most %d", n, limitMiB)
 	}
 }

@@ -220,6 +220,7 @@ func (t *tables) nextChangeLocked(s *session) *resource {
 	r := t.resources.encoded[id]
 	if r == nil {
 		r = t.encodeChangeLocked(v, &complete, d)
+		t.made++
 		t.resources.add(id, r)
 	}
 	return r

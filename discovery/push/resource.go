@@ -152,6 +152,7 @@ func (t *tables) wholeLocked(v *view) *resource {
 		return r
 	}
 	r := &resource{version: v.version()}
+	t.made++
 	for shard := range digest.Count {
 		r.add(t.shardLocked(v, shard))
 	}

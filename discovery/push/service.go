@@ -48,6 +48,10 @@ type Config struct {
 	// Check returns an error, which ends the stream of a context, if its client may not be this node. The
 	// namespace is what the node claims.
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
+	// Room returns an error if there is no memory for another table. It is called for each that is encoded: a client
+	// that does not read holds its table, and clients with a Sidecar each may have as many. The stream of that client
+	// ends; nil means that there is always room.
+	Room func() error
 	// Comparable says that replicas with the same revision have the same objects.
 	Comparable bool
 	// Behind reports whether what is served may be older than a revision, of this replica or of another one, that
@@ -119,7 +123,7 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
-	client := &session{service: s, variant: variant, send: send, ended: running.Done()}
+	client := &session{service: s, variant: variant, send: send, ended: running.Done(), fail: cancel}
 	if s.cfg.Check != nil {
 		client.check = func(node *corev3.Node, namespace string) error { return s.cfg.Check(ctx, node, namespace) }
 	}

@@ -26,6 +26,7 @@ type session struct {
 	check  func(node *corev3.Node, namespace string) error // see [Config.Check]; nil checks nothing
 	late   *time.Timer                                     // ends the stream of a client that does not answer in time
 	ended  <-chan struct{}                                 // closed when the stream has ended
+	fail   func(error)                                     // ends the stream
 	queued atomic.Bool                                     // it is in the queue of the broadcaster
 
 	mu      sync.Mutex // guards the fields up to sent
@@ -155,9 +156,15 @@ func (s *session) pushLocked() error {
 	if !s.joined || s.pending {
 		return nil
 	}
-	r, version := s.service.tables.next(s)
+	r, version, made := s.service.tables.next(s)
 	if r == nil && !s.owed {
 		return nil
+	}
+	if made && s.service.cfg.Room != nil {
+		if err := s.service.cfg.Room(); err != nil {
+			s.fail(err)
+			return err
+		}
 	}
 	p := response{nonce: rand.Text(), version: version, resource: r} // a client cannot answer a push before it has read it
 	if s.wanted && !s.client.mergesHosts {

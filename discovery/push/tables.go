@@ -38,6 +38,7 @@ type tables struct {
 	bases     map[hosts.Base]*base
 	shards    cache[shardID, mem.Buffer]
 	resources cache[resourceID, *resource] // of the table of now
+	made      uint64                       // resources that were encoded
 }
 
 func newTables(all *hosts.Hosts) *tables {
@@ -413,19 +414,25 @@ func (t *tables) forget(s *session) {
 	s.position = position{at: t.recent.now, missing: digest.All()}
 }
 
-// next returns what the client of a session does not have; nil if it has everything. The caller holds session.mu.
-func (t *tables) next(s *session) (r *resource, version string) {
+// next returns what the client of a session does not have; nil if it has everything. made says that it was encoded for
+// this session, is large, and that clients in other namespaces cannot share it. The caller holds session.mu.
+func (t *tables) next(s *session) (r *resource, version string, made bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	version = s.view.version()
+	before := t.made
+	defer func() { made = t.made != before && r.size >= maxSmall && s.view.isOwn() }()
 	switch {
 	case s.client.mergesHosts:
-		return t.nextChangeLocked(s), version
+		return t.nextChangeLocked(s), version, made
 	case !s.wanted, s.has == version && (s.delta() || !s.owed):
-		return nil, version
+		return nil, version, made
 	}
-	return t.wholeLocked(s.view), version
+	return t.wholeLocked(s.view), version, made
 }
+
+// maxSmall is how many bytes a resource may have that is sent whatever the memory: most changes have few.
+const maxSmall = 64 << 10
 
 // viewsLocked returns all views, in no order.
 func (t *tables) viewsLocked() (all []*view) {

@@ -166,6 +166,9 @@ func (v *view) tableID() *identity {
 	return v.base.id
 }
 
+// isOwn reports whether the table is only for some namespaces: a Sidecar, or an exportTo, decides about it.
+func (v *view) isOwn() bool { return v.hosts > 0 || v.base.viewer.Sidecar != (hosts.Limit{}) }
+
 // shard returns the checksum of a shard.
 func (v *view) shard(i int) digest.Sum { return v.base.sums[i].Add(v.differs[i].sum) }
 
