@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -110,7 +111,7 @@ func TestTablesThatAreNotRead(t *testing.T) { // D33, D64
 	const files, hosts, clients = 20, 1000, 240
 	dir := t.TempDir()
 	for i := range files {
-		entry := "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: e" + fmt.Sprint(i) + ", namespace: shop}, spec: {addresses: [192.0.2.1], hosts: " +
+		entry := "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: e" + strconv.Itoa(i) + ", namespace: shop}, spec: {addresses: [192.0.2.1], hosts: " +
 			list(hosts, func(n int) string { return fmt.Sprintf("h%d-%d.example.com", i, n) }) + "}}"
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(entry), 0o600); err != nil {
 			t.Fatal(err)
@@ -131,7 +132,7 @@ func TestTablesThatAreNotRead(t *testing.T) { // D33, D64
 		if err != nil {
 			continue // it is refused
 		}
-		_ = stream.SendMsg(request("evil", tableType, map[string]any{"LABELS": map[string]any{"a": fmt.Sprint(i)}}))
+		_ = stream.SendMsg(request("evil", tableType, map[string]any{"LABELS": map[string]any{"a": strconv.Itoa(i)}}))
 	}
 	wait.Until(t, "streams end because of the memory", func() bool { return p.metric(`nametap_discovery_streams_ended_total{reason="memory"}`) > 0 })
 	p.put("other", "10.0.0.2")

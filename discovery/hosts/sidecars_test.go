@@ -2,6 +2,7 @@ package hosts
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ func TestManySidecars(t *testing.T) {
 	long := strings.Repeat("x", 2000)
 	var all []object.Object
 	for i := range sidecars {
-		all = append(all, object.Object{Key: key(object.KindSidecar, fmt.Sprint("s", i)), Sidecar: &object.Sidecar{Labels: map[string]string{long: fmt.Sprint(i)}}})
+		all = append(all, object.Object{Key: key(object.KindSidecar, fmt.Sprint("s", i)), Sidecar: &object.Sidecar{Labels: map[string]string{long: strconv.Itoa(i)}}})
 	}
 	h := New(domain, 1, NewVIPs())
 	began := time.Now()
