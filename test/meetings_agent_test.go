@@ -191,7 +191,7 @@ func TestPushWhileDraining(t *testing.T) { // C7, R1, F8, F12, F13
 	ask(mesh, later)
 	ask("web.corp.example", later)
 	ask("www.example.org", namedIP)
-	ask("intra.shop.svc.cluster.local", namedIP)
+	ask("intra.corp.example", namedIP)
 	ask("api.open.example", namedIP)
 	ask("none.secret.example", "NXDOMAIN")
 	asked := 0
