@@ -36,7 +36,6 @@ const tableDifferences = `
 + other-port.data.svc.cluster.local [192.0.2.50] Kubernetes other-port.data
 + one.named.data.svc.cluster.local [192.0.2.51] Kubernetes one.named.data
 + two.named.data.svc.cluster.local [192.0.2.52 192.0.2.53] Kubernetes two.named.data
-- to-broken.data.svc.cluster.local [10.96.3.10] Kubernetes to-broken.data
 - web.back.svc.cluster.local [198.51.100.10] External
 + web.back.svc.cluster.local [10.96.1.2] Kubernetes web.back
 - twice.example.com [one of 198.51.100.7 198.51.100.8] External
