@@ -9,8 +9,8 @@ import (
 // errCase is the error of an attempt whose reply has the question in another case.
 var errCase = errors.New("the letters of the reply's question are not in the case of the query")
 
-// maxPooled is the capacity of packet, in bytes, beyond which attempts and exchanges are not
-// returned to their pools.
+// maxPooled is the capacity in bytes beyond which packets, and attempts with them, are not returned to their
+// pools.
 const maxPooled = 4 << 10
 
 // An attempt is one query to one server, in flight. The goroutine that removes it from its
@@ -39,10 +39,20 @@ type attempt struct {
 	packet    []byte     // the whole query, if sent over a connection
 }
 
-// keep returns an exchange to its pool.
-func (c *Client) keep(e *exchange) {
-	if cap(e.packet) <= maxPooled {
-		c.exchanges.Put(e)
+// takePacket returns a copy of a query, until keepPacket.
+func (c *Client) takePacket(query []byte) *[]byte {
+	buffer, ok := c.packets.Get().(*[]byte)
+	if !ok {
+		buffer = new([]byte)
+	}
+	*buffer = append((*buffer)[:0], query...)
+	return buffer
+}
+
+// keepPacket ends what takePacket began.
+func (c *Client) keepPacket(buffer *[]byte) {
+	if cap(*buffer) <= maxPooled {
+		c.packets.Put(buffer)
 	}
 }
 
@@ -61,9 +71,13 @@ func (a *attempt) awaited() bool {
 	return a.loopProbe != nil || a.exchange != nil && a.exchange.generation.Load() == a.generation
 }
 
-// expired reports whether the attempt is older than any query may get.
+// unawaited is how long an attempt that no query waits for any more is remembered: its reply is a sign of life.
+const unawaited = time.Second
+
+// expired reports whether the attempt is older than any query may get, or of no use any more.
 func (a *attempt) expired(now time.Time) bool {
-	return now.Sub(a.sent) > a.server.client.config.Timeout
+	age := now.Sub(a.sent)
+	return age > a.server.client.config.Timeout || age > unawaited && !a.awaited()
 }
 
 // end ends the attempt with a reply, which it keeps, or with an error.
@@ -84,9 +98,9 @@ func (a *attempt) end(reply []byte, err error) {
 		a.server.failed(a, err)
 	}
 	if a.exchange != nil {
-		a.exchange.deliver(a.generation, outcome{
-			try: a.try, reply: reply, reading: r, err: err, stream: a.stream, plain: a.plain,
-		})
+		a.server.owes.Add(-1)
+		o := outcome{try: a.try, reply: reply, reading: r, err: err, stream: a.stream, plain: a.plain}
+		a.exchange.notify(a.generation, func(e *exchange) { e.outcomes = append(e.outcomes, o) })
 	}
 	if cap(a.packet) <= maxPooled {
 		a.server.client.attempts.Put(a)

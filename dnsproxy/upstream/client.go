@@ -29,8 +29,8 @@ var (
 	// ErrCrowded is the error for a server that is not configured when too many sockets are
 	// open to such servers.
 	ErrCrowded = errors.New("queries for too many nameservers that are not configured are in flight")
-	// ErrOverload is the error when no server replies and many queries wait already (rule 9).
-	ErrOverload = errors.New("no nameserver replies, and too many queries wait for them already")
+	// ErrSilent is the error of a server that sends nothing and owes replies to many queries (rule 8).
+	ErrSilent = errors.New("no sign of life, and many queries wait for it already")
 )
 
 // defaultTimeout is less than the 5 s after which glibc gives up on a nameserver.
@@ -111,10 +111,11 @@ type Client struct {
 	config  Config
 	context context.Context // for dialling; ends with Close
 	cancel  context.CancelFunc
-	origin  time.Time // when the client was made
 	tickets tls.ClientSessionCache
 
-	attempts, exchanges, buffers, writes sync.Pool
+	attempts, exchanges, packets, buffers, writes sync.Pool
+
+	wheel wheel // the timers of exchanges
 
 	transfers     atomic.Int64 // zone transfers that are running
 	open          atomic.Int64 // sockets and connections
@@ -142,7 +143,6 @@ func NewClient(config Config) *Client {
 	}
 	c := &Client{
 		config:    config,
-		origin:    time.Now(),
 		tickets:   tls.NewLRUClientSessionCache(0),
 		servers:   make(map[Spec]*server),
 		elsewhere: newElsewhere(),
@@ -304,17 +304,8 @@ type Group struct {
 	options Options
 	timeout time.Duration
 
-	waiting atomic.Int64 // queries in flight
-	trial   atomic.Int64 // when a query was last accepted despite rule 9, in ns since the client was made
-	budget  budget
+	budget budget
 }
-
-// overloadWaiting is the bound of rule 9 when servers are silent for downSilence: queries times
-// silence.
-const overloadWaiting = 128 * time.Second
-
-// trialPause is the time between queries that are accepted despite rule 9.
-const trialPause = 100 * time.Millisecond
 
 // Down reports whether all servers are down or looping (rule 2).
 func (g *Group) Down() bool {
@@ -327,46 +318,13 @@ func (g *Group) Down() bool {
 	return true
 }
 
-// Overloaded reports whether [Group.Exchange] would fail with [ErrOverload] at the moment
-// (rule 9).
-func (g *Group) Overloaded() bool {
-	overloaded, now := g.overloaded()
-	return overloaded && g.sinceTrial(now, g.trial.Load()) < trialPause
-}
-
-// refuses reports whether a new query fails at once because of rule 9.
-func (g *Group) refuses() bool {
-	overloaded, now := g.overloaded()
-	if !overloaded {
-		return false
-	}
-	last := g.trial.Load()
-	return g.sinceTrial(now, last) < trialPause || !g.trial.CompareAndSwap(last, int64(now.Sub(g.client.origin)))
-}
-
-// sinceTrial returns the time between last, a value of trial, and now.
-func (g *Group) sinceTrial(now time.Time, last int64) time.Duration {
-	if last == 0 {
-		return trialPause // there was none
-	}
-	return now.Sub(g.client.origin) - time.Duration(last)
-}
-
-// overloaded reports whether rule 9 applies: all servers are silent, and too many queries wait
-// for them. It also returns the time if it has read the clock.
-func (g *Group) overloaded() (overloaded bool, now time.Time) {
-	waiting := time.Duration(g.waiting.Load())
-	if waiting == 0 || waiting*g.timeout < overloadWaiting {
-		return false, now
-	}
-	now = time.Now()
-	least := g.timeout
+// Full reports whether a query would fail with [ErrSilent] at the moment: all servers are full (rule 8).
+func (g *Group) Full() bool {
+	now := time.Now()
 	for _, s := range g.servers {
-		silence, silent := s.silence(now)
-		if !silent {
-			return false, now
+		if !s.full(now) {
+			return false
 		}
-		least = min(least, silence)
 	}
-	return least >= downSilence && waiting*least >= overloadWaiting, now
+	return len(g.servers) > 0
 }

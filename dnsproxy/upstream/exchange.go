@@ -31,21 +31,15 @@ const (
 	Verbatim How = 1 << 4
 )
 
-// Exchange sends a query in wire form and returns the first usable reply (NOERROR or
-// NXDOMAIN; any reply to an opcode other than QUERY) and the server that sent it. If all
-// servers fail it returns the best failure: SERVFAIL, REFUSED, NOTIMP, FORMERR, others. If
-// there is no reply at all the error names every server with its cause; errors.Is finds
-// ErrNoServers, ErrLoop, ErrTimeout, ErrOverload and the errors of package net.
-//
-// The query must have at most one question; it is not changed. The reply belongs to the
-// caller and has the query's ID and question (but see Verbatim). Without Config.Check it may
-// be malformed behind its question. With Config.MixCase names in it may be in mixed case.
-func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Spec, error) {
-	answer, err := g.Ask(ctx, query, how)
-	return answer.Reply, answer.Server, err
+// A Receiver is told what a query came to.
+type Receiver interface {
+	// Receive takes the answer of a query, or the error if there is none. It is called once, perhaps
+	// before [Group.Start] returns, from any goroutine. It must not block: it runs on the goroutine that reads
+	// a nameserver's socket.
+	Receive(answer Answer, err error)
 }
 
-// An Answer is what [Group.Ask] returns.
+// An Answer is what a query came to.
 type Answer struct {
 	Reply  []byte
 	Server Spec // that sent Reply
@@ -54,55 +48,92 @@ type Answer struct {
 	Unsure bool
 }
 
-// Ask is Exchange, and tells how sure the reply is.
-func (g *Group) Ask(ctx context.Context, query []byte, how How) (Answer, error) {
+// Start sends a query in wire form and returns. The receiver gets the first usable reply (NOERROR or
+// NXDOMAIN; any reply to an opcode other than QUERY) and the server that sent it. If all
+// servers fail it gets the best failure: SERVFAIL, REFUSED, NOTIMP, FORMERR, others. If
+// there is no reply at all the error names every server with its cause; errors.Is finds
+// ErrNoServers, ErrLoop, ErrTimeout, ErrSilent and the errors of package net.
+//
+// The query must have at most one question; it belongs to the group and is not changed. The reply belongs to
+// the receiver and has the query's ID and question (but see Verbatim). Without Config.Check it may
+// be malformed behind its question. With Config.MixCase names in it may be in mixed case.
+func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
 	if len(g.servers) == 0 {
-		return Answer{}, ErrNoServers
+		receiver.Receive(Answer{}, ErrNoServers)
+		return Started{}
 	}
-	if g.refuses() {
-		return Answer{}, ErrOverload
-	}
-	g.waiting.Add(1)
-	defer g.waiting.Add(-1)
 	e := g.client.newExchange()
-	defer e.release()
+	started := Started{e, e.generation.Load()}
+	e.busy, e.receiver = true, receiver
 	if err := e.begin(g, query, how); err != nil {
-		return Answer{}, err
+		e.finish()
+		receiver.Receive(Answer{}, err)
+		return Started{}
 	}
 	e.start(time.Now())
-	for !e.schedule.over {
-		select {
-		case <-e.wake:
-			e.receive(time.Now())
-		case <-e.timer.C:
-			e.tick(time.Now())
-		case <-ctx.Done():
-			e.giveUp(ctx.Err(), time.Now())
-		}
-	}
-	return e.answer()
+	e.drive()
+	return started
 }
 
-// An exchange is one query until it is answered: it does what its schedule decides. One
-// goroutine has it; others deliver outcomes.
+// A Started is a query that was started.
+type Started struct {
+	exchange   *exchange
+	generation uint64
+}
+
+// Cancel ends the query if it is not over; its receiver gets nothing any more, unless it is just being told.
+func (s Started) Cancel() {
+	if s.exchange != nil {
+		s.exchange.notify(s.generation, func(e *exchange) { e.cancelled = true })
+	}
+}
+
+// Exchange is Start for a caller that waits. After the end of ctx it returns the error of ctx.
+func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Spec, error) {
+	result := make(waiter, 1)
+	started := g.Start(query, how, result)
+	select {
+	case r := <-result:
+		return r.answer.Reply, r.answer.Server, r.err
+	case <-ctx.Done():
+		started.Cancel()
+		return nil, Spec{}, ctx.Err()
+	}
+}
+
+// A waiter is the receiver of Exchange.
+type waiter chan received
+
+type received struct {
+	answer Answer
+	err    error
+}
+
+// Receive passes the result on.
+func (w waiter) Receive(answer Answer, err error) { w <- received{answer, err} }
+
+// An exchange is one query in flight: a value that events drive. They are its start, the outcomes of its
+// attempts, its timer and its cancellation. An event runs the exchange on its own goroutine, or leaves that to
+// the goroutine that is running it at the moment.
 type exchange struct {
 	client     *Client
-	generation atomic.Uint64 // of the outcomes that are awaited; changed with mu held
-	wake       chan struct{} // has an element when there are outcomes
-	timer      *time.Timer   // fires at armed
-	armed      time.Time
+	generation atomic.Uint64 // of the events that count; changed with mu held
 
-	mu       sync.Mutex
-	outcomes []outcome
+	mu        sync.Mutex
+	busy      bool // a goroutine runs the exchange: it alone has the fields below the next line
+	outcomes  []outcome
+	due       bool // the timer has fired
+	cancelled bool
 
+	receiver Receiver
 	spare    []outcome
-	packet   []byte // the query as it is sent
 	query    []byte
 	question []byte
 	verbatim bool
 	slot     uint32
 	schedule schedule
 	servers  []peer // those of the schedule, by the same index
+	timer    timer
 }
 
 // A peer is a server that may be asked.
@@ -115,41 +146,78 @@ func (c *Client) newExchange() *exchange {
 	if e, ok := c.exchanges.Get().(*exchange); ok {
 		return e
 	}
-	timer := time.NewTimer(time.Hour)
-	timer.Stop()
-	return &exchange{client: c, wake: make(chan struct{}, 1), timer: timer}
+	e := &exchange{client: c}
+	e.timer.exchange = e
+	return e
 }
 
-// release ends the interest in outcomes and returns e to the pool.
-func (e *exchange) release() {
-	e.timer.Stop()
+// finish ends the interest in events and returns e to the pool.
+func (e *exchange) finish() {
+	e.client.wheel.stop(&e.timer)
 	e.mu.Lock()
 	e.generation.Add(1)
 	clear(e.outcomes)
-	e.outcomes = e.outcomes[:0]
-	select {
-	case <-e.wake:
-	default:
-	}
-	e.mu.Unlock()
+	e.outcomes, e.due, e.cancelled, e.busy = e.outcomes[:0], false, false, false
 	clear(e.servers)
-	e.servers, e.query, e.question, e.armed = e.servers[:0], nil, nil, time.Time{}
+	e.servers, e.query, e.question = e.servers[:0], nil, nil
+	e.receiver = nil
 	e.schedule.reset()
-	e.client.keep(e)
+	e.mu.Unlock()
+	e.client.exchanges.Put(e)
 }
 
-// deliver passes an outcome to the exchange, unless that is over.
-func (e *exchange) deliver(generation uint64, o outcome) {
+// notify notes an event by calling note with mu held, unless the exchange is over, and runs the exchange if
+// no other goroutine does.
+func (e *exchange) notify(generation uint64, note func(*exchange)) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	if e.generation.Load() != generation {
+		e.mu.Unlock()
 		return
 	}
-	e.outcomes = append(e.outcomes, o)
-	select {
-	case e.wake <- struct{}{}:
-	default:
+	note(e)
+	running := e.busy
+	e.busy = true
+	e.mu.Unlock()
+	if !running {
+		e.drive()
 	}
+}
+
+// drive runs the exchange until no event is left. The caller has set busy.
+func (e *exchange) drive() {
+	for !e.schedule.over {
+		e.mu.Lock()
+		outcomes, due := e.outcomes, e.due
+		if e.cancelled {
+			e.mu.Unlock()
+			e.end(nil)
+			return
+		}
+		if len(outcomes) == 0 && !due {
+			e.busy = false
+			e.mu.Unlock()
+			return
+		}
+		e.outcomes, e.spare, e.due = e.spare[:0], nil, false
+		e.mu.Unlock()
+		now := time.Now()
+		e.receive(outcomes, now)
+		if due && !e.schedule.over {
+			e.tick(now)
+		}
+	}
+	e.end(e.receiver)
+}
+
+// end ends the exchange and tells the receiver, which may be nil.
+func (e *exchange) end(receiver Receiver) {
+	if receiver == nil {
+		e.finish()
+		return
+	}
+	answer, err := e.answer()
+	e.finish()
+	receiver.Receive(answer, err)
 }
 
 // begin takes over a query.
@@ -201,16 +269,11 @@ func (e *exchange) tick(now time.Time) {
 		e.look(now)
 	}
 	e.schedule.wake(now)
-	e.armed = time.Time{}
 	e.carryOut(now)
 }
 
-// receive passes the outcomes that were delivered to the schedule.
-func (e *exchange) receive(now time.Time) {
-	e.mu.Lock()
-	outcomes := e.outcomes
-	e.outcomes = e.spare[:0]
-	e.mu.Unlock()
+// receive passes outcomes to the schedule.
+func (e *exchange) receive(outcomes []outcome, now time.Time) {
 	for _, o := range outcomes {
 		if e.schedule.over {
 			break
@@ -223,11 +286,6 @@ func (e *exchange) receive(now time.Time) {
 	}
 	clear(outcomes)
 	e.spare = outcomes[:0]
-}
-
-func (e *exchange) giveUp(cause error, now time.Time) {
-	e.schedule.giveUp(cause, now)
-	e.carryOut(now)
 }
 
 // carryOut carries out the actions of the schedule and sets the timer.
@@ -256,9 +314,8 @@ func (e *exchange) carryOut(now time.Time) {
 		}
 	}
 	e.schedule.actions = e.schedule.actions[:0]
-	if at := e.schedule.wakeAt(); !e.schedule.over && at != e.armed {
-		e.armed = at
-		e.timer.Reset(at.Sub(now))
+	if !e.schedule.over {
+		e.client.wheel.set(&e.timer, e.schedule.wakeAt())
 	}
 }
 
@@ -270,18 +327,21 @@ func (e *exchange) send(i int, now time.Time) {
 	a.exchange, a.generation, a.try = e, e.generation.Load(), i
 	a.slot, a.sent, a.stream, a.again = e.slot, now, t.stream, t.asked > 1
 	e.slot++
-	e.packet = append(e.packet[:0], e.query...)
-	if a.edns = wire.EndsInOPT(e.packet); e.schedule.edns && (plain || t.plain || e.tryPlain(i)) {
-		e.packet, a.plain, a.edns = wire.CutOPT(e.packet), true, false
+	buffer := e.client.takePacket(e.query)
+	defer e.client.keepPacket(buffer)
+	packet := *buffer
+	if a.edns = wire.EndsInOPT(packet); e.schedule.edns && (plain || t.plain || e.tryPlain(i)) {
+		packet, a.plain, a.edns = wire.CutOPT(packet), true, false
 	}
-	question := e.packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
+	question := packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
 	if e.client.config.MixCase && !folded && !t.stream && !e.verbatim {
 		mixCase(question)
 	}
 	a.verbatim = e.verbatim
 	a.opcode, a.question = opcode(e.query), append(a.question, question...)
 	s.sent(now)
-	s.carrier(a.stream).send(a, e.packet)
+	s.owes.Add(1)
+	s.carrier(a.stream).send(a, packet)
 }
 
 // tryPlain reports whether a server is asked without EDNS for once, since packets with an

@@ -35,7 +35,7 @@ func TestDeadZone(t *testing.T) {
 			asking.Go(func() {
 				for i := 0; ctx.Err() == nil; i++ {
 					asking.Go(func() {
-						if _, _, err := g.Exchange(ctx, deadQuery(i), UDPOnly); err == nil || errors.Is(err, ErrOverload) {
+						if _, _, err := g.Exchange(ctx, deadQuery(i), UDPOnly); err == nil || errors.Is(err, ErrSilent) {
 							t.Errorf("a name of the dead zone: %v", err)
 						}
 					})
@@ -121,7 +121,7 @@ func TestOverloadEnds(t *testing.T) {
 				_, _, err := g.Exchange(t.Context(), simQuery, UDPOnly)
 				mu.Lock()
 				defer mu.Unlock()
-				if errors.Is(err, ErrOverload) {
+				if errors.Is(err, ErrSilent) {
 					refused[back]++
 				}
 				if back && err != nil {

@@ -101,12 +101,15 @@ func (s *schedule) act(kind actionKind, i int) {
 }
 
 // see takes the standing of a server. It is to be called for every server before start,
-// wake, and an outcome that is not an answer. A server that loops has failed.
+// wake, and an outcome that is not an answer. A server that loops or is full has failed.
 func (s *schedule) see(i int, st standing) {
 	t := &s.tries[i]
 	t.standing = st
-	if st.state == Looping {
+	switch {
+	case st.state == Looping:
 		t.done, t.err = true, ErrLoop
+	case st.full && t.asked == 0:
+		t.done, t.err = true, ErrSilent
 	}
 }
 

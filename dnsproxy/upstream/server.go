@@ -38,6 +38,7 @@ type server struct {
 	alone     *Group       // that has only this server; guarded by the client's mutex
 	evicted   atomic.Bool  // it was removed from the client's elsewhere
 	open      atomic.Int64 // sockets and connections
+	owes      atomic.Int64 // queries that were sent and are remembered, without a reply so far
 
 	requests, failures, wrong, malformed, hedges atomic.Uint64
 
@@ -74,6 +75,7 @@ func (s *server) standing(now time.Time, stream bool) standing {
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
 	silence, lastError := s.history.silence(now), s.lastError
+	st.full = silence >= downSilence && s.owes.Load() >= maxSilent
 	s.mu.Unlock()
 	if fell {
 		s.logs(slog.LevelWarn, "nameserver is down", slog.Duration("silent", silence), slog.String("last_error", lastError))
@@ -84,13 +86,18 @@ func (s *server) standing(now time.Time, stream bool) standing {
 	return st
 }
 
-// silence returns how long the server has left probes unanswered, and whether it
-// is silent.
-func (s *server) silence(now time.Time) (silence time.Duration, silent bool) {
+// maxSilent is how many queries a server that has been silent for downSilence may owe replies to until it is
+// full (rule 8).
+const maxSilent = 128
+
+// full reports whether the server is sent no further query.
+func (s *server) full(now time.Time) bool {
+	if s.owes.Load() < maxSilent {
+		return false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	silence = s.history.silence(now)
-	return silence, silence > s.history.patience()
+	return s.history.silence(now) >= downSilence
 }
 
 // lateAfter returns when the server is late (rule 1).

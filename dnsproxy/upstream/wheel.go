@@ -1,0 +1,129 @@
+package upstream
+
+import (
+	"sync"
+	"time"
+)
+
+// The timers of exchanges stand in one wheel. Nearly all of them are stopped before they are due, so that
+// setting and stopping one must cost little, and need not be exact: one is late by up to wheelTick.
+const (
+	wheelTick  = 5 * time.Millisecond
+	wheelSlots = 1024 // a timer that is due after more than a turn is looked at once in each
+)
+
+// A timer calls notify of its exchange once it is due. The wheel's mutex guards its fields.
+type timer struct {
+	exchange   *exchange
+	generation uint64 // of the exchange, when the timer was set
+	at         time.Time
+	prev, next *timer // in its slot; nil if it is not set
+}
+
+// A wheel holds the timers that are set. The zero wheel is empty. It has no goroutine: a timer of Go runs fire.
+type wheel struct {
+	mu      sync.Mutex
+	origin  time.Time
+	slots   [wheelSlots]timer // rings, of which these are the ends
+	count   int
+	passed  int64       // the last tick whose slot was looked at
+	pending int64       // the tick for which alarm is set; 0 if it is not
+	alarm   *time.Timer // nil before the first timer
+}
+
+// tick returns the tick at which a timer is looked at that is due at a time.
+func (w *wheel) tick(at time.Time) int64 { return int64(at.Sub(w.origin)/wheelTick) + 1 }
+
+// set sets a timer, in place of what it was set to.
+func (w *wheel) set(t *timer, at time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t.next != nil {
+		if t.at.Equal(at) {
+			return
+		}
+		w.unlink(t)
+	}
+	if w.alarm == nil {
+		w.origin = time.Now().Add(-wheelTick) // so that no tick is 0
+		w.alarm = time.AfterFunc(time.Hour, w.fire)
+	}
+	t.at, t.generation = at, t.exchange.generation.Load()
+	w.link(t)
+	w.setAlarm(w.tick(at))
+}
+
+// stop ends a timer. It may be just firing.
+func (w *wheel) stop(t *timer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t.next != nil {
+		w.unlink(t)
+	}
+}
+
+func (w *wheel) link(t *timer) {
+	tick := max(w.tick(t.at), w.passed+1)
+	end := &w.slots[tick%wheelSlots]
+	if end.next == nil {
+		end.prev, end.next = end, end
+	}
+	t.prev, t.next = end.prev, end
+	t.prev.next, end.prev = t, t
+	w.count++
+}
+
+func (w *wheel) unlink(t *timer) {
+	t.prev.next, t.next.prev = t.next, t.prev
+	t.prev, t.next = nil, nil
+	w.count--
+}
+
+// setAlarm makes fire run at a tick, unless it runs earlier.
+func (w *wheel) setAlarm(tick int64) {
+	tick = max(tick, w.passed+1)
+	if w.pending != 0 && w.pending <= tick {
+		return
+	}
+	w.pending = tick
+	w.alarm.Reset(time.Until(w.origin.Add(time.Duration(tick) * wheelTick)))
+}
+
+// fire notifies the exchanges whose timers are due.
+func (w *wheel) fire() {
+	for _, t := range w.due(time.Now()) {
+		t.exchange.notify(t.generation, func(e *exchange) { e.due = true })
+	}
+}
+
+// A dueTimer is a timer that was due.
+type dueTimer struct {
+	exchange   *exchange
+	generation uint64
+}
+
+// due removes the timers that are due, and sets the alarm for the others.
+func (w *wheel) due(now time.Time) (due []dueTimer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	current := int64(now.Sub(w.origin) / wheelTick)
+	for w.passed = max(w.passed, current-wheelSlots); w.passed < current; w.passed++ {
+		end := &w.slots[(w.passed+1)%wheelSlots]
+		for t := end.next; t != nil && t != end; {
+			next := t.next
+			if !now.Before(t.at) {
+				due = append(due, dueTimer{t.exchange, t.generation})
+				w.unlink(t)
+			}
+			t = next
+		}
+	}
+	w.pending = 0
+	for tick := w.passed + 1; w.count > 0 && tick <= w.passed+wheelSlots; tick++ {
+		if end := &w.slots[tick%wheelSlots]; end.next != nil && end.next != end {
+			w.setAlarm(tick)
+			break
+		}
+	}
+	return due
+}
