@@ -6,6 +6,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
@@ -78,9 +79,8 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 	case ok && !h.mayGoElsewhere(t):
 		response, result = h.respondResult(dst, t, found)
 		return response, result, true
-	case !ok && t.ask.Stale() == nil && h.forwarder.Overloaded(&t.ask) && !h.mayGoElsewhere(t):
-		// Answered here: a worker for each such query would take the CPU from mesh names.
-		response, result = h.respondTooMany(dst, t)
+	case !ok && t.ask.Stale() == nil && h.forwarder.Full(&t.ask) && !h.mayGoElsewhere(t):
+		response, result = h.respondTooMany(dst, t, upstream.ErrSilent)
 		return response, result, true
 	}
 	return dst, outcome{}, false
@@ -115,7 +115,7 @@ func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 	if stale := t.ask.Stale(); stale != nil && t.ask.Name == t.query.Name && !h.mayGoElsewhere(t) {
 		response, result = h.respondResult(dst, t, stale)
 	} else {
-		response, result = h.respondTooMany(dst, t)
+		response, result = h.respondTooMany(dst, t, forward.ErrTooMany)
 	}
 	h.metrics.countFast(t.query.Type, t.from.over, result)
 	return response, true

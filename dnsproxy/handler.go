@@ -148,10 +148,10 @@ func failureOf(err error) failure {
 }
 
 // respondTooMany appends the response to a query that is refused because too many are in
-// flight, and counts it.
-func (h *handler) respondTooMany(dst []byte, t *task) ([]byte, outcome) {
+// flight, as err says, and counts it.
+func (h *handler) respondTooMany(dst []byte, t *task, err error) ([]byte, outcome) {
 	h.forwarder.Overflow()
-	why := failureOf(forward.ErrTooMany)
+	why := failureOf(err)
 	return h.respondFailure(dst, &t.query, why), outcome{why.rcode, sourceSelf}
 }
 

@@ -32,9 +32,8 @@ func (p *proxy) ends(t *testing.T) {
 }
 
 // While the bound of queries in flight is reached, mesh names and cached names, stale ones
-// included, are answered, nothing is refreshed, and all other queries are refused at once,
-// even for questions in flight. Queries in flight are answered, also after the shutdown has
-// begun.
+// included, are answered, and a new query takes the place of the oldest one, which is refused. Queries in
+// flight are answered, also after the shutdown has begun.
 func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 	t.Parallel()
 	const most = 8
@@ -45,7 +44,7 @@ func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 		m.await(t, "nametap_dns_inflight", 0)
 		release := m.hold(t, m.world(t, worldAddr, 300))
 		m.fake.Reset()
-		inFlight := m.fill(t, most)
+		inFlight := m.fill(t, "fill", most)
 		for name, k := range kinds(0) {
 			wait.Until(t, name+": it has expired", func() bool {
 				resp := m.ask(t, k.name, dns.TypeA)
@@ -55,18 +54,20 @@ func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 				return k.asks == "" || len(resp.Answer) > 0 && resp.Answer[0].Header().Ttl == 30
 			})
 		}
+		later := m.fill(t, "later", most)
+		for i, answer := range inFlight {
+			if got := wait.For(t, "an answer", answer); got != "SERVFAIL" {
+				t.Errorf("%d, the place of which was taken: %s", i, got)
+			}
+		}
 		if n := m.count(t, "nametap_dns_inflight"); n != most {
 			t.Errorf("%v queries in flight", n)
-		}
-		m.converse(t, []dialogue{{"www9.example A", "SERVFAIL"}})
-		for name := range inFlight {
-			m.converse(t, []dialogue{{name + " A", "SERVFAIL"}})
 		}
 		m.cancel()
 		wait.Until(t, "the listeners are closed", func() bool { return m.closed() })
 		release()
-		for name, answer := range inFlight {
-			if got, want := wait.For(t, "an answer", answer), name+". A "+worldAddr; got != want {
+		for i, answer := range later {
+			if got, want := wait.For(t, "an answer", answer), name("later", i)+". A "+worldAddr; got != want {
 				t.Errorf("in flight: %s, want %s", got, want)
 			}
 		}
@@ -74,23 +75,22 @@ func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 	})
 }
 
-// fill sends n queries that the nameserver holds and returns their names, each with the
-// outcome to come.
-func (m *meeting) fill(t *testing.T, n int) map[string]<-chan string {
+// fill sends n queries that the nameserver holds, one after the other, and returns their outcomes to come.
+func (m *meeting) fill(t *testing.T, label string, n int) []<-chan string {
 	t.Helper()
-	inFlight := map[string]<-chan string{}
-	for i := 0; len(inFlight) < n; i++ {
-		name, answer := fmt.Sprintf("fill.zone%d.example", i), make(chan string, 1)
-		go func() { answer <- outcome(m.ask(t, name, dns.TypeA)) }()
-		wait.Until(t, "the query is in flight, or answered", func() bool {
-			return len(answer) > 0 || m.count(t, "nametap_dns_inflight") == float64(len(inFlight)+1)
-		})
-		if len(answer) == 0 { // else it was refused: the hash of its domain is that of another
-			inFlight[name] = answer
-		}
+	var inFlight []<-chan string
+	for i := range n {
+		answer := make(chan string, 1)
+		before := m.held.Load()
+		go func() { answer <- outcome(m.ask(t, name(label, i), dns.TypeA)) }()
+		wait.Until(t, "the query is in flight", func() bool { return m.held.Load() > before })
+		inFlight = append(inFlight, answer)
 	}
 	return inFlight
 }
+
+// name returns the name of a query of fill.
+func name(label string, i int) string { return fmt.Sprintf("%s.zone%d.example", label, i) }
 
 // closed reports whether the server has stopped accepting connections.
 func (p *proxy) closed() bool {

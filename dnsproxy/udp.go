@@ -15,6 +15,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/table"
 )
@@ -45,6 +46,10 @@ type udpListener struct {
 	starting atomic.Int64 // tasks that no worker has started yet
 	idle     atomic.Int64 // workers that wait for a task
 	workers  sync.WaitGroup
+
+	// Clients that wait for nameservers.
+	waiting sync.WaitGroup
+	answers sync.Pool // of *udpAnswer
 
 	// Workers read, too, when there are many of them.
 	second  udpReader
@@ -145,6 +150,7 @@ func (l *udpListener) addr() Addr { return l.address }
 // It retries after temporary errors, such as a lack of memory.
 func (l *udpListener) serve() error {
 	defer func() { _ = l.conn.Close() }() // every response has been sent
+	defer l.waiting.Wait()
 	defer l.workers.Wait()
 	reader := l.newReader()
 	for {
@@ -237,7 +243,7 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 	case dropped:
 		return
 	case later:
-		if r.pass(len(packet)) {
+		if r.ask(len(packet)) || r.pass(len(packet)) {
 			return
 		}
 		var ok bool
@@ -249,6 +255,68 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 	if r.in.Send(fd, response) == unix.EAGAIN {
 		r.send(r.in, response)
 	}
+}
+
+// ask begins to forward the query of the task, whose packet has n bytes. It reports false if that is for a
+// worker: a query that is not simply forwarded, or whose original destination is not known yet.
+func (r *udpReader) ask(n int) bool {
+	t, h := r.task, r.handler
+	if !t.usual || t.decision.action != actForward {
+		return false
+	}
+	server, err := h.elsewhere(t)
+	if err != nil || !h.forwarder.ReserveMemory(n) {
+		return false
+	}
+	h.metrics.requests.Inc()
+	h.askFor(t)
+	t.ask.Client, t.ask.How = t.from.client(), overUDP.how()
+	r.waiting.Add(1)
+	h.forwarder.Begin(&t.ask, &udpClient{listener: r.udpListener, message: r.in.Clone(n), server: server})
+	return true
+}
+
+// A udpClient waits for what nameservers answer to its query. It keeps no more than the query: there may be
+// thousands.
+type udpClient struct {
+	listener *udpListener
+	message  *sockets.Message
+	server   netip.AddrPort // as in the client's forward.Query
+}
+
+// Receive sends the response.
+func (c *udpClient) Receive(found *forward.Result) {
+	l := c.listener
+	defer l.waiting.Done()
+	a, ok := l.answers.Get().(*udpAnswer)
+	if !ok {
+		a = &udpAnswer{out: make([]byte, 0, udpAnswerSize), from: arrival{over: overUDP}}
+		a.send = func(fd uintptr) bool { return a.message.Send(fd, a.response) != unix.EAGAIN }
+	}
+	t := &a.task
+	t.begin(c.message.Packet, &a.from)
+	t.usual = t.query.Parse(t.packet) // as it was before
+	t.decision, t.ask = decision{action: actForward}, forward.Query{Server: c.server}
+	response, result := l.handler.respondResult(a.out, t, found)
+	l.handler.metrics.countQuery(t.query.Type, overUDP, result)
+	a.message, a.response = c.message, response
+	_ = l.raw.Write(a.send) // errors are ignored as in udpListener.send
+	l.handler.forwarder.ReleaseMemory(len(t.packet))
+	a.message, a.response, t.packet = nil, nil, nil
+	l.answers.Put(a)
+}
+
+// udpAnswerSize is the length in bytes of nearly all responses over UDP.
+const udpAnswerSize = 1232
+
+// A udpAnswer is the memory in which a response is made and sent.
+type udpAnswer struct {
+	task     task
+	from     arrival
+	out      []byte // empty
+	message  *sockets.Message
+	response []byte
+	send     func(fd uintptr) bool // of response, to the client of message
 }
 
 // pass passes the task, whose packet has n bytes, to a worker, and makes a new one for the

@@ -3,7 +3,6 @@ package forward
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -22,132 +21,278 @@ const (
 
 	// suspectForms is the number of relayed messages with one question in flight from which
 	// on the nameservers are probed at once: a forwarder in a loop may change the message
-	// in each round (EDNS options, the case of letters). maxForms bounds these messages;
-	// further ones wait.
+	// in each round (EDNS options, the case of letters).
 	suspectForms = 4
-	maxForms     = 32
 )
 
 // A flightKey is what nameservers are asked: a question, or a message that is relayed.
 type flightKey struct {
 	cache.Key // of a relayed message: the question's name, type and class
-	// message is the digest of a relayed message, without its ID. Messages may be long.
-	message [sha256.Size]byte
-	// how is the client's transport, where nameservers are asked over the same.
-	how upstream.How
-	// server is the nameserver that the message is relayed to, if the client chose it.
-	server netip.AddrPort
+	// relay tells relayed messages apart, by their digest (messages may be long), the client's transport,
+	// and the nameserver if the client chose it. It is empty for a question, or without a cache the
+	// client's transport.
+	relay string
 }
 
 // relayKey returns the key of a message that is relayed for q.
 func relayKey(packet []byte, q *Query) flightKey {
 	const idLen = 2
-	key := flightKey{
-		Key:     cache.Key{Name: string(q.Name)},
-		message: sha256.Sum256(packet[idLen:]), how: q.How, server: q.Server,
+	digest := sha256.Sum256(packet[idLen:])
+	relay := append(digest[:], byte(q.How))
+	if q.Server.IsValid() {
+		relay = append(relay, q.Server.String()...)
 	}
+	key := flightKey{Key: cache.Key{Name: string(q.Name)}, relay: string(relay)}
 	if end := wire.HeaderLen + len(q.Name) + 1; len(packet) >= end+4 {
 		key.Type, key.Class = binary.BigEndian.Uint16(packet[end:]), binary.BigEndian.Uint16(packet[end+2:])
 	}
 	return key
 }
 
-// An asked is what stays the same when a message comes back from a nameserver that
-// forwards to this agent.
-type asked struct {
-	name         string
-	qtype, class uint16
-	server       netip.AddrPort
+// A Client waits for what its query comes to.
+type Client interface {
+	// Receive takes the result, which other clients share. It is called once, perhaps on the goroutine that
+	// reads a nameserver's socket, which it must not hold up.
+	Receive(result *Result)
 }
 
-func (k *flightKey) asked() asked {
-	return asked{name: k.Name, qtype: k.Type, class: k.Class, server: k.server}
+// A seat is the place of one client in a flight.
+type seat struct {
+	client Client  // nil if none waits
+	old    *Result // a reply from the cache, for when nameservers fail or are slow; nil if there is none
 }
 
-// A flight is a question that nameservers are being asked, for all clients that ask it
-// meanwhile.
+// A flight is a question that nameservers are being asked, for all clients that ask it meanwhile. It is the
+// receiver of the nameservers' answer.
 type flight struct {
-	key  flightKey
-	done chan struct{} // closed when result is set
-	// began is when the question was asked.
-	began time.Time
-	// result may be read once done is closed.
-	result Result
+	forwarder *Forwarder
+	key       flightKey
+	began     time.Time
+	// generation is the cache's from before nameservers were chosen. The leader sets it.
+	generation uint64
 
-	forms   int // messages with the same question in flight when this one joined, included
-	suspect sync.Once
+	// Guarded by the mutex of the flights.
+	seats        []seat
+	room         [1]seat // the first seats
+	landed       bool
+	evicted      bool // without an answer
+	suspected    bool // suspectLater was called
+	started      upstream.Started
+	older, newer *flight // in the order in which they began
+}
+
+// flights are the questions in flight, with the places that clients take in them. A client, a flight that
+// began without one, and whatever holds a place otherwise take one each. If none is free, the oldest flight
+// makes room: most nameservers answer within milliseconds, so the oldest question is one that nameservers
+// leave unanswered. So names with dead nameservers never keep others from being asked.
+type flights struct {
+	places int // of all; never changes
+
+	mu    sync.Mutex
+	taken int
+	byKey map[flightKey]*flight
+	forms map[cache.Key]int // relayed messages in flight with a question
+	ends  flight            // of the list of flights: newer is the oldest one, older the newest
+}
+
+func newFlights(places int) *flights {
+	f := &flights{places: places, byKey: map[flightKey]*flight{}, forms: map[cache.Key]int{}}
+	f.ends.older, f.ends.newer = &f.ends, &f.ends
+	return f
+}
+
+// take takes a place that is no flight's, and reports whether there is one. The caller calls release.
+func (f *flights) take() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.taken >= f.places {
+		return false
+	}
+	f.taken++
+	return true
+}
+
+// release returns a place.
+func (f *flights) release() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.taken--
+}
+
+// count returns how many places are taken.
+func (f *flights) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.taken
+}
+
+// A boarding is what join has come to.
+type boarding struct {
+	flight *flight // nil if there is no place
+	first  bool    // the flight is new: the caller leads it
+	forms  int     // messages with the same question in flight, if it is relayed
+	evicted
+}
+
+// join seats a client in the flight for a key. evict allows to take the place of others; the caller ends what
+// was evicted.
+func (f *flights) join(forwarder *Forwarder, key flightKey, who seat, evict bool) (b boarding) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	joined := f.byKey[key]
+	if joined != nil && who.client == nil {
+		return boarding{flight: joined}
+	}
+	if f.taken >= f.places {
+		if !evict {
+			return b
+		}
+		b.evicted = f.evictLocked(joined)
+		if f.taken >= f.places {
+			return b
+		}
+	}
+	f.taken++
+	if b.flight = joined; joined == nil {
+		b.flight, b.first = f.beginLocked(forwarder, key), true
+	}
+	b.flight.seats = append(b.flight.seats, who)
+	b.forms = f.forms[key.Key]
+	return b
+}
+
+func (f *flights) beginLocked(forwarder *Forwarder, key flightKey) *flight {
+	key.Name = strings.Clone(key.Name) // it points into the client's query
+	begun := &flight{forwarder: forwarder, key: key, began: time.Now(), older: f.ends.older, newer: &f.ends}
+	begun.seats = begun.room[:0]
+	begun.older.newer, f.ends.older = begun, begun
+	f.byKey[key] = begun
+	if begun.relays() {
+		f.forms[key.Key]++
+	}
+	return begun
+}
+
+// evictLocked ends the oldest flight other than one.
+func (f *flights) evictLocked(except *flight) (e evicted) {
+	victim := f.ends.newer
+	if victim == except {
+		victim = victim.newer
+	}
+	if victim != &f.ends {
+		victim.evicted = true
+		e.seats, e.started = f.endLocked(victim), victim.started
+	}
+	return e
+}
+
+// endLocked removes a flight and returns its seats.
+func (f *flights) endLocked(ended *flight) []seat {
+	ended.landed = true
+	ended.older.newer, ended.newer.older = ended.newer, ended.older
+	if f.byKey[ended.key] == ended { // not after shut
+		delete(f.byKey, ended.key)
+	}
+	if ended.relays() {
+		if f.forms[ended.key.Key]--; f.forms[ended.key.Key] == 0 {
+			delete(f.forms, ended.key.Key)
+		}
+	}
+	seats := ended.seats
+	f.taken -= len(seats)
+	ended.seats = nil
+	return seats
+}
+
+// An evicted is a flight that has made room.
+type evicted struct {
+	seats   []seat
+	started upstream.Started
+}
+
+// end ends what was evicted, and returns how many clients it had.
+func (e evicted) end() (clients int) {
+	e.started.Cancel()
+	result := &Result{Err: ErrTooMany, Source: SourceSelf}
+	for _, s := range e.seats {
+		s.give(result)
+	}
+	return len(e.seats)
+}
+
+// give gives a result to the client of a seat, or the old one if nameservers have failed.
+func (s seat) give(result *Result) {
+	switch {
+	case s.client == nil:
+	case s.old != nil && !result.usable():
+		s.client.Receive(s.old)
+	default:
+		s.client.Receive(result)
+	}
+}
+
+// lead notes the query of a flight.
+func (f *flights) lead(led *flight, started upstream.Started) {
+	f.mu.Lock()
+	led.started = started
+	evicted := led.evicted // just now
+	f.mu.Unlock()
+	if evicted {
+		started.Cancel()
+	}
+}
+
+// land gives the result to all clients that joined.
+func (f *flights) land(landed *flight, result *Result) {
+	f.mu.Lock()
+	if landed.landed {
+		f.mu.Unlock()
+		return
+	}
+	seats := f.endLocked(landed)
+	f.mu.Unlock()
+	for _, s := range seats {
+		s.give(result)
+	}
+}
+
+// giveOld gives the clients of a flight that have an old reply this reply.
+func (f *flights) giveOld(late *flight) {
+	f.mu.Lock()
+	var left, given []seat
+	for _, s := range late.seats {
+		if s.old == nil {
+			left = append(left, s)
+			continue
+		}
+		given = append(given, s)
+		left = append(left, seat{}) // the flight keeps its place
+	}
+	late.seats = left
+	f.mu.Unlock()
+	for _, s := range given {
+		s.client.Receive(s.old)
+	}
 }
 
 // suspectLater probes the nameservers of a flight for a loop if it has not landed after
 // suspectAfter. It is called when the flight's question comes in again.
-func (f *flight) suspectLater(group *upstream.Group) {
-	f.suspect.Do(func() {
-		time.AfterFunc(suspectAfter, func() {
-			select {
-			case <-f.done:
-			default:
-				group.Suspect()
-			}
-		})
-	})
-}
-
-// flights are the questions in flight. The zero value is ready for use.
-type flights struct {
-	mu    sync.Mutex
-	byKey map[flightKey]*flight
-	forms map[asked]forms
-}
-
-// forms are the flights with one question.
-type forms struct {
-	count int
-	last  *flight
-}
-
-// join returns the flight for a question. first says that there was none: the caller
-// leads the flight, asks and lands it.
-func (f *flights) join(key flightKey) (joined *flight, first bool) {
-	joined, first, _ = f.joinWithin(key, 0)
-	return joined, first
-}
-
-// joinWithin is like join if fewer than limit flights have the same question, or limit
-// is 0. Otherwise joined is nil, and crowd is closed when one of them has landed.
-func (f *flights) joinWithin(key flightKey, limit int) (joined *flight, first bool, crowd <-chan struct{}) {
+func (f *flights) suspectLater(joined *flight, group *upstream.Group) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if joined, ok := f.byKey[key]; ok {
-		return joined, false, nil
-	}
-	if f.byKey == nil {
-		f.byKey, f.forms = map[flightKey]*flight{}, map[asked]forms{}
-	}
-	same := f.forms[key.asked()]
-	if limit > 0 && same.count >= limit {
-		return nil, false, same.last.done
-	}
-	key.Name = strings.Clone(key.Name) // it points into the client's query
-	joined = &flight{key: key, done: make(chan struct{}), began: time.Now(), forms: same.count + 1}
-	f.byKey[key], f.forms[key.asked()] = joined, forms{count: same.count + 1, last: joined}
-	return joined, true, nil
-}
-
-// land gives the result to all clients that joined.
-func (f *flights) land(landed *flight, result Result) {
-	f.mu.Lock()
-	if f.byKey[landed.key] == landed { // not after shut
-		delete(f.byKey, landed.key)
-	}
-	if same := f.forms[landed.key.asked()]; same.count > 1 {
-		same.count--
-		f.forms[landed.key.asked()] = same
-	} else {
-		delete(f.forms, landed.key.asked())
-	}
+	first := !joined.suspected
+	joined.suspected = true
 	f.mu.Unlock()
-	landed.result = result
-	close(landed.done)
+	if !first {
+		return
+	}
+	time.AfterFunc(suspectAfter, func() {
+		f.mu.Lock()
+		landed := joined.landed
+		f.mu.Unlock()
+		if !landed {
+			group.Suspect()
+		}
+	})
 }
 
 // shut keeps clients from joining the flights under way, whose answers are out of date.

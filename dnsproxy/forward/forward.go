@@ -28,12 +28,9 @@ type Forwarder struct {
 	client  *upstream.Client
 	cache   *cache.Cache // nil: none
 	routing atomic.Pointer[routing]
-	flights flights
-	slots   *slots // for queries in flight or held
+	flights *flights
 	long    longQueries
 	metrics *metrics
-	// background is the work that goes on after its client was answered.
-	background sync.WaitGroup
 
 	changing  sync.Mutex       // held while the routing is made
 	listeners []netip.AddrPort // guarded by changing
@@ -51,7 +48,7 @@ func New(cfg Config) (*Forwarder, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Forwarder{config: cfg, routes: routes, slots: newSlots(cfg.MaxInflight), metrics: newMetrics()}
+	f := &Forwarder{config: cfg, routes: routes, flights: newFlights(cfg.MaxInflight), metrics: newMetrics()}
 	f.client = upstream.NewClient(upstream.Config{
 		TLSRootsFile: cfg.RootCA,
 		Timeout:      cfg.Timeout, MixCase: cfg.MixCase, Clock: cfg.Clock, Logger: cfg.Logger, Control: cfg.Control,
@@ -71,10 +68,9 @@ func New(cfg Config) (*Forwarder, error) {
 }
 
 // Run follows resolv.conf and the addresses of this host until ctx ends. It then closes
-// the sockets to nameservers and returns after all background work has ended. Queries may
+// the sockets to nameservers, which ends the queries in flight. Queries may
 // be answered before Run, but not after the end of ctx.
 func (f *Forwarder) Run(ctx context.Context) error {
-	defer f.background.Wait()
 	defer f.client.Close()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return f.watcher().Run(ctx) })
@@ -125,19 +121,13 @@ func (f *Forwarder) Elsewhere(original netip.AddrPort) bool {
 // Overflow counts a query that was refused because too many are in flight.
 func (f *Forwarder) Overflow() { f.metrics.overflows.Inc() }
 
-// Hold takes a slot for a query that waits for the first table. The caller releases it if
+// Hold takes the place of a query that waits for the first table. The caller releases it if
 // ok.
 func (f *Forwarder) Hold() (release func(), ok bool) {
-	taken, ok := f.acquire(f.slots.slotFor(wire.Root)) // the same one for all names
-	return taken.release, ok
-}
-
-// acquire takes a slot. The caller releases it if ok.
-func (f *Forwarder) acquire(wanted slot) (taken *slot, ok bool) {
-	if ok = wanted.take(); !ok {
+	if ok = f.flights.take(); !ok {
 		f.metrics.overflows.Inc()
 	}
-	return &wanted, ok
+	return f.flights.release, ok
 }
 
 // flush removes the replies to the questions that match from the cache, all if match is

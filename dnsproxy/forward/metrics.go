@@ -51,7 +51,7 @@ func (f *Forwarder) register(registry prometheus.Registerer) error {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_dns_inflight",
 			Help: "Queries that wait for nameservers or for the first table.",
-		}, func() float64 { return float64(f.slots.taken()) }),
+		}, func() float64 { return float64(f.flights.count()) }),
 	} {
 		if err := registry.Register(c); err != nil {
 			return err

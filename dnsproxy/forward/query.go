@@ -1,10 +1,8 @@
 package forward
 
 import (
-	"context"
 	"errors"
 	"net/netip"
-	"time"
 
 	"github.com/miekg/dns"
 
@@ -22,8 +20,6 @@ var (
 	ErrBadReply = errors.New("a nameserver's reply cannot be read")
 	// ErrEcho says that the query is a loop probe of this agent that came back.
 	ErrEcho = errors.New("this query is a probe of this agent that a nameserver sent back")
-
-	errTooManyForms = errors.New("too many queries with this question are in flight")
 )
 
 // A CachedFailure says why nameservers did not answer the same question a moment ago.
@@ -40,8 +36,8 @@ const (
 )
 
 // A Query is a query on its way through the forwarder. The caller sets the exported
-// fields. [Forwarder.Lookup] and [Forwarder.Overloaded] keep what they find in the others,
-// and [Forwarder.Answer] starts from there.
+// fields. [Forwarder.Lookup] keeps what it finds in the others, and [Forwarder.Begin] and
+// [Forwarder.Answer] start from there.
 type Query struct {
 	// Name is the question's name.
 	Name wire.Name
@@ -63,9 +59,7 @@ type Query struct {
 	// the last.
 	Send func(message []byte) error
 
-	found  lookup
-	slot   slot
-	hashed bool // slot is that of Name
+	found lookup
 }
 
 // A Result is what a query came to.
@@ -77,8 +71,6 @@ type Result struct {
 	Relayed []byte
 	Source  string
 	Err     error // why there is neither; nil otherwise
-
-	unsure bool // Reply is negative, and a preferred nameserver did not answer
 }
 
 // Rcode returns the response code; Err must be nil.
@@ -102,99 +94,91 @@ func (r *Result) usable() bool {
 	return r.Err == nil && (r.Rcode() == dns.RcodeSuccess || r.Rcode() == dns.RcodeNameError)
 }
 
-// Answer answers a query by the rules in the package comment. It blocks until nameservers
-// have answered or failed.
-func (f *Forwarder) Answer(q *Query) Result {
+// Begin begins to answer a query by the rules in the package comment, and returns. It keeps nothing of q;
+// q.Send is not used. The client receives the result, perhaps before Begin returns.
+func (f *Forwarder) Begin(q *Query, client Client) {
 	switch {
 	case f.client.Echo(q.Name, upstream.Arrival{From: q.Client, To: q.Server}):
-		return Result{Err: ErrEcho, Source: SourceSelf}
-	case q.Send != nil:
-		return f.transfer(q)
+		client.Receive(&Result{Err: ErrEcho, Source: SourceSelf})
 	case q.Server.IsValid() || !q.Cacheable:
-		return f.relay(q)
+		f.relay(q, client)
+	default:
+		f.resolve(q, client)
 	}
-	return f.resolve(q)
 }
 
-// slotOf returns the slot of a query, which has yet to be taken.
-func (f *Forwarder) slotOf(q *Query) slot {
-	if !q.hashed {
-		q.slot, q.hashed = f.slots.slotFor(q.Name), true
+// Answer is Begin for a caller that waits, and for zone transfers.
+func (f *Forwarder) Answer(q *Query) Result {
+	if q.Send != nil {
+		return f.transfer(q)
 	}
-	return q.slot
+	result := make(waiter, 1)
+	f.Begin(q, result)
+	return *<-result
 }
 
-// Overloaded reports whether q would fail at once if it were to ask nameservers now.
-func (f *Forwarder) Overloaded(q *Query) bool {
-	wanted := f.slotOf(q)
-	return !wanted.available() || f.routing.Load().group(q.Name).Overloaded()
+// A waiter is the client of Answer.
+type waiter chan *Result
+
+// Receive passes the result on.
+func (w waiter) Receive(result *Result) { w <- result }
+
+// Full reports whether q would fail at once if it were to ask nameservers now, since all of them are
+// silent.
+func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).Full() }
+
+// board seats a client in a flight. If there is no place the client gets its old reply, or an error, and
+// flight is nil. group has the nameservers that will be asked: if they are silent, others keep their places.
+func (f *Forwarder) board(key flightKey, who seat, group *upstream.Group) boarding {
+	b := f.flights.join(f, key, who, who.client != nil && !group.Full())
+	for range b.evicted.end() {
+		f.metrics.overflows.Inc()
+	}
+	if b.flight == nil && who.client != nil {
+		f.metrics.overflows.Inc()
+		who.give(&Result{Err: ErrTooMany, Source: SourceSelf})
+	}
+	return b
 }
 
 // relay sends a message as it is, except for its OPT record, which is between neighbours
 // (RFC 6891, section 6.2.1), and returns the reply as it is. Clients that send the same
-// message at the same time get the same reply.
-func (f *Forwarder) relay(q *Query) Result {
-	taken, ok := f.acquire(f.slotOf(q))
-	if !ok {
-		return Result{Err: ErrTooMany, Source: SourceSelf}
-	}
-	defer taken.release()
+// message at the same time get the same reply: the same message is not
+// sent twice at a time, or it would circle forever if a nameserver forwards to this agent.
+func (f *Forwarder) relay(q *Query, client Client) {
 	packet := reply.Hop(q.Message, true, ednsUDPSize)
-	flight, first := f.joinRelay(relayKey(packet, q))
-	group := f.routing.Load().group(q.Name) // not before: see flush
-	if q.Server.IsValid() {
-		group = f.client.Elsewhere(q.Server)
+	group := func() *upstream.Group {
+		if q.Server.IsValid() {
+			return f.client.Elsewhere(q.Server)
+		}
+		return f.routing.Load().group(q.Name)
 	}
+	b := f.board(relayKey(packet, q), seat{client: client}, group())
 	switch {
-	case flight == nil:
-		return Result{Err: errTooManyForms, Source: SourceSelf}
-	case !first:
-		flight.suspectLater(group)
-		<-flight.done
-		return flight.result
-	case flight.forms >= suspectForms:
-		group.Suspect()
+	case b.flight == nil:
+		return
+	case !b.first:
+		f.flights.suspectLater(b.flight, group())
+		return
+	}
+	asked := group() // not before: see flush
+	if b.forms >= suspectForms {
+		asked.Suspect()
 	}
 	if q.Server.IsValid() {
 		f.metrics.direct.Inc()
 	}
-	result := Result{Source: SourceUpstream}
-	result.Relayed, _, result.Err = group.Exchange(context.Background(), packet, q.How|upstream.Verbatim)
-	f.flights.land(flight, result)
-	return result
-}
-
-// joinRelay returns the flight of a relayed message, nil if too many messages with the
-// same question were in flight for as long as a query may take. The same message is not
-// sent twice at a time, or it would circle forever if a nameserver forwards to this agent.
-// A forwarder may also change what it forwards, so the number of messages with one
-// question is bounded; further ones wait.
-func (f *Forwarder) joinRelay(key flightKey) (flight *flight, first bool) {
-	flight, first, crowd := f.flights.joinWithin(key, maxForms)
-	if flight != nil {
-		return flight, first
-	}
-	timeout := time.NewTimer(f.config.Timeout)
-	defer timeout.Stop()
-	for flight == nil {
-		select {
-		case <-crowd:
-			flight, first, crowd = f.flights.joinWithin(key, maxForms)
-		case <-timeout.C:
-			return nil, false
-		}
-	}
-	return flight, first
+	f.flights.lead(b.flight, asked.Start(packet, q.How|upstream.Verbatim, b.flight))
 }
 
 // transfer requests a zone transfer over TCP and sends the client all messages except the
 // last, which it returns.
 func (f *Forwarder) transfer(q *Query) Result {
-	taken, ok := f.acquire(f.slotOf(q))
+	release, ok := f.Hold()
 	if !ok {
 		return Result{Err: ErrTooMany, Source: SourceSelf}
 	}
-	defer taken.release()
+	defer release()
 	group := f.routing.Load().group(q.Name)
 	if q.Server.IsValid() {
 		f.metrics.direct.Inc()

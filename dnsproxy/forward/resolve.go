@@ -1,7 +1,7 @@
 package forward
 
 import (
-	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -70,90 +70,73 @@ func (q *Query) Stale() *Result {
 	return &q.found.result
 }
 
-// Refresh asks nameservers in the background for a reply that is in the cache and is about
-// to expire. It keeps nothing of q.
-func (f *Forwarder) Refresh(q *Query) {
-	taken, ok := f.acquire(f.slotOf(q))
-	if !ok {
-		return // clients that wait come first
+// Refresh asks nameservers for a reply that is in the cache and is about
+// to expire, and returns. It keeps nothing of q.
+func (f *Forwarder) Refresh(q *Query) { f.renew(q, cache.Fresh) }
+
+// renew asks nameservers for what no client waits for, if there is a place: clients that wait come first.
+// state is what was found in the cache.
+func (f *Forwarder) renew(q *Query, state cache.State) {
+	switch b := f.board(f.questionKey(q), seat{}, nil); {
+	case b.first:
+		f.lead(b.flight, state)
+	case state != cache.Fresh:
+		f.cache.CountMiss(state)
 	}
-	flight, first := f.flights.join(flightKey{Key: q.Key})
-	if !first {
-		taken.release()
-		return
+}
+
+// questionKey returns the key of a question.
+func (f *Forwarder) questionKey(q *Query) flightKey {
+	key := flightKey{Key: q.Key}
+	if f.cache == nil {
+		key.relay = string([]byte{byte(q.How)})
 	}
-	f.background.Go(func() {
-		defer taken.release()
-		f.ask(flight, cache.Fresh)
-	})
+	return key
 }
 
 // resolve answers a question from the cache or by asking nameservers, which are asked once
 // for all clients that wait for the same. If they fail or are slow, clients get what the
 // cache has, stale (RFC 8767).
-func (f *Forwarder) resolve(q *Query) Result {
+func (f *Forwarder) resolve(q *Query, client Client) {
 	if q.found.generation != f.cache.Generation() {
 		q.found = lookup{} // flushed since
 	}
 	if q.found.final() {
-		return q.found.result
+		found := q.found.result
+		client.Receive(&found)
+		return
 	}
-	return f.fetch(q)
-}
-
-// fetch is resolve for a query whose answer is not in the cache, or whose reply there is
-// stale or to be renewed. That reply goes out if no more queries may be in flight.
-func (f *Forwarder) fetch(q *Query) Result {
-	found, old := &q.found.result, q.found.result.Reply != nil
-	taken, ok := f.acquire(f.slotOf(q))
-	if !ok {
-		f.cache.CountMiss(q.found.state)
-		if old {
-			return *found
+	state, who := q.found.state, seat{client: client}
+	group := f.routing.Load().group(q.Name)
+	if q.found.result.Reply != nil {
+		old := q.found.result
+		if who.old = &old; group.Down() {
+			f.renew(q, state)
+			client.Receive(&old)
+			return
 		}
-		return Result{Err: ErrTooMany, Source: SourceSelf}
 	}
-	defer taken.release()
-	flying := flightKey{Key: q.Key}
-	if f.cache == nil {
-		flying.how = q.How
-	}
-	flight, first := f.flights.join(flying)
+	b := f.board(f.questionKey(q), who, group)
 	switch {
-	case !first:
+	case b.first:
+		f.lead(b.flight, state)
+	case b.flight != nil:
 		// Another client asks the same, or a nameserver that forwards to this agent.
-		f.cache.CountMiss(q.found.state)
-		flight.suspectLater(f.routing.Load().group(q.Name))
-	case old:
-		state := q.found.state
-		f.background.Go(func() { f.ask(flight, state) })
+		f.cache.CountMiss(state)
+		f.flights.suspectLater(b.flight, group)
 	default:
-		f.ask(flight, q.found.state)
+		f.cache.CountMiss(state)
+		return
 	}
-	if !old {
-		<-flight.done
-		return flight.result
+	if who.old != nil {
+		time.AfterFunc(staleAfter-time.Since(b.flight.began), func() { f.flights.giveOld(b.flight) })
 	}
-	if found.Age.Stale && f.routing.Load().group(q.Name).Down() {
-		return *found
-	}
-	timer := time.NewTimer(staleAfter - time.Since(flight.began))
-	defer timer.Stop()
-	select {
-	case <-flight.done:
-		if flight.result.usable() {
-			return flight.result
-		}
-	case <-timer.C:
-	}
-	return *found
 }
 
-// ask finds the answer to the question of a flight that the caller leads, caches it and
-// lands the flight. state is what the caller found in the cache: if it was an answer, that
-// is renewed.
-func (f *Forwarder) ask(flight *flight, state cache.State) {
-	key := flight.key.Key
+// lead finds the answer to the question of a new flight. state is what the caller found in the cache: if it
+// was an answer, that is renewed.
+func (f *Forwarder) lead(led *flight, state cache.State) {
+	key := led.key.Key
 	if renew := (&lookup{state: state}).final(); !renew {
 		// Another flight for the question may have landed after the caller looked into
 		// the cache and before it joined this one. The leader looks again, so that a burst
@@ -162,24 +145,54 @@ func (f *Forwarder) ask(flight *flight, state cache.State) {
 		f.look(key, &again)
 		switch {
 		case again.final() && !again.refresh:
-			f.flights.land(flight, again.result)
+			result := again.result
+			f.flights.land(led, &result)
 			return
 		case !again.final():
 			f.cache.CountMiss(again.state)
 		}
 	}
-	value := cache.Value{Generation: f.cache.Generation()} // before the nameservers are chosen
-	result := f.exchange(key, flight.key.how)
+	led.generation = f.cache.Generation() // before the nameservers are chosen
+	how := upstream.UDPThenTCP
+	if f.cache == nil {
+		how = upstream.How(led.key.relay[0])
+	}
+	r := f.routing.Load()
+	f.flights.lead(led, r.group(wire.Name(key.Name)).Start(r.query(key), how, led))
+}
+
+// Receive takes the nameservers' answer: it is cached, and given to the clients.
+func (l *flight) Receive(answer upstream.Answer, err error) {
+	f := l.forwarder
+	result := &Result{Source: SourceUpstream, Err: err}
+	if l.relays() {
+		result.Relayed = answer.Reply
+		f.flights.land(l, result)
+		return
+	}
+	value := cache.Value{Generation: l.generation, Unsure: answer.Unsure}
+	if err == nil {
+		if result.Reply, err = reply.Parse(answer.Reply); err != nil {
+			result.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
+		}
+	}
+	if answer.Unsure && f.cache != nil {
+		// A client with a cache must not keep it for longer than this one does.
+		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxUnsure / time.Second)}
+	}
 	switch {
 	case result.Err == nil:
-		value.Reply, value.Unsure = result.Reply, result.unsure
-		f.cache.Put(key, value, f.config.Clock.Now())
+		value.Reply = result.Reply
+		f.cache.Put(l.key.Key, value, f.config.Clock.Now())
 	case nameserversFailed(result.Err):
 		value.Failure = result.Err.Error()
-		f.cache.Put(key, value, f.config.Clock.Now())
+		f.cache.Put(l.key.Key, value, f.config.Clock.Now())
 	}
-	f.flights.land(flight, result)
+	f.flights.land(l, result)
 }
+
+// relays reports whether the flight is of a message that is relayed.
+func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
 
 // nameserversFailed reports whether nameservers were asked and failed to answer, so that
 // the question is not asked again for a moment (RFC 9520). A query that was not sent, such
@@ -195,27 +208,4 @@ func nameserversFailed(err error) bool {
 		}
 	}
 	return false
-}
-
-// exchange asks nameservers a question. how is the client's transport, which is used if
-// there is no cache.
-func (f *Forwarder) exchange(key cache.Key, how upstream.How) Result {
-	if f.cache != nil {
-		how = upstream.UDPThenTCP
-	}
-	r := f.routing.Load()
-	found := Result{Source: SourceUpstream}
-	answer, err := r.group(wire.Name(key.Name)).Ask(context.Background(), r.query(key), how)
-	if err != nil {
-		found.Err = err
-		return found
-	}
-	if found.Reply, err = reply.Parse(answer.Reply); err != nil {
-		found.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
-	}
-	if answer.Unsure && f.cache != nil {
-		// A client with a cache must not keep it for longer than this one does.
-		found.unsure, found.Age = true, reply.Age{Cached: true, Max: uint32(cache.MaxUnsure / time.Second)}
-	}
-	return found
 }

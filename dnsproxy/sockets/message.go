@@ -16,11 +16,15 @@ const controlLen = 64
 type Message struct {
 	// Packet is the buffer for packets, or the packet of a clone.
 	Packet  []byte
-	name    unix.RawSockaddrAny
+	name    unix.RawSockaddrInet6 // or a RawSockaddrInet4, which is shorter
 	nameLen uint32
+	// envelope is for sockets that are bound to all addresses, nil for others.
+	envelope *envelope
+}
 
-	// These are used for sockets that are bound to all addresses.
-	header  *unix.Msghdr // nil for other sockets
+// An envelope is what recvmsg(2) and sendmsg(2) take.
+type envelope struct {
+	header  unix.Msghdr
 	vector  unix.Iovec
 	control [controlLen]byte
 }
@@ -30,25 +34,26 @@ type Message struct {
 func NewMessage(size int, wildcard bool) *Message {
 	m := &Message{Packet: make([]byte, size)}
 	if wildcard {
-		m.header = &unix.Msghdr{}
+		m.envelope = new(envelope)
 		m.point()
 	}
 	return m
 }
 
-// point makes the header point to the message's own fields.
+// point makes the envelope point to the message's own fields.
 func (m *Message) point() {
-	m.header.Name = (*byte)(unsafe.Pointer(&m.name))
-	m.header.Iov = &m.vector
-	m.header.SetIovlen(1)
-	m.header.Control = &m.control[0]
+	header := &m.envelope.header
+	header.Name = (*byte)(unsafe.Pointer(&m.name))
+	header.Iov = &m.envelope.vector
+	header.SetIovlen(1)
+	header.Control = &m.envelope.control[0]
 }
 
 // Receive reads a packet from the socket. The packet is valid until the next call. It does
 // not block.
 func (m *Message) Receive(fd uintptr) ([]byte, unix.Errno) {
-	m.nameLen = unix.SizeofSockaddrAny
-	if m.header != nil {
+	m.nameLen = unix.SizeofSockaddrInet6
+	if m.envelope != nil {
 		return m.receiveMsg(fd)
 	}
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, fd,
@@ -62,11 +67,12 @@ func (m *Message) Receive(fd uintptr) ([]byte, unix.Errno) {
 
 // receiveMsg is Receive with the address that the packet was sent to.
 func (m *Message) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
-	m.vector.Base = &m.Packet[0]
-	m.vector.SetLen(len(m.Packet))
-	m.header.Namelen = m.nameLen
-	m.header.SetControllen(len(m.control))
-	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(m.header)), unix.MSG_DONTWAIT)
+	e := m.envelope
+	e.vector.Base = &m.Packet[0]
+	e.vector.SetLen(len(m.Packet))
+	e.header.Namelen = m.nameLen
+	e.header.SetControllen(len(e.control))
+	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&e.header)), unix.MSG_DONTWAIT)
 	if errno != 0 {
 		return nil, errno
 	}
@@ -86,7 +92,7 @@ func (m *Message) Send(fd uintptr, response []byte) unix.Errno {
 
 // sendOnce is one attempt of Send.
 func (m *Message) sendOnce(fd uintptr, response []byte) unix.Errno {
-	if m.header != nil {
+	if m.envelope != nil {
 		return m.sendMsg(fd, response)
 	}
 	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, fd,
@@ -97,28 +103,28 @@ func (m *Message) sendOnce(fd uintptr, response []byte) unix.Errno {
 
 // sendMsg is sendOnce for a socket that is bound to all addresses.
 func (m *Message) sendMsg(fd uintptr, response []byte) unix.Errno {
-	m.vector.Base = &response[0]
-	m.vector.SetLen(len(response))
-	m.header.Flags = 0
-	control := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[0]))
-	if m.header.Controllen >= unix.SizeofCmsghdr && control.Level == unix.IPPROTO_IP && control.Type == unix.IP_PKTINFO {
+	e := m.envelope
+	e.vector.Base = &response[0]
+	e.vector.SetLen(len(response))
+	e.header.Flags = 0
+	control := (*unix.Cmsghdr)(unsafe.Pointer(&e.control[0]))
+	if e.header.Controllen >= unix.SizeofCmsghdr && control.Level == unix.IPPROTO_IP && control.Type == unix.IP_PKTINFO {
 		// The control message of the packet has the address that it was sent to, which
 		// becomes the source address of the response. The routes choose the interface.
-		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&m.control[unix.CmsgLen(0)]))
+		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&e.control[unix.CmsgLen(0)]))
 		info.Ifindex = 0
 	}
-	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(m.header)), unix.MSG_DONTWAIT)
+	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(&e.header)), unix.MSG_DONTWAIT)
 	return errno
 }
 
 // Client returns the address that the message came from.
 func (m *Message) Client() netip.AddrPort {
-	if m.name.Addr.Family == unix.AF_INET {
+	if m.name.Family == unix.AF_INET {
 		name := (*unix.RawSockaddrInet4)(unsafe.Pointer(&m.name))
 		return netip.AddrPortFrom(netip.AddrFrom4(name.Addr), networkOrder(name.Port))
 	}
-	name := (*unix.RawSockaddrInet6)(unsafe.Pointer(&m.name))
-	return netip.AddrPortFrom(netip.AddrFrom16(name.Addr).Unmap(), networkOrder(name.Port))
+	return netip.AddrPortFrom(netip.AddrFrom16(m.name.Addr).Unmap(), networkOrder(m.name.Port))
 }
 
 // networkOrder returns a port that the kernel wrote as two bytes.
@@ -131,15 +137,17 @@ func networkOrder(port uint16) uint16 {
 // Local returns the address that the message was sent to; bound is the one that its socket is
 // bound to.
 func (m *Message) Local(bound netip.AddrPort) netip.AddrPort {
-	control := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[0]))
-	switch {
-	case m.header == nil || m.header.Controllen < unix.SizeofCmsghdr:
+	e := m.envelope
+	if e == nil || e.header.Controllen < unix.SizeofCmsghdr {
 		return bound
+	}
+	control := (*unix.Cmsghdr)(unsafe.Pointer(&e.control[0]))
+	switch {
 	case control.Level == unix.IPPROTO_IP && control.Type == unix.IP_PKTINFO:
-		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&m.control[unix.CmsgLen(0)]))
+		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&e.control[unix.CmsgLen(0)]))
 		return netip.AddrPortFrom(netip.AddrFrom4(info.Addr), bound.Port())
 	case control.Level == unix.IPPROTO_IPV6 && control.Type == unix.IPV6_PKTINFO:
-		info := (*unix.Inet6Pktinfo)(unsafe.Pointer(&m.control[unix.CmsgLen(0)]))
+		info := (*unix.Inet6Pktinfo)(unsafe.Pointer(&e.control[unix.CmsgLen(0)]))
 		return netip.AddrPortFrom(netip.AddrFrom16(info.Addr).Unmap(), bound.Port())
 	}
 	return bound
@@ -149,11 +157,11 @@ func (m *Message) Local(bound netip.AddrPort) netip.AddrPort {
 func (m *Message) Clone(n int) *Message {
 	c := &Message{
 		Packet: append([]byte(nil), m.Packet[:n]...),
-		name:   m.name, nameLen: m.nameLen, control: m.control,
+		name:   m.name, nameLen: m.nameLen,
 	}
-	if m.header != nil {
-		header := *m.header
-		c.header = &header
+	if m.envelope != nil {
+		copied := *m.envelope
+		c.envelope = &copied
 		c.point()
 	}
 	return c
