@@ -6,7 +6,7 @@
 //	server.go      Server: New, Run, Ready, and Load, which puts a table into use
 //	listen.go      opening the sockets
 //	listener.go    what the sockets of both transports have in common
-//	udp.go         reading queries from UDP sockets; passing them to workers
+//	udp.go         reading queries from UDP sockets; clients that wait for nameservers; workers
 //	tcp.go         the same for TCP connections
 //	tcpawait.go    when a TCP connection is closed
 //	tcpclients.go  the limit of TCP connections, and which connection makes room
@@ -71,8 +71,11 @@
 // looks up the original destination of a UDP query last, since that is a request to the
 // kernel: for cache hits and for queries that it passes on, never for mesh names.
 //
-// A query that has to wait for nameservers or for the first table, or is rare or malformed, is
-// passed to a worker goroutine together with the results so far. The worker takes the slow
+// A query over UDP that is forwarded leaves from the same goroutine, which keeps the packet for the client's
+// [udpClient]. The goroutine that reads the nameserver's socket sends the client its response.
+//
+// A query over TCP that is forwarded, one that has to wait for the first table, and what is rare or malformed
+// is passed to a worker goroutine together with the results so far. The worker takes the slow
 // path ([handler.slow]). A query that has waited for the first table is decided on again.
 //
 // # Ownership

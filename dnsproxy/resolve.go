@@ -33,19 +33,11 @@ func (s *Server) Resolve(ctx context.Context, hostname string, rrtype uint16, on
 	if onlyCached {
 		return nil, false, nil
 	}
-	type result struct {
-		addrs []netip.Addr
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() { // which ends within the time of a forwarded query
-		found := s.handler.forwarder.Answer(&r.ask)
-		addrs, err := r.addresses(&found)
-		done <- result{addrs, err}
-	}()
+	s.handler.forwarder.Begin(&r.ask, r)
 	select {
-	case r := <-done:
-		return r.addrs, true, r.err
+	case found := <-r.found:
+		addrs, err = r.addresses(found)
+		return addrs, true, err
 	case <-ctx.Done():
 		return nil, true, ctx.Err()
 	}
@@ -57,7 +49,11 @@ type resolution struct {
 	rrtype uint16
 	query  wire.Query
 	ask    forward.Query
+	found  chan *forward.Result // holds one
 }
+
+// Receive takes what the forwarder has found.
+func (r *resolution) Receive(found *forward.Result) { r.found <- found }
 
 func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, error) {
 	name, err := wire.ParseHostname(hostname)
@@ -67,7 +63,7 @@ func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, err
 	if zone, local := s.handler.suffixes.Local(name); local {
 		return nil, fmt.Errorf("names below %s are never forwarded (--local-only)", zone)
 	}
-	r := &resolution{rrtype: rrtype}
+	r := &resolution{rrtype: rrtype, found: make(chan *forward.Result, 1)}
 	if r.packet, err = new(dns.Msg).SetQuestion(name.String(), rrtype).Pack(); err != nil {
 		return nil, err
 	}

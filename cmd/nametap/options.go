@@ -134,7 +134,7 @@ func (o *options) declareNameservers(g settings.Group) {
 	g.Bool(&forward.Parallel, "upstream-parallel", "ask all nameservers at once instead of one after the other").Env("DNS_FORWARD_PARALLEL")
 	g.Bool(&forward.MixCase, "upstream-mix-case", "send questions in random case (0x20), which makes replies harder to forge")
 	g.Var(settings.Duration(&forward.Timeout, settings.ZeroRefused), "upstream-timeout", "time limit of a forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
-	g.Var(settings.Int(&forward.MaxInflight, settings.ZeroRefused), "max-inflight", "limit of queries that are forwarded or held at a time; further ones get SERVFAIL")
+	g.Var(settings.Int(&forward.MaxInflight, settings.ZeroRefused), "max-inflight", "limit of queries that are forwarded or held at a time; a further one takes the place of the oldest")
 	g.Bool(&o.agent.DNS.OriginalDestination, "original-destination", "forward a captured query to the nameserver that it was sent to, if resolv.conf does not name that one; over UDP this needs CAP_NET_ADMIN")
 }
 

@@ -54,7 +54,7 @@ type Config struct {
 	// than the 5 s after which glibc tries the next server.
 	Timeout time.Duration
 	// MaxInflight bounds the queries that wait for a nameserver or for the first table, 1
-	// or more; further ones get SERVFAIL at once. One domain gets at most half of it.
+	// or more; a further one takes the place of the oldest, which gets SERVFAIL.
 	// Default 10,000.
 	MaxInflight int
 	// CacheSize bounds the memory of the cache in bytes; negative disables the cache.

@@ -2,17 +2,17 @@
 // or by asking nameservers.
 //
 // The caller parses a query and decides that it is to be forwarded. It passes a [Query] to
-// [Forwarder.Lookup], which may be called on the fast path. If the cache has no answer, it
-// passes the query to [Forwarder.Answer], which blocks.
+// [Forwarder.Lookup]. If the cache has no answer, it
+// passes the query to [Forwarder.Begin], which returns once it is sent. The goroutine that
+// reads the nameserver's reply passes the result to the caller's [Client].
 //
 //	config.go      the settings
 //	forward.go     the Forwarder: New, Run and what others may ask of it
 //	query.go       a query and its result; messages that are relayed as they are
 //	resolve.go     questions that are cached: lookup, refresh, stale answers
 //	unpack.go      replies as messages of the DNS library
-//	flight.go      questions in flight, one for all clients that ask the same
-//	bounds.go      the bounds of queries in flight: their number, shared among domains, and
-//	               bytes
+//	flight.go      questions in flight, one for all clients that ask the same; their number
+//	bounds.go      the bound of queries that wait, in bytes
 //	routing.go     which nameservers are asked for a name; following resolv.conf
 //	cacheadmin.go  looking into the cache, and flushing it
 //	metrics.go     what is counted
@@ -49,7 +49,9 @@
 //
 // # Bounds
 //
-// A query that waits takes a slot. Slots are shared among domains, so that names with dead
-// nameservers leave slots for others. A query that gets no slot fails at once, or gets a stale
-// answer. Long queries are also bounded in bytes.
+// A client that waits takes one of Config.MaxInflight places. If none is free, the question that has been in
+// flight for longest ends with an error, or with a stale answer, and its clients make room: nameservers answer most
+// questions within milliseconds, so names with dead nameservers never keep others from being asked. Nameservers
+// that are silent are sent a few queries only (rule 8 of package upstream); a query for which all are, takes no
+// place of others. Long queries are also bounded in bytes.
 package forward

@@ -29,7 +29,7 @@ func newMetrics() *metrics {
 		direct: counter("nametap_dns_original_destination_total",
 			"Messages forwarded to their original destination."),
 		overflows: counter("nametap_dns_overflows_total",
-			"Queries refused because --max-inflight queries were in flight."),
+			"Queries refused because --max-inflight queries were in flight, or many for nameservers that are silent."),
 		resolvConfErrors: counter("nametap_resolv_conf_errors_total",
 			"Times that resolv.conf became unusable; the previous nameservers stay in use."),
 	}
