@@ -131,7 +131,7 @@ func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).
 // flight is nil. group has the nameservers that will be asked: if they are silent, others keep their places.
 func (f *Forwarder) board(key flightKey, who seat, group *upstream.Group) boarding {
 	b := f.flights.join(f, key, who, who.client != nil && !group.Full())
-	for range b.evicted.end() {
+	for range b.end() {
 		f.metrics.overflows.Inc()
 	}
 	if b.flight == nil && who.client != nil {

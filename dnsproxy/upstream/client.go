@@ -318,11 +318,11 @@ func (g *Group) Down() bool {
 	return true
 }
 
-// Full reports whether a query would fail with [ErrSilent] at the moment: all servers are full (rule 8).
+// Full reports whether a query would fail with [ErrSilent] at the moment (rule 8).
 func (g *Group) Full() bool {
 	now := time.Now()
 	for _, s := range g.servers {
-		if !s.full(now) {
+		if !s.refusesAll(now) {
 			return false
 		}
 	}

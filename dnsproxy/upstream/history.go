@@ -92,7 +92,7 @@ type history struct {
 type standing struct {
 	state  State
 	silent bool          // probes have been unanswered for longer than patience
-	full   bool          // it has been silent for downSilence and owes many replies (rule 8)
+	full   bool          // it is silent and owes many replies (rule 8)
 	mute   bool          // it is failing because it leaves queries unanswered
 	rtt    time.Duration // to rank by
 	late   time.Duration // when it is late

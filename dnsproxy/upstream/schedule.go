@@ -101,14 +101,14 @@ func (s *schedule) act(kind actionKind, i int) {
 }
 
 // see takes the standing of a server. It is to be called for every server before start,
-// wake, and an outcome that is not an answer. A server that loops or is full has failed.
+// wake, and an outcome that is not an answer. A server that loops, or is down and full, has failed.
 func (s *schedule) see(i int, st standing) {
 	t := &s.tries[i]
 	t.standing = st
 	switch {
 	case st.state == Looping:
 		t.done, t.err = true, ErrLoop
-	case st.full && t.asked == 0:
+	case st.full && st.state == Down && t.asked == 0:
 		t.done, t.err = true, ErrSilent
 	}
 }
@@ -159,8 +159,12 @@ func (s *schedule) ask(i int, now time.Time) {
 	s.send(i, now)
 }
 
+// send sends the query to a server, unless that is full: then the query waits for a sign of life.
 func (s *schedule) send(i int, now time.Time) {
 	t := &s.tries[i]
+	if t.standing.full {
+		return
+	}
 	if t.asked == 0 {
 		t.first = now
 	}

@@ -75,7 +75,7 @@ func (s *server) standing(now time.Time, stream bool) standing {
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
 	silence, lastError := s.history.silence(now), s.lastError
-	st.full = silence >= downSilence && s.owes.Load() >= maxSilent
+	st.full = st.silent && s.owes.Load() >= maxSilent
 	s.mu.Unlock()
 	if fell {
 		s.logs(slog.LevelWarn, "nameserver is down", slog.Duration("silent", silence), slog.String("last_error", lastError))
@@ -86,12 +86,12 @@ func (s *server) standing(now time.Time, stream bool) standing {
 	return st
 }
 
-// maxSilent is how many queries a server that has been silent for downSilence may owe replies to until it is
-// full (rule 8).
+// maxSilent is how many queries a silent server may owe replies to until it is full (rule 8).
 const maxSilent = 128
 
-// full reports whether the server is sent no further query.
-func (s *server) full(now time.Time) bool {
+// refusesAll reports whether queries that only this server could answer fail at once: it is full, and has been
+// silent for downSilence.
+func (s *server) refusesAll(now time.Time) bool {
 	if s.owes.Load() < maxSilent {
 		return false
 	}

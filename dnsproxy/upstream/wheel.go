@@ -89,9 +89,15 @@ func (w *wheel) setAlarm(tick int64) {
 	w.alarm.Reset(time.Until(w.origin.Add(time.Duration(tick) * wheelTick)))
 }
 
-// fire notifies the exchanges whose timers are due.
+// fire notifies the exchanges whose timers are due. If they are many it pauses now and then: while a goroutine
+// runs, Go looks for packets that have arrived every 10 ms only, and mesh names must not wait for thousands of
+// queries to silent nameservers.
 func (w *wheel) fire() {
-	for _, t := range w.due(time.Now()) {
+	const chunk, pause = 16, 20 * time.Microsecond
+	for i, t := range w.due(time.Now()) {
+		if i%chunk == chunk-1 {
+			time.Sleep(pause)
+		}
 		t.exchange.notify(t.generation, func(e *exchange) { e.due = true })
 	}
 }
