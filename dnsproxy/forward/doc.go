@@ -39,8 +39,9 @@
 //     the last time. Nameservers are then queried again in the background, after 5 s, 10 s,
 //     20 s and every 30 s.
 //
-// A negative reply is cached for 30 s at most if a nameserver that comes earlier in the order
-// failed to answer: that one may know the name, and may recover soon.
+// A reply is cached for 30 s at most, and not served stale, if a nameserver that comes earlier in
+// the order failed to answer: that one may know the name, and may recover soon. A reply without
+// signatures to a client that wants them is not cached if the nameserver was queried without EDNS.
 //
 // When resolv.conf names other nameservers, the cache is flushed and its generation ends. A
 // question in flight has the generation from before its nameservers were chosen. If that is

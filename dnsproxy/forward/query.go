@@ -78,7 +78,8 @@ type Result struct {
 	Source  string
 	Err     error // why there is neither; nil otherwise
 
-	unsure bool // Reply is negative, and a preferred nameserver did not answer
+	provisional bool // a nameserver that comes earlier in the order may have another answer
+	plain       bool // the nameserver was queried without EDNS
 }
 
 // Rcode returns the response code; Err must be nil.

@@ -171,8 +171,9 @@ func (f *Forwarder) ask(flight *flight, state cache.State) {
 	value := cache.Value{Generation: f.cache.Generation()} // before the nameservers are chosen
 	result := f.exchange(key, flight.key.how)
 	switch {
+	case result.Err == nil && result.plain && key.DO: // without signatures, which other clients may get
 	case result.Err == nil:
-		value.Reply, value.Unsure = result.Reply, result.unsure
+		value.Reply, value.Provisional = result.Reply, result.provisional
 		f.cache.Put(key, value, f.config.Clock.Now())
 	case nameserversFailed(result.Err):
 		value.Failure = result.Err.Error()
@@ -213,9 +214,10 @@ func (f *Forwarder) exchange(key cache.Key, how upstream.How) Result {
 	if found.Reply, err = reply.Parse(answer.Reply); err != nil {
 		found.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
 	}
-	if answer.Unsure && f.cache != nil {
+	found.plain = answer.Plain
+	if answer.Provisional && f.cache != nil {
 		// A client with a cache must not keep it for longer than this one does.
-		found.unsure, found.Age = true, reply.Age{Cached: true, Max: uint32(cache.MaxUnsure / time.Second)}
+		found.provisional, found.Age = true, reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
 	}
 	return found
 }

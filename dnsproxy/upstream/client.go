@@ -71,12 +71,8 @@ type Config struct {
 type Options struct {
 	// Fastest prefers servers that are fast over those that come first.
 	Fastest bool
-	// Rotate spreads queries over all servers that are about as fast as the fastest.
-	Rotate bool
 	// UseVC asks over TCP only.
 	UseVC bool
-	// Parallel asks all servers at once.
-	Parallel bool
 	// Timeout and Attempts are those of resolv.conf(5). A query ends after their product
 	// times the number of servers, if that is less than Config.Timeout. If only
 	// one of them is zero it has resolv.conf(5)'s default, 5 s or 2.
@@ -90,7 +86,7 @@ type Status struct {
 	State State
 	RTT   time.Duration // smoothed; zero before the first reply
 
-	Requests  uint64 // queries sent, with repetitions, copies and probes
+	Requests  uint64 // queries sent, with repetitions and probes
 	Failures  uint64 // those of them without a reply: timeouts and errors
 	Wrong     uint64 // responses that belong to no query in flight
 	Malformed uint64 // packets that are not DNS responses, and replies that cannot be parsed
@@ -193,7 +189,7 @@ func (c *Client) spawn(f func()) bool {
 // sweepInterval is how often attempts and sockets are checked for their age.
 const sweepInterval = 250 * time.Millisecond
 
-// sweep sweeps all servers' sockets until none is open.
+// sweep sweeps all servers until no socket is open and no server owes replies.
 func (c *Client) sweep() {
 	ticker := time.NewTicker(sweepInterval)
 	defer ticker.Stop()
@@ -204,16 +200,18 @@ func (c *Client) sweep() {
 			return
 		}
 		c.mu.Lock()
-		if c.open.Load() == 0 {
-			c.sweeping = false
-			c.mu.Unlock()
-			return
-		}
 		servers := c.allLocked()
 		c.mu.Unlock()
-		now := time.Now()
+		now, owe := time.Now(), false
 		for _, s := range servers {
-			s.sweep(now)
+			owe = s.sweep(now) || owe
+		}
+		c.mu.Lock()
+		c.sweeping = owe || c.open.Load() > 0
+		done := !c.sweeping
+		c.mu.Unlock()
+		if done {
+			return
 		}
 	}
 }
@@ -241,6 +239,7 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 			c.servers[spec] = s
 		}
 		if !slices.Contains(g.servers, s) {
+			s.follow(opts)
 			g.servers = append(g.servers, s)
 		}
 	}
@@ -320,7 +319,7 @@ const trialPause = 100 * time.Millisecond
 func (g *Group) Down() bool {
 	now := time.Now()
 	for _, s := range g.servers {
-		if s.standing(now, s.udp == nil).state < Down {
+		if s.standing(now).state < Down {
 			return false
 		}
 	}

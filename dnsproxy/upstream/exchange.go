@@ -49,9 +49,12 @@ func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Sp
 type Answer struct {
 	Reply  []byte
 	Server Spec // that sent Reply
-	// Unsure reports that Reply is a negative answer, and that a server that stands before
-	// Server and may have had an answer failed to reply (rule 12).
-	Unsure bool
+	// Provisional reports that a server that stands before Server may have another answer
+	// (rule 6). Reply is to be kept for 30 s at most, not prolonged, and never served stale.
+	Provisional bool
+	// Plain reports that the query was sent without the OPT record that it has. If it asks for
+	// signatures, Reply lacks them.
+	Plain bool
 }
 
 // Ask is Exchange, and tells how sure the reply is.
@@ -70,7 +73,7 @@ func (g *Group) Ask(ctx context.Context, query []byte, how How) (Answer, error) 
 		return Answer{}, err
 	}
 	e.start(time.Now())
-	for !e.schedule.over {
+	for !e.schedule.answered {
 		select {
 		case <-e.wake:
 			e.receive(time.Now())
@@ -166,7 +169,7 @@ func (e *exchange) begin(g *Group, query []byte, how How) error {
 	how &^= Verbatim
 	s := &e.schedule
 	s.reset()
-	s.options, s.budget, s.deadline, s.random = g.options, &g.budget, time.Now().Add(g.timeout), rand.Uint64()
+	s.options, s.budget, s.deadline = g.options, &g.budget, time.Now().Add(g.timeout)
 	s.once, s.overTCP, s.edns = !isQuery(query), how == UDPThenTCP, !e.verbatim && wire.EndsInOPT(query)
 	for _, server := range g.servers {
 		e.servers = append(e.servers, peer{server: server})
@@ -182,16 +185,14 @@ func (e *exchange) start(now time.Time) {
 			e.servers[i].loopProbeAgain(now)
 		}
 	}
-	e.schedule.start(now, func(i int) bool { return e.servers[i].copyDue(now) })
+	e.schedule.start(now)
 	e.carryOut(now)
 }
 
 // look tells the schedule how the servers are doing.
 func (e *exchange) look(now time.Time) {
 	for i := range e.servers {
-		// A server that answers over UDP is alive, although TCP to it may be blocked; so
-		// probes go over TCP only with use-vc.
-		e.schedule.see(i, e.servers[i].standing(now, e.schedule.options.UseVC))
+		e.schedule.see(i, e.servers[i].standing(now))
 	}
 }
 
@@ -212,7 +213,7 @@ func (e *exchange) receive(now time.Time) {
 	e.outcomes = e.spare[:0]
 	e.mu.Unlock()
 	for _, o := range outcomes {
-		if e.schedule.over {
+		if e.schedule.answered {
 			break
 		}
 		if o.err != nil || !o.reading.usable() {
@@ -242,17 +243,13 @@ func (e *exchange) carryOut(now time.Time) {
 		case actFolds:
 			s.rememberFolded(now)
 		case actAnsweredPlain:
-			if t.plain || e.servers[action.try].triedPlain && s.dropsEDNS(t.first) {
-				s.rememberPlain(now)
+			if t.plain || e.servers[action.try].triedPlain {
+				s.answeredPlain(now)
 			}
 		case actMalformed:
 			s.noteMalformed(t.err)
 		case actFailure:
 			s.note("response code " + strconv.Itoa(t.code))
-		case actFailedAlone:
-			s.noteFailedAlone()
-		case actLateAlone:
-			s.noteLateAlone()
 		}
 	}
 	e.schedule.actions = e.schedule.actions[:0]
@@ -271,8 +268,8 @@ func (e *exchange) send(i int, now time.Time) {
 	a.slot, a.sent, a.stream, a.again = e.slot, now, t.stream, t.asked > 1
 	e.slot++
 	e.packet = append(e.packet[:0], e.query...)
-	if a.edns = wire.EndsInOPT(e.packet); e.schedule.edns && (plain || t.plain || e.tryPlain(i)) {
-		e.packet, a.plain, a.edns = wire.CutOPT(e.packet), true, false
+	if e.schedule.edns && (plain || t.plain || e.tryPlain(i, now)) {
+		e.packet, a.plain = wire.CutOPT(e.packet), true
 	}
 	question := e.packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
 	if e.client.config.MixCase && !folded && !t.stream && !e.verbatim {
@@ -285,21 +282,24 @@ func (e *exchange) send(i int, now time.Time) {
 }
 
 // tryPlain reports whether a server is asked without EDNS for once, since packets with an
-// OPT record may be lost on the way: the third time, if no reply to one has come since the
-// query began. A client that wants signatures has no use for an answer without them.
-func (e *exchange) tryPlain(i int) bool {
+// OPT record may be lost on the way: the third time, if no reply with one has come since the
+// query began. A client that wants signatures has little use for an answer without them, so for
+// such a client no reply with one must have come for as long as quirks are remembered.
+func (e *exchange) tryPlain(i int, now time.Time) bool {
 	const third = 3
 	t := &e.schedule.tries[i]
 	if t.asked != third {
 		return false
 	}
-	if !wire.WantsDNSSEC(e.query) && e.servers[i].dropsEDNS(t.first) {
-		e.servers[i].triedPlain = true
+	since := t.first
+	if wire.WantsDNSSEC(e.query) {
+		since = now.Add(-rememberQuirk)
 	}
+	e.servers[i].triedPlain = e.servers[i].dropsEDNS(since)
 	return e.servers[i].triedPlain
 }
 
-// answer returns the answer once the schedule is over.
+// answer returns the answer once there is one.
 func (e *exchange) answer() (Answer, error) {
 	s := &e.schedule
 	if s.reply == nil {
@@ -311,5 +311,5 @@ func (e *exchange) answer() (Answer, error) {
 	} else {
 		reply = restore(reply, e.query, e.question)
 	}
-	return Answer{Reply: reply, Server: e.servers[s.winner].spec, Unsure: s.unsure()}, nil
+	return Answer{Reply: reply, Server: e.servers[s.winner].spec, Provisional: s.provisional, Plain: s.plain}, nil
 }
