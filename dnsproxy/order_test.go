@@ -12,6 +12,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // slowly starts a nameserver whose replies take long.
@@ -50,6 +51,25 @@ func TestOrder(t *testing.T) {
 				t.Error("the second server was never asked")
 			}
 		})
+	}
+}
+
+// F5: the option rotate of resolv.conf means the order fastest, and the log says so once.
+func TestRotate(t *testing.T) {
+	t.Parallel()
+	logger, log := newLog()
+	path := resolvConf(t, "options rotate")
+	first, second := slowly(t, internal, 300*time.Millisecond), nameserver(t, internal)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: path, Upstreams: servers(first, second)}, Logger: logger})
+	wait.Until(t, "only the fastest nameserver is queried", func() bool {
+		second.Reset()
+		for i := range 5 {
+			p.ask(t, fmt.Sprintf("w%d-%d.example", time.Now().UnixNano(), i), dns.TypeA)
+		}
+		return len(second.Queries()) >= 5
+	})
+	if n := log.Count("options rotate means upstream-order fastest"); n != 1 {
+		t.Errorf("%d lines:\n%s", n, log)
 	}
 }
 

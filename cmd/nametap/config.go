@@ -125,9 +125,12 @@ func (o *options) logger() *slog.Logger {
 	return slog.New(newHandler(to))
 }
 
-// An upstreamOrder is a setting of the order of nameservers. With true, as parallelEnv may have it, it is fastest, with
-// false it is strict.
-type upstreamOrder struct{ *forward.Order }
+// An upstreamOrder is a setting of the order of nameservers. With true, as parallelEnv may have it, it is fastest, and
+// notes that in parallel; with false it is strict.
+type upstreamOrder struct {
+	*forward.Order
+	parallel *bool
+}
 
 // UnmarshalText reads an order, true or false.
 func (o upstreamOrder) UnmarshalText(text []byte) error {
@@ -135,7 +138,7 @@ func (o upstreamOrder) UnmarshalText(text []byte) error {
 	case err != nil:
 		return o.Order.UnmarshalText(text)
 	case parallel:
-		*o.Order = forward.OrderFastest
+		*o.Order, *o.parallel = forward.OrderFastest, true
 	default:
 		*o.Order = forward.OrderStrict
 	}
@@ -144,9 +147,9 @@ func (o upstreamOrder) UnmarshalText(text []byte) error {
 
 // logParallel logs what parallelEnv means, if it is in effect.
 func (o *options) logParallel(log *slog.Logger) {
-	source := settings.Source(o.flags.Lookup(orderFlag))
-	if o.agent.DNS.Forward.Order == forward.OrderFastest && strings.Contains(source, parallelEnv) {
-		log.Info(parallelEnv+"=true means --"+orderFlag+" fastest: nameservers are not asked all at once", "source", source)
+	if o.parallel && o.agent.DNS.Forward.Order == forward.OrderFastest {
+		log.Info(parallelEnv+"=true means --"+orderFlag+" fastest: nameservers are not asked all at once",
+			"source", settings.Source(o.flags.Lookup(orderFlag)))
 	}
 }
 
