@@ -12,10 +12,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// slowly starts a nameserver whose replies take longer than the 50 ms after which the next
-// server is queried, too.
+// slowly starts a nameserver whose replies take long.
 func slowly(t *testing.T, handler fakedns.Handler, after time.Duration) *fakedns.Server {
 	t.Helper()
 	fake := nameserver(t, handler)
@@ -33,10 +33,10 @@ func TestOrder(t *testing.T) {
 	for order, wantNXDOMAIN := range map[forward.Order]bool{"": false, forward.OrderStrict: false, forward.OrderFastest: true} {
 		t.Run(string(order), func(t *testing.T) {
 			t.Parallel()
-			first, second := slowly(t, internal, 120*time.Millisecond), nameserver(t, fakedns.Answer())
+			first, second := slowly(t, internal, 300*time.Millisecond), nameserver(t, fakedns.Answer())
 			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second), Order: order}})
 			nxdomain := 0
-			for i := range 40 {
+			for i := range 10 {
 				switch resp := p.ask(t, fmt.Sprintf("w%d.corp.example", i), dns.TypeA); {
 				case resp.Rcode == dns.RcodeNameError:
 					nxdomain++
@@ -45,12 +45,31 @@ func TestOrder(t *testing.T) {
 				}
 			}
 			if wantNXDOMAIN != (nxdomain > 0) {
-				t.Errorf("%d of 40 names are said not to exist", nxdomain)
+				t.Errorf("%d of 10 names are said not to exist", nxdomain)
 			}
 			if asked := len(second.Queries()); asked == 0 {
 				t.Error("the second server was never asked")
 			}
 		})
+	}
+}
+
+// F5: the option rotate of resolv.conf means the order fastest, and the log says so once.
+func TestRotate(t *testing.T) {
+	t.Parallel()
+	logger, log := newLog()
+	path := resolvConf(t, "options rotate")
+	first, second := slowly(t, internal, 300*time.Millisecond), nameserver(t, internal)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: path, Upstreams: servers(first, second)}, Logger: logger})
+	wait.Until(t, "only the fastest nameserver is queried", func() bool {
+		second.Reset()
+		for i := range 5 {
+			p.ask(t, fmt.Sprintf("w%d-%d.example", time.Now().UnixNano(), i), dns.TypeA)
+		}
+		return len(second.Queries()) >= 5
+	})
+	if n := log.Count("options rotate means upstream-order fastest"); n != 1 {
+		t.Errorf("%d lines:\n%s", n, log)
 	}
 }
 
@@ -91,9 +110,8 @@ func TestOrderFirstIsDead(t *testing.T) {
 	}
 }
 
-// F4: a first server that has internal names only is queried for each name, as by glibc, if
-// it refuses the others; if it fails for them, NXDOMAIN of the second server is not
-// trusted.
+// F4: a first server that has internal names only is queried for each name, as by glibc, whether
+// it refuses the others or fails for them.
 func TestOrderFirstKnowsItsOwnNames(t *testing.T) {
 	t.Parallel()
 	own := fakedns.Answer("git.corp.example. 60 IN A 10.0.0.1", "both.corp.example. 60 IN A 10.0.0.2")
@@ -108,9 +126,7 @@ func TestOrderFirstKnowsItsOwnNames(t *testing.T) {
 				p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), fmt.Sprintf("w%d.example. A 192.0.2.1", i)}})
 			}
 			p.converse(t, []dialogue{{"git.corp.example A", "git.corp.example. A 10.0.0.1"}})
-			if rcode == dns.RcodeRefused {
-				p.converse(t, []dialogue{{"both.corp.example A", "both.corp.example. A 10.0.0.2"}})
-			}
+			p.converse(t, []dialogue{{"both.corp.example A", "both.corp.example. A 10.0.0.2"}})
 		})
 	}
 }
@@ -118,7 +134,7 @@ func TestOrderFirstKnowsItsOwnNames(t *testing.T) {
 // F4, F8: a negative answer of the second server while the first one fails is cached only
 // briefly, since the first may know the name. If the first refuses the name, it is cached
 // as usual.
-func TestOrderNegativeIsUnsure(t *testing.T) {
+func TestOrderNegativeIsProvisional(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		first   fakedns.Handler
@@ -141,6 +157,79 @@ func TestOrderNegativeIsUnsure(t *testing.T) {
 					}
 				}
 			}
+		})
+	}
+}
+
+// F4, F8: a positive answer of the second server while the first one fails, or is late, is cached
+// only briefly, since the first may have another one. If the first refuses the name, it is cached
+// as usual.
+func TestOrderPositiveIsProvisional(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		first   fakedns.Handler
+		wantTTL uint32
+	}{
+		"silent":    {fakedns.Silence, 30},
+		"fails":     {fakedns.Rcode(dns.RcodeServerFailure), 30},
+		"malformed": {fakedns.Rcode(dns.RcodeFormatError), 30},
+		"refuses":   {fakedns.Rcode(dns.RcodeRefused), 3600},
+		"disclaims": {fakedns.Rcode(dns.RcodeNotImplemented), 3600},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			second := nameserver(t, fakedns.Answer("git.example. 3600 IN A 192.0.2.1"))
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, c.first), second)}})
+			for _, from := range []string{"a nameserver", "the cache"} {
+				resp := p.ask(t, "git.example", dns.TypeA)
+				if len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl > c.wantTTL || resp.Answer[0].Header().Ttl < c.wantTTL-10 {
+					t.Errorf("from %s: want a TTL of %d s:\n%v", from, c.wantTTL, resp)
+				}
+			}
+		})
+	}
+}
+
+// F4, F8: one late reply of the first server gives its name the second server's answer for 30 s at most.
+func TestOrderLateOnce(t *testing.T) {
+	t.Parallel()
+	first, second := nameserver(t, internal), nameserver(t, fakedns.Answer("late.example. 3600 IN A 192.0.2.2"))
+	first.Handle(internal, func(r fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {
+		if r.Msg.Question[0].Name == "late.example." {
+			return fakedns.Delay(time.Second)(r, packets)
+		}
+		return packets
+	})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
+	for i := range 10 {
+		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), fmt.Sprintf("w%d.example. A 192.0.2.1", i)}})
+	}
+	for _, from := range []string{"a nameserver", "the cache"} {
+		resp := p.ask(t, "late.example", dns.TypeA)
+		if got := outcome(resp); got != "late.example. A 192.0.2.1" && (got != "late.example. A 192.0.2.2" || resp.Answer[0].Header().Ttl > 30) {
+			t.Errorf("from %s:\n%v", from, resp)
+		}
+	}
+	p.converse(t, []dialogue{{"w.example A", "w.example. A 192.0.2.1"}})
+}
+
+// F4: failures of the first server for the names of one domain do not give other names to the second one.
+func TestOrderFailuresOfOneDomain(t *testing.T) {
+	t.Parallel()
+	own := fakedns.Answer("git.corp.example. 60 IN A 10.0.0.1")
+	for name, bogus := range map[string]fakedns.Handler{
+		"SERVFAIL": fakedns.Rcode(dns.RcodeServerFailure), "FORMERR": fakedns.Rcode(dns.RcodeFormatError), "silence": fakedns.Silence,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			first := nameserver(t, except("bogus.example.", bogus, own))
+			second := nameserver(t, except("bogus.example.", internal, fakedns.Answer("git.corp.example. 60 IN A 192.0.2.2")))
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
+			for i := range 10 {
+				bogus := fmt.Sprintf("w%d.bogus.example", i)
+				p.converse(t, []dialogue{{bogus + " A", bogus + ". A 192.0.2.1"}})
+			}
+			p.converse(t, []dialogue{{"git.corp.example A", "git.corp.example. A 10.0.0.1"}})
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package dnsproxy_test
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,8 +47,8 @@ func TestBadRepliesMoveOn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for _, parallel := range []bool{false, true} {
-				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(tc.bad, good), Parallel: parallel, CacheSize: -1}})
+			for _, order := range []forward.Order{forward.OrderStrict, forward.OrderFastest} {
+				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(tc.bad, good), Order: order, CacheSize: -1}})
 				for range 5 {
 					p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 				}
@@ -83,6 +84,54 @@ func TestMiddleboxDropsEDNS(t *testing.T) {
 	}
 	if asked := fake.Queries(); len(asked) != 5 {
 		t.Errorf("asked for five queries: %v", asked)
+	}
+}
+
+// F18, F8: a nameserver that refuses a query with EDNS for one name is queried again without EDNS. Its answer has no
+// signatures, so a client that wants them gets it, but it is not cached for other clients. Other names are queried
+// with EDNS as before.
+func TestRefusalOfOneNameKeepsEDNS(t *testing.T) {
+	t.Parallel()
+	var queries atomic.Int64
+	answer := fakedns.Answer("odd.example. 600 IN A 192.0.2.1", "www.example. 600 IN A 192.0.2.2")
+	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		edns, odd := query.IsEdns0() != nil, query.Question[0].Name == "odd.example."
+		if edns && odd {
+			return new(dns.Msg).SetRcode(query, dns.RcodeFormatError)
+		}
+		reply := answer(query, network)
+		if edns {
+			reply.SetEdns0(1232, query.IsEdns0().Do())
+			queries.Add(1)
+		}
+		return reply
+	})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
+	ask := func(name string, do bool) {
+		t.Helper()
+		query := question(name, dns.TypeA)
+		query.SetEdns0(1232, do)
+		if resp := p.exchange(t, "udp", query); resp.Rcode != dns.RcodeSuccess || len(resp.Answer) != 1 {
+			t.Errorf("%s:\n%v", name, resp)
+		}
+	}
+	ask("www.example", true)
+	for range 3 {
+		ask("odd.example", true)
+	}
+	if asked := fake.Queries(); len(asked) != 1+3*2 {
+		t.Errorf("a client that wants signatures is answered from the cache: %v", asked)
+	}
+	for range 3 {
+		ask("odd.example", false)
+	}
+	if asked := fake.Queries(); len(asked) != 1+3*2+2 {
+		t.Errorf("a client that wants none is not: %v", asked)
+	}
+	before := queries.Load()
+	ask("www.example", false)
+	if queries.Load() == before {
+		t.Error("another name is queried without EDNS")
 	}
 }
 

@@ -74,6 +74,7 @@ func runAgent(command *cobra.Command, o *options) error {
 		}
 		cfg.DrainCaptured = o.flags.Changed("drain")
 	}
+	o.logParallel(cfg.Logger)
 	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
 	shareSockets(&cfg, o.egress.Addr, sockets)
 	cfg.Service = !supervised && servesUnit(&cfg)

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/egress"
@@ -122,6 +123,34 @@ func (o *options) logger() *slog.Logger {
 		return slog.New(newJournalHandler(to, newHandler))
 	}
 	return slog.New(newHandler(to))
+}
+
+// An upstreamOrder is a setting of the order of nameservers. With true, as parallelEnv may have it, it is fastest, and
+// notes that in parallel; with false it is strict.
+type upstreamOrder struct {
+	*forward.Order
+	parallel *bool
+}
+
+// UnmarshalText reads an order, true or false.
+func (o upstreamOrder) UnmarshalText(text []byte) error {
+	switch parallel, err := strconv.ParseBool(string(text)); {
+	case err != nil:
+		return o.Order.UnmarshalText(text)
+	case parallel:
+		*o.Order, *o.parallel = forward.OrderFastest, true
+	default:
+		*o.Order = forward.OrderStrict
+	}
+	return nil
+}
+
+// logParallel logs what parallelEnv means, if it is in effect.
+func (o *options) logParallel(log *slog.Logger) {
+	if o.parallel && o.agent.DNS.Forward.Order == forward.OrderFastest {
+		log.Info(parallelEnv+"=true means --"+orderFlag+" fastest: nameservers are not asked all at once",
+			"source", settings.Source(o.flags.Lookup(orderFlag)))
+	}
 }
 
 // A logLevel is the least important level to log. It may change while loggers are in use.

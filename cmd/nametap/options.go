@@ -30,6 +30,7 @@ type options struct {
 	instanceIP    netip.Addr
 	labelsFile    string
 	nameservers   []nameserver
+	parallel      bool // parallelEnv
 
 	installRules bool // --capture
 	captureWait  time.Duration
@@ -54,7 +55,11 @@ const (
 	statusAddrFlag  = "status-addr"
 	stateDirFlag    = "state-dir"
 	egressAddrFlag  = "egress-addr"
+	orderFlag       = "upstream-order"
 )
+
+// parallelEnv is the variable with which Istio's agent asks all nameservers at once.
+const parallelEnv = "DNS_FORWARD_PARALLEL"
 
 // defaultMeshConfig is where Istio has the mesh config in a pod and on a VM.
 const defaultMeshConfig = "/etc/istio/config/mesh"
@@ -130,8 +135,7 @@ func (o *options) declareNameservers(g settings.Group) {
 	g.String(&forward.ResolvConf, "resolv-conf", "`file` with the search list and the nameservers")
 	g.Var(settings.List(&o.nameservers, parseNameserver), "upstream", "`nameserver` instead of resolv.conf's: ADDRESS, ADDRESS:PORT or tls://ADDRESS#NAME; with SUFFIX= before it, only for names of that suffix; may be repeated")
 	g.String(&forward.RootCA, "upstream-root-ca", "PEM `file` with the root certificates of tls:// nameservers; read for every connection (default the system's)")
-	g.Text(&forward.Order, "upstream-order", "nameserver to ask first: strict (the first that works; only it may answer NXDOMAIN) or fastest")
-	g.Bool(&forward.Parallel, "upstream-parallel", "ask all nameservers at once instead of one after the other").Env("DNS_FORWARD_PARALLEL")
+	g.Text(upstreamOrder{&forward.Order, &o.parallel}, orderFlag, "nameserver to ask first: strict (the first that works; only it may answer NXDOMAIN) or fastest").Env(parallelEnv)
 	g.Bool(&forward.MixCase, "upstream-mix-case", "send questions in random case (0x20), which makes replies harder to forge")
 	g.Var(settings.Duration(&forward.Timeout, settings.ZeroRefused), "upstream-timeout", "time limit of a forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
 	g.Var(settings.Int(&forward.MaxInflight, settings.ZeroRefused), "max-inflight", "limit of queries that are forwarded or held at a time; a further one takes the place of the oldest")

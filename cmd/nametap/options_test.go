@@ -13,6 +13,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 )
 
 // parsed returns the options of a command line and an environment.
@@ -55,6 +56,34 @@ func TestOldNamesOfCapture(t *testing.T) {
 				t.Errorf("%s=%s: %s is %v", old, value, name, got)
 			}
 		}
+	}
+}
+
+// R7, F4: Istio's DNS_FORWARD_PARALLEL means --upstream-order, whose own name wins.
+func TestParallel(t *testing.T) {
+	for _, c := range []struct {
+		args, environ []string
+		want          forward.Order
+	}{
+		{nil, nil, forward.OrderStrict},
+		{nil, []string{"DNS_FORWARD_PARALLEL=true"}, forward.OrderFastest},
+		{nil, []string{`PROXY_CONFIG={"proxyMetadata": {"DNS_FORWARD_PARALLEL": "true"}}`}, forward.OrderFastest},
+		{nil, []string{"DNS_FORWARD_PARALLEL=false"}, forward.OrderStrict},
+		{nil, []string{"DNS_FORWARD_PARALLEL=true", "NAMETAP_UPSTREAM_ORDER=strict"}, forward.OrderStrict},
+		{[]string{"--upstream-order=strict"}, []string{"DNS_FORWARD_PARALLEL=true"}, forward.OrderStrict},
+		{[]string{"--upstream-order=fastest"}, nil, forward.OrderFastest},
+	} {
+		var log testlog.Buffer
+		o := parsed(t, c.args, c.environ)
+		o.logParallel(log.Logger())
+		logged := c.want == forward.OrderFastest && c.args == nil
+		if got := o.agent.DNS.Forward.Order; got != c.want || (log.Count("DNS_FORWARD_PARALLEL") == 1) != logged {
+			t.Errorf("%v %v: %s, want %s, log:\n%s", c.args, c.environ, got, c.want, &log)
+		}
+	}
+	o := newOptions(pflag.NewFlagSet("test", pflag.ContinueOnError))
+	if err := settings.Resolve(o.flags, []string{"DNS_FORWARD_PARALLEL=maybe"}); err == nil || !strings.Contains(err.Error(), "want strict or fastest") {
+		t.Error(err)
 	}
 }
 

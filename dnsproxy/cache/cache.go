@@ -75,14 +75,14 @@ type Value struct {
 	// Generation is what [Cache.Generation] returned before the nameservers were
 	// chosen.
 	Generation uint64
-	// Unsure marks a negative Reply while another nameserver, which failed to reply, may
-	// have an answer. It is kept for at most MaxUnsure, and never stale.
-	Unsure bool
+	// Provisional marks a Reply while another nameserver, which failed to reply, may have
+	// another one. It is kept for at most MaxProvisional, and never stale.
+	Provisional bool
 }
 
-// MaxUnsure is how long a reply with Value.Unsure is kept, and the longest TTL that clients
+// MaxProvisional is how long a reply with Value.Provisional is kept, and the longest TTL that clients
 // see of it. A nameserver that is back is noticed within that time.
-const MaxUnsure = 30 * time.Second
+const MaxProvisional = 30 * time.Second
 
 // Stats are counts of a cache.
 type Stats struct {
@@ -215,8 +215,8 @@ func (c *Cache) Put(k Key, v Value, now time.Time) {
 	if v.Reply.Negative() {
 		life.max = c.maxNegativeTTL
 	}
-	if v.Unsure {
-		life.max, life.stale = min(life.max, MaxUnsure), 0
+	if v.Provisional {
+		life.max, life.stale = min(life.max, MaxProvisional), 0
 	}
 	life.ttl = min(ttl, life.max)
 	s.putReply(hash, k, v.Reply, life)

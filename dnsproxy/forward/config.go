@@ -42,8 +42,6 @@ type Config struct {
 	Routes []Route
 	// Order says which nameserver is queried first. Default strict.
 	Order Order
-	// Parallel queries all nameservers at once and ignores Order.
-	Parallel bool
 	// RootCA is the path of a PEM file with the root certificates of TLS nameservers, read
 	// for every new connection. Default the system's certificates.
 	RootCA string
@@ -86,10 +84,11 @@ type Order string
 // The values of Order.
 const (
 	// OrderStrict queries them in the order of resolv.conf or of the settings. When one is
-	// late the next is queried, too, but a negative answer of the first one wins. It is the
-	// default.
+	// late the next is queried, too, but a negative answer of the next one does not win, and a
+	// positive one is kept for 30 s at most. It is the default.
 	OrderStrict Order = "strict"
-	// OrderFastest queries the fastest one, and takes the first answer.
+	// OrderFastest queries the fastest one, and takes the first answer. So does the option rotate
+	// of resolv.conf(5).
 	OrderFastest Order = "fastest"
 )
 

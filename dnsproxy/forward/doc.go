@@ -39,8 +39,9 @@
 //     the last time. Nameservers are then queried again in the background, after 5 s, 10 s,
 //     20 s and every 30 s.
 //
-// A negative reply is cached for 30 s at most if a nameserver that comes earlier in the order
-// failed to answer: that one may know the name, and may recover soon.
+// A reply is cached for 30 s at most, and not served stale, if a nameserver that comes earlier in
+// the order failed to answer: that one may know the name, and may recover soon. A reply without
+// signatures to a client that wants them is not cached if the nameserver was queried without EDNS.
 //
 // When resolv.conf names other nameservers, the cache is flushed and its generation ends. A
 // question in flight has the generation from before its nameservers were chosen. If that is
@@ -52,6 +53,6 @@
 // A client that waits takes one of Config.MaxInflight places. If none is free, the question that has been in
 // flight for longest ends with an error, or with a stale answer, and its clients make room: nameservers answer most
 // questions within milliseconds, so names with dead nameservers never keep others from being asked. Nameservers
-// that are silent are sent a few queries only (rule 8 of package upstream); a query for which all are, takes no
+// that are silent are sent a few queries only (rule 7 of package upstream); a query for which all are, takes no
 // place of others. Long queries are also bounded in bytes.
 package forward

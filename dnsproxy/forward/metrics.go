@@ -94,7 +94,7 @@ func newCollector(f *Forwarder) *collector {
 		rtt: desc("nametap_upstream_rtt_seconds",
 			"Smoothed time until a nameserver's reply.", "upstream"),
 		up: desc("nametap_upstream_state",
-			"1 for the state that a nameserver is in: up, failing, down or looping.", "upstream", "state"),
+			"1 for the state that a nameserver is in: up, down or looping.", "upstream", "state"),
 		hits:      desc("nametap_cache_hits_total", "Questions that the cache answered with a reply that had not expired."),
 		misses:    desc("nametap_cache_misses_total", "Questions for which the cache had no reply."),
 		evictions: desc("nametap_cache_evictions_total", "Replies that the cache evicted to make room."),

@@ -170,19 +170,20 @@ func (l *flight) Receive(answer upstream.Answer, err error) {
 		f.flights.land(l, result)
 		return
 	}
-	value := cache.Value{Generation: l.generation, Unsure: answer.Unsure}
+	value := cache.Value{Generation: l.generation}
 	if err == nil {
 		if result.Reply, err = reply.Parse(answer.Reply); err != nil {
 			result.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
 		}
 	}
-	if answer.Unsure && f.cache != nil {
+	if answer.Provisional && f.cache != nil {
 		// A client with a cache must not keep it for longer than this one does.
-		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxUnsure / time.Second)}
+		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
 	}
 	switch {
+	case result.Err == nil && answer.Plain && l.key.DO: // without signatures, which other clients may get
 	case result.Err == nil:
-		value.Reply = result.Reply
+		value.Reply, value.Provisional = result.Reply, answer.Provisional
 		f.cache.Put(l.key.Key, value, f.config.Clock.Now())
 	case nameserversFailed(result.Err):
 		value.Failure = result.Err.Error()

@@ -183,7 +183,7 @@ func (f *Forwarder) watcher() *resolvconf.Watcher {
 	}
 }
 
-// logIgnored logs what of a resolv.conf is ignored.
+// logIgnored logs what of a resolv.conf is ignored, or means something else.
 func (f *Forwarder) logIgnored(conf *resolvconf.Config) {
 	ignored := slices.Clone(conf.Ignored)
 	for _, domain := range conf.Search {
@@ -193,6 +193,9 @@ func (f *Forwarder) logIgnored(conf *resolvconf.Config) {
 	}
 	for _, value := range ignored {
 		f.config.Logger.Warn("resolv.conf: a value is left out", "path", f.config.ResolvConf, "value", value)
+	}
+	if conf.Rotate {
+		f.config.Logger.Info("resolv.conf: options rotate means upstream-order fastest", "path", f.config.ResolvConf)
 	}
 }
 
@@ -270,8 +273,7 @@ func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 		}
 	}
 	options := upstream.Options{
-		Rotate: conf.Rotate, UseVC: conf.UseVC, Parallel: f.config.Parallel,
-		Fastest: f.config.Order == OrderFastest,
+		Fastest: f.config.Order == OrderFastest || conf.Rotate, UseVC: conf.UseVC,
 		Timeout: conf.Timeout, Attempts: conf.Attempts,
 	}
 	newRoute := func(suffix wire.Name, servers []upstream.Spec) route {

@@ -29,7 +29,6 @@ type attempt struct {
 	stream    bool       // sent over a connection
 	again     bool       // the exchange has sent the query to this server before
 	plain     bool       // sent without the OPT record that the query has
-	edns      bool       // sent with an OPT record
 	retried   bool       // sent a second time, on a new connection
 	probe     probe      // which probe of the server's liveness it is, if any
 	loopProbe *loopProbe // nil if it is no probe

@@ -29,7 +29,7 @@ var (
 	// ErrCrowded is the error for a server that is not configured when too many sockets are
 	// open to such servers.
 	ErrCrowded = errors.New("queries for too many nameservers that are not configured are in flight")
-	// ErrSilent is the error of a server that sends nothing and owes replies to many queries (rule 8).
+	// ErrSilent is the error of a server that sends nothing and owes replies to many queries (rule 7).
 	ErrSilent = errors.New("no sign of life, and many queries wait for it already")
 )
 
@@ -71,12 +71,8 @@ type Config struct {
 type Options struct {
 	// Fastest prefers servers that are fast over those that come first.
 	Fastest bool
-	// Rotate spreads queries over all servers that are about as fast as the fastest.
-	Rotate bool
 	// UseVC asks over TCP only.
 	UseVC bool
-	// Parallel asks all servers at once.
-	Parallel bool
 	// Timeout and Attempts are those of resolv.conf(5). A query ends after their product
 	// times the number of servers, if that is less than Config.Timeout. If only
 	// one of them is zero it has resolv.conf(5)'s default, 5 s or 2.
@@ -90,7 +86,7 @@ type Status struct {
 	State State
 	RTT   time.Duration // smoothed; zero before the first reply
 
-	Requests  uint64 // queries sent, with repetitions, copies and probes
+	Requests  uint64 // queries sent, with repetitions and probes
 	Failures  uint64 // those of them without a reply: timeouts and errors
 	Wrong     uint64 // responses that belong to no query in flight
 	Malformed uint64 // packets that are not DNS responses, and replies that cannot be parsed
@@ -119,6 +115,7 @@ type Client struct {
 
 	transfers     atomic.Int64 // zone transfers that are running
 	open          atomic.Int64 // sockets and connections
+	lingering     atomic.Int64 // exchanges that were answered and are not over
 	elsewhereOpen atomic.Int64 // those of them to servers that are not configured
 	goroutines    sync.WaitGroup
 
@@ -193,7 +190,7 @@ func (c *Client) spawn(f func()) bool {
 // sweepInterval is how often attempts and sockets are checked for their age.
 const sweepInterval = 250 * time.Millisecond
 
-// sweep sweeps all servers' sockets until none is open.
+// sweep sweeps all servers until no socket is open and no server owes replies.
 func (c *Client) sweep() {
 	ticker := time.NewTicker(sweepInterval)
 	defer ticker.Stop()
@@ -204,16 +201,18 @@ func (c *Client) sweep() {
 			return
 		}
 		c.mu.Lock()
-		if c.open.Load() == 0 {
-			c.sweeping = false
-			c.mu.Unlock()
-			return
-		}
 		servers := c.allLocked()
 		c.mu.Unlock()
-		now := time.Now()
+		now, owe := time.Now(), false
 		for _, s := range servers {
-			s.sweep(now)
+			owe = s.sweep(now) || owe
+		}
+		c.mu.Lock()
+		c.sweeping = owe || c.open.Load() > 0
+		done := !c.sweeping
+		c.mu.Unlock()
+		if done {
+			return
 		}
 	}
 }
@@ -241,6 +240,7 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 			c.servers[spec] = s
 		}
 		if !slices.Contains(g.servers, s) {
+			s.follow(opts)
 			g.servers = append(g.servers, s)
 		}
 	}
@@ -311,14 +311,14 @@ type Group struct {
 func (g *Group) Down() bool {
 	now := time.Now()
 	for _, s := range g.servers {
-		if s.standing(now, s.udp == nil).state < Down {
+		if s.standing(now).state < Down {
 			return false
 		}
 	}
 	return true
 }
 
-// Full reports whether a query would fail with [ErrSilent] at the moment (rule 8).
+// Full reports whether a query would fail with [ErrSilent] at the moment (rule 7).
 func (g *Group) Full() bool {
 	now := time.Now()
 	for _, s := range g.servers {

@@ -3,95 +3,66 @@
 //
 // # Which server is asked when
 //
-// Three things are known of a server: the smoothed time of its replies (RFC 6298: SRTT and
-// RTTVAR), how long it has left probes unanswered, and whether other servers have answers
-// where it has none. A query without a reply says nothing about the server, which may be
-// waiting for the nameservers of the query's name; that is what probes are for.
+// The order is strict: it depends on whether servers live, not on what they answer.
 //
-//  1. A server is late for a query after SRTT + 4 RTTVAR, but never before 50 ms
-//     nor after 400 ms; without any reply so far, after 200 ms. RTTVAR grows as in
-//     RFC 6298 and shrinks sixteen times slower, so that a server of which one
-//     reply in fifty takes long is late for few of them.
+//  1. A server is late for a query after SRTT + 4 RTTVAR (RFC 6298), but never before 50 ms
+//     nor after 400 ms; without any reply so far, after 200 ms. RTTVAR shrinks sixteen times
+//     slower than in RFC 6298, so that a server of which one reply in fifty takes long is late
+//     for few of them.
 //
-//  2. A server that is late for a query, and has sent nothing since the query was sent, is
-//     probed with questions that it can answer itself: at most every 250 ms, after a while
-//     every 2 s, over UDP unless it is asked over TCP or TLS only. Any reply ends this.
+//  2. Any reply, to a query or a probe, shows that a server lives. One that has been late for a
+//     query, and has sent nothing since the query was sent, is probed: it is asked one question
+//     that it can answer itself, id.server, localhost, or the last one that it had an answer to.
+//     Each unanswered probe is followed by the next question, after 250 ms, from the fourth
+//     on after 0.5, 1, 2 ... 30 s; once the server is down, only while queries come. It is
+//     silent while a probe is unanswered for SRTT + 4 RTTVAR, at least 50 ms and at most a second
+//     (400 ms without any reply so far), and down after three unanswered probes or refused
+//     connections and a second. A reply ends both. With Options.Fastest a server is also
+//     probed if nothing has come from it for 30 s.
 //
-//     A server is silent when probes are unanswered for SRTT + 4 RTTVAR, at least 50 ms and
-//     at most a second (400 ms without any reply so far). It is down after three rounds of
-//     probes, or refused connections, and a second. It is failing when another server had an
-//     answer to three queries in a row to which it said SERVFAIL, REFUSED or the like, or to
-//     three queries while for a second it was late for all. Where rule 12 applies REFUSED does
-//     not count: a server for internal names refuses all others. It is looping when a query
-//     to it came back to this host (see [Group.Suspect]). Otherwise it is up.
+//  3. Servers that live rank before silent ones, and these before those that are down; among
+//     equals the order of configuration decides. With Options.Fastest SRTT decides, and the
+//     order of configuration only among those about as fast as the fastest (half as much again
+//     and 5 ms). Servers to which a query came back to this host ([Group.Suspect]) are not asked.
 //
-//  3. Servers are ranked: up, failing, down. Those that are up rank in the order of
-//     configuration, silent ones last. With Options.Fastest or Options.Rotate they rank by
-//     SRTT, or by how long a silent one has been silent; those about as fast as the fastest
-//     (half as much again and 5 ms) rank in the order of configuration, or at random. Looping
-//     servers are not asked.
+//  4. The best server is asked, and when it is late the next, round and round, waiting twice as
+//     long in each round up to 400 ms, until a reply comes or the time is up. A server that is
+//     asked again is asked from another socket with another ID. All attempts stay open. The first
+//     usable reply (NOERROR or NXDOMAIN) is the answer, subject to rule 6.
 //
-//  4. The best server is asked. When it is late the next is asked, and so on round and
-//     round, waiting twice as long in each round up to 400 ms, until a reply comes
-//     or the time is up. A server that is asked again is asked from another socket
-//     with another ID. All attempts stay open until the query ends. The first
-//     usable reply (NOERROR or NXDOMAIN) to any of them ends it, subject to rule 12.
+//  5. A server that fails for a question is not asked again for it, and the next one is asked at
+//     once. Failures are any other response code (with its bits in the OPT record), a malformed
+//     reply, and a refused connection. When all servers have failed or are down, the best
+//     failure is the answer. The next question begins with the best server again.
 //
-//  5. A failure moves on to the next server at once, and the server that failed is not asked
-//     again for this query. A failure is any other response code (with its bits in the OPT
-//     record), a malformed reply, or a refused connection. When all servers have failed or
-//     are down, the best failure is the answer.
+//  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
+//     an earlier server lives and has neither answered nor failed; it is asked if it was not yet.
+//     A positive answer is used at once; the reply of an earlier server that is late still
+//     replaces it. An answer is provisional, for 30 s, unless all earlier servers
+//     have said REFUSED or NOTIMP, as servers for internal names do.
 //
-//  6. A copy of a query is sent to a server of lower rank that has never been asked, or not
-//     for 30 s (for 1 s before its fourth reply). A server that is silent, failing or down
-//     gets a copy one second after it was last asked, then after 2, 4, ... up to 30 s until
-//     it answers. So ranks are kept up to date, and one reply restores a server that was
-//     down. No query waits for the reply to a copy. That reply is used only after the server
-//     that was asked is late or has failed: otherwise the time at which a copy is due would
-//     decide which server answers.
+//  7. When all servers are down, all are asked at once, then one after the other with pauses that
+//     double up to 2 s. The first repetition of a query is always sent, unless it would go to a
+//     silent server. Further ones because a server is late have a budget: 256 at once, refilled
+//     with 2 for each usable reply and 100 a second.
+//     A silent server that owes 128 replies is sent nothing more until it sends one: queries wait,
+//     and fail at once if it is down.
 //
-//  7. When all servers are down, all are asked at once, then repeatedly after pauses that
-//     double up to 2 s.
-//
-//  8. With Options.Parallel all servers are asked at once, and each again as above.
-//
-//  9. When all servers have been silent (rule 2) for a second, and the number of waiting
-//     queries times the shortest silence reaches 128 s (128 queries after a second, 64 after
-//     two), further queries fail at once, so that they take no resources from queries to other
-//     servers. Ten a second are sent nevertheless, and any reply ends this. A nameserver that
-//     pauses for less than a second makes no query fail.
-//
-//  10. The first repetition of a query is always sent, unless it would go to a silent server.
-//     Further repetitions because a server is late have a budget: 256 at once, refilled
-//     with 2 for each usable reply and 100 a second. So a query whose packet was
-//     lost is repeated even while other names have dead servers, and dead servers do not get a
-//     flood of repetitions.
-//
-//  11. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server
-//     only, and to the next only after a failure: it may change data, and must not do so
-//     twice.
-//
-//  12. Where the order of configuration counts (without Options.Fastest, Rotate or
-//     Parallel), a negative answer (NXDOMAIN, or NOERROR without an answer) is held while a
-//     server earlier in the order is up, not silent, and has not replied yet: it may know
-//     names that the other does not. If the earlier server is failing because of its response
-//     codes, it is asked, and the answer is held until it is late. If it did not reply before
-//     but got a copy (rule 6), the answer is held as long, since it may have recovered. A
-//     truncated reply of an earlier server also wins over a negative answer.
-//
-//  13. After a truncated reply, the query is sent again over TCP, and when that is late, to
-//     the next server. After a second without a whole reply, the truncated one is the answer.
+//  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server
+//     only, and to the next only after a failure: it may change data, and must not do so twice.
+//     After a truncated reply the query is sent again over TCP, and when that is late, to the
+//     next server. After a second without a whole reply, the truncated one is the answer.
 //
 // # Files
 //
-//	client.go            Client and its Config; Group; rule 9
-//	exchange.go          one query: sends what its schedule decides
-//	schedule.go          rules 3 to 8, 11 and 13, as a plain value without a clock
-//	settle.go            the end of a query: replies that are held (rule 12), the answer, or the
-//	                     best failure (rule 5)
-//	history.go           rules 1, 2 and 10, and when a copy is due (rule 6); plain values, too
+//	client.go            Client and its Config; Group
+//	exchange.go          one query: does what its schedule decides when an event comes
+//	wheel.go             the timers of exchanges
+//	schedule.go          rules 3 to 5, 7 and 8, as a plain value without a clock
+//	settle.go            the end of a query: the answer (rule 6), or the best failure
+//	history.go           rules 1 and 2, and the budget of rule 7; plain values, too
 //	server.go            one server: its history and its sockets
-//	probe.go             probes of servers that are late (rule 2), and for loops
+//	probe.go             probes of servers (rule 2), and for loops
 //	attempt.go           one query to one server, in flight
 //	socket.go            what UDP sockets and connections have in common
 //	udp.go               UDP
@@ -122,12 +93,12 @@
 // the peer's kernel acknowledges nothing for 2 s (TCP_USER_TIMEOUT). It takes no more
 // queries after one has timed out while nothing at all was received.
 //
-// A server that says FORMERR, NOTIMP or BADVERS to a query with an OPT record is asked again
-// without (RFC 6891, section 6.2.2), and if that helps, for ten minutes. The same holds for a
-// server that three times in a row answers probes without an OPT record but not those with
-// one: a middlebox drops them. The third time that a query is sent to a server it has no
-// OPT record if nothing with one has come back meanwhile and the client does not want
-// signatures; an answer to it is taken as the same sign.
+// A server that says FORMERR or NOTIMP without an OPT record, or BADVERS, to a query with one is
+// asked again without (RFC 6891, section 6.2.2). The third time that a query is sent to
+// a server it has no OPT record if nothing with one has come back meanwhile, since some
+// middleboxes drop such packets. If this helps, and the server has sent no OPT record for ten
+// minutes, it is asked without for the next ten. A server that sends OPT records and fails for
+// one name only has failed for that name.
 //
 // Servers that are not configured, to which clients send queries of their own choice
 // ([Client.Elsewhere]), follow the same rules within bounds of their own:

@@ -15,8 +15,8 @@ import (
 )
 
 // F18: a server behind a middlebox that drops packets with an OPT record is asked without
-// one, for ten minutes, and then with one again; also if another server answers
-// meanwhile, and if the client wants signatures.
+// one, for ten minutes, and then with one again; also if another server does not know the name,
+// and if the client wants signatures.
 func TestEDNSIsDropped(t *testing.T) {
 	for name, tc := range map[string]struct {
 		servers int
@@ -28,7 +28,7 @@ func TestEDNSIsDropped(t *testing.T) {
 			steady := func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
 				return time.Millisecond, dns.RcodeSuccess, false
 			}
-			does := []behaviour{steady, steady}[:tc.servers]
+			does := []behaviour{steady, says(steady, dns.RcodeNameError)}[:tc.servers]
 			g, all := group(c, Options{}, does...)
 			drops := true
 			withEDNS := 0
@@ -74,6 +74,30 @@ func TestEDNSIsDropped(t *testing.T) {
 			time.Sleep(time.Minute) // the last replies
 		})
 	}
+}
+
+// F18: a server that has sent an OPT record in the last ten minutes is asked with one, although a
+// query without one was answered: its replies may have been lost.
+func TestEDNSIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		g, all := group(c, Options{}, func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
+			return time.Millisecond, dns.RcodeSuccess, false
+		})
+		loses := false
+		all[0].names = func(packet []byte) bool { return !loses || binary.BigEndian.Uint16(packet[10:]) == 0 }
+		query := wire.AppendOPT(bytes.Clone(simQuery), 1232, 0)
+		query[11] = 1
+		for _, loses = range []bool{false, true, false} {
+			answer, err := g.Ask(t.Context(), query, UDPOnly)
+			if err != nil || answer.Plain != loses {
+				t.Errorf("%+v, %v", answer, err)
+			}
+			time.Sleep(time.Second)
+		}
+		time.Sleep(time.Minute) // the last replies
+	})
 }
 
 // F18: a name that is slow because of its own servers is no reason to stop using EDNS with the

@@ -34,7 +34,8 @@ const (
 // A Receiver is told what a query came to.
 type Receiver interface {
 	// Receive takes the answer of a query, or the error if there is none. It is called once, perhaps
-	// before [Group.Start] returns, from any goroutine. It must not block: it runs on the goroutine that reads
+	// before [Group.Start] returns, from any goroutine; after a provisional answer perhaps again, with the
+	// answer that replaces it (rule 6). It must not block: it runs on the goroutine that reads
 	// a nameserver's socket.
 	Receive(answer Answer, err error)
 }
@@ -43,9 +44,12 @@ type Receiver interface {
 type Answer struct {
 	Reply  []byte
 	Server Spec // that sent Reply
-	// Unsure reports that Reply is a negative answer, and that a server that stands before
-	// Server and may have had an answer failed to reply (rule 12).
-	Unsure bool
+	// Provisional reports that a server that stands before Server may have another answer
+	// (rule 6). Reply is to be kept for 30 s at most, not prolonged, and never served stale.
+	Provisional bool
+	// Plain reports that the query was sent without the OPT record that it has. If it asks for
+	// signatures, Reply lacks them.
+	Plain bool
 }
 
 // Start sends a query in wire form and returns. The receiver gets the first usable reply (NOERROR or
@@ -109,8 +113,13 @@ type received struct {
 	err    error
 }
 
-// Receive passes the result on.
-func (w waiter) Receive(answer Answer, err error) { w <- received{answer, err} }
+// Receive passes the result on, if it is the first.
+func (w waiter) Receive(answer Answer, err error) {
+	select {
+	case w <- received{answer, err}:
+	default:
+	}
+}
 
 // An exchange is one query in flight: a value that events drive. They are its start, the outcomes of its
 // attempts, its timer and its cancellation. An event runs the exchange on its own goroutine, or leaves that to
@@ -126,6 +135,7 @@ type exchange struct {
 	cancelled bool
 
 	receiver Receiver
+	lingers  bool // it was answered, and is not over; counted in client.lingering
 	spare    []outcome
 	query    []byte
 	question []byte
@@ -154,13 +164,16 @@ func (c *Client) newExchange() *exchange {
 // finish ends the interest in events and returns e to the pool.
 func (e *exchange) finish() {
 	e.client.wheel.stop(&e.timer)
+	if e.lingers {
+		e.client.lingering.Add(-1)
+	}
 	e.mu.Lock()
 	e.generation.Add(1)
 	clear(e.outcomes)
 	e.outcomes, e.due, e.cancelled, e.busy = e.outcomes[:0], false, false, false
 	clear(e.servers)
 	e.servers, e.query, e.question = e.servers[:0], nil, nil
-	e.receiver = nil
+	e.receiver, e.lingers = nil, false
 	e.schedule.reset()
 	e.mu.Unlock()
 	e.client.exchanges.Put(e)
@@ -185,12 +198,13 @@ func (e *exchange) notify(generation uint64, note func(*exchange)) {
 
 // drive runs the exchange until no event is left. The caller has set busy.
 func (e *exchange) drive() {
-	for !e.schedule.over {
+	for {
+		e.tell()
 		e.mu.Lock()
 		outcomes, due := e.outcomes, e.due
-		if e.cancelled {
+		if e.cancelled || e.schedule.over {
 			e.mu.Unlock()
-			e.end(nil)
+			e.finish()
 			return
 		}
 		if len(outcomes) == 0 && !due {
@@ -206,18 +220,25 @@ func (e *exchange) drive() {
 			e.tick(now)
 		}
 	}
-	e.end(e.receiver)
 }
 
-// end ends the exchange and tells the receiver, which may be nil.
-func (e *exchange) end(receiver Receiver) {
-	if receiver == nil {
-		e.finish()
+// maxLingering bounds the exchanges that go on after they were answered, since a reply that
+// is late may replace the answer (rule 6).
+const maxLingering = 256
+
+// tell tells the receiver the answer, or what replaces it, if there is one that it was not told. The exchange
+// is over then, or lingers.
+func (e *exchange) tell() {
+	s := &e.schedule
+	if !s.answered || e.lingers && !s.replaced {
 		return
 	}
+	if !s.over {
+		e.lingers = true
+		s.over = e.client.lingering.Add(1) > maxLingering
+	}
 	answer, err := e.answer()
-	e.finish()
-	receiver.Receive(answer, err)
+	e.receiver.Receive(answer, err)
 }
 
 // begin takes over a query.
@@ -234,7 +255,7 @@ func (e *exchange) begin(g *Group, query []byte, how How) error {
 	how &^= Verbatim
 	s := &e.schedule
 	s.reset()
-	s.options, s.budget, s.deadline, s.random = g.options, &g.budget, time.Now().Add(g.timeout), rand.Uint64()
+	s.options, s.budget, s.deadline = g.options, &g.budget, time.Now().Add(g.timeout)
 	s.once, s.overTCP, s.edns = !isQuery(query), how == UDPThenTCP, !e.verbatim && wire.EndsInOPT(query)
 	for _, server := range g.servers {
 		e.servers = append(e.servers, peer{server: server})
@@ -250,16 +271,14 @@ func (e *exchange) start(now time.Time) {
 			e.servers[i].loopProbeAgain(now)
 		}
 	}
-	e.schedule.start(now, func(i int) bool { return e.servers[i].copyDue(now) })
+	e.schedule.start(now)
 	e.carryOut(now)
 }
 
 // look tells the schedule how the servers are doing.
 func (e *exchange) look(now time.Time) {
 	for i := range e.servers {
-		// A server that answers over UDP is alive, although TCP to it may be blocked; so
-		// probes go over TCP only with use-vc.
-		e.schedule.see(i, e.servers[i].standing(now, e.schedule.options.UseVC))
+		e.schedule.see(i, e.servers[i].standing(now))
 	}
 }
 
@@ -300,17 +319,13 @@ func (e *exchange) carryOut(now time.Time) {
 		case actFolds:
 			s.rememberFolded(now)
 		case actAnsweredPlain:
-			if t.plain || e.servers[action.try].triedPlain && s.dropsEDNS(t.first) {
-				s.rememberPlain(now)
+			if t.plain || e.servers[action.try].triedPlain {
+				s.answeredPlain(now)
 			}
 		case actMalformed:
 			s.noteMalformed(t.err)
 		case actFailure:
 			s.note("response code " + strconv.Itoa(t.code))
-		case actFailedAlone:
-			s.noteFailedAlone()
-		case actLateAlone:
-			s.noteLateAlone()
 		}
 	}
 	e.schedule.actions = e.schedule.actions[:0]
@@ -330,8 +345,8 @@ func (e *exchange) send(i int, now time.Time) {
 	buffer := e.client.takePacket(e.query)
 	defer e.client.keepPacket(buffer)
 	packet := *buffer
-	if a.edns = wire.EndsInOPT(packet); e.schedule.edns && (plain || t.plain || e.tryPlain(i)) {
-		packet, a.plain, a.edns = wire.CutOPT(packet), true, false
+	if e.schedule.edns && (plain || t.plain || e.tryPlain(i, now)) {
+		packet, a.plain = wire.CutOPT(packet), true
 	}
 	question := packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
 	if e.client.config.MixCase && !folded && !t.stream && !e.verbatim {
@@ -345,21 +360,24 @@ func (e *exchange) send(i int, now time.Time) {
 }
 
 // tryPlain reports whether a server is asked without EDNS for once, since packets with an
-// OPT record may be lost on the way: the third time, if no reply to one has come since the
-// query began. A client that wants signatures has no use for an answer without them.
-func (e *exchange) tryPlain(i int) bool {
+// OPT record may be lost on the way: the third time, if no reply with one has come since the
+// query began. A client that wants signatures has little use for an answer without them, so for
+// such a client no reply with one must have come for as long as quirks are remembered.
+func (e *exchange) tryPlain(i int, now time.Time) bool {
 	const third = 3
 	t := &e.schedule.tries[i]
 	if t.asked != third {
 		return false
 	}
-	if !wire.WantsDNSSEC(e.query) && e.servers[i].dropsEDNS(t.first) {
-		e.servers[i].triedPlain = true
+	since := t.first
+	if wire.WantsDNSSEC(e.query) {
+		since = now.Add(-rememberQuirk)
 	}
+	e.servers[i].triedPlain = e.servers[i].dropsEDNS(since)
 	return e.servers[i].triedPlain
 }
 
-// answer returns the answer once the schedule is over.
+// answer returns the answer once there is one.
 func (e *exchange) answer() (Answer, error) {
 	s := &e.schedule
 	if s.reply == nil {
@@ -371,5 +389,5 @@ func (e *exchange) answer() (Answer, error) {
 	} else {
 		reply = restore(reply, e.query, e.question)
 	}
-	return Answer{Reply: reply, Server: e.servers[s.winner].spec, Unsure: s.unsure()}, nil
+	return Answer{Reply: reply, Server: e.servers[s.winner].spec, Provisional: s.provisional, Plain: s.plain}, nil
 }

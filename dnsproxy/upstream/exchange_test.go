@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"slices"
@@ -153,9 +154,9 @@ func TestFailuresMoveOn(t *testing.T) {
 		{[]*raw{dead, servers[2], servers[0]}, 0},
 		{[]*raw{dead, servers[2]}, 2}, // only after the dead one is known to be down
 	} {
-		for _, parallel := range []bool{false, true} {
+		for _, fastest := range []bool{false, true} {
 			c := client(t, upstream.Config{Timeout: 2 * time.Second})
-			g := c.Group(specs(tc.servers...), upstream.Options{Parallel: parallel})
+			g := c.Group(specs(tc.servers...), upstream.Options{Fastest: fastest})
 			got, from := ask(t, g, upstream.UDPThenTCP)
 			if code(got) != tc.want {
 				t.Errorf("want response code %d: %x from %v", tc.want, got, from)
@@ -180,8 +181,8 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// F4: queries do not wait for a late server. A server that is down gets copies of some
-// queries, and one reply makes it up again.
+// F4: queries do not wait for a late server. A server that is down is probed, and one reply makes
+// it up again.
 func TestDead(t *testing.T) {
 	t.Parallel()
 	var dead atomic.Bool
@@ -267,6 +268,35 @@ func TestTimeout(t *testing.T) {
 	cancel()
 	if _, _, err := client(t, upstream.Config{}).Group(specs(dead), upstream.Options{}).Exchange(ctx, query(), 0); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
+	}
+}
+
+// F4, R2: a nameserver that is dead is logged soon after the first query that it does not answer, with the reason,
+// although no query follows and another nameserver has answered.
+func TestDeadIsLogged(t *testing.T) {
+	t.Parallel()
+	refusing := serve(t, silence)
+	refusing.udp.Close()
+	refusing.tcp.Close()
+	for name, tc := range map[string]struct {
+		dead   *raw
+		reason string
+	}{"silent": {serve(t, silence), "no reply in time"}, "refusing": {refusing, "connection refused"}} {
+		for _, servers := range [][]*raw{{tc.dead}, {tc.dead, serve(t, answers(0))}} {
+			for _, options := range []upstream.Options{{}, {UseVC: true}} {
+				t.Run(fmt.Sprint(name, " of ", len(servers), options), func(t *testing.T) {
+					t.Parallel()
+					var logged testlog.Buffer
+					c := client(t, upstream.Config{Logger: logged.Logger()})
+					began := time.Now()
+					go func() { _, _, _ = c.Group(specs(servers...), options).Exchange(context.Background(), query(), 0) }()
+					wait.Until(t, "the nameserver is down", func() bool { return logged.Count("nameserver is down") > 0 })
+					if took := time.Since(began); took > 2*time.Second || !strings.Contains(logged.String(), tc.reason) {
+						t.Errorf("after %v:\n%s", took, &logged)
+					}
+				})
+			}
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package upstream
 import (
 	"net"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 )
@@ -12,7 +13,7 @@ func TestHold(t *testing.T) {
 	t.Parallel()
 	runSchedules(t, []scheduleTest{
 		{
-			name: "rule 12: the first server has an answer", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			name: "rule 6: the first server has an answer", servers: []standing{up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{55 * ms, noAnswer(1), "wake at 100ms"},
@@ -20,54 +21,45 @@ func TestHold(t *testing.T) {
 			},
 		},
 		{
-			name: "rule 12: until the first server is silent", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
+			name: "rule 6: until the first server is silent", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{55 * ms, noAnswer(1), "wake at 100ms"},
 				{100 * ms, wake, "hedge 0, send 0, wake at 200ms"}, // the third server is not asked: it cannot outrank the second
 				{200 * ms, stands(0, silent), "wake at 200ms"},
-				{200 * ms, wake, "unsure negative answer of 1, late alone 0"},
+				{200 * ms, wake, "provisional answer of 1"},
 			},
 		},
 		{
-			name: "rule 12: until the first server has failed", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			name: "rule 6: until the first server has failed", servers: []standing{up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{55 * ms, noAnswer(1), "wake at 100ms"},
-				{60 * ms, code(0, dns.RcodeServerFailure), "failure 0, unsure negative answer of 1, failed alone 0"},
+				{60 * ms, code(0, dns.RcodeServerFailure), "failure 0, provisional answer of 1"},
 			},
 		},
 		{
-			name: "rule 12: a server that was not asked is asked", servers: []standing{failing, up}, want: "send 1, wake at 50ms",
+			name: "rule 6: a server that was not asked is asked", servers: []standing{silent, up}, want: "send 1, wake at 50ms",
 			steps: []step{
+				{1 * ms, stands(0, up), "wake at 50ms"},
 				{1 * ms, noAnswer(1), "send 0, wake at 50ms"},
 				{2 * ms, answer(0), "answer of 0"},
 			},
 		},
 		{
-			name: "rule 12: one that leaves queries unanswered is not", servers: []standing{mute, up}, want: "send 1, wake at 50ms",
-			steps: []step{{1 * ms, noAnswer(1), "unsure negative answer of 1"}},
+			name: "rule 6: a silent one is not", servers: []standing{silent, up}, want: "send 1, wake at 50ms",
+			steps: []step{{1 * ms, noAnswer(1), "provisional answer of 1"}},
 		},
 		{
-			name: "rule 12: a copy to a server that is down counts", servers: []standing{down, up}, copies: []int{0}, want: "send 0, send 1, wake at 50ms",
-			steps: []step{
-				{1 * ms, noAnswer(1), "wake at 50ms"},
-				{2 * ms, answer(0), "answer of 0"},
-			},
+			name: "rule 6: nor one that is down", servers: []standing{down, up}, want: "send 1, wake at 50ms",
+			steps: []step{{1 * ms, noAnswer(1), "provisional answer of 1"}},
 		},
 		{
-			name: "rule 12: until that is late", servers: []standing{down, up}, copies: []int{0}, want: "send 0, send 1, wake at 50ms",
-			steps: []step{
-				{1 * ms, noAnswer(1), "wake at 50ms"},
-				{50 * ms, wake, "unsure negative answer of 1"},
-			},
+			name: "rule 6: not by time", servers: []standing{up90ms, up}, options: Options{Fastest: true}, want: "send 1, wake at 50ms",
+			steps: []step{{1 * ms, noAnswer(1), "answer of 1"}},
 		},
 		{
-			name: "rule 12: not by time", servers: []standing{up90ms, up}, options: Options{Fastest: true}, want: "send 1, wake at 50ms",
-			steps: []step{{1 * ms, noAnswer(1), "negative answer of 1"}},
-		},
-		{
-			name: "rule 12: a truncated reply is an answer", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			name: "rule 6: a truncated reply is an answer", servers: []standing{up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
 				{51 * ms, wake, "hedge 1, send 1, wake at 101ms"},
@@ -76,7 +68,7 @@ func TestHold(t *testing.T) {
 			},
 		},
 		{
-			name: "rule 12: two servers have no answer", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
+			name: "rule 6: two servers have no answer", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{100 * ms, wake, "hedge 2, send 2, wake at 150ms"},
@@ -87,13 +79,105 @@ func TestHold(t *testing.T) {
 			},
 		},
 		{
-			name: "rule 12: the same in the other order", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
+			name: "rule 6: the same in the other order", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{100 * ms, wake, "hedge 2, send 2, wake at 150ms"},
 				{110 * ms, noAnswer(1), "wake at 150ms"},
 				{120 * ms, noAnswer(2), "wake at 150ms"},
-				{160 * ms, noAnswer(0), "negative answer of 0"},
+				{160 * ms, noAnswer(0), "answer of 0"},
+			},
+		},
+	})
+}
+
+// F4: a positive answer of a server that is not the first is used at once. It is final if the earlier servers have
+// said that the question is not for them, and is replaced by the reply of one that is late.
+func TestProvisional(t *testing.T) {
+	t.Parallel()
+	refuses, second := step{1 * ms, code(0, dns.RcodeRefused), "failure 0, send 1, wake at 51ms"}, step{2 * ms, answer(1), "provisional answer of 1"}
+	late := step{50 * ms, wake, "hedge 1, send 1, wake at 100ms"}
+	given := step{55 * ms, answer(1), "provisional answer of 1, wake at 455ms"}
+	runSchedules(t, []scheduleTest{
+		{
+			name: "rule 6: REFUSED", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{refuses, {2 * ms, answer(1), "answer of 1"}},
+		},
+		{
+			name: "rule 6: NOTIMP", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, code(0, dns.RcodeNotImplemented), "send 0 plain, wake at 51ms"},
+				{1 * ms, code(0, dns.RcodeNotImplemented), "failure 0, send 1, wake at 51ms"},
+				{2 * ms, answer(1), "answer of 1"},
+			},
+		},
+		{
+			name: "rule 6: SERVFAIL", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{{1 * ms, code(0, dns.RcodeServerFailure), "failure 0, send 1, wake at 51ms"}, second},
+		},
+		{
+			name: "rule 6: malformed", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{{1 * ms, malformed(0), "malformed 0, send 1, wake at 51ms"}, second},
+		},
+		{name: "rule 6: silent", servers: []standing{silent, up}, want: "send 1, wake at 50ms", steps: []step{second}},
+		{name: "rule 6: down", servers: []standing{down, up}, want: "send 1, wake at 50ms", steps: []step{second}},
+		{
+			name: "rule 6: by time no answer is provisional", servers: []standing{silent, up}, options: Options{Fastest: true},
+			want: "send 1, wake at 50ms", steps: []step{{2 * ms, answer(1), "answer of 1"}},
+		},
+		{
+			name: "rule 8: an UPDATE has one answer", servers: []standing{silent, up}, once: true,
+			want: "send 1, wake at 50ms", steps: []step{{2 * ms, answer(1), "answer of 1"}},
+		},
+		{
+			name: "rule 6: replaced by an answer", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{late, given, {120 * ms, answer(0), "answer of 0 replaces it"}},
+		},
+		{
+			name: "rule 6: replaced by a negative answer", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{late, given, {120 * ms, noAnswer(0), "answer of 0 replaces it"}},
+		},
+		{
+			name: "rule 6: replaced by a whole answer", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				late, given,
+				{120 * ms, cutReply(0), "send 0 over TCP, provisional answer of 1, wake at 170ms"},
+				{130 * ms, answer(0), "answer of 0 replaces it"},
+			},
+		},
+		{
+			name: "rule 6: not replaced by a truncated one", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				late, given,
+				{120 * ms, cutReply(0), "send 0 over TCP, provisional answer of 1, wake at 170ms"},
+				{130 * ms, lost(0, net.ErrClosed), "provisional answer of 1"},
+			},
+		},
+		{
+			name: "rule 6: until the first server has failed", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{late, given, {120 * ms, code(0, dns.RcodeServerFailure), "failure 0, provisional answer of 1"}},
+		},
+		{
+			name: "rule 6: until the first server is silent", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				late, given,
+				{455 * ms, wake, "provisional answer of 1, wake at 855ms"},
+				{855 * ms, stands(0, silent), "provisional answer of 1, wake at 855ms"},
+				{855 * ms, wake, "provisional answer of 1"},
+			},
+		},
+		{
+			name: "rule 6: until the time is up", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{late, given, {4 * time.Second, wake, "provisional answer of 1"}},
+		},
+		{
+			name: "rule 6: a server after it is not waited for", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				late,
+				{100 * ms, wake, "hedge 2, send 2, wake at 150ms"},
+				{110 * ms, answer(1), "provisional answer of 1, wake at 510ms"},
+				{115 * ms, answer(2), "provisional answer of 1, wake at 510ms"},
+				{120 * ms, answer(0), "answer of 0 replaces it"},
 			},
 		},
 	})

@@ -121,6 +121,7 @@ type reading struct {
 	negative  bool  // NXDOMAIN, or NOERROR without an answer
 	truncated bool  // then it is not negative
 	other     bool  // the opcode is not QUERY; then any response code is an answer
+	edns      bool  // the server knows EDNS: there is an OPT record, and it is not BADVERS
 	err       error // why the reply cannot be used
 }
 
@@ -132,7 +133,22 @@ func (r reading) usable() bool {
 // rejectsEDNS reports whether the server may not support EDNS, or its version 0
 // (RFC 6891, sections 6.1.3 and 7).
 func (r reading) rejectsEDNS() bool {
-	return r.code == dns.RcodeFormatError || r.code == dns.RcodeNotImplemented || r.code == dns.RcodeBadVers
+	return !r.edns && (r.code == dns.RcodeFormatError || r.code == dns.RcodeNotImplemented || r.code == dns.RcodeBadVers)
+}
+
+// hasOPT reports whether a reply, which has been judged, has an OPT record.
+func hasOPT(reply []byte) bool {
+	if wire.Count(reply, wire.AdditionalSection) == 0 {
+		return false
+	}
+	end, _ := questionEnd(reply)
+	records := wire.Walk(reply, end)
+	for records.Next() {
+		if records.Section == wire.AdditionalSection && records.Type() == dns.TypeOPT {
+			return true
+		}
+	}
+	return false
 }
 
 // read reads a reply.
@@ -148,5 +164,6 @@ func (c *Client) read(reply []byte) (r reading) {
 		r.code, r.negative, r.err = c.config.Check(reply)
 	}
 	r.negative = r.negative && !r.truncated
+	r.edns = r.code != dns.RcodeBadVers && hasOPT(reply)
 	return r
 }

@@ -20,7 +20,7 @@ func TestOtherOpcodesOnce(t *testing.T) {
 	first, second := serve(t, late), serve(t, late)
 	update := bytes.Clone(query())
 	update[2] |= 5 << 3
-	g := client(t, upstream.Config{}).Group(specs(first, second), upstream.Options{Parallel: true})
+	g := client(t, upstream.Config{}).Group(specs(first, second), upstream.Options{})
 	if _, from, err := g.Exchange(context.Background(), update, upstream.UDPOnly); err != nil || from != first.spec() {
 		t.Errorf("answered by %v: %v", from, err)
 	}

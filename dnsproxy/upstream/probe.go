@@ -19,61 +19,50 @@ import (
 // of the query's name, which are dead. Probes tell the two apart: they are questions that a
 // living server answers at once, whatever other nameservers do.
 //
-// Each round has several probes, since no question is answered like this by all servers. With
-// dead nameservers behind them, dnsmasq 2.90 and unbound 1.17 answer both questions of
-// probeQuestions, and neither answers ". NS", which CoreDNS's health check asks. CoreDNS
-// itself answers for all classes other than IN. Other servers answer the last question that
-// they had an answer to.
+// The questions alternate, since no question is answered like this by all servers. With
+// dead nameservers behind them, dnsmasq 2.90 and unbound 1.17 answer the first two questions,
+// and neither answers ". NS", which CoreDNS's health check asks. CoreDNS itself answers for all
+// classes other than IN. Other servers answer the last question that they had an answer to.
 
-// A probe tells which question of a round of probes an attempt is.
+// A probe is the question of a probe.
 type probe uint8
 
 const (
 	noProbe    probe = iota
-	probeOwn         // a question of probeQuestions
-	probePlain       // the first of probeQuestions, without the OPT record that probeOwn has
+	probeID          // the server's identity (RFC 4892)
+	probeLocal       // the address of localhost (RFC 6761, section 6.3)
 	probeKnown       // the last question that the server had an answer to
 )
 
-// ednsSize is the payload size in bytes that a probe offers.
-const ednsSize = 1232
-
-// probeQuestions returns the questions that servers answer themselves, in wire form: the
-// address of localhost (RFC 6761, section 6.3), and the server's identity (RFC 4892).
-func probeQuestions() [2][]byte {
-	return [2][]byte{
-		wire.AppendQuestion(nil, wire.Localhost, dns.TypeA, dns.ClassINET),
-		wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS),
+// question returns the question in wire form, empty if there is none.
+func (p probe) question(known []byte) []byte {
+	switch p {
+	case probeLocal:
+		return wire.AppendQuestion(nil, wire.Localhost, dns.TypeA, dns.ClassINET)
+	case probeKnown:
+		return known
+	default:
+		return wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS)
 	}
 }
 
-// probeLiveness sends a round of probes, over a connection if stream is set. One question is sent
-// with and without an OPT record, since some middleboxes drop packets that have one.
-func (s *server) probeLiveness(now time.Time, stream bool) {
+// sendProbe sends a probe (rule 2). It asks what the server has answered last, and if that is
+// not answered the next question. A server that answers over UDP is alive, although TCP to it may
+// be blocked; so probes go over TCP only with use-vc.
+func (s *server) sendProbe(now time.Time) {
 	s.mu.Lock()
-	known := append([]byte(nil), s.known...)
+	asks := max(s.nextProbe, probeID)
+	s.nextProbe = asks%probeKnown + 1
+	if s.nextProbe == probeKnown && len(s.known) == 0 {
+		s.nextProbe = probeID
+	}
+	question, useVC := append([]byte(nil), asks.question(s.known)...), s.options.UseVC
 	s.mu.Unlock()
-	own := probeQuestions()
-	s.probeWith(own[0], attempt{probe: probeOwn, edns: true, sent: now, stream: stream})
-	s.probeWith(own[0], attempt{probe: probePlain, sent: now, stream: stream})
-	s.probeWith(own[1], attempt{probe: probeOwn, sent: now, stream: stream})
-	if len(known) > 0 {
-		s.probeWith(known, attempt{probe: probeKnown, edns: true, sent: now, stream: stream})
-	}
-}
-
-// probeWith sends one probe, with the properties of an attempt that like has.
-func (s *server) probeWith(question []byte, like attempt) {
-	packet := wire.NewQuery(question)
-	if like.edns {
-		wire.PutCount(packet, wire.AdditionalSection, 1)
-		packet = wire.AppendOPT(packet, ednsSize, 0)
-	}
 	a := s.client.newAttempt(s)
-	a.probe, a.edns, a.sent, a.stream = like.probe, like.edns, like.sent, like.stream || s.udp == nil
+	a.probe, a.sent, a.stream = asks, now, s.udp == nil || useVC
 	a.question = append(a.question, question...)
 	s.requests.Add(1)
-	s.carrier(a.stream).send(a, packet)
+	s.carrier(a.stream).send(a, wire.NewQuery(question))
 }
 
 // refuses reports whether an error is a sign that the server does not serve. A timeout is
@@ -109,11 +98,11 @@ const (
 	// A server that is suspected repeatedly, such as one whose names are slow, is
 	// probed after 1 s, 2 s, 4 s and so on up to 64 s. After two minutes without a
 	// probe, the next one is sent at once.
-	probePause   = time.Second
-	maxProbes    = 6 // doublings of probePause
-	probesForget = 2 * time.Minute
-	loopRecheck  = 10 * time.Second
-	probeForgets = 30 * time.Second
+	loopProbePause = time.Second
+	maxProbes      = 6 // doublings of loopProbePause
+	probesForget   = 2 * time.Minute
+	loopRecheck    = 10 * time.Second
+	probeForgets   = 30 * time.Second
 
 	// maxRedirected is how many probes in a row may be redirected to the agent by chance, since
 	// the application has used their ports.
@@ -173,7 +162,7 @@ func (s *server) loopProbeDue(now time.Time) bool {
 		return false
 	case s.loopProbe.IsZero() || since > probesForget:
 		s.loopProbes = 0
-	case since < probePause<<min(s.loopProbes, maxProbes):
+	case since < loopProbePause<<min(s.loopProbes, maxProbes):
 		return false
 	default:
 		s.loopProbes++

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -115,14 +116,6 @@ func TestRedirectedProbe(t *testing.T) {
 	var logged testlog.Buffer
 	c := client(t, upstream.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))})
 	g := c.Group([]upstream.Spec{{Addr: conn.LocalAddr().(*net.UDPAddr).AddrPort()}}, upstream.Options{})
-	receive := func() (query []byte, from netip.AddrPort) {
-		buffer := make([]byte, 1500)
-		n, from, err := conn.ReadFromUDPAddrPort(buffer)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return buffer[:n], from
-	}
 	reply := func(query []byte, to netip.AddrPort, rcode byte) {
 		query[2] |= 0x80
 		query[3] |= rcode
@@ -131,26 +124,37 @@ func TestRedirectedProbe(t *testing.T) {
 		}
 	}
 	g.Suspect()
-	probe, from := receive()
+	probe := make([]byte, 1500)
+	n, from, err := conn.ReadFromUDPAddrPort(probe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	probe = probe[:n]
 	if !c.Echo(wire.Name(probe[12:len(probe)-5]), upstream.Arrival{From: from}) {
 		t.Errorf("the probe is not recognised: %q", probe)
 	}
 	reply(probe, from, 5)
-	for range 40 { // more than the number of sockets, of which each query takes one at random
-		answered := make(chan error)
-		go func() {
-			_, _, err := g.Exchange(context.Background(), query(), 0)
-			answered <- err
-		}()
-		query, source := receive()
-		if source == from {
-			t.Error("the socket is still used")
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		buffer := make([]byte, 1500)
+		for {
+			n, source, err := conn.ReadFromUDPAddrPort(buffer)
+			if err != nil {
+				return
+			}
+			if source == from {
+				t.Error("the socket is still used")
+			}
+			reply(buffer[:n], source, 3)
 		}
-		reply(query, source, 3)
-		if err := <-answered; err != nil {
+	})
+	for range 40 { // more than the number of sockets, of which each query takes one at random
+		if _, _, err := g.Exchange(context.Background(), query(), 0); err != nil {
 			t.Error(err)
 		}
 	}
+	_ = conn.Close()
+	serving.Wait()
 	if st := c.Status()[0]; st.State != upstream.Up || st.LastError != "" || logged.String() != "" {
 		t.Errorf("%+v, log:\n%s", st, &logged)
 	}

@@ -2,6 +2,7 @@ package upstream_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"slices"
 	"sync/atomic"
@@ -46,6 +47,60 @@ func TestMixCase(t *testing.T) {
 	if n := overTCP.Load(); n > 2 { // twice if the letters happened to be in lower case
 		t.Errorf("asked %d times over TCP", n)
 	}
+}
+
+// F18: a server that sends OPT records, and says FORMERR for one name, is asked with EDNS for others, whether its
+// FORMERR has an OPT record or not.
+func TestFailureIsNoSignAgainstEDNS(t *testing.T) {
+	t.Parallel()
+	bad := bytes.Clone(query())
+	copy(bad[13:], "bad")
+	for name, rejects := range map[string]func(query []byte) []byte{
+		"FORMERR":                    func(query []byte) []byte { return reply(query, 1) },
+		"FORMERR with an OPT record": func(query []byte) []byte { return replyOPT(query, 1, 0) },
+		"BADVERS":                    func(query []byte) []byte { return replyOPT(query, 0, 1) },
+	} {
+		s := serve(t, func(query []byte, _ string) [][]byte {
+			edns := binary.BigEndian.Uint16(query[10:]) > 0
+			switch {
+			case edns && bytes.Contains(query, []byte("\x03bad")):
+				return [][]byte{rejects(query)}
+			case edns:
+				return [][]byte{replyOPT(query, 0, 0)}
+			}
+			return [][]byte{reply(query, 0)}
+		})
+		g := client(t, upstream.Config{Check: checkExtended}).Group(specs(s), upstream.Options{})
+		again := name != "FORMERR with an OPT record"
+		for range 3 {
+			ask(t, g, upstream.UDPThenTCP)
+			answer, err := g.Ask(context.Background(), bad, upstream.UDPThenTCP)
+			if err != nil || answer.Plain != again || (code(answer.Reply) == 0) != again {
+				t.Errorf("%s: %+v, %v", name, answer, err)
+			}
+		}
+		plain := slices.DeleteFunc(slices.DeleteFunc(s.queries(), isProbe), func(q []byte) bool { return len(q) == len(query()) })
+		others := slices.ContainsFunc(plain, func(q []byte) bool { return !bytes.Contains(q, []byte("\x03bad")) })
+		if others || again != (len(plain) >= 3) {
+			t.Errorf("%s: asked without EDNS: %q", name, plain)
+		}
+	}
+}
+
+// replyOPT is reply with an OPT record, which has the upper bits of the response code.
+func replyOPT(query []byte, rcode, upper byte) []byte {
+	r := reply(query, rcode)
+	r[11] = 1
+	return append(r, 0, 0, 41, 4, 208, upper, 0, 0, 0, 0, 0)
+}
+
+// checkExtended reads a reply without records except for an OPT record.
+func checkExtended(reply []byte) (rcode int, negative bool, err error) {
+	rcode = int(code(reply))
+	if reply[11] > 0 {
+		rcode |= int(reply[len(reply)-6]) << 4
+	}
+	return rcode, rcode == 0 || rcode == 3, nil
 }
 
 // F3: a server that does not support EDNS is asked without (RFC 6891, section 6.2.2), and one

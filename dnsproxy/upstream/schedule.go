@@ -7,7 +7,7 @@ import (
 )
 
 // A schedule decides for one query which server is asked when, which reply is the answer,
-// and when to give up (rules 3 to 8 and 10 to 13 of the package comment). It is a plain value like
+// and when to give up (rules 3 to 8 of the package comment). It is a plain value like
 // history: it has no clock, no sockets and no goroutines, so that tests can drive it event
 // by event.
 //
@@ -19,11 +19,10 @@ type schedule struct {
 	options  Options
 	tries    []try // a server each, in the order of configuration
 	deadline time.Time
-	budget   *budget // of rule 10, shared by all queries of the group
-	random   uint64  // drawn for this query; picks among equal servers
-	once     bool    // the query must not be sent twice (rule 11)
+	budget   *budget // of rule 7, shared by all queries of the group
+	once     bool    // the query must not be sent twice (rule 8)
 	edns     bool    // the query has an OPT record that may be left out
-	overTCP  bool    // a truncated reply is asked for over TCP (rule 13)
+	overTCP  bool    // a truncated reply is asked for over TCP (rule 8)
 
 	actions []action // to be carried out by the exchange, in order
 
@@ -32,15 +31,17 @@ type schedule struct {
 	truncatedUntil time.Time     // when a truncated reply is good enough; zero if there is none
 	repeated       bool          // the query was sent again because a server was late
 
-	held      int // index of the server whose reply is held, -1 if none is (rule 12)
-	heldReply []byte
+	held outcome // a negative answer that is held (rule 6); without a reply if none is
 
-	// The end.
-	over     bool
-	winner   int    // index of the server whose reply it is
-	reply    []byte // nil if there is none
-	negative bool   // reply is a negative answer
-	cause    error  // why servers without a reply are no longer waited for; may be nil
+	// The end. The answer may be replaced after it was given, until the schedule is over.
+	answered    bool   // winner to cause are the answer
+	over        bool   // nothing is awaited any more
+	replaced    bool   // the answer was replaced by that of an earlier server (rule 6)
+	winner      int    // index of the server whose reply it is
+	reply       []byte // nil if there is none
+	provisional bool   // an earlier server may have another answer (rule 6)
+	plain       bool   // the query was sent without its OPT record
+	cause       error  // why servers without a reply are no longer waited for; may be nil
 }
 
 // A try is what the schedule of a query knows of one server.
@@ -52,14 +53,10 @@ type try struct {
 	stream   bool      // ask over a connection
 	plain    bool      // ask without EDNS
 
-	err       error  // why it has failed without a reply that can be used
-	malformed bool   // its reply was malformed
-	failure   []byte // its reply, if that was a failure
-	code      int    // response code of failure
-	truncated []byte // its truncated reply, while the whole one is waited for
-
-	copied   bool      // it was sent a copy, whose outcomes do not count yet (rule 6)
-	outcomes []outcome // of the copy, so far
+	err       error   // why it has failed without a reply that can be used
+	failure   []byte  // its reply, if that was a failure
+	code      int     // response code of failure
+	truncated outcome // its truncated reply, while the whole one is waited for
 }
 
 // An outcome is the end of an attempt.
@@ -86,14 +83,12 @@ const (
 	actAnsweredPlain                   // note that it answered a query without EDNS
 	actMalformed                       // note a malformed reply: try.err
 	actFailure                         // note a failure: try.code
-	actFailedAlone                     // note that it failed where another server had an answer
-	actLateAlone                       // note that it was late for a query that another answered
 )
 
 // reset makes s the schedule of no query; its memory is used again.
 func (s *schedule) reset() {
 	clear(s.tries)
-	*s = schedule{tries: s.tries[:0], actions: s.actions[:0], held: -1}
+	*s = schedule{tries: s.tries[:0], actions: s.actions[:0]}
 }
 
 func (s *schedule) act(kind actionKind, i int) {
@@ -113,32 +108,25 @@ func (s *schedule) see(i int, st standing) {
 	}
 }
 
-// start asks the best server (rule 4), and those that get a copy (rule 6): copyDue reports
-// whether a server is due for one. All are asked if all are down (rule 7) or with
-// Options.Parallel (rule 8).
-func (s *schedule) start(now time.Time, copyDue func(try int) bool) {
+// start asks the best server (rule 4). If that is down, all are (rule 3), and all are asked
+// (rule 7).
+func (s *schedule) start(now time.Time) {
 	s.maxWait = maxLate
-	all := s.options.Parallel
-	if !s.any(func(t *try) bool { return t.standing.state < Down }) {
-		s.maxWait, all = maxDownWait, true
-	}
 	first := s.next()
-	for i := range s.tries {
-		t := &s.tries[i]
-		switch {
-		case i == first || t.done || s.once:
-		case copyDue(i):
-			t.copied = !all
-			s.send(i, now)
-		case all:
-			s.send(i, now)
-		}
-	}
 	if first < 0 {
 		s.settle(now)
 		return
 	}
+	down := s.tries[first].standing.state == Down
+	if down {
+		s.maxWait = maxDownWait
+	}
 	s.ask(first, now)
+	for i := range s.tries {
+		if down && !s.once && i != first && !s.tries[i].done {
+			s.send(i, now)
+		}
+	}
 }
 
 // any reports whether match is true for a server that may be asked again.
@@ -175,7 +163,7 @@ func (s *schedule) send(i int, now time.Time) {
 // expired reports whether the time of the query is up.
 func (s *schedule) expired(now time.Time) bool { return !now.Before(s.deadline) }
 
-// wakeAt returns when wake is to be called, if the query is not over by then.
+// wakeAt returns when wake is to be called, if the schedule is not over by then.
 func (s *schedule) wakeAt() time.Time {
 	at := earlier(s.late, s.deadline)
 	if !s.truncatedUntil.IsZero() {
@@ -187,11 +175,10 @@ func (s *schedule) wakeAt() time.Time {
 // wake is called at wakeAt. It asks the next server if the one asked last is late.
 func (s *schedule) wake(now time.Time) {
 	switch {
-	case s.expired(now):
+	case s.expired(now), !s.truncatedUntil.IsZero() && !now.Before(s.truncatedUntil):
 		s.giveUp(ErrTimeout, now)
 	case s.ended(now):
-	case !s.truncatedUntil.IsZero() && !now.Before(s.truncatedUntil):
-		s.giveUp(ErrTimeout, now) // with the truncated reply
+		s.late = now.Add(maxLate) // the servers are looked at again
 	case now.Before(s.late):
 	default:
 		s.repeat(now)
@@ -199,7 +186,7 @@ func (s *schedule) wake(now time.Time) {
 }
 
 // repeat sends the query to the next server because one is late, if the query may be sent
-// twice (rule 11) and the budget allows it (rule 10).
+// twice (rule 8) and the budget allows it (rule 7).
 func (s *schedule) repeat(now time.Time) {
 	i := s.next()
 	if s.once || !s.mayRepeat(&s.tries[i].standing, now) {
@@ -211,13 +198,17 @@ func (s *schedule) repeat(now time.Time) {
 	s.ask(i, now)
 }
 
+// mayRepeat reports whether the query may be sent again, to a server with this standing,
+// because a server is late (rule 7). The first repetition is free unless that server is
+// silent too.
+func (s *schedule) mayRepeat(st *standing, now time.Time) bool {
+	return !s.repeated && st.lives() || s.budget.take(now)
+}
+
 // receive takes the outcome of an attempt.
 func (s *schedule) receive(o outcome, now time.Time) {
-	t := &s.tries[o.try]
 	switch {
-	case s.over:
-	case t.copied:
-		t.outcomes = append(t.outcomes, o)
+	case s.over, s.answered && o.try >= s.winner:
 	case o.err != nil:
 		s.receiveError(o, now)
 	case !o.reading.usable():
@@ -235,8 +226,8 @@ func (s *schedule) receiveError(o outcome, now time.Time) {
 	case errors.Is(o.err, errCase):
 		s.act(actFolds, o.try)
 		s.again(o.try, now, &t.stream)
-	case t.truncated != nil && o.stream:
-		s.win(o.try, t.truncated, false, now)
+	case t.truncated.reply != nil && o.stream && !s.answered:
+		s.win(t.truncated, now)
 	default:
 		t.err = cause(o.err)
 		s.fail(o.try, now)
@@ -247,7 +238,7 @@ func (s *schedule) receiveFailure(o outcome, now time.Time) {
 	t := &s.tries[o.try]
 	switch {
 	case o.reading.err != nil:
-		t.malformed, t.err = true, fmt.Errorf("%w: %w", ErrMalformed, o.reading.err)
+		t.err = fmt.Errorf("%w: %w", ErrMalformed, o.reading.err)
 		s.act(actMalformed, o.try)
 		s.fail(o.try, now)
 	case o.reading.rejectsEDNS() && !o.plain && s.edns:
@@ -259,11 +250,11 @@ func (s *schedule) receiveFailure(o outcome, now time.Time) {
 	}
 }
 
-// receiveTruncated is rule 13: the whole of a truncated reply is asked for over TCP, and waited
-// for until truncatedUntil.
+// receiveTruncated asks for the whole of a truncated reply over TCP, and waits for it until
+// truncatedUntil (rule 8).
 func (s *schedule) receiveTruncated(o outcome, now time.Time) {
 	t := &s.tries[o.try]
-	t.truncated = o.reply
+	t.truncated = o
 	if s.truncatedUntil.IsZero() {
 		s.truncatedUntil = now.Add(truncatedWait)
 	}
@@ -274,24 +265,11 @@ func (s *schedule) receiveAnswer(o outcome, now time.Time) {
 	if o.plain {
 		s.act(actAnsweredPlain, o.try)
 	}
-	if o.reading.negative && s.outranked(o.try, now) {
-		s.hold(o.try, o.reply, now)
+	if o.reading.negative && !s.answered && s.outranked(o.try) {
+		s.hold(o, now)
 		return
 	}
-	s.win(o.try, o.reply, o.reading.negative, now)
-}
-
-// useCopies takes the outcomes of copies, once the server that was asked is late or has
-// failed (rule 6).
-func (s *schedule) useCopies(now time.Time) {
-	for i := range s.tries {
-		t := &s.tries[i]
-		outcomes := t.outcomes
-		t.copied, t.outcomes = false, nil
-		for _, o := range outcomes {
-			s.receive(o, now)
-		}
-	}
+	s.win(o, now)
 }
 
 // again asks a server once more in another way, which is also how it is asked from now on.
@@ -304,7 +282,7 @@ func (s *schedule) again(i int, now time.Time, way *bool) {
 	s.send(i, now)
 }
 
-// fail is rule 5: a failure moves on to the next server at once.
+// fail moves on from a server that has failed for this question (rule 5).
 func (s *schedule) fail(i int, now time.Time) {
 	s.tries[i].done = true
 	if s.ended(now) {
@@ -323,61 +301,43 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // next returns the index of the server to ask next: the best (rule 3) of those that were
-// asked least, or -1 if none may be asked again. While a reply is held (rule 12) only
-// servers that outrank its server are asked.
+// asked least, or -1 if none may be asked again. While a reply is held (rule 6) only
+// servers before its server are asked.
 func (s *schedule) next() int {
-	best, least := -1, 0
-	for i := range s.tries {
-		t := &s.tries[i]
-		if t.done || s.held >= 0 && i > s.held {
-			continue
-		}
-		if best < 0 || t.asked < least || t.asked == least && t.standing.better(s.tries[best].standing, s.options.byTime()) {
-			best, least = i, t.asked
-		}
+	tries := s.tries
+	if s.held.reply != nil {
+		tries = tries[:s.held.try]
 	}
-	if best < 0 || !s.options.byTime() || !s.tries[best].standing.serves() {
-		return best
-	}
-	return s.amongEqual(best, least)
-}
-
-// amongEqual returns the server to ask of those about as fast as the best: the first in
-// the order of configuration, or with Options.Rotate one at random (rule 3).
-func (s *schedule) amongEqual(best, asked int) int {
-	limit, equal := s.tries[best].standing.rtt*3/2+5*time.Millisecond, uint64(0)
-	for i := range s.tries {
-		t := &s.tries[i]
-		if t.done || t.asked != asked || !t.standing.serves() || t.standing.rtt > limit {
-			continue
-		}
-		if !s.options.Rotate {
-			return i
-		}
-		equal++
-		if s.random%equal == 0 {
+	best := -1
+	for i := range tries {
+		if t := &tries[i]; !t.done && (best < 0 || t.before(&tries[best], s.options.Fastest)) {
 			best = i
 		}
-		s.random /= equal
+	}
+	if best < 0 || !s.options.Fastest {
+		return best
+	}
+	fastest := tries[best] // of those about as fast, the first in the order of configuration is asked
+	fastest.standing.rtt = fastest.standing.rtt*3/2 + 5*time.Millisecond
+	for i := range tries[:best] {
+		if t := &tries[i]; !t.done && t.before(&fastest, true) {
+			return i
+		}
 	}
 	return best
 }
 
-// byTime reports whether servers are ranked by time, and in the order of configuration
-// only among those about equally fast (rule 3).
-func (o Options) byTime() bool { return o.Fastest || o.Rotate }
-
-// serves reports whether the server is up and, as far as is known, answers.
-func (s standing) serves() bool { return s.state == Up && !s.silent }
-
-// better reports whether s ranks before other by rule 3, except for the order of
-// configuration.
-func (s standing) better(other standing, byTime bool) bool {
+// before reports whether a server is asked before another that comes earlier in the order of
+// configuration: it was asked less, or ranks better (rule 3).
+func (t *try) before(other *try, byTime bool) bool {
+	x, y := t.standing, other.standing
 	switch {
-	case s.state != other.state:
-		return s.state < other.state
-	case byTime || s.silent && other.silent:
-		return s.rtt < other.rtt
+	case t.asked != other.asked:
+		return t.asked < other.asked
+	case x.state != y.state:
+		return x.state < y.state
+	case x.silent != y.silent:
+		return y.silent
 	}
-	return !s.silent && other.silent
+	return byTime && x.rtt < y.rtt
 }

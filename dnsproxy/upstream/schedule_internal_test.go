@@ -3,7 +3,6 @@ package upstream
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -68,8 +67,6 @@ type step struct {
 var (
 	up      = standing{rtt: 10 * ms, late: 50 * ms}
 	silent  = standing{rtt: 500 * ms, late: 50 * ms, silent: true}
-	failing = standing{rtt: 10 * ms, late: 50 * ms, state: Failing}
-	mute    = standing{rtt: 10 * ms, late: 50 * ms, state: Failing, mute: true}
 	down    = standing{rtt: 10 * ms, late: 50 * ms, state: Down, silent: true}
 	looping = standing{rtt: 10 * ms, late: 50 * ms, state: Looping}
 	up12ms  = standing{rtt: 12 * ms, late: 50 * ms}
@@ -80,10 +77,8 @@ type scheduleTest struct {
 	name    string
 	servers []standing
 	options Options
-	copies  []int  // servers due for a copy
-	random  uint64 // picks among equal servers
-	poor    bool   // rule 10's budget is empty, for 400 ms
-	once    bool   // rule 11
+	poor    bool   // rule 7's budget is empty, for 400 ms
+	once    bool   // rule 8
 	want    string // after start
 	steps   []step
 }
@@ -116,7 +111,7 @@ func TestRepetitions(t *testing.T) {
 				{50 * ms, wake, "hedge 1, send 1, wake at 150ms"},
 				{150 * ms, wake, "hedge 0, send 0, wake at 250ms"},
 				{250 * ms, wake, "hedge 1, send 1, wake at 450ms"},
-				{260 * ms, answer(0), "answer of 0, late alone 1"},
+				{260 * ms, answer(0), "answer of 0"},
 			},
 		},
 		{
@@ -124,7 +119,7 @@ func TestRepetitions(t *testing.T) {
 			steps: []step{{49 * ms, wake, "wake at 50ms"}},
 		},
 		{
-			name: "rule 7: all down", servers: []standing{down, down}, want: "send 1, send 0, wake at 50ms",
+			name: "rule 7: all down", servers: []standing{down, down}, want: "send 0, send 1, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 0, send 0, wake at 150ms"},
 				{150 * ms, wake, "hedge 1, send 1, wake at 250ms"},
@@ -136,12 +131,7 @@ func TestRepetitions(t *testing.T) {
 			},
 		},
 		{
-			name: "rule 8: parallel", servers: []standing{up, up, down}, options: Options{Parallel: true},
-			want:  "send 1, send 2, send 0, wake at 50ms",
-			steps: []step{{50 * ms, wake, "hedge 0, send 0, wake at 150ms"}, {60 * ms, noAnswer(2), "negative answer of 2, late alone 0, late alone 1"}},
-		},
-		{
-			name: "rule 10: without budget one repetition", servers: []standing{up, up}, poor: true, want: "send 0, wake at 50ms",
+			name: "rule 7: without budget one repetition", servers: []standing{up, up}, poor: true, want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{100 * ms, wake, "wake at 500ms"},
@@ -149,57 +139,22 @@ func TestRepetitions(t *testing.T) {
 			},
 		},
 		{
-			name: "rule 10: without budget none to a silent server", servers: []standing{silent}, poor: true, want: "send 0, wake at 50ms",
+			name: "rule 7: without budget none to a silent server", servers: []standing{silent}, poor: true, want: "send 0, wake at 50ms",
 			steps: []step{{50 * ms, wake, "wake at 450ms"}},
 		},
 		{
-			name: "rule 11: sent once", servers: []standing{up, up}, options: Options{Parallel: true}, copies: []int{1}, once: true,
+			name: "rule 8: sent once", servers: []standing{up, up}, once: true,
 			want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "wake at 450ms"},
 				{60 * ms, lost(0, syscall.ECONNREFUSED), "send 1, wake at 110ms"},
 				{110 * ms, wake, "wake at 510ms"},
-				{120 * ms, noAnswer(1), "negative answer of 1"},
-			},
-		},
-	})
-}
-
-// F4: when the replies to copies count.
-func TestCopies(t *testing.T) {
-	t.Parallel()
-	runSchedules(t, []scheduleTest{
-		{
-			name: "rule 6: a copy does not win", servers: []standing{up, up}, copies: []int{0, 1}, want: "send 1, send 0, wake at 50ms",
-			steps: []step{
-				{1 * ms, answer(1), "wake at 50ms"},
-				{2 * ms, answer(0), "answer of 0"},
+				{120 * ms, noAnswer(1), "answer of 1"},
 			},
 		},
 		{
-			name: "rule 6: a copy wins once the server is late", servers: []standing{up, up}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
-			steps: []step{
-				{1 * ms, answer(1), "wake at 50ms"},
-				{51 * ms, wake, "answer of 1, late alone 0"},
-			},
-		},
-		{
-			name: "rule 6: a copy wins once the server has failed", servers: []standing{up, up}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
-			steps: []step{
-				{1 * ms, answer(1), "wake at 50ms"},
-				{2 * ms, code(0, dns.RcodeServerFailure), "failure 0, answer of 1, failed alone 0"},
-			},
-		},
-		{
-			name: "rule 6: a copy is waited for once the server has failed", servers: []standing{up, up}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
-			steps: []step{
-				{1 * ms, code(0, dns.RcodeServerFailure), "failure 0, wake at 50ms"},
-				{2 * ms, code(1, dns.RcodeRefused), "failure 1, SERVFAIL of 0"},
-			},
-		},
-		{
-			name: "rules 6 and 7: if all are down there are no copies", servers: []standing{down, down}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
-			steps: []step{{1 * ms, answer(1), "answer of 1"}},
+			name: "rules 7 and 8: sent to one of those that are down", servers: []standing{down, down}, once: true, want: "send 0, wake at 50ms",
+			steps: []step{{50 * ms, wake, "wake at 2.05s"}},
 		},
 	})
 }
@@ -208,8 +163,7 @@ func (tc scheduleTest) run(t *testing.T) {
 	t.Helper()
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	s := schedule{
-		options: tc.options, deadline: start.Add(defaultTimeout), budget: new(budget), random: tc.random,
-		held: -1, once: tc.once, edns: true, overTCP: true,
+		options: tc.options, deadline: start.Add(defaultTimeout), budget: new(budget), once: tc.once, edns: true, overTCP: true,
 	}
 	if tc.poor {
 		s.budget.spent, s.budget.filled = budgetMax+40, start
@@ -218,7 +172,7 @@ func (tc scheduleTest) run(t *testing.T) {
 		s.tries = append(s.tries, try{stream: tc.options.UseVC})
 		s.see(i, st)
 	}
-	s.start(start, func(i int) bool { return slices.Contains(tc.copies, i) })
+	s.start(start)
 	if got := s.describe(start); got != tc.want {
 		t.Fatalf("at the start: %s; want %s", got, tc.want)
 	}
@@ -232,11 +186,9 @@ func (tc scheduleTest) run(t *testing.T) {
 
 // describe describes what the schedule wants, and takes its actions.
 func (s *schedule) describe(start time.Time) string {
-	var before, after []string // of the end
+	var parts []string
 	for _, action := range s.actions {
-		text := fmt.Sprintf("%s %d", [...]string{
-			"send", "hedge", "folds", "answered plain", "malformed", "failure", "failed alone", "late alone",
-		}[action.kind], action.try)
+		text := fmt.Sprintf("%s %d", [...]string{"send", "hedge", "folds", "answered plain", "malformed", "failure"}[action.kind], action.try)
 		t := &s.tries[action.try]
 		if action.kind == actSend && t.stream {
 			text += " over TCP"
@@ -244,32 +196,35 @@ func (s *schedule) describe(start time.Time) string {
 		if action.kind == actSend && t.plain {
 			text += " plain"
 		}
-		if action.kind < actFailedAlone {
-			before = append(before, text)
-		} else {
-			after = append(after, text)
-		}
+		parts = append(parts, text)
 	}
 	s.actions = s.actions[:0]
-	return strings.Join(slices.Concat(before, []string{s.describeEnd(start)}, after), ", ")
+	if s.answered {
+		parts = append(parts, s.describeAnswer())
+	}
+	if !s.over {
+		parts = append(parts, "wake at "+s.wakeAt().Sub(start).String())
+	}
+	return strings.Join(parts, ", ")
 }
 
-func (s *schedule) describeEnd(start time.Time) string {
+// describeAnswer describes the answer, which is "provisional" or not, and "replaces" another one or does not.
+func (s *schedule) describeAnswer() string {
+	text := ""
+	if s.provisional {
+		text = "provisional "
+	}
 	switch {
-	case !s.over:
-		return "wake at " + s.wakeAt().Sub(start).String()
 	case s.reply == nil && s.cause != nil:
 		return "no reply: " + s.cause.Error()
 	case s.reply == nil:
 		return "no reply"
-	case s.unsure():
-		return fmt.Sprintf("unsure negative answer of %d", s.winner)
-	case s.negative:
-		return fmt.Sprintf("negative answer of %d", s.winner)
 	case s.tries[s.winner].failure != nil:
-		return fmt.Sprintf("%s of %d", [...]string{
-			"", "FORMERR", "SERVFAIL", "", "NOTIMP", "REFUSED",
-		}[s.tries[s.winner].code], s.winner)
+		return fmt.Sprintf("%s of %d", dns.RcodeToString[s.tries[s.winner].code], s.winner)
 	}
-	return fmt.Sprintf("answer of %d", s.winner)
+	text += fmt.Sprintf("answer of %d", s.winner)
+	if s.replaced {
+		text += " replaces it"
+	}
+	return text
 }

@@ -44,6 +44,8 @@ type server struct {
 
 	mu          sync.Mutex
 	history     history
+	options     Options           // of the last group that it was put into
+	nextProbe   probe             // question of the next probe
 	known       []byte            // last question that had an answer, in wire form; empty if there is none
 	refusals    map[string]uint64 // see Status.Refusals
 	refused     int               // replies in a row that were no answer
@@ -67,26 +69,36 @@ func (s *server) carrier(stream bool) carrier {
 }
 
 // standing returns the server's standing, and logs when it goes down. It probes the server if
-// that is due, over a connection if stream is set.
-func (s *server) standing(now time.Time, stream bool) standing {
+// that is due.
+func (s *server) standing(now time.Time) standing {
 	s.mu.Lock()
-	due := s.history.livenessDue(now)
+	due := s.history.probeDue(now, s.options.Fastest)
 	st := s.history.standing(now)
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
 	silence, lastError := s.history.silence(now), s.lastError
 	st.full = st.silent && s.owes.Load() >= maxSilent
+	if s.lastErrorAt.Before(s.history.silentSince) {
+		lastError = ErrTimeout.Error()
+	}
 	s.mu.Unlock()
 	if fell {
 		s.logs(slog.LevelWarn, "nameserver is down", slog.Duration("silent", silence), slog.String("last_error", lastError))
 	}
 	if due {
-		s.probeLiveness(now, stream)
+		s.sendProbe(now)
 	}
 	return st
 }
 
-// maxSilent is how many queries a silent server may owe replies to until it is full (rule 8).
+// follow makes the server follow the options of a group that it is put into.
+func (s *server) follow(options Options) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.options = options
+}
+
+// maxSilent is how many queries a silent server may owe replies to until it is full (rule 7).
 const maxSilent = 128
 
 // refusesAll reports whether queries that only this server could answer fail at once: it is full, and has been
@@ -107,13 +119,6 @@ func (s *server) lateAfter() time.Duration {
 	return s.history.lateAfter()
 }
 
-// copyDue reports whether the server is to get a copy of a query, and notes it.
-func (s *server) copyDue(now time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.history.copyDue(now)
-}
-
 // sent notes a query.
 func (s *server) sent(now time.Time) {
 	s.requests.Add(1)
@@ -127,21 +132,11 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	rtt := now.Sub(a.sent)
 	s.mu.Lock()
 	s.barred = false
-	s.history.replied(now, rtt, r.usable())
-	switch {
-	case a.edns:
-		s.history.heardEDNS(now)
-	case a.probe == probePlain:
-		s.history.heardPlain(now)
-	}
-	if a.probe == noProbe || a.probe == probeKnown && r.usable() {
-		s.history.served()
-	}
-	if a.probe == noProbe && r.usable() {
-		s.history.answered()
-		if !r.negative && a.opcode == 0 {
-			s.known = append(s.known[:0], a.question...)
-		}
+	s.history.replied(now, rtt, r)
+	if a.probe != noProbe {
+		s.nextProbe = a.probe
+	} else if r.usable() && !r.negative && a.opcode == 0 {
+		s.known = append(s.known[:0], a.question...)
 	}
 	rose := s.loggedDown
 	s.loggedDown = false
@@ -212,7 +207,7 @@ func (s *server) failed(a *attempt, err error) {
 	defer s.mu.Unlock()
 	s.lastError, s.lastErrorAt, s.barred = err.Error(), time.Now(), errors.Is(err, syscall.EPERM)
 	// A server that does not accept connections may still answer over UDP.
-	if refuses(err) && (!a.stream || s.udp == nil) {
+	if refuses(err) && (!a.stream || s.udp == nil) && a.probe == noProbe {
 		s.history.refused(a.sent)
 	}
 }
@@ -230,20 +225,6 @@ func (s *server) note(text string) {
 	s.lastError, s.lastErrorAt = text, time.Now()
 }
 
-// noteFailedAlone notes that the server failed where another had an answer.
-func (s *server) noteFailedAlone() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.history.noteFailedAlone()
-}
-
-// noteLateAlone notes that the server was late for a query that another has answered.
-func (s *server) noteLateAlone() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.history.noteLateAlone()
-}
-
 // quirks returns whether the server is to be asked without EDNS, and whether it
 // does not keep the case of letters.
 func (s *server) quirks(now time.Time) (plain, folded bool) {
@@ -252,18 +233,17 @@ func (s *server) quirks(now time.Time) (plain, folded bool) {
 	return now.Before(s.history.plainUntil), now.Before(s.history.foldedUntil)
 }
 
-// dropsEDNS reports whether no reply to a query or a probe with an OPT record has come since a
-// time.
+// dropsEDNS reports whether no reply with an OPT record has come since a time.
 func (s *server) dropsEDNS(since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.history.ednsHeard.Before(since)
 }
 
-func (s *server) rememberPlain(now time.Time) {
+func (s *server) answeredPlain(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.history.plainUntil = now.Add(rememberQuirk)
+	s.history.answeredPlain(now)
 }
 
 func (s *server) rememberFolded(now time.Time) {
@@ -284,11 +264,20 @@ func (s *server) status(now time.Time) Status {
 	}
 }
 
-func (s *server) sweep(now time.Time) {
+// sweep sweeps the server's sockets. Until a server that owes replies has sent one or is down, it is
+// probed even if no query follows; then sweep reports true.
+func (s *server) sweep(now time.Time) (owes bool) {
 	if s.udp != nil {
 		s.udp.sweep(now)
 	}
 	s.stream.sweep(now)
+	s.mu.Lock()
+	owes = s.history.owes() && !s.loggedDown
+	s.mu.Unlock()
+	if owes {
+		s.standing(now)
+	}
+	return owes
 }
 
 func (s *server) close() {

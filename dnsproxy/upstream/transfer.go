@@ -49,10 +49,10 @@ func (g *Group) Transfer(query []byte, send func(message []byte) error) (last []
 func (g *Group) dialAny() (net.Conn, *server, error) {
 	now := time.Now()
 	servers := slices.Clone(g.servers)
-	slices.SortStableFunc(servers, func(a, b *server) int { return int(a.standing(now, false).state) - int(b.standing(now, false).state) })
+	slices.SortStableFunc(servers, func(a, b *server) int { return int(a.standing(now).state) - int(b.standing(now).state) })
 	err := ErrNoServers
 	for _, s := range servers {
-		if s.standing(now, false).state == Looping {
+		if s.standing(now).state == Looping {
 			err = fmt.Errorf("%s: %w", s.spec, ErrLoop)
 			continue
 		}
