@@ -293,3 +293,22 @@ func TestNameserverRefuses(t *testing.T) {
 		t.Errorf("%v refusals are counted", counted)
 	}
 }
+
+// F4, F8: when the first server is late, the second one's answer is given at once, and the reply of the first
+// replaces it in the cache as soon as it comes.
+func TestOrderLateReplyReplaces(t *testing.T) {
+	t.Parallel()
+	first := nameserver(t, internal)
+	first.Handle(internal, func(r fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {
+		if !strings.HasSuffix(r.Msg.Question[0].Name, "late.example.") {
+			return packets // a probe
+		}
+		return fakedns.Delay(time.Second)(r, packets)
+	})
+	second := nameserver(t, fakedns.Answer("late.example. 900 IN A 192.0.2.2"))
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
+	p.converse(t, []dialogue{{"warm.example A", "warm.example. A 192.0.2.1"}, {"late.example A", "late.example. A 192.0.2.2"}})
+	wait.Until(t, "the first server's reply is in the cache", func() bool {
+		return outcome(p.ask(t, "late.example", dns.TypeA)) == "late.example. A 192.0.2.1"
+	})
+}
