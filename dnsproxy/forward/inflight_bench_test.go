@@ -1,0 +1,72 @@
+package forward_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+)
+
+// A nobody is a client that drops its result.
+type nobody struct{}
+
+func (nobody) Receive(*forward.Result) {}
+
+// BenchmarkInFlight prints what a query in flight to a silent nameserver takes of the heap.
+func BenchmarkInFlight(b *testing.B) {
+	const queries = 10_000
+	fake := fakedns.Start(b, fakedns.Silence)
+	questions := make([]*forward.Query, queries)
+	for i := range questions {
+		q := new(wire.Query)
+		packet, err := new(dns.Msg).SetQuestion(fmt.Sprintf("n%d.zone.example.", i), dns.TypeA).Pack()
+		if err != nil || !q.Parse(packet) {
+			b.Fatal(err)
+		}
+		questions[i] = &forward.Query{Name: q.Name, Cacheable: true, Key: forward.Key(q), Message: packet}
+	}
+	var total, took uint64
+	for b.Loop() {
+		f, err := forward.New(forward.Config{
+			Upstreams: []upstream.Spec{{Addr: fake.Addr}}, Timeout: time.Hour,
+			ResolvConf: filepath.Join(b.TempDir(), "absent"), Logger: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- f.Run(ctx) }()
+		before, start := heap(), time.Now()
+		for _, q := range questions {
+			f.Lookup(q)
+			f.Begin(q, nobody{})
+		}
+		took += uint64(time.Since(start))
+		total += heap() - before
+		cancel()
+		if err := <-ended; err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(total)/float64(b.N*queries), "B/query")
+	b.ReportMetric(float64(took)/float64(b.N*queries), "ns/query")
+}
+
+// heap returns the bytes that are live on the heap.
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
