@@ -75,7 +75,9 @@ func TestDeadZoneAndOneProbe(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := NewClient(Config{})
 			defer c.Close()
-			steady := func(*rand.Rand, time.Duration) (time.Duration, int, bool) { return time.Millisecond, dns.RcodeSuccess, false }
+			steady := func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
+				return time.Millisecond, dns.RcodeSuccess, false
+			}
 			g, all := group(c, Options{}, steady, steady)
 			all[0].names = func(packet []byte) bool {
 				return bytes.Contains(packet, asks.question(www)) || bytes.Contains(packet, []byte("\x05other"))
