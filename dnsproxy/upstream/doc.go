@@ -37,9 +37,10 @@
 //
 //  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
 //     an earlier server lives and has neither answered nor failed; it is asked if it was not yet.
-//     A positive answer is used at once; the reply of an earlier server that is late still
-//     replaces it. An answer is provisional, for 30 s, unless all earlier servers
-//     have said REFUSED or NOTIMP, as servers for internal names do.
+//     A positive answer is used at once. If an earlier server is only late, the schedule goes on,
+//     and the reply of that server replaces the answer; [Group.Ask] does not wait for this. An
+//     answer is provisional (kept for 30 s at most) unless all earlier servers have said REFUSED
+//     or NOTIMP, as servers for internal names do.
 //
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
 //     double up to 2 s. The first repetition of a query is always sent, unless it would go to a

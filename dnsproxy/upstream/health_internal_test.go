@@ -66,6 +66,55 @@ func TestDeadZone(t *testing.T) {
 	}
 }
 
+// F16: a server that lives and answers one of the probes' questions only, whichever it is, keeps its place while
+// queries for a dead zone are in flight.
+func TestDeadZoneAndOneProbe(t *testing.T) {
+	t.Parallel()
+	www := simQuery[wire.HeaderLen:]
+	for asks := probeID; asks <= probeKnown; asks++ {
+		synctest.Test(t, func(t *testing.T) {
+			c := NewClient(Config{})
+			defer c.Close()
+			steady := func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
+				return time.Millisecond, dns.RcodeSuccess, false
+			}
+			g, all := group(c, Options{}, steady, steady)
+			all[0].names = func(packet []byte) bool {
+				return bytes.Contains(packet, asks.question(www)) || bytes.Contains(packet, []byte("\x05other"))
+			}
+			if asks == probeKnown {
+				if _, _, err := g.Exchange(t.Context(), simQuery, UDPOnly); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			var asking sync.WaitGroup
+			asking.Go(func() {
+				for i := 0; ctx.Err() == nil; i++ {
+					asking.Go(func() { _, _, _ = g.Exchange(ctx, deadQuery(i), UDPOnly) })
+					time.Sleep(20 * time.Millisecond)
+				}
+			})
+			time.Sleep(3 * time.Second)
+			other := wire.NewQuery(wire.AppendQuestion(nil, "\x05other\x07example", dns.TypeNS, dns.ClassINET))
+			for range 1000 {
+				if st := g.servers[0].standing(time.Now()); !st.lives() {
+					t.Errorf("it answers probe %d only: %+v", asks, st)
+				}
+				if asks != probeKnown { // an answer would replace the known question
+					if _, _, err := g.Exchange(t.Context(), other, UDPOnly); err != nil {
+						t.Error(err)
+					}
+				}
+				time.Sleep(7 * time.Millisecond)
+			}
+			stop()
+			asking.Wait()
+			time.Sleep(time.Minute) // the last replies
+		})
+	}
+}
+
 // deadQuery returns a query for a name of the dead zone.
 func deadQuery(i int) []byte {
 	query := append([]byte{0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}, 5)

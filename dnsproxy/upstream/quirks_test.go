@@ -80,8 +80,8 @@ func TestFailureIsNoSignAgainstEDNS(t *testing.T) {
 			}
 		}
 		plain := slices.DeleteFunc(slices.DeleteFunc(s.queries(), isProbe), func(q []byte) bool { return len(q) == len(query()) })
-		others := slices.ContainsFunc(plain, func(q []byte) bool { return !bytes.Contains(q, []byte("\x03bad")) })
-		if others || again != (len(plain) >= 3) {
+		others := slices.DeleteFunc(slices.Clone(plain), func(q []byte) bool { return bytes.Contains(q, []byte("\x03bad")) })
+		if len(others) > 1 || again != (len(plain) >= 3) {
 			t.Errorf("%s: asked without EDNS: %q", name, plain)
 		}
 	}

@@ -72,8 +72,8 @@ func (s *server) carrier(stream bool) carrier {
 // that is due.
 func (s *server) standing(now time.Time) standing {
 	s.mu.Lock()
+	st := s.history.standing(now) // without the probe that is due now
 	due := s.history.probeDue(now, s.options.Fastest)
-	st := s.history.standing(now)
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
 	silence, lastError := s.history.silence(now), s.lastError

@@ -322,6 +322,34 @@ func TestSimulation(t *testing.T) {
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
+// F4: by time, a server that is not asked is measured by probes, and asked once it is among the fastest.
+func TestFastestIsMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		const turn = time.Minute
+		takes := func(before, after time.Duration) behaviour {
+			return func(_ *rand.Rand, at time.Duration) (time.Duration, int, bool) {
+				if at < turn {
+					return before, dns.RcodeSuccess, false
+				}
+				return after, dns.RcodeSuccess, false
+			}
+		}
+		g, all := group(c, Options{Fastest: true}, takes(100*time.Millisecond, time.Millisecond), takes(10*time.Millisecond, 10*time.Millisecond))
+		for second := range 180 {
+			_, from, err := g.Exchange(t.Context(), simQuery, UDPOnly)
+			if want := g.servers[1].spec; err != nil || (second > 0 && second < 60 && from != want) || (second > 120 && from == want) {
+				t.Errorf("after %d s: answered by %v: %v", second, from, err)
+			}
+			time.Sleep(time.Second)
+		}
+		if before := all[0].queries - 60; before < 0 || before > 65 {
+			t.Errorf("the first server got %d packets", all[0].queries)
+		}
+	})
+}
+
 // F6: a server that no longer loops is used again.
 func TestLoopEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
