@@ -63,7 +63,7 @@ func (a *attempt) awaited() bool {
 
 // expired reports whether the attempt is older than any query may get.
 func (a *attempt) expired(now time.Time) bool {
-	return now.Sub(a.sent) > a.server.client.config.Timeout
+	return now.Sub(a.sent) > time.Duration(a.server.client.longest.Load())
 }
 
 // end ends the attempt with a reply, which it keeps, or with an error.

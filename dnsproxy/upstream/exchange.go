@@ -275,7 +275,7 @@ func (e *exchange) send(i int, now time.Time) {
 		e.packet, a.plain, a.edns = wire.CutOPT(e.packet), true, false
 	}
 	question := e.packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
-	if e.client.config.MixCase && !folded && !t.stream && !e.verbatim {
+	if e.client.latest.Load().MixCase && !folded && !t.stream && !e.verbatim {
 		mixCase(question)
 	}
 	a.verbatim = e.verbatim
