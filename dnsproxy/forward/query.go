@@ -174,7 +174,7 @@ func (f *Forwarder) joinRelay(key flightKey) (flight *flight, first bool) {
 	if flight != nil {
 		return flight, first
 	}
-	timeout := time.NewTimer(f.config.Timeout)
+	timeout := time.NewTimer(f.routing.Load().timeout)
 	defer timeout.Stop()
 	for flight == nil {
 		select {

@@ -115,7 +115,7 @@ func (f *Forwarder) fetch(q *Query) Result {
 	}
 	defer taken.release()
 	flying := flightKey{Key: q.Key}
-	if f.cache == nil {
+	if f.cache.Off() {
 		flying.how = q.How
 	}
 	flight, first := f.flights.join(flying)
@@ -200,7 +200,7 @@ func nameserversFailed(err error) bool {
 // exchange asks nameservers a question. how is the client's transport, which is used if
 // there is no cache.
 func (f *Forwarder) exchange(key cache.Key, how upstream.How) Result {
-	if f.cache != nil {
+	if !f.cache.Off() {
 		how = upstream.UDPThenTCP
 	}
 	r := f.routing.Load()
@@ -213,7 +213,7 @@ func (f *Forwarder) exchange(key cache.Key, how upstream.How) Result {
 	if found.Reply, err = reply.Parse(answer.Reply); err != nil {
 		found.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
 	}
-	if answer.Unsure && f.cache != nil {
+	if answer.Unsure && !f.cache.Off() {
 		// A client with a cache must not keep it for longer than this one does.
 		found.unsure, found.Age = true, reply.Age{Cached: true, Max: uint32(cache.MaxUnsure / time.Second)}
 	}
