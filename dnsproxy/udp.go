@@ -30,7 +30,7 @@ const udpReceiveBuffer = 4 << 20
 // calls that read and send never block, so they are made without telling Go's scheduler,
 // which would cost as much as making the answer.
 type udpListener struct {
-	handler  *handler
+	handler  *front
 	address  Addr
 	local    netip.AddrPort // the address that it is bound to
 	wildcard bool           // bound to all addresses
@@ -58,7 +58,7 @@ type udpTask struct {
 }
 
 // listenUDP opens a socket on address, host:port.
-func listenUDP(ctx context.Context, h *handler, network, address string) (*udpListener, error) {
+func listenUDP(ctx context.Context, h *front, network, address string) (*udpListener, error) {
 	config := net.ListenConfig{Control: func(_, address string, conn syscall.RawConn) error {
 		bound, err := netip.ParseAddrPort(address)
 		if err != nil {
@@ -75,7 +75,7 @@ func listenUDP(ctx context.Context, h *handler, network, address string) (*udpLi
 
 // adoptUDP returns the listener of a socket that another process has opened. It closes the
 // socket on an error.
-func adoptUDP(h *handler, conn net.PacketConn) (*udpListener, error) {
+func adoptUDP(h *front, conn net.PacketConn) (*udpListener, error) {
 	l, err := newUDPListener(h, conn)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func adoptUDP(h *handler, conn net.PacketConn) (*udpListener, error) {
 }
 
 // newUDPListener returns the listener of an open socket. It closes the socket on an error.
-func newUDPListener(h *handler, opened net.PacketConn) (*udpListener, error) {
+func newUDPListener(h *front, opened net.PacketConn) (*udpListener, error) {
 	local := opened.LocalAddr().String()
 	fail := func(err error) (*udpListener, error) {
 		_ = opened.Close() // it was never read
