@@ -96,7 +96,7 @@ func (d *decision) exists(name wire.Name) bool {
 // rules decide what is done with a question. They are immutable, except for the search list,
 // which follows resolv.conf.
 type rules struct {
-	forwarder  *forward.Forwarder // has the search list
+	resolvConf *forward.Forwarder // has the search list
 	cluster    table.Cluster
 	beforeSync BeforeSync
 	autopath   Autopath
@@ -120,7 +120,7 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 		d := decision{action: actSpecial, match: table.Match{Rule: table.RuleNone}, zone: zone, reason: wire.ErrSpecial}
 		return d.unlessTransfer(q)
 	}
-	local, zone, localOnly := r.suffixes.LocalSearched(q.Name, r.forwarder.Search())
+	local, zone, localOnly := r.suffixes.LocalSearched(q.Name, r.resolvConf.Search())
 	if !localOnly && r.suffixes.Bypasses(q.Name) {
 		return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errBypass}
 	}
@@ -187,7 +187,7 @@ func (r *rules) search() []wire.Name {
 	if r.autopath == AutopathOff {
 		return nil
 	}
-	return r.forwarder.Search()
+	return r.resolvConf.Search()
 }
 
 // answersFor reports whether the table answers a question for a mesh name. Others are forwarded: a

@@ -42,7 +42,7 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	}
 	q := wire.Question{Name: wire.Fold(packed), Type: code, Class: dns.ClassINET}
 	current := s.handler.table.Load()
-	d := s.handler.decide(q, current, new(table.Scratch))
+	d := s.handler.inUse.Load().decide(q, current, new(table.Scratch))
 	e := Explanation{
 		Name: dns.Fqdn(name), Type: dns.TypeToString[code],
 		Rows: d.rows(q), Rule: d.match.Rule, Source: d.source(),

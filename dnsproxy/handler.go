@@ -16,23 +16,50 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A handler answers queries: [handler.fast] those that need not wait, [handler.slow] the
-// others. It is safe for concurrent use.
+// A handler answers queries by the settings of one moment: [handler.fast] those that need not
+// wait, [handler.slow] the others. It is safe for concurrent use. It never changes: when settings
+// change, another one takes its place in [front].
 type handler struct {
 	answerer
 	rules
-	metrics *metrics
-	version string
-	id      string
-	log     *slog.Logger
+	*common
+}
+
+// common is what a query needs besides the settings that may change. All handlers of a Server share it.
+type common struct {
+	forwarder *forward.Forwarder
+	metrics   *metrics
+	version   string
+	id        string
+	log       *slog.Logger
 
 	// origins finds the original destinations of captured queries; nil if they are ignored.
 	origins *origins
 
-	table  *atomic.Pointer[table.Table] // nil in it before the first push
-	synced chan struct{}                // closed when the first table is in use
+	table  atomic.Pointer[table.Table] // nil in it before the first push
+	synced chan struct{}               // closed when the first table is in use
 
 	handOver atomic.Bool // at the end, packets that were not read stay in the sockets
+}
+
+// A front gives each query of the listeners to the handler in use when the query arrives.
+type front struct {
+	*common
+	inUse atomic.Pointer[handler]
+}
+
+// fast is [handler.fast].
+func (f *front) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
+	t.handler = f.inUse.Load()
+	return t.handler.fast(dst, t, s)
+}
+
+// slow is [handler.slow], for a task that fast has left for later.
+func (f *front) slow(t *task) []byte { return t.handler.slow(t) }
+
+// refuse is [handler.refuse], for a task that fast has left for later.
+func (f *front) refuse(dst []byte, t *task) (response []byte, ok bool) {
+	return t.handler.refuse(dst, t)
 }
 
 // An arrival is how a query came.
@@ -57,8 +84,9 @@ type arrival struct {
 // and background work may need them after the query is answered. A task must not be
 // copied.
 type task struct {
-	packet []byte
-	from   *arrival
+	packet  []byte
+	from    *arrival
+	handler *handler // of front.fast
 
 	usual    bool // the packet has the shape that wire.Query describes
 	query    wire.Query
@@ -109,15 +137,15 @@ func (h *handler) mayGoElsewhere(t *task) bool {
 }
 
 // collisions returns the number of collisions in the current table.
-func (h *handler) collisions() float64 {
-	if table := h.table.Load(); table != nil {
+func (c *common) collisions() float64 {
+	if table := c.table.Load(); table != nil {
 		return float64(len(table.Collisions()))
 	}
 	return 0
 }
 
 // newPacer returns the pacer of a listener's retries after transient errors.
-func newPacer(h *handler, listener Addr) *sockets.Pacer {
+func newPacer(h *front, listener Addr) *sockets.Pacer {
 	return &sockets.Pacer{Log: h.log, Listener: listener.String(), Count: h.metrics.listenerErrors.Inc}
 }
 

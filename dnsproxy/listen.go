@@ -34,7 +34,7 @@ type missingListener struct {
 // listeners opens the sockets of a Server and serves them.
 type listeners struct {
 	config  *Config
-	handler *handler
+	handler *front
 	clients *tcpClients // of all TCP listeners; nil before open
 	missing []missingListener
 

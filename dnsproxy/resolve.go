@@ -60,7 +60,7 @@ func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, err
 	if err != nil {
 		return nil, err
 	}
-	if zone, local := s.handler.suffixes.Local(name); local {
+	if zone, local := s.handler.inUse.Load().suffixes.Local(name); local {
 		return nil, fmt.Errorf("names below %s are never forwarded (--local-only)", zone)
 	}
 	r := &resolution{rrtype: rrtype, found: make(chan *forward.Result, 1)}

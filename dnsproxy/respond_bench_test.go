@@ -40,7 +40,7 @@ var ownQuestions = []struct {
 
 // newBenchHandler returns a handler with nameservers and a table of n hosts, like that of a
 // pod in the namespace shop-1.
-func newBenchHandler(tb testing.TB, n int, nameservers ...upstream.Spec) *handler {
+func newBenchHandler(tb testing.TB, n int, nameservers ...upstream.Spec) *front {
 	tb.Helper()
 	table := map[string]*api.NameTable_NameInfo{
 		"*.wild.example.com": {Ips: []string{"192.0.2.1"}, Registry: "External"},

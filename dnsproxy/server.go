@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -16,16 +15,19 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A Server answers DNS queries. Make one with [New], give it tables with [Server.Load] and
 // start it with [Server.Run]. Its other methods are safe for concurrent use.
 type Server struct {
-	handler handler
-	config  Config
+	handler front
+	config  Config // of New; what Configure changes is in the handler in use
+	cluster table.Cluster
 	log     *slog.Logger
 
-	empty     *table.Table // the predecessor of the first table
+	building  sync.Mutex   // held while a table or a handler is made and put into use
+	empty     *table.Table // the predecessor of the first table; guarded by building
 	listeners listeners
 	ready     chan struct{} // closed when the listeners are open
 
@@ -41,44 +43,30 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	cluster, suffixes := names.cluster, names.suffixes
 	forwarder, err := forward.New(cfg.Forward)
 	if err != nil {
 		return nil, err
 	}
+	shared := &common{
+		forwarder: forwarder,
+		metrics:   newMetrics(),
+		version:   cfg.Version,
+		id:        cfg.ID,
+		log:       cfg.Logger,
+		synced:    make(chan struct{}),
+	}
 	s := &Server{
-		handler: handler{
-			answerer: answerer{
-				ttl:         uint32(cfg.TTL / time.Second), //nolint:gosec // validate bounds it
-				maxAnswers:  cfg.MaxAnswers,
-				ednsUDPSize: uint16(cfg.EDNSUDPSize),                                 //nolint:gosec // validate bounds it
-				soaData:     newSOAData(cluster.Domain, uint32(cfg.TTL/time.Second)), //nolint:gosec // validate bounds it
-			},
-			rules: rules{
-				forwarder:    forwarder,
-				cluster:      cluster,
-				beforeSync:   cfg.BeforeSync,
-				autopath:     cfg.Autopath,
-				suffixes:     suffixes,
-				meantSpecial: meantSpecial(append(forwarder.Suffixes(), suffixes.Bypass...)),
-			},
-			metrics: newMetrics(),
-			version: cfg.Version,
-			id:      cfg.ID,
-			log:     cfg.Logger,
-			table:   new(atomic.Pointer[table.Table]),
-			synced:  make(chan struct{}),
-		},
-		config: cfg,
-		log:    cfg.Logger,
-		empty:  table.Empty(cluster),
-		ready:  make(chan struct{}),
+		handler: front{common: shared},
+		config:  cfg,
+		cluster: names.cluster,
+		log:     cfg.Logger,
+		empty:   table.Empty(names.cluster),
+		ready:   make(chan struct{}),
 
 		abandoned: make(chan struct{}),
 	}
-	if len(suffixes.LocalOnly) > 0 {
-		s.empty.IndexAncestors() // a local-only name is NODATA if mesh names are below it
-	}
+	s.indexAncestors(names.suffixes)
+	s.useSettings(&cfg, names.suffixes)
 	s.endForwarding = sync.OnceFunc(func() { close(s.abandoned) })
 	s.listeners = listeners{config: &s.config, handler: &s.handler}
 	if cfg.OriginalDestination {
@@ -88,6 +76,69 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	return s, nil
+}
+
+// Configure changes the settings of answers (Bypass, LocalOnly, Autopath, TTL, MaxAnswers, EDNSUDPSize
+// and BeforeSync) and those that [forward.Forwarder.Configure] changes. It ignores the other fields of cfg.
+// Queries that arrive after it has returned are answered by the new settings. A query in flight stays
+// decided by the previous ones; if it is to be forwarded and was not sent yet, the next nameservers are
+// asked. On an error nothing changes.
+func (s *Server) Configure(cfg Config) error {
+	cfg.setDefaults()
+	names, err := cfg.check()
+	if err != nil {
+		return err
+	}
+	s.building.Lock()
+	defer s.building.Unlock()
+	s.indexAncestors(names.suffixes)
+	previous := s.handler.inUse.Load()
+	// A name that is local-only before or after the change may have had nameservers of its own, or get
+	// them. It must not reach others while the forwarder changes.
+	between := *previous
+	between.suffixes = previous.suffixes.Strictest(names.suffixes)
+	s.handler.inUse.Store(&between)
+	if err := s.handler.forwarder.Configure(cfg.Forward); err != nil {
+		s.handler.inUse.Store(previous)
+		return err
+	}
+	s.useSettings(&cfg, names.suffixes)
+	return nil
+}
+
+// indexAncestors prepares the table for local-only suffixes: a local-only name is NODATA if mesh names are
+// below it.
+func (s *Server) indexAncestors(suffixes table.Suffixes) {
+	if len(suffixes.LocalOnly) == 0 {
+		return
+	}
+	s.empty = s.empty.WithAncestors()
+	if current := s.handler.table.Load(); current != nil {
+		s.handler.table.Store(current.WithAncestors())
+	}
+}
+
+// useSettings makes the handler for the settings of a Config with defaults and puts it into use. The
+// forwarder has those of cfg.Forward.
+func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
+	ttl := uint32(cfg.TTL / time.Second) //nolint:gosec // validate bounds it
+	s.handler.inUse.Store(&handler{
+		common: s.handler.common,
+		answerer: answerer{
+			ttl:         ttl,
+			maxAnswers:  cfg.MaxAnswers,
+			ednsUDPSize: uint16(cfg.EDNSUDPSize), //nolint:gosec // validate bounds it
+			soaData:     newSOAData(s.cluster.Domain, ttl),
+		},
+		rules: rules{
+			resolvConf:   s.handler.forwarder,
+			cluster:      s.cluster,
+			beforeSync:   cfg.BeforeSync,
+			autopath:     cfg.Autopath,
+			suffixes:     suffixes,
+			meantSpecial: meantSpecial(append(s.handler.forwarder.Suffixes(), suffixes.Bypass...)),
+		},
+	})
 }
 
 // Run opens the listeners, answers queries until ctx ends, and finishes the queries that it
@@ -193,7 +244,9 @@ func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 // concurrently. It does not keep shards.
 func (s *Server) Load(shards map[int][]byte) error {
 	start := time.Now()
-	current := s.latest()
+	s.building.Lock()
+	defer s.building.Unlock()
+	current := s.latestLocked()
 	next, err := current.With(shards)
 	if err != nil {
 		return err
@@ -207,8 +260,8 @@ func (s *Server) Load(shards map[int][]byte) error {
 	return nil
 }
 
-// latest returns the current table, an empty one before the first.
-func (s *Server) latest() *table.Table {
+// latestLocked returns the current table, an empty one before the first.
+func (s *Server) latestLocked() *table.Table {
 	if current := s.handler.table.Load(); current != nil {
 		return current
 	}
@@ -240,7 +293,12 @@ func (s *Server) logSkipped(skipped []table.Skipped) {
 
 // ClusterDomain returns the cluster domain, without a trailing dot.
 func (s *Server) ClusterDomain() string {
-	return strings.TrimSuffix(s.handler.cluster.Domain.String(), ".")
+	return strings.TrimSuffix(s.cluster.Domain.String(), ".")
+}
+
+// LocalOnly returns the suffixes whose names are never forwarded.
+func (s *Server) LocalOnly() []wire.Name {
+	return slices.Clone(s.handler.inUse.Load().suffixes.LocalOnly)
 }
 
 // SetReturned says for which domains systemd-resolved queries this server. They are not

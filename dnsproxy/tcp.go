@@ -53,7 +53,7 @@ const lengthLen = 2
 
 // A tcpListener serves the connections of one socket, each in a goroutine.
 type tcpListener struct {
-	handler  *handler
+	handler  *front
 	address  Addr
 	listener *net.TCPListener
 	clients  *tcpClients
@@ -65,7 +65,7 @@ type tcpListener struct {
 }
 
 // newTCPListener returns the listener of an open socket; clients bounds its connections.
-func newTCPListener(h *handler, listener *net.TCPListener, clients *tcpClients) *tcpListener {
+func newTCPListener(h *front, listener *net.TCPListener, clients *tcpClients) *tcpListener {
 	address := Addr{Network: "tcp", Address: listener.Addr().String()}
 	if raw, err := listener.SyscallConn(); err == nil { // otherwise accept returns the error
 		_ = raw.Control(func(fd uintptr) {
@@ -177,7 +177,7 @@ var errStopping = errors.New("the listener has stopped")
 // A tcpConn is one client's connection. Its queries are answered in any order (RFC 7766,
 // section 6.2.1.1), so mesh names do not wait for nameservers.
 type tcpConn struct {
-	handler  *handler
+	handler  *front
 	listener *tcpListener
 	from     arrival
 	conn     net.Conn

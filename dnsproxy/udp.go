@@ -31,7 +31,7 @@ const udpReceiveBuffer = 4 << 20
 // calls that read and send never block, so they are made without telling Go's scheduler,
 // which would cost as much as making the answer.
 type udpListener struct {
-	handler  *handler
+	handler  *front
 	address  Addr
 	local    netip.AddrPort // the address that it is bound to
 	wildcard bool           // bound to all addresses
@@ -63,7 +63,7 @@ type udpTask struct {
 }
 
 // listenUDP opens a socket on address, host:port.
-func listenUDP(ctx context.Context, h *handler, network, address string) (*udpListener, error) {
+func listenUDP(ctx context.Context, h *front, network, address string) (*udpListener, error) {
 	config := net.ListenConfig{Control: func(_, address string, conn syscall.RawConn) error {
 		bound, err := netip.ParseAddrPort(address)
 		if err != nil {
@@ -80,7 +80,7 @@ func listenUDP(ctx context.Context, h *handler, network, address string) (*udpLi
 
 // adoptUDP returns the listener of a socket that another process has opened. It closes the
 // socket on an error.
-func adoptUDP(h *handler, conn net.PacketConn) (*udpListener, error) {
+func adoptUDP(h *front, conn net.PacketConn) (*udpListener, error) {
 	l, err := newUDPListener(h, conn)
 	if err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func adoptUDP(h *handler, conn net.PacketConn) (*udpListener, error) {
 }
 
 // newUDPListener returns the listener of an open socket. It closes the socket on an error.
-func newUDPListener(h *handler, opened net.PacketConn) (*udpListener, error) {
+func newUDPListener(h *front, opened net.PacketConn) (*udpListener, error) {
 	local := opened.LocalAddr().String()
 	fail := func(err error) (*udpListener, error) {
 		_ = opened.Close() // it was never read
@@ -260,7 +260,8 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 // ask begins to forward the query of the task, whose packet has n bytes. It reports false if that is for a
 // worker: a query that is not simply forwarded, or whose original destination is not known yet.
 func (r *udpReader) ask(n int) bool {
-	t, h := r.task, r.handler
+	t := r.task
+	h := t.handler
 	if !t.usual || t.decision.action != actForward {
 		return false
 	}
@@ -272,7 +273,7 @@ func (r *udpReader) ask(n int) bool {
 	h.askFor(t)
 	t.ask.Client, t.ask.How = t.from.client(), overUDP.how()
 	r.waiting.Add(1)
-	h.forwarder.Begin(&t.ask, &udpClient{listener: r.udpListener, message: r.in.Clone(n), server: server})
+	h.forwarder.Begin(&t.ask, &udpClient{listener: r.udpListener, handler: h, message: r.in.Clone(n), server: server})
 	return true
 }
 
@@ -280,6 +281,7 @@ func (r *udpReader) ask(n int) bool {
 // thousands.
 type udpClient struct {
 	listener *udpListener
+	handler  *handler
 	message  *sockets.Message
 	server   netip.AddrPort // as in the client's forward.Query
 }
@@ -297,7 +299,7 @@ func (c *udpClient) Receive(found *forward.Result) {
 	t.begin(c.message.Packet, &a.from)
 	t.usual = t.query.Parse(t.packet) // as it was before
 	t.decision, t.ask = decision{action: actForward}, forward.Query{Server: c.server}
-	response, result := l.handler.respondResult(a.out, t, found)
+	response, result := c.handler.respondResult(a.out, t, found)
 	l.handler.metrics.countQuery(t.query.Type, overUDP, result)
 	a.message, a.response = c.message, response
 	_ = l.raw.Write(a.send) // errors are ignored as in udpListener.send

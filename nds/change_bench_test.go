@@ -77,7 +77,7 @@ func BenchmarkHostChange(b *testing.B) {
 				b.Fatal(err)
 			}
 			empty := mesh.Empty(cluster)
-			empty.IndexAncestors()
+			empty = empty.WithAncestors()
 			c, err := New(Config{
 				Addr: "localhost:1", StateDir: dir,
 				Node: Node{PodName: "web-0", Namespace: "shop-1", IPs: []netip.Addr{netip.IPv6Loopback()}},

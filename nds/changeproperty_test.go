@@ -34,7 +34,7 @@ func newMeshTable(tb testing.TB) *meshTable {
 		tb.Fatal(err)
 	}
 	m := &meshTable{empty: table.Empty(cluster)}
-	m.empty.IndexAncestors()
+	m.empty = m.empty.WithAncestors()
 	m.current.Store(m.empty)
 	return m
 }
@@ -60,7 +60,7 @@ func (m *meshTable) wantAnew(t *testing.T, p *plane) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want.IndexAncestors()
+	want = want.WithAncestors()
 	got := m.current.Load()
 	if w, g := want.NameTable(), got.NameTable(); !proto.Equal(w, g) {
 		t.Fatalf("the table differs (-want +got):\n%s", cmp.Diff(w, g, protocmp.Transform()))

@@ -20,6 +20,8 @@ package cache
 import (
 	"cmp"
 	"hash/maphash"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -93,22 +95,27 @@ type Stats struct {
 	Evictions                     uint64 // entries that were removed to make room
 }
 
-// A Cache keeps replies by question. A nil Cache keeps nothing. It is safe for concurrent
-// use; the times that its methods are passed must come from one clock, of package clock if the
-// time while the machine is suspended is to count.
+// A Cache keeps replies by question. It is safe for concurrent use; the times that its methods are
+// passed must come from one clock, of package clock if the time while the machine is suspended is
+// to count.
 type Cache struct {
 	seed   maphash.Seed
 	origin time.Time // entries hold times since then, in 8 bytes each instead of 24
-	stale  time.Duration
-	shards []shard
+	store  atomic.Pointer[store]
 
-	maxTTL, maxNegativeTTL time.Duration
-
+	changing sync.Mutex // held by Flush and Configure, which replaces store
 	// generation counts calls of Flush. Each shard has its own copy, which changes
 	// with its content.
 	generation atomic.Uint64
 
 	misses, staleAsked atomic.Uint64 // counted by CountMiss
+}
+
+// A store has the entries of a cache and their limits, which never change.
+type store struct {
+	limits Config  // with defaults
+	shards []shard // none if the cache keeps nothing
+	past   Stats   // of the stores before, except Entries and Bytes
 }
 
 // The defaults of a [Config].
@@ -121,7 +128,7 @@ const (
 
 // A Config tells how much a cache keeps, and for how long.
 type Config struct {
-	// MaxBytes bounds the memory; 0 means no cache.
+	// MaxBytes bounds the memory; with 0 or less the cache keeps nothing.
 	MaxBytes int64
 	// Stale is how long answers are kept after they have expired.
 	Stale time.Duration
@@ -130,33 +137,71 @@ type Config struct {
 	MaxTTL, MaxNegativeTTL time.Duration
 }
 
-// New returns a cache, or nil if cfg.MaxBytes is 0.
+// New returns a cache.
 func New(cfg Config) *Cache {
-	maxBytes := cfg.MaxBytes
+	c := &Cache{seed: maphash.MakeSeed(), origin: time.Now()}
+	c.store.Store(newStore(cfg))
+	return c
+}
+
+func newStore(cfg Config) *store {
 	// A shard has room for the longest reply. With 16 of them readers rarely wait for a
 	// lock.
 	const maxShards, minShardBytes = 16, 128 << 10
-	if maxBytes <= 0 {
-		return nil
+	cfg.MaxTTL = cmp.Or(cfg.MaxTTL, DefaultMaxTTL)
+	cfg.MaxNegativeTTL = cmp.Or(cfg.MaxNegativeTTL, DefaultMaxNegativeTTL)
+	if cfg.MaxBytes <= 0 {
+		return &store{limits: cfg}
 	}
-	n := min(maxShards, max(1, maxBytes/minShardBytes))
-	c := &Cache{seed: maphash.MakeSeed(), origin: time.Now(), stale: cfg.Stale, shards: make([]shard, n)}
-	c.maxTTL = cmp.Or(cfg.MaxTTL, DefaultMaxTTL)
-	c.maxNegativeTTL = cmp.Or(cfg.MaxNegativeTTL, DefaultMaxNegativeTTL)
-	for i := range c.shards {
-		c.shards[i].init(maxBytes / n)
+	n := min(maxShards, max(1, cfg.MaxBytes/minShardBytes))
+	st := &store{limits: cfg, shards: make([]shard, n)}
+	for i := range st.shards {
+		st.shards[i].init(cfg.MaxBytes / n)
 	}
-	return c
+	return st
 }
+
+// Configure changes the limits. The entries are then as if they had been stored with these limits, and
+// the cache evicts those for which there is no room. Get and Put wait only while one shard is copied;
+// what they store and count before all shards are copied may be lost.
+func (c *Cache) Configure(cfg Config, now time.Time) {
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	previous, next := c.store.Load(), newStore(cfg)
+	next.past = previous.past
+	var moved []*entry
+	for i := range previous.shards {
+		s := &previous.shards[i]
+		s.addCounts(&next.past)
+		moved = s.appendCopies(moved)
+	}
+	slices.SortStableFunc(moved, func(x, y *entry) int { return cmp.Compare(x.stored, y.stored) })
+	for i := range next.shards {
+		next.shards[i].generation = c.generation.Load()
+	}
+	for _, e := range moved {
+		if e.reply != nil {
+			e.keep(next.lifetime(e.reply, e.provisional, e.stored))
+		}
+		if s := next.shard(e.hash); s != nil {
+			s.insert(e, now.Sub(c.origin))
+		}
+	}
+	c.store.Store(next)
+}
+
+// Off reports whether the cache keeps nothing.
+func (c *Cache) Off() bool { return len(c.store.Load().shards) == 0 }
 
 // Get returns the hit for the question k. It counts the states that are answers. For the
 // others, Miss and Stale, a caller that asks nameservers calls [Cache.CountMiss]. Get does not
 // allocate.
 func (c *Cache) Get(k Key, now time.Time) Hit {
-	if c == nil {
+	hash := c.hash(k)
+	s := c.store.Load().shard(hash)
+	if s == nil {
 		return Hit{}
 	}
-	s, hash := c.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	hit := s.get(hash, k, now.Sub(c.origin))
@@ -176,7 +221,7 @@ func (c *Cache) Get(k Key, now time.Time) Hit {
 // Other states are ignored.
 func (c *Cache) CountMiss(state State) {
 	switch {
-	case c == nil:
+	case c.Off():
 	case state == Miss:
 		c.misses.Add(1)
 	case state == Stale:
@@ -186,20 +231,16 @@ func (c *Cache) CountMiss(state State) {
 
 // Generation returns the number that a [Value] must carry to be kept. It changes with
 // every [Cache.Flush].
-func (c *Cache) Generation() uint64 {
-	if c == nil {
-		return 0
-	}
-	return c.generation.Load()
-}
+func (c *Cache) Generation() uint64 { return c.generation.Load() }
 
 // Put stores v, which was received now, for as long as it may be kept. It stores nothing that was asked before the last
 // Flush, since that may come from nameservers that are no longer in use.
 func (c *Cache) Put(k Key, v Value, now time.Time) {
-	if c == nil {
+	hash, st := c.hash(k), c.store.Load()
+	s := st.shard(hash)
+	if s == nil {
 		return
 	}
-	s, hash := c.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if v.Generation < s.generation {
@@ -210,45 +251,49 @@ func (c *Cache) Put(k Key, v Value, now time.Time) {
 		s.putFailure(hash, k, v.Failure, t)
 		return
 	}
-	ttl, _ := v.Reply.TTL()
-	life := lifetime{now: t, stale: c.stale, max: c.maxTTL}
-	if v.Reply.Negative() {
-		life.max = c.maxNegativeTTL
+	s.putReply(hash, k, v.Reply, st.lifetime(v.Reply, v.Provisional, t))
+}
+
+// lifetime returns how long a reply is kept that was received at a time.
+func (st *store) lifetime(r *reply.Reply, provisional bool, received time.Duration) lifetime {
+	life := lifetime{received: received, stale: st.limits.Stale, max: st.limits.MaxTTL, provisional: provisional}
+	if r.Negative() {
+		life.max = st.limits.MaxNegativeTTL
 	}
-	if v.Provisional {
+	if provisional {
 		life.max, life.stale = min(life.max, MaxProvisional), 0
 	}
+	ttl, _ := r.TTL()
 	life.ttl = min(ttl, life.max)
-	s.putReply(hash, k, v.Reply, life)
+	return life
 }
 
 // Flush removes the entries of the questions for which match is true, or all entries if match
 // is nil. Replies to queries that are in flight will not be stored, whatever the question. The
 // counts of Stats are not reset.
 func (c *Cache) Flush(match func(Key) bool) {
-	if c == nil {
-		return
-	}
+	c.changing.Lock()
+	defer c.changing.Unlock()
 	generation := c.generation.Add(1)
-	for i := range c.shards {
-		c.shards[i].flush(match, generation)
+	shards := c.store.Load().shards
+	for i := range shards {
+		shards[i].flush(match, generation)
 	}
 }
 
 // Stats returns the counts. Shards are read one after the other.
 func (c *Cache) Stats() Stats {
-	if c == nil {
-		return Stats{}
-	}
-	sum := Stats{Misses: c.misses.Load(), Stale: c.staleAsked.Load()}
-	for i := range c.shards {
-		c.shards[i].addStats(&sum)
+	st := c.store.Load()
+	sum := st.past
+	sum.Misses, sum.Stale = c.misses.Load(), sum.Stale+c.staleAsked.Load()
+	for i := range st.shards {
+		st.shards[i].addStats(&sum)
 	}
 	return sum
 }
 
-// shard returns the shard for k, and the hash that k has in it.
-func (c *Cache) shard(k Key) (s *shard, hash uint64) {
+// hash returns the hash of k.
+func (c *Cache) hash(k Key) uint64 {
 	rest := uint64(k.Type)<<18 | uint64(k.Class)<<2
 	if k.DO {
 		rest |= 2
@@ -259,6 +304,13 @@ func (c *Cache) shard(k Key) (s *shard, hash uint64) {
 	// An odd factor keeps different values different, so that questions for one name never
 	// collide; names collide as rarely as 64 random bits.
 	const odd = 0x9E3779B97F4A7C15
-	hash = maphash.String(c.seed, k.Name) ^ rest*odd
-	return &c.shards[hash>>32*uint64(len(c.shards))>>32], hash
+	return maphash.String(c.seed, k.Name) ^ rest*odd
+}
+
+// shard returns the shard for keys with a hash, nil if there are no shards.
+func (st *store) shard(hash uint64) *shard {
+	if len(st.shards) == 0 {
+		return nil
+	}
+	return &st.shards[hash>>32*uint64(len(st.shards))>>32]
 }

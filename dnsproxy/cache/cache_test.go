@@ -375,7 +375,7 @@ func TestOff(t *testing.T) {
 	c.Flush(nil)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
-	if s := c.Stats(); c != nil || s != (cache.Stats{}) {
+	if s := c.Stats(); !c.Off() || s != (cache.Stats{}) {
 		t.Errorf("Stats = %+v", s)
 	}
 }

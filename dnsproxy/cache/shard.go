@@ -36,9 +36,10 @@ type entry struct {
 	failure string        // why it failed
 	fails   int           // how often it failed in a row
 
-	hits       uint8 // of the fresh reply, up to refreshHits
-	refreshing bool  // a caller has been told to ask again
-	visited    bool  // used since the hand has passed
+	hits        uint8 // of the fresh reply, up to refreshHits
+	refreshing  bool  // a caller has been told to ask again
+	visited     bool  // used since the hand has passed
+	provisional bool  // see Value.Provisional
 }
 
 // A shard is a part of the cache with a lock of its own.
@@ -50,7 +51,7 @@ type shard struct {
 	hand       *entry            // where the search for an entry to evict continues
 	bytes      int64
 	max        int64
-	stats      Stats // except Entries and Bytes
+	stats      Stats // Hits, Stale, Failures and Evictions
 }
 
 func (s *shard) init(maxBytes int64) {
@@ -83,13 +84,32 @@ func (s *shard) flush(match func(Key) bool, generation uint64) {
 
 func (s *shard) addStats(sum *Stats) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	sum.Entries += len(s.entries)
 	sum.Bytes += s.bytes
+	s.mu.Unlock()
+	s.addCounts(sum)
+}
+
+// addCounts adds the counts of what has happened.
+func (s *shard) addCounts(sum *Stats) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	sum.Hits += s.stats.Hits
 	sum.Stale += s.stats.Stale
 	sum.Failures += s.stats.Failures
 	sum.Evictions += s.stats.Evictions
+}
+
+// appendCopies appends a copy of every entry to entries. The copies are in no ring.
+func (s *shard) appendCopies(entries []*entry) []*entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := s.ring.prev; e != &s.ring; e = e.prev { // the oldest first
+		copied := *e
+		copied.prev, copied.next, copied.size = nil, nil, 0
+		entries = append(entries, &copied)
+	}
+	return entries
 }
 
 // find returns the entry for k, or nil.
@@ -150,10 +170,21 @@ func (e *entry) aging(now time.Duration) bool {
 
 // A lifetime tells how long a reply is kept.
 type lifetime struct {
-	now   time.Duration // when it was received
-	ttl   time.Duration // until it expires; 0: it must not be kept
-	stale time.Duration // how much longer an answer is kept
-	max   time.Duration // bounds the TTLs that clients see
+	received    time.Duration
+	ttl         time.Duration // until it expires; 0: it must not be kept
+	stale       time.Duration // how much longer an answer is kept
+	max         time.Duration // bounds the TTLs that clients see
+	provisional bool
+}
+
+// keep sets the times of an entry with a reply.
+func (e *entry) keep(life lifetime) {
+	e.stored, e.expires = life.received, life.received+life.ttl
+	e.until, e.provisional = e.expires, life.provisional
+	e.maxTTL = uint32(life.max / time.Second) //nolint:gosec // at most 68 years
+	if e.answer {
+		e.until += life.stale
+	}
 }
 
 // putReply stores a reply and returns how long it is fresh. An answer that must not be
@@ -169,15 +200,11 @@ func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) {
 		if old != nil && answer && !r.Truncated() {
 			s.remove(old)
 		}
-	case !answer && old != nil && old.answer && life.now < old.until:
-		s.fail(old, life.now, "")
+	case !answer && old != nil && old.answer && life.received < old.until:
+		s.fail(old, life.received, "")
 	default:
-		expires := life.now + life.ttl
-		e := &entry{reply: r, answer: answer, stored: life.now, expires: expires, until: expires}
-		e.maxTTL = uint32(life.max / time.Second) //nolint:gosec // at most 68 years
-		if answer {
-			e.until += life.stale
-		}
+		e := &entry{reply: r, answer: answer}
+		e.keep(life)
 		s.put(hash, k, e)
 	}
 }
@@ -215,15 +242,20 @@ func (s *shard) put(hash uint64, k Key, e *entry) {
 		s.remove(old)
 	}
 	e.key, e.hash = k, hash
+	e.key.Name = strings.Clone(k.Name)
+	s.insert(e, e.stored)
+}
+
+// insert makes e the newest entry. There is no other with its hash.
+func (s *shard) insert(e *entry, now time.Duration) {
 	if int64(size(e)) > s.max {
 		return // it would evict all others, and then itself
 	}
-	e.key.Name = strings.Clone(k.Name)
 	e.prev, e.next = &s.ring, s.ring.next
 	e.prev.next, e.next.prev = e, e
-	s.entries[hash] = e
+	s.entries[e.hash] = e
 	s.resize(e)
-	s.evict(e.stored)
+	s.evict(now)
 }
 
 // remove removes e.

@@ -19,5 +19,9 @@ func TestCountMiss(t *testing.T) {
 	if s := c.Stats(); s != (cache.Stats{Misses: 1, Stale: 1}) {
 		t.Errorf("Stats = %+v", s)
 	}
-	(*cache.Cache)(nil).CountMiss(cache.Miss)
+	off := cache.New(cache.Config{})
+	off.CountMiss(cache.Miss)
+	if s := off.Stats(); s != (cache.Stats{}) {
+		t.Errorf("without a cache Stats = %+v", s)
+	}
 }

@@ -132,12 +132,37 @@ func (c *Config) SetDefaults() {
 
 // Validate returns an error if a setting is wrong. The error of [New] is the same.
 func (c Config) Validate() error {
-	c.SetDefaults()
-	if err := c.validate(); err != nil {
-		return err
-	}
-	_, err := parseRoutes(c.Routes)
+	_, err := newSettings(c)
 	return err
+}
+
+// settings are the settings of a valid Config with defaults. They never change.
+type settings struct {
+	Config
+	routes []suffixRoute // of Routes
+}
+
+// newSettings checks cfg.
+func newSettings(cfg Config) (settings, error) {
+	cfg.SetDefaults()
+	if err := cfg.validate(); err != nil {
+		return settings{}, err
+	}
+	routes, err := parseRoutes(cfg.Routes)
+	return settings{cfg, routes}, err
+}
+
+// client returns what the settings say to the upstream client.
+func (s *settings) client() upstream.Config {
+	return upstream.Config{TLSRootsFile: s.RootCA, Timeout: s.Timeout, MixCase: s.MixCase}
+}
+
+// limits returns what the settings say to the cache.
+func (s *settings) limits() cache.Config {
+	return cache.Config{
+		MaxBytes: int64(max(s.CacheSize, 0)), Stale: max(s.ServeStale, 0),
+		MaxTTL: s.CacheMaxTTL, MaxNegativeTTL: s.CacheMaxNegativeTTL,
+	}
 }
 
 func (c *Config) validate() error {

@@ -7,7 +7,7 @@
 // reads the nameserver's reply passes the result to the caller's [Client].
 //
 //	config.go      the settings
-//	forward.go     the Forwarder: New, Run and what others may ask of it
+//	forward.go     the Forwarder: New, Configure, Run and what others may ask of it
 //	query.go       a query and its result; messages that are relayed as they are
 //	resolve.go     questions that are cached: lookup, refresh, stale answers
 //	unpack.go      replies as messages of the DNS library
@@ -43,10 +43,10 @@
 // the order failed to answer: that one may know the name, and may recover soon. A reply without
 // signatures to a client that wants them is not cached if the nameserver was queried without EDNS.
 //
-// When resolv.conf names other nameservers, the cache is flushed and its generation ends. A
-// question in flight has the generation from before its nameservers were chosen. If that is
-// not the current one, its reply is not cached, and no more clients wait for it: the question
-// is sent again.
+// When resolv.conf or the settings name other nameservers for some questions, the replies to these
+// questions are flushed from the cache, and its generation ends. A question in flight has the
+// generation from before its nameservers were chosen. If that is not the current one, its reply
+// is not cached, and no more clients wait for it: the question is sent again.
 //
 // # Bounds
 //

@@ -23,16 +23,16 @@ const ednsUDPSize = 1232
 // A Forwarder answers queries from the cache or by asking nameservers. Make one with
 // [New] and start it with [Forwarder.Run]. Its methods are safe for concurrent use.
 type Forwarder struct {
-	config  Config
-	routes  []suffixRoute // of config
+	config  Config // of New; what Configure changes is in settings
 	client  *upstream.Client
-	cache   *cache.Cache // nil: none
+	cache   *cache.Cache
 	routing atomic.Pointer[routing]
 	flights *flights
 	long    longQueries
 	metrics *metrics
 
 	changing  sync.Mutex       // held while the routing is made
+	settings  settings         // guarded by changing
 	listeners []netip.AddrPort // guarded by changing
 	returned  []wire.Name      // of SetReturned; guarded by changing
 }
@@ -40,31 +40,43 @@ type Forwarder struct {
 // New checks cfg and reads its resolv.conf. It logs a file that cannot be read and returns
 // no error for it: mesh names can be answered without nameservers.
 func New(cfg Config) (*Forwarder, error) {
-	cfg.SetDefaults()
-	if err := cfg.validate(); err != nil {
-		return nil, err
-	}
-	routes, err := parseRoutes(cfg.Routes)
+	next, err := newSettings(cfg)
 	if err != nil {
 		return nil, err
 	}
-	f := &Forwarder{config: cfg, routes: routes, flights: newFlights(cfg.MaxInflight), metrics: newMetrics()}
-	f.client = upstream.NewClient(upstream.Config{
-		TLSRootsFile: cfg.RootCA,
-		Timeout:      cfg.Timeout, MixCase: cfg.MixCase, Clock: cfg.Clock, Logger: cfg.Logger, Control: cfg.Control,
-		Observe: f.metrics.observe, Check: new(reply.Checker).Check,
-	})
-	if cfg.CacheSize > 0 {
-		f.cache = cache.New(cache.Config{
-			MaxBytes: int64(cfg.CacheSize), Stale: max(cfg.ServeStale, 0),
-			MaxTTL: cfg.CacheMaxTTL, MaxNegativeTTL: cfg.CacheMaxNegativeTTL,
-		})
-	}
+	cfg = next.Config
+	f := &Forwarder{config: cfg, settings: next, flights: newFlights(cfg.MaxInflight), metrics: newMetrics()}
+	client := next.client()
+	client.Clock, client.Logger, client.Control = cfg.Clock, cfg.Logger, cfg.Control
+	client.Observe, client.Check = f.metrics.observe, new(reply.Checker).Check
+	f.client = upstream.NewClient(client)
+	f.cache = cache.New(next.limits())
 	if err := f.register(cfg.Registerer); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	f.readResolvConf()
 	return f, nil
+}
+
+// Configure changes Upstreams, Routes, Order, RootCA, MixCase, Timeout, CacheSize, CacheMaxTTL,
+// CacheMaxNegativeTTL and ServeStale, and ignores the other fields of cfg. Queries that arrive after it has
+// returned are answered by the new settings. Cached replies stay, except those to questions for which
+// other nameservers are asked now. On an error nothing changes.
+func (f *Forwarder) Configure(cfg Config) error {
+	next, err := newSettings(cfg)
+	if err != nil {
+		return err
+	}
+	f.changing.Lock()
+	defer f.changing.Unlock()
+	previous := f.settings
+	f.settings = next
+	f.client.Configure(next.client())
+	if limits := next.limits(); limits != previous.limits() {
+		f.cache.Configure(limits, f.config.Clock.Now())
+	}
+	f.useLocked(f.routing.Load().conf, f.readLocalLocked())
+	return nil
 }
 
 // Run follows resolv.conf and the addresses of this host until ctx ends. It then closes
@@ -87,8 +99,9 @@ func (f *Forwarder) Search() []wire.Name { return f.routing.Load().search }
 
 // Suffixes returns the suffixes that have nameservers of their own.
 func (f *Forwarder) Suffixes() []wire.Name {
-	suffixes := make([]wire.Name, len(f.routes))
-	for i, r := range f.routes {
+	routes := f.routing.Load().routes
+	suffixes := make([]wire.Name, len(routes))
+	for i, r := range routes {
 		suffixes[i] = r.suffix
 	}
 	return suffixes

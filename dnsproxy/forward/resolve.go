@@ -88,7 +88,7 @@ func (f *Forwarder) renew(q *Query, state cache.State) {
 // questionKey returns the key of a question.
 func (f *Forwarder) questionKey(q *Query) flightKey {
 	key := flightKey{Key: q.Key}
-	if f.cache == nil {
+	if f.cache.Off() {
 		key.relay = string([]byte{byte(q.How)})
 	}
 	return key
@@ -154,7 +154,7 @@ func (f *Forwarder) lead(led *flight, state cache.State) {
 	}
 	led.generation = f.cache.Generation() // before the nameservers are chosen
 	how := upstream.UDPThenTCP
-	if f.cache == nil {
+	if led.key.relay != "" {
 		how = upstream.How(led.key.relay[0])
 	}
 	r := f.routing.Load()
@@ -176,7 +176,7 @@ func (l *flight) Receive(answer upstream.Answer, err error) {
 			result.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
 		}
 	}
-	if answer.Provisional && f.cache != nil {
+	if answer.Provisional && !f.cache.Off() {
 		// A client with a cache must not keep it for longer than this one does.
 		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
@@ -15,9 +16,10 @@ import (
 )
 
 // A routing says which nameservers to ask for a name, by resolv.conf and the settings. It
-// never changes; when resolv.conf changes, a new one replaces it.
+// never changes; when one of them changes, a new routing replaces it.
 type routing struct {
-	self []upstream.Spec // nameservers that are this agent, and left out
+	self    []upstream.Spec // nameservers that are this agent, and left out
+	timeout time.Duration   // bounds the time of a query
 
 	conf     *resolvconf.Config
 	search   []wire.Name // of conf, without the root
@@ -36,15 +38,19 @@ type route struct {
 	others *upstream.Group
 }
 
-// group returns the nameservers to ask for a name.
-func (r *routing) group(name wire.Name) *upstream.Group {
-	found := &r.fallback
+// route returns the route of a name.
+func (r *routing) route(name wire.Name) *route {
 	for i := range r.routes {
 		if name.Below(r.routes[i].suffix) {
-			found = &r.routes[i]
-			break
+			return &r.routes[i]
 		}
 	}
+	return &r.fallback
+}
+
+// group returns the nameservers to ask for a name.
+func (r *routing) group(name wire.Name) *upstream.Group {
+	found := r.route(name)
 	if found.others != nil {
 		if _, returned := name.BelowAny(r.returned); returned {
 			return found.others
@@ -144,7 +150,7 @@ func (f *Forwarder) readResolvConf() {
 // readKept returns what an earlier process has kept of resolv.conf, if the file cannot be used:
 // conf is nil, or has no nameserver although there is no other. Otherwise it returns nil.
 func (f *Forwarder) readKept(conf *resolvconf.Config) *resolvconf.Config {
-	if f.config.KeptResolvConf == "" || conf != nil && (len(conf.Servers) > 0 || len(f.config.Upstreams) > 0) {
+	if f.config.KeptResolvConf == "" || conf != nil && (len(conf.Servers) > 0 || len(f.settings.Upstreams) > 0) {
 		return nil
 	}
 	kept, err := resolvconf.Files{Path: f.config.KeptResolvConf}.Read()
@@ -226,8 +232,7 @@ func (f *Forwarder) SetReturned(domains []string) {
 	f.routing.Store(&next)
 }
 
-// useResolvConf makes the routing of a resolv.conf and puts it to use. If that changes the
-// answers, those from before are removed from the cache, and those in flight are not cached.
+// useResolvConf makes the routing of a resolv.conf and puts it to use.
 func (f *Forwarder) useResolvConf(conf *resolvconf.Config) {
 	f.changing.Lock()
 	defer f.changing.Unlock()
@@ -261,19 +266,20 @@ func (f *Forwarder) followAddresses(ctx context.Context) {
 	}
 }
 
-// useLocked makes the routing of a resolv.conf and the addresses of this host and puts it
-// to use.
+// useLocked makes the routing of a resolv.conf, the settings and the addresses of this host and
+// puts it to use. It removes the replies to the questions for which that changes the nameservers
+// from the cache, and those in flight are not cached.
 func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
-	r := &routing{conf: conf, returned: f.returned, local: local}
+	r := &routing{conf: conf, returned: f.returned, local: local, timeout: f.settings.Timeout}
 	r.readSearch()
-	servers := f.config.Upstreams
+	servers := f.settings.Upstreams
 	if len(servers) == 0 {
 		for _, addr := range conf.Servers {
 			servers = append(servers, upstream.Spec{Addr: addr})
 		}
 	}
 	options := upstream.Options{
-		Fastest: f.config.Order == OrderFastest || conf.Rotate, UseVC: conf.UseVC,
+		Fastest: f.settings.Order == OrderFastest || conf.Rotate, UseVC: conf.UseVC,
 		Timeout: conf.Timeout, Attempts: conf.Attempts,
 	}
 	newRoute := func(suffix wire.Name, servers []upstream.Spec) route {
@@ -286,7 +292,7 @@ func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 		return made
 	}
 	r.fallback = newRoute(wire.Root, servers)
-	for _, sr := range f.routes {
+	for _, sr := range f.settings.routes {
 		r.routes = append(r.routes, newRoute(sr.suffix, sr.servers))
 	}
 	if len(r.fallback.servers) == 0 && f.listeners != nil {
@@ -295,7 +301,7 @@ func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	}
 	previous := f.routing.Swap(r)
 	if previous != nil && !previous.answersLike(r) {
-		f.flush(nil)
+		f.flush(previous.differs(r))
 	}
 }
 
@@ -313,9 +319,21 @@ func (r *routing) readSearch() {
 
 // answersLike reports whether both routings ask the same nameservers in the same way.
 func (r *routing) answersLike(other *routing) bool {
-	sameServers := func(x, y route) bool { return slices.Equal(x.servers, y.servers) }
-	return sameServers(r.fallback, other.fallback) && slices.EqualFunc(r.routes, other.routes, sameServers) &&
+	same := func(x, y route) bool { return x.suffix == y.suffix && slices.Equal(x.servers, y.servers) }
+	return same(r.fallback, other.fallback) && slices.EqualFunc(r.routes, other.routes, same) &&
 		r.conf.TrustAD == other.conf.TrustAD
+}
+
+// differs returns a function that reports whether the answer to a question may differ because the
+// other routing asks other nameservers; nil if all answers may.
+func (r *routing) differs(other *routing) func(cache.Key) bool {
+	if r.conf.TrustAD != other.conf.TrustAD {
+		return nil
+	}
+	return func(k cache.Key) bool {
+		name := wire.Name(k.Name)
+		return !slices.Equal(r.route(name).servers, other.route(name).servers)
+	}
 }
 
 // withoutSelfLocked returns the nameservers that are not this agent itself, and those that are (F6).

@@ -68,6 +68,21 @@ func (s *Suffixes) LocalSearched(name wire.Name, search []wire.Name) (base, zone
 	return name, wire.Root, false
 }
 
+// Strictest returns the suffixes by which a name is forwarded only if it is by s and by other.
+func (s *Suffixes) Strictest(other Suffixes) Suffixes {
+	var both Suffixes
+	for _, suffix := range s.Bypass {
+		if slices.Contains(other.Bypass, suffix) {
+			both.Bypass = append(both.Bypass, suffix)
+		}
+	}
+	both.LocalOnly = slices.Concat(s.LocalOnly, other.LocalOnly)
+	slices.SortStableFunc(both.LocalOnly, longestFirst)
+	return both
+}
+
+func longestFirst(x, y wire.Name) int { return len(y) - len(x) }
+
 // withoutBypassed returns the names for which Bypasses is false. It reuses the array of
 // names.
 func (s *Suffixes) withoutBypassed(names []wire.Name) []wire.Name {
@@ -94,6 +109,6 @@ func ParseSuffixes(setting string, names []string) ([]wire.Name, error) {
 		}
 		suffixes = append(suffixes, suffix)
 	}
-	slices.SortStableFunc(suffixes, func(x, y wire.Name) int { return len(y) - len(x) })
+	slices.SortStableFunc(suffixes, longestFirst)
 	return suffixes, nil
 }

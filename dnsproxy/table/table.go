@@ -21,7 +21,7 @@ type Table struct {
 	claimed *claimed
 	counts
 
-	ancestors *ancestors // of all names; nil without IndexAncestors
+	ancestors *ancestors // of all names; nil unless it follows from a table of WithAncestors
 
 	settled    sync.Once
 	collisions []Collision // set by settled

@@ -76,7 +76,7 @@ const unawaited = time.Second
 // expired reports whether the attempt is older than any query may get, or of no use any more.
 func (a *attempt) expired(now time.Time) bool {
 	age := now.Sub(a.sent)
-	return age > a.server.client.config.Timeout || age > unawaited && !a.awaited()
+	return age > time.Duration(a.server.client.longest.Load()) || age > unawaited && !a.awaited()
 }
 
 // end ends the attempt with a reply, which it keeps, or with an error.

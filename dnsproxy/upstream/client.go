@@ -105,7 +105,9 @@ type Status struct {
 // A Client asks nameservers. It is safe for concurrent use.
 type Client struct {
 	config  Config
-	context context.Context // for dialling; ends with Close
+	latest  atomic.Pointer[Config] // of Configure
+	longest atomic.Int64           // the longest Timeout so far, in ns
+	context context.Context        // for dialling; ends with Close
 	cancel  context.CancelFunc
 	tickets tls.ClientSessionCache
 
@@ -129,9 +131,6 @@ type Client struct {
 
 // NewClient returns a client. It uses no resources before the first query.
 func NewClient(config Config) *Client {
-	if config.Timeout <= 0 {
-		config.Timeout = defaultTimeout
-	}
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -145,8 +144,19 @@ func NewClient(config Config) *Client {
 		elsewhere: newElsewhere(),
 		probes:    make(map[[probeLen]byte]*loopProbe),
 	}
+	c.Configure(config)
 	c.context, c.cancel = context.WithCancel(context.Background())
 	return c
+}
+
+// Configure changes the Timeout, MixCase and TLSRootsFile of the client, and ignores the other fields of
+// config. The timeout of a [Group] is that of when it was made. It must not be called concurrently.
+func (c *Client) Configure(config Config) {
+	if config.Timeout <= 0 {
+		config.Timeout = defaultTimeout
+	}
+	c.longest.Store(max(c.longest.Load(), int64(config.Timeout)))
+	c.latest.Store(&config)
 }
 
 // Close ends all queries in flight with an error, closes the sockets, and returns
@@ -230,7 +240,7 @@ func (c *Client) newServer(spec Spec) *server {
 // Group returns the group of these servers, in order of preference. A server has one
 // history, whatever groups it is in. Groups need not be closed.
 func (c *Client) Group(specs []Spec, opts Options) *Group {
-	g := &Group{client: c, options: opts, timeout: c.config.Timeout}
+	g := &Group{client: c, options: opts, timeout: c.latest.Load().Timeout}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, spec := range specs {

@@ -22,7 +22,7 @@ const unackedTimeout = 2 * time.Second
 // dial opens a connection, with TLS if the server is asked over TLS.
 func (s *server) dial() (net.Conn, error) {
 	client := s.client
-	ctx, cancel := context.WithTimeout(client.context, client.config.Timeout)
+	ctx, cancel := context.WithTimeout(client.context, client.latest.Load().Timeout)
 	defer cancel()
 	dialer := net.Dialer{Control: client.config.Control}
 	conn, err := dialer.DialContext(ctx, "tcp", s.spec.Addr.String())
@@ -70,9 +70,9 @@ func (c *Client) tlsConfig(spec Spec) (*tls.Config, error) {
 	if config.ServerName == "" {
 		config.ServerName = spec.Addr.Addr().WithZone("").String()
 	}
-	if c.config.TLSRootsFile != "" {
+	if path := c.latest.Load().TLSRootsFile; path != "" {
 		var err error
-		if config.RootCAs, err = ReadRoots(c.config.TLSRootsFile); err != nil {
+		if config.RootCAs, err = ReadRoots(path); err != nil {
 			return nil, err
 		}
 	}

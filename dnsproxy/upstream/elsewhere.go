@@ -128,7 +128,7 @@ func (e *elsewhere) remove(at *list.Element) *server {
 
 // alone returns a group of one server.
 func (c *Client) alone(s *server) *Group {
-	return &Group{client: c, servers: []*server{s}, timeout: c.config.Timeout}
+	return &Group{client: c, servers: []*server{s}, timeout: c.latest.Load().Timeout}
 }
 
 // hasReplied reports whether the server has ever replied.

@@ -349,7 +349,7 @@ func (e *exchange) send(i int, now time.Time) {
 		packet, a.plain = wire.CutOPT(packet), true
 	}
 	question := packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
-	if e.client.config.MixCase && !folded && !t.stream && !e.verbatim {
+	if e.client.latest.Load().MixCase && !folded && !t.stream && !e.verbatim {
 		mixCase(question)
 	}
 	a.verbatim = e.verbatim

@@ -104,7 +104,7 @@ func (s *socket) judge(a *attempt, response []byte) verdict {
 	case v != otherCase:
 	case s.anyCase, a.verbatim: // verbatim: the client compares the letters, which are its own
 		return matching
-	case !s.server.client.config.MixCase: // then servers return the letters as they were sent
+	case !s.server.client.latest.Load().MixCase: // then servers return the letters as they were sent
 		return other
 	}
 	return v

@@ -134,7 +134,7 @@ func (s *stream) write() error {
 		if closed {
 			return nil
 		}
-		if err := s.conn.SetWriteDeadline(time.Now().Add(s.server.client.config.Timeout)); err != nil {
+		if err := s.conn.SetWriteDeadline(time.Now().Add(s.server.client.latest.Load().Timeout)); err != nil {
 			return err
 		}
 		if _, err := s.conn.Write(frames); err != nil {

@@ -39,7 +39,7 @@ func (g *Group) Transfer(query []byte, send func(message []byte) error) (last []
 		return nil, err
 	}
 	defer conn.Close()
-	if last, err = relayTransfer(conn, query, tracker, transferRelay{send, c.config.Timeout}); err != nil {
+	if last, err = relayTransfer(conn, query, tracker, transferRelay{send, c.latest.Load().Timeout}); err != nil {
 		err = fmt.Errorf("%s: %w", server.spec, cause(err))
 	}
 	return last, err
