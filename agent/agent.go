@@ -62,6 +62,9 @@ type Config struct {
 	// Settings returns the settings that affect capture and differ from their defaults, by their names.
 	// The commands for capture ask for them. It may be nil.
 	Settings func() map[string][]string
+	// DNSSettings returns the settings of DNS that [Agent.Configure] changes, as they are in use, if they
+	// differ from their defaults, by their names. The status shows them. It may be nil.
+	DNSSettings func() map[string][]string
 	// Logger is the log.
 	Logger *slog.Logger
 	// Collectors are added to the agent's metrics.
@@ -143,7 +146,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		ready:       make(chan struct{}),
 		egressEnded: make(chan struct{}),
 	}
-	cfg.XDS.Resolver = controlResolver(cfg.DNS.Forward.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
+	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.client, err = nds.New(cfg.XDS, func(shards map[int][]byte) error {
 		const many = 64 // a quarter of the table
 		defer a.noteTable(len(shards) >= many)
@@ -355,6 +358,17 @@ func (a *Agent) endSoon() bool {
 	default:
 		return a.capture.endSoon(handOver, a.config.DrainCaptured)
 	}
+}
+
+// Configure is [dnsproxy.Server.Configure], for the settings of the query path.
+func (a *Agent) Configure(cfg dnsproxy.Config) error {
+	if err := a.proxy.Configure(cfg); err != nil {
+		return err
+	}
+	if a.capture != nil {
+		a.capture.registrar.Note() // of other local-only suffixes
+	}
+	return nil
 }
 
 // SetCapture changes which queries are redirected to the agent. It has no effect on an agent

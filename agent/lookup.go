@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
@@ -13,18 +14,14 @@ import (
 // controlResolver returns the resolver for the host of the control plane. Where resolv.conf names the
 // agent, it queries the agent's nameservers instead: the agent holds names of the cluster domain until
 // it has a table (C6), and the control plane has such a name.
-func controlResolver(nameservers []upstream.Spec, listeners func() []netip.AddrPort) *net.Resolver {
-	var plain []string
-	for _, n := range nameservers {
-		if !n.TLS {
-			plain = append(plain, n.Addr.String())
-		}
-	}
+func controlResolver(nameservers func() []upstream.Spec, listeners func() []netip.AddrPort) *net.Resolver {
 	var queries atomic.Uint64 // so that a query that is repeated goes to the next nameserver
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
-		if server, err := netip.ParseAddrPort(address); err == nil && len(plain) > 0 {
-			if others, _ := resolvconf.WithoutSelf([]netip.AddrPort{server}, listeners(), nil); len(others) == 0 {
-				address = plain[(queries.Add(1)-1)%uint64(len(plain))]
+		if server, err := netip.ParseAddrPort(address); err == nil {
+			plain := slices.DeleteFunc(nameservers(), func(n upstream.Spec) bool { return n.TLS })
+			others, _ := resolvconf.WithoutSelf([]netip.AddrPort{server}, listeners(), nil)
+			if len(others) == 0 && len(plain) > 0 {
+				address = plain[(queries.Add(1)-1)%uint64(len(plain))].Addr.String()
 			}
 		}
 		dialer := net.Dialer{Control: setHops(queryHops)}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
@@ -25,7 +26,7 @@ func TestControlResolver(t *testing.T) { // C6, I11
 		{"127.0.0.1:53", []upstream.Spec{tls}, []string{"127.0.0.1:53"}},
 		{"127.0.0.1:53", nil, []string{"127.0.0.1:53"}},
 	} {
-		r := controlResolver(test.nameservers, func() []netip.AddrPort { return listeners })
+		r := controlResolver(func() []upstream.Spec { return slices.Clone(test.nameservers) }, func() []netip.AddrPort { return listeners })
 		for _, want := range test.want {
 			conn, err := r.Dial(t.Context(), "udp", test.server) // sends nothing
 			if err != nil {

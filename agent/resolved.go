@@ -41,8 +41,8 @@ func (a *Agent) names() resolved.Names {
 	if a.config.XDS.Node.AutoAllocate {
 		names.Always = append(names.Always, virtualReverse()...)
 	}
-	for _, suffix := range a.config.DNS.LocalOnly {
-		names.Always = append(names.Always, trimDot(suffix))
+	for _, suffix := range a.proxy.LocalOnly() {
+		names.Always = append(names.Always, trimDot(suffix.String()))
 	}
 	if table := a.proxy.Table(); table != nil {
 		domains, fingerprint := table.Domains()

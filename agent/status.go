@@ -248,16 +248,19 @@ func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {
 
 // Status is the state of an agent, as `nametap status` shows it.
 type Status struct {
-	Ready     bool            `json:"ready"`
-	Reason    string          `json:"reason,omitempty"` // why it is not ready
-	Uptime    string          `json:"uptime"`
-	DNS       []dnsproxy.Addr `json:"dns"`
-	Silent    []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
-	Unserved  []string        `json:"unserved,omitempty"` // why other addresses than those for DNS are not open
-	Upstreams []Upstream      `json:"upstreams"`
-	Hosts     int             `json:"hosts"`
-	XDS       nds.Status      `json:"xds"`
-	Capture   *CaptureStatus  `json:"capture,omitempty"` // nil: the agent installs no rules itself
+	Ready    bool            `json:"ready"`
+	Reason   string          `json:"reason,omitempty"` // why it is not ready
+	Uptime   string          `json:"uptime"`
+	DNS      []dnsproxy.Addr `json:"dns"`
+	Silent   []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
+	Unserved []string        `json:"unserved,omitempty"` // why other addresses than those for DNS are not open
+	// Settings are the settings of DNS in use that take effect while the agent runs and differ from their
+	// defaults, by their names.
+	Settings  map[string][]string `json:"settings,omitempty"`
+	Upstreams []Upstream          `json:"upstreams"`
+	Hosts     int                 `json:"hosts"`
+	XDS       nds.Status          `json:"xds"`
+	Capture   *CaptureStatus      `json:"capture,omitempty"` // nil: the agent installs no rules itself
 	// OnlyNameserverOf is the resolv.conf whose only nameserver is the agent, so that no rules are
 	// needed. It is "" with Capture.
 	OnlyNameserverOf string `json:"onlyNameserverOf,omitempty"`
@@ -317,6 +320,9 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 		Capture: read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
 	}
 	status.Ready = status.Reason == ""
+	if a.config.DNSSettings != nil {
+		status.Settings = a.config.DNSSettings()
+	}
 	if table := a.proxy.Table(); table != nil {
 		status.Hosts = table.Len()
 	}

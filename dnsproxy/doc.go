@@ -3,15 +3,17 @@
 // The files, in the order of a query:
 //
 //	config.go      the settings
-//	server.go      Server: New, Run, Ready, and Load, which puts a table into use
+//	server.go      Server: New, Run, Ready, Load, which puts a table into use, and Configure, which
+//	               does so with settings
 //	listen.go      opening the sockets
 //	listener.go    what the sockets of both transports have in common
 //	udp.go         reading queries from UDP sockets; passing them to workers
 //	tcp.go         the same for TCP connections
 //	tcpawait.go    when a TCP connection is closed
 //	tcpclients.go  the limit of TCP connections, and which connection makes room
-//	handler.go     what both paths share: a query on its way (task), its sender (arrival), and
-//	               the responses to what the forwarder found, refusals, failures
+//	handler.go     what both paths share: the settings in use (front), a query on its way (task), its
+//	               sender (arrival), and the responses to what the forwarder found, refusals,
+//	               failures
 //	fast.go        the fast path: parse, decide, answer from the table or the cache
 //	decide.go      the decision about a query, made once
 //	writer.go      responses that nametap makes itself, record by record; their longest length
@@ -78,5 +80,7 @@
 // # Ownership
 //
 // A [table.Table] is immutable. [Server.Load] builds the next one and puts it into use with one
-// atomic store. A query loads it once, so the whole answer comes from one table.
+// atomic store. A query loads it once, so the whole answer comes from one table. So it is with the
+// settings of answers: they are in an immutable [handler], and [Server.Configure] makes the next one. The
+// forwarder has its settings, with what resolv.conf says, in an immutable routing.
 package dnsproxy

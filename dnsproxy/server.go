@@ -80,8 +80,9 @@ func New(cfg Config) (*Server, error) {
 
 // Configure changes the settings of answers (Bypass, LocalOnly, Autopath, TTL, MaxAnswers, EDNSUDPSize
 // and BeforeSync) and those that [forward.Forwarder.Configure] changes. It ignores the other fields of cfg.
-// Queries that arrive after it has returned are answered by the new settings; queries in flight stay
-// decided by the previous ones. On an error nothing changes.
+// Queries that arrive after it has returned are answered by the new settings. A query in flight stays
+// decided by the previous ones; if it is to be forwarded and was not sent yet, the next nameservers are
+// asked. On an error nothing changes.
 func (s *Server) Configure(cfg Config) error {
 	cfg.setDefaults()
 	names, err := cfg.check()

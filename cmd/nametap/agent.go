@@ -78,8 +78,8 @@ func runAgent(command *cobra.Command, o *options) error {
 	shareSockets(&cfg, o.egress.Addr, sockets)
 	cfg.Service = !supervised && servesUnit(&cfg)
 	var a *agent.Agent
-	reloads := newReloader(o, cfg.Logger, func(capture agent.CaptureConfig) error { return a.SetCapture(capture) })
-	cfg.Settings = reloads.inUse
+	reloads := newReloader(o, cfg.Logger, func() configurable { return a })
+	reloads.showIn(&cfg)
 	a, err = agent.New(command.Context(), cfg)
 	if err != nil {
 		return err

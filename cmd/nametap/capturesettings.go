@@ -94,7 +94,7 @@ const askTimeout = time.Second
 func (c *captureCommand) client(unit []string) statusClient {
 	client := statusClient{newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))}
 	// Mistakes are reported when the settings are resolved.
-	_ = settings.CopyGiven(client.options.flags, c.options.flags)
+	_ = settings.Copy(client.options.flags, c.options.flags, settings.Given)
 	_ = settings.FromEnvironment(client.options.flags, os.Environ())
 	_ = settings.FromEnvironment(client.options.flags, unit)
 	return client

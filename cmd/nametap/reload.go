@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"maps"
 	"os"
 	"reflect"
 	"strings"
@@ -14,41 +13,85 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/settings"
 )
+
+// A taker is the part of a running agent that takes changed values of a setting.
+type taker uint8
+
+// The takers.
+const (
+	byRestart taker = iota // none: the next process takes them
+	byLog
+	byCapture
+	byDNS
+)
+
+// takenBy returns the part of a running agent that takes changed values of a setting. It is the only place
+// that says which settings take effect while the agent runs.
+func takenBy(name string) taker {
+	group, _, _ := strings.Cut(name, "-")
+	switch {
+	case name == "capture":
+		return byRestart
+	case name == "log-level":
+		return byLog
+	case group == "capture":
+		return byCapture
+	case group == "upstream", group == "cache":
+		return byDNS
+	}
+	switch name {
+	case "serve-stale", "ttl", "max-answers", "edns-udp-size", "before-sync", "autopath", "bypass", "local-only":
+		return byDNS
+	}
+	return byRestart
+}
+
+// A configurable is an [agent.Agent].
+type configurable interface {
+	Configure(cfg dnsproxy.Config) error
+	SetCapture(cfg agent.CaptureConfig) error
+}
 
 // A reloader reads the settings of a running agent again when a file has changed or a
 // signal asks for it. It applies the changes that can be applied and logs all of them.
 type reloader struct {
-	running    *options // with the settings that the agent was started with
-	last       *options // as read last
-	identity   identity // as read last
-	failed     string   // the last error that was logged
-	log        *slog.Logger
-	watcher    *settings.Watcher
-	setCapture func(agent.CaptureConfig) error
-	inUseNow   atomic.Pointer[map[string][]string] // what inUse returns
+	running  *options // with the settings that the agent was started with
+	last     *options // as read last
+	identity identity // as read last
+	failed   string   // the last error that was logged
+	log      *slog.Logger
+	watcher  *settings.Watcher
+	agent    func() configurable
+	// inUse has the settings in use: those that the agent takes while it runs are as read last, the others
+	// as it was started with.
+	inUse atomic.Pointer[options]
 }
 
-// newReloader returns a reloader for an agent that was started with these settings.
-func newReloader(o *options, log *slog.Logger, setCapture func(agent.CaptureConfig) error) *reloader {
+// newReloader returns a reloader for an agent that was started with these settings. It calls running for
+// the agent when settings have changed.
+func newReloader(o *options, log *slog.Logger, running func() configurable) *reloader {
 	watcher := settings.NewWatcher(settings.Files(o.flags))
 	id, _ := readIdentity(o.flags, os.Environ()) // without an error, or the agent would not run
-	r := &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, setCapture: setCapture}
-	r.noteInUse()
+	r := &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, agent: running}
+	r.inUse.Store(o)
 	return r
 }
 
-// inUse returns the settings that affect capture, as the agent uses them, unless they are the defaults. It
-// is safe for concurrent use.
-func (r *reloader) inUse() map[string][]string { return *r.inUseNow.Load() }
+// showIn makes an agent show the settings in use.
+func (r *reloader) showIn(cfg *agent.Config) {
+	cfg.Settings = func() map[string][]string { return r.values(affectsCapture) }
+	cfg.DNSSettings = func() map[string][]string {
+		return r.values(func(name string) bool { return takenBy(name) == byDNS })
+	}
+}
 
-// noteInUse sets what inUse returns: what is applied while the agent runs is as read last, the rest as it
-// was at the start.
-func (r *reloader) noteInUse() {
-	values := settings.Values(r.running.flags, func(name string) bool { return affectsCapture(name) && !applied(name) })
-	maps.Copy(values, settings.Values(r.last.flags, func(name string) bool { return affectsCapture(name) && applied(name) }))
-	r.inUseNow.Store(&values)
+// values returns the settings in use for which wanted returns true, unless they are the defaults. It is safe
+// for concurrent use.
+func (r *reloader) values(wanted func(name string) bool) map[string][]string {
+	return settings.Values(r.inUse.Load().flags, wanted)
 }
 
 // run follows the files and the signals until ctx ends.
@@ -74,59 +117,90 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 	}
 }
 
-// reload reads the settings once. If they are malformed, the agent keeps those that it has.
+// reload reads the settings once. If one is wrong, the agent keeps those that it has.
 func (r *reloader) reload() {
-	next, capture, err := r.read()
+	next, err := r.read()
 	if err != nil {
 		if text := err.Error(); text != r.failed {
 			r.failed = text
-			r.log.Error("the settings stay unchanged: they cannot be read again", "error", err)
+			r.log.Error("the settings stay unchanged", "error", err)
 		}
 		return
 	}
 	r.failed = ""
-	for _, c := range changes(r.last, next) {
+	for _, c := range changes(r.last, next.read) {
 		switch {
-		case applied(c.name):
+		case takenBy(c.name) != byRestart:
 			r.log.Info("setting changed", "name", c.name, "from", c.from, "to", c.to)
 		case c.to != r.running.flags.Lookup(c.name).Value.String():
 			r.log.Warn("setting changed: it takes effect after a restart", "name", c.name, "from", c.from, "to", c.to)
 		}
 	}
-	if id, err := readIdentity(next.flags, os.Environ()); err == nil && !reflect.DeepEqual(id, r.identity) {
+	if id, err := readIdentity(next.read.flags, os.Environ()); err == nil && !reflect.DeepEqual(id, r.identity) {
 		r.identity = id
 		r.log.Warn("ISTIO_META variables changed: they take effect after a restart")
 	}
-	r.last = next
-	r.noteInUse()
-	r.running.logLevel.Set(next.logLevel.Level())
-	if err := r.setCapture(capture); err != nil {
+	r.last = next.read
+	r.apply(next)
+}
+
+// apply makes the agent use settings.
+func (r *reloader) apply(next reading) {
+	previous := r.inUse.Swap(next.inUse)
+	r.running.logLevel.Set(next.inUse.logLevel.Level())
+	for _, c := range changes(previous, next.inUse) {
+		if takenBy(c.name) != byDNS {
+			continue
+		}
+		if err := r.agent().Configure(next.dns); err != nil {
+			r.log.Error("the settings of DNS stay unchanged", "error", err)
+		}
+		break
+	}
+	if !r.running.installRules {
+		return
+	}
+	if err := r.agent().SetCapture(next.capture); err != nil {
 		r.log.Error("capture stays unchanged", "error", err)
 	}
 }
 
-// read reads the settings of the files, with those of the command line and the environment
-// that the agent was started with, and what they say about capture.
-func (r *reloader) read() (*options, agent.CaptureConfig, error) {
-	next := newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
-	err := cmp.Or(settings.CheckRereadable(r.running.flags), settings.CopyGiven(next.flags, r.running.flags))
-	if err == nil {
-		err = next.resolve()
-	}
-	if err != nil || !r.running.installRules {
-		return next, agent.CaptureConfig{}, err
-	}
-	withRunning := *next // what needs a restart is as it was
-	withRunning.agent = r.running.agent
-	withRunning.carries, withRunning.egress = r.running.carries, r.running.egress
-	withRunning.instanceIP = r.running.instanceIP
-	capture, err := withRunning.agentCaptureConfig()
-	return next, capture, err
+// A reading is what was read of the settings, and what follows from them for a running agent.
+type reading struct {
+	read, inUse *options // see reloader
+	dns         dnsproxy.Config
+	capture     agent.CaptureConfig // if the agent installs rules
 }
 
-// applied reports whether a change of a setting is applied while the agent runs: the log
-// level, and which queries are captured.
-func applied(name string) bool { return name == "log-level" || strings.HasPrefix(name, "capture-") }
+// read reads the settings of the files, with those of the command line and the environment
+// that the agent was started with, and checks those that the agent takes.
+func (r *reloader) read() (next reading, err error) {
+	next.read = newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
+	err = cmp.Or(settings.CheckRereadable(r.running.flags), settings.Copy(next.read.flags, r.running.flags, settings.Given))
+	if err == nil {
+		err = next.read.resolve()
+	}
+	if err != nil {
+		return next, err
+	}
+	next.inUse = newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
+	if err := cmp.Or(
+		settings.Copy(next.inUse.flags, next.read.flags, func(flag *pflag.Flag) bool { return takenBy(flag.Name) != byRestart }),
+		settings.Copy(next.inUse.flags, r.running.flags, func(flag *pflag.Flag) bool { return takenBy(flag.Name) == byRestart }),
+	); err != nil {
+		return next, err
+	}
+	cfg := next.inUse.agent
+	if err := next.inUse.completeDNS(&cfg); err != nil {
+		return next, err
+	}
+	next.dns = cfg.DNS
+	if err := next.dns.Validate(); err != nil || !r.running.installRules {
+		return next, err
+	}
+	next.capture, err = next.inUse.agentCaptureConfig()
+	return next, err
+}
 
 // A settingChange is one setting that was read with another value.
 type settingChange struct{ name, from, to string }

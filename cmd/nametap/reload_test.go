@@ -14,9 +14,30 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 )
+
+// taken is an agent that notes what it takes.
+type taken struct {
+	capture agent.CaptureConfig
+	dns     dnsproxy.Config
+	times   int // that it took dns
+}
+
+func (a *taken) running() configurable { return a }
+
+func (a *taken) SetCapture(cfg agent.CaptureConfig) error {
+	a.capture = cfg
+	return nil
+}
+
+func (a *taken) Configure(cfg dnsproxy.Config) error {
+	a.dns = cfg
+	a.times++
+	return nil
+}
 
 // R10: a change that can be applied is, and one that needs a restart is logged. Each is
 // logged once. What the command line gives stays as it is.
@@ -31,11 +52,8 @@ func TestReload(t *testing.T) {
 	write("ttl: 5s\n")
 	o := parsed(t, []string{"--config", path, "--drain", "1s", "--bypass", "a,b", "--capture", "--capture-agent-gid", strconv.Itoa(os.Getgid())}, nil)
 	log := new(testlog.Buffer)
-	var capture agent.CaptureConfig
-	r := newReloader(o, slog.New(slog.NewTextHandler(log, nil)), func(cfg agent.CaptureConfig) error {
-		capture = cfg
-		return nil
-	})
+	a := new(taken)
+	r := newReloader(o, slog.New(slog.NewTextHandler(log, nil)), a.running)
 	for _, step := range []struct {
 		file  string
 		lines []string // of the log
@@ -48,13 +66,13 @@ func TestReload(t *testing.T) {
 			`level=INFO msg="setting changed" name=capture-exclude-uid from=[] to=[7]`,
 			`level=INFO msg="setting changed" name=capture-servers from=all to=resolv-conf`,
 			`level=INFO msg="setting changed" name=log-level from=info to=debug`,
-			`level=WARN msg="setting changed: it takes effect after a restart" name=ttl from=5s to=6s`,
+			`level=INFO msg="setting changed" name=ttl from=5s to=6s`,
 		}, slog.LevelDebug, false},
 		{"ttl: 6s\nlog-level: debug\ncapture-enabled: false\ncapture-exclude-uid: [7]\ncapture-servers: resolv-conf\n", nil, slog.LevelDebug, false},
 		{"dns-addr: nowhere\nttl: 6s\nlog-level: debug\ncapture-enabled: false\ncapture-exclude-uid: [7]\ncapture-servers: resolv-conf\n", []string{
 			`level=WARN msg="setting changed: it takes effect after a restart" name=dns-addr from=localhost:15053 to=nowhere`,
 		}, slog.LevelDebug, false},
-		{"ttl: soon\n", []string{`level=ERROR msg="the settings stay unchanged: they cannot be read again"`}, slog.LevelDebug, false},
+		{"ttl: soon\n", []string{`level=ERROR msg="the settings stay unchanged"`}, slog.LevelDebug, false},
 		{"ttl: soon\n", nil, slog.LevelDebug, false},
 		{"capture-agent-gid: 1\ncapture-backend: other", []string{`capture-backend: \"other\": want auto, nft or legacy`}, slog.LevelDebug, false},
 		{"", []string{
@@ -62,9 +80,13 @@ func TestReload(t *testing.T) {
 			`level=INFO msg="setting changed" name=capture-exclude-uid from=[7] to=[]`,
 			`level=INFO msg="setting changed" name=capture-enabled from=false to=true`,
 			`level=INFO msg="setting changed" name=log-level from=debug to=info`,
-			`level=WARN msg="setting changed: it takes effect after a restart" name=ttl from=6s to=30s`,
+			`level=INFO msg="setting changed" name=ttl from=6s to=30s`,
 		}, slog.LevelInfo, true},
-		{"ttl: 5s\n", nil, slog.LevelInfo, true}, // as the agent runs
+		{"ttl: 5s\nmax-inflight: 7\n", []string{
+			`level=INFO msg="setting changed" name=ttl from=30s to=5s`,
+			`level=WARN msg="setting changed: it takes effect after a restart" name=max-inflight from=10000 to=7`,
+		}, slog.LevelInfo, true},
+		{"ttl: 5s\n", nil, slog.LevelInfo, true}, // max-inflight is as the agent runs
 	} {
 		write(step.file)
 		said := len(log.String())
@@ -84,6 +106,7 @@ func TestReload(t *testing.T) {
 		if got := o.logLevel.Level(); got != step.level {
 			t.Errorf("%q: the level is %v", step.file, got)
 		}
+		capture := a.capture
 		if capture.On != step.on || !strings.HasPrefix(capture.Because, "ISTIO_META_DNS_CAPTURE=") || capture.Config.Port != 15053 ||
 			(capture.Servers == agent.AllServers) != step.on || (len(capture.Config.ExcludeUIDs) == 0) != step.on {
 			t.Errorf("%q: capture is %+v", step.file, capture)
@@ -106,7 +129,7 @@ func TestReloadSignal(t *testing.T) {
 		}
 		write("log-level: warn\n")
 		o := parsed(t, []string{"--config", path}, nil)
-		r := newReloader(o, slog.New(slog.DiscardHandler), func(agent.CaptureConfig) error { return nil })
+		r := newReloader(o, slog.New(slog.DiscardHandler), new(taken).running)
 		ctx, stop := context.WithCancel(t.Context())
 		signals, done := make(chan os.Signal), make(chan struct{})
 		go func() {
@@ -143,7 +166,7 @@ func TestReloadPipe(t *testing.T) {
 	writer.Close()
 	o := parsed(t, []string{"--config", fmt.Sprintf("/dev/fd/%d", reader.Fd())}, nil)
 	log := new(testlog.Buffer)
-	r := newReloader(o, slog.New(slog.NewTextHandler(log, nil)), func(agent.CaptureConfig) error { return nil })
+	r := newReloader(o, slog.New(slog.NewTextHandler(log, nil)), new(taken).running)
 	for range 2 {
 		r.reload()
 	}
@@ -164,7 +187,7 @@ func TestReloadMetadata(t *testing.T) {
 		}
 		if r == nil {
 			o := parsed(t, []string{"--mesh-config", path}, nil)
-			r = newReloader(o, slog.New(slog.NewTextHandler(log, nil)), func(agent.CaptureConfig) error { return nil })
+			r = newReloader(o, slog.New(slog.NewTextHandler(log, nil)), new(taken).running)
 		}
 		r.reload()
 	}

@@ -67,6 +67,7 @@ func printStatus(w io.Writer, status agent.Status) error {
 	for _, text := range status.Unserved {
 		fmt.Fprintf(lines, "problem\t%s; retrying\n", text)
 	}
+	printSettings(lines, status.Settings)
 	printUpstreams(lines, status.Upstreams)
 	fmt.Fprintf(lines, "hosts\t%d\n", status.Hosts)
 	printXDS(lines, status)
@@ -75,6 +76,15 @@ func printStatus(w io.Writer, status agent.Status) error {
 	printRedirections(lines, status.Redirected)
 	printEgress(lines, status.Egress)
 	return lines.Flush()
+}
+
+// printSettings prints a line for each setting, in the order of their names.
+func printSettings(w io.Writer, settings map[string][]string) {
+	label := "settings"
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		fmt.Fprintf(w, "%s\t%s: %s\n", label, name, strings.Join(settings[name], ", "))
+		label = ""
+	}
 }
 
 // printUpstreams prints a line for each nameserver.

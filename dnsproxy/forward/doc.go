@@ -6,7 +6,7 @@
 // passes the query to [Forwarder.Answer], which blocks.
 //
 //	config.go      the settings
-//	forward.go     the Forwarder: New, Run and what others may ask of it
+//	forward.go     the Forwarder: New, Configure, Run and what others may ask of it
 //	query.go       a query and its result; messages that are relayed as they are
 //	resolve.go     questions that are cached: lookup, refresh, stale answers
 //	unpack.go      replies as messages of the DNS library
@@ -42,10 +42,10 @@
 // A negative reply is cached for 30 s at most if a nameserver that comes earlier in the order
 // failed to answer: that one may know the name, and may recover soon.
 //
-// When resolv.conf names other nameservers, the cache is flushed and its generation ends. A
-// question in flight has the generation from before its nameservers were chosen. If that is
-// not the current one, its reply is not cached, and no more clients wait for it: the question
-// is sent again.
+// When resolv.conf or the settings name other nameservers for some questions, the replies to these
+// questions are flushed from the cache, and its generation ends. A question in flight has the
+// generation from before its nameservers were chosen. If that is not the current one, its reply
+// is not cached, and no more clients wait for it: the question is sent again.
 //
 // # Bounds
 //

@@ -130,13 +130,13 @@ func Adopt(flags *pflag.FlagSet, values map[string][]string, source string) erro
 	return errors.Join(failed...)
 }
 
-// CopyGiven copies the values that the command line gave to the flags in from. Flags that to does not have
-// are left out.
-func CopyGiven(to, from *pflag.FlagSet) error {
+// Copy copies the values in from that something set and for which wanted returns true, with their sources.
+// Flags that to does not have are left out.
+func Copy(to, from *pflag.FlagSet, wanted func(flag *pflag.Flag) bool) error {
 	var failed []error
-	from.Visit(func(flag *pflag.Flag) {
+	from.VisitAll(func(flag *pflag.Flag) {
 		copied := to.Lookup(flag.Name)
-		if len(flag.Annotations[annotationSource]) > 0 || copied == nil {
+		if !flag.Changed || copied == nil || !wanted(flag) {
 			return
 		}
 		if list, ok := flag.Value.(pflag.SliceValue); ok {
@@ -145,8 +145,16 @@ func CopyGiven(to, from *pflag.FlagSet) error {
 			failed = append(failed, copied.Value.Set(flag.Value.String()))
 		}
 		copied.Changed = true
+		if source := flag.Annotations[annotationSource]; len(source) > 0 {
+			failed = append(failed, to.SetAnnotation(flag.Name, annotationSource, source))
+		}
 	})
 	return errors.Join(failed...)
+}
+
+// Given reports whether the command line gave a flag its value.
+func Given(flag *pflag.Flag) bool {
+	return flag.Changed && len(flag.Annotations[annotationSource]) == 0
 }
 
 // serviceLink matches the variables that Kubernetes sets in every pod for each Service of its
