@@ -290,9 +290,7 @@ func TestSettingsChangeUnderLoad(t *testing.T) {
 		}
 	}
 	for _, want := range []string{"name=ttl from=30s to=7s", "name=ttl from=7s to=30s", "name=local-only from=[] to=[corp.example]", "name=upstream-timeout from=4s to=300ms"} {
-		if n := a.log.Count("level=INFO", `msg="setting changed"`, want); n != 1 {
-			t.Errorf("the log has %d times %q", n, want)
-		}
+		wait.Until(t, "the log has once "+want, func() bool { return a.log.Count("level=INFO", `msg="setting changed"`, want) == 1 })
 	}
 	if n := a.log.Count("takes effect after a restart"); n > 0 {
 		t.Errorf("%d changes wait for a restart", n)
@@ -340,9 +338,7 @@ func TestSettingsChangeBySignal(t *testing.T) {
 	a.takes("a setting of the mesh config", func() {
 		replaceFile(t, mesh, "defaultConfig: {proxyMetadata: {NAMETAP_TTL: 9s, DNS_FORWARD_TIMEOUT: 5s}}\n")
 	}, func() bool { return a.ask("web") == "9 10.0.0.1" })
-	if n := a.log.Count("name=upstream-timeout from=200ms to=5s"); n != 1 {
-		t.Errorf("the timeout of the mesh config wins %d times:\n%s", n, a.log)
-	}
+	wait.Until(t, "the timeout of the mesh config wins", func() bool { return a.log.Count("name=upstream-timeout from=200ms to=5s") == 1 })
 }
 
 // R10: the documents say which settings take effect while the agent runs.

@@ -86,7 +86,7 @@ func (v *virtual) retireFrom(netip.AddrPort) bool { return false }
 func (v *virtual) send(a *attempt, packet []byte) {
 	delay, code, lost := v.receive()
 	if lost || bytes.Contains(packet, []byte(deadZone)) || v.names != nil && !v.names(packet) {
-		time.AfterFunc(a.server.client.config.Timeout, func() { a.end(nil, ErrTimeout) })
+		time.AfterFunc(defaultTimeout, func() { a.end(nil, ErrTimeout) })
 		return
 	}
 	reply := slices.Clone(packet)
