@@ -39,7 +39,11 @@ func TestFlushCache(t *testing.T) { // F21
 		for _, name := range names {
 			p.ask(t, name, dns.TypeA)
 		}
-		if asked := fake.Queries(); len(asked) != c.asked {
+		asked := map[string]bool{} // on a busy machine the nameserver is late, and a query is sent again
+		for _, q := range fake.Queries() {
+			asked[q.Name] = true
+		}
+		if len(asked) != c.asked {
 			t.Errorf("after %+v asked %v", c.selection, asked)
 		}
 	}

@@ -20,10 +20,11 @@
 //     connections and a second. A reply ends both. With Options.Fastest a server is also
 //     probed if nothing has come from it for 30 s.
 //
-//  3. Servers that live rank before silent ones, and these before those that are down; among
-//     equals the order of configuration decides. With Options.Fastest SRTT decides, and the
-//     order of configuration only among those about as fast as the fastest (half as much again
-//     and 5 ms). Servers to which a query came back to this host ([Group.Suspect]) are not asked.
+//  3. Servers that live, or were never asked, rank before silent ones, and these before those
+//     that are down; among equals the order of configuration decides. With Options.Fastest SRTT
+//     decides, and the order of configuration only among those about as fast as the fastest
+//     (1.5 times its SRTT plus 5 ms). Servers to which a query came back to this host
+//     ([Group.Suspect]) are not asked.
 //
 //  4. The best server is asked, and when it is late the next, round and round, waiting twice as
 //     long in each round up to 400 ms, until a reply comes or the time is up. A server that is
@@ -32,27 +33,29 @@
 //
 //  5. A server that fails for a question is not asked again for it, and the next one is asked at
 //     once. Failures are any other response code (with its bits in the OPT record), a malformed
-//     reply, and a refused connection. When all servers have failed or are down, the best
-//     failure is the answer. The next question begins with the best server again.
+//     reply, and a refused connection. When all servers have failed, or the others are down, the
+//     best failure is the answer: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. The next
+//     question begins with the best server again.
 //
 //  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
-//     an earlier server lives and has neither answered nor failed; it is asked if it was not yet.
-//     A positive answer is used at once. If an earlier server is only late, the schedule goes on,
-//     and the reply of that server replaces the answer; [Group.Ask] does not wait for this. An
-//     answer is provisional (kept for 30 s at most) unless all earlier servers have said REFUSED
-//     or NOTIMP, as servers for internal names do.
+//     an earlier server lives and has neither answered nor failed, until the time is up at most;
+//     it is asked if it was not yet. A positive answer is used at once; if an earlier server is
+//     only late, its reply, should it come in time, replaces the answer. Any answer is provisional
+//     (kept for 30 s at most) unless all earlier servers have said REFUSED or NOTIMP, as servers
+//     for internal names do.
 //
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
 //     double up to 2 s. The first repetition of a query is always sent, unless it would go to a
 //     silent server. Further ones because a server is late have a budget: 256 at once, refilled
-//     with 2 for each usable reply and 100 a second.
-//     A silent server that owes 128 replies is sent nothing more until it sends one: queries wait,
-//     and fail at once if it is down.
+//     with 2 for each usable reply and 100 a second. A silent server that owes 128 replies is sent
+//     only probes until one has come: queries wait for that, and fail at once if it is down and no
+//     other server is left.
 //
 //  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server
-//     only, and to the next only after a failure: it may change data, and must not do so twice.
-//     After a truncated reply the query is sent again over TCP, and when that is late, to the
-//     next server. After a second without a whole reply, the truncated one is the answer.
+//     only, and once, and to the next only if that could not be reached: it may change data, and
+//     must not do so twice. Any response code answers it. After a truncated reply a query is sent
+//     again over TCP, and when that is late, to the next server. After a second without a whole
+//     reply, the truncated one is the answer.
 //
 // # Files
 //
@@ -98,8 +101,8 @@
 // asked again without (RFC 6891, section 6.2.2). The third time that a query is sent to
 // a server it has no OPT record if nothing with one has come back meanwhile, since some
 // middleboxes drop such packets. If this helps, and the server has sent no OPT record for ten
-// minutes, it is asked without for the next ten. A server that sends OPT records and fails for
-// one name only has failed for that name.
+// minutes, it is asked without for the next ten. FORMERR or NOTIMP with an OPT record is a failure
+// for this question, and no sign against EDNS.
 //
 // Servers that are not configured, to which clients send queries of their own choice
 // ([Client.Elsewhere]), follow the same rules within bounds of their own:
