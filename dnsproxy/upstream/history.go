@@ -87,20 +87,19 @@ type standing struct {
 func (s standing) lives() bool { return s.state == Up && !s.silent }
 
 // lateAfter returns how long after a query the server is late (rule 1).
-func (h *history) lateAfter() time.Duration {
-	if h.srtt == 0 {
-		return unknownLate
-	}
-	return min(max(h.srtt+4*h.rttvar, minLate), maxLate)
-}
+func (h *history) lateAfter() time.Duration { return h.usual(unknownLate, maxLate) }
 
 // patience returns how long probes may be unanswered before the server is silent (rule 2): as
 // in rule 1, but up to a second for a server that is known to be slow.
-func (h *history) patience() time.Duration {
+func (h *history) patience() time.Duration { return h.usual(maxLate, maxSample) }
+
+// usual returns the time within which nearly all replies come, at most a bound, or what is assumed
+// before the first reply.
+func (h *history) usual(unknown, most time.Duration) time.Duration {
 	if h.srtt == 0 {
-		return maxLate
+		return unknown
 	}
-	return min(max(h.srtt+4*h.rttvar, minLate), maxSample)
+	return min(max(h.srtt+4*h.rttvar, minLate), most)
 }
 
 // silence returns how long probes have been unanswered.

@@ -129,16 +129,6 @@ func (s *schedule) start(now time.Time) {
 	}
 }
 
-// any reports whether match is true for a server that may be asked again.
-func (s *schedule) any(match func(*try) bool) bool {
-	for i := range s.tries {
-		if !s.tries[i].done && match(&s.tries[i]) {
-			return true
-		}
-	}
-	return false
-}
-
 // ask sends the query to a server and waits for it until it is late; each time that the
 // server is asked, twice as long (rule 4).
 func (s *schedule) ask(i int, now time.Time) {

@@ -24,11 +24,9 @@ func (s *schedule) ended(now time.Time) bool {
 // settle ends the query if no server is left that could answer: all have failed, or those
 // that have not are down while another has sent a failure (rule 5).
 func (s *schedule) settle(now time.Time) {
-	left := s.any(func(*try) bool { return true })
-	if left && s.bestFailure() >= 0 {
-		left = s.any(func(t *try) bool { return t.standing.state < Down })
-	}
-	if !left {
+	failed := s.bestFailure() >= 0
+	left := func(t try) bool { return !t.done && (!failed || t.standing.state < Down) }
+	if !slices.ContainsFunc(s.tries, left) {
 		s.giveUp(nil, now)
 	}
 }
