@@ -15,8 +15,8 @@
 //     that it can answer itself, id.server, localhost, or the last one that it had an answer to.
 //     Each unanswered probe is followed by the next question, after 250 ms, from the fourth
 //     on after 0.5, 1, 2 ... 30 s; once the server is down, only while queries come. It is
-//     silent while a probe is unanswered for SRTT + 4 RTTVAR, at least 50 ms and at most a second
-//     (400 ms without any reply so far), and down after three unanswered probes or refused
+//     silent while two probes are unanswered, the second for SRTT + 4 RTTVAR, at least 50 ms and at
+//     most a second (400 ms without any reply so far): one may be lost. It is down after three unanswered probes or refused
 //     connections and a second. A reply ends both. With Options.Fastest a server is also
 //     probed if nothing has come from it for 30 s.
 //
