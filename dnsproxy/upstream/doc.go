@@ -15,10 +15,10 @@
 //     that it can answer itself, id.server, localhost, or the last one that it had an answer to.
 //     Each unanswered probe is followed by the next question, after 250 ms, from the fourth
 //     on after 0.5, 1, 2 ... 30 s; once the server is down, only while queries come. It is
-//     silent while a probe is unanswered for SRTT + 4 RTTVAR, at least 50 ms and at most a second
-//     (400 ms without any reply so far), and down after three unanswered probes or refused
-//     connections and a second. A reply ends both. With Options.Fastest a server is also
-//     probed if nothing has come from it for 30 s.
+//     silent while two probes are unanswered, the second for SRTT + 4 RTTVAR, at least 50 ms and at
+//     most a second (400 ms without any reply so far): one may be lost. It is down after three
+//     unanswered probes or refused connections and a second. A reply ends both. With
+//     Options.Fastest a server is also probed if nothing has come from it for 30 s.
 //
 //  3. Servers that live, or were never asked, rank before silent ones, and these before those
 //     that are down; among equals the order of configuration decides. With Options.Fastest SRTT
@@ -47,9 +47,9 @@
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
 //     double up to 2 s. The first repetition of a query is always sent, unless it would go to a
 //     silent server. Further ones because a server is late have a budget: 256 at once, refilled
-//     with 2 for each usable reply and 100 a second. A silent server that owes 128 replies is sent
-//     only probes until one has come: queries wait for that, and fail at once if it is down and no
-//     other server is left.
+//     with 2 for each usable reply and 100 a second. A server that owes 128 replies and one
+//     to a probe is sent only probes until one has come: queries wait for that, and fail at once
+//     if it is down and no other server is left.
 //
 //  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server
 //     only, and once, and to the next only if that could not be reached: it may change data, and

@@ -115,6 +115,39 @@ func TestDeadZoneAndOneProbe(t *testing.T) {
 	}
 }
 
+// F4, F16: on a path that loses one packet in a hundred, a server that is first in the order keeps its place while
+// queries for a dead zone are in flight: a lost probe does not give its names to the next server.
+func TestLossKeepsOrder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		g, _ := group(c, Options{}, lossy(rtt(2*time.Millisecond), .01), says(rtt(time.Millisecond), dns.RcodeNameError))
+		ctx, stop := context.WithCancel(t.Context())
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				asking.Go(func() { _, _, _ = g.Exchange(ctx, deadQuery(i), UDPOnly) })
+				time.Sleep(100 * time.Millisecond)
+			}
+		})
+		time.Sleep(5 * time.Second)
+		wrong := 0
+		for range 50_000 {
+			if reply, _, err := g.Exchange(t.Context(), simQuery, UDPOnly); err != nil || rcode(reply) != dns.RcodeSuccess {
+				wrong++
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if wrong > 2 {
+			t.Errorf("%d queries of 50,000 have the answer of the second server", wrong)
+		}
+		stop()
+		asking.Wait()
+		time.Sleep(time.Minute) // the last replies
+	})
+}
+
 // deadQuery returns a query for a name of the dead zone.
 func deadQuery(i int) []byte {
 	query := append([]byte{0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}, 5)

@@ -77,8 +77,8 @@ type history struct {
 // A standing is what follows from a history at a time.
 type standing struct {
 	state  State
-	silent bool          // probes have been unanswered for longer than patience
-	full   bool          // it is silent and owes many replies (rule 7)
+	silent bool          // two probes have been unanswered, the second for longer than patience
+	full   bool          // a probe has been unanswered for longer than patience, and it owes many replies (rule 7)
 	rtt    time.Duration // to rank by
 	late   time.Duration // when it is late
 }
@@ -117,7 +117,7 @@ func (h *history) standing(now time.Time) standing {
 		st.rtt = unknownLate
 	}
 	silence := h.silence(now)
-	st.silent = silence > h.patience()
+	st.silent = silence > h.patience()+probePause
 	switch {
 	case h.looping:
 		st.state = Looping

@@ -77,7 +77,7 @@ func (s *server) standing(now time.Time) standing {
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
 	silence, lastError := s.history.silence(now), s.lastError
-	st.full = st.silent && s.owes.Load() >= maxSilent
+	st.full = silence > s.history.patience() && s.owes.Load() >= maxSilent
 	if s.lastErrorAt.Before(s.history.silentSince) {
 		lastError = ErrTimeout.Error()
 	}
@@ -98,7 +98,7 @@ func (s *server) follow(options Options) {
 	s.options = options
 }
 
-// maxSilent is how many queries a silent server may owe replies to until it is full (rule 7).
+// maxSilent is how many queries a server that leaves a probe unanswered may owe replies to until it is full (rule 7).
 const maxSilent = 128
 
 // refusesAll reports whether queries that only this server could answer fail at once: it is full, and has been
