@@ -454,7 +454,7 @@ func (c *Capture) loop(ctx context.Context) error {
 			c.sleep(ctx, s)
 			continue
 		}
-		if s == stepApply && c.in.backend != "" {
+		if s == stepApply && len(c.firewall.lacks) > 0 { // a firewall was changing rules when the goal changed
 			c.firewall.look(c.lastChange())
 		}
 		had := c.captured

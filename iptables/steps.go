@@ -283,7 +283,7 @@ func (c *Capture) drifted(m machine) ([]string, error) {
 // unhookAll is the step unhook. It keeps chains that replies in flight need for the settle
 // time.
 func (c *Capture) unhookAll(ctx context.Context) error {
-	c.in, c.entries.leftovers, c.seen = installed{}, nil, fingerprint{}
+	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, firewall{}
 	for _, f := range families() {
 		if err := c.lease.end(f); err != nil {
 			c.log.Warn("the capture ends with the removal of the rules", "error", err)
