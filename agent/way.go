@@ -22,8 +22,10 @@ const (
 	wayInterval = iptables.LeaseTime / 4
 	// wayTCP is how often the way to a nameserver is probed over TCP, too.
 	wayTCP = 8 * wayInterval
-	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through.
+	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through. After a repair
+	// of the rules probes follow at once: a miss counts wayMissed after the previous one.
 	wayMisses = 3
+	wayMissed = wayInterval * 3 / 4
 )
 
 // WayState says where queries of clients to a nameserver go, as the last probes found it.
@@ -81,6 +83,7 @@ type ways struct {
 type way struct {
 	WayStatus
 	misses  int
+	missed  time.Time // when the last one of them was counted
 	probing bool
 	last    time.Time // when the last probe was sent
 	tcp     time.Time // when the last one over TCP was sent
@@ -260,8 +263,8 @@ func (w *ways) note(ctx context.Context, r probed) {
 	before := known.State
 	if r.state == WayReached {
 		known.misses = 0
-	} else {
-		known.misses++
+	} else if now := time.Now(); known.misses == 0 || now.Sub(known.missed) >= wayMissed {
+		known.misses, known.missed = known.misses+1, now
 	}
 	if r.state == WayReached || known.misses >= wayMisses {
 		known.State, known.Detail = r.state, ""

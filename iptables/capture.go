@@ -152,8 +152,9 @@ type Capture struct {
 	log *slog.Logger
 
 	checks, repairs, failures atomic.Uint64
-	watched                   atomic.Bool // the kernel announces changes of nft rules
-	begins                    atomic.Bool // a lease begins
+	watched                   atomic.Bool               // the kernel announces changes of nft rules
+	begins                    atomic.Bool               // a lease begins
+	announced                 atomic.Pointer[time.Time] // the last change of nft rules, also of nametap
 
 	target    atomic.Pointer[target] // the desired value
 	changed   chan struct{}          // receives when target changed
@@ -182,6 +183,7 @@ type Capture struct {
 	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
 	logged   string                   // the last failure that was logged
 	entries  entries
+	firewall firewall
 	seed     maphash.Seed  // of fingerprints
 	seen     fingerprint   // of the kernel when all rules were there, zero if that is not known
 	ready    time.Time     // the earliest time of a check that an announcement makes due
@@ -324,7 +326,11 @@ func (c *Capture) Keep(ctx context.Context) error {
 	if announced, err := watchRules(); err == nil {
 		c.watched.Store(true)
 		watcher.Go(func() {
-			err := announced.forward(watching, c.rules)
+			err := announced.forward(watching, func() {
+				now := time.Now()
+				c.announced.Store(&now)
+				wake(c.rules)
+			})
 			if c.watched.Store(false); watching.Err() == nil {
 				c.log.Warn("changes of rules are found by checks only", "error", err)
 				wake(c.rules)
@@ -448,6 +454,9 @@ func (c *Capture) loop(ctx context.Context) error {
 			c.sleep(ctx, s)
 			continue
 		}
+		if s == stepApply && len(c.firewall.lacks) > 0 { // a firewall was changing rules when the goal changed
+			c.firewall.look(c.lastChange())
+		}
 		had := c.captured
 		err := c.act(ctx, s)
 		switch {
@@ -489,6 +498,7 @@ func (c *Capture) restart() {
 		c.due = time.Time{} // in the other case replies are in flight
 	}
 	c.attempts, c.logged, c.lacks = patient, "", 0
+	c.firewall.spared = nil
 	c.retries.failure, c.retries.n = nil, 0
 }
 
@@ -522,6 +532,7 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	case stepApply:
 		m := c.goal.Config.toolbox().inspectAll(ctx)
 		changed, err := c.apply(ctx, m, c.attempts)
+		c.firewall.note(m, c.in)
 		c.applied = m
 		c.due, c.attempts = c.nextCheck(began), brief
 		if err == nil || errors.Is(err, ErrIncomplete) {
@@ -551,6 +562,14 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	return nil
 }
 
+// lastChange returns when the kernel has announced a change of nft rules last.
+func (c *Capture) lastChange() (at time.Time) {
+	if announced := c.announced.Load(); announced != nil {
+		at = *announced
+	}
+	return at
+}
+
 // nextCheck returns when to check the rules after a step that has just ended, if no program changes them
 // before. On a machine where steps take longer than Config.Interval, half of the time is left to other
 // programs. An announcement makes a check due at c.ready.
@@ -564,6 +583,9 @@ func (c *Capture) nextCheck(began time.Time) time.Time {
 	c.ready = began.Add(2 * took)
 	if c.ready.Before(c.paced) {
 		c.ready = c.paced
+	}
+	if len(c.firewall.lacks) > 0 {
+		return began.Add(max(firewallPause, 2*took))
 	}
 	if c.watched.Load() && c.in.backend == NFT && c.in.complete() && !c.entries.pending() {
 		return began.Add(quietInterval)

@@ -68,6 +68,7 @@
 //	legacy.go   what the kernel says of legacy's tables by itself
 //	nft.go      what only nf_tables itself can do: generations, deleting a table
 //	watch.go    changes of nft rules, as the kernel announces them
+//	firewall.go when table filter is repaired, while another program changes rules
 //	lease.go    the time for which the rules match, and requests about it
 //	backend.go  nft or legacy
 //	entries.go  when to drop the conntrack entries that keep sockets on their old path

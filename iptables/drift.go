@@ -11,7 +11,7 @@ import (
 // come back to it, and a rule before the jump of nametap may let queries bypass the agent.
 func (r Rules) drift(f Family, s saved) []string {
 	var ds []string
-	for _, name := range tableNames() {
+	for _, name := range r.tableNames() {
 		ds = append(ds, r.table(f, name).drift(s[name])...)
 	}
 	return ds
@@ -67,13 +67,15 @@ func head(specs []string, n int) []string { return specs[:min(n, len(specs))] }
 
 // change returns the text for iptables-restore --noflush that turns the saved rules of a
 // family into r, table by table; "" if they match. It changes nothing of other programs. A table
-// for which mark is true gets the mark of nametap; a mark that is there stays.
+// for which mark is true gets the mark of nametap; a mark that is there stays. A table that is there and lacks only
+// its mark has lost it while it was written: the chains of nametap were deleted with the mark.
 func (r Rules) change(f Family, s saved, mark func(name string, have *savedTable) bool) string {
 	var b strings.Builder
-	for _, name := range tableNames() {
+	for _, name := range r.tableNames() {
 		t, have := r.table(f, name), s[name]
-		if len(t.drift(have)) > 0 {
-			t.change(&b, have, mark(name, have))
+		marked := mark(name, have)
+		if len(t.drift(have)) > 0 || have != nil && marked {
+			t.change(&b, have, marked)
 		}
 	}
 	return b.String()

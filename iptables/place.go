@@ -16,6 +16,8 @@ type place struct {
 	// made has the tables that this process has made. It is nil for a place that is only removed
 	// from.
 	made map[string]bool
+	// spare is a table that is not written; "" for none.
+	spare string
 }
 
 // How often rules are written until the kernel has them. Other programs change rules between
@@ -42,7 +44,7 @@ func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, 
 	var a applied
 	have := before
 	for n, v := range vs {
-		now, changed, err := p.converge(ctx, have, v.rules)
+		now, changed, err := p.converge(ctx, have, v.rules.sparing(p.spare))
 		have = nil // it may have changed
 		a.changed = a.changed || changed
 		if err == nil {

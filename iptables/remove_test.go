@@ -102,6 +102,35 @@ func TestRemoveAfterFlush(t *testing.T) {
 	})
 }
 
+// K3, V8: tables that nametap made are deleted also if another program has removed their chains between reading
+// and writing, as netfilter-persistent does when it flushes all rules.
+func TestRemoveAfterFlushMeanwhile(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, kind{iptables.NFT, iptables.IPv4})
+	l.ns.Run(func() {
+		untouched := l.saves()
+		c := l.with(l.config())
+		apply(t, c)
+		captured := l.saves()
+		flush := tool(t, "iptables-nft") + " -w 5 -t raw"
+		l.sh("%s -F", flush)
+		const name = "iptables-nft-restore"
+		flushed := filepath.Join(t.TempDir(), "flushed")
+		l.tools(map[string]string{name: fmt.Sprintf("mkdir %s && %s -X\nexec %s \"$@\"", flushed, flush, tool(t, name))})
+		apply(t, c)
+		if _, err := os.Stat(flushed); err != nil {
+			t.Error("nothing was removed meanwhile:", err)
+		}
+		if got := l.saves(); got != captured {
+			t.Errorf("after the repair the rules are\n%s\nwant\n%s", got, captured)
+		}
+		remove(t, c)
+		if after := l.saves(); after != untouched {
+			t.Errorf("left behind:\n%s", after)
+		}
+	})
+}
+
 // K3: a table that nametap made and that other programs use now stays, without nametap's
 // rules.
 func TestRemoveFromSharedTable(t *testing.T) {

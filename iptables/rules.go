@@ -27,6 +27,7 @@ const (
 // nothing: applying it removes all rules of nametap. Rules never change.
 type Rules struct {
 	v4, v6 []table
+	spare  string // a table that stays as it is, "" for none
 }
 
 // table holds nametap's chains in one table of the kernel.
@@ -49,6 +50,14 @@ func tableNames() []string { return []string{filterTable, "nat", "raw"} }
 
 // filterTable is the table of firewalls.
 const filterTable = "filter"
+
+// sparing returns the rules without a table, which stays as it is.
+func (r Rules) sparing(table string) Rules { r.spare = table; return r }
+
+// tableNames returns the tables that the rules decide about, in the order in which they are changed.
+func (r Rules) tableNames() []string {
+	return slices.DeleteFunc(tableNames(), func(name string) bool { return name == r.spare })
+}
 
 // Build returns the rules for a configuration, or what is wrong with it.
 func Build(cfg Config) (Rules, error) {

@@ -182,11 +182,20 @@ func (t *savedTable) in(chain string) []string {
 // foreign counts what other programs have in a table: rules, chains, and policies other than
 // the default.
 func (t *savedTable) foreign() int {
-	n := 0
+	n := t.foreignRules()
 	for _, c := range t.chains {
 		if !strings.HasPrefix(c.name, ownPrefix) && c.policy != "ACCEPT" {
 			n++
 		}
+	}
+	return n
+}
+
+// foreignRules counts the rules of other programs in a table. t may be nil.
+func (t *savedTable) foreignRules() int {
+	n := 0
+	if t == nil {
+		return n
 	}
 	for _, r := range t.rules {
 		if !strings.HasPrefix(r.chain, ownPrefix) && !strings.HasPrefix(r.target, ownPrefix) {

@@ -72,7 +72,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 		case !wanted:
 			a.have, a.changed, err = p.remove(ctx, s.saved[f])
 		default:
-			p.made = c.place(site{s.backend, f})
+			p.made, p.spare = c.place(site{s.backend, f}), c.firewall.spare(f)
 			supported, lacks := c.candidates(variants, site{s.backend, f}, s.saved[f])
 			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
 				in.families[f] = a.variant
@@ -193,10 +193,11 @@ func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
 	now, err := c.fingerprint() // before the rules are read, or a change in between would be missed
 	known := err == nil
+	c.firewall.look(c.lastChange())
 	if begins := c.begins.Swap(false); begins || c.entries.pending() {
 		c.entries.sweep(c.goal.Config, c.in, begins)
 	}
-	if known && c.in.complete() && now == c.seen {
+	if known && c.in.complete() && now == c.seen && !c.firewall.due() {
 		return nil
 	}
 	c.seen = fingerprint{}
@@ -207,14 +208,17 @@ func (c *Capture) check(ctx context.Context) error {
 	return err
 }
 
-// repair reads the rules and repairs what differs. same reports that nothing did.
+// repair reads the rules and repairs what differs, except for a table that is left to a later check. same reports
+// that nothing differs.
 func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 	m := c.goal.Config.toolbox().inspectAll(ctx)
 	drifts, err := c.drifted(m)
 	if err != nil || len(drifts) == 0 && !c.retryDue() {
+		c.firewall.note(m, c.in)
 		return err == nil, err
 	}
 	changed, err := c.apply(ctx, m, brief)
+	c.firewall.note(m, c.in)
 	switch {
 	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
 	case len(drifts) > 0:
@@ -249,7 +253,8 @@ func (c *Capture) fingerprint() (fingerprint, error) {
 	return fingerprint{generation, hash.Sum64()}, nil
 }
 
-// drifted lists how the kernel differs from what was installed; empty if it does not.
+// drifted lists how the kernel differs from what was installed, without a table that is left to a later check; empty
+// if it does not.
 func (c *Capture) drifted(m machine) ([]string, error) {
 	s, other := m.side(c.in.backend), m.side(c.in.backend.other())
 	var drifts []string
@@ -264,7 +269,7 @@ func (c *Capture) drifted(m machine) ([]string, error) {
 			errs = append(errs, err)
 		}
 		if ok || c.in.missing[f] == nil {
-			for _, d := range v.rules.drift(f, s.saved[f]) {
+			for _, d := range v.rules.sparing(c.firewall.spare(f)).drift(f, s.saved[f]) {
 				drifts = append(drifts, fmt.Sprintf("%s: %s", f, d))
 			}
 		}
@@ -278,7 +283,7 @@ func (c *Capture) drifted(m machine) ([]string, error) {
 // unhookAll is the step unhook. It keeps chains that replies in flight need for the settle
 // time.
 func (c *Capture) unhookAll(ctx context.Context) error {
-	c.in, c.entries.leftovers, c.seen = installed{}, nil, fingerprint{}
+	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, firewall{}
 	for _, f := range families() {
 		if err := c.lease.end(f); err != nil {
 			c.log.Warn("the capture ends with the removal of the rules", "error", err)

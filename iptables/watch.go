@@ -21,9 +21,8 @@ func watchRules() (announcer, error) {
 	return announcer{socket}, nil
 }
 
-// forward sends to changed after each change, until ctx ends or the socket fails. A value that waits stands
-// for several.
-func (a announcer) forward(ctx context.Context, changed chan<- struct{}) error {
+// forward calls changed after each change, until ctx ends or the socket fails.
+func (a announcer) forward(ctx context.Context, changed func()) error {
 	defer context.AfterFunc(ctx, a.socket.Close)()
 	for {
 		announced, err := a.next()
@@ -31,7 +30,7 @@ func (a announcer) forward(ctx context.Context, changed chan<- struct{}) error {
 			return err
 		}
 		if announced {
-			wake(changed)
+			changed()
 		}
 	}
 }
@@ -51,7 +50,7 @@ func (a announcer) next() (bool, error) {
 	return false, err
 }
 
-// wake sends to a channel unless a value waits in it.
+// wake sends to a channel unless a value waits in it, which stands for several.
 func wake(channel chan<- struct{}) {
 	select {
 	case channel <- struct{}{}:

@@ -65,8 +65,8 @@ func TestFirewallReplacesRules(t *testing.T) {
 			wait.Until(t, "the rules are repaired", func() bool {
 				return v.metric("nametap_capture_repairs_total") > repairs && v.rules() == rules
 			})
-			v.asked(named, meshIP)
-			v.asked(named6, meshIP)
+			v.becomes(named, meshIP) // the agent renews the lease of the new rules
+			v.becomes(named6, meshIP)
 			for _, tool := range tools {
 				saved := v.Exec(tool + "-save")
 				for line := range strings.Lines(firewall(port)) {

@@ -210,6 +210,51 @@ func TestBarred(t *testing.T) {
 	v.becomes(named, meshIP)
 }
 
+// K19: a firewall that drops the redirected packets unless nametap's rules accept them replaces its rules, several
+// times and in steps. Queries that are lost meanwhile do not make others pass through.
+func TestFirewallReloads(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, "nft")
+	const text = `*filter
+:OUTPUT ACCEPT [0:0]
+-A OUTPUT ! -o lo -p udp --dport 15053 -j DROP
+-A OUTPUT ! -o lo -p tcp --dport 15053 -j DROP
+COMMIT
+*nat
+COMMIT
+`
+	reload := func() {
+		for _, tool := range []string{"iptables-restore", "ip6tables-restore"} {
+			v.Pipe(text, tool, "-w", "5")
+		}
+	}
+	reload()
+	a := v.capture()
+	v.asked(named, meshIP)
+	has := func(table string) func() bool {
+		return func() bool {
+			return strings.Contains(v.Exec("iptables-save", "-t", table), "-j NAMETAP_OUTPUT") && strings.Contains(v.Exec("ip6tables-save", "-t", table), "-j NAMETAP_OUTPUT")
+		}
+	}
+	const said = "do not reach the agent"
+	for range 10 {
+		lines := a.log.Count(said)
+		began := time.Now()
+		for range 3 {
+			reload()
+			wait.Until(t, "queries are redirected", has("nat"))
+		}
+		took := time.Since(began)
+		wait.Until(t, "table filter has the rules of nametap", has("filter"))
+		v.becomes(named, meshIP)
+		if a.log.Count(said) == lines {
+			return
+		}
+		t.Logf("queries passed through while the firewall changed rules for %v", took) // on a busy machine
+	}
+	t.Errorf("queries pass through each time:\n%s", a.log)
+}
+
 // K19: a firewall drops the packets to loopback of all programs, so the agent cannot find out whether it answers.
 // It captures nothing, and says so once.
 func TestNoLoopback(t *testing.T) {
