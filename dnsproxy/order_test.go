@@ -261,6 +261,22 @@ func TestOrderFirstWithoutTCP(t *testing.T) {
 	}
 }
 
+// F2: if the first server truncates a reply and refuses connections, the client gets the whole reply of another
+// one.
+func TestWholeReplyOfSecond(t *testing.T) {
+	t.Parallel()
+	own := fakedns.Answer("big.example. 3600 IN A 10.0.0.2")
+	first := fakedns.Start(t, fakedns.Truncate(own), fakedns.NoTCP)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, nameserver(t, fakedns.Truncate(own)))}})
+	if resp := p.ask(t, "big.example", dns.TypeA); resp.Truncated || len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl > 30 {
+		t.Errorf("want the whole reply of the second server, for 30 s at most:\n%v", resp)
+	}
+	p = startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, nameserver(t, fakedns.Answer()))}})
+	if resp := p.ask(t, "big.example", dns.TypeA); !resp.Truncated || resp.Rcode != dns.RcodeSuccess {
+		t.Errorf("the second server has no answer: want the truncated reply of the first:\n%v", resp)
+	}
+}
+
 // F3, R2: a nameserver that refuses every query is counted, logged once and named, although it lives.
 func TestNameserverRefuses(t *testing.T) {
 	t.Parallel()

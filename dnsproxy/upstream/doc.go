@@ -51,8 +51,9 @@
 //
 //  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server
 //     only, and to the next only after a failure: it may change data, and must not do so twice.
-//     After a truncated reply the query is sent again over TCP, and when that is late, to the
-//     next server. After a second without a whole reply, the truncated one is the answer.
+//     After a truncated reply the query is sent again over TCP, and when that is late or fails, to
+//     the next server. After a second without a whole reply, or when all servers have failed, the
+//     truncated one is the answer.
 //
 // # Files
 //

@@ -226,8 +226,6 @@ func (s *schedule) receiveError(o outcome, now time.Time) {
 	case errors.Is(o.err, errCase):
 		s.act(actFolds, o.try)
 		s.again(o.try, now, &t.stream)
-	case t.truncated.reply != nil && o.stream && !s.answered:
-		s.win(t.truncated, now)
 	default:
 		t.err = cause(o.err)
 		s.fail(o.try, now)

@@ -21,10 +21,10 @@ func (s *schedule) ended(now time.Time) bool {
 	return s.answered
 }
 
-// settle ends the query if no server is left that could answer: all have failed, or those
+// settle ends the query if no server is left that may answer: all have failed, or those
 // that have not are down while another has sent a failure (rule 5).
 func (s *schedule) settle(now time.Time) {
-	left := s.any(func(*try) bool { return true })
+	left := s.next() >= 0
 	if left && s.bestFailure() >= 0 {
 		left = s.any(func(t *try) bool { return t.standing.state < Down })
 	}
@@ -87,12 +87,12 @@ func (s *schedule) outranked(i int) bool {
 
 // awaits reports whether a server before the winner owes its reply.
 func (s *schedule) awaits() bool {
-	return s.inOrder() && slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && t.mayKnow() })
+	return s.inOrder() && slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && !t.done && t.mayKnow() })
 }
 
 // mayKnow reports whether a server lives and has yet to reply, or has sent a truncated reply,
 // which is an answer.
-func (t *try) mayKnow() bool { return !t.done && (t.standing.lives() || t.truncated.reply != nil) }
+func (t *try) mayKnow() bool { return t.truncated.reply != nil || !t.done && t.standing.lives() }
 
 // disclaims reports whether a server has said that the question is not for it, as a server for
 // internal names does: it has answered for itself.

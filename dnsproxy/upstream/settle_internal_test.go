@@ -90,10 +90,30 @@ func TestTruncatedReplies(t *testing.T) {
 			},
 		},
 		{
-			name: "rule 8: no TCP", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			name: "rule 8: no TCP", servers: []standing{up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
 				{2 * ms, lost(0, syscall.ECONNREFUSED), "answer of 0"},
+			},
+		},
+		{
+			name: "rules 5 and 8: no TCP, and the next server", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
+				{2 * ms, lost(0, syscall.ECONNREFUSED), "send 1, wake at 52ms"},
+				{3 * ms, cutReply(1), "send 1 over TCP, wake at 53ms"},
+				{4 * ms, lost(1, syscall.ECONNREFUSED), "send 2, wake at 54ms"},
+				{5 * ms, answer(2), "provisional answer of 2"},
+			},
+		},
+		{
+			name: "rules 6 and 8: no TCP, and the next server has no answer", servers: []standing{up, up, up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
+				{2 * ms, lost(0, syscall.ECONNREFUSED), "send 1, wake at 52ms"},
+				{52 * ms, wake, "hedge 2, send 2, wake at 102ms"},
+				{53 * ms, noAnswer(2), "wake at 102ms"},
+				{54 * ms, code(1, dns.RcodeServerFailure), "failure 1, answer of 0"},
 			},
 		},
 		{
