@@ -344,7 +344,7 @@ func startAgent(t *testing.T, xdsAddr string) *agent.Agent {
 	return a
 }
 
-func get(t *testing.T, url string) string {
+func get(t testing.TB, url string) string {
 	t.Helper()
 	resp, err := http.Get(url)
 	if err != nil {
