@@ -32,8 +32,9 @@
 //
 //  5. A server that fails for a question is not asked again for it, and the next one is asked at
 //     once. Failures are any other response code (with its bits in the OPT record), a malformed
-//     reply, and a refused connection. When all servers have failed or are down, the best
-//     failure is the answer. The next question begins with the best server again.
+//     reply, and a refused connection. When all servers have failed, the best failure is the
+//     answer. Those that are down may be back, so they are asked, too, all at once, and waited for
+//     until they are late. The next question begins with the best server again.
 //
 //  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
 //     an earlier server lives and has neither answered nor failed; it is asked if it was not yet.

@@ -22,16 +22,19 @@ func (s *schedule) ended(now time.Time) bool {
 }
 
 // settle ends the query if no server is left that may answer: all have failed, or those
-// that have not are down while another has sent a failure (rule 5).
+// that have not are down and late while another has sent a failure (rule 5).
 func (s *schedule) settle(now time.Time) {
 	left := s.next() >= 0
 	if left && s.bestFailure() >= 0 {
-		left = s.any(func(t *try) bool { return t.standing.state < Down })
+		left = s.any(func(t *try) bool { return t.standing.state < Down || !t.late(now) })
 	}
 	if !left {
 		s.giveUp(nil, now)
 	}
 }
+
+// late reports whether the server was asked for the first time longer ago than rule 1 allows.
+func (t *try) late(now time.Time) bool { return t.asked > 0 && !now.Before(t.first.Add(t.standing.late)) }
 
 // bestFailure returns the index of the server with the best failure, -1 if there is none.
 func (s *schedule) bestFailure() int {
