@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -43,13 +44,14 @@ func (w *randomWorld) done() {
 
 // resolvConfText returns a resolv.conf with nameservers, if they have port 53.
 func (w *randomWorld) resolvConfText(servers []*fakedns.Server) string {
-	text := "search corp.test\n"
+	var b strings.Builder
+	b.WriteString("search corp.test\n")
 	for _, s := range servers {
 		if w.port53 {
-			text += "nameserver " + s.Addr.Addr().String() + "\n"
+			fmt.Fprintf(&b, "nameserver %s\n", s.Addr.Addr())
 		}
 	}
-	return text
+	return b.String()
 }
 
 // pushes pushes a table of another generation again and again.

@@ -154,22 +154,22 @@ func (g *serverGroup) note() {
 	g.states = append(g.states, state)
 }
 
-// alwaysAnswers reports whether at all times between two a server had what a query needs.
-func (g *serverGroup) alwaysAnswers(from, until time.Time, needs need) bool {
+// oneAnswers reports whether one server had what a query needs at all times between two. It is not enough that
+// each time another one had, since a server that has failed for a question is not asked again (F3).
+func (g *serverGroup) oneAnswers(from, until time.Time, needs need) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	servers := ^uint(0)
 	for _, state := range slices.Backward(g.states) {
 		if state.at.After(until) {
 			continue
 		}
-		if state.meets(needs) == 0 {
-			return false
-		}
+		servers &= state.meets(needs)
 		if state.at.Before(from) {
 			break
 		}
 	}
-	return true
+	return servers != 0
 }
 
 // othersLive reports whether a server other than one lives.

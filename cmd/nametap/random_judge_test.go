@@ -116,26 +116,25 @@ func (s *stalls) between(from, until time.Time) (took time.Duration) {
 
 // A judge knows what was in use when, and so which responses are right.
 type judge struct {
-	resolvConf, upstream           history[int] // groups; -1 for none
-	route, bypass, local           history[bool]
-	cacheOff                       history[bool]
-	ttl                            history[uint32]
-	generation                     history[int]
-	groups                         []*serverGroup
-	stalls                         stalls
-	calm                           bool // nothing fails any more, and answers to queries with DO are signed
-	mu                             sync.Mutex
-	slowest, slowestMesh           time.Duration
-	failures, truncated, unsigned  int // answers that are right only because of faults
-	forwarded, mesh, wrong, answer int
+	resolvConf, upstream          history[int] // groups; -1 for none
+	route, bypass, local          history[bool]
+	cacheOff                      history[bool]
+	ttl                           history[uint32]
+	generation                    history[int]
+	groups                        []*serverGroup
+	stalls                        stalls
+	calm                          bool // nothing fails any more, and answers to queries with DO are signed
+	mu                            sync.Mutex
+	slowest, slowestMesh          time.Duration
+	failures, truncated, unsigned int // answers that are right only because of faults
+	answers, mesh                 int
 }
 
 // Limits of times.
 const (
-	forwardLimit  = 4200 * time.Millisecond
-	meshLimit     = time.Second
-	failuresStay  = 6 * time.Second // after an outage; they are cached for 5 s (F8)
-	truncatedStay = 6 * time.Second
+	forwardLimit = 4200 * time.Millisecond
+	meshLimit    = time.Second
+	failuresStay = 6 * time.Second // after an outage; they are cached for 5 s (F8)
 )
 
 // moment is the time of a query, with what may have been in use meanwhile.
@@ -158,12 +157,11 @@ func (j *judge) judge(q *question, m *dns.Msg, length int, received time.Time) e
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.answer++
+	j.answers++
 	if mesh {
 		j.mesh++
 		j.slowestMesh = max(j.slowestMesh, took)
 	} else {
-		j.forwarded++
 		j.slowest = max(j.slowest, took)
 	}
 	if right == nil && took > limit+stalled {
@@ -211,11 +209,11 @@ func (j *judge) right(q *question, m *dns.Msg, at moment) (mesh bool, err error)
 	fromTable := func(host int, kubernetes bool) (absent bool, err error) {
 		for _, generation := range j.generation.during(at.sent, at.received, at.slack) {
 			if !kubernetes || inTable(host, generation) {
-				if err := j.meshRight(q, m, at, meshAddress(host, generation)); err == nil {
+				err := j.meshRight(q, m, at, meshAddress(host, generation))
+				if err == nil {
 					return false, nil
-				} else {
-					errs = append(errs, fmt.Errorf("of generation %d: %w", generation, err))
 				}
+				errs = append(errs, fmt.Errorf("of generation %d: %w", generation, err))
 			} else {
 				absent = true
 			}
@@ -318,13 +316,17 @@ func (j *judge) forwardRight(q *question, m *dns.Msg, at moment, group int) erro
 	// Without a cache, and without RD, nameservers are asked over the client's protocol, and a truncated reply is its
 	// answer.
 	asClient := !q.recursive || slices.Contains(j.cacheOff.during(at.sent, at.received, at.slack), true)
+	from := at.sent // when nameservers were asked
+	if q.again && q.recursive {
+		from = from.Add(-failuresStay)
+	}
 	if m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
 		if want.Rcode == dns.RcodeServerFailure {
 			return nil
 		}
 		_, failing := failingServer(name, len(g.servers))
 		needs := need{except: failing, tcp: q.tcp && asClient, edns: !q.recursive && q.edns > 0}
-		if g.alwaysAnswers(at.sent.Add(-failuresStay), at.received, needs) {
+		if g.oneAnswers(from, at.received, needs) {
 			return fmt.Errorf("%s, although a nameserver lives", dns.RcodeToString[m.Rcode])
 		}
 		j.count(&j.failures)
@@ -337,7 +339,7 @@ func (j *judge) forwardRight(q *question, m *dns.Msg, at moment, group int) erro
 	if m.Truncated {
 		_, failing := failingServer(name, len(g.servers))
 		long := !q.tcp && (name[0] == 'b' || name[0] == 't' && asClient)
-		if !long && (name[0] != 't' && name[0] != 'b' || g.alwaysAnswers(at.sent.Add(-truncatedStay), at.received, need{except: failing, tcp: true})) {
+		if !long && (name[0] != 't' && name[0] != 'b' || g.oneAnswers(from, at.received, need{except: failing, tcp: true})) {
 			return errors.New("truncated")
 		}
 		if !long {

@@ -46,6 +46,7 @@ type question struct {
 	edns      uint16 // UDP size; zero means without EDNS
 	do, cd    bool
 	recursive bool
+	again     bool // others ask the same
 	tcp       bool
 	sent      time.Time
 }
@@ -86,8 +87,10 @@ func randomQuestion(r *rand.Rand) *question {
 	}
 	q.cd = r.IntN(6) == 0
 	n := r.IntN(200)
+	q.again = true
 	if r.IntN(3) == 0 {
-		n = r.IntN(1 << 30)
+		n = 200 + r.IntN(1<<40)
+		q.again = false
 	}
 	label := string(forwardedKinds[r.IntN(len(forwardedKinds))]) + strconv.Itoa(n) + "."
 	host := "h" + strconv.Itoa(r.IntN(meshHosts))
@@ -99,8 +102,10 @@ func randomQuestion(r *rand.Rand) *question {
 	case 3:
 		q.name = host + []string{".", ".ns1.", meshDomain}[r.IntN(3)] + searched // autopath
 	case 4:
+		q.again = true
 		q.name = "h" + strconv.Itoa(meshHosts+r.IntN(flappingHosts)) + meshDomain
 	case 5:
+		q.again = true
 		q.name = "x" + strconv.Itoa(r.IntN(externalHosts)) + ".byp.example."
 	case 6, 7:
 		q.name = label + "loc.example."

@@ -232,7 +232,7 @@ func (w *randomWorld) report(t *testing.T, before, after usage) {
 	t.Helper()
 	j := w.judge
 	t.Logf("%d queries sent in %v; %d answered, %d of these for mesh names; %d abandoned by their clients", w.sent.Load(),
-		time.Since(w.began).Round(time.Second), j.answer, j.mesh, w.abandoned.Load())
+		time.Since(w.began).Round(time.Second), j.answers, j.mesh, w.abandoned.Load())
 	t.Logf("slowest: %v, for mesh names %v", j.slowest, j.slowestMesh)
 	t.Logf("right because of faults only: %d failures, %d truncated replies, %d without signatures", j.failures, j.truncated, j.unsigned)
 	t.Logf("events: %d; stalls of this machine: %v", len(w.notes), j.stalls.between(w.began, time.Now()))
@@ -246,8 +246,8 @@ func (w *randomWorld) report(t *testing.T, before, after usage) {
 			t.Log(text)
 		}
 	}
-	if min := *randomQueries / 2; j.answer < min {
-		t.Errorf("%d answers, want %d at least", j.answer, min)
+	if min := *randomQueries / 2; j.answers < min {
+		t.Errorf("%d answers, want %d at least", j.answers, min)
 	}
 }
 
