@@ -59,7 +59,7 @@ coverage: ## measure which statements the tests reach
 	@GO='$(GO)' scripts/coverage
 
 ##@ machines
-.PHONY: vm node interop egress chart soak nightly
+.PHONY: vm node interop egress chart soak random nightly
 vm: ## test the agent on a booted Debian (needs root; ARGS=-run=Name selects tests, here and below)
 	@scripts/install-missing debootstrap systemd-nspawn ip iptables-nft nft dnsmasq conntrack
 	$(MACHINES) ./vm $(ARGS)
@@ -82,6 +82,12 @@ chart: ## test the Helm chart with Helm 3 and 4 (`make interop ARGS=-run=TestCha
 soak: ## query the agent while everything around it fails, for 20 minutes (ARGS=-soak.for=3m; needs root)
 	@scripts/install-missing ip nft iptables-nft
 	$(MACHINES) ./soak $(ARGS)
+
+RANDOM_QUERIES := $(GO) test -count=1 -timeout 30m -v ./cmd/nametap -run '^TestRandomQueries$$'
+random: ## send the agent a million random queries while nameservers fail and settings change (ARGS=-random.seed=1)
+	$(BUILD) ./cmd/nametap
+	$(RANDOM_QUERIES) -random.queries=1000000 -random.agent=$(CURDIR)/bin/nametap $(ARGS)
+	$(RANDOM_QUERIES) -race -random.queries=100000 -random.rate=2500 $(ARGS)
 
 nightly: ## run every long target, and write the results to test/machines/LAST (needs root)
 	.ci/nightly

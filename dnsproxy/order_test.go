@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -260,6 +261,45 @@ func TestOrderFirstWithoutTCP(t *testing.T) {
 		if status.State != upstream.Up {
 			t.Errorf("want every server up: %+v", status)
 		}
+	}
+}
+
+// F3, F4: a server that was down is back, and the other one begins to fail before the next probe of the first: no query
+// fails.
+func TestOrderTakesTurns(t *testing.T) {
+	t.Parallel()
+	own := fakedns.Answer("www.example. 0 IN A 10.0.0.1", "back.example. 60 IN A 10.0.0.2")
+	var probes atomic.Int32
+	first := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+		if q := query.Question[0]; q.Name == "localhost." || q.Name == "id.server." {
+			probes.Add(1)
+		}
+		return nil
+	})
+	second := nameserver(t, own)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
+	wait.Until(t, "the first server is down and its next probe is a second away", func() bool {
+		p.converse(t, []dialogue{{"www.example A", "www.example. A 10.0.0.1"}})
+		return probes.Load() >= 5
+	})
+	first.Handle(own)
+	second.Handle(fakedns.Rcode(dns.RcodeServerFailure))
+	p.converse(t, []dialogue{{"back.example A", "back.example. A 10.0.0.2"}})
+}
+
+// F2: if the first server truncates a reply and refuses connections, the client gets the whole reply of another
+// one.
+func TestWholeReplyOfSecond(t *testing.T) {
+	t.Parallel()
+	own := fakedns.Answer("big.example. 3600 IN A 10.0.0.2")
+	first := fakedns.Start(t, fakedns.Truncate(own), fakedns.NoTCP)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, nameserver(t, fakedns.Truncate(own)))}})
+	if resp := p.ask(t, "big.example", dns.TypeA); resp.Truncated || len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl > 30 {
+		t.Errorf("want the whole reply of the second server, for 30 s at most:\n%v", resp)
+	}
+	p = startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, nameserver(t, fakedns.Answer()))}})
+	if resp := p.ask(t, "big.example", dns.TypeA); !resp.Truncated || resp.Rcode != dns.RcodeSuccess {
+		t.Errorf("the second server has no answer: want the truncated reply of the first:\n%v", resp)
 	}
 }
 

@@ -344,16 +344,16 @@ func startAgent(t *testing.T, xdsAddr string) *agent.Agent {
 	return a
 }
 
-func get(t *testing.T, url string) string {
-	t.Helper()
+func get(tb testing.TB, url string) string {
+	tb.Helper()
 	resp, err := http.Get(url)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return string(body)
 }

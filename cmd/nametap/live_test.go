@@ -47,6 +47,7 @@ func everywhere(ip string) fakedns.Handler {
 type liveAgent struct {
 	tb          testing.TB
 	one, two    *fakedns.Server // nameservers
+	xds         *fakexds.Server // the control plane
 	dns, status string
 	config      string
 	environ     []string
@@ -74,14 +75,14 @@ func startLive(t *testing.T, config string, args ...string) *liveAgent {
 		}
 		*address = free
 	}
-	xds := fakexds.Start(t, fakexds.Options{})
-	xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+	a.xds = fakexds.Start(t, fakexds.Options{})
+	a.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
 		"web.ns1.svc.cluster.local": {Ips: []string{"10.0.0.1"}, Registry: "Kubernetes", Shortname: "web", Namespace: "ns1"},
 		"db.corp.example":           {Ips: []string{"10.0.0.2"}, Registry: "External"},
 	}})
 	a.write(config)
-	command := exec.Command("nametap", append([]string{
-		"agent", "--config", a.config, "--xds-addr", xds.Addr(), "--xds-plaintext", "--dns-addr", a.dns, "--status-addr", a.status,
+	command := exec.Command(*randomAgent, append([]string{
+		"agent", "--config", a.config, "--xds-addr", a.xds.Addr(), "--xds-plaintext", "--dns-addr", a.dns, "--status-addr", a.status,
 		"--resolv-conf", filepath.Join(dir, "absent"), "--state-dir", filepath.Join(dir, "state"), "--drain", "0s",
 	}, args...)...)
 	command.Env, command.Stderr = a.environ, a.log

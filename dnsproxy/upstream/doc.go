@@ -33,8 +33,9 @@
 //
 //  5. A server that fails for a question is not asked again for it, and the next one is asked at
 //     once. Failures are any other response code (with its bits in the OPT record), a malformed
-//     reply, and a refused connection. When all servers have failed, or the others are down, the
-//     best failure is the answer: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. The next
+//     reply, and a refused connection. When all servers have failed, the best failure is the
+//     answer: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. Those that are down may be
+//     back, so they are asked, too, all at once, and waited for until they are late. The next
 //     question begins with the best server again.
 //
 //  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
@@ -54,8 +55,8 @@
 //  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server
 //     only, and once, and to the next only if that could not be reached: it may change data, and
 //     must not do so twice. Any response code answers it. After a truncated reply a query is sent
-//     again over TCP, and when that is late, to the next server. After a second without a whole
-//     reply, the truncated one is the answer.
+//     again over TCP, and when that is late or fails, to the next server. After a second without a
+//     whole reply, or when all servers have failed, the truncated one is the answer.
 //
 // # Files
 //

@@ -17,8 +17,8 @@ import (
 type How int
 
 const (
-	// UDPThenTCP asks over UDP, and over TCP if the reply is truncated. If TCP fails
-	// the truncated reply is the answer.
+	// UDPThenTCP asks over UDP, and over TCP if the reply is truncated. If no server sends
+	// a whole one, the truncated reply is the answer.
 	UDPThenTCP How = iota
 	// UDPOnly asks over UDP; a truncated reply is the answer.
 	UDPOnly

@@ -117,13 +117,18 @@ func (s *schedule) start(now time.Time) {
 		s.settle(now)
 		return
 	}
-	down := s.tries[first].standing.state == Down
-	if down {
+	if s.tries[first].standing.state == Down {
 		s.maxWait = maxDownWait
 	}
-	s.ask(first, now)
+	s.askFirst(first, now)
+}
+
+// askFirst asks a server for the first time, and all others that were not asked if it is down: then they are, too
+// (rule 7).
+func (s *schedule) askFirst(best int, now time.Time) {
+	s.ask(best, now)
 	for i := range s.tries {
-		if down && !s.once && i != first && !s.tries[i].done {
+		if t := &s.tries[i]; s.tries[best].standing.state == Down && !s.once && i != best && !t.done && t.asked == 0 {
 			s.send(i, now)
 		}
 	}
@@ -216,8 +221,6 @@ func (s *schedule) receiveError(o outcome, now time.Time) {
 	case errors.Is(o.err, errCase):
 		s.act(actFolds, o.try)
 		s.again(o.try, now, &t.stream)
-	case t.truncated.reply != nil && o.stream && !s.answered:
-		s.win(t.truncated, now)
 	default:
 		t.err = cause(o.err)
 		s.fail(o.try, now)
@@ -279,7 +282,7 @@ func (s *schedule) fail(i int, now time.Time) {
 		return
 	}
 	if next := s.next(); s.tries[next].asked == 0 {
-		s.ask(next, now)
+		s.askFirst(next, now)
 	}
 }
 

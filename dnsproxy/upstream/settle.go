@@ -21,14 +21,19 @@ func (s *schedule) ended(now time.Time) bool {
 	return s.answered
 }
 
-// settle ends the query if no server is left that could answer: all have failed, or those
-// that have not are down while another has sent a failure (rule 5).
+// settle ends the query if no server is left that may answer: all have failed, or those
+// that have not are down and late while another has sent a failure (rule 5).
 func (s *schedule) settle(now time.Time) {
 	failed := s.bestFailure() >= 0
-	left := func(t try) bool { return !t.done && (!failed || t.standing.state < Down) }
-	if !slices.ContainsFunc(s.tries, left) {
+	left := func(t try) bool { return !t.done && (!failed || t.standing.state < Down || !t.late(now)) }
+	if s.next() < 0 || !slices.ContainsFunc(s.tries, left) {
 		s.giveUp(nil, now)
 	}
+}
+
+// late reports whether the server was asked for the first time longer ago than rule 1 allows.
+func (t *try) late(now time.Time) bool {
+	return t.asked > 0 && !now.Before(t.first.Add(t.standing.late))
 }
 
 // bestFailure returns the index of the server with the best failure, -1 if there is none.
@@ -85,12 +90,12 @@ func (s *schedule) outranked(i int) bool {
 
 // awaits reports whether a server before the winner owes its reply.
 func (s *schedule) awaits() bool {
-	return s.inOrder() && slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && t.mayKnow() })
+	return s.inOrder() && slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && !t.done && t.mayKnow() })
 }
 
 // mayKnow reports whether a server lives and has yet to reply, or has sent a truncated reply,
 // which is an answer.
-func (t *try) mayKnow() bool { return !t.done && (t.standing.lives() || t.truncated.reply != nil) }
+func (t *try) mayKnow() bool { return t.truncated.reply != nil || !t.done && t.standing.lives() }
 
 // disclaims reports whether a server has said that the question is not for it, as a server for
 // internal names does: it has answered for itself.

@@ -30,7 +30,26 @@ func TestFailures(t *testing.T) {
 		},
 		{
 			name: "rule 5: the others are down", servers: []standing{up, down}, want: "send 0, wake at 50ms",
-			steps: []step{{1 * ms, code(0, dns.RcodeServerFailure), "failure 0, SERVFAIL of 0"}},
+			steps: []step{
+				{1 * ms, code(0, dns.RcodeServerFailure), "failure 0, send 1, wake at 51ms"},
+				{51 * ms, wake, "SERVFAIL of 0"},
+			},
+		},
+		{
+			name: "rule 5: one that was down is back", servers: []standing{up, down, down}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, code(0, dns.RcodeServerFailure), "failure 0, send 1, send 2, wake at 51ms"},
+				{2 * ms, lost(1, syscall.ECONNREFUSED), "wake at 51ms"},
+				{3 * ms, answer(2), "provisional answer of 2"},
+			},
+		},
+		{
+			name: "rule 5: a message that is sent to one server at a time", servers: []standing{up, down, down}, once: true, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, code(0, dns.RcodeServerFailure), "failure 0, send 1, wake at 51ms"},
+				{2 * ms, lost(1, syscall.ECONNREFUSED), "send 2, wake at 52ms"},
+				{52 * ms, wake, "SERVFAIL of 0"},
+			},
 		},
 		{
 			name: "rule 5: without any reply those that are down are asked", servers: []standing{up, down}, want: "send 0, wake at 50ms",
@@ -90,10 +109,30 @@ func TestTruncatedReplies(t *testing.T) {
 			},
 		},
 		{
-			name: "rule 8: no TCP", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			name: "rule 8: no TCP", servers: []standing{up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
 				{2 * ms, lost(0, syscall.ECONNREFUSED), "answer of 0"},
+			},
+		},
+		{
+			name: "rules 5 and 8: no TCP, and the next server", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
+				{2 * ms, lost(0, syscall.ECONNREFUSED), "send 1, wake at 52ms"},
+				{3 * ms, cutReply(1), "send 1 over TCP, wake at 53ms"},
+				{4 * ms, lost(1, syscall.ECONNREFUSED), "send 2, wake at 54ms"},
+				{5 * ms, answer(2), "provisional answer of 2"},
+			},
+		},
+		{
+			name: "rules 6 and 8: no TCP, and the next server has no answer", servers: []standing{up, up, up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
+				{2 * ms, lost(0, syscall.ECONNREFUSED), "send 1, wake at 52ms"},
+				{52 * ms, wake, "hedge 2, send 2, wake at 102ms"},
+				{53 * ms, noAnswer(2), "wake at 102ms"},
+				{54 * ms, code(1, dns.RcodeServerFailure), "failure 1, answer of 0"},
 			},
 		},
 		{

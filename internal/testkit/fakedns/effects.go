@@ -31,6 +31,8 @@ type Packet struct {
 	Bytes []byte
 	// After is the delay after the query.
 	After time.Duration
+	// Break closes the connection after one half of the message. It has no effect over UDP.
+	Break bool
 
 	// wait, unless nil, is closed when it may be sent; sent is closed when it was.
 	wait <-chan struct{}
@@ -43,9 +45,14 @@ type Packet struct {
 type Effect func(r Request, packets []Packet) []Packet
 
 // OnUDP applies effects over UDP only.
-func OnUDP(effects ...Effect) Effect {
+func OnUDP(effects ...Effect) Effect { return on(true, effects) }
+
+// OnTCP applies effects over TCP and TLS only.
+func OnTCP(effects ...Effect) Effect { return on(false, effects) }
+
+func on(udp bool, effects []Effect) Effect {
 	return func(r Request, packets []Packet) []Packet {
-		if r.Network != "udp" {
+		if (r.Network == "udp") != udp {
 			return packets
 		}
 		for _, effect := range effects {
@@ -75,6 +82,44 @@ func Loss(p float64, seed uint64) Effect {
 		defer mu.Unlock()
 		return slices.DeleteFunc(packets, func(Packet) bool { return random.Float64() < p })
 	}
+}
+
+// Jitter sends each packet up to longest later. The seed decides how much later, as for Loss. So
+// packets overtake each other.
+func Jitter(longest time.Duration, seed uint64) Effect {
+	var mu sync.Mutex
+	random := rand.New(rand.NewPCG(seed, 0))
+	return func(_ Request, packets []Packet) []Packet {
+		mu.Lock()
+		defer mu.Unlock()
+		for i := range packets {
+			packets[i].After += time.Duration(random.Int64N(int64(longest)))
+		}
+		return packets
+	}
+}
+
+// Sometimes has an effect with probability p. The seed decides when, as for Loss.
+func Sometimes(p float64, seed uint64, effect Effect) Effect {
+	var mu sync.Mutex
+	random := rand.New(rand.NewPCG(seed, 0))
+	return func(r Request, packets []Packet) []Packet {
+		mu.Lock()
+		has := random.Float64() < p
+		mu.Unlock()
+		if !has {
+			return packets
+		}
+		return effect(r, packets)
+	}
+}
+
+// Break closes the connection in the middle of each reply over TCP.
+func Break(_ Request, packets []Packet) []Packet {
+	for i := range packets {
+		packets[i].Break = true
+	}
+	return packets
 }
 
 // Drop sends nothing. OnUDP(Drop) is a black hole that answers over TCP.
@@ -108,7 +153,7 @@ func First(effect Effect) Effect {
 	return func(r Request, packets []Packet) []Packet {
 		changed := make([]Packet, len(packets))
 		for i, p := range packets {
-			changed[i] = Packet{Bytes: slices.Clone(p.Bytes), After: p.After}
+			changed[i] = Packet{Bytes: slices.Clone(p.Bytes), After: p.After, Break: p.Break}
 		}
 		return append(effect(r, changed), packets...)
 	}

@@ -1,6 +1,8 @@
 package fakedns_test
 
 import (
+	"errors"
+	"io"
 	"slices"
 	"testing"
 	"time"
@@ -190,4 +192,68 @@ func TestOutOfOrder(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestJitter(t *testing.T) {
+	t.Parallel()
+	s := fakedns.Start(t, fakedns.Answer(), fakedns.Forget)
+	s.Handle(fakedns.Answer(), fakedns.Jitter(50*time.Millisecond, 1))
+	l := dial(t, "udp", s)
+	const queries = 50
+	for id := range uint16(queries) {
+		l.send(id, "www.example.")
+	}
+	var ids []uint16
+	for range queries {
+		ids = append(ids, l.message().Id)
+	}
+	if slices.IsSorted(ids) {
+		t.Errorf("no reply overtook another: %v", ids)
+	}
+	if got := s.Queries(); len(got) > 0 {
+		t.Errorf("%d queries are recorded", len(got))
+	}
+}
+
+func TestSometimes(t *testing.T) {
+	t.Parallel()
+	answer := fakedns.Answer()
+	s := fakedns.Start(t, answer)
+	const queries, p = 1000, 0.3
+	s.Handle(answer, fakedns.OnTCP(fakedns.Sometimes(p, 1, fakedns.Duplicate(2))))
+	l, udp := dial(t, "tcp", s), dial(t, "udp", s)
+	replies := 0
+	for id := range uint16(queries) {
+		l.send(id, "www.example.")
+		udp.send(id, "www.example.") // never duplicated
+		if got := udp.message().Id; got != id {
+			t.Fatalf("reply %d, want %d", got, id)
+		}
+	}
+	if err := l.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := l.ReadMsg(); err != nil {
+			break
+		}
+		replies++
+	}
+	if more := replies - queries; more < 213 || more > 387 { // see TestLoss
+		t.Errorf("%d of %d replies are duplicated, want about %v", more, queries, p*queries)
+	}
+}
+
+func TestBreak(t *testing.T) {
+	t.Parallel()
+	s := fakedns.Start(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1"))
+	s.Handle(fakedns.Answer("www.example. 60 IN A 192.0.2.1"), fakedns.Break)
+	l := dial(t, "tcp", s)
+	l.send(1, "www.example.")
+	if _, err := l.ReadMsg(); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("the reply ends with %v, want an end in the middle", err)
+	}
+	l = dial(t, "udp", s)
+	l.send(1, "www.example.")
+	l.message() // whole
 }

@@ -8,8 +8,8 @@
 //		fakedns.OnUDP(fakedns.Loss(0.3, 1)), fakedns.Delay(20*time.Millisecond))
 //	upstream.Handle(fakedns.Answer(), fakedns.First(fakedns.WrongID))
 //
-// It records the queries and their sockets. Options of Start select its sockets: On, NoUDP,
-// NoTCP.
+// It records the queries and their sockets, unless told to forget them. Options of Start select its
+// sockets: On, NoUDP, NoTCP.
 package fakedns
 
 import (
@@ -42,6 +42,7 @@ type Server struct {
 	Addr netip.AddrPort
 
 	noUDP, noTCP bool
+	forgets      bool
 	tls          *tls.Config // nil for plain TCP
 
 	mu          sync.Mutex
@@ -66,6 +67,12 @@ func NoUDP(s *Server) { s.noUDP = true }
 
 // NoTCP makes the kernel refuse connections. The port stays reserved.
 func NoTCP(s *Server) { s.noTCP = true }
+
+// AllNetworks ends NoUDP and NoTCP.
+func AllNetworks(s *Server) { s.noUDP, s.noTCP = false, false }
+
+// Forget makes the server record no queries, so that it can answer any number of them.
+func Forget(s *Server) { s.forgets = true }
 
 // With sets effects from the start, like Handle.
 func With(effects ...Effect) Option { return func(s *Server) { s.effects = effects } }
@@ -102,12 +109,15 @@ func Listen(handler Handler, options ...Option) (*Server, error) {
 }
 
 // Restart starts a closed server again on the same address, with its recorded queries and
-// its effects. It fails if another process uses the port.
-func (s *Server) Restart() error {
+// its effects. Options change its sockets. It fails if another process uses the port.
+func (s *Server) Restart(options ...Option) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sockets != nil {
 		return fmt.Errorf("starting a fake nameserver on %s: it is running", s.Addr)
+	}
+	for _, option := range options {
+		option(s)
 	}
 	sockets, err := s.listen()
 	if err != nil {
@@ -190,7 +200,7 @@ func (s *Server) record(r Request) (Handler, []Effect) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, q := range r.Msg.Question {
-		if asksForLife(q) {
+		if s.forgets || asksForLife(q) {
 			continue
 		}
 		s.queries = append(s.queries, Query{Name: q.Name, Type: q.Qtype, Network: r.Network})

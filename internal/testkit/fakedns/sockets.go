@@ -92,6 +92,10 @@ func (t *sockets) listenTCP(refuse bool) (err error) {
 		return fmt.Errorf("opening a socket: %w", err)
 	}
 	t.refusing = append(t.refusing, descriptor(fd))
+	// Connections of an earlier listener may be left in TIME_WAIT.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return fmt.Errorf("setting up a socket: %w", err)
+	}
 	if err := unix.Bind(fd, sockaddr(t.addr)); err != nil {
 		return fmt.Errorf("binding a socket: %w", err)
 	}
@@ -148,8 +152,8 @@ func (t *sockets) servePackets(s *Server) {
 			continue
 		}
 		t.goroutines.Go(func() {
-			t.send(s.replies(r), func(b []byte) error {
-				_, err := t.packets.WriteToUDPAddrPort(b, from)
+			t.send(s.replies(r), func(p Packet) error {
+				_, err := t.packets.WriteToUDPAddrPort(p.Bytes, from)
 				return err
 			})
 		})
@@ -196,10 +200,15 @@ func (t *sockets) serveStream(s *Server, conn net.Conn, network string) {
 			continue
 		}
 		t.goroutines.Go(func() {
-			t.send(s.replies(r), func(b []byte) error {
+			t.send(s.replies(r), func(p Packet) error {
 				writing.Lock()
 				defer writing.Unlock()
-				_, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(b))), b...))
+				message := append(binary.BigEndian.AppendUint16(nil, uint16(len(p.Bytes))), p.Bytes...)
+				if p.Break {
+					defer conn.Close()
+					message = message[:len(message)/2]
+				}
+				_, err := conn.Write(message)
 				return err
 			})
 		})
@@ -207,7 +216,7 @@ func (t *sockets) serveStream(s *Server, conn net.Conn, network string) {
 }
 
 // send sends each packet at its time. It ignores errors, because the client may have ended.
-func (t *sockets) send(packets []Packet, write func([]byte) error) {
+func (t *sockets) send(packets []Packet, write func(Packet) error) {
 	began := time.Now()
 	for _, p := range packets {
 		select {
@@ -222,7 +231,7 @@ func (t *sockets) send(packets []Packet, write func([]byte) error) {
 			case <-p.wait:
 			}
 		}
-		_ = write(p.Bytes)
+		_ = write(p)
 		if p.sent != nil {
 			close(p.sent)
 		}

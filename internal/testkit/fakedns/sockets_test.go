@@ -92,6 +92,20 @@ func TestRestart(t *testing.T) {
 		t.Errorf("asked: %v, want 7 questions", got)
 	}
 	s.Close()
+	if err := s.Restart(fakedns.NoTCP); err != nil {
+		t.Fatal(err)
+	}
+	if err := exchange(s, "tcp"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("restarted without TCP: %v, want a refusal", err)
+	}
+	s.Close()
+	if err := s.Restart(fakedns.AllNetworks); err != nil {
+		t.Fatal(err)
+	}
+	if err := exchange(s, "tcp"); err != nil {
+		t.Errorf("restarted with TCP: %v", err)
+	}
+	s.Close()
 	s.Close()
 	s.Disconnect() // of no effect
 }

@@ -1,0 +1,310 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+)
+
+// The names of TestRandomQueries. What a nameserver answers follows from the name, the type and the
+// nameserver's group. The first letter says what it is, for the types A, AAAA and TXT:
+//
+//	p  up to three records            n  NXDOMAIN
+//	o  NODATA                         s  SERVFAIL
+//	r  as p, one server says REFUSED  e  as p, one server says SERVFAIL
+//	t  as p, over TCP only            b  as p, but long
+//	c  a CNAME and p                  d  SERVFAIL, but as p with CD
+//	x  as p, but the table has it as a host of another registry
+//	h  NXDOMAIN, but the table has it, from h100 on in every second group of four generations
+//
+// Names below route.example have nameservers of their own at times, those below loc.example are local-only at
+// times, and those below byp.example bypassed.
+const forwardedKinds = "ppppppponncretbds"
+
+const (
+	meshHosts, flappingHosts, externalHosts = 100, 20, 20
+	meshDomain                              = ".ns1.svc.cluster.local."
+	searched                                = "corp.test."
+)
+
+// A question is one query of a client.
+type question struct {
+	name      string // as sent; its letters are in any case
+	qtype     uint16
+	id        uint16
+	edns      uint16 // UDP size; zero means without EDNS
+	do, cd    bool
+	recursive bool
+	again     bool // others ask the same
+	tcp       bool
+	sent      time.Time
+}
+
+// message returns the query's message.
+func (q *question) message() *dns.Msg {
+	m := new(dns.Msg).SetQuestion(q.name, q.qtype)
+	m.Id, m.RecursionDesired, m.CheckingDisabled = q.id, q.recursive, q.cd
+	if q.edns > 0 {
+		m.SetEdns0(q.edns, q.do)
+	}
+	return m
+}
+
+func (q *question) String() string {
+	over := "UDP"
+	if q.tcp {
+		over = "TCP"
+	}
+	return fmt.Sprintf("%s %s over %s (id %d, edns %d, do %v, cd %v, rd %v)", q.name, dns.TypeToString[q.qtype], over, q.id, q.edns, q.do, q.cd, q.recursive)
+}
+
+// limit returns the longest response to a query.
+func (q *question) limit() int {
+	if q.tcp {
+		return dns.MaxMsgSize
+	}
+	return max(int(q.edns), dns.MinMsgSize)
+}
+
+// randomQuestion returns a question with everything but an ID. Names are from a few that stay in the cache, or
+// are asked for once.
+func randomQuestion(r *rand.Rand) *question {
+	q := &question{qtype: []uint16{dns.TypeA, dns.TypeA, dns.TypeA, dns.TypeAAAA, dns.TypeTXT}[r.IntN(5)], recursive: r.IntN(50) > 0}
+	if r.IntN(3) > 0 {
+		q.edns = []uint16{512, 1232, 1232, 4096}[r.IntN(4)]
+		q.do = r.IntN(3) == 0
+	}
+	q.cd = r.IntN(6) == 0
+	n := r.IntN(200)
+	q.again = true
+	if r.IntN(3) == 0 {
+		n = 200 + r.IntN(1<<40)
+		q.again = false
+	}
+	label := string(forwardedKinds[r.IntN(len(forwardedKinds))]) + strconv.Itoa(n) + "."
+	host := "h" + strconv.Itoa(r.IntN(meshHosts))
+	switch r.IntN(16) {
+	case 0, 1:
+		q.name = host + meshDomain
+	case 2:
+		q.name = host + []string{".", ".ns1.", ".ns1.svc."}[r.IntN(3)]
+	case 3:
+		q.name = host + []string{".", ".ns1.", meshDomain}[r.IntN(3)] + searched // autopath
+	case 4:
+		q.again = true
+		q.name = "h" + strconv.Itoa(meshHosts+r.IntN(flappingHosts)) + meshDomain
+	case 5:
+		q.again = true
+		q.name = "x" + strconv.Itoa(r.IntN(externalHosts)) + ".byp.example."
+	case 6, 7:
+		q.name = label + "loc.example."
+	case 8, 9, 10:
+		q.name = label + "route.example."
+	case 11:
+		q.name = label + searched
+	default:
+		q.name = label + "main.example."
+	}
+	if r.IntN(3) == 0 {
+		b := []byte(q.name)
+		for i, c := range b {
+			if 'a' <= c && c <= 'z' {
+				b[i] ^= byte(r.IntN(2) << 5)
+			}
+		}
+		q.name = string(b)
+	}
+	return q
+}
+
+// hostOf returns the number of the mesh host of a name in lower case, -1 if it is none.
+func hostOf(name string) int {
+	label, rest, _ := strings.Cut(name, ".")
+	rest = strings.TrimSuffix(rest, searched)
+	n, err := strconv.Atoi(label[1:])
+	if err != nil || label[0] != 'h' || rest != "" && rest != "ns1." && rest != "ns1.svc." && "."+rest != meshDomain {
+		return -1
+	}
+	return n
+}
+
+// inTable reports whether the table of a generation has a mesh host.
+func inTable(host, generation int) bool { return host < meshHosts || (generation/4+host)%2 == 0 }
+
+// meshAddress returns the address of a host in a generation.
+func meshAddress(host, generation int) string {
+	return fmt.Sprintf("10.%d.%d.%d", 200+generation>>8%50, generation&255, host)
+}
+
+// tableOf returns the table of a generation.
+func tableOf(generation int) *api.NameTable {
+	table := map[string]*api.NameTable_NameInfo{}
+	for host := range meshHosts + flappingHosts {
+		if name := "h" + strconv.Itoa(host); inTable(host, generation) {
+			table[strings.TrimSuffix(name+meshDomain, ".")] = &api.NameTable_NameInfo{
+				Ips: []string{meshAddress(host, generation)}, Registry: "Kubernetes", Shortname: name, Namespace: "ns1",
+			}
+		}
+	}
+	for host := range externalHosts {
+		table["x"+strconv.Itoa(host)+".byp.example"] = &api.NameTable_NameInfo{Ips: []string{meshAddress(host, generation)}, Registry: "External"}
+	}
+	return &api.NameTable{Table: table}
+}
+
+// hashOf returns the hash of a name in lower case.
+func hashOf(name string) uint32 {
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(name)) // never fails
+	return hash.Sum32()
+}
+
+// recordTTL returns the TTL of the records of a name.
+func recordTTL(name string) uint32 { return []uint32{0, 1, 2, 30, 3600}[hashOf(name)%5] }
+
+// replyOf returns the reply of a group of nameservers to a query.
+func replyOf(query *dns.Msg, group int) *dns.Msg {
+	reply := new(dns.Msg).SetReply(query)
+	reply.RecursionAvailable, reply.Compress = true, true
+	q := query.Question[0]
+	name := strings.ToLower(q.Name)
+	do := false
+	if opt := query.IsEdns0(); opt != nil {
+		do = opt.Do()
+		reply.SetEdns0(1232, do)
+	}
+	kind := name[0]
+	switch {
+	case kind == 's' || kind == 'd' && !query.CheckingDisabled:
+		reply.Rcode = dns.RcodeServerFailure
+		return reply
+	case kind == 'n' || kind == 'h':
+		reply.Rcode = dns.RcodeNameError
+	case kind != 'o':
+		reply.Answer = recordsOf(q, name, group)
+	}
+	header := dns.RR_Header{Name: q.Name, Class: dns.ClassINET, Ttl: recordTTL(name)}
+	switch {
+	case len(reply.Answer) == 0:
+		header.Name, header.Rrtype = "example.", dns.TypeSOA
+		reply.Ns = []dns.RR{&dns.SOA{Hdr: header, Ns: "ns.example.", Mbox: "mbox.example.", Serial: uint32(group), Refresh: 1, Retry: 1, Expire: 1, Minttl: header.Ttl}}
+	case do:
+		header.Rrtype = dns.TypeRRSIG
+		reply.Answer = append(reply.Answer, &dns.RRSIG{Hdr: header, TypeCovered: q.Qtype, Algorithm: 13, Labels: 3, SignerName: "example.", Signature: "c2lnbmVk"})
+	}
+	return reply
+}
+
+// recordsOf returns the records of a name.
+func recordsOf(q dns.Question, name string, group int) (records []dns.RR) {
+	hash := hashOf(name)
+	header := dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: recordTTL(name)}
+	count := 1 + int(hash%3)
+	if name[0] == 'b' {
+		count = 100
+	}
+	if name[0] == 'c' {
+		target := fmt.Sprintf("p%d.target.example.", hash)
+		alias := header
+		alias.Rrtype = dns.TypeCNAME
+		records = append(records, &dns.CNAME{Hdr: alias, Target: target})
+		header.Name = target
+	}
+	for i := range count {
+		address := []byte{10, byte(64 + group), byte(hash >> 8), byte(hash + uint32(i))}
+		switch q.Qtype {
+		case dns.TypeA:
+			records = append(records, &dns.A{Hdr: header, A: address})
+		case dns.TypeAAAA:
+			records = append(records, &dns.AAAA{Hdr: header, AAAA: slices.Concat([]byte{0xfd}, make([]byte, 11), address)})
+		case dns.TypeTXT:
+			records = append(records, &dns.TXT{Hdr: header, Txt: []string{net.IP(address).String()}})
+		}
+	}
+	return records
+}
+
+// serverHandler returns the handler of one of the servers of a group.
+func serverHandler(group, server, servers int) fakedns.Handler {
+	return func(query *dns.Msg, network string) *dns.Msg {
+		q := query.Question[0]
+		if q.Qclass == dns.ClassCHAOS {
+			return new(dns.Msg).SetRcode(query, dns.RcodeRefused)
+		}
+		name := strings.ToLower(q.Name)
+		reply := replyOf(query, group)
+		if rcode, failing := failingServer(name, servers); failing == server {
+			reply.Answer, reply.Ns, reply.Rcode = nil, nil, rcode
+			return reply
+		}
+		switch {
+		case network != "udp":
+		case name[0] == 't' && q.Qtype != 0:
+			reply.Answer, reply.Ns, reply.Truncated = nil, nil, true
+		default:
+			limit := dns.MinMsgSize
+			if opt := query.IsEdns0(); opt != nil {
+				limit = max(limit, int(opt.UDPSize()))
+			}
+			reply.Truncate(limit)
+		}
+		return reply
+	}
+}
+
+// failingServer returns which server of a group fails for a name, and how; -1 if none does.
+func failingServer(name string, servers int) (rcode, server int) {
+	server = int(hashOf(name)>>4) % servers
+	switch name[0] {
+	case 'r':
+		return dns.RcodeRefused, server
+	case 'e':
+		return dns.RcodeServerFailure, server
+	}
+	return 0, -1
+}
+
+var errOther = errors.New("other records")
+
+// sameRecords returns an error unless a response has the wanted records in a section. Their order and their TTLs
+// may differ, but no TTL is longer than wanted, or than the 30 s of a stale answer (F9). part allows some to be
+// missing.
+func sameRecords(got, want []dns.RR, part bool) error {
+	texts := func(records []dns.RR) []string {
+		var all []string
+		for _, rr := range records {
+			text := rr.String()
+			_, data, _ := strings.Cut(text[len(rr.Header().Name)+1:], "\t")
+			all = append(all, strings.ToLower(rr.Header().Name+" "+data)) // a name in data may be compressed to one in the question
+		}
+		slices.Sort(all)
+		return all
+	}
+	if len(got) == 0 && (part || len(want) == 0) {
+		return nil
+	}
+	have, wanted := texts(got), texts(want)
+	if part {
+		wanted = slices.DeleteFunc(wanted, func(text string) bool { return !slices.Contains(have, text) })
+	}
+	if !slices.Equal(have, wanted) {
+		return errOther
+	}
+	for _, rr := range got {
+		if ttl := rr.Header().Ttl; ttl > max(want[0].Header().Ttl, 30) {
+			return fmt.Errorf("a TTL of %d", ttl)
+		}
+	}
+	return nil
+}
