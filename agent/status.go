@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -280,8 +281,9 @@ type Upstream struct {
 	Failures     uint64 `json:"failures"` // requests without a reply
 	WrongReplies uint64 `json:"wrongReplies"`
 	Hedges       uint64 `json:"hedges"` // requests that were sent because another server was late
-	// Refusals are replies that were no answer, by response code: SERVFAIL, REFUSED, NOTIMP, FORMERR or "other".
-	Refusals map[string]uint64 `json:"refusals,omitempty"`
+	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP, FORMERR or
+	// "other". Codes that the nameserver has not sent are left out.
+	Responses map[string]uint64 `json:"responses,omitempty"`
 	// Refusing says that the last ten replies at least were no answer.
 	Refusing    bool      `json:"refusing,omitempty"`
 	LastError   string    `json:"lastError,omitempty"`
@@ -294,9 +296,10 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 	for _, s := range proxy.UpstreamStatus() {
 		u := Upstream{
 			Server: s.Spec.String(), State: s.State.String(), Requests: s.Requests, Failures: s.Failures,
-			WrongReplies: s.Wrong + s.Malformed, Hedges: s.Hedges, Refusals: s.Refusals, Refusing: s.Refusing,
+			WrongReplies: s.Wrong + s.Malformed, Hedges: s.Hedges, Responses: s.Responses, Refusing: s.Refusing,
 			LastError: s.LastError, LastErrorAt: s.LastErrorAt,
 		}
+		maps.DeleteFunc(u.Responses, func(_ string, n uint64) bool { return n == 0 })
 		if s.RTT > 0 {
 			u.RTT = s.RTT.Round(10 * time.Microsecond).String()
 		}

@@ -56,6 +56,45 @@ func TestCacheCounts(t *testing.T) { // F8, R4
 	}
 }
 
+// Stale answers and failures of the cache have a source of their own, and each question counts once for the cache.
+func TestCacheCountsFailures(t *testing.T) { // F8, F9, R4
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
+	p.ask(t, "www.example", dns.TypeA)
+	fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
+	asked := 1.0
+	wait.Until(t, "a stale answer", func() bool {
+		asked++
+		return p.ask(t, "www.example", dns.TypeA).Answer[0].Header().Ttl == 30
+	})
+	p.exchange(t, "tcp", question("www.example", dns.TypeA))
+	asked++
+	if n := p.bySource(t, "stale"); n != 2 {
+		t.Errorf("%v stale answers are counted, want 2", n)
+	}
+	p.ask(t, "other.example", dns.TypeA)
+	for _, network := range []string{"udp", "tcp"} {
+		if resp := p.exchange(t, network, question("other.example", dns.TypeA)); resp.Rcode != dns.RcodeServerFailure {
+			t.Errorf("want the failure of the cache:\n%v", resp)
+		}
+	}
+	asked += 3
+	if n := p.bySource(t, "cached_failure"); n != 2 || p.count(t, "nametap_cache_failures_total") != n {
+		t.Errorf("%v failures of the cache are answered, and %v counted, want 2", n, p.count(t, "nametap_cache_failures_total"))
+	}
+	if n := p.count(t, "nametap_cache_stale_total"); n != 2 {
+		t.Errorf("nametap_cache_stale_total is %v, want 2", n)
+	}
+	sum := 0.0
+	for _, name := range []string{"hits", "misses", "stale", "failures"} {
+		sum += p.count(t, "nametap_cache_"+name+"_total")
+	}
+	if sum != asked || sum != p.count(t, "istio_agent_dns_requests_total") {
+		t.Errorf("the cache counts %v questions, want %v", sum, asked)
+	}
+}
+
 // The bits DO and CD are part of the cache's key: they change what a nameserver answers.
 func TestCacheKeepsApart(t *testing.T) { // F8
 	t.Parallel()
@@ -215,7 +254,7 @@ func TestUnreachableIsShortlyKept(t *testing.T) { // F8
 	for range 3 {
 		p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
 	}
-	if failed := p.bySource(t, "cache"); failed < 1 {
+	if failed := p.bySource(t, "cached_failure"); failed < 1 {
 		t.Error("no failure came from the cache")
 	}
 }

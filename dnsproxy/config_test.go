@@ -157,15 +157,19 @@ func TestMetrics(t *testing.T) { // R4
 		# HELP istio_agent_dns_upstream_requests_total DNS requests sent to nameservers, retries included.
 		# TYPE istio_agent_dns_upstream_requests_total counter
 		istio_agent_dns_upstream_requests_total 3
-		# HELP nametap_dns_queries_total DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, upstream, self, probe).
+		# HELP nametap_dns_queries_total DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, stale, cached_failure, upstream, self, probe).
 		# TYPE nametap_dns_queries_total counter
 		nametap_dns_queries_total{protocol="tcp",rcode="FORMERR",source="self",type="other"} 1
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="cache",type="A"} 0
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="cache",type="AAAA"} 0
+		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="stale",type="A"} 0
+		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="stale",type="AAAA"} 0
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="table",type="A"} 1
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="table",type="AAAA"} 0
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="cache",type="A"} 0
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="cache",type="AAAA"} 0
+		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="stale",type="A"} 0
+		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="stale",type="AAAA"} 0
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="A"} 1
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="AAAA"} 1
 		nametap_dns_queries_total{protocol="udp",rcode="NXDOMAIN",source="upstream",type="other"} 1

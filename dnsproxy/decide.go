@@ -59,6 +59,7 @@ var (
 const (
 	sourceTable    = "table"
 	sourceCache    = forward.SourceCache
+	sourceStale    = forward.SourceStale
 	sourceUpstream = forward.SourceUpstream
 	sourceSelf     = forward.SourceSelf
 	sourceProbe    = "probe" // class CH: a question about the server, as the agent's own probes ask

@@ -167,18 +167,24 @@ func (p *proxy) count(tb testing.TB, name string) float64 {
 // bySource returns the number of queries answered from a source.
 func (p *proxy) bySource(tb testing.TB, source string) float64 {
 	tb.Helper()
+	return p.sum(tb, "nametap_dns_queries_total", "source", source)
+}
+
+// sum returns the sum of a metric's counters that have a label.
+func (p *proxy) sum(tb testing.TB, name, label, value string) float64 {
+	tb.Helper()
 	families, err := p.metrics.Gather()
 	if err != nil {
 		tb.Fatal(err)
 	}
 	sum := 0.0
 	for _, family := range families {
-		if family.GetName() != "nametap_dns_queries_total" {
+		if family.GetName() != name {
 			continue
 		}
 		for _, m := range family.GetMetric() {
-			for _, label := range m.GetLabel() {
-				if label.GetName() == "source" && label.GetValue() == source {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == label && l.GetValue() == value {
 					sum += m.GetCounter().GetValue()
 				}
 			}

@@ -54,7 +54,7 @@ func newMetrics() *metrics {
 			"DNS requests received."),
 		queries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nametap_dns_queries_total",
-			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, upstream, self, probe).",
+			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, stale, cached_failure, upstream, self, probe).",
 		}, []string{"type", "protocol", "rcode", "source"}),
 		originErrors: counter("nametap_dns_original_destination_errors_total",
 			"Failed lookups of the original destination of a captured query; each is retried."),
@@ -73,7 +73,7 @@ func newMetrics() *metrics {
 	}
 	for over := range m.answers {
 		m.answers[over] = map[string]answerCounters{}
-		for _, source := range []string{sourceTable, sourceCache} {
+		for _, source := range []string{sourceTable, sourceCache, sourceStale} {
 			m.answers[over][source] = newAnswerCounters(m.queries, transport(over), source) //nolint:gosec // one of two
 		}
 	}

@@ -2,11 +2,13 @@ package dnsproxy_test
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
@@ -271,26 +273,53 @@ func TestNameserverRefuses(t *testing.T) {
 		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), "REFUSED"}})
 	}
 	status := p.UpstreamStatus()[0]
-	if status.State != upstream.Up || !status.Refusing || status.Refusals["REFUSED"] < 30 || status.LastErrorAt.IsZero() {
+	if status.State != upstream.Up || !status.Refusing || status.Responses["REFUSED"] < 30 || status.LastErrorAt.IsZero() {
 		t.Errorf("%+v", status)
 	}
 	if n := strings.Count(log.String(), "nameserver answers no query any more"); n != 1 {
 		t.Errorf("%d lines in the log:\n%s", n, log)
 	}
-	families, err := p.metrics.Gather()
-	if err != nil {
-		t.Fatal(err)
+	if counted := p.sum(t, "nametap_upstream_responses_total", "rcode", "REFUSED"); counted < 30 {
+		t.Errorf("%v refusals are counted", counted)
 	}
-	counted := 0.0
-	for _, family := range families {
-		if family.GetName() == "nametap_upstream_refusals_total" {
-			for _, m := range family.GetMetric() {
-				counted += m.GetCounter().GetValue()
-			}
+}
+
+// R4: the replies of each nameserver are counted by response code, in as many series for every nameserver, whatever
+// codes it sends.
+func TestNameserverResponses(t *testing.T) {
+	t.Parallel()
+	const first, many = 6, 40 // further response codes
+	code := func(query *dns.Msg) int {
+		n, _ := strconv.Atoi(strings.TrimSuffix(query.Question[0].Name, ".example."))
+		return n
+	}
+	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+		reply := new(dns.Msg).SetRcode(query, code(query)).SetEdns0(1232, false) // for the high bits
+		reply.Rcode = code(query)
+		return reply
+	})
+	dead := deadServer(t)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append(servers(fake), dead)}})
+	for n := range first + many {
+		query := withEDNS(question(fmt.Sprintf("%d.example", n), dns.TypeA), 1232)
+		p.exchange(t, "udp", query)
+	}
+	wait.Until(t, "all replies are counted", func() bool {
+		return p.sum(t, "nametap_upstream_responses_total", "upstream", fake.Addr.String()) >= first+many
+	})
+	for rcode, least := range map[string]float64{
+		"NOERROR": 1, "FORMERR": 1, "SERVFAIL": 1, "NXDOMAIN": 1, "NOTIMP": 1, "REFUSED": 1, "other": many,
+	} {
+		if n := p.sum(t, "nametap_upstream_responses_total", "rcode", rcode); n < least {
+			t.Errorf("%v replies with %s are counted, want %v", n, rcode, least)
 		}
 	}
-	if counted < 30 {
-		t.Errorf("%v refusals are counted", counted)
+	if n := p.sum(t, "nametap_upstream_responses_total", "upstream", dead.String()); n > 0 {
+		t.Errorf("%v replies of the dead nameserver are counted", n)
+	}
+	const codes = 7
+	if n, err := testutil.GatherAndCount(p.metrics, "nametap_upstream_responses_total"); err != nil || n != 2*codes {
+		t.Errorf("%d series, %v", n, err)
 	}
 }
 

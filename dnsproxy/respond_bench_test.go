@@ -121,7 +121,7 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 }
 
 // newForwardingHandler returns a handler whose nameserver knows www.example.
-func newForwardingHandler(tb testing.TB) *handler {
+func newForwardingHandler(tb testing.TB) *front {
 	tb.Helper()
 	fake := fakedns.Start(tb, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
 	h := newBenchHandler(tb, 100, upstream.Spec{Addr: fake.Addr})

@@ -112,8 +112,10 @@ func describeUpstream(u agent.Upstream) string {
 		texts = append(texts, u.RTT)
 	}
 	texts = append(texts, fmt.Sprintf("%d queries", u.Requests), fmt.Sprintf("%d failed", u.Failures))
-	for _, code := range slices.Sorted(maps.Keys(u.Refusals)) {
-		texts = append(texts, fmt.Sprintf("%d %s", u.Refusals[code], code))
+	for _, code := range slices.Sorted(maps.Keys(u.Responses)) {
+		if code != "NOERROR" && code != "NXDOMAIN" { // which are answers
+			texts = append(texts, fmt.Sprintf("%d %s", u.Responses[code], code))
+		}
 	}
 	if u.LastError != "" {
 		texts = append(texts, fmt.Sprintf("last error %s ago: %s", time.Since(u.LastErrorAt).Round(time.Second), u.LastError))

@@ -55,8 +55,8 @@ const (
 	Stale
 	// StaleNow: Reply has expired, and the last attempt to ask failed; use it.
 	StaleNow
-	// Failed: there is no reply, and the last attempt to ask failed a moment ago. Failure
-	// has the reason.
+	// Failed: the last attempt to ask failed a moment ago, and there is no answer. Reply says so, or Failure
+	// has the reason why there is none.
 	Failed
 )
 
@@ -64,15 +64,20 @@ const (
 type Hit struct {
 	State   State
 	Refresh bool         // this caller, and no other, should use Reply and also ask again
-	Reply   *reply.Reply // of Fresh, Stale and StaleNow
+	Reply   *reply.Reply // of Fresh, Stale and StaleNow, and perhaps of Failed
+	Server  string       // that sent Reply: see Value.Server
 	Age     reply.Age    // of Reply, for [reply.Reply.Append]
-	Failure string       // of StaleNow and Failed: why asking failed; may be empty
+	Failure string       // of StaleNow, and of Failed without a Reply: why asking failed; may be empty
 }
 
 // A Value is the result of asking nameservers a question.
 type Value struct {
 	Reply *reply.Reply // nil if no nameserver answered
-	// Failure is the reason why none did; it is ignored if there is a Reply.
+	// Server names the nameserver that sent Reply. All replies of a nameserver should share the text, which does
+	// not count as memory of the cache.
+	Server string
+	// Failure is the reason why there is no answer: no Reply, or one with another response code than NOERROR and
+	// NXDOMAIN.
 	Failure string
 	// Generation is what [Cache.Generation] returned before the nameservers were
 	// chosen.
@@ -251,7 +256,7 @@ func (c *Cache) Put(k Key, v Value, now time.Time) {
 		s.putFailure(hash, k, v.Failure, t)
 		return
 	}
-	s.putReply(hash, k, v.Reply, st.lifetime(v.Reply, v.Provisional, t))
+	s.putReply(hash, k, v, st.lifetime(v.Reply, v.Provisional, t))
 }
 
 // lifetime returns how long a reply is kept that was received at a time.

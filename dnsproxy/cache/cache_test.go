@@ -134,8 +134,10 @@ func TestStale(t *testing.T) {
 		now.Refresh = false
 		wantHit(t, c.Get(key("a"), clock.Add(30*time.Second-1)), later(now, 29))
 		if i%2 == 0 {
-			c.Put(key("a"), replied(c, failure(t, "a")), clock.Time) // counts as no reply
-			now.Failure = ""
+			failed := replied(c, failure(t, "a")) // counts as no reply
+			failed.Failure = "SERVFAIL"
+			c.Put(key("a"), failed, clock.Time)
+			now.Failure = "SERVFAIL"
 		} else {
 			c.Put(key("a"), unanswered(c, "timeout"), clock.Time)
 			now.Failure = "timeout"
@@ -178,7 +180,7 @@ func testFailureReply(t *testing.T, rcode int) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	bad, good := makeReply(t, "a", rcode, ""), answer(t, "a", 300)
 	c.Put(key("a"), replied(c, bad), clock.Time)
-	if hit := c.Get(key("a"), clock.after(5*time.Second-1)); hit.State != cache.Fresh || hit.Reply != bad {
+	if hit := c.Get(key("a"), clock.after(5*time.Second-1)); hit.State != cache.Failed || hit.Reply != bad || hit.Server != nameserver {
 		t.Errorf("before 5 s %+v", hit)
 	}
 	wantHit(t, c.Get(key("a"), clock.after(1)), cache.Hit{})

@@ -31,13 +31,15 @@ func (m *model) get(now time.Time, stale time.Duration) cache.Hit {
 		return cache.Hit{}
 	}
 	age := now.Sub(m.stored)
-	hit := cache.Hit{Reply: m.reply, Age: reply.Age{Cached: true, Seconds: uint32(age / time.Second), Max: 604800}}
+	hit := cache.Hit{Reply: m.reply, Server: nameserver, Age: reply.Age{Cached: true, Seconds: uint32(age / time.Second), Max: 604800}}
 	if m.reply.Negative() {
 		hit.Age.Max = 10800
 	}
 	switch {
 	case age < m.ttl:
-		hit.State = cache.Fresh
+		if hit.State = cache.Fresh; !m.answer {
+			hit.State = cache.Failed
+		}
 		m.hits++
 		if m.answer && m.hits >= 3 && !m.beingRefreshed && !failing && m.ttl-age < m.ttl/10 {
 			hit.Refresh, m.beingRefreshed = true, true

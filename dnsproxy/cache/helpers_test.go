@@ -33,9 +33,12 @@ func key(label string) cache.Key {
 	return cache.Key{Name: string(rune(len(label))) + label, Type: dns.TypeA, Class: dns.ClassINET}
 }
 
+// nameserver is the nameserver that sends all replies.
+const nameserver = "192.0.2.53"
+
 // replied returns the value of a reply to a query sent since the last flush.
 func replied(c *cache.Cache, r *reply.Reply) cache.Value {
-	return cache.Value{Reply: r, Generation: c.Generation()}
+	return cache.Value{Reply: r, Server: nameserver, Generation: c.Generation()}
 }
 
 // unanswered returns the value of a query without a reply, sent since the last flush.
@@ -90,6 +93,9 @@ func makeReply(tb testing.TB, label string, rcode int, record string) *reply.Rep
 func wantHit(t *testing.T, got, want cache.Hit) {
 	t.Helper()
 	got.Age.Max = want.Age.Max // see TestMaxTTL
+	if want.Reply != nil {
+		want.Server = nameserver
+	}
 	if got != want {
 		t.Errorf("Get = %+v, want %+v", got, want)
 	}

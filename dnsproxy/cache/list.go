@@ -10,6 +10,7 @@ import (
 type Entry struct {
 	Key     Key
 	Reply   *reply.Reply  // nil if no nameserver answered
+	Server  string        // that sent Reply
 	Left    time.Duration // until Reply expires; negative if it has expired
 	Failure string        // why the last attempt to ask failed; empty if it did not
 }
@@ -27,7 +28,7 @@ func (c *Cache) Entries(match func(Key) bool, limit int, now time.Time) (entries
 				continue
 			}
 			if total++; len(entries) < limit {
-				entries = append(entries, Entry{Key: e.key, Reply: e.reply, Left: left, Failure: e.failure})
+				entries = append(entries, Entry{Key: e.key, Reply: e.reply, Server: e.server, Left: left, Failure: e.failure})
 			}
 		}
 		s.mu.Unlock()

@@ -28,14 +28,15 @@ type entry struct {
 	maxTTL     uint32 // bounds the TTLs that clients see
 
 	reply   *reply.Reply  // nil if there are only failures
-	answer  bool          // reply is an answer, not a failure
+	server  string        // that sent reply; shared with other entries
 	stored  time.Duration // when reply was stored
 	expires time.Duration // when reply becomes stale
 	until   time.Duration // when reply can no longer be used
 	failed  time.Duration // do not ask again before, since asking failed
 	failure string        // why it failed
-	fails   int           // how often it failed in a row
 
+	fails       uint8 // how often it failed in a row, up to maxFails
+	answer      bool  // reply is an answer, not a failure
 	hits        uint8 // of the fresh reply, up to refreshHits
 	refreshing  bool  // a caller has been told to ask again
 	visited     bool  // used since the hand has passed
@@ -130,13 +131,17 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 	switch {
 	case now < e.expires:
 		e.hits = min(e.hits+1, refreshHits)
-		return Hit{State: Fresh, Reply: e.reply, Age: age, Refresh: e.refresh(now)}
+		state := Fresh
+		if !e.answer {
+			state = Failed
+		}
+		return Hit{State: state, Reply: e.reply, Server: e.server, Age: age, Refresh: e.refresh(now)}
 	case now < e.until:
 		age.Stale = true
 		if e.fails == 0 {
-			return Hit{State: Stale, Reply: e.reply, Age: age}
+			return Hit{State: Stale, Reply: e.reply, Server: e.server, Age: age}
 		}
-		return Hit{State: StaleNow, Reply: e.reply, Age: age, Failure: e.failure, Refresh: e.recheck(now)}
+		return Hit{State: StaleNow, Reply: e.reply, Server: e.server, Age: age, Failure: e.failure, Refresh: e.recheck(now)}
 	case now < e.failed:
 		return Hit{State: Failed, Failure: e.failure}
 	default:
@@ -190,9 +195,9 @@ func (e *entry) keep(life lifetime) {
 // putReply stores a reply and returns how long it is fresh. An answer that must not be
 // kept removes the previous reply. A SERVFAIL or another failure does not: if there is an
 // answer that is fresh or may be used stale, it counts as a failed attempt to ask.
-func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) {
+func (s *shard) putReply(hash uint64, k Key, v Value, life lifetime) {
 	const noError, nxDomain = 0, 3
-	rcode := r.Rcode()
+	r, rcode := v.Reply, v.Reply.Rcode()
 	answer := rcode == noError || rcode == nxDomain
 	old := s.find(hash, k)
 	switch {
@@ -201,9 +206,9 @@ func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) {
 			s.remove(old)
 		}
 	case !answer && old != nil && old.answer && life.received < old.until:
-		s.fail(old, life.received, "")
+		s.fail(old, life.received, v.Failure)
 	default:
-		e := &entry{reply: r, answer: answer}
+		e := &entry{reply: r, server: v.Server, answer: answer}
 		e.keep(life)
 		s.put(hash, k, e)
 	}
@@ -224,13 +229,13 @@ func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
 const (
 	minRecheck = 5 * time.Second
 	maxRecheck = 30 * time.Second
+	maxFails   = 8 // more doublings would overflow
 )
 
 // fail notes a failure to replace e.
 func (s *shard) fail(e *entry, now time.Duration, text string) {
-	const maxDoublings = 8 // more would overflow
-	e.failed = now + min(minRecheck<<min(e.fails, maxDoublings), maxRecheck)
-	e.failure, e.refreshing, e.fails = text, false, e.fails+1
+	e.failed = now + min(minRecheck<<e.fails, maxRecheck)
+	e.failure, e.refreshing, e.fails = text, false, min(e.fails+1, maxFails)
 	s.resize(e)
 	s.evict(now)
 }

@@ -24,6 +24,7 @@ type CacheEntry struct {
 	Type    string `json:"type"`
 	Rcode   string `json:"rcode,omitempty"`   // empty if no nameserver answered
 	Records int    `json:"records,omitempty"` // in the answer section
+	Server  string `json:"server,omitempty"`  // that sent the reply
 	// TTL is for how many more seconds the reply is fresh; less than 0 if it is stale.
 	TTL     int    `json:"ttl"`
 	Failure string `json:"failure,omitempty"` // why nameservers did not answer the last time
@@ -71,7 +72,7 @@ func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheCont
 	for _, e := range kept {
 		entry := CacheEntry{
 			Name: wire.Name(e.Key.Name).String(), Type: dns.Type(e.Key.Type).String(),
-			Failure: e.Failure,
+			Server: e.Server, Failure: e.Failure,
 		}
 		if e.Reply != nil {
 			entry.Rcode, entry.Records = dns.RcodeToString[e.Reply.Rcode()], e.Reply.Answers()

@@ -225,7 +225,7 @@ func (s seat) give(result *Result) {
 	switch {
 	case s.client == nil:
 	case s.old != nil && !result.usable():
-		s.client.Receive(s.old)
+		s.client.Receive(s.old.because(result))
 	default:
 		s.client.Receive(result)
 	}
@@ -271,7 +271,7 @@ func (f *flights) giveOld(late *flight) {
 	late.seats = left
 	f.mu.Unlock()
 	for _, s := range given {
-		s.client.Receive(s.old)
+		s.give(&Result{Err: errLate})
 	}
 }
 

@@ -66,9 +66,10 @@ type collector struct {
 	forwarder *Forwarder
 
 	requests, failures                       *prometheus.Desc // Istio's
-	sent, failed, wrong, hedges, rtt, up     *prometheus.Desc // by upstream
-	refused                                  *prometheus.Desc // by upstream and response code
-	hits, misses, evictions, entries, memory *prometheus.Desc // of the cache
+	sent, unanswered, wrong, hedges, rtt, up *prometheus.Desc // by upstream
+	responses                                *prometheus.Desc // by upstream and response code
+	hits, misses, stale, failed              *prometheus.Desc // questions, by what the cache had
+	evictions, entries, memory               *prometheus.Desc // of the cache
 }
 
 func newCollector(f *Forwarder) *collector {
@@ -83,20 +84,22 @@ func newCollector(f *Forwarder) *collector {
 			"DNS requests to nameservers that got no reply."),
 		sent: desc("nametap_upstream_requests_total",
 			"DNS requests sent to a nameserver, retries included.", "upstream"),
-		failed: desc("nametap_upstream_failures_total",
+		unanswered: desc("nametap_upstream_failures_total",
 			"DNS requests to a nameserver that got no reply.", "upstream"),
 		wrong: desc("nametap_upstream_wrong_replies_total",
 			"Packets from a nameserver's address that do not reply to a query in flight: late, forged or malformed.", "upstream"),
 		hedges: desc("nametap_upstream_hedges_total",
 			"DNS requests sent to a nameserver because a reply was late, its own or another one's.", "upstream"),
-		refused: desc("nametap_upstream_refusals_total",
-			"Replies of a nameserver that were no answer, by response code.", "upstream", "rcode"),
+		responses: desc("nametap_upstream_responses_total",
+			"Replies of a nameserver to queries, by response code.", "upstream", "rcode"),
 		rtt: desc("nametap_upstream_rtt_seconds",
 			"Smoothed time until a nameserver's reply.", "upstream"),
 		up: desc("nametap_upstream_state",
 			"1 for the state that a nameserver is in: up, down or looping.", "upstream", "state"),
 		hits:      desc("nametap_cache_hits_total", "Questions that the cache answered with a reply that had not expired."),
 		misses:    desc("nametap_cache_misses_total", "Questions for which the cache had no reply."),
+		stale:     desc("nametap_cache_stale_total", "Questions for which the cache had only a reply that had expired."),
+		failed:    desc("nametap_cache_failures_total", "Questions that the cache answered with a failure of a moment ago."),
 		evictions: desc("nametap_cache_evictions_total", "Replies that the cache evicted to make room."),
 		entries:   desc("nametap_cache_entries", "Replies and failures in the cache."),
 		memory:    desc("nametap_cache_bytes", "Memory that the cache uses."),
@@ -106,8 +109,8 @@ func newCollector(f *Forwarder) *collector {
 // Describe sends the descriptions of all metrics.
 func (c *collector) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.requests, c.failures, c.sent, c.failed, c.wrong, c.refused, c.hedges, c.rtt, c.up,
-		c.hits, c.misses, c.evictions, c.entries, c.memory,
+		c.requests, c.failures, c.sent, c.unanswered, c.wrong, c.responses, c.hedges, c.rtt, c.up,
+		c.hits, c.misses, c.stale, c.failed, c.evictions, c.entries, c.memory,
 	} {
 		descs <- d
 	}
@@ -125,10 +128,10 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		requests += s.Requests
 		failures += s.Failures
 		send(c.sent, counted, float64(s.Requests), server)
-		send(c.failed, counted, float64(s.Failures), server)
+		send(c.unanswered, counted, float64(s.Failures), server)
 		send(c.wrong, counted, float64(s.Wrong+s.Malformed), server)
-		for _, code := range upstream.Refusals() {
-			send(c.refused, counted, float64(s.Refusals[code]), server, code)
+		for code, n := range s.Responses {
+			send(c.responses, counted, float64(n), server, code)
 		}
 		send(c.hedges, counted, float64(s.Hedges), server)
 		send(c.rtt, measured, s.RTT.Seconds(), server)
@@ -146,6 +149,8 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	stats := c.forwarder.cache.Stats()
 	send(c.hits, counted, float64(stats.Hits))
 	send(c.misses, counted, float64(stats.Misses))
+	send(c.stale, counted, float64(stats.Stale))
+	send(c.failed, counted, float64(stats.Failures))
 	send(c.evictions, counted, float64(stats.Evictions))
 	send(c.entries, measured, float64(stats.Entries))
 	send(c.memory, measured, float64(stats.Bytes))

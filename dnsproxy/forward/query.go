@@ -3,6 +3,8 @@ package forward
 import (
 	"errors"
 	"net/netip"
+	"strconv"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -22,6 +24,12 @@ var (
 	ErrEcho = errors.New("this query is a probe of this agent that a nameserver sent back")
 )
 
+// The reasons, besides errors, for stale replies.
+var (
+	errDown = errors.New("all nameservers are down")
+	errLate = errors.New("no nameserver answered within " + staleAfter.String())
+)
+
 // A CachedFailure says why nameservers did not answer the same question a moment ago.
 type CachedFailure string
 
@@ -30,9 +38,11 @@ func (e CachedFailure) Error() string { return string(e) }
 
 // The values of Result.Source.
 const (
-	SourceCache    = "cache"
-	SourceUpstream = "upstream"
-	SourceSelf     = "self" // nameservers were not asked
+	SourceCache         = "cache"          // a reply that has not expired
+	SourceStale         = "stale"          // a reply of the cache that has expired
+	SourceCachedFailure = "cached_failure" // the cache: nameservers failed a moment ago
+	SourceUpstream      = "upstream"
+	SourceSelf          = "self" // nameservers were not asked
 )
 
 // A Query is a query on its way through the forwarder. The caller sets the exported
@@ -70,7 +80,17 @@ type Result struct {
 	// the ID of one of them.
 	Relayed []byte
 	Source  string
-	Err     error // why there is neither; nil otherwise
+	// Server names the nameserver that sent the reply, as [upstream.Spec.String] does.
+	Server string
+	Err    error // why there is no reply; nil otherwise
+
+	failure string // of a stale reply, see Failure
+}
+
+// Expired returns how long ago a stale reply has expired.
+func (r *Result) Expired() time.Duration {
+	ttl, _ := r.Reply.TTL()
+	return time.Duration(r.Age.Seconds)*time.Second - min(ttl, time.Duration(r.Age.Max)*time.Second)
 }
 
 // Rcode returns the response code; Err must be nil.
@@ -79,6 +99,28 @@ func (r *Result) Rcode() int {
 		return reply.Rcode(r.Relayed)
 	}
 	return r.Reply.Rcode()
+}
+
+// because returns a stale reply that is used since asking nameservers came to result.
+func (r *Result) because(result *Result) *Result {
+	stale := *r
+	stale.failure = result.Failure()
+	return &stale
+}
+
+// Failure says why nameservers have no answer. It is empty if they have one, and may be for a stale reply.
+func (r *Result) Failure() string {
+	switch {
+	case r.usable():
+		return r.failure
+	case r.Err != nil:
+		return r.Err.Error()
+	}
+	code, named := dns.RcodeToString[r.Rcode()]
+	if !named {
+		code = "response code " + strconv.Itoa(r.Rcode())
+	}
+	return r.Server + ": " + code
 }
 
 // Size returns how many bytes the reply has, about; Err must be nil.
@@ -184,7 +226,6 @@ func (f *Forwarder) transfer(q *Query) Result {
 		f.metrics.direct.Inc()
 		group = f.client.Elsewhere(q.Server)
 	}
-	result := Result{Source: SourceUpstream}
-	result.Relayed, result.Err = group.Transfer(reply.Hop(q.Message, true, ednsUDPSize), q.Send)
-	return result
+	last, err := group.Transfer(reply.Hop(q.Message, true, ednsUDPSize), q.Send)
+	return Result{Relayed: last.Reply, Source: SourceUpstream, Server: last.Server, Err: err}
 }

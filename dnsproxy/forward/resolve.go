@@ -39,9 +39,17 @@ func (f *Forwarder) look(key cache.Key, found *lookup) {
 	hit := f.cache.Get(key, f.config.Clock.Now())
 	found.state, found.refresh = hit.State, hit.Refresh
 	r := &found.result
-	r.Reply, r.Age, r.Source = hit.Reply, hit.Age, SourceCache
-	if hit.State == cache.Failed {
-		r.Err = CachedFailure(hit.Failure)
+	r.Reply, r.Age, r.Server = hit.Reply, hit.Age, hit.Server
+	switch hit.State {
+	case cache.Stale, cache.StaleNow:
+		r.Source, r.failure = SourceStale, hit.Failure
+	case cache.Failed:
+		r.Source = SourceCachedFailure
+		if r.Reply == nil {
+			r.Err = CachedFailure(hit.Failure)
+		}
+	case cache.Fresh, cache.Miss:
+		r.Source = SourceCache
 	}
 }
 
@@ -111,6 +119,7 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 	if q.found.result.Reply != nil {
 		old := q.found.result
 		if who.old = &old; group.Down() {
+			old.failure = errDown.Error()
 			f.renew(q, state)
 			client.Receive(&old)
 			return
@@ -164,7 +173,7 @@ func (f *Forwarder) lead(led *flight, state cache.State) {
 // Receive takes the nameservers' answer: it is cached, and given to the clients.
 func (l *flight) Receive(answer upstream.Answer, err error) {
 	f := l.forwarder
-	result := &Result{Source: SourceUpstream, Err: err}
+	result := &Result{Source: SourceUpstream, Server: answer.Server, Err: err}
 	if l.relays() {
 		result.Relayed = answer.Reply
 		f.flights.land(l, result)
@@ -183,10 +192,11 @@ func (l *flight) Receive(answer upstream.Answer, err error) {
 	switch {
 	case result.Err == nil && answer.Plain && l.key.DO: // without signatures, which other clients may get
 	case result.Err == nil:
-		value.Reply, value.Provisional = result.Reply, answer.Provisional
+		value.Reply, value.Server, value.Provisional = result.Reply, result.Server, answer.Provisional
+		value.Failure = result.Failure()
 		f.cache.Put(l.key.Key, value, f.config.Clock.Now())
 	case nameserversFailed(result.Err):
-		value.Failure = result.Err.Error()
+		value.Failure = result.Failure()
 		f.cache.Put(l.key.Key, value, f.config.Clock.Now())
 	}
 	f.flights.land(l, result)

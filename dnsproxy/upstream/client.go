@@ -92,8 +92,9 @@ type Status struct {
 	Malformed uint64 // packets that are not DNS responses, and replies that cannot be parsed
 	Hedges    uint64 // queries sent because a server was late
 
-	// Refusals are replies to queries that were no answer, by response code, see [Refusals].
-	Refusals map[string]uint64
+	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP and FORMERR,
+	// and "other" for all others, since a nameserver could send each of 4,096. Replies to probes do not count.
+	Responses map[string]uint64
 	// Refusing says that the last replies to queries, ten at least, were no answer.
 	Refusing bool
 
@@ -229,7 +230,7 @@ func (c *Client) sweep() {
 
 // newServer returns a server without history.
 func (c *Client) newServer(spec Spec) *server {
-	s := &server{spec: spec, client: c}
+	s := &server{spec: spec, name: spec.String(), client: c}
 	s.stream = newStreams(s)
 	if !spec.TLS {
 		s.udp = newUDPSockets(s)

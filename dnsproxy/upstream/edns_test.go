@@ -41,7 +41,7 @@ func TestEDNSIsDropped(t *testing.T) {
 			}
 			query := wire.AppendOPT(bytes.Clone(simQuery), 1232, tc.do)
 			query[11] = 1
-			ask := func() (took time.Duration, from Spec) {
+			ask := func() (took time.Duration, from string) {
 				began := time.Now()
 				_, from, err := g.Exchange(t.Context(), query, UDPOnly)
 				if err != nil {
@@ -58,7 +58,7 @@ func TestEDNSIsDropped(t *testing.T) {
 			}
 			withEDNS = 0
 			for range 10 {
-				if took, from := ask(); took > 2*time.Millisecond || from != g.servers[0].spec {
+				if took, from := ask(); took > 2*time.Millisecond || from != g.servers[0].name {
 					t.Errorf("%s: %v took %v", name, from, took)
 				}
 			}
@@ -68,7 +68,7 @@ func TestEDNSIsDropped(t *testing.T) {
 			drops = false
 			time.Sleep(rememberQuirk)
 			ask()
-			if took, from := ask(); took > 2*time.Millisecond || from != g.servers[0].spec || withEDNS != 2 {
+			if took, from := ask(); took > 2*time.Millisecond || from != g.servers[0].name || withEDNS != 2 {
 				t.Errorf("%s, 10 minutes later: %v took %v, asked %d times with EDNS", name, from, took, withEDNS)
 			}
 			time.Sleep(time.Minute) // the last replies

@@ -148,7 +148,7 @@ func (s *server) udpSlots() uint32 {
 
 // logs logs a line; about servers that are not configured, at most one a second.
 func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
-	attrs = append(attrs, slog.String("server", s.spec.String()))
+	attrs = append(attrs, slog.String("server", s.name))
 	logger := s.client.config.Logger
 	if s.elsewhere {
 		suppressed, due := s.client.elsewhere.log.due(time.Now())

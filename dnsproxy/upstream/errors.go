@@ -26,7 +26,7 @@ func newNoReply(e *exchange) *noReply {
 			continue
 		}
 		text.WriteString(separator)
-		text.WriteString(e.servers[i].spec.String() + ": " + cause.Error())
+		text.WriteString(e.servers[i].name + ": " + cause.Error())
 		separator = "; "
 		err.causes = append(err.causes, cause)
 	}

@@ -41,6 +41,6 @@ func ExampleGroup_Exchange() {
 	if err := reply.Unpack(answer); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(reply.Answer[0], "from the second server:", server == specs[1])
+	fmt.Println(reply.Answer[0], "from the second server:", server == specs[1].String())
 	// Output: www.example.org.	300	IN	A	203.0.113.80 from the second server: true
 }

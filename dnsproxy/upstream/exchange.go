@@ -42,8 +42,10 @@ type Receiver interface {
 
 // An Answer is what a query came to.
 type Answer struct {
-	Reply  []byte
-	Server Spec // that sent Reply
+	Reply []byte
+	// Server is the name of the server that sent Reply, as [Spec.String] has it. All answers of a server share
+	// the text.
+	Server string
 	// Provisional reports that a server that stands before Server may have another answer
 	// (rule 6). Reply is to be kept for 30 s at most, not prolonged, and never served stale.
 	Provisional bool
@@ -92,8 +94,9 @@ func (s Started) Cancel() {
 	}
 }
 
-// Exchange is Start for a caller that waits. After the end of ctx it returns the error of ctx.
-func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Spec, error) {
+// Exchange is Start for a caller that waits. It returns the reply and the server's name. After the end of ctx it
+// returns the error of ctx.
+func (g *Group) Exchange(ctx context.Context, query []byte, how How) (reply []byte, server string, err error) {
 	result := make(waiter, 1)
 	started := g.Start(query, how, result)
 	select {
@@ -101,7 +104,7 @@ func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Sp
 		return r.answer.Reply, r.answer.Server, r.err
 	case <-ctx.Done():
 		started.Cancel()
-		return nil, Spec{}, ctx.Err()
+		return nil, "", ctx.Err()
 	}
 }
 
@@ -389,5 +392,5 @@ func (e *exchange) answer() (Answer, error) {
 	} else {
 		reply = restore(reply, e.query, e.question)
 	}
-	return Answer{Reply: reply, Server: e.servers[s.winner].spec, Provisional: s.provisional, Plain: s.plain}, nil
+	return Answer{Reply: reply, Server: e.servers[s.winner].name, Provisional: s.provisional, Plain: s.plain}, nil
 }

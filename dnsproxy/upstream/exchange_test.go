@@ -21,7 +21,7 @@ import (
 )
 
 // ask asks a group of servers, and fails the test if there is no reply.
-func ask(t *testing.T, g *upstream.Group, how upstream.How) ([]byte, upstream.Spec) {
+func ask(t *testing.T, g *upstream.Group, how upstream.How) (got []byte, from string) {
 	t.Helper()
 	got, from, err := g.Exchange(context.Background(), query(), how)
 	if err != nil {

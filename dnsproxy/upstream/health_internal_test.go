@@ -46,7 +46,7 @@ func TestDeadZone(t *testing.T) {
 			for range 100 {
 				began := time.Now()
 				_, from, err := g.Exchange(ctx, simQuery, UDPOnly)
-				if took := time.Since(began); err != nil || from != g.servers[0].spec || took > 20*ms {
+				if took := time.Since(began); err != nil || from != g.servers[0].name || took > 20*ms {
 					t.Errorf("beside %d queries a second: %v from %v after %v", rate, err, from, took)
 				}
 				time.Sleep(70 * ms)

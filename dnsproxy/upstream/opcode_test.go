@@ -21,7 +21,7 @@ func TestOtherOpcodesOnce(t *testing.T) {
 	update := bytes.Clone(query())
 	update[2] |= 5 << 3
 	g := client(t, upstream.Config{}).Group(specs(first, second), upstream.Options{})
-	if _, from, err := g.Exchange(context.Background(), update, upstream.UDPOnly); err != nil || from != first.spec() {
+	if _, from, err := g.Exchange(context.Background(), update, upstream.UDPOnly); err != nil || from != first.spec().String() {
 		t.Errorf("answered by %v: %v", from, err)
 	}
 	updates := func(s *raw) (n int) {
@@ -36,7 +36,7 @@ func TestOtherOpcodesOnce(t *testing.T) {
 		t.Errorf("sent %d and %d times", n, m)
 	}
 	_ = first.udp.Close()
-	if _, from, err := g.Exchange(context.Background(), update, upstream.UDPOnly); err != nil || from != second.spec() {
+	if _, from, err := g.Exchange(context.Background(), update, upstream.UDPOnly); err != nil || from != second.spec().String() {
 		t.Errorf("answered by %v: %v", from, err)
 	}
 }

@@ -69,7 +69,7 @@ func TestLoop(t *testing.T) {
 	})
 	before := len(loops.queries())
 	for range 10 {
-		if _, from := ask(t, both, 0); from != well.spec() {
+		if _, from := ask(t, both, 0); from != well.spec().String() {
 			t.Errorf("answered by %v", from)
 		}
 	}

@@ -3,9 +3,7 @@ package upstream
 import (
 	"errors"
 	"log/slog"
-	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -30,6 +28,7 @@ type carrier interface {
 // A server is a nameserver, with its sockets and its history.
 type server struct {
 	spec   Spec
+	name   string // of spec
 	client *Client
 	udp    carrier // nil for TLS
 	stream carrier
@@ -44,12 +43,12 @@ type server struct {
 
 	mu          sync.Mutex
 	history     history
-	options     Options           // of the last group that it was put into
-	nextProbe   probe             // question of the next probe
-	known       []byte            // last question that had an answer, in wire form; empty if there is none
-	refusals    map[string]uint64 // see Status.Refusals
-	refused     int               // replies in a row that were no answer
-	turned      time.Time         // when it was last logged that this began or ended
+	options     Options        // of the last group that it was put into
+	nextProbe   probe          // question of the next probe
+	known       []byte         // last question that had an answer, in wire form; empty if there is none
+	responses   [rcodes]uint64 // by the index of the response code in rcodeNames
+	refused     int            // replies in a row that were no answer
+	turned      time.Time      // when it was last logged that this began or ended
 	lastError   string
 	lastErrorAt time.Time
 	barred      bool // see Status.Barred
@@ -165,36 +164,36 @@ const (
 	turnedEvery   = time.Minute
 )
 
-// otherRefusal is the last of [Refusals].
-const otherRefusal = "other"
+// rcodes is the number of keys of Status.Responses.
+const rcodes = 7
 
-// Refusals returns the keys of [Status.Refusals].
-func Refusals() [5]string {
-	return [...]string{"SERVFAIL", "REFUSED", "NOTIMP", "FORMERR", otherRefusal}
+// rcodeNames returns the keys of Status.Responses.
+func rcodeNames() [rcodes]string {
+	return [...]string{"NOERROR", "NXDOMAIN", "SERVFAIL", "REFUSED", "NOTIMP", "FORMERR", "other"}
 }
 
-// refusal returns the one of [Refusals] for a response code.
-func refusal(code int) string {
-	names := Refusals()
-	if name := dns.RcodeToString[code]; slices.Contains(names[:], name) {
-		return name
+// rcodeIndex returns the index of a response code in rcodeNames.
+func rcodeIndex(code int) int {
+	for i, named := range [...]int{
+		dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError,
+	} {
+		if code == named {
+			return i
+		}
 	}
-	return otherRefusal
+	return rcodes - 1
 }
 
 // countLocked counts a reply to a query, and reports whether with it the server has begun, or has ceased, to give no
 // answers.
 func (s *server) countLocked(r reading) (turned bool) {
+	if r.err == nil {
+		s.responses[rcodeIndex(r.code)]++
+	}
 	if r.usable() {
 		turned = s.refused >= refusingAfter
 		s.refused = 0
 		return turned
-	}
-	if r.err == nil {
-		if s.refusals == nil {
-			s.refusals = map[string]uint64{}
-		}
-		s.refusals[refusal(r.code)]++
 	}
 	s.refused++
 	return s.refused == refusingAfter
@@ -256,11 +255,15 @@ func (s *server) rememberFolded(now time.Time) {
 func (s *server) status(now time.Time) Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	responses := make(map[string]uint64, rcodes)
+	for i, name := range rcodeNames() {
+		responses[name] = s.responses[i]
+	}
 	return Status{
 		Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
 		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),
 		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError,
-		LastErrorAt: s.lastErrorAt, Barred: s.barred, Refusals: maps.Clone(s.refusals), Refusing: s.refused >= refusingAfter,
+		LastErrorAt: s.lastErrorAt, Barred: s.barred, Responses: responses, Refusing: s.refused >= refusingAfter,
 	}
 }
 

@@ -23,24 +23,25 @@ var ErrTransfers = errors.New("too many zone transfers are running")
 // the first server of the group that accepts one. It calls send with each message of the
 // response except the last, which it returns. Messages are as the server sent them. Each must
 // arrive within Config.Timeout. There may be an error after some messages have been sent.
-func (g *Group) Transfer(query []byte, send func(message []byte) error) (last []byte, err error) {
+func (g *Group) Transfer(query []byte, send func(message []byte) error) (last Answer, err error) {
 	c := g.client
 	if c.transfers.Add(1) > maxTransfers {
 		c.transfers.Add(-1)
-		return nil, ErrTransfers
+		return Answer{}, ErrTransfers
 	}
 	defer c.transfers.Add(-1)
 	tracker, err := newTransferEnd(query)
 	if err != nil {
-		return nil, err
+		return Answer{}, err
 	}
 	conn, server, err := g.dialAny()
 	if err != nil {
-		return nil, err
+		return Answer{}, err
 	}
 	defer conn.Close()
-	if last, err = relayTransfer(conn, query, tracker, transferRelay{send, c.latest.Load().Timeout}); err != nil {
-		err = fmt.Errorf("%s: %w", server.spec, cause(err))
+	last.Server = server.name
+	if last.Reply, err = relayTransfer(conn, query, tracker, transferRelay{send, c.latest.Load().Timeout}); err != nil {
+		err = fmt.Errorf("%s: %w", server.name, cause(err))
 	}
 	return last, err
 }
@@ -53,14 +54,14 @@ func (g *Group) dialAny() (net.Conn, *server, error) {
 	err := ErrNoServers
 	for _, s := range servers {
 		if s.standing(now).state == Looping {
-			err = fmt.Errorf("%s: %w", s.spec, ErrLoop)
+			err = fmt.Errorf("%s: %w", s.name, ErrLoop)
 			continue
 		}
 		var conn net.Conn
 		if conn, err = s.dial(); err == nil {
 			return conn, s, nil
 		}
-		err = fmt.Errorf("%s: %w", s.spec, cause(err))
+		err = fmt.Errorf("%s: %w", s.name, cause(err))
 	}
 	return nil, nil, err
 }

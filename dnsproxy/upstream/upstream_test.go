@@ -220,7 +220,7 @@ func TestExchange(t *testing.T) {
 	g := c.Group([]upstream.Spec{s.spec()}, upstream.Options{})
 	for _, how := range []upstream.How{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPOnly} {
 		got, from, err := g.Exchange(context.Background(), query(), how)
-		if err != nil || from != s.spec() || string(got) != string(reply(query(), 3)) {
+		if err != nil || from != s.spec().String() || string(got) != string(reply(query(), 3)) {
 			t.Errorf("%v: %x from %v, %v", how, got, from, err)
 		}
 	}
