@@ -23,7 +23,8 @@
 //	               as dns.Msg
 //	resolve.go     addresses of names for the agent itself
 //	origins.go     original destinations of captured queries
-//	explain.go     the reason of an answer, for nametap query
+//	explain.go     the rule by which a question is answered, for nametap query
+//	provenance.go  where one answer came from: which nameserver, and how old it is
 //	metrics.go     counters
 //
 // # The order in which a query is answered

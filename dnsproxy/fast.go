@@ -45,7 +45,7 @@ func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) 
 		t.decision = decision{} // or a reader without queries would keep an old table alive
 	}
 	h.metrics.countFast(t.query.Type, t.from.over, result)
-	return response, answered
+	return h.withProvenance(response, len(dst), t, result), answered
 }
 
 // respond appends to dst the response to a query that was decided on, if it need not wait:
@@ -118,5 +118,5 @@ func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 		response, result = h.respondTooMany(dst, t, forward.ErrTooMany)
 	}
 	h.metrics.countFast(t.query.Type, t.from.over, result)
-	return response, true
+	return h.withProvenance(response, len(dst), t, result), true
 }

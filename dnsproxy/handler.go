@@ -94,6 +94,7 @@ type task struct {
 	ask      forward.Query // if the decision is to forward
 	located  bool          // elsewhere has set ask.Server
 	held     int           // bytes that from.hold has counted
+	source   *Provenance   // of the response, if it is a nameserver's and the client asks for it
 }
 
 // begin makes t the task of a packet. It does not keep the packet beyond the next call of
@@ -195,6 +196,9 @@ func (h *handler) respondUnknown(dst []byte, t *task) ([]byte, outcome) {
 // respondResult appends the response that the forwarder has found.
 func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]byte, outcome) {
 	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
+	if q.Provenance {
+		t.source = provenanceOf(found)
+	}
 	switch {
 	case found.Err != nil:
 		why := failureOf(found.Err)

@@ -28,7 +28,7 @@ func (h *handler) slow(t *task) []byte {
 	}
 	response, result := h.answer(t)
 	h.metrics.countQuery(t.query.Type, t.from.over, result)
-	return response
+	return h.withProvenance(response, 0, t, result)
 }
 
 // answer returns the response to a query that was decided on and that respond does not

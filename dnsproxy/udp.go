@@ -301,7 +301,7 @@ func (c *udpClient) Receive(found *forward.Result) {
 	t.decision, t.ask = decision{action: actForward}, forward.Query{Server: c.server}
 	response, result := c.handler.respondResult(a.out, t, found)
 	l.handler.metrics.countQuery(t.query.Type, overUDP, result)
-	a.message, a.response = c.message, response
+	a.message, a.response = c.message, c.handler.withProvenance(response, 0, t, result)
 	_ = l.raw.Write(a.send) // errors are ignored as in udpListener.send
 	l.handler.forwarder.ReleaseMemory(len(t.packet))
 	a.message, a.response, t.packet = nil, nil, nil

@@ -97,13 +97,13 @@ func cacheSelection(args []string, suffix string) (url.Values, error) {
 
 func (v cacheView) print(w io.Writer) error {
 	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(columns, "NAME\tTYPE\tREPLY\tRECORDS\tTTL\tFAILURE")
+	fmt.Fprintln(columns, "NAME\tTYPE\tREPLY\tRECORDS\tTTL\tFROM\tFAILURE")
 	for _, e := range v.Entries {
 		ttl := strconv.Itoa(e.TTL)
 		if e.TTL < 0 {
 			ttl = "stale"
 		}
-		fmt.Fprintf(columns, "%s\t%s\t%s\t%d\t%s\t%s\n", e.Name, e.Type, cmp.Or(e.Rcode, "-"), e.Records, ttl, e.Failure)
+		fmt.Fprintf(columns, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", e.Name, e.Type, cmp.Or(e.Rcode, "-"), e.Records, ttl, cmp.Or(e.Server, "-"), e.Failure)
 	}
 	if more := v.Total - len(v.Entries); more > 0 {
 		fmt.Fprintf(columns, "and %d more\n", more)

@@ -2,16 +2,19 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/miekg/dns"
 	"github.com/rogpeppe/go-internal/testscript"
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -47,6 +50,8 @@ func TestScripts(t *testing.T) {
 					"get":        world.get,
 					"post":       world.post,
 					"asked":      world.asked,
+					"nameserver": world.nameserver,
+					"until":      until,
 					"sigterm":    sigterm,
 				},
 			})
@@ -63,7 +68,7 @@ type world struct {
 // setup sets the script's environment: XDS, UPSTREAM, and free DNS and STATUS
 // addresses for the agent, and AGENT, the flags that use them.
 func (w *world) setup(env *testscript.Env) error {
-	dns, err := freeAddress()
+	listen, err := freeAddress()
 	if err != nil {
 		return err
 	}
@@ -77,7 +82,7 @@ func (w *world) setup(env *testscript.Env) error {
 	}
 	for key, value := range map[string]string{
 		"RUNTIME_DIRECTORY": run, // of the agent's private socket
-		"XDS":               w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": dns, "STATUS": status,
+		"XDS":               w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": listen, "STATUS": status,
 		// Otherwise the race detector delays the end of each command by a second.
 		"GORACE":   "atexit_sleep_ms=0",
 		"POD_NAME": "web-0", "POD_NAMESPACE": "ns1", "INSTANCE_IP": "10.1.2.3",
@@ -185,6 +190,35 @@ func (w *world) asked(ts *testscript.TestScript, neg bool, args []string) {
 	if asked == neg {
 		ts.Fatalf("the nameserver was asked for %v", w.upstream.Queries())
 	}
+}
+
+// nameserver RECORD... makes the nameserver answer with these records; nameserver RCODE makes it answer every question
+// with a response code, and nameserver silent with nothing.
+func (w *world) nameserver(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: nameserver RECORD... | RCODE | silent")
+	}
+	rcode, named := dns.StringToRcode[args[0]]
+	switch {
+	case args[0] == "silent":
+		w.upstream.Handle(fakedns.Silence)
+	case named:
+		w.upstream.Handle(fakedns.Rcode(rcode))
+	default:
+		w.upstream.Handle(fakedns.Answer(args...))
+	}
+}
+
+// until PATTERN COMMAND... runs a command until its output matches.
+func until(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: until PATTERN COMMAND...")
+	}
+	pattern := regexp.MustCompile(args[0])
+	wait.Until(ts, fmt.Sprintf("the output of %q matches %q", args[1:], args[0]), func() bool {
+		ts.Check(ts.Exec(args[1], args[2:]...))
+		return pattern.MatchString(ts.ReadFile("stdout"))
+	})
 }
 
 // sigterm sends SIGTERM to every command in the background.

@@ -30,9 +30,11 @@ type queryResult struct {
 	Errors     []string              `json:"errors"` // Extended DNS Errors, RFC 8914
 	Protocol   string                `json:"protocol"`
 	Duration   string                `json:"duration"`
+	From       *dnsproxy.Provenance  `json:"from,omitempty"`
+	NoFrom     string                `json:"noFrom,omitempty"` // why From is missing
 	Rule       *dnsproxy.Explanation `json:"rule,omitempty"`
 	NoRule     string                `json:"noRule,omitempty"` // why Rule is missing
-	See        []string              `json:"see,omitempty"`    // addresses of the documents about Rule
+	See        []string              `json:"see,omitempty"`    // addresses of the documents about Rule and From
 	Egress     *vipUse               `json:"egress,omitempty"` // if the answer has automatic VIPs
 }
 
@@ -45,8 +47,9 @@ func newQueryCommand() *cobra.Command {
 		Use:   "query NAME [TYPE...]",
 		Short: "Query the agent, and show the answer and the rule that gave it",
 		Long: `Query the agent for the types, by default A and AAAA, and show the answers. For each
-answer, show the rule that gave it, the rows of docs/behaviour.md that describe the
-rule, and where to read them. An address with type PTR is turned into its reverse name.`,
+answer, show the nameserver that it came from, how long ago if it was in the cache, the
+rule that gave it, the rows of docs/behaviour.md that describe the rule, and where to
+read them. An address with type PTR is turned into its reverse name.`,
 		Example: `  nametap query productpage
   nametap query reviews.default.svc.cluster.local AAAA
   nametap query 10.0.0.12 PTR`,
@@ -67,6 +70,9 @@ rule, and where to read them. An address with type PTR is turned into its revers
 					return err
 				}
 				result.explain(command.Context(), &status)
+				if result.From != nil {
+					result.seeRows(result.From.Rows)
+				}
 				result.findEgress(command.Context(), &status)
 				results = append(results, result)
 			}
@@ -108,7 +114,7 @@ func parseQuestions(name string, types []string) ([]dns.Question, error) {
 // agent's own for a forwarded query.
 func ask(ctx context.Context, addr string, q dns.Question, timeout time.Duration) (queryResult, error) {
 	req := &dns.Msg{MsgHdr: dns.MsgHdr{Id: dns.Id(), RecursionDesired: true}, Question: []dns.Question{q}}
-	req.SetEdns0(dnsproxy.DefaultEDNSUDPSize, false)
+	dnsproxy.AskProvenance(req.SetEdns0(dnsproxy.DefaultEDNSUDPSize, false))
 	ctx, cancel := context.WithTimeout(ctx, timeout+querySpare)
 	defer cancel()
 	start := time.Now()
@@ -125,11 +131,25 @@ func ask(ctx context.Context, addr string, q dns.Question, timeout time.Duration
 		}
 	}
 	extra := slices.DeleteFunc(slices.Clone(resp.Extra), func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
-	return queryResult{
+	result := queryResult{
 		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: rcodeName(resp.Rcode),
 		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra), Errors: extendedErrors(resp),
 		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),
-	}, nil
+	}
+	from, err := dnsproxy.ReadProvenance(resp)
+	if err != nil {
+		result.NoFrom = err.Error()
+		return result, nil
+	}
+	result.From = &from
+	return result, nil
+}
+
+// seeRows adds the addresses of rows of docs/behaviour.md.
+func (r *queryResult) seeRows(rows []string) {
+	for _, row := range rows {
+		r.See = append(r.See, version.Document("docs/behaviour.md#"+strings.ToLower(row)))
+	}
 }
 
 // rcodeName returns the name of a response code. The library's name for 16 is BADSIG, which
@@ -173,9 +193,7 @@ func (r *queryResult) explain(ctx context.Context, status *statusClient) {
 		return
 	}
 	r.Rule = &explanation
-	for _, row := range explanation.Rows {
-		r.See = append(r.See, version.Document("docs/behaviour.md#"+strings.ToLower(row)))
-	}
+	r.seeRows(explanation.Rows)
 }
 
 func printResults(w io.Writer, results []queryResult) error {
@@ -197,11 +215,12 @@ func printResults(w io.Writer, results []queryResult) error {
 		for _, e := range r.Errors {
 			fmt.Fprintf(&text, "  error: %s\n", e)
 		}
+		r.printFrom(&text)
 		if r.Rule == nil {
 			fmt.Fprintf(&text, "  rule: unknown: %s\n", r.NoRule)
-			continue
+		} else {
+			fmt.Fprintf(&text, "  rule: %s (%s): %s\n", r.Rule.Rule, strings.Join(r.Rule.Rows, ", "), r.Rule.Why)
 		}
-		fmt.Fprintf(&text, "  rule: %s (%s): %s\n", r.Rule.Rule, strings.Join(r.Rule.Rows, ", "), r.Rule.Why)
 		for _, address := range r.See {
 			fmt.Fprintf(&text, "  see: %s\n", address)
 		}
@@ -209,4 +228,17 @@ func printResults(w io.Writer, results []queryResult) error {
 	}
 	_, err := io.WriteString(w, text.String())
 	return err
+}
+
+// printFrom prints where the answer came from, if that was a nameserver or the cache.
+func (r *queryResult) printFrom(w io.Writer) {
+	switch {
+	case r.From == nil:
+		fmt.Fprintf(w, "  from: unknown: %s\n", r.NoFrom)
+	case r.From.String() == "":
+	case len(r.From.Rows) == 0:
+		fmt.Fprintf(w, "  from: %s\n", r.From)
+	default:
+		fmt.Fprintf(w, "  from (%s): %s\n", strings.Join(r.From.Rows, ", "), r.From)
+	}
 }

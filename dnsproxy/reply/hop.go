@@ -76,12 +76,31 @@ func dropExtendedRcode(msg []byte, rcodeHigh byte) {
 func appendForOthers(dst, options []byte) []byte {
 	for len(options) > 0 {
 		code, option, rest, _ := wire.CutOption(options)
-		if !wire.HopByHop(code) {
+		if !wire.HopByHop(code, option) {
 			dst = append(dst, option...)
 		}
 		options = rest
 	}
 	return dst
+}
+
+// AddOption adds an EDNS option to a response that ends in an OPT record, and returns it; other responses are
+// returned as they are. If it would be longer than limit, TC is set instead, as for Extended DNS Errors, unless the
+// limit is that of TCP, over which a client could do nothing about it.
+func AddOption(msg, option []byte, limit int) []byte {
+	opt, ok := findHopOPT(msg)
+	switch {
+	case !ok || opt.end != len(msg):
+		return msg
+	case len(msg)+len(option) > limit:
+		if limit < dns.MaxMsgSize {
+			msg[wire.FlagsOffset] |= wire.TC
+		}
+		return msg
+	}
+	length := msg[opt.fixed+wire.DataLenOffset:]
+	binary.BigEndian.PutUint16(length, binary.BigEndian.Uint16(length)+uint16(len(option))) //nolint:gosec // within limit
+	return append(msg, option...)
 }
 
 // A hopOPT is the place of the OPT record of a message.

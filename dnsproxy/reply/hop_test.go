@@ -7,6 +7,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // F19: options for neighbours are not relayed, even if they are malformed; others are.
@@ -41,5 +42,38 @@ func TestHopSigned(t *testing.T) {
 	}
 	if msg := newRaw(0, "\x03www\x00"); reply.Signed(msg) {
 		t.Error("a message without additional records is signed")
+	}
+}
+
+// A9, R12: an option is added to the OPT record at the end of a response, and only if it fits; otherwise TC is set, but
+// not over TCP.
+func TestAddOption(t *testing.T) {
+	option := wire.AppendProvenance(nil, []byte("{}"))
+	without := pack(t, upstream(t, "www.example.", dns.TypeA, "www.example. 60 IN A 192.0.2.1"))
+	withOPT := pack(t, unpack(t, without).SetEdns0(1232, true))
+	long := unpack(t, withOPT)
+	long.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_PADDING{Padding: make([]byte, dns.MaxMsgSize-len(withOPT)-len(option))}}
+	for _, c := range []struct {
+		msg              []byte
+		limit            int
+		added, truncated bool
+	}{
+		{withOPT, len(withOPT) + len(option), true, false},
+		{withOPT, len(withOPT) + len(option) - 1, false, true},
+		{pack(t, long), dns.MaxMsgSize, false, false},
+		{append(bytes.Clone(withOPT), 0), dns.MaxMsgSize, false, false},
+		{without, dns.MaxMsgSize, false, false},
+		{nil, dns.MaxMsgSize, false, false},
+	} {
+		got := reply.AddOption(bytes.Clone(c.msg), option, c.limit)
+		if added := len(got) == len(c.msg)+len(option); added != c.added || !added && len(got) != len(c.msg) {
+			t.Errorf("%d bytes of at most %d became %d", len(c.msg), c.limit, len(got))
+		}
+		if len(got) > 0 && got[2]&wire.TC != 0 != c.truncated {
+			t.Errorf("%d bytes of at most %d: want TC %v", len(c.msg), c.limit, c.truncated)
+		}
+		if msg := new(dns.Msg); c.added && (msg.Unpack(got) != nil || len(msg.IsEdns0().Option) != 1) {
+			t.Errorf("want a message with the option:\n%v", msg)
+		}
 	}
 }

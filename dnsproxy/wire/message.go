@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"strings"
 	"unsafe"
 
 	"github.com/miekg/dns"
@@ -123,14 +124,33 @@ func CutOption(b []byte) (code uint16, option, rest []byte, ok bool) {
 	return code, b[:n], b[n:], true
 }
 
-// HopByHop reports whether an option is between neighbours alone: a cookie (RFC 7873),
-// keepalive (RFC 7828) or padding (RFC 7830). It means nothing to the servers behind.
-func HopByHop(option uint16) bool {
-	switch option {
+// HopByHop reports whether an option, of which code is the code, is between neighbours alone: a cookie (RFC
+// 7873), keepalive (RFC 7828), padding (RFC 7830) or a Provenance. It means nothing to the servers behind.
+func HopByHop(code uint16, option []byte) bool {
+	switch code {
 	case dns.EDNS0COOKIE, dns.EDNS0TCPKEEPALIVE, dns.EDNS0PADDING:
 		return true
 	}
-	return false
+	return isProvenance(code, option)
+}
+
+// An option with the code Provenance, one of those for local use (RFC 6891, section 9), asks this agent where
+// its answer comes from, and says so in the response. Its data begin with ProvenanceMark, since others may use
+// the code for something else.
+const (
+	Provenance     uint16 = 65353
+	ProvenanceMark        = "nametap"
+)
+
+func isProvenance(code uint16, option []byte) bool {
+	return code == Provenance && len(option) >= optionLen && strings.HasPrefix(string(option[optionLen:]), ProvenanceMark)
+}
+
+// AppendProvenance appends the option that says where an answer comes from. The text must be short enough for it.
+func AppendProvenance(dst, text []byte) []byte {
+	dst = binary.BigEndian.AppendUint16(dst, Provenance)
+	dst = binary.BigEndian.AppendUint16(dst, uint16(len(ProvenanceMark)+len(text))) //nolint:gosec // see above
+	return append(append(dst, ProvenanceMark...), text...)
 }
 
 // A Query is a request of the usual shape: opcode QUERY, one question, and at most an
@@ -143,6 +163,7 @@ type Query struct {
 	QuestionEnd int    // offset of the end of the question section in Packet
 	RD, CD      bool
 	EDNS, DO    bool
+	Provenance  bool   // the client asks where the answer comes from
 	UDPSize     uint16 // the UDP payload size that the client offers, in bytes; 0 without EDNS
 	options     bool   // there are EDNS options that mean something to a nameserver
 	folded      [MaxNameLen]byte
@@ -197,7 +218,7 @@ func (q *Query) Parse(packet []byte) bool {
 	q.CD = packet[FlagsOffset+1]&CD != 0
 	q.EDNS = counts&oneAdditional != 0
 	if !q.EDNS {
-		q.DO, q.UDPSize, q.options = false, 0, false
+		q.DO, q.UDPSize, q.options, q.Provenance = false, 0, false, false
 		return len(packet) == q.QuestionEnd
 	}
 	return q.parseOPT(packet[q.QuestionEnd:])
@@ -239,13 +260,14 @@ func (q *Query) parseOPT(b []byte) bool {
 
 // parseOptions parses the EDNS options that b consists of.
 func (q *Query) parseOptions(b []byte) bool {
-	q.options = false
+	q.options, q.Provenance = false, false
 	for len(b) > 0 {
-		code, _, rest, ok := CutOption(b)
+		code, option, rest, ok := CutOption(b)
 		if !ok {
 			return false
 		}
-		q.options = q.options || !HopByHop(code)
+		q.options = q.options || !HopByHop(code, option)
+		q.Provenance = q.Provenance || isProvenance(code, option)
 		b = rest
 	}
 	return true

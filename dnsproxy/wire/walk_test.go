@@ -153,10 +153,10 @@ func TestOptions(t *testing.T) {
 	options := wire.AppendExtendedError(nil, dns.ExtendedErrorCodeBlocked, "why")
 	options = append(options, 0, byte(dns.EDNS0COOKIE), 0, 1, 7)
 	code, option, rest, ok := wire.CutOption(options)
-	if !ok || code != dns.EDNS0EDE || wire.HopByHop(code) || string(option) != "\x00\x0f\x00\x05\x00\x0fwhy" {
+	if !ok || code != dns.EDNS0EDE || wire.HopByHop(code, option) || string(option) != "\x00\x0f\x00\x05\x00\x0fwhy" {
 		t.Errorf("code %d, %x, %v", code, option, ok)
 	}
-	if code, option, rest, ok = wire.CutOption(rest); !ok || !wire.HopByHop(code) || len(option) != 5 || len(rest) != 0 {
+	if code, option, rest, ok = wire.CutOption(rest); !ok || !wire.HopByHop(code, option) || len(option) != 5 || len(rest) != 0 {
 		t.Errorf("code %d, %x before %x, %v", code, option, rest, ok)
 	}
 	for n := range options {

@@ -1,0 +1,125 @@
+package dnsproxy
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// A Provenance says where one answer came from. It travels in the answer itself, as an EDNS option between a client
+// and this agent, so it is that of this answer, whatever the cache has before and afterwards. An [Explanation] says
+// how a question is answered, whatever the cache and the nameservers have.
+type Provenance struct {
+	// Source is where the answer came from: table, cache, stale, cached_failure, upstream or self, as in metrics.
+	Source string `json:"source"`
+	// Server is the nameserver that sent the reply; empty if the answer is none.
+	Server string `json:"server,omitempty"`
+	// AgeSeconds is how long the reply was in the cache.
+	AgeSeconds int `json:"ageSeconds"`
+	// ExpiredSeconds is how long ago a stale reply has expired.
+	ExpiredSeconds int `json:"expiredSeconds,omitempty"`
+	// Failure says why nameservers have not answered, if the reply is stale or a failure.
+	Failure string `json:"failure,omitempty"`
+	// Rows are the rows of docs/behaviour.md about the cache that apply.
+	Rows []string `json:"rows,omitempty"`
+}
+
+// errNoProvenance is the error of ReadProvenance for a response without an option.
+var errNoProvenance = errors.New("the server does not say where its answer comes from: it may be another version, or no nametap agent")
+
+// AskProvenance makes a query with EDNS ask where its answer comes from.
+func AskProvenance(query *dns.Msg) {
+	opt := query.IsEdns0()
+	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(wire.ProvenanceMark)})
+}
+
+// ReadProvenance returns where the answer to such a query came from.
+func ReadProvenance(response *dns.Msg) (p Provenance, err error) {
+	if opt := response.IsEdns0(); opt != nil {
+		for _, option := range opt.Option {
+			local, ok := option.(*dns.EDNS0_LOCAL)
+			if ok && local.Code == wire.Provenance && len(local.Data) > len(wire.ProvenanceMark) {
+				if err := json.Unmarshal(local.Data[len(wire.ProvenanceMark):], &p); err != nil {
+					return p, fmt.Errorf("reading where the answer comes from: %w", err)
+				}
+				return p, nil
+			}
+		}
+	}
+	return p, errNoProvenance
+}
+
+// String says for people where a reply came from. It is empty for an answer of the agent itself, which the
+// [Explanation] describes.
+func (p Provenance) String() string {
+	text := ""
+	switch p.Source {
+	case sourceUpstream:
+		if p.Server != "" {
+			text = "nameserver " + p.Server
+		}
+		return text
+	case sourceCache:
+		text = fmt.Sprintf("the cache: nameserver %s replied %s ago", p.Server, seconds(p.AgeSeconds))
+	case sourceStale:
+		text = fmt.Sprintf("the cache: nameserver %s replied %s ago, expired %s ago", p.Server, seconds(p.AgeSeconds), seconds(p.ExpiredSeconds))
+	case forward.SourceCachedFailure:
+		text = "the cache: nameservers failed a moment ago"
+	}
+	if p.Failure != "" {
+		text += ": " + p.Failure
+	}
+	return text
+}
+
+// seconds returns a text for n seconds.
+func seconds(n int) string {
+	const minute = 60
+	if n < minute {
+		return fmt.Sprintf("%d s", n)
+	}
+	return (time.Duration(n) * time.Second).String()
+}
+
+// provenanceOf returns the provenance of a result of the forwarder.
+func provenanceOf(found *forward.Result) *Provenance {
+	p := &Provenance{Source: found.Source, Server: found.Server, Failure: failure{err: errors.New(found.Failure())}.text()}
+	switch found.Source {
+	case forward.SourceStale:
+		p.AgeSeconds, p.ExpiredSeconds = int(found.Age.Seconds), int(found.Expired()/time.Second)
+		p.Rows = []string{"F9"}
+	case forward.SourceCache, forward.SourceCachedFailure:
+		p.AgeSeconds = int(found.Age.Seconds)
+		p.Rows = []string{"F8"}
+	}
+	return p
+}
+
+// withProvenance returns the response to a task, which begins at start, with its provenance if the client asks for it.
+func (h *handler) withProvenance(response []byte, start int, t *task, result outcome) []byte {
+	if !t.query.Provenance {
+		return response
+	}
+	return h.addProvenance(response, start, t, result)
+}
+
+func (h *handler) addProvenance(response []byte, start int, t *task, result outcome) []byte {
+	p := t.source
+	if t.source = nil; p == nil {
+		p = &Provenance{}
+	}
+	p.Source = result.source
+	text, err := json.Marshal(p)
+	if err != nil { // never: they are texts and numbers
+		return response
+	}
+	option := wire.AppendProvenance(nil, text)
+	return append(response[:start], reply.AddOption(response[start:], option, h.limit(t.query.UDPSize, t.from.over))...)
+}

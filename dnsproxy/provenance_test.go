@@ -1,0 +1,152 @@
+package dnsproxy_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// provenance asks a question, "NAME TYPE", and returns where the answer came from.
+func (p *proxy) provenance(tb testing.TB, network, ask string) dnsproxy.Provenance {
+	tb.Helper()
+	name, qtype, _ := strings.Cut(ask, " ")
+	query := withEDNS(question(name, dns.StringToType[qtype]), dnsproxy.DefaultEDNSUDPSize)
+	dnsproxy.AskProvenance(query)
+	resp := p.exchange(tb, network, query)
+	from, err := dnsproxy.ReadProvenance(resp)
+	if err != nil {
+		tb.Fatalf("%v:\n%v", err, resp)
+	}
+	return from
+}
+
+func wantProvenance(t *testing.T, ask string, got, want dnsproxy.Provenance) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", ask, diff)
+	}
+}
+
+// A client that asks is told which nameserver sent the reply, also one of the cache; a table's answer has none.
+func TestProvenance(t *testing.T) { // R12
+	t.Parallel()
+	refuses := nameserver(t, fakedns.Rcode(dns.RcodeRefused))
+	fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1", "0.example. 0 IN A 192.0.2.2", "web.shop.svc.cluster.local. 60 IN MX 1 a."))
+	server, refusing := fake.Addr.String(), refuses.Addr.String()
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(refuses, fake)}})
+	for _, c := range []struct {
+		ask  string
+		want dnsproxy.Provenance
+	}{
+		{"www.example A", dnsproxy.Provenance{Source: "upstream", Server: server}},
+		{"0.example A", dnsproxy.Provenance{Source: "upstream", Server: server}}, // which is not cached
+		{"0.example A", dnsproxy.Provenance{Source: "upstream", Server: server}},
+		{"web.shop.svc.cluster.local A", dnsproxy.Provenance{Source: "table"}},
+		{"localhost A", dnsproxy.Provenance{Source: "self"}},
+	} {
+		wantProvenance(t, c.ask, p.provenance(t, "udp", c.ask), c.want)
+	}
+	for _, network := range []string{"udp", "tcp"} {
+		got := p.provenance(t, network, "www.example A")
+		wantProvenance(t, network, got, dnsproxy.Provenance{Source: "cache", Server: server, AgeSeconds: got.AgeSeconds, Rows: []string{"F8"}})
+	}
+	wait.Until(t, "the age of the reply", func() bool { return p.provenance(t, "udp", "www.example A").AgeSeconds > 0 })
+	// Without RD the query is relayed.
+	query := withEDNS(question("www.example", dns.TypeA), 1232)
+	query.RecursionDesired = false
+	dnsproxy.AskProvenance(query)
+	got, err := dnsproxy.ReadProvenance(p.exchange(t, "udp", query))
+	if err != nil || got.Source != "upstream" || got.Server != server {
+		t.Errorf("without RD: %+v, %v", got, err)
+	}
+	// A failure has the nameserver that sent it.
+	fake.Handle(fakedns.Rcode(dns.RcodeNotImplemented))
+	wantProvenance(t, "a failure", p.provenance(t, "udp", "other.example A"), dnsproxy.Provenance{Source: "upstream", Server: refusing, Failure: refusing + ": REFUSED"})
+	got = p.provenance(t, "udp", "other.example A")
+	wantProvenance(t, "a failure in the cache", got, dnsproxy.Provenance{
+		Source: "cached_failure", Server: refusing, AgeSeconds: got.AgeSeconds, Failure: refusing + ": REFUSED", Rows: []string{"F8"},
+	})
+}
+
+// A stale answer has its age and the reason, a failure of the cache the reason.
+func TestProvenanceOfFailures(t *testing.T) { // R12, F8, F9
+	t.Parallel()
+	for name, failing := range map[string]fakedns.Handler{"SERVFAIL": fakedns.Rcode(dns.RcodeServerFailure), "silence": fakedns.Silence} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fake := nameserver(t, fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
+			server := fake.Addr.String()
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), Timeout: 300 * time.Millisecond}})
+			p.provenance(t, "udp", "www.example A")
+			fake.Handle(failing)
+			wait.Until(t, "a stale answer", func() bool { return p.provenance(t, "udp", "www.example A").Source == "stale" })
+			reason := server + ": SERVFAIL"
+			if name == "silence" {
+				reason = "no nameserver answered: " + server + ": no reply in time"
+			}
+			for range 2 { // the first may be the result of asking, the second is that of the cache
+				got := p.provenance(t, "udp", "www.example A")
+				wantProvenance(t, "stale", got, dnsproxy.Provenance{
+					Source: "stale", Server: server, AgeSeconds: got.ExpiredSeconds + 1, ExpiredSeconds: got.ExpiredSeconds, Failure: reason, Rows: []string{"F9"},
+				})
+			}
+			wait.Until(t, "it has expired a while ago", func() bool {
+				got := p.provenance(t, "udp", "www.example A")
+				return got.ExpiredSeconds >= 2 && strings.Contains(got.String(), " ago, expired ")
+			})
+			p.provenance(t, "udp", "other.example A")
+			got := p.provenance(t, "udp", "other.example A")
+			if got.Source != "cached_failure" || got.Failure != reason || cmp.Diff(got.Rows, []string{"F8"}) != "" {
+				t.Errorf("a failure in the cache: %+v, want the reason %q", got, reason)
+			}
+		})
+	}
+}
+
+// The option stays between client and agent. Without it an answer has none, and if it does not fit the answer is
+// truncated.
+func TestProvenanceOption(t *testing.T) { // R12, F19
+	t.Parallel()
+	sent := make(chan *dns.Msg, 100)
+	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		if strings.HasSuffix(query.Question[0].Name, ".example.") {
+			sent <- query.Copy()
+		}
+		return fakedns.Size(430)(query, network)
+	})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
+	ask := func(name string, rd bool, data string) *dns.Msg {
+		query := withEDNS(question(name, dns.TypeTXT), 512)
+		query.RecursionDesired = rd
+		query.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(data)}}
+		return p.exchange(t, "udp", query)
+	}
+	for name, rd := range map[string]bool{"cached.example": true, "relayed.example": false} {
+		if resp := ask(name, rd, wire.ProvenanceMark); !resp.Truncated || len(optionCodes(resp)) > 0 {
+			t.Errorf("%s: want TC and no option:\n%v", name, resp)
+		}
+		if query := <-sent; len(optionCodes(query)) > 0 {
+			t.Errorf("the nameserver was sent the option:\n%v", query)
+		}
+	}
+	if got := p.provenance(t, "tcp", "cached.example TXT"); got.Source != "cache" {
+		t.Errorf("over TCP: %+v", got)
+	}
+	if resp := p.exchange(t, "udp", withEDNS(question("cached.example", dns.TypeTXT), 512)); resp.Truncated || len(optionCodes(resp)) > 0 {
+		t.Errorf("a client that does not ask got\n%v", resp)
+	}
+	// Another option with the same code is one for nameservers.
+	ask("foreign.example", true, "foreign")
+	if query := <-sent; len(optionCodes(query)) != 1 {
+		t.Errorf("the nameserver was not sent the option of the client:\n%v", query)
+	}
+}
