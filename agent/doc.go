@@ -13,6 +13,7 @@
 //	statussockets.go  sockets of the status address that the supervisor or systemd holds
 //	storedsockets.go  sockets that systemd stores for the next process
 //	dump.go           the table and the cache, entry by entry
+//	tail.go           the queries that are answered, as they come
 //	readings.go       the state of the kernel, once for all requests
 //	systemd.go        notifications to systemd
 //	probe.go          probes of the agent's own listeners
@@ -35,7 +36,7 @@
 //	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per
 //	                     query on the slow path (while there are many, workers read too); one
 //	                     per refresh, and one per client that got a stale answer meanwhile; the
-//	                     watcher of resolv.conf; one that follows the addresses of this host;
+//	                     watcher of resolv.conf; one that finds the names of cgroups; one that follows the addresses of this host;
 //	                     one that opens connection tracking, if that failed at first; one that
 //	                     opens missing listeners
 //	upstream.Client      one reader per open socket, two per connection, and one that closes

@@ -33,12 +33,16 @@ type statusServer struct {
 	// public are on the status address: one, or one for each inherited socket.
 	public  []*endpoint
 	private *endpoint // nil without a directory for its socket
+
+	ending context.Context // ends before Run waits for the requests in flight
+	end    context.CancelFunc
 }
 
 // newStatusServer opens the endpoints. An error says that the status address is wrong. If it is
 // taken, and if the private socket cannot be opened, they are opened later.
 func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registry) (*statusServer, error) {
 	s := &statusServer{agent: a, readings: newReadings(a.read), dumps: newDumps()}
+	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	public := http.NewServeMux()
 	s.handlePublic(public, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	public.Handle("/", s.elsewhere())
@@ -76,6 +80,7 @@ func (s *statusServer) handlePrivate(mux *http.ServeMux) {
 	mux.HandleFunc("GET /debug/explain", s.handleExplain)
 	mux.Handle("GET /debug/cache", s.dumps.limited(s.handleCache))
 	mux.HandleFunc("POST /cache/flush", s.handleCacheFlush)
+	mux.HandleFunc("GET /debug/tail", s.handleTail)
 	mux.HandleFunc("GET /debug/status", s.handleStatus)
 	mux.HandleFunc("GET /debug/settings", s.handleSettings)
 	mux.HandleFunc("POST /drain", s.handleDrain)
@@ -136,6 +141,8 @@ func (s *statusServer) Run(ctx context.Context) error {
 	reading, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var beside, serving sync.WaitGroup
 	beside.Go(func() { s.readings.run(reading) })
+	defer context.AfterFunc(ctx, s.end)()
+	defer s.end()
 	for _, e := range s.endpoints() {
 		serving.Go(func() { e.run(ctx) })
 	}

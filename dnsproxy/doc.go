@@ -25,6 +25,7 @@
 //	origins.go     original destinations of captured queries
 //	explain.go     the rule by which a question is answered, for nametap query
 //	provenance.go  where one answer came from: which nameserver, and how old it is
+//	note.go        records of queries, for nametap tail
 //	metrics.go     counters
 //
 // # The order in which a query is answered

@@ -28,18 +28,24 @@ const (
 //
 // The response is in the bounds of its transport.
 func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
+	t.began = h.seen.Start()
 	t.usual = t.query.Parse(t.packet)
 	if !t.usual {
 		if len(t.packet) < wire.HeaderLen || t.packet[wire.FlagsOffset]&wire.QR != 0 {
 			h.metrics.dropped.Inc() // to answer an answer could go on forever
 			return dst, dropped
 		}
+		t.waits()
 		return dst, later
 	}
 	t.decision = h.decide(t.query.Question, h.table.Load(), s)
 	response, result, ok := h.respond(dst, t)
 	if !ok {
+		t.waits()
 		return dst, later
+	}
+	if t.began != 0 || result.rcode != dns.RcodeSuccess || t.stale() {
+		h.note(t, result, response[len(dst):])
 	}
 	if t.decision.action != actForward {
 		t.decision = decision{} // or a reader without queries would keep an old table alive
@@ -117,6 +123,7 @@ func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 	} else {
 		response, result = h.respondTooMany(dst, t, forward.ErrTooMany)
 	}
+	h.note(t, result, response[len(dst):])
 	h.metrics.countFast(t.query.Type, t.from.over, result)
 	return h.withProvenance(response, len(dst), t, result), true
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
@@ -29,6 +30,7 @@ type handler struct {
 type common struct {
 	forwarder *forward.Forwarder
 	metrics   *metrics
+	seen      *seen.Recorder
 	version   string
 	id        string
 	log       *slog.Logger
@@ -70,6 +72,8 @@ type arrival struct {
 	// original returns the original destination of a captured query; it is not valid if the
 	// query was not captured. nil means that no query was captured.
 	original func() (netip.AddrPort, error)
+	// local returns the address of the agent that the query came to.
+	local func() netip.AddrPort
 	// send sends a message of a response that has several, but not the last; nil over UDP.
 	send func(message []byte) error
 	// hold counts bytes that a response takes until the client has read it, before it is made. It reports
@@ -90,17 +94,19 @@ type task struct {
 
 	usual    bool // the packet has the shape that wire.Query describes
 	query    wire.Query
-	decision decision      // if usual
-	ask      forward.Query // if the decision is to forward
-	located  bool          // elsewhere has set ask.Server
-	held     int           // bytes that from.hold has counted
-	source   *Provenance   // of the response, if it is a nameserver's and the client asks for it
+	decision decision        // if usual
+	ask      forward.Query   // if the decision is to forward
+	located  bool            // elsewhere has set ask.Server
+	held     int             // bytes that from.hold has counted
+	began    seen.Moment     // 0 if the clock was not read
+	found    *forward.Result // what the forwarder has found; nil if it was not asked
+	source   *Provenance     // of the response, if it is a nameserver's and the client asks for it
 }
 
 // begin makes t the task of a packet. It does not keep the packet beyond the next call of
 // begin or keep.
 func (t *task) begin(packet []byte, from *arrival) {
-	t.packet, t.from, t.located = packet, from, false
+	t.packet, t.from, t.located, t.found = packet, from, false, nil
 }
 
 // keep prepares t for the slow path. packet is a copy of t's packet that no other query
@@ -180,6 +186,7 @@ func failureOf(err error) failure {
 // flight, as err says, and counts it.
 func (h *handler) respondTooMany(dst []byte, t *task, err error) ([]byte, outcome) {
 	h.forwarder.Overflow()
+	t.found = &forward.Result{Err: err, Source: sourceSelf}
 	why := failureOf(err)
 	return h.respondFailure(dst, &t.query, why), outcome{why.rcode, sourceSelf}
 }
@@ -196,6 +203,7 @@ func (h *handler) respondUnknown(dst []byte, t *task) ([]byte, outcome) {
 // respondResult appends the response that the forwarder has found.
 func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]byte, outcome) {
 	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
+	t.found = found
 	if q.Provenance {
 		t.source = provenanceOf(found)
 	}

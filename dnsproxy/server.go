@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -50,6 +51,7 @@ func New(cfg Config) (*Server, error) {
 	shared := &common{
 		forwarder: forwarder,
 		metrics:   newMetrics(),
+		seen:      seen.New(),
 		version:   cfg.Version,
 		id:        cfg.ID,
 		log:       cfg.Logger,
@@ -166,6 +168,11 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	})
 
+	forwarder.Go(func() error {
+		s.handler.seen.Run(forwarding)
+		return nil
+	})
+
 	close(s.ready) // the kernel keeps what arrives before the sockets are read
 	group, ctx := errgroup.WithContext(ctx)
 	s.listeners.run(ctx, group)
@@ -236,6 +243,9 @@ func (s *Server) CacheContent(selection forward.CacheSelection, limit int) (forw
 func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 	return s.handler.forwarder.FlushCache(selection)
 }
+
+// Read adds a reader of the queries that are answered, as [seen.Recorder.Read] does.
+func (s *Server) Read(filter *seen.Filter) (*seen.Reader, error) { return s.handler.seen.Read(filter) }
 
 // Load replaces shards of the table (digest.ShardOf) and puts the result into use: shards has all entries of
 // each, a NameTable in wire form, and the other shards stay. Every query that arrives after Load has returned

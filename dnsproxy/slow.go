@@ -27,6 +27,7 @@ func (h *handler) slow(t *task) []byte {
 		return h.serveUnusual(t)
 	}
 	response, result := h.answer(t)
+	h.note(t, result, response)
 	h.metrics.countQuery(t.query.Type, t.from.over, result)
 	return h.withProvenance(response, 0, t, result)
 }
@@ -69,6 +70,7 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 	_, err := h.elsewhere(t)
 	if err != nil {
 		why := failureOf(err)
+		t.found = &forward.Result{Err: err, Source: sourceSelf}
 		return h.respondFailure(nil, q, why), outcome{why.rcode, sourceSelf}
 	}
 	h.askFor(t)
@@ -99,8 +101,10 @@ func (h *handler) sendTransferred(t *task) func([]byte) error {
 // serveUnusual answers what does not have the shape that [wire.Query] describes, and class
 // CH, with the DNS library. It is part of the slow path.
 func (h *handler) serveUnusual(t *task) []byte {
+	t.decision = decision{}
 	req := new(dns.Msg)
 	if err := req.Unpack(t.packet); err != nil {
+		h.noteUnusual(req, t, outcome{dns.RcodeFormatError, sourceSelf}, nil)
 		return bareFailure(t.packet, dns.RcodeFormatError)
 	}
 	response, source := h.answerUnusual(req, t)
@@ -108,7 +112,9 @@ func (h *handler) serveUnusual(t *task) []byte {
 	if len(req.Question) > 0 {
 		qtype = req.Question[0].Qtype
 	}
-	h.metrics.countQuery(qtype, t.from.over, outcome{reply.Rcode(response), source})
+	result := outcome{reply.Rcode(response), source}
+	h.noteUnusual(req, t, result, response)
+	h.metrics.countQuery(qtype, t.from.over, result)
 	return response
 }
 
@@ -130,6 +136,7 @@ func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source 
 	case decided && d.action == actForward:
 		return h.passOn(req, t)
 	case decided:
+		t.decision = d
 		return own(h.failure(req, d.failure()))
 	case req.Question[0].Qclass == dns.ClassCHAOS:
 		response, _ = own(h.chaos(req, h.version, h.id))
@@ -139,8 +146,8 @@ func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source 
 	// that are not forwarded are those to the same query of the usual shape.
 	again := &task{from: t.from, usual: true}
 	if err := makeUsual(&again.query, req); err != nil {
-		why := decision{action: actReject, rcode: dns.RcodeFormatError, reason: err}
-		return own(h.failure(req, why.failure()))
+		t.decision = decision{action: actReject, rcode: dns.RcodeFormatError, reason: err}
+		return own(h.failure(req, t.decision.failure()))
 	}
 	again.query.Sent = t.packet
 	again.decision = h.decide(again.query.Question, h.table.Load(), new(table.Scratch))
@@ -149,6 +156,7 @@ func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source 
 		response, result = h.answer(again)
 		t.held = again.held
 	}
+	t.found, t.decision = again.found, again.decision
 	return response, result.source
 }
 
@@ -168,12 +176,14 @@ func (h *handler) passOn(req *dns.Msg, t *task) (response []byte, source string)
 	if t.from.original != nil {
 		var err error
 		if server, err = t.from.original(); err != nil {
+			t.found = &forward.Result{Err: err, Source: sourceSelf}
 			return failed(err, sourceSelf)
 		}
 	}
 	found := h.forwarder.Answer(&forward.Query{
 		Name: name, Message: t.packet, Server: server, Client: t.from.client(), How: t.from.over.how(),
 	})
+	t.found = &found
 	if found.Err != nil {
 		return failed(found.Err, found.Source)
 	}

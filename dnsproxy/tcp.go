@@ -165,7 +165,11 @@ func (l *tcpListener) arrival(conn *net.TCPConn) arrival {
 		tcp, _ := conn.RemoteAddr().(*net.TCPAddr) // the zero address otherwise
 		return tcp.AddrPort()
 	}
-	from := arrival{over: overTCP, client: client}
+	local := func() netip.AddrPort {
+		tcp, _ := conn.LocalAddr().(*net.TCPAddr) // the zero address otherwise
+		return tcp.AddrPort()
+	}
+	from := arrival{over: overTCP, client: client, local: local}
 	if l.handler.origins != nil {
 		from.original = l.handler.origins.ofTCP(conn)
 	}

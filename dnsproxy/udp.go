@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/table"
 )
@@ -206,7 +207,7 @@ func (l *udpListener) newReader() udpReader {
 	in := sockets.NewMessage(dns.MaxMsgSize, l.wildcard)
 	return udpReader{
 		udpListener: l, task: new(task), left: udpLastPackets,
-		from: l.arrival(in, (*origins).ofUDP), in: in, out: make([]byte, 0, dns.MaxMsgSize),
+		from: l.arrival(func() *sockets.Message { return in }, (*origins).ofUDP), in: in, out: make([]byte, 0, dns.MaxMsgSize),
 		scratch: new(table.Scratch),
 	}
 }
@@ -273,7 +274,7 @@ func (r *udpReader) ask(n int) bool {
 	h.askFor(t)
 	t.ask.Client, t.ask.How = t.from.client(), overUDP.how()
 	r.waiting.Add(1)
-	h.forwarder.Begin(&t.ask, &udpClient{listener: r.udpListener, handler: h, message: r.in.Clone(n), server: server})
+	h.forwarder.Begin(&t.ask, &udpClient{listener: r.udpListener, handler: h, message: r.in.Clone(n), server: server, began: t.began})
 	return true
 }
 
@@ -284,6 +285,7 @@ type udpClient struct {
 	handler  *handler
 	message  *sockets.Message
 	server   netip.AddrPort // as in the client's forward.Query
+	began    seen.Moment
 }
 
 // Receive sends the response.
@@ -292,19 +294,22 @@ func (c *udpClient) Receive(found *forward.Result) {
 	defer l.waiting.Done()
 	a, ok := l.answers.Get().(*udpAnswer)
 	if !ok {
-		a = &udpAnswer{out: make([]byte, 0, udpAnswerSize), from: arrival{over: overUDP}}
+		a = &udpAnswer{out: make([]byte, 0, udpAnswerSize)}
+		a.from = *l.arrival(func() *sockets.Message { return a.message }, (*origins).ofUDP)
 		a.send = func(fd uintptr) bool { return a.message.Send(fd, a.response) != unix.EAGAIN }
 	}
 	t := &a.task
+	a.message = c.message
 	t.begin(c.message.Packet, &a.from)
 	t.usual = t.query.Parse(t.packet) // as it was before
-	t.decision, t.ask = decision{action: actForward}, forward.Query{Server: c.server}
+	t.decision, t.ask, t.began = decision{action: actForward}, forward.Query{Server: c.server}, c.began
 	response, result := c.handler.respondResult(a.out, t, found)
+	c.handler.note(t, result, response)
 	l.handler.metrics.countQuery(t.query.Type, overUDP, result)
-	a.message, a.response = c.message, c.handler.withProvenance(response, 0, t, result)
+	a.response = c.handler.withProvenance(response, 0, t, result)
 	_ = l.raw.Write(a.send) // errors are ignored as in udpListener.send
 	l.handler.forwarder.ReleaseMemory(len(t.packet))
-	a.message, a.response, t.packet = nil, nil, nil
+	a.message, a.response, t.packet, t.found = nil, nil, nil, nil
 	l.answers.Put(a)
 }
 
@@ -329,7 +334,7 @@ func (r *udpReader) pass(n int) bool {
 	}
 	message := r.in.Clone(n)
 	passed := udpTask{r.task, message}
-	passed.keep(message.Packet, r.arrival(message, (*origins).awaitUDP))
+	passed.keep(message.Packet, r.arrival(func() *sockets.Message { return message }, (*origins).awaitUDP))
 	r.task = new(task)
 	r.starting.Add(1)
 	select {
@@ -408,18 +413,22 @@ func growStack() {
 	runtime.KeepAlive(&need)
 }
 
-// arrival returns the arrival of the query in m. find looks up its original destination when
+// arrival returns the arrival of the query in a message. find looks up its original destination when
 // that is needed. A client on the loopback interface sent the query to the agent or to a stub
 // resolver on this host, so its queries count as not captured.
-func (l *udpListener) arrival(m *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error)) *arrival {
-	from := &arrival{over: overUDP, client: m.Client}
+func (l *udpListener) arrival(message func() *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error)) *arrival {
+	from := &arrival{
+		over:   overUDP,
+		client: func() netip.AddrPort { return message().Client() },
+		local:  func() netip.AddrPort { return message().Local(l.local) },
+	}
 	if l.handler.origins != nil {
 		from.original = func() (netip.AddrPort, error) {
-			client := m.Client()
+			client := message().Client()
 			if client.Addr().IsLoopback() {
 				return netip.AddrPort{}, nil
 			}
-			return find(l.handler.origins, client, m.Local(l.local))
+			return find(l.handler.origins, client, message().Local(l.local))
 		}
 	}
 	return from

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -26,6 +27,7 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/inject"
@@ -356,4 +358,27 @@ func get(tb testing.TB, url string) string {
 		tb.Fatal(err)
 	}
 	return string(body)
+}
+
+// R13: docs/operations.md lists every key of a query in JSON, and no other.
+func TestTailKeysDocument(t *testing.T) {
+	text, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "Keys of `--output json`, one object a line:")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var documented, served []string
+	for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*`) \\|").FindAllStringSubmatch(section, -1) {
+		documented = append(documented, strings.Split(strings.ReplaceAll(row[1], "`", ""), ", ")...)
+	}
+	for field := range reflect.TypeFor[seen.Record]().Fields() {
+		key, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		served = append(served, key)
+	}
+	slices.Sort(documented)
+	slices.Sort(served)
+	if diff := cmp.Diff(served, documented); diff != "" {
+		t.Errorf("docs/operations.md (-served +documented):\n%s", diff)
+	}
 }

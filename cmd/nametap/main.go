@@ -5,6 +5,7 @@
 //	nametap query     query the agent, and show the answer and the rule that gave it
 //	nametap table     show the agent's table of mesh names
 //	nametap cache     show the replies that the agent keeps, or flush them
+//	nametap tail      show the queries that fail, and all others as they are answered
 //	nametap status    show the agent's connection, table, nameservers and capture
 //	nametap inject    add the agent to the pods of a manifest
 //	nametap version
@@ -90,7 +91,7 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
 	root.SetUsageFunc(settings.PrintUsage)
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newStatusCommand(),
+	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newTailCommand(), newStatusCommand(),
 		newInjectCommand(), newVersionCommand(), newResolvedHelperCommand())
 	return root
 }

@@ -119,42 +119,56 @@ func (c *statusClient) await(ctx context.Context, limit time.Duration) error {
 //
 //nolint:revive // one parameter more than get
 func (c *statusClient) do(ctx context.Context, method, path string, query url.Values, v any) error {
-	if err := c.resolve(); err != nil {
-		return err
-	}
-	if _, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	address := url.URL{Scheme: "http", Host: "localhost", Path: path, RawQuery: query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, method, address.String(), http.NoBody)
+	resp, err := c.request(ctx, method, path, query)
 	if err != nil {
 		return err
-	}
-	client := http.Client{Transport: c.transport()}
-	resp, err := client.Do(req)
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w; run this command with sudo", cause(err))
-	case err != nil:
-		return fmt.Errorf("%w at %s: is it running? --status-addr names another address: %w", errNoAgent, c.options.agent.StatusAddr, cause(err))
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", path, err)
 	}
-	switch {
-	case resp.StatusCode == http.StatusNotFound && strings.TrimSpace(string(body)) == "{}":
-		return errNoTable
-	case resp.StatusCode != http.StatusOK:
-		return fmt.Errorf("requesting %s: %s: %s", path, resp.Status, strings.TrimSpace(string(body)))
-	}
 	if err := json.Unmarshal(body, v); err != nil {
 		return fmt.Errorf("the reply to %s is not that of a nametap agent: %w", path, err)
 	}
 	return nil
+}
+
+// request makes a request, and returns the response if it was successful. The caller closes its body.
+func (c *statusClient) request(ctx context.Context, method, path string, query url.Values) (*http.Response, error) {
+	if err := c.resolve(); err != nil {
+		return nil, err
+	}
+	if _, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err != nil {
+		return nil, err
+	}
+	address := url.URL{Scheme: "http", Host: "localhost", Path: path, RawQuery: query.Encode()}
+	req, err := http.NewRequestWithContext(ctx, method, address.String(), http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	client := http.Client{Transport: c.transport()}
+	resp, err := client.Do(req)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("%w; run this command with sudo", cause(err))
+	case err != nil:
+		return nil, fmt.Errorf("%w at %s: is it running? --status-addr names another address: %w", errNoAgent, c.options.agent.StatusAddr, cause(err))
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	case resp.StatusCode == http.StatusNotFound && strings.TrimSpace(string(body)) == "{}":
+		return nil, errNoTable
+	}
+	return nil, fmt.Errorf("requesting %s: %s: %s", path, resp.Status, strings.TrimSpace(string(body)))
 }
 
 // transport returns how requests reach the agent: by its private socket.

@@ -1,0 +1,273 @@
+package seen
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sent says where a client has sent its query.
+type Sent interface {
+	// SentTo returns the address, and whether it is known to be the client's. Otherwise the query may have been
+	// redirected to this address.
+	SentTo() (addr netip.AddrPort, sure bool)
+}
+
+// A budget bounds the time that lookups take: a flood of failures costs a small part of one processor. It is in
+// time, since a lookup by port takes longer the more sockets there are.
+type budget struct {
+	share float64       // of one processor
+	burst time.Duration // that may be used at once
+	left  time.Duration
+	at    time.Time // when left was computed
+}
+
+// open reports whether something is left.
+func (b *budget) open(now time.Time) bool {
+	b.left = min(b.burst, b.left+time.Duration(float64(now.Sub(b.at))*b.share))
+	b.at = now
+	return b.left > 0
+}
+
+// clients finds the owners of clients' sockets (sock_diag(7)). This needs no capability.
+type clients struct {
+	mu      sync.Mutex
+	fd      int // less than 0 while it is not open
+	closed  bool
+	seq     uint32
+	request [diagSize + filterSize]byte
+	buffer  []byte
+	budgets [kinds]budget
+}
+
+func newClients() *clients {
+	c := &clients{fd: -1}
+	c.budgets[Ordinary] = budget{share: 0.02, burst: 20 * time.Millisecond} // while a reader asks for it
+	c.budgets[Failure] = budget{share: 0.015, burst: 30 * time.Millisecond}
+	c.budgets[Odd] = budget{share: 0.003, burst: 5 * time.Millisecond}
+	return c
+}
+
+// close closes the socket. Later lookups find nothing.
+func (c *clients) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed = true; c.fd >= 0 {
+		_ = unix.Close(c.fd) // nothing is buffered that could be lost
+		c.fd = -1
+	}
+}
+
+// find returns the owner of the socket from which a query came.
+func (c *clients) find(q *Query, sent Sent) Who {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b, now := &c.budgets[q.Kind], time.Now()
+	if !b.open(now) || !c.openLocked() || !q.Client.IsValid() {
+		return Who{}
+	}
+	start := threadTime()
+	defer func() { b.left -= min(max(threadTime()-start, 0), maxLookup) }()
+	addr, sure := sent.SentTo()
+	if who := c.exactLocked(q, addr); who.Known || sure {
+		return who
+	}
+	return c.byPortLocked(q)
+}
+
+// maxLookup bounds what one lookup takes from the budget: Go may continue it on another thread.
+const maxLookup = time.Millisecond
+
+// threadTime returns the processor time of this thread. Pauses of a machine with much to do are not in it.
+func threadTime() time.Duration {
+	var at unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &at) != nil {
+		return 0
+	}
+	return time.Duration(at.Nano())
+}
+
+// openLocked opens the socket, in the network namespace of this process.
+func (c *clients) openLocked() bool {
+	if c.fd >= 0 || c.closed {
+		return !c.closed
+	}
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return false
+	}
+	c.fd, c.buffer = fd, make([]byte, diagBuffer)
+	return true
+}
+
+// Messages of linux/sock_diag.h and linux/inet_diag.h.
+const (
+	diagByFamily = 20 // SOCK_DIAG_BY_FAMILY
+	diagSize     = unix.SizeofNlMsghdr + 56
+	diagStates   = unix.SizeofNlMsghdr + 4
+	diagID       = unix.SizeofNlMsghdr + 8
+	diagReply    = 72 // struct inet_diag_msg
+	replyID      = 4
+	replyUID     = 64
+	// The id: two ports, two addresses, the interface and a cookie.
+	idDstPort, idSrc, idDst, idInterface, idCookie = 2, 4, 20, 36, 40
+
+	attrBytecode = 1  // INET_DIAG_REQ_BYTECODE
+	attrCgroup   = 21 // INET_DIAG_CGROUP_ID
+	filterSize   = unix.SizeofNlAttr + 8
+	opSourcePort = 11 // INET_DIAG_BC_S_EQ
+
+	diagBuffer = 16 << 10
+	maxReads   = 8 // of one dump
+
+	noListeners = ^uint32(1<<6 | 1<<10 | 1<<12) // neither TCP_TIME_WAIT, TCP_LISTEN nor TCP_NEW_SYN_RECV
+)
+
+// beginLocked writes the header of a request, of a family.
+func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []byte {
+	c.seq++
+	b := c.request[:size]
+	clear(b)
+	order := binary.NativeEndian
+	order.PutUint32(b, uint32(size)) //nolint:gosec // a constant
+	order.PutUint16(b[4:], diagByFamily)
+	order.PutUint16(b[6:], unix.NLM_F_REQUEST|flags)
+	order.PutUint32(b[8:], c.seq)
+	b[unix.SizeofNlMsghdr] = family
+	b[unix.SizeofNlMsghdr+1] = unix.IPPROTO_UDP
+	if q.TCP {
+		b[unix.SizeofNlMsghdr+1] = unix.IPPROTO_TCP
+	}
+	order.PutUint32(b[diagStates:], noListeners)
+	order.PutUint64(b[diagID+idCookie:], ^uint64(0)) // none
+	return b
+}
+
+// exactLocked asks for the socket with both addresses. That of a client that has not called connect has the
+// other address, too.
+func (c *clients) exactLocked(q *Query, sent netip.AddrPort) Who {
+	if !sent.IsValid() || sent.Addr().Is4() != q.Client.Addr().Is4() {
+		return Who{}
+	}
+	family := uint8(unix.AF_INET)
+	if q.Client.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	b := c.beginLocked(q, family, 0, diagSize)
+	src, dst := q.Client, sent
+	if !q.TCP { // as a packet that comes to the socket
+		src, dst = sent, q.Client
+	}
+	id := b[diagID:]
+	binary.BigEndian.PutUint16(id, src.Port())
+	binary.BigEndian.PutUint16(id[idDstPort:], dst.Port())
+	copy(id[idSrc:idDst], src.Addr().AsSlice())
+	copy(id[idDst:idInterface], dst.Addr().AsSlice())
+	return c.askLocked(q, b)
+}
+
+// byPortLocked asks for the UDP sockets with the port of the client. Those of IPv6 may carry IPv4. The kernel looks
+// at all its sockets for this, which takes 40 µs, and would take a millisecond for TCP.
+func (c *clients) byPortLocked(q *Query) Who {
+	if q.TCP {
+		return Who{}
+	}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		if family == unix.AF_INET && q.Client.Addr().Is6() {
+			continue
+		}
+		b := c.beginLocked(q, family, unix.NLM_F_DUMP, diagSize+filterSize)
+		order := binary.NativeEndian
+		attr := b[diagSize:]
+		order.PutUint16(attr, filterSize)
+		order.PutUint16(attr[2:], attrBytecode)
+		// An operation (code, step if true, step if not) and its port. A step beyond the end means no.
+		attr[4], attr[5] = opSourcePort, 8
+		order.PutUint16(attr[6:], 12)
+		order.PutUint16(attr[10:], q.Client.Port())
+		if who := c.askLocked(q, b); who.Known {
+			return who
+		}
+	}
+	return Who{}
+}
+
+// askLocked sends a request and returns the owner of the first socket of the reply that is the client's. It does not
+// block: the kernel makes the reply while it takes the request, and the next part of a dump while one is read.
+func (c *clients) askLocked(q *Query, request []byte) (found Who) {
+	if _, err := unix.Write(c.fd, request); err != nil { // without an address it goes to the kernel
+		return found
+	}
+	for range maxReads {
+		n, err := unix.Read(c.fd, c.buffer)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return found
+		}
+		who, last := parseReply(c.buffer[:n], c.seq, q)
+		if !found.Known {
+			found = who
+		}
+		if last {
+			break
+		}
+	}
+	return found
+}
+
+// parseReply returns the owner of the first socket in a part of the reply to a request that is the client's, and
+// whether it is the last part.
+func parseReply(b []byte, seq uint32, q *Query) (found Who, last bool) {
+	for len(b) >= unix.SizeofNlMsghdr {
+		length := int(binary.NativeEndian.Uint32(b))
+		if length < unix.SizeofNlMsghdr || length > len(b) {
+			return found, true
+		}
+		message := b[:length]
+		b = b[min(len(b), (length+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1)):]
+		if binary.NativeEndian.Uint32(message[8:]) != seq {
+			continue // left over
+		}
+		kind, flags := binary.NativeEndian.Uint16(message[4:]), binary.NativeEndian.Uint16(message[6:])
+		last = last || kind != diagByFamily || flags&unix.NLM_F_MULTI == 0
+		if kind == diagByFamily && !found.Known {
+			found = parseSocket(message[unix.SizeofNlMsghdr:], q)
+		}
+	}
+	return found, last
+}
+
+// parseSocket returns the owner of a socket if it has the address of the client.
+func parseSocket(b []byte, q *Query) (who Who) {
+	if len(b) < diagReply {
+		return who
+	}
+	id := b[replyID:]
+	src, ok := netip.AddrFromSlice(id[idSrc:idDst])
+	if b[0] == unix.AF_INET {
+		src, ok = netip.AddrFromSlice(id[idSrc : idSrc+4])
+	}
+	src = src.Unmap()
+	port := binary.BigEndian.Uint16(id)
+	if !ok || port != q.Client.Port() || !src.IsUnspecified() && src != q.Client.Addr().WithZone("") {
+		return who
+	}
+	who = Who{Known: true, UID: binary.NativeEndian.Uint32(b[replyUID:])}
+	for attrs := b[diagReply:]; len(attrs) >= unix.SizeofNlAttr; {
+		length := int(binary.NativeEndian.Uint16(attrs))
+		if length < unix.SizeofNlAttr || length > len(attrs) {
+			break
+		}
+		if binary.NativeEndian.Uint16(attrs[2:]) == attrCgroup && length >= unix.SizeofNlAttr+8 {
+			who.Cgroup = binary.NativeEndian.Uint64(attrs[unix.SizeofNlAttr:])
+		}
+		attrs = attrs[min(len(attrs), (length+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
+	}
+	return who
+}

@@ -1,0 +1,153 @@
+package seen
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// A Kind says whether a query is noteworthy.
+type Kind uint8
+
+// The kinds of queries.
+const (
+	Ordinary Kind = iota
+	// Failure: a response code that is no answer (neither NOERROR nor NXDOMAIN), or a stale answer.
+	Failure
+	// Odd: slower than [Slow], or NXDOMAIN below the cluster domain.
+	Odd
+	kinds
+)
+
+// Slow is how long a query may take that is not noteworthy.
+const Slow = 500 * time.Millisecond
+
+// A Moment is a time since the start of a [Recorder]. It is 0 if the clock was not read.
+type Moment time.Duration
+
+// A Query is a query that was answered. Its texts need not be valid after [Recorder.Record].
+type Query struct {
+	id        uint64        // by Recorder.Record
+	Kind      Kind          //
+	Time      time.Time     // when it was answered
+	Took      time.Duration // negative if it was not measured
+	Client    netip.AddrPort
+	TCP       bool
+	Name      wire.Name
+	Type      uint16
+	Class     uint16
+	Rcode     uint16
+	Truncated bool
+	Source    string        // as in metrics
+	Server    string        // that sent the reply
+	Rows      []string      // of docs/behaviour.md
+	Reason    string        // why there is no answer, or a stale one
+	Age       time.Duration // of a reply of the cache
+	Expired   time.Duration // for how long a stale one has been expired
+	Who       Who
+}
+
+// Who is the owner of a client's socket.
+type Who struct {
+	Known  bool
+	UID    uint32
+	Cgroup uint64 // 0: unknown
+}
+
+const (
+	slotSize = 512
+	headSize = 72 // without the texts
+
+	maxServer = 80
+	maxRows   = 32
+	maxSource = 20
+	maxText   = 255 // of Reason, as far as it fits
+)
+
+const (
+	flagTCP = 1 << iota
+	flagTruncated
+	flagKnown
+)
+
+// pack writes q into b and returns its length. Long texts are cut.
+func (q *Query) pack(b *[slotSize]byte) int {
+	order := binary.LittleEndian
+	order.PutUint64(b[0:], q.id)
+	order.PutUint64(b[8:], uint64(q.Time.UnixNano())) //nolint:gosec // bits
+	order.PutUint64(b[16:], uint64(q.Took))           //nolint:gosec // bits
+	addr := q.Client.Addr().As16()
+	copy(b[24:], addr[:])
+	order.PutUint16(b[40:], q.Client.Port())
+	b[42] = flag(q.TCP, flagTCP) | flag(q.Truncated, flagTruncated) | flag(q.Who.Known, flagKnown)
+	b[43] = byte(q.Kind)
+	order.PutUint16(b[44:], q.Type)
+	order.PutUint16(b[46:], q.Class)
+	order.PutUint16(b[48:], q.Rcode)
+	order.PutUint32(b[52:], q.Who.UID)
+	order.PutUint64(b[56:], q.Who.Cgroup)
+	order.PutUint32(b[64:], uint32(min(max(q.Age, 0)/time.Second, 1<<31)))     //nolint:gosec // bounded
+	order.PutUint32(b[68:], uint32(min(max(q.Expired, 0)/time.Second, 1<<31))) //nolint:gosec // bounded
+	n := headSize
+	n = packText(b, n, string(q.Name), wire.MaxNameLen)
+	n = packText(b, n, q.Source, maxSource)
+	n = packText(b, n, q.Server, maxServer)
+	start := n
+	n++
+	for i, row := range q.Rows {
+		if n-start+len(row)+1 > maxRows {
+			break
+		}
+		if i > 0 {
+			b[n] = ' '
+			n++
+		}
+		n += copy(b[n:], row)
+	}
+	b[start] = byte(n - start - 1) //nolint:gosec // at most maxRows
+	return packText(b, n, q.Reason, maxText)
+}
+
+func flag(set bool, bit byte) byte {
+	if set {
+		return bit
+	}
+	return 0
+}
+
+// cut ends a text that was cut.
+const cut = "..."
+
+// packText writes a text with its length at n, and returns the end.
+func packText(b *[slotSize]byte, n int, text string, limit int) int {
+	limit = min(limit, slotSize-n-1)
+	length := copy(b[n+1:n+1+limit], text)
+	if length < len(text) {
+		copy(b[n+1+length-len(cut):], cut)
+	}
+	b[n] = byte(length) //nolint:gosec // limit fits
+	return n + 1 + length
+}
+
+// A packed is a query in a slot.
+type packed [slotSize]byte
+
+func (b *packed) id() uint64 { return binary.LittleEndian.Uint64(b[0:]) }
+
+func (b *packed) time() time.Time {
+	return time.Unix(0, int64(binary.LittleEndian.Uint64(b[8:]))) //nolint:gosec // bits
+}
+
+func (b *packed) cgroup() uint64 { return binary.LittleEndian.Uint64(b[56:]) }
+
+// texts returns the texts in their order: name, source, server, rows, reason.
+func (b *packed) texts() (texts [5]string) {
+	rest := b[headSize:]
+	for i := range texts {
+		n := int(rest[0])
+		texts[i], rest = string(rest[1:1+n]), rest[1+n:]
+	}
+	return texts
+}

@@ -1,0 +1,116 @@
+package seen
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// holeWait is how long a reader waits for a writer that has taken a slot: one that was lost leaves a hole.
+const holeWait = 100 * time.Millisecond
+
+// A Reader reads the queries that a filter selects. Only one goroutine may use it.
+type Reader struct {
+	recorder *Recorder
+	filter   *Filter
+	live     ring
+	wake     chan struct{} // has a value if there may be a new query
+
+	number uint64              // of the next query in live
+	past   map[uint64]struct{} // the queries that Past has returned
+	lost   uint64
+}
+
+// Close removes the reader. It may be called more than once.
+func (r *Reader) Close() { r.recorder.remove(r) }
+
+// put writes a packed query of n bytes.
+func (r *Reader) put(b *packed, n int) {
+	r.live.put(b, n)
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Past returns the noteworthy queries since a time, sorted by time. Next does not return them again.
+func (r *Reader) Past(since time.Time) []Record {
+	var records []Record
+	r.past = map[uint64]struct{}{}
+	for kind := Failure; kind < kinds; kind++ {
+		r.recorder.recent[kind].all(func(b *packed) {
+			if b.time().Before(since) {
+				return
+			}
+			r.past[b.id()] = struct{}{}
+			if q := b.unpack(); r.filter.may(&q) && r.filter.is(&q) {
+				records = r.append(records, b, &q)
+			}
+		})
+	}
+	slices.SortStableFunc(records, func(a, b Record) int { return a.Time.Compare(b.Time) })
+	return records
+}
+
+// append appends the record of a query, unless its unit is another one than the filter selects.
+func (r *Reader) append(records []Record, b *packed, q *Query) []Record {
+	path := ""
+	if cgroup := b.cgroup(); cgroup != 0 {
+		path = r.recorder.units.path(cgroup, q.Time)
+	}
+	if !r.filter.isUnit(path) {
+		return records
+	}
+	return append(records, record(q, path))
+}
+
+// Next waits for queries and returns them, in the order in which they were answered. Lost is how many others there
+// were meanwhile that the filter selects. After the end of ctx it returns its error.
+func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
+	for {
+		records = r.drain()
+		if lost, r.lost = r.lost, 0; len(records) > 0 || lost > 0 {
+			return records, lost, nil
+		}
+		var hole <-chan time.Time
+		if r.number < r.live.next.Load() {
+			hole = time.After(holeWait)
+		}
+		select {
+		case <-r.wake:
+		case <-hole:
+			var b packed
+			if r.live.get(r.number, &b) == early {
+				r.number++
+				r.lost++
+			}
+		case <-ctx.Done():
+			return nil, 0, ctx.Err()
+		}
+	}
+}
+
+// drain returns the queries that are there.
+func (r *Reader) drain() (records []Record) {
+	var b packed
+	for r.number < r.live.next.Load() {
+		switch r.live.get(r.number, &b) {
+		case early:
+			return records
+		case gone:
+			first := r.live.next.Load() - min(r.live.next.Load(), liveSize/2) // not the oldest, which is about to be replaced
+			first = max(first, r.number+1)
+			r.lost += first - r.number
+			r.number = first
+			continue
+		case there:
+		}
+		r.number++
+		if _, past := r.past[b.id()]; past {
+			continue
+		}
+		q := b.unpack()
+		records = r.append(records, &b, &q)
+	}
+	return records
+}

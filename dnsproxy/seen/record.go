@@ -1,0 +1,92 @@
+package seen
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// A Record is a query for people and programs. docs/operations.md has its keys in JSON.
+type Record struct {
+	Time       time.Time      `json:"time"`
+	Client     netip.AddrPort `json:"client"`
+	UID        *uint32        `json:"uid,omitempty"`
+	Unit       string         `json:"unit,omitempty"`
+	Cgroup     string         `json:"cgroup,omitempty"`
+	Transport  string         `json:"transport"`
+	Name       string         `json:"name"`
+	Type       string         `json:"type"`
+	Class      string         `json:"class,omitempty"` // if it is not IN
+	Rcode      string         `json:"rcode"`
+	Truncated  bool           `json:"truncated,omitempty"`
+	Source     string         `json:"source"`
+	Server     string         `json:"server,omitempty"`
+	Age        int            `json:"ageSeconds,omitempty"`
+	Expired    int            `json:"expiredSeconds,omitempty"`
+	Reason     string         `json:"reason,omitempty"`
+	Rows       []string       `json:"rows,omitempty"`
+	Took       *float64       `json:"tookSeconds,omitempty"`
+	Noteworthy bool           `json:"noteworthy"`
+}
+
+// unpack returns the query in a slot.
+func (b *packed) unpack() Query {
+	order := binary.LittleEndian
+	texts := b.texts()
+	q := Query{
+		id: b.id(), Kind: Kind(b[43]), Time: b.time(),
+		Took:   time.Duration(order.Uint64(b[16:])), //nolint:gosec // bits
+		Client: netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[24:40])).Unmap(), order.Uint16(b[40:])),
+		TCP:    b[42]&flagTCP != 0, Truncated: b[42]&flagTruncated != 0,
+		Type: order.Uint16(b[44:]), Class: order.Uint16(b[46:]), Rcode: order.Uint16(b[48:]),
+		Age: time.Duration(order.Uint32(b[64:])) * time.Second, Expired: time.Duration(order.Uint32(b[68:])) * time.Second,
+		Who:  Who{Known: b[42]&flagKnown != 0, UID: order.Uint32(b[52:]), Cgroup: b.cgroup()},
+		Name: wire.Name(texts[0]), Source: texts[1], Server: texts[2], Reason: texts[4],
+	}
+	if texts[3] != "" {
+		q.Rows = strings.Fields(texts[3])
+	}
+	return q
+}
+
+// record returns the record of a query, whose client has a cgroup with a path.
+func record(q *Query, path string) Record {
+	r := Record{
+		Time: q.Time.UTC(), Client: q.Client, Cgroup: path, Unit: unitOf(path), Transport: "udp",
+		Name: q.Name.String(), Type: dns.Type(q.Type).String(), Rcode: rcodeName(q.Rcode), Truncated: q.Truncated,
+		Source: q.Source, Server: q.Server, Age: int(q.Age / time.Second), Expired: int(q.Expired / time.Second),
+		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind != Ordinary,
+	}
+	if q.TCP {
+		r.Transport = "tcp"
+	}
+	if q.Class != dns.ClassINET {
+		r.Class = dns.Class(q.Class).String()
+	}
+	if q.Who.Known {
+		r.UID = &q.Who.UID
+	}
+	if q.Took >= 0 {
+		took := q.Took.Round(time.Microsecond).Seconds()
+		r.Took = &took
+	}
+	return r
+}
+
+// rcodeName returns the name of a response code. The library's name for 16 is BADSIG, which it is in TSIG records.
+func rcodeName(rcode uint16) string {
+	name, named := dns.RcodeToString[int(rcode)]
+	switch {
+	case rcode == dns.RcodeBadVers:
+		return "BADVERS"
+	case !named:
+		return "RCODE" + strconv.Itoa(int(rcode))
+	}
+	return name
+}

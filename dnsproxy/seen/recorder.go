@@ -1,0 +1,142 @@
+package seen
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// recentSize is how many failures, and how many other noteworthy queries, are kept.
+	recentSize = 1000
+	// liveSize is how many queries wait for a reader.
+	liveSize = 256
+	// maxReaders is how many readers there may be.
+	maxReaders = 8
+)
+
+// ErrReaders is the error while there are as many readers as there may be.
+var ErrReaders = errors.New("8 clients read queries already, which is the limit: end one of them")
+
+// A Recorder records queries. Make one with [New]. Its methods are safe for concurrent use.
+type Recorder struct {
+	origin  time.Time
+	readers atomic.Pointer[[]*Reader] // nil without one
+	ids     atomic.Uint64
+	recent  [kinds]ring // by kind; that of Ordinary is not used
+	clients *clients
+	units   *units
+
+	changing sync.Mutex // held while readers are added and removed
+}
+
+// New returns a Recorder.
+func New() *Recorder {
+	r := &Recorder{origin: time.Now(), clients: newClients(), units: newUnits(cgroupRoot())}
+	for kind := range r.recent {
+		r.recent[kind].size = recentSize
+	}
+	return r
+}
+
+// Run finds the names of cgroups while they exist, until ctx ends. Then it closes what the Recorder has opened.
+func (r *Recorder) Run(ctx context.Context) {
+	defer r.clients.close()
+	r.units.run(ctx)
+}
+
+// Start returns the time if a reader is there, 0 otherwise.
+func (r *Recorder) Start() Moment {
+	if r.readers.Load() == nil {
+		return 0
+	}
+	return r.Now()
+}
+
+// Now returns the time. It is never 0.
+func (r *Recorder) Now() Moment { return Moment(time.Since(r.origin) + 1) }
+
+// Wants reports whether a reader wants a query, as far as is known without Rows, Reason and Who, and whether it
+// wants to know Who.
+func (r *Recorder) Wants(q *Query) (wanted, who bool) {
+	readers := r.readers.Load()
+	if readers == nil {
+		return false, false
+	}
+	for _, reader := range *readers {
+		if reader.filter.may(q) {
+			wanted, who = true, who || reader.filter.who
+		}
+	}
+	return wanted, who
+}
+
+// Find returns the owner of the socket from which a query came, if the budget of the kind allows it.
+func (r *Recorder) Find(q *Query, sent Sent) Who {
+	who := r.clients.find(q, sent)
+	if who.Cgroup != 0 {
+		r.units.want(who.Cgroup)
+	}
+	return who
+}
+
+// Record keeps a query if it is noteworthy, and gives it to the readers that want it. It does not block.
+func (r *Recorder) Record(q *Query) {
+	q.id = r.ids.Add(1)
+	var b packed
+	n := 0
+	if q.Kind != Ordinary {
+		n = q.pack((*[slotSize]byte)(&b))
+		r.recent[q.Kind].put(&b, n)
+	}
+	readers := r.readers.Load()
+	if readers == nil {
+		return
+	}
+	for _, reader := range *readers {
+		if !reader.filter.may(q) || !reader.filter.is(q) {
+			continue
+		}
+		if n == 0 {
+			n = q.pack((*[slotSize]byte)(&b))
+		}
+		reader.put(&b, n)
+	}
+}
+
+// Read adds a reader, which the caller closes.
+func (r *Recorder) Read(filter *Filter) (*Reader, error) {
+	r.changing.Lock()
+	defer r.changing.Unlock()
+	var others []*Reader
+	if readers := r.readers.Load(); readers != nil {
+		others = *readers
+	}
+	if len(others) >= maxReaders {
+		return nil, ErrReaders
+	}
+	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1)}
+	reader.live.size = liveSize
+	readers := append(slices.Clone(others), reader)
+	r.readers.Store(&readers)
+	return reader, nil
+}
+
+// remove removes a reader.
+func (r *Recorder) remove(reader *Reader) {
+	r.changing.Lock()
+	defer r.changing.Unlock()
+	readers := r.readers.Load()
+	if readers == nil {
+		return
+	}
+	left := slices.DeleteFunc(slices.Clone(*readers), func(other *Reader) bool { return other == reader })
+	if len(left) == 0 {
+		r.readers.Store(nil)
+		return
+	}
+	r.readers.Store(&left)
+}

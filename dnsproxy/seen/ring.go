@@ -1,0 +1,88 @@
+package seen
+
+import (
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+)
+
+const slotWords = slotSize / 8
+
+// A slot holds one packed query. Its words are atomic, since a reader may copy them while a writer replaces them;
+// sequence then tells the reader.
+type slot struct {
+	// sequence is 2n+1 while the query with the number n is written, and 2n+2 when it is there.
+	sequence atomic.Uint64
+	words    [slotWords]atomic.Uint64
+}
+
+// A ring holds the queries that were written last. A writer never waits.
+type ring struct {
+	size  int
+	next  atomic.Uint64 // the number of the next query
+	once  sync.Once
+	slots []slot // allocated by the first writer
+	ready atomic.Bool
+}
+
+// put writes a packed query of n bytes. If the slot's previous writer has not finished, which takes a whole ring of
+// others meanwhile, the query is lost.
+func (r *ring) put(b *packed, n int) {
+	r.once.Do(func() {
+		r.slots = make([]slot, r.size)
+		r.ready.Store(true)
+	})
+	number := r.next.Add(1) - 1
+	s := &r.slots[number%uint64(r.size)] //nolint:gosec // positive
+	previous := s.sequence.Load()
+	if previous%2 == 1 || previous > 2*number || !s.sequence.CompareAndSwap(previous, 2*number+1) {
+		return
+	}
+	for i := range (n + 7) / 8 {
+		s.words[i].Store(binary.LittleEndian.Uint64(b[8*i:]))
+	}
+	s.sequence.Store(2*number + 2)
+}
+
+// The states of a number of a ring.
+type state uint8
+
+const (
+	there state = iota
+	early       // not written yet
+	gone        // replaced by another query
+)
+
+// get copies the query with a number into b.
+func (r *ring) get(number uint64, b *packed) state {
+	if !r.ready.Load() {
+		return early
+	}
+	s := &r.slots[number%uint64(r.size)] //nolint:gosec // positive
+	before := s.sequence.Load()
+	switch {
+	case before < 2*number+2:
+		return early
+	case before > 2*number+2:
+		return gone
+	}
+	for i := range s.words {
+		binary.LittleEndian.PutUint64(b[8*i:], s.words[i].Load())
+	}
+	if s.sequence.Load() != before {
+		return gone
+	}
+	return there
+}
+
+// all calls visit with each query that is in the ring, the oldest first.
+func (r *ring) all(visit func(b *packed)) {
+	end := r.next.Load()
+	start := end - min(end, uint64(r.size)) //nolint:gosec // positive
+	var b packed
+	for number := start; number < end; number++ {
+		if r.get(number, &b) == there {
+			visit(&b)
+		}
+	}
+}

@@ -1,0 +1,326 @@
+package seen
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// A query has the same fields after it was in a slot. Texts that are too long are cut.
+func TestPack(t *testing.T) { // R13
+	t.Parallel()
+	q := Query{
+		id: 7, Kind: Odd, Time: time.Unix(1, 2), Took: 3 * time.Second, Client: netip.MustParseAddrPort("192.0.2.1:53"), TCP: true,
+		Name: "\x03www\x07example", Type: 28, Class: 1, Rcode: 16, Truncated: true, Source: "upstream", Server: "[2001:db8::1]:53",
+		Rows: []string{"N5", "N1", "A1"}, Reason: "why", Age: time.Minute, Expired: time.Second, Who: Who{true, 998, 1 << 40},
+	}
+	for _, change := range []func(){
+		func() {},
+		func() { q.Client = netip.MustParseAddrPort("[2001:db8::2]:4000") },
+		func() { q.Took, q.Rows, q.Who = -1, nil, Who{} },
+	} {
+		change()
+		var b packed
+		q.pack((*[slotSize]byte)(&b))
+		if diff := cmp.Diff(q, b.unpack(), cmp.AllowUnexported(Query{}), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
+			t.Errorf("(-packed +unpacked):\n%s", diff)
+		}
+	}
+	long := strings.Repeat("x", 1000)
+	q.Name, q.Server, q.Source, q.Reason, q.Rows = q.Name[:0], long, long, long, []string{"N5", long}
+	for range 23 {
+		q.Name += "\x0aabcdefghij"
+	}
+	var b packed
+	if n := q.pack((*[slotSize]byte)(&b)); n > slotSize {
+		t.Errorf("%d bytes", n)
+	}
+	got := b.unpack()
+	if got.Name != q.Name || len(got.Server) != maxServer || !strings.HasSuffix(got.Server, cut) || !strings.HasSuffix(got.Reason, cut) || len(got.Rows) != 1 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Writers that overtake each other and a reader leave no query that is half another one.
+func TestRing(t *testing.T) { // R13
+	t.Parallel()
+	r := ring{size: 8}
+	const writers, each = 4, 5_000
+	var writing, reading sync.WaitGroup
+	done := make(chan struct{})
+	whole := func(b *packed) {
+		id := b.id()
+		for at := 8; at < slotSize; at += 8 {
+			if got := binary.LittleEndian.Uint64(b[at:]); got != id {
+				t.Errorf("a query has parts of %d and %d", id, got)
+				return
+			}
+		}
+	}
+	reading.Go(func() {
+		for running := true; running; {
+			select {
+			case <-done:
+				running = false
+			default:
+			}
+			r.all(whole)
+		}
+	})
+	for writer := range writers {
+		writing.Go(func() {
+			var b packed
+			for i := range each {
+				for at := 0; at < slotSize; at += 8 {
+					binary.LittleEndian.PutUint64(b[at:], uint64(writer*each+i+1))
+				}
+				r.put(&b, slotSize)
+			}
+		})
+	}
+	writing.Wait()
+	close(done)
+	reading.Wait()
+	n := 0
+	r.all(func(*packed) { n++ })
+	if n == 0 || n > r.size || r.next.Load() != writers*each {
+		t.Errorf("%d are there, %d were written", n, r.next.Load())
+	}
+}
+
+// sockets are one of each kind that a client may have.
+func sockets(t testing.TB) map[string]struct {
+	q    Query
+	sent netip.AddrPort
+} {
+	t.Helper()
+	type found = struct {
+		q    Query
+		sent netip.AddrPort
+	}
+	all := map[string]found{}
+	closing := func(c interface{ Close() error }) { t.Cleanup(func() { _ = c.Close() }) }
+	add := func(kind string, local, remote net.Addr) {
+		q := Query{Client: netip.MustParseAddrPort(local.String()), TCP: local.Network() == "tcp", Kind: Failure}
+		all[kind] = found{q, netip.MustParseAddrPort(remote.String())}
+	}
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		server, err := net.ListenPacket("udp", net.JoinHostPort(host, "0"))
+		if err != nil {
+			t.Skip(err)
+		}
+		closing(server)
+		conn, err := net.Dial("udp", server.LocalAddr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		closing(conn)
+		add("UDP from "+host, conn.LocalAddr(), conn.RemoteAddr())
+		open, err := net.ListenPacket("udp", net.JoinHostPort(host, "0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		closing(open)
+		add("UDP without connect from "+host, open.LocalAddr(), server.LocalAddr())
+		listener, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		closing(listener)
+		tcp, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		closing(tcp)
+		add("TCP from "+host, tcp.LocalAddr(), tcp.RemoteAddr())
+	}
+	return all
+}
+
+type sentTo netip.AddrPort
+
+func (s sentTo) SentTo() (netip.AddrPort, bool) { return netip.AddrPort(s), false }
+
+// The owner of a client's socket is found by both addresses, and by the port if the other address is not known, or
+// is another one since the query was redirected.
+func TestClients(t *testing.T) { // R13
+	t.Parallel()
+	c := newClients()
+	defer c.close()
+	var own uint64
+	var stat syscall.Stat_t
+	if root := cgroupRoot(); root != "" {
+		text, err := os.ReadFile("/proc/self/cgroup")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if path, found := strings.CutPrefix(strings.TrimSpace(line), "0::"); found && syscall.Stat(filepath.Join(root, path), &stat) == nil {
+				own = stat.Ino
+			}
+		}
+	}
+	elsewhere := netip.MustParseAddrPort("192.0.2.1:53")
+	for kind, s := range sockets(t) {
+		for _, sent := range []netip.AddrPort{s.sent, elsewhere, {}} {
+			if s.q.TCP && sent != s.sent {
+				continue
+			}
+			c.budgets[Failure].left = time.Second
+			who := c.find(&s.q, sentTo(sent))
+			if !who.Known || int(who.UID) != os.Getuid() || own != 0 && who.Cgroup != own {
+				t.Errorf("%s, sent to %v: %+v, want uid %d and cgroup %d", kind, sent, who, os.Getuid(), own)
+			}
+		}
+	}
+	unknown := Query{Client: netip.MustParseAddrPort("127.0.0.1:1"), Kind: Failure}
+	if who := c.find(&unknown, sentTo(elsewhere)); who.Known {
+		t.Errorf("%+v", who)
+	}
+}
+
+// Lookups stop when their budget is used, and go on when time has passed.
+func TestBudget(t *testing.T) { // R13
+	t.Parallel()
+	start := time.Now()
+	b := budget{share: 0.01, burst: 20 * time.Millisecond}
+	if !b.open(start) {
+		t.Fatal("closed at first")
+	}
+	b.left -= 25 * time.Millisecond
+	for after, want := range map[time.Duration]bool{0: false, 400 * time.Millisecond: false} {
+		if got := b.open(start.Add(after)); got != want {
+			t.Errorf("after %v: %v", after, got)
+		}
+	}
+	if !b.open(start.Add(600 * time.Millisecond)) {
+		t.Error("closed after 600 ms")
+	}
+	b.open(start.Add(time.Hour))
+	if b.left != b.burst {
+		t.Errorf("%v after an hour", b.left)
+	}
+}
+
+// The name of a cgroup stays known after it has ended. A number without a directory is looked for once.
+func TestUnits(t *testing.T) { // R13
+	t.Parallel()
+	root := t.TempDir()
+	id := func(path string) uint64 {
+		t.Helper()
+		dir := filepath.Join(root, path)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Sys().(*syscall.Stat_t).Ino
+	}
+	u := newUnits(root)
+	gitea := id("system.slice/gitea.service")
+	if path := u.path(gitea, time.Now()); path != "/system.slice/gitea.service" {
+		t.Error(path)
+	}
+	if path := u.path(id("later.slice"), time.Now()); path != "/later.slice" {
+		t.Error(path)
+	}
+	if err := os.RemoveAll(filepath.Join(root, "system.slice")); err != nil {
+		t.Fatal(err)
+	}
+	if path := u.path(1<<60, time.Now()); path != "" {
+		t.Error(path)
+	}
+	if path := u.path(gitea, time.Now()); path != "/system.slice/gitea.service" {
+		t.Error(path)
+	}
+}
+
+func TestUnitOf(t *testing.T) { // R13
+	t.Parallel()
+	id := strings.Repeat("0123456789abcdef", 4)
+	for path, want := range map[string]string{
+		"":                                   "",
+		"/":                                  "",
+		"/system.slice/gitea.service":        "gitea.service",
+		"/system.slice/gitea.service/worker": "gitea.service",
+		"/user.slice/user-1000.slice/session-3.scope":                          "session-3.scope",
+		"/user.slice/user-1000.slice/user@1000.service/app.slice/foot.service": "foot.service",
+		"/system.slice/docker-" + id + ".scope":                                "docker-0123456789ab",
+		"/docker/" + id:                                                        "0123456789ab",
+		"/kubepods.slice/kubepods-podx.slice/cri-containerd-" + id + ".scope":  "cri-containerd-0123456789ab",
+		"/lxc/web": "web",
+	} {
+		if got := unitOf(path); got != want {
+			t.Errorf("%s: %s, want %s", path, got, want)
+		}
+	}
+}
+
+// FuzzReply: no reply of the kernel makes the parser fail.
+func FuzzReply(f *testing.F) { // R13
+	f.Add([]byte{}, uint32(1))
+	message := make([]byte, 16+diagReply+12)
+	binary.NativeEndian.PutUint32(message, uint32(len(message)))
+	binary.NativeEndian.PutUint16(message[4:], diagByFamily)
+	binary.NativeEndian.PutUint32(message[8:], 1)
+	message[16] = 2
+	binary.BigEndian.PutUint16(message[16+replyID:], 53)
+	binary.NativeEndian.PutUint16(message[16+diagReply:], 12)
+	binary.NativeEndian.PutUint16(message[16+diagReply+2:], attrCgroup)
+	f.Add(slices.Clone(message), uint32(1))
+	f.Add(append(message, message...), uint32(1))
+	q := &Query{Client: netip.MustParseAddrPort("192.0.2.1:53")}
+	f.Fuzz(func(t *testing.T, b []byte, seq uint32) {
+		if who, _ := parseReply(b, seq, q); !who.Known && who != (Who{}) {
+			t.Errorf("%+v", who)
+		}
+	})
+}
+
+func BenchmarkFind(b *testing.B) {
+	c := newClients()
+	defer c.close()
+	all := sockets(b)
+	for _, kind := range []string{"UDP from 127.0.0.1", "TCP from 127.0.0.1"} {
+		s := all[kind]
+		for how, sent := range map[string]netip.AddrPort{"exact": s.sent, "by port": {}} {
+			if s.q.TCP && sent != s.sent {
+				continue
+			}
+			b.Run(fmt.Sprint(kind, " ", how), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					c.budgets[Failure].left = time.Second
+					if who := c.find(&s.q, sentTo(sent)); !who.Known {
+						b.Fatal("not found")
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkRecord is what a noteworthy query costs besides the lookup of its client.
+func BenchmarkRecord(b *testing.B) {
+	r := New()
+	q := Query{Kind: Failure, Time: time.Now(), Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x03www\x07example", Type: 1, Class: 1,
+		Rcode: 2, Source: "upstream", Server: "192.0.2.53:53", Rows: []string{"F3"}, Reason: "192.0.2.53:53: SERVFAIL"}
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Record(&q)
+	}
+}

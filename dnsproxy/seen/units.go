@@ -1,0 +1,171 @@
+package seen
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxUnits bounds the names of cgroups that are kept.
+	maxUnits = 4096
+	// walkInterval is the least time between two walks over all cgroups.
+	walkInterval = 250 * time.Millisecond
+)
+
+// units finds the names of cgroups. The number of a cgroup is the inode of its directory. The names are kept, so
+// that a record has one after its cgroup has ended.
+type units struct {
+	root   string // of cgroup v2; empty without one
+	wanted chan struct{}
+
+	mu     sync.Mutex
+	paths  map[uint64]string // empty for a number that has no directory here
+	walked time.Time
+}
+
+// cgroupRoot returns the directory of cgroup v2, "" if there is none.
+func cgroupRoot() string {
+	for _, dir := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var stat unix.Statfs_t
+		if unix.Statfs(dir, &stat) == nil && stat.Type == unix.CGROUP2_SUPER_MAGIC {
+			return dir
+		}
+	}
+	return ""
+}
+
+func newUnits(root string) *units {
+	return &units{root: root, wanted: make(chan struct{}, 1), paths: map[uint64]string{}}
+}
+
+// want asks run for the name of a cgroup, if it is not known.
+func (u *units) want(id uint64) {
+	if u.root == "" {
+		return
+	}
+	if !u.mu.TryLock() {
+		return // it is walking
+	}
+	_, known := u.paths[id]
+	u.mu.Unlock()
+	if known {
+		return
+	}
+	select {
+	case u.wanted <- struct{}{}:
+	default:
+	}
+}
+
+// run walks over all cgroups when one is wanted, until ctx ends.
+func (u *units) run(ctx context.Context) {
+	for {
+		select {
+		case <-u.wanted:
+		case <-ctx.Done():
+			return
+		}
+		u.mu.Lock()
+		wait := walkInterval - time.Since(u.walked)
+		u.mu.Unlock()
+		timer := time.NewTimer(max(wait, 0))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+		u.mu.Lock()
+		u.walkLocked()
+		u.mu.Unlock()
+	}
+}
+
+// path returns the path of a cgroup that a socket was in at a time, such as /system.slice/gitea.service, or "" if it
+// is unknown. It may wait for walkInterval.
+func (u *units) path(id uint64, at time.Time) string {
+	if u.root == "" {
+		return ""
+	}
+	for {
+		path, known, wait := u.tryPath(id, at)
+		if known {
+			return path
+		}
+		time.Sleep(wait)
+	}
+}
+
+// tryPath is path if the answer is known or may be looked for now. Otherwise it returns how long to wait.
+func (u *units) tryPath(id uint64, at time.Time) (path string, known bool, wait time.Duration) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if path, known = u.paths[id]; known {
+		return path, true, 0
+	}
+	if !u.walked.After(at) {
+		if wait = walkInterval - time.Since(u.walked); wait > 0 {
+			return "", false, wait
+		}
+		u.walkLocked()
+	}
+	if path, known = u.paths[id]; !known {
+		u.paths[id] = "" // it has ended, or belongs to another namespace
+	}
+	return path, true, 0
+}
+
+// walkLocked adds all cgroups that there are.
+func (u *units) walkLocked() {
+	if len(u.paths) > maxUnits {
+		clear(u.paths)
+	}
+	_ = filepath.WalkDir(u.root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return nil //nolint:nilerr // a cgroup that has ended, or that this user may not read
+		}
+		var stat syscall.Stat_t
+		if syscall.Lstat(path, &stat) == nil {
+			u.paths[stat.Ino] = "/" + strings.TrimPrefix(strings.TrimPrefix(path, u.root), "/")
+		}
+		if len(u.paths) > 2*maxUnits {
+			return fs.SkipAll
+		}
+		return nil
+	})
+	u.walked = time.Now()
+}
+
+var containerID = regexp.MustCompile(`[0-9a-f]{64}`)
+
+// shortID is how many digits of the number of a container its tools show.
+const shortID = 12
+
+// unitOf returns the systemd unit or the container in the path of a cgroup: its innermost part that is a service, a
+// scope or a container.
+func unitOf(path string) string {
+	if path == "" || path == string(os.PathSeparator) {
+		return ""
+	}
+	parts := strings.Split(path, "/")
+	unit := parts[len(parts)-1]
+	for i := len(parts) - 1; i > 0; i-- {
+		if strings.HasSuffix(parts[i], ".service") || strings.HasSuffix(parts[i], ".scope") || containerID.MatchString(parts[i]) {
+			unit = parts[i]
+			break
+		}
+	}
+	if id := containerID.FindString(unit); id != "" {
+		unit = strings.TrimSuffix(strings.Replace(unit, id, id[:shortID], 1), ".scope")
+	}
+	return unit
+}
