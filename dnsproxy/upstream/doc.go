@@ -47,8 +47,8 @@
 //     double up to 2 s. The first repetition of a query is always sent, unless it would go to a
 //     silent server. Further ones because a server is late have a budget: 256 at once, refilled
 //     with 2 for each usable reply and 100 a second.
-//     A silent server that owes 128 replies is sent nothing more until it sends one: queries wait,
-//     and fail at once if it is down.
+//     A silent server that owes 128 replies is sent no more queries until it sends one: queries wait,
+//     and fail at once if it is down. Meanwhile it is probed every 250 ms.
 //
 //  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server
 //     only, and to the next only after a failure: it may change data, and must not do so twice.

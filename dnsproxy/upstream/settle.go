@@ -34,7 +34,9 @@ func (s *schedule) settle(now time.Time) {
 }
 
 // late reports whether the server was asked for the first time longer ago than rule 1 allows.
-func (t *try) late(now time.Time) bool { return t.asked > 0 && !now.Before(t.first.Add(t.standing.late)) }
+func (t *try) late(now time.Time) bool {
+	return t.asked > 0 && !now.Before(t.first.Add(t.standing.late))
+}
 
 // bestFailure returns the index of the server with the best failure, -1 if there is none.
 func (s *schedule) bestFailure() int {
