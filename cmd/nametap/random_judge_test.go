@@ -134,7 +134,8 @@ type judge struct {
 const (
 	forwardLimit = 4200 * time.Millisecond
 	meshLimit    = time.Second
-	failuresStay = 6 * time.Second // after an outage; they are cached for 5 s (F8)
+	failuresStay = 5 * time.Second         // after an outage (F8)
+	backAfter    = 1500 * time.Millisecond // a nameserver that lives again is found by a probe, and may be late by a second
 )
 
 // moment is the time of a query, with what may have been in use meanwhile.
@@ -316,7 +317,7 @@ func (j *judge) forwardRight(q *question, m *dns.Msg, at moment, group int) erro
 	// Without a cache, and without RD, nameservers are asked over the client's protocol, and a truncated reply is its
 	// answer.
 	asClient := !q.recursive || slices.Contains(j.cacheOff.during(at.sent, at.received, at.slack), true)
-	from := at.sent // when nameservers were asked
+	from := at.sent.Add(-backAfter) // since when a nameserver was to live
 	if q.again && q.recursive {
 		from = from.Add(-failuresStay)
 	}

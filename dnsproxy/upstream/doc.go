@@ -49,8 +49,8 @@
 //     double up to 2 s. The first repetition of a query is always sent, unless it would go to a
 //     silent server. Further ones because a server is late have a budget: 256 at once, refilled
 //     with 2 for each usable reply and 100 a second. A server that owes 128 replies and one
-//     to a probe is sent only probes until one has come: queries wait for that, and fail at once
-//     if it is down and no other server is left.
+//     to a probe is sent only probes, every 250 ms, until one has come: queries wait for that, and
+//     fail at once if it is down and no other server is left.
 //
 //  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server
 //     only, and once, and to the next only if that could not be reached: it may change data, and

@@ -191,16 +191,16 @@ func TestOverloadEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewClient(Config{})
 		defer c.Close()
-		const outage = 20 * time.Second
+		const outage, found = 20 * time.Second, 300 * time.Millisecond // by a probe
 		dead := func(at time.Duration) bool { return at < outage }
 		g, all := group(c, Options{}, deadWhile(rtt(time.Millisecond), dead), deadWhile(rtt(time.Millisecond), dead))
 		var mu sync.Mutex
-		refused := map[bool]int{} // by whether the servers had been back for 3 s
+		refused := map[bool]int{} // by whether the servers were found to be back
 		var asking sync.WaitGroup
 		start, before := time.Now(), 0
 		for i := range 25_000 {
 			asking.Go(func() {
-				back := time.Since(start) > outage+3*time.Second
+				back := time.Since(start) > outage+found
 				_, _, err := g.Exchange(t.Context(), simQuery, UDPOnly)
 				mu.Lock()
 				defer mu.Unlock()

@@ -138,11 +138,15 @@ func (h *history) sent(now time.Time) {
 func (h *history) owes() bool { return !h.waiting.IsZero() && !h.looping }
 
 // probeDue reports whether the server is to be probed, and notes the probe: it has owed replies
-// for longer than rule 1 allows, or its time is to be measured (rule 2).
-func (h *history) probeDue(now time.Time, fastest bool) bool {
+// for longer than rule 1 allows, or its time is to be measured (rule 2). While it is full, probes stand for the queries
+// that are kept from it (rule 7), so they do not back off.
+func (h *history) probeDue(now time.Time, fastest, full bool) bool {
 	late := h.owes() && now.Sub(h.waiting) >= h.lateAfter()
 	unmeasured := fastest && !h.looping && (h.heard.IsZero() || now.Sub(h.heard) >= refreshTime)
 	pause := min(probePause<<min(max(h.probes-downUnanswered, 0), 8), maxProbePause)
+	if full {
+		pause = probePause
+	}
 	if !late && !unmeasured || !h.probed.IsZero() && now.Sub(h.probed) < pause {
 		return false
 	}

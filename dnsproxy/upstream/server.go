@@ -72,11 +72,11 @@ func (s *server) carrier(stream bool) carrier {
 func (s *server) standing(now time.Time) standing {
 	s.mu.Lock()
 	st := s.history.standing(now) // without the probe that is due now
-	due := s.history.probeDue(now, s.options.Fastest)
+	st.full = s.history.silence(now) > s.history.patience() && s.owes.Load() >= maxSilent
+	due := s.history.probeDue(now, s.options.Fastest, st.full)
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
 	silence, lastError := s.history.silence(now), s.lastError
-	st.full = silence > s.history.patience() && s.owes.Load() >= maxSilent
 	if s.lastErrorAt.Before(s.history.silentSince) {
 		lastError = ErrTimeout.Error()
 	}
