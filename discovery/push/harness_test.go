@@ -82,6 +82,16 @@ func (s *Service) updateAll(tb testing.TB, changes ...hosts.Change) {
 	}
 }
 
+// shown returns what is shown of the client.
+func (c *fakeClient) shown() Agent {
+	c.tb.Helper()
+	a, open := c.state(c.about.Load())
+	if !open {
+		c.tb.Fatal("the stream has ended")
+	}
+	return a
+}
+
 // change returns the change in the last push, and its length.
 func (c *fakeClient) change() (change *api.NameTable_Change, bytes int) {
 	c.tb.Helper()
