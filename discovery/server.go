@@ -300,6 +300,9 @@ func (s *Server) Waiting() string {
 	return s.waitingFor()
 }
 
+// Replica returns the name of this replica.
+func (s *Server) Replica() string { return s.cfg.Identity }
+
 // Agents returns the state of each client of this replica, see [push.Service.Agents].
 func (s *Server) Agents(namespace string) iter.Seq[push.Agent] { return s.push.Agents(namespace) }
 

@@ -46,7 +46,8 @@ type Agent struct {
 	Current bool       `json:"current"`
 	Behind  bool       `json:"behind"`
 	State   AgentState `json:"state"`
-	// Nack is the last push that the client has rejected on this stream; nil for none.
+	// Nack is the last push that the client has rejected, on this stream or, if that was its last answer there, on its
+	// last one; nil for none.
 	Nack *Nack `json:"nack"`
 }
 
@@ -94,13 +95,40 @@ func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 	}
 }
 
-// streams are the open streams.
+// maxNacks is how many clients without a stream there may be whose last answer, a NACK, is kept.
+const maxNacks = 1 << 10
+
+// streams are the open streams. An agent whose table has not the checksum of a push rejects the push and connects again, so that
+// its NACK is kept until then.
 type streams struct {
-	mu   sync.Mutex
-	open map[*session]struct{}
+	mu    sync.Mutex
+	open  map[*session]struct{}
+	nacks map[string]nack // by node id
 }
 
-func newStreams() *streams { return &streams{open: map[*session]struct{}{}} }
+func newStreams() *streams { return &streams{open: map[*session]struct{}{}, nacks: map[string]nack{}} }
+
+// keep keeps the NACK of a client whose stream has ended. It drops another one, any, if there are too many.
+func (s *streams) keep(id string, last nack) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for other := range s.nacks {
+		if len(s.nacks) < maxNacks {
+			break
+		}
+		delete(s.nacks, other)
+	}
+	s.nacks[id] = last
+}
+
+// take returns the NACK of a client, which is not kept any more.
+func (s *streams) take(id string) nack {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := s.nacks[id]
+	delete(s.nacks, id)
+	return last
+}
 
 func (s *streams) add(one *session) {
 	s.mu.Lock()
@@ -137,36 +165,44 @@ func (s *streams) sorted(namespace string) []listed {
 		all = slices.DeleteFunc(all, func(one listed) bool { return one.about.namespace != namespace })
 	}
 	slices.SortFunc(all, func(a, b listed) int {
-		return cmp.Or(cmp.Compare(a.about.namespace, b.about.namespace), cmp.Compare(a.about.name(), b.about.name()), cmp.Compare(a.connected, b.connected))
+		return cmp.Or(cmp.Compare(a.about.namespace, b.about.namespace), cmp.Compare(a.about.name, b.about.name), cmp.Compare(a.connected, b.connected))
 	})
 	return all
 }
 
 // about is what a client says of itself. It never changes.
 type about struct {
-	id, namespace, software string
-	mergesHosts             bool
+	id, namespace string
+	name          string // of the pod, or of the host of a VM
+	software      string
+	mergesHosts   bool
 }
 
-// name returns the name of the pod, or of the host of a VM.
-func (a *about) name() string {
-	parts := strings.Split(a.id, "~")
-	if len(parts) != 4 {
-		return ""
-	}
-	return strings.TrimSuffix(parts[2], "."+a.namespace)
+// about returns what a client says of itself.
+func (c *subscriber) about() *about {
+	name := strings.Split(c.node, "~")[2] // as parseNode has checked
+	return &about{c.node, c.view.Namespace, strings.TrimSuffix(name, "."+c.view.Namespace), c.software, c.mergesHosts}
 }
 
 // A record has the times of a session, since the service began; 0 means never. It is guarded by session.mu.
 type record struct {
-	pushed, acked, nacked time.Duration
-	reason                string // of the last NACK
+	pushed, acked time.Duration
+	nack          nack // the last one
 }
+
+// A nack is a push that was rejected, and when.
+type nack struct {
+	at     time.Duration
+	reason string
+}
+
+// rejected reports whether the last answer was a NACK.
+func (r *record) rejected() bool { return r.nack.at > r.acked }
 
 // answered notes an answer to the last push.
 func (r *record) answered(now time.Duration, rejected bool, reason string) {
 	if rejected {
-		r.nacked, r.reason = now, cut(reason)
+		r.nack = nack{now, cut(reason)}
 		return
 	}
 	r.acked = now
@@ -180,7 +216,7 @@ func (s *session) state(said *about) (a Agent, open bool) {
 	default:
 	}
 	a = Agent{
-		Replica: s.service.cfg.Replica, Namespace: said.namespace, Name: said.name(), ID: said.id, Software: said.software,
+		Replica: s.service.cfg.Replica, Namespace: said.namespace, Name: said.name, ID: said.id, Software: said.software,
 		Address: addressOf(s.peer), TLS: s.tls, Variant: s.variant, Mode: modeWhole, State: StateWaiting,
 	}
 	if said.mergesHosts {
@@ -192,16 +228,17 @@ func (s *session) state(said *about) (a Agent, open bool) {
 	t.mu.Lock()
 	joined := s.view != nil
 	t.mu.Unlock()
-	if joined { // before that, the mutex of the session may be held for long
-		s.stateOfTable(&a)
-	}
-	return a, true
+	// Before that, the mutex of the session may be held for long.
+	return a, !joined || s.stateOfTable(&a)
 }
 
-// stateOfTable sets what is known of the table of a client that has requested it.
-func (s *session) stateOfTable(a *Agent) {
+// stateOfTable sets what is known of the table of a client that has requested it. open is false if the stream has ended.
+func (s *session) stateOfTable(a *Agent) (open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.joined {
+		return false
+	}
 	t := s.service.tables
 	t.mu.Lock()
 	v, woken := s.view, s.woken
@@ -211,11 +248,12 @@ func (s *session) stateOfTable(a *Agent) {
 	now := t.now()
 	a.View, a.Current = describe(&viewer), a.Digest == a.ServedDigest
 	a.LastPushSeconds, a.LastAckSeconds = ago(now, s.record.pushed), ago(now, s.record.acked)
-	if at := s.record.nacked; at > 0 {
-		a.Nack = &Nack{Reason: s.record.reason, Seconds: seconds(now - at)}
+	if last := s.record.nack; last.at > 0 {
+		a.Nack = &Nack{Reason: last.reason, Seconds: seconds(now - last.at)}
 	}
 	a.State = s.judgeLocked(now, woken, a.Current)
 	a.Behind = a.State == StateUnanswered || a.State == StateRejected || a.State == StateUnsent
+	return true
 }
 
 // judgeLocked returns the state of a client that has requested its table, and has that of now if current is set. woken is when a
@@ -227,7 +265,7 @@ func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState
 		return StateUnanswered
 	case current:
 		return StateCurrent
-	case r.nacked > r.acked:
+	case r.rejected():
 		return StateRejected
 	case s.pending, woken > 0 && now-woken < behindAfter:
 		return StateUpdating

@@ -134,6 +134,7 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 	if s.cfg.Check != nil {
 		client.check = func(node *corev3.Node, namespace string) error { return s.cfg.Check(ctx, node, namespace) }
 	}
+	s.streams.add(client)
 	client.late = time.AfterFunc(firstReadWait+s.cfg.AckTimeout, func() { cancel(errLate) })
 	done := make(chan error, 1)
 	s.handlers.Go(func() {
@@ -159,8 +160,6 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 func (s *Service) receive(client *session, next func(any) error) error {
 	s.metrics.clients.WithLabelValues(client.variant).Inc()
 	defer s.metrics.clients.WithLabelValues(client.variant).Dec()
-	s.streams.add(client)
-	defer s.streams.remove(client)
 	for {
 		r := &Request{delta: client.delta()}
 		if err := next(r); err != nil {

@@ -151,7 +151,8 @@ func (s *session) identify(node *corev3.Node) error {
 	}
 	if !s.known {
 		s.client, s.known = client, true
-		s.about.Store(&about{id: client.node, namespace: client.view.Namespace, software: client.software, mergesHosts: client.mergesHosts})
+		s.record.nack = s.service.streams.take(client.node)
+		s.about.Store(client.about())
 	}
 	return nil
 }
@@ -190,8 +191,12 @@ func (s *session) pushLocked() error {
 
 // end ends the session.
 func (s *session) end() {
+	s.service.streams.remove(s)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.record.rejected() {
+		s.service.streams.keep(s.client.node, s.record.nack)
+	}
 	if s.late.Stop(); s.joined {
 		s.service.tables.leave(s)
 		s.joined = false // the broadcaster may be about to push
