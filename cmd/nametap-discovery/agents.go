@@ -210,7 +210,7 @@ func row(a *push.Agent) string {
 		name = a.Namespace + "/" + a.Name
 	}
 	if a.Nack != nil {
-		nack = age(&a.Nack.Seconds) + " ago: " + a.Nack.Reason
+		nack = age(&a.Nack.Seconds) + " ago: " + printable(a.Nack.Reason)
 	}
 	address := a.Address
 	if of, err := netip.ParseAddrPort(address); err == nil {
