@@ -89,14 +89,19 @@ or from here: kubectl -n nametap-system port-forward POD 15014, and run this com
 
 // An agentsCommand is the command agents.
 type agentsCommand struct {
-	addr, namespace, output string
-	stale                   bool
-	stdout                  io.Writer
+	server            *options // the settings of the server, of which its environment may have any
+	namespace, output string
+	stale             bool
+	stdout            io.Writer
 }
 
 func newAgents(stdout io.Writer) *cobra.Command {
-	c := agentsCommand{stdout: stdout}
-	address := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c := agentsCommand{server: newOptions(), stdout: stdout}
+	server := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.server.addFlags(server)
+	server.VisitAll(func(flag *pflag.Flag) { flag.Hidden = true })
+	address := server.Lookup("http-addr")
+	address.Hidden, address.Usage = false, "status `address` of nametap-discovery [NAMETAP_HTTP_ADDR]"
 	cmd := &cobra.Command{
 		Use:     "agents [--stale] [--namespace NS]",
 		Short:   "Show the agents of the nametap-discovery on this host, and whether each has its table",
@@ -104,7 +109,7 @@ func newAgents(stdout io.Writer) *cobra.Command {
 		Example: "  nametap-discovery agents --stale\n  nametap-discovery agents --namespace shop --output json | jq -r 'select(.behind) | .name'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := settings.FromEnvironment(address, os.Environ()); err != nil {
+			if err := settings.FromEnvironment(server, os.Environ()); err != nil {
 				return usageError{err}
 			}
 			if err := checkOutput(c.output); err != nil {
@@ -117,18 +122,16 @@ func newAgents(stdout io.Writer) *cobra.Command {
 	flags.SortFlags = false
 	flags.BoolVar(&c.stale, "stale", false, "only agents that are behind: they have not answered the last push, or were not sent what has changed, for 10s, or have rejected it")
 	flags.StringVarP(&c.namespace, "namespace", "n", "", "only agents of this `namespace`")
-	c.addr = newOptions().httpAddr
-	address.StringVar(&c.addr, "http-addr", c.addr, "status `address` of nametap-discovery [NAMETAP_HTTP_ADDR]")
-	flags.AddFlagSet(address)
+	flags.AddFlagSet(server)
 	flags.StringVarP(&c.output, "output", "o", outputText, "`format`: text, or json with an agent in each line")
 	return cmd
 }
 
 // run requests the agents and prints them.
 func (c *agentsCommand) run(ctx context.Context) error {
-	address, err := settings.Reachable(c.addr)
+	address, err := settings.Reachable(c.server.httpAddr)
 	if err != nil {
-		return usageError{fmt.Errorf("--http-addr=%q: %w", c.addr, err)}
+		return usageError{fmt.Errorf("--http-addr=%q: %w", c.server.httpAddr, err)}
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute) // the server takes no longer
 	defer cancel()
@@ -142,7 +145,7 @@ func (c *agentsCommand) run(ctx context.Context) error {
 	to := url.URL{Scheme: "http", Host: address, Path: agentsPath, RawQuery: query.Encode()}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, to.String(), http.NoBody)
 	if err != nil {
-		return fmt.Errorf("--http-addr=%q: %w", c.addr, err)
+		return fmt.Errorf("--http-addr=%q: %w", c.server.httpAddr, err)
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: 10 * time.Second}}
 	response, err := client.Do(request)
