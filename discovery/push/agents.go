@@ -88,7 +88,7 @@ const (
 func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 	return func(yield func(Agent) bool) {
 		for _, one := range s.streams.sorted(namespace) {
-			if a, open := one.session.state(one.about); open && !yield(a) {
+			if a, open := one.state(one.about); open && !yield(a) {
 				return
 			}
 		}
