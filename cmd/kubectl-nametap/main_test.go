@@ -29,5 +29,9 @@ func kubectl() {
 
 // TestScripts runs the plugin with a kubectl that prints its arguments.
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{Dir: "testdata/script"})
+	testscript.Run(t, testscript.Params{Dir: "testdata/script", Setup: func(e *testscript.Env) error {
+		// The race detector would wait for a second at the end of each command.
+		e.Setenv("GORACE", "atexit_sleep_ms=0")
+		return nil
+	}})
 }

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -118,14 +119,14 @@ func (s *served) acknowledge(stream discoveryv3.AggregatedDiscoveryService_Strea
 	}
 }
 
-// agent starts an agent of nametap in the namespace shop.
-func (s *served) agent(binaries *process.Binaries) {
+// agent starts an agent of nametap in the namespace shop, with this control plane.
+func (s *served) agent(binaries *process.Binaries, controlPlane string) {
 	s.t.Helper()
 	resolv := s.t.TempDir() + "/resolv.conf"
 	if err := os.WriteFile(resolv, []byte("nameserver 127.0.0.99\n"), 0o600); err != nil {
 		s.t.Fatal(err)
 	}
-	cmd := exec.Command(binaries.Dir(s.t)+"/nametap", "agent", "--xds-addr", s.grpc, "--xds-plaintext", "--pod-name", "web-0", "--namespace", "shop", "--instance-ip", "10.0.0.1",
+	cmd := exec.Command(binaries.Dir(s.t)+"/nametap", "agent", "--xds-addr", controlPlane, "--xds-plaintext", "--pod-name", "web-0", "--namespace", "shop", "--instance-ip", "10.0.0.1",
 		"--dns-addr", "127.0.0.1:0", "--status-addr", "127.0.0.1:0", "--resolv-conf", resolv, "--state-dir", s.t.TempDir(), "--drain", "0s")
 	cmd.Stderr = s.log
 	if err := cmd.Start(); err != nil {
@@ -182,7 +183,7 @@ func TestAgents(t *testing.T) { // D66
 	binaries := process.Of("nametap")
 	t.Cleanup(binaries.Remove)
 	s := serveWith(t)
-	s.agent(binaries)
+	s.agent(binaries, s.grpc)
 	istio := s.istio()
 	rejects, silent := s.peer("rejects.shop"), s.peer("silent.shop")
 	rejects.answer("")
@@ -218,6 +219,73 @@ replica NAME, namespace shop: agents: 3, behind: 1 (2 current, 1 rejected). Othe
 	rejects.answer("")
 	s.has(header+`replica NAME, namespace shop: agents: 3, behind: 0 (3 current). Other replicas have other agents: ask each.
 `, "--stale", "-n", "shop")
+}
+
+// damaging returns the address of a way to the server that changes a text once, on the way to the client.
+func (s *served) damaging(from, to string) string {
+	s.t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = ln.Close() })
+	var once sync.Once
+	go func() {
+		for {
+			client, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", s.grpc)
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			go func() {
+				defer server.Close()
+				_, _ = io.Copy(server, client)
+			}()
+			go func() {
+				defer client.Close()
+				for part := make([]byte, 64<<10); ; {
+					n, err := server.Read(part)
+					if i := bytes.Index(part[:n], []byte(from)); i >= 0 {
+						once.Do(func() { copy(part[i:n], to) })
+					}
+					if _, failed := client.Write(part[:n]); err != nil || failed != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return ln.Addr().String()
+}
+
+// TestAgentAfterDamage shows why an agent has rejected a change that was damaged on the way, after it has connected again.
+func TestAgentAfterDamage(t *testing.T) { // D41, D66
+	t.Parallel()
+	binaries := process.Of("nametap")
+	t.Cleanup(binaries.Remove)
+	s := serveWith(t)
+	s.agent(binaries, s.damaging("10.0.0.66", "10.0.0.67"))
+	current := regexp.MustCompile(`(?m)^shop/web-0 .* current  -$`)
+	wait.Until(t, "the agent has its table", func() bool { return current.MatchString(normal(s.agents())) })
+	s.put("10.0.0.66")
+	rejected := regexp.MustCompile(`(?m)^shop/web-0 .* current  AGE ago: .*checksum.*web\.shop\.svc\.cluster\.local`)
+	got := ""
+	defer func() {
+		if t.Failed() {
+			t.Log(got)
+		}
+	}()
+	wait.Until(t, "the agent has its table again", func() bool {
+		got = normal(s.agents())
+		return rejected.MatchString(got)
+	})
+	if n := strings.Count(s.metrics(), `nametap_discovery_rejected_total{variant="delta"} 1`); n != 1 {
+		t.Error("it is not counted")
+	}
 }
 
 // TestAgentsJSON reads the output for programs.
