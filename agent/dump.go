@@ -1,86 +1,41 @@
 package agent
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
-	"strconv"
-	"time"
 
-	"golang.org/x/sync/semaphore"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/internal/httpguard"
 )
 
-const (
-	// maxDumps is how many clients get a dump at a time. A dump keeps a table alive that was
-	// replaced meanwhile.
-	maxDumps = 2
-	// stallTime is how long a client of a dump may take none of it, dumpTime how long all of it
-	// may take.
-	stallTime = 5 * time.Second
-	dumpTime  = time.Minute
-	// dumpBuffer is how much of a dump is in memory, besides what the kernel holds.
-	dumpBuffer = 16 << 10
-)
+// maxDumps is how many clients get a dump at a time. A dump keeps a table alive that was replaced meanwhile.
+const maxDumps = 2
 
 // dumps are the responses that grow with the table and the cache. They are written entry by
 // entry, so that their memory does not grow with them.
-type dumps struct{ slots *semaphore.Weighted }
+type dumps struct{ *httpguard.Dumps }
 
-func newDumps() dumps { return dumps{semaphore.NewWeighted(maxDumps)} }
+func newDumps() dumps { return dumps{httpguard.NewDumps(maxDumps, "the table or the cache")} }
 
 // limited returns a handler that refuses a request while maxDumps others are answered.
 func (d dumps) limited(next func(w *dump, r *http.Request)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if !d.slots.TryAcquire(1) {
-			w.Header().Set("Retry-After", strconv.Itoa(int(stallTime.Seconds())))
-			http.Error(w, fmt.Sprintf("%d clients read the table or the cache already, which is the limit: try again", maxDumps), http.StatusServiceUnavailable)
-			return
-		}
-		defer d.slots.Release(1)
-		out := &dump{ResponseWriter: w, control: http.NewResponseController(w), end: time.Now().Add(dumpTime)}
-		out.buffer = bufio.NewWriterSize((*progress)(out), dumpBuffer)
-		next(out, r)
-		_ = out.buffer.Flush() // fails only if the client does not read or has disconnected
-	}
+	return d.Limited(func(w *httpguard.Dump, r *http.Request) { next(&dump{Dump: w}, r) })
 }
 
-// A dump is one response. Its methods panic with [http.ErrAbortHandler] if the client does not
-// read, so that the connection ends.
+// A dump is one response.
 type dump struct {
-	http.ResponseWriter
-	control *http.ResponseController
-	end     time.Time // the latest
-	buffer  *bufio.Writer
+	*httpguard.Dump
 	scratch bytes.Buffer // of entry
 }
 
-// A progress writes to the client of a dump, which has to take some of it every stallTime.
-type progress dump
-
-// Write implements [io.Writer].
-func (p *progress) Write(b []byte) (int, error) {
-	deadline := time.Now().Add(stallTime)
-	if deadline.After(p.end) {
-		deadline = p.end
-	}
-	if err := p.control.SetWriteDeadline(deadline); err != nil {
-		return 0, err
-	}
-	return p.ResponseWriter.Write(b)
-}
-
 // text writes a part of the response.
-func (d *dump) text(text string) {
-	if _, err := d.buffer.WriteString(text); err != nil {
-		panic(http.ErrAbortHandler)
-	}
-}
+func (d *dump) text(text string) { _, _ = io.WriteString(d, text) } // it panics instead of an error
 
 // entry writes a value in JSON, indented as a member of a list or an object at the second level.
 // first says that it is the first one. prefix comes before it.
@@ -95,9 +50,7 @@ func (d *dump) entry(first bool, prefix string, value []byte) {
 	}
 	d.text(separator)
 	d.text(prefix)
-	if _, err := d.scratch.WriteTo(d.buffer); err != nil {
-		panic(http.ErrAbortHandler)
-	}
+	_, _ = d.scratch.WriteTo(d) // it panics instead of an error
 }
 
 // handleTable shows the table in the format of Istio's agent, for the scripts that read it.

@@ -216,7 +216,7 @@ func TestFamilyIsAdded(t *testing.T) {
 		s := client.Status()
 		return s.Connected && s.Digest != first
 	})
-	if n := r.Consistency().Differences; n != 0 {
-		t.Errorf("%d differences between replicas are counted, and there is one replica", n)
+	if n := r.metric(t, "replica_differences_total"); n != 0 {
+		t.Errorf("%v differences between replicas are counted, and there is one replica", n)
 	}
 }

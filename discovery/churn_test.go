@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -180,6 +181,28 @@ func (c *churn) settle() {
 			c.t.Fatalf("client %d, %+v, has another table after it had the right one", i, client.kind)
 		}
 	}
+	for _, r := range c.replicas {
+		wait.Until(c.t, "the replica shows all of its clients up to date", func() bool {
+			for a := range r.Agents("") {
+				if !a.Current || a.State != push.StateCurrent || a.Digest != a.ServedDigest {
+					return false
+				}
+			}
+			return true
+		})
+	}
+}
+
+// shown fails the test if a replica says of a client that it was not sent what has changed: it is sent that at once, or when it has
+// answered.
+func (c *churn) shown() {
+	for _, r := range c.replicas {
+		for a := range r.Agents("") {
+			if a.State == push.StateUnsent {
+				c.t.Errorf("a client is behind, and is sent nothing: %+v", a)
+			}
+		}
+	}
 }
 
 // TestChurn checks that clients of all kinds, which delay and reject pushes, lose their streams and move between
@@ -218,13 +241,13 @@ func TestChurn(t *testing.T) { // D12, D15, D30, D33, D35, D36, D37, D38
 		if step%40 == 39 {
 			c.settle()
 		}
-		if t.Failed() {
+		if c.shown(); t.Failed() {
 			t.Fatalf("at step %d", step)
 		}
 	}
 	for _, r := range c.replicas {
-		if n := r.Consistency().Differences; n != 0 {
-			t.Logf("%d differences are counted: a new replica that lists after a removal has the revision of one that has not heard of it", n)
+		if n := r.metric(t, "replica_differences_total"); n != 0 {
+			t.Logf("%v differences are counted: a new replica that lists after a removal has the revision of one that has not heard of it", n)
 		}
 	}
 }

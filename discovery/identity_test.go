@@ -177,6 +177,20 @@ func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48
 	}
 }
 
+// TestAgentsOverTLS checks that clients that have proven who they are are shown as such.
+func TestAgentsOverTLS(t *testing.T) { // D66
+	t.Parallel()
+	s := startSecured(t)
+	s.good()
+	openDelta(t, s.as(t, s.authority, &bearer{"good", ""}, nil), node(t, "shop"), nil).next()
+	if all := slices.Collect(s.Agents("")); len(all) != 1 || !all[0].TLS || all[0].Namespace != "shop" {
+		t.Errorf("%+v", all)
+	}
+	if all := slices.Collect(s.Agents("other")); len(all) != 0 {
+		t.Errorf("%+v", all)
+	}
+}
+
 // TestOneReview checks that a token is reviewed once, and that a client that is known connects while
 // the API server is away. A new one is told to come back.
 func TestOneReview(t *testing.T) { // D49

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -66,7 +68,7 @@ type Config struct {
 	// Lease is that whose holder writes automatic VIPs to the status of ServiceEntries, so that all
 	// replicas give a host the same. Without one, none are written.
 	Lease source.Lease
-	// Identity names this replica in the Lease; "" means the name of the machine.
+	// Identity names this replica in the Lease, and in what is shown of clients; "" means the name of the machine.
 	Identity string
 	// ClusterDomain is the domain of Services; "" means "cluster.local".
 	ClusterDomain string
@@ -127,6 +129,9 @@ func DefaultConfig() Config {
 
 // withDefaults returns c with defaults for the zero values.
 func (c Config) withDefaults() Config {
+	if c.Identity == "" {
+		c.Identity, _ = os.Hostname() // [Server.newWriter] fails without a name
+	}
 	if c.ClusterDomain == "" {
 		c.ClusterDomain = defaultClusterDomain
 	}
@@ -260,7 +265,7 @@ func New(cfg Config) (server *Server, err error) {
 	}
 	s.push = push.New(push.Config{
 		Hosts: cfg.newHosts(len(s.inputs.all), s.vips.VIPs), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
-		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger,
+		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger, Replica: cfg.Identity,
 		Room:       func() error { return s.memory.check(tableShare) },
 		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // a revision is of the own API server
 	})
@@ -295,8 +300,11 @@ func (s *Server) Waiting() string {
 	return s.waitingFor()
 }
 
-// Consistency returns which tables are served, and which clients have them.
-func (s *Server) Consistency() push.Consistency { return s.push.Consistency() }
+// Replica returns the name of this replica.
+func (s *Server) Replica() string { return s.cfg.Identity }
+
+// Agents returns the state of each client of this replica, see [push.Service.Agents].
+func (s *Server) Agents(namespace string) iter.Seq[push.Agent] { return s.push.Agents(namespace) }
 
 // Errors returns the errors in objects and in the places where they are read. Those of the configuration
 // directory are sorted by file and line.

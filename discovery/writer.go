@@ -1,10 +1,8 @@
 package discovery
 
 import (
-	"cmp"
 	"context"
-	"fmt"
-	"os"
+	"errors"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -17,13 +15,12 @@ func (s *Server) newWriter() (source.Writer, error) {
 	if s.cfg.Lease == (source.Lease{}) {
 		return nil, nil //nolint:nilnil // there is none
 	}
-	host, err := os.Hostname()
-	if err != nil && s.cfg.Identity == "" {
-		return nil, fmt.Errorf("the name of this replica in the Lease: %w", err)
+	if s.cfg.Identity == "" {
+		return nil, errors.New("this replica needs a name in the Lease, and the machine has none")
 	}
 	number := s.inputs.number(s.inputs.kube)
 	return s.cfg.Kubernetes.NewWriter(source.WriterConfig{
-		Lease: s.cfg.Lease, Identity: cmp.Or(s.cfg.Identity, host), RootNamespace: s.cfg.RootNamespace,
+		Lease: s.cfg.Lease, Identity: s.cfg.Identity, RootNamespace: s.cfg.RootNamespace,
 		Wanted:  func() map[object.Key]object.VIPStatus { return s.push.Statuses(number) },
 		Changed: s.writeVIPs, Logger: s.cfg.Logger,
 	})

@@ -122,10 +122,10 @@ func TestRevisionOfAnotherNode(t *testing.T) {
 	t.Parallel()
 	p := startPlane(t)
 	hostsIn(p)
-	w, dir := newWorkload("10.0.0.1"), t.TempDir()
+	w, dir, version := newWorkload("10.0.0.1"), t.TempDir(), "v0.1.0"
 	config := func(cfg *nds.Config) {
 		w.config(cfg)
-		cfg.StateDir = dir
+		cfg.StateDir, cfg.Node.Version = dir, version
 	}
 	h, _ := startHosts(t, p, config)
 	h.wantACK("v1")
@@ -159,6 +159,8 @@ func TestRevisionOfAnotherNode(t *testing.T) {
 	w.set(nil, nil, "10.0.0.1")
 	again("a restart with another address", restart, false)
 	again("a restart with the same one", restart, true)
+	version = "v0.2.0"
+	again("an upgrade of the agent", restart, true)
 }
 
 // C12, D41: a bit that changes on the way from the control plane is found before the host is in use. The client

@@ -112,6 +112,7 @@ func testConfig(addr string) nds.Config {
 			IPs:            []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("::ffff:192.0.2.2"), netip.MustParseAddr("fd00::2")},
 			ServiceAccount: "default",
 			Labels:         map[string]string{"app": "web"},
+			Version:        "v0.1.0",
 		},
 	}
 }
@@ -130,9 +131,10 @@ func testNode(t *testing.T) *corev3.Node {
 		t.Fatal(err)
 	}
 	return &corev3.Node{
-		Id:            "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local",
-		Metadata:      metadata,
-		UserAgentName: "nametap",
+		Id:                   "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local",
+		Metadata:             metadata,
+		UserAgentName:        "nametap",
+		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: "v0.1.0"},
 	}
 }
 

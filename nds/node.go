@@ -43,6 +43,8 @@ type Node struct {
 	// AutoAllocate asks for automatic VIPs. Connections to them work only through package
 	// egress, or a proxy such as Envoy. Without it, the table does not hold hosts that have no address.
 	AutoAllocate bool
+	// Version is that of the workload's agent, which control planes show; it may be empty.
+	Version string
 	// Metadata is further node metadata; the fields of Node take precedence. It may be
 	// nil.
 	Metadata map[string]any
@@ -109,9 +111,11 @@ func (c *Client) firstNode() *corev3.Node {
 	return node
 }
 
-// fingerprint returns the same text for nodes that say the same of themselves.
+// fingerprint returns the same text for nodes that say the same of themselves. The version of the agent does not count: what a
+// node is sent does not depend on it, and a snapshot outlives an upgrade.
 func fingerprint(node *corev3.Node) string {
-	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(node) // its strings are UTF-8
+	of := &corev3.Node{Id: node.GetId(), Metadata: node.GetMetadata(), UserAgentName: node.GetUserAgentName()}
+	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(of) // its strings are UTF-8
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
@@ -221,9 +225,13 @@ func (n Node) proto() (*corev3.Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node metadata of pod %q: %w", n.PodName, err)
 	}
-	return &corev3.Node{
+	node := &corev3.Node{
 		Id:            "sidecar~" + ips[0] + "~" + n.PodName + "." + n.Namespace + "~" + n.Domain,
 		Metadata:      fields,
 		UserAgentName: "nametap",
-	}, nil
+	}
+	if n.Version != "" {
+		node.UserAgentVersionType = &corev3.Node_UserAgentVersion{UserAgentVersion: n.Version}
+	}
+	return node, nil
 }

@@ -31,7 +31,7 @@ func TestExperiments(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(built) })
-	runs := []string{"push,churn,replicas", "reconnect", "slow,day"} // two go from one replica to two
+	runs := []string{"push,churn,replicas", "reconnect", "slow,list,day"} // two go from one replica to two
 	if got, want := strings.Split(strings.Join(runs, ","), ","), experiments(); !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))) {
 		t.Errorf("experiments %q, want %q", got, want)
 	}

@@ -3,7 +3,7 @@
 // what its figures mean.
 //
 //   - stage.go, server.go: the control planes under test, and the agents that are connected to them;
-//   - push.go, reconnect.go, replicas.go, realagent.go: the experiments;
+//   - push.go, reconnect.go, list.go, replicas.go, realagent.go: the experiments;
 //   - verify.go: whether all agents have the server's table;
 //   - remote.go: edits at a real API server;
 //   - report.go: figures and tables.

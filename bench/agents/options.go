@@ -50,7 +50,7 @@ const ofAgent = "agent"
 
 // experiments are the names of the experiments, in their order.
 func experiments() []string {
-	return []string{"push", "churn", "reconnect", "slow", "replicas", "day"}
+	return []string{"push", "churn", "reconnect", "slow", "list", "replicas", "day"}
 }
 
 // parseOptions reads the command line. Help is printed to w.

@@ -149,6 +149,8 @@ func (s *stage) experiment(ctx context.Context, name string) error {
 		err = s.reconnect(ctx, f)
 	case "slow":
 		err = s.slowReaders(ctx, f)
+	case "list":
+		err = s.list(ctx, f)
 	case "replicas":
 		err = s.rolling(ctx, f, rollingRate)
 	case "day":

@@ -93,7 +93,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.Var(settings.Duration(&o.server.MaxConnectionAge, settings.ZeroRefused), "max-connection-age",
 		"`time`, give or take a tenth, after which a client is asked to connect again, so that clients spread over replicas")
 	g.Var(settings.Duration(&o.drain, settings.ZeroIsZero), "drain", "`time` to serve on after SIGTERM, so that load balancers stop sending clients before their streams end")
-	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics, /debug/errors, /debug/objects and /debug/consistency; empty serves none")
+	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics, /debug/errors, /debug/objects and /debug/agents; empty serves none")
 	g.Text(&o.logLevel, "log-level", "least important `level` to log: debug, info, warn or error")
 
 	g = settings.NewGroup(f, "Injection")
@@ -244,14 +244,14 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
 	root.SetUsageFunc(settings.PrintUsage)
 	o.addFlags(root.Flags())
-	root.AddCommand(newTable(stdout, stderr), newInject(stdout, stderr), newVersion(stdout))
+	root.AddCommand(newAgents(stdout), newTable(stdout, stderr), newInject(stdout, stderr), newVersion(stdout))
 	return root
 }
 
 // noArgs refuses arguments. With cobra.NoArgs the error would not be a usageError.
 func noArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("unknown command or argument %q: want table, inject, version, or flags only", args[0])}
+		return usageError{fmt.Errorf("unknown command or argument %q: want agents, table, inject, version, or flags only", args[0])}
 	}
 	return nil
 }

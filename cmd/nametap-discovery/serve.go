@@ -135,7 +135,7 @@ func statusHandler(stopping context.Context, server *discovery.Server, registry 
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.Handle("GET /debug/errors", listHandler(server.Errors))
 	mux.Handle("GET /debug/objects", listHandler(server.Resources))
-	mux.Handle("GET /debug/consistency", jsonHandler(server.Consistency))
+	mux.Handle("GET "+agentsPath, agentsHandler(server))
 	return mux
 }
 

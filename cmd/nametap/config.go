@@ -105,7 +105,7 @@ func (o *options) completeNode(cfg *agent.Config) error {
 	}
 	// The node's domain has the namespace even if --domain does not.
 	node.Domain = node.Namespace + ".svc." + domain
-	node.Metadata = id.metadata
+	node.Metadata, node.Version = id.metadata, version.String()
 	cfg.XDS.Refresh = o.refresh(id.labels)
 	return nil
 }

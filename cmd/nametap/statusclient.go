@@ -9,9 +9,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -71,20 +69,13 @@ func (c *statusClient) dnsAddr() (string, error) {
 	return reachable(dnsAddrFlag, c.options.agent.DNS.Addr)
 }
 
-// reachable returns an address to connect to for an address to listen on: localhost for all
-// addresses of the host.
+// reachable returns an address to connect to for the address to listen on that a flag sets.
 func reachable(flag, addr string) (string, error) {
-	host, port, err := net.SplitHostPort(addr)
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
-	}
+	to, err := settings.Reachable(addr)
 	if err != nil {
-		return "", usageError{fmt.Errorf("--%s=%q: want host:port", flag, addr)}
+		return "", usageError{fmt.Errorf("--%s=%q: %w", flag, addr, err)}
 	}
-	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
-		host = "localhost"
-	}
-	return net.JoinHostPort(host, port), nil
+	return to, nil
 }
 
 // get requests path and decodes the JSON reply into v.

@@ -12,7 +12,7 @@
 //  4. change.go encodes changes, from the last ones of all hosts. resource.go encodes shards. Both do so once for
 //     all clients, and codec.go sends these bytes without a copy for each client.
 //
-// consistency.go says which tables are served, and which ones clients have.
+// agents.go says which table each client has, and which it should have.
 //
 // service.go serves streams; request.go decodes what is used of a request; node.go parses what a client says of
 // itself; metrics.go counts.

@@ -28,8 +28,9 @@ func join(tb testing.TB, s *Service, namespace, merge string) *fakeClient {
 		tb.Fatal(err)
 	}
 	c := &fakeClient{tb: tb}
-	c.session = &session{service: s, variant: variantDelta, send: c.receive}
+	c.session = &session{service: s, variant: variantDelta, send: c.receive, connected: s.tables.now()}
 	c.late = time.AfterFunc(time.Hour, func() {})
+	s.streams.add(c.session)
 	node := &corev3.Node{Id: "sidecar~10.0.0.1~web-0." + namespace + "~x", Metadata: meta}
 	if err := c.handle(&Request{node: node, typeURL: TypeURL}); err != nil {
 		tb.Fatal(err)
@@ -80,6 +81,16 @@ func (s *Service) updateAll(tb testing.TB, changes ...hosts.Change) {
 			tb.Fatal(err)
 		}
 	}
+}
+
+// shown returns what is shown of the client.
+func (c *fakeClient) shown() Agent {
+	c.tb.Helper()
+	a, open := c.state(c.about.Load())
+	if !open {
+		c.tb.Fatal("the stream has ended")
+	}
+	return a
 }
 
 // change returns the change in the last push, and its length.

@@ -28,12 +28,13 @@ const (
 	metaCluster      = "CLUSTER_ID"
 	metaNetwork      = "NETWORK"
 	metaAccount      = "SERVICE_ACCOUNT" // which [Config.Check] reads
+	metaIstioVersion = "ISTIO_VERSION"
 )
 
 // isUsed reports whether the metadata with a key is read.
 func isUsed(key string) bool {
 	switch key {
-	case metaNamespace, metaIPs, metaDNSCapture, metaAutoAllocate, metaMerge, metaHosts, metaRevision, metaLabels, metaCluster, metaNetwork, metaAccount:
+	case metaNamespace, metaIPs, metaDNSCapture, metaAutoAllocate, metaMerge, metaHosts, metaRevision, metaLabels, metaCluster, metaNetwork, metaAccount, metaIstioVersion:
 		return true
 	}
 	return false
@@ -46,6 +47,7 @@ const mergeHosts = "hosts"
 // are, depends on the objects, so the view does not have it yet.
 type subscriber struct {
 	node             string // the id
+	software         string // its name and version; may be empty
 	view             hosts.View
 	labels           hosts.Labels
 	cluster, network string // that the client claims to be in; may be empty
@@ -62,6 +64,7 @@ const (
 	maxName     = 253
 	maxLabel    = 63
 	maxNodeID   = len("sidecar~~.~") + len("0000:0000:0000:0000:0000:ffff:255.255.255.255") + maxName + maxLabel + maxName
+	maxSoftware = 64
 	// maxLabels is a number of labels.
 	maxLabels = 256
 )
@@ -113,11 +116,22 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	if v.Families, ok = familiesOf(ips + "," + parts[1]); !ok {
 		return subscriber{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", cut(node.GetId()), metaIPs)
 	}
-	client := subscriber{node: node.GetId(), view: v, labels: labels, cluster: cluster, network: network, mergesHosts: merge == mergeHosts}
+	client := subscriber{node: node.GetId(), software: software(node), view: v, labels: labels, cluster: cluster, network: network, mergesHosts: merge == mergeHosts}
 	if len(encoded) > 0 {
 		client.digests, client.revision = &digests, revision
 	}
 	return client, nil
+}
+
+// software returns the name and the version of the program of a client. Istio's agent sends those of its Envoy, and its
+// own version as metadata. What it says is only shown, so nothing is refused.
+func software(node *corev3.Node) string {
+	name, version := node.GetUserAgentName(), node.GetUserAgentVersion()
+	if own := node.GetMetadata().GetFields()[metaIstioVersion].GetStringValue(); version == "" && own != "" {
+		name, version = "istio", own
+	}
+	text := strings.TrimSpace(name + " " + version)
+	return strings.Clone(text[:min(len(text), maxSoftware)])
 }
 
 // familiesOf returns the families in a comma-separated list of addresses. It ignores

@@ -146,6 +146,8 @@ const (
 	fieldStatusMessage = 2
 	fieldNodeID        = 1
 	fieldMetadata      = 3
+	fieldAgentName     = 6
+	fieldAgentVersion  = 7
 	fieldFields        = 1
 	fieldKey           = 1
 	fieldValue         = 2
@@ -213,6 +215,10 @@ func (w wire) node(size int) (*corev3.Node, error) {
 		switch n {
 		case fieldNodeID:
 			node.Id = w.text(size, maxNodeID+1)
+		case fieldAgentName:
+			node.UserAgentName = w.text(size, maxSoftware)
+		case fieldAgentVersion:
+			node.UserAgentVersionType = &corev3.Node_UserAgentVersion{UserAgentVersion: w.text(size, maxSoftware)}
 		case fieldMetadata:
 			return w.each(size, func(n protowire.Number, size int) error {
 				if n == fieldFields {

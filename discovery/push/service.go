@@ -12,6 +12,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/discovery/hosts"
@@ -52,6 +53,8 @@ type Config struct {
 	// that does not read holds its table, and clients with a Sidecar each may have as many. The stream of that client
 	// ends; nil means that there is always room.
 	Room func() error
+	// Replica names this replica in what is shown of clients.
+	Replica string
 	// Comparable says that replicas with the same revision have the same objects.
 	Comparable bool
 	// Behind reports whether what is served may be older than a revision, of this replica or of another one, that
@@ -69,6 +72,7 @@ type Service struct {
 	metrics *metrics
 	tables  *tables
 	rounds  *broadcaster
+	streams *streams
 
 	stopped    context.Context //nolint:containedctx // it ends when Stop is called
 	stop       context.CancelFunc
@@ -81,7 +85,7 @@ type Service struct {
 // New returns a service that serves no table until [Service.WaitFor] permits it, and sends changes only while
 // [Service.Run] runs.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster()}
+	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams()}
 	s.metrics = newMetrics(s.differences.Load)
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
@@ -123,10 +127,14 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
-	client := &session{service: s, variant: variant, send: send, ended: running.Done(), fail: cancel}
+	client := &session{service: s, variant: variant, send: send, ended: running.Done(), fail: cancel, connected: s.tables.now()}
+	if from, ok := peer.FromContext(ctx); ok {
+		client.peer, client.tls = from.Addr, from.AuthInfo != nil && from.AuthInfo.AuthType() == "tls"
+	}
 	if s.cfg.Check != nil {
 		client.check = func(node *corev3.Node, namespace string) error { return s.cfg.Check(ctx, node, namespace) }
 	}
+	s.streams.add(client)
 	client.late = time.AfterFunc(firstReadWait+s.cfg.AckTimeout, func() { cancel(errLate) })
 	done := make(chan error, 1)
 	s.handlers.Go(func() {
@@ -171,6 +179,15 @@ func (s *Service) rejected(variant, node, reason string) {
 	s.metrics.rejected.WithLabelValues(variant).Inc()
 	s.rejections.Do(func() {
 		s.cfg.Logger.Warn("a client rejected a push and keeps its table", "node", cut(node), "variant", variant, "reason", cut(reason))
+	})
+}
+
+// replicasDiffer logs and counts that a client comes from a replica with the same objects and another table.
+func (s *Service) replicasDiffer(node string) {
+	s.differences.Add(1)
+	s.rejections.Do(func() {
+		s.cfg.Logger.Error("another replica with the same objects serves another table: are all of the same release, and with the same flags? "+
+			"Compare the digests that their /debug/agents shows for the same view", "node", cut(node))
 	})
 }
 

@@ -2,6 +2,7 @@ package push
 
 import (
 	"crypto/rand"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,8 +29,14 @@ type session struct {
 	ended  <-chan struct{}                                 // closed when the stream has ended
 	fail   func(error)                                     // ends the stream
 	queued atomic.Bool                                     // it is in the queue of the broadcaster
+	about  atomic.Pointer[about]                           // nil before the first request
 
-	mu      sync.Mutex // guards the fields up to sent
+	// Where and when the client has connected; peer may be nil.
+	peer      net.Addr
+	tls       bool
+	connected time.Duration // as in record
+
+	mu      sync.Mutex // guards the fields up to record
 	client  subscriber
 	known   bool   // the first request was read
 	joined  bool   // a request for name tables was read
@@ -40,12 +47,15 @@ type session struct {
 	sent    string // the version of the last push
 	pending bool   // the last push is not answered
 	owed    bool   // the next push is sent even if nothing is new
+	record  record
 
 	// The fields below are guarded by tables.mu.
 
 	view     *view // nil before joined
 	position position
 	accepted string // the version of the last push that the client has accepted
+	// woken is when the first change came that the client was not sent, as in record; 0 if there is none.
+	woken time.Duration
 }
 
 func (s *session) delta() bool { return s.variant == variantDelta }
@@ -95,6 +105,7 @@ func (s *session) handleLocked(r *Request) error {
 	if answers {
 		s.pending = false
 		s.late.Stop()
+		s.record.answered(s.service.tables.now(), r.rejected, r.reason)
 		s.service.tables.answered(s, s.sent, r.rejected)
 	}
 	again := r.nonce == "" && !s.delta() && !first // the client subscribes anew, and expects everything
@@ -140,6 +151,8 @@ func (s *session) identify(node *corev3.Node) error {
 	}
 	if !s.known {
 		s.client, s.known = client, true
+		s.record.nack = s.service.streams.take(client.node)
+		s.about.Store(client.about())
 	}
 	return nil
 }
@@ -170,7 +183,7 @@ func (s *session) pushLocked() error {
 	if s.wanted && !s.client.mergesHosts {
 		s.has = version
 	}
-	s.nonce, s.sent, s.pending, s.owed = p.nonce, version, true, false
+	s.nonce, s.sent, s.pending, s.owed, s.record.pushed = p.nonce, version, true, false, s.service.tables.now()
 	s.service.pushed(s.variant)
 	s.late.Reset(s.service.cfg.AckTimeout)
 	return s.send(p.encode(s.delta()))
@@ -178,8 +191,12 @@ func (s *session) pushLocked() error {
 
 // end ends the session.
 func (s *session) end() {
+	s.service.streams.remove(s)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.record.rejected() {
+		s.service.streams.keep(s.client.node, s.record.nack)
+	}
 	if s.late.Stop(); s.joined {
 		s.service.tables.leave(s)
 		s.joined = false // the broadcaster may be about to push

@@ -2,8 +2,6 @@ package push
 
 import (
 	"bytes"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +16,8 @@ import (
 
 // tables has the hosts, the views of them, and the sessions of the clients. Its locks are taken in their order.
 type tables struct {
+	began time.Time
+
 	// building is held while objects are read, and while the result is written to disk.
 	building sync.Mutex
 	hosts    *hosts.Hosts
@@ -43,11 +43,14 @@ type tables struct {
 
 func newTables(all *hosts.Hosts) *tables {
 	return &tables{
-		hosts: all, scene: all.Scene, waiting: "no object has been read yet", bases: map[hosts.Base]*base{},
+		began: time.Now(), hosts: all, scene: all.Scene, waiting: "no object has been read yet", bases: map[hosts.Base]*base{},
 		recent: newRecent(0), shards: newCache[shardID](maxEncoded, mem.Buffer.Len),
 		resources: newCache[resourceID](maxEncoded, func(r *resource) int { return r.size }),
 	}
 }
+
+// now returns how long the tables have been there: a time of eight bytes for each client.
+func (t *tables) now() time.Duration { return time.Since(t.began) }
 
 // WaitFor sets the reason that is sent to clients while there is no table; an empty string
 // says that there is one.
@@ -247,10 +250,12 @@ func (t *tables) followLocked(c *change) (woken []*session) {
 // wakeLocked appends the sessions of a view that has changed. Those that have the last table but one, which came with
 // the generation before, then have that of the last generation: nothing has changed for them in between.
 func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*session {
+	now := t.now()
 	for s := range v.sessions {
 		if s.position.at >= before {
 			s.position.at = max(s.position.at, t.recent.now-1)
 		}
+		s.wake(now)
 		woken = append(woken, s)
 	}
 	return woken
@@ -277,9 +282,17 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 		p.missing.Join(s.view.differsFrom(old))
 		p.at = t.recent.now
 		s.position = p
+		s.wake(t.now())
 		woken = append(woken, s)
 	}
 	return woken
+}
+
+// wake notes that something may have changed for the client. The caller holds tables.mu.
+func (s *session) wake(now time.Duration) {
+	if s.woken == 0 {
+		s.woken = now
+	}
 }
 
 // viewer returns the viewer of the client in a scene.
@@ -419,7 +432,7 @@ func (t *tables) forget(s *session) {
 func (t *tables) next(s *session) (r *resource, version string, made bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	version = s.view.version()
+	version, s.woken = s.view.version(), 0
 	before := t.made
 	defer func() { made = t.made != before && r.size >= maxSmall && s.view.isOwn() }()
 	switch {
@@ -433,11 +446,3 @@ func (t *tables) next(s *session) (r *resource, version string, made bool) {
 
 // maxSmall is how many bytes a resource may have that is sent whatever the memory: most changes have few.
 const maxSmall = 64 << 10
-
-// viewsLocked returns all views, in no order.
-func (t *tables) viewsLocked() (all []*view) {
-	for _, b := range t.bases {
-		all = slices.AppendSeq(all, maps.Values(b.views))
-	}
-	return all
-}

@@ -5,6 +5,8 @@ import (
 	"encoding/csv"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -286,4 +288,19 @@ func (l *list[T]) read(texts []string) ([]T, error) {
 		values = append(values, v)
 	}
 	return values, nil
+}
+
+// Reachable returns an address to connect to for an address to listen on, "host:port": localhost for all addresses of the host.
+func Reachable(addr string) (string, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return "", errors.New("want host:port")
+	}
+	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
+		host = "localhost"
+	}
+	return net.JoinHostPort(host, port), nil
 }

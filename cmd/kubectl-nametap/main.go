@@ -1,0 +1,205 @@
+// Command kubectl-nametap is a plugin of kubectl. It runs the commands of nametap in a pod, and those of nametap-discovery in
+// all of its replicas:
+//
+//	kubectl nametap status web-0 -n shop
+//	kubectl nametap agents --stale
+//
+// It runs the programs that are in the pods, with `kubectl exec`, so they need no shell, and have the version of the agent. Most
+// of what they show is on a unix socket, which `kubectl port-forward` does not reach.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+)
+
+const usage = `Run commands of nametap in a pod, and those of nametap-discovery in all replicas.
+
+Usage:
+  kubectl nametap status POD      the agent's connection, table, nameservers and capture
+  kubectl nametap query POD NAME  an answer, and the rule that gave it
+  kubectl nametap table POD       the agent's table
+  kubectl nametap cache POD       the agent's cache
+  kubectl nametap agents          the agents of all replicas of nametap-discovery
+
+POD may also be TYPE/NAME, as for kubectl exec. What follows it is passed to the command in the
+pod: kubectl nametap query web-0 -n shop api.example.com AAAA --output json
+
+Flags:
+  -n, --namespace NS        the namespace of the pod; with agents, that of the agents to show
+  -c, --container NAME      the container of the agent (default nametap)
+  --discovery-namespace NS  the namespace of nametap-discovery (default nametap-system)
+  --context, --kubeconfig, --cluster, --user, --as, --as-group, --request-timeout: as for kubectl
+`
+
+// Exit codes, as nametap has them.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// agents is the command that is not one of nametap, but of nametap-discovery.
+const agents = "agents"
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+// run runs a command line and returns the exit code.
+func run(args []string) int {
+	r, err := parse(args)
+	if errors.Is(err, errHelp) {
+		fmt.Print(usage)
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "kubectl nametap: %v\n`kubectl nametap --help` shows the usage\n", err)
+		return exitUsage
+	}
+	signal.Notify(make(chan os.Signal, 1), os.Interrupt) // kubectl gets it, too, and ends
+	code := 0
+	if r.command == agents {
+		code, err = r.replicas()
+	} else {
+		code, err = r.exec(r.pod, r.namespace, append([]string{"nametap", r.command}, r.args...))
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "kubectl nametap: %v\n", err)
+		return exitFailed
+	}
+	return code
+}
+
+// A request is a command line.
+type request struct {
+	command, pod string
+	args         []string // of the command in the pod
+	kubectl      []string // flags of kubectl
+
+	namespace, container, discovery string
+}
+
+var errHelp = errors.New("help is wanted")
+
+// commands are what can be run in a pod of an agent. The others of nametap are for its start.
+func commands() []string { return []string{"status", "tail", "query", "table", "cache", "version"} }
+
+// parse parses a command line.
+func parse(args []string) (r request, err error) {
+	r.discovery = "nametap-system"
+	passed := false // what follows is for the command in the pod, except for the flags of the plugin
+	for i := 0; i < len(args); i++ {
+		name, value, joined := strings.Cut(args[i], "=")
+		to := r.flag(name)
+		switch {
+		case args[i] == "--":
+			r.args = append(r.args, args[i+1:]...)
+			return r, r.check()
+		case (name == "-h" || name == "--help") && !passed:
+			return r, errHelp
+		case to != nil:
+			if !joined {
+				if i++; i == len(args) {
+					return r, fmt.Errorf("%s has no value", name)
+				}
+				value = args[i]
+			}
+			to(value)
+		case passed || strings.HasPrefix(name, "-"):
+			passed = true
+			r.args = append(r.args, args[i])
+		case r.command == "":
+			r.command = args[i]
+			passed = r.command == agents
+		default:
+			r.pod, passed = args[i], true
+		}
+	}
+	return r, r.check()
+}
+
+// flag returns what takes the value of a flag of the plugin; nil for other arguments.
+func (r *request) flag(name string) func(string) {
+	switch name {
+	case "-n", "--namespace":
+		return func(value string) { r.namespace = value }
+	case "-c", "--container":
+		return func(value string) { r.container = value }
+	case "--discovery-namespace":
+		return func(value string) { r.discovery = value }
+	case "--context", "--kubeconfig", "--cluster", "--user", "--as", "--as-group", "--request-timeout":
+		return func(value string) { r.kubectl = append(r.kubectl, name+"="+value) }
+	}
+	return nil
+}
+
+// check returns an error if the command line is wrong.
+func (r *request) check() error {
+	switch {
+	case r.command == "" && len(r.args) == 0:
+		return errHelp
+	case r.command == agents:
+		return nil
+	case !slices.Contains(commands(), r.command):
+		return fmt.Errorf("%q: want %s or %s first", r.command, strings.Join(commands(), ", "), agents)
+	case r.pod == "":
+		return fmt.Errorf("no pod is named: want it before flags of nametap: kubectl nametap %s POD", r.command)
+	}
+	return nil
+}
+
+// exec runs a program in a pod, and returns its exit code.
+func (r *request) exec(pod, namespace string, program []string) (int, error) {
+	container := r.container
+	if container == "" {
+		container = program[0] // as containers are called in the manifests of both
+	}
+	args := slices.Clone(r.kubectl)
+	if namespace != "" {
+		args = append(args, "--namespace="+namespace)
+	}
+	args = append(args, "exec", pod, "--container="+container, "--")
+	cmd := exec.Command("kubectl", append(args, program...)...) //nolint:noctx // it ends with the interrupt
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	err := cmd.Run()
+	if ended, ok := errors.AsType[*exec.ExitError](err); ok {
+		return max(ended.ExitCode(), exitFailed), nil // -1 after a signal
+	}
+	return 0, err
+}
+
+// replicas runs the command agents in each replica of nametap-discovery: each shows the agents that are connected to it. If one
+// fails, the others are shown all the same.
+func (r *request) replicas() (int, error) {
+	args := append(slices.Clone(r.kubectl), "--namespace="+r.discovery, "get", "pods", "--selector=app=nametap-discovery", "--field-selector=status.phase=Running", "--output=name")
+	cmd := exec.Command("kubectl", args...) //nolint:noctx // it ends with the interrupt
+	cmd.Stderr = os.Stderr
+	list, err := cmd.Output()
+	if err != nil {
+		return 0, fmt.Errorf("listing the replicas of nametap-discovery: %w", err)
+	}
+	pods := strings.Fields(string(list))
+	if len(pods) == 0 {
+		return 0, fmt.Errorf("no pod with the label app=nametap-discovery runs in the namespace %s: --discovery-namespace names another one", r.discovery)
+	}
+	program := []string{"nametap-discovery", agents}
+	if r.namespace != "" {
+		program = append(program, "--namespace="+r.namespace)
+	}
+	code := 0
+	for _, pod := range pods {
+		one, err := r.exec(pod, r.discovery, append(program, r.args...))
+		if err != nil {
+			return 0, err
+		}
+		if one != 0 {
+			_, _ = io.WriteString(os.Stderr, "kubectl nametap: the agents of "+pod+" are not shown, or not all of them\n")
+			code = one
+		}
+	}
+	return code, nil
+}

@@ -1,0 +1,351 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/google/go-cmp/cmp"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/nametap/nametap/internal/testkit/process"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+const nameTable = "type.googleapis.com/istio.networking.nds.v1.NameTable"
+
+// A peer is a client of nametap-discovery that answers pushes as the test says.
+type peer struct {
+	t      *testing.T
+	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
+	end    func()
+}
+
+// peer connects a client of the incremental variant that merges hosts; name is "pod.namespace". Without a name, it requests nothing.
+func (s *served) peer(name string) *peer {
+	s.t.Helper()
+	conn := s.dial()
+	ctx, cancel := context.WithCancel(s.t.Context())
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	p := &peer{s.t, stream, cancel}
+	s.t.Cleanup(cancel)
+	if name != "" {
+		meta := map[string]*structpb.Value{"NAMETAP_MERGE": structpb.NewStringValue("hosts")}
+		p.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: nameTable, Node: &corev3.Node{
+			Id: "sidecar~10.0.0.9~" + name + "~x", Metadata: &structpb.Struct{Fields: meta}, UserAgentName: "test",
+		}})
+	}
+	return p
+}
+
+func (s *served) dial() *grpc.ClientConn {
+	s.t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+s.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func (p *peer) send(r *discoveryv3.DeltaDiscoveryRequest) {
+	p.t.Helper()
+	if err := p.stream.Send(r); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// answer receives a push, and acknowledges it or, with a reason, rejects it.
+func (p *peer) answer(reason string) {
+	p.t.Helper()
+	push, err := p.stream.Recv()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	r := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: nameTable, ResponseNonce: push.GetNonce()}
+	if reason != "" {
+		r.ErrorDetail = &rpcstatus.Status{Code: 3, Message: reason}
+	}
+	p.send(r)
+}
+
+// istio connects a client as Istio's agent does.
+func (s *served) istio() discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient {
+	s.t.Helper()
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(s.dial()).StreamAggregatedResources(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	meta := map[string]*structpb.Value{"NAMESPACE": structpb.NewStringValue("data"), "ISTIO_VERSION": structpb.NewStringValue("1.30.0")}
+	err = stream.Send(&discoveryv3.DiscoveryRequest{TypeUrl: nameTable, Node: &corev3.Node{
+		Id: "sidecar~10.0.0.8~db-0.data~data.svc.cluster.local", Metadata: &structpb.Struct{Fields: meta}, UserAgentName: "envoy",
+	}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.acknowledge(stream)
+	return stream
+}
+
+func (s *served) acknowledge(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient) {
+	s.t.Helper()
+	push, err := stream.Recv()
+	if err == nil {
+		err = stream.Send(&discoveryv3.DiscoveryRequest{TypeUrl: nameTable, VersionInfo: push.GetVersionInfo(), ResponseNonce: push.GetNonce()})
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// agent starts an agent of nametap in the namespace shop, with this control plane.
+func (s *served) agent(binaries *process.Binaries, controlPlane string) {
+	s.t.Helper()
+	resolv := s.t.TempDir() + "/resolv.conf"
+	if err := os.WriteFile(resolv, []byte("nameserver 127.0.0.99\n"), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	cmd := exec.Command(binaries.Dir(s.t)+"/nametap", "agent", "--xds-addr", controlPlane, "--xds-plaintext", "--pod-name", "web-0", "--namespace", "shop", "--instance-ip", "10.0.0.1",
+		"--dns-addr", "127.0.0.1:0", "--status-addr", "127.0.0.1:0", "--resolv-conf", resolv, "--state-dir", s.t.TempDir(), "--drain", "0s")
+	cmd.Stderr = s.log
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // Wait returns the error
+		if err := cmd.Wait(); err != nil {
+			s.t.Error(err)
+		}
+	})
+}
+
+// agents runs the command, and returns what it prints.
+func (s *served) agents(args ...string) string {
+	s.t.Helper()
+	var stderr bytes.Buffer
+	cmd := exec.Command("nametap-discovery", append([]string{"agents", "--http-addr", s.status}, args...)...)
+	cmd.Stderr = &stderr
+	text, err := cmd.Output()
+	if err != nil || stderr.Len() > 0 {
+		s.t.Fatalf("agents %q: %v: %s%s", args, err, text, stderr.Bytes())
+	}
+	return string(text)
+}
+
+// normal returns the text of the command with one text for all ages, versions of this build and names of this machine, and one
+// space between columns.
+func normal(text string) string {
+	text = regexp.MustCompile(`\b\d+[smhd]\b`).ReplaceAllString(text, "AGE")
+	text = regexp.MustCompile(`nametap (devel|v\d)\S*`).ReplaceAllString(text, "nametap VERSION")
+	text = regexp.MustCompile(`replica \S+(:|,)`).ReplaceAllString(text, "replica NAME$1")
+	return regexp.MustCompile(` {2,}`).ReplaceAllString(text, "  ")
+}
+
+// has waits until the command prints a text, after [normal].
+func (s *served) has(want string, args ...string) {
+	s.t.Helper()
+	got := ""
+	defer func() {
+		if s.t.Failed() {
+			s.t.Log(cmp.Diff(want, got))
+		}
+	}()
+	wait.Until(s.t, "agents "+strings.Join(args, " "), func() bool {
+		got = normal(s.agents(args...))
+		return got == want
+	})
+}
+
+// TestAgents shows agents of nametap and Istio, and clients that reject a push, do not answer, and request nothing.
+func TestAgents(t *testing.T) { // D66
+	t.Parallel()
+	binaries := process.Of("nametap")
+	t.Cleanup(binaries.Remove)
+	s := serveWith(t)
+	s.agent(binaries, s.grpc)
+	istio := s.istio()
+	rejects, silent := s.peer("rejects.shop"), s.peer("silent.shop")
+	rejects.answer("")
+	silent.answer("")
+	const header = "AGENT  ADDRESS  VERSION  MODE  CONNECTED  PUSHED  ACKED  STATE  LAST NACK\n"
+	s.has(header + `data/db-0  127.0.0.1  istio 1.30.0  whole  AGE  AGE  AGE  current  -
+shop/rejects  127.0.0.1  test  hosts  AGE  AGE  AGE  current  -
+shop/silent  127.0.0.1  test  hosts  AGE  AGE  AGE  current  -
+shop/web-0  127.0.0.1  nametap VERSION  hosts  AGE  AGE  AGE  current  -
+replica NAME: agents: 4, behind: 0 (4 current). Other replicas have other agents: ask each.
+`)
+	s.has(header+`data/db-0  127.0.0.1  istio 1.30.0  whole  AGE  AGE  AGE  current  -
+replica NAME, namespace data: agents: 1, behind: 0 (1 current). Other replicas have other agents: ask each.
+`, "--namespace", "data")
+
+	s.peer("")
+	s.put("10.0.0.2")
+	s.acknowledge(istio)
+	rejects.answer("the text \x1b[2J\nof a client")
+	stale := header + `(no request yet)  127.0.0.1  -  whole  AGE  -  -  waiting  -
+shop/rejects  127.0.0.1  test  hosts  AGE  AGE  AGE  rejected  AGE ago: "the text \x1b[2J\nof a client"
+shop/silent  127.0.0.1  test  hosts  AGE  AGE  AGE  unanswered  -
+replica NAME: agents: 5, behind: 3 (2 current, 1 rejected, 1 unanswered, 1 waiting). Other replicas have other agents: ask each.
+`
+	s.has(stale, "--stale")
+
+	silent.answer("")
+	rejects.end()
+	rejects = s.peer("rejects.shop")
+	s.has(header+`shop/rejects  127.0.0.1  test  hosts  AGE  AGE  -  rejected  AGE ago: "the text \x1b[2J\nof a client"
+replica NAME, namespace shop: agents: 3, behind: 1 (2 current, 1 rejected). Other replicas have other agents: ask each.
+`, "--stale", "-n", "shop")
+	rejects.answer("")
+	s.has(header+`replica NAME, namespace shop: agents: 3, behind: 0 (3 current). Other replicas have other agents: ask each.
+`, "--stale", "-n", "shop")
+}
+
+// damaging returns the address of a way to the server that changes a text once, on the way to the client.
+func (s *served) damaging(from, to string) string {
+	s.t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = ln.Close() })
+	var once sync.Once
+	go func() {
+		for {
+			client, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", s.grpc)
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			go func() {
+				defer server.Close()
+				_, _ = io.Copy(server, client)
+			}()
+			go func() {
+				defer client.Close()
+				for part := make([]byte, 64<<10); ; {
+					n, err := server.Read(part)
+					if i := bytes.Index(part[:n], []byte(from)); i >= 0 {
+						once.Do(func() { copy(part[i:n], to) })
+					}
+					if _, failed := client.Write(part[:n]); err != nil || failed != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return ln.Addr().String()
+}
+
+// TestAgentAfterDamage shows why an agent has rejected a change that was damaged on the way, after it has connected again.
+func TestAgentAfterDamage(t *testing.T) { // D41, D66
+	t.Parallel()
+	binaries := process.Of("nametap")
+	t.Cleanup(binaries.Remove)
+	s := serveWith(t)
+	s.agent(binaries, s.damaging("10.0.0.66", "10.0.0.67"))
+	current := regexp.MustCompile(`(?m)^shop/web-0 .* current  -$`)
+	wait.Until(t, "the agent has its table", func() bool { return current.MatchString(normal(s.agents())) })
+	s.put("10.0.0.66")
+	rejected := regexp.MustCompile(`(?m)^shop/web-0 .* current  AGE ago: .*checksum.*web\.shop\.svc\.cluster\.local`)
+	got := ""
+	defer func() {
+		if t.Failed() {
+			t.Log(got)
+		}
+	}()
+	wait.Until(t, "the agent has its table again", func() bool {
+		got = normal(s.agents())
+		return rejected.MatchString(got)
+	})
+	if n := strings.Count(s.metrics(), `nametap_discovery_rejected_total{variant="delta"} 1`); n != 1 {
+		t.Error("it is not counted")
+	}
+}
+
+// TestAgentsJSON reads the output for programs.
+func TestAgentsJSON(t *testing.T) { // D66
+	t.Parallel()
+	s := serveWith(t)
+	p := s.peer("web-0.shop")
+	p.answer("no")
+	var one struct {
+		Digest, ServedDigest, Replica, State string
+		Hosts                                int
+		Current, Behind                      bool
+		Nack                                 struct {
+			Reason  string
+			Seconds float64
+		}
+	}
+	lines := ""
+	wait.Until(t, "the NACK is shown", func() bool {
+		lines = s.agents("--output", "json", "--stale")
+		return strings.Contains(lines, `"rejected"`)
+	})
+	keys := map[string]any{}
+	if err := errors.Join(json.Unmarshal([]byte(lines), &one), json.Unmarshal([]byte(lines), &keys)); err != nil || strings.Count(lines, "\n") != 1 {
+		t.Fatalf("%v: %s", err, lines)
+	}
+	want := strings.Fields("address behind connectedSeconds current digest hosts id lastAckSeconds lastPushSeconds mode nack name namespace replica servedDigest software state tls variant view")
+	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(keys))); diff != "" {
+		t.Errorf("keys (-want +got):\n%s", diff)
+	}
+	if name, _ := os.Hostname(); one.Replica != name || one.Digest != "" || len(one.ServedDigest) != 32 || one.Hosts != 1 || one.Current || !one.Behind || one.Nack.Reason != "no" {
+		t.Errorf("%+v", one)
+	}
+	if keys["view"] != "namespace shop, IPv4" || keys["variant"] != "delta" || keys["mode"] != "hosts" || keys["lastAckSeconds"] != nil || keys["tls"] != false {
+		t.Errorf("%v", keys)
+	}
+}
+
+// TestAgentsIncomplete checks that a list that ends early, or is none, is an error, after what came of it.
+func TestAgentsIncomplete(t *testing.T) { // D66
+	t.Parallel()
+	for reply, want := range map[string]string{
+		`{"namespace":"shop","name":"web-0","id":"x"}` + "\n": "the list is not complete: unexpected EOF",
+		`{"namespace":"shop","name":"we`:                      "the list is not complete: unexpected EOF",
+		`{}`:                                                  "the reply is not that of a nametap-discovery",
+		`<html>`:                                              "the list is not complete: invalid character",
+	} {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, reply) })}
+		go func() { _ = srv.Serve(ln) }()
+		defer srv.Close()
+		var out, failed bytes.Buffer
+		if code := execute(t.Context(), []string{"nametap-discovery", "agents", "--http-addr", ln.Addr().String()}, &out, &failed); code != exitFailed || !strings.Contains(failed.String(), want) {
+			t.Errorf("%s: exit code %d and %q, want %q", reply, code, failed.String(), want)
+		}
+		if strings.HasSuffix(reply, "\n") && !strings.Contains(out.String(), "shop/web-0") {
+			t.Errorf("printed is %s", out.String())
+		}
+	}
+}

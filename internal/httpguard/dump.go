@@ -1,0 +1,87 @@
+package httpguard
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+const (
+	// stallTime is how long a client of a dump may take none of it, dumpTime how long all of it
+	// may take.
+	stallTime = 5 * time.Second
+	dumpTime  = time.Minute
+	// dumpBuffer is how much of a dump is in memory, besides what the kernel holds.
+	dumpBuffer = 16 << 10
+)
+
+// Dumps are long responses that are written part by part, so that their memory does not grow with them.
+type Dumps struct {
+	slots *semaphore.Weighted
+	max   int64
+	what  string
+}
+
+// NewDumps returns the dumps of a number of clients at a time. what is what they read.
+func NewDumps(limit int64, what string) *Dumps {
+	return &Dumps{slots: semaphore.NewWeighted(limit), max: limit, what: what}
+}
+
+// Limited returns a handler that refuses a request while the limit of others are answered.
+func (d *Dumps) Limited(next func(w *Dump, r *http.Request)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !d.slots.TryAcquire(1) {
+			w.Header().Set("Retry-After", strconv.Itoa(int(stallTime.Seconds())))
+			http.Error(w, fmt.Sprintf("%d clients read %s already, which is the limit: try again", d.max, d.what), http.StatusServiceUnavailable)
+			return
+		}
+		defer d.slots.Release(1)
+		out := &Dump{response: w, control: http.NewResponseController(w), end: time.Now().Add(dumpTime)}
+		out.buffer = bufio.NewWriterSize((*progress)(out), dumpBuffer)
+		next(out, r)
+		_ = out.buffer.Flush() // fails only if the client does not read or has disconnected
+	}
+}
+
+// A Dump is one response.
+type Dump struct {
+	response http.ResponseWriter
+	control  *http.ResponseController
+	end      time.Time // the latest
+	buffer   *bufio.Writer
+}
+
+// Header returns the header of the response.
+func (d *Dump) Header() http.Header { return d.response.Header() }
+
+// WriteHeader sends the status of the response, before its first part.
+func (d *Dump) WriteHeader(status int) { d.response.WriteHeader(status) }
+
+// Write writes a part of the response. It panics with [http.ErrAbortHandler] if the client does not read, so that the
+// connection ends.
+func (d *Dump) Write(part []byte) (int, error) {
+	n, err := d.buffer.Write(part)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	return n, nil
+}
+
+// A progress writes to the client of a dump, which has to take some of it every stallTime.
+type progress Dump
+
+// Write implements [io.Writer].
+func (p *progress) Write(b []byte) (int, error) {
+	deadline := time.Now().Add(stallTime)
+	if deadline.After(p.end) {
+		deadline = p.end
+	}
+	if err := p.control.SetWriteDeadline(deadline); err != nil {
+		return 0, err
+	}
+	return p.response.Write(b)
+}
