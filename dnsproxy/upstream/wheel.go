@@ -28,6 +28,7 @@ type wheel struct {
 	count   int
 	passed  int64       // the last tick whose slot was looked at
 	pending int64       // the tick for which alarm is set; 0 if it is not
+	firing  bool        // fire runs: it sets alarm when it ends
 	alarm   *time.Timer // nil before the first timer
 }
 
@@ -82,7 +83,7 @@ func (w *wheel) unlink(t *timer) {
 // setAlarm makes fire run at a tick, unless it runs earlier.
 func (w *wheel) setAlarm(tick int64) {
 	tick = max(tick, w.passed+1)
-	if w.pending != 0 && w.pending <= tick {
+	if w.firing || w.pending != 0 && w.pending <= tick {
 		return
 	}
 	w.pending = tick
@@ -94,11 +95,13 @@ func (w *wheel) setAlarm(tick int64) {
 // queries to silent nameservers.
 func (w *wheel) fire() {
 	const chunk, pause = 16, 20 * time.Microsecond
-	for i, t := range w.due(time.Now()) {
-		if i%chunk == chunk-1 {
-			time.Sleep(pause)
+	for due := w.due(time.Now()); len(due) > 0; due = w.due(time.Now()) {
+		for i, t := range due {
+			if i%chunk == chunk-1 {
+				time.Sleep(pause)
+			}
+			t.exchange.notify(t.generation, func(e *exchange) { e.due = true })
 		}
-		t.exchange.notify(t.generation, func(e *exchange) { e.due = true })
 	}
 }
 
@@ -108,7 +111,7 @@ type dueTimer struct {
 	generation uint64
 }
 
-// due removes the timers that are due, and sets the alarm for the others.
+// due removes the timers that are due. If there are none it sets the alarm for the others.
 func (w *wheel) due(now time.Time) (due []dueTimer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -124,8 +127,8 @@ func (w *wheel) due(now time.Time) (due []dueTimer) {
 			t = next
 		}
 	}
-	w.pending = 0
-	for tick := w.passed + 1; w.count > 0 && tick <= w.passed+wheelSlots; tick++ {
+	w.pending, w.firing = 0, len(due) > 0
+	for tick := w.passed + 1; w.count > 0 && !w.firing && tick <= w.passed+wheelSlots; tick++ {
 		if end := &w.slots[tick%wheelSlots]; end.next != nil && end.next != end {
 			w.setAlarm(tick)
 			break
