@@ -90,7 +90,7 @@ func faults() []fault {
 			return []fakedns.Effect{fakedns.Jitter(30*time.Millisecond, seed)}
 		}},
 		{name: "three times", alive: true, whole: true, effects: with(fakedns.OnUDP(fakedns.Duplicate(3)))},
-		{name: "a fifth lost", alive: true, whole: true, effects: func(seed uint64) []fakedns.Effect {
+		{name: "a fifth lost", alive: true, effects: func(seed uint64) []fakedns.Effect {
 			return []fakedns.Effect{fakedns.OnUDP(fakedns.Loss(0.2, seed))}
 		}},
 		{name: "three fifths lost", effects: func(seed uint64) []fakedns.Effect {

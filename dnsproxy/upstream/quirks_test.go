@@ -7,8 +7,11 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/testkit/fakeclock"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // F11: letters are sent in random case, and restored in the reply. A server that does not keep
@@ -132,5 +135,42 @@ func TestWithoutEDNS(t *testing.T) {
 	}
 	if n := len(slices.DeleteFunc(malformed.queries(), isProbe)); n != 6 {
 		t.Errorf("asked %d times, want with and without EDNS each time", n)
+	}
+}
+
+// F10: a socket is replaced while the goroutine that reads it is about to send another query to its server.
+func TestSocketIsReplacedByItsReader(t *testing.T) {
+	t.Parallel()
+	s := serve(t, answers(1)) // each query is sent again, without EDNS
+	clock := fakeclock.New()
+	reading, goOn := make(chan struct{}), make(chan struct{})
+	var blocked atomic.Bool
+	g := client(t, upstream.Config{Clock: clock.Clock, Check: func(reply []byte) (rcode int, negative bool, err error) {
+		if !blocked.Swap(true) {
+			close(reading)
+			<-goOn
+		}
+		return int(code(reply)), false, nil
+	}}).Group(specs(s), upstream.Options{})
+	ended := make(chan error)
+	exchange := func() {
+		_, _, err := g.Exchange(t.Context(), query(), upstream.UDPOnly)
+		ended <- err
+	}
+	go exchange()
+	wait.For(t, "a reply", reading)
+	clock.Suspend(t, 6*time.Second) // sockets are used for 5 s
+	const others = 40               // each uses one of four sockets, which are replaced
+	for range others {
+		go exchange()
+	}
+	for range others {
+		if err := wait.For(t, "the end of another query", ended); err != nil {
+			t.Error(err)
+		}
+	}
+	close(goOn)
+	if err := wait.For(t, "the end of the first query", ended); err != nil {
+		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 	"unsafe"
@@ -173,13 +174,15 @@ func (s *udpSocket) retireFrom(local netip.AddrPort) bool {
 	return true
 }
 
-// close closes the socket; its reader ends the attempts.
+// close makes the reader end, which closes the socket and ends the attempts. It does not wait for the reader, as
+// closing the socket would: the reader may be running an exchange that waits for the caller, or that closes the
+// socket of the caller.
 func (s *udpSocket) close() {
 	s.mu.Lock()
 	first := s.endLocked()
 	s.mu.Unlock()
 	if first {
-		_ = s.conn.Close() // the reader sees errors
+		_ = s.conn.SetReadDeadline(time.Unix(0, 1)) // the reader sees errors
 	}
 }
 
@@ -274,7 +277,7 @@ func (s *udpSocket) read() {
 			switch errno {
 			case 0:
 				if last := s.receive(buffer[:n]); last {
-					return true // close would wait for this function
+					return true
 				}
 			case unix.EINTR:
 			case unix.EAGAIN:
@@ -287,10 +290,12 @@ func (s *udpSocket) read() {
 			}
 		}
 	})
-	if failure == nil {
-		failure = cmp.Or(err, net.ErrClosed)
+	if failure == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		failure = err
 	}
+	failure = cmp.Or(failure, net.ErrClosed)
 	s.close()
+	_ = s.conn.Close()
 	s.pool.remove(s)
 	s.endAll(cause(failure), nil)
 }
