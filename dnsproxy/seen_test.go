@@ -171,6 +171,33 @@ func TestNoteworthySlowAndStale(t *testing.T) { // R13, F9
 	}
 }
 
+// The reason says what each nameserver did.
+func TestNoteworthyNameservers(t *testing.T) { // R13, F3, F4
+	t.Parallel()
+	refuses := nameserver(t, fakedns.Rcode(dns.RcodeRefused))
+	fails := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		if strings.HasPrefix(query.Question[0].Name, "late") {
+			<-time.After(seen.Slow + 50*time.Millisecond)
+			return fakedns.Answer("late.example. 60 IN A 192.0.2.1")(query, network)
+		}
+		return fakedns.Rcode(dns.RcodeServerFailure)(query, network)
+	})
+	silent := nameserver(t, fakedns.Silence)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(refuses, fails)}})
+	p.ask(t, "www.example", dns.TypeA)
+	refused, failed := refuses.Addr.String(), fails.Addr.String()
+	wantSeen(t, p.past(t, "server="+refused), seen.Record{
+		Name: "www.example", Rcode: "SERVFAIL", Source: "upstream", Server: failed,
+		Reason: failed + ": SERVFAIL; " + refused + ": REFUSED", Rows: []string{"F3"}, Noteworthy: true,
+	})
+	slow := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(silent, fails)}})
+	slow.ask(t, "late.example", dns.TypeA)
+	got := slow.past(t, "")
+	if len(got) != 1 || got[0].Server != failed || !strings.HasPrefix(got[0].Reason, silent.Addr.String()+": no reply for ") || fmt.Sprint(got[0].Rows) != "[F4]" {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A query that is refused at a bound is kept, also if the fast path refuses it.
 func TestNoteworthyOverload(t *testing.T) { // R13, F10
 	t.Parallel()

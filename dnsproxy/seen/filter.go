@@ -126,7 +126,7 @@ func (f *Filter) may(q *Query) bool {
 		f.name != "" && !q.Name.Below(f.name),
 		f.addr.IsValid() && !f.addr.Contains(q.Client.Addr()),
 		f.rcode != "" && rcodeName(q.Rcode) != f.rcode,
-		f.server != "" && q.Server != "" && !isServer(q.Server, f.server):
+		f.server != "" && q.Kind == Ordinary && !isServer(q.Server, f.server):
 		return false
 	}
 	return true
@@ -134,7 +134,7 @@ func (f *Filter) may(q *Query) bool {
 
 // is reports whether a query is selected for which may is true, whatever its unit.
 func (f *Filter) is(q *Query) bool {
-	if f.server != "" && q.Server == "" && !strings.Contains(q.Reason, f.server) {
+	if f.server != "" && !isServer(q.Server, f.server) && !strings.Contains(q.Reason, f.server) {
 		return false
 	}
 	return f.uid == nil || q.Who.Known && q.Who.UID == *f.uid

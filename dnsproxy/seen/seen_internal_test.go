@@ -101,17 +101,17 @@ func TestRing(t *testing.T) { // R13
 }
 
 // sockets are one of each kind that a client may have.
-func sockets(t testing.TB) map[string]struct {
+func sockets(tb testing.TB) map[string]struct {
 	q    Query
 	sent netip.AddrPort
 } {
-	t.Helper()
+	tb.Helper()
 	type found = struct {
 		q    Query
 		sent netip.AddrPort
 	}
 	all := map[string]found{}
-	closing := func(c interface{ Close() error }) { t.Cleanup(func() { _ = c.Close() }) }
+	closing := func(c interface{ Close() error }) { tb.Cleanup(func() { _ = c.Close() }) }
 	add := func(kind string, local, remote net.Addr) {
 		q := Query{Client: netip.MustParseAddrPort(local.String()), TCP: local.Network() == "tcp", Kind: Failure}
 		all[kind] = found{q, netip.MustParseAddrPort(remote.String())}
@@ -119,29 +119,29 @@ func sockets(t testing.TB) map[string]struct {
 	for _, host := range []string{"127.0.0.1", "::1"} {
 		server, err := net.ListenPacket("udp", net.JoinHostPort(host, "0"))
 		if err != nil {
-			t.Skip(err)
+			tb.Skip(err)
 		}
 		closing(server)
 		conn, err := net.Dial("udp", server.LocalAddr().String())
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		closing(conn)
 		add("UDP from "+host, conn.LocalAddr(), conn.RemoteAddr())
 		open, err := net.ListenPacket("udp", net.JoinHostPort(host, "0"))
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		closing(open)
 		add("UDP without connect from "+host, open.LocalAddr(), server.LocalAddr())
 		listener, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		closing(listener)
 		tcp, err := net.Dial("tcp", listener.Addr().String())
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		closing(tcp)
 		add("TCP from "+host, tcp.LocalAddr(), tcp.RemoteAddr())
