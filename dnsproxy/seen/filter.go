@@ -42,6 +42,7 @@ const (
 	ParamServer = "server" // that answered, or failed to
 	ParamSlow   = "slow"   // queries that took at least as long
 	ParamClient = "client" // an address, a prefix, a uid, or a unit
+	ParamWho    = "who"    // selects nothing: the owner of the socket of each query is to be found
 )
 
 // sources are the sources of answers, as metrics name them.
@@ -52,7 +53,7 @@ func sources() []string {
 // ParseFilter returns the filter with parameters; those that are missing select all queries. An error says which
 // one is wrong.
 func ParseFilter(params url.Values) (f *Filter, err error) {
-	f = &Filter{noteworthy: params.Get(ParamFailed) != "", server: params.Get(ParamServer), source: params.Get(ParamSource)}
+	f = &Filter{noteworthy: params.Get(ParamFailed) != "", server: params.Get(ParamServer), source: params.Get(ParamSource), who: params.Get(ParamWho) != ""}
 	if text := params.Get(ParamName); text != "" {
 		packed, err := wire.PackName(text)
 		if err != nil {
@@ -139,6 +140,9 @@ func (f *Filter) is(q *Query) bool {
 	}
 	return f.uid == nil || q.Who.Known && q.Who.UID == *f.uid
 }
+
+// owner reports whether the owner of the client's socket matters.
+func (f *Filter) owner() bool { return f.uid != nil || f.unit != "" }
 
 // isServer reports whether a nameserver has an address, with or without its port.
 func isServer(server, addr string) bool {

@@ -51,9 +51,10 @@ type Query struct {
 
 // Who is the owner of a client's socket.
 type Who struct {
-	Known  bool
-	UID    uint32
-	Cgroup uint64 // 0: unknown
+	Known   bool
+	skipped bool // the budget did not suffice
+	UID     uint32
+	Cgroup  uint64 // 0: unknown
 }
 
 const (

@@ -100,7 +100,14 @@ func (r *Recorder) Record(q *Query) {
 		return
 	}
 	for _, reader := range *readers {
-		if !reader.filter.may(q) || !reader.filter.is(q) {
+		if !reader.filter.may(q) {
+			continue
+		}
+		if q.Who.skipped && reader.filter.owner() {
+			reader.miss()
+			continue
+		}
+		if !reader.filter.is(q) {
 			continue
 		}
 		if n == 0 {
