@@ -33,7 +33,7 @@ func TestTail(t *testing.T) {
 	}
 	var tails []*http.Response
 	for range 8 {
-		tails = append(tails, open())
+		tails = append(tails, open()) //nolint:bodyclose // below
 	}
 	ninth := open()
 	if _ = ninth.Body.Close(); ninth.StatusCode != http.StatusServiceUnavailable {
