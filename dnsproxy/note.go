@@ -54,23 +54,27 @@ func (h *handler) note(t *task, result outcome, response []byte) {
 	if q.Kind == seen.Ordinary && !wanted {
 		return
 	}
+	if q.Rows, q.Reason = reasonOf(t.found); q.Rows == nil {
+		h.explain(&q, t, missing)
+	}
+	h.record(&q, t.from, who)
+}
+
+// explain sets the rows and the reason of a query to those of its decision. missing says that the name is below the
+// cluster domain and does not exist.
+func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	d := &t.decision
 	if d.action == actForward && d.match.Rule == "" { // a client that has waited keeps no more than its query
 		again := h.decide(t.query.Question, h.table.Load(), new(table.Scratch))
 		d = &again
 	}
-	q.Rows, q.Reason = reasonOf(t.found)
-	if q.Rows == nil {
-		q.Rows = d.rows(t.query.Question)
-	}
+	q.Rows = d.rows(t.query.Question)
 	switch {
-	case q.Reason != "":
 	case q.Kind == seen.Failure && d.reason != nil:
 		q.Reason = d.reason.Error()
 	case missing:
 		q.Reason = why(*d, "")
 	}
-	h.record(&q, t.from, who)
 }
 
 // noteUnusual is note for a message that is not of the usual shape. Its response is nil if it cannot be read.
