@@ -60,6 +60,15 @@ func (h *handler) note(t *task, result outcome, response []byte) {
 	h.record(&q, t.from, who)
 }
 
+// noteRefused records a query of the usual shape that is refused because too many wait, without a response made for
+// it.
+func (h *handler) noteRefused(t *task, rcode int) {
+	if t.usual {
+		t.found = &forward.Result{Err: forward.ErrTooMany, Source: sourceSelf}
+		h.note(t, outcome{rcode, sourceSelf}, nil)
+	}
+}
+
 // explain sets the rows and the reason of a query to those of its decision. missing says that the name is below the
 // cluster domain and does not exist.
 func (h *handler) explain(q *seen.Query, t *task, missing bool) {

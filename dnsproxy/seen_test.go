@@ -213,6 +213,43 @@ func TestNoteworthyOverload(t *testing.T) { // R13, F10
 	}
 }
 
+// So are queries that wait for a worker when long ones have taken the memory, also if there is no answer.
+func TestNoteworthyLongQueries(t *testing.T) { // R13, F10
+	t.Parallel()
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, fakedns.Silence))}})
+	long := func(name string, class uint16, size int) []byte {
+		query := withEDNS(question(name, dns.TypeTXT), 1232)
+		query.Question[0].Qclass = class
+		query.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_LOCAL{Code: dns.EDNS0LOCALSTART, Data: make([]byte, size)}}
+		packet, err := query.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return packet
+	}
+	conn := p.dial(t, "tcp")
+	defer conn.Close()
+	for i := range 200 {
+		filling := p.dial(t, "tcp")
+		defer filling.Close()
+		write(t, filling, long(fmt.Sprintf("%d.example", i), dns.ClassINET, 50_000))
+	}
+	ask := p.dial(t, "udp")
+	defer ask.Close()
+	wait.Until(t, "a query over UDP is dropped", func() bool {
+		write(t, ask, long("version.bind", dns.ClassCHAOS, 40_000))
+		return len(p.past(t, "rcode=dropped&name=version.bind")) > 0
+	})
+	write(t, conn, long("id.server", dns.ClassCHAOS, 40_000))
+	if resp := parse(t, read(t, conn)); resp.Rcode != dns.RcodeServerFailure {
+		t.Errorf("over TCP: %v", resp)
+	}
+	got := p.past(t, "name=id.server")
+	if len(got) != 1 || got[0].Transport != "tcp" || got[0].Class != "CH" || got[0].Rcode != "SERVFAIL" || fmt.Sprint(got[0].Rows) != "[F10]" {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A reader gets what its filter selects, in order, those of the past once.
 func TestReader(t *testing.T) { // R13
 	t.Parallel()

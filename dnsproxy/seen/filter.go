@@ -67,7 +67,7 @@ func ParseFilter(params url.Values) (f *Filter, err error) {
 		}
 	}
 	if text := strings.ToUpper(params.Get(ParamRcode)); text != "" {
-		if _, known := dns.StringToRcode[text]; !known && !strings.HasPrefix(text, "RCODE") {
+		if _, known := dns.StringToRcode[text]; !known && text != droppedName && !strings.HasPrefix(text, "RCODE") {
 			return nil, fmt.Errorf("rcode %q: want the name of a response code such as SERVFAIL, or RCODE17", text)
 		}
 		f.rcode = text

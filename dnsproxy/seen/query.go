@@ -24,6 +24,9 @@ const (
 // Slow is how long a query may take that is not noteworthy.
 const Slow = 500 * time.Millisecond
 
+// Dropped stands for a response code if there was no response, since too many queries waited.
+const Dropped = 0xffff
+
 // A Moment is a time since the start of a [Recorder]. It is 0 if the clock was not read.
 type Moment time.Duration
 
