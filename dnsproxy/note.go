@@ -40,7 +40,7 @@ func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 func (h *handler) note(t *task, result outcome, response []byte) {
 	took := h.took(t)
 	kind := kindOf(t, result, took)
-	missing := result.rcode == dns.RcodeNameError && t.query.Name.Below(h.cluster.Domain)
+	missing := result.rcode == dns.RcodeNameError && isService(t.query.Name, h.cluster.Domain)
 	if kind == seen.Ordinary && missing {
 		kind = seen.Odd
 	}
@@ -69,8 +69,29 @@ func (h *handler) noteRefused(t *task, rcode int) {
 	}
 }
 
-// explain sets the rows and the reason of a query to those of its decision. missing says that the name is below the
-// cluster domain and does not exist.
+// isService reports whether a name has the form of a Service's, name.namespace.svc.DOMAIN, perhaps behind the labels
+// of an SRV record. Other names below the cluster domain are those of the search list: with ndots:5 a pod asks for
+// three of them before each name outside of the mesh, and of these only that of a name with two labels, such as
+// example.org.svc.cluster.local, cannot be told apart.
+func isService(name, domain wire.Name) bool {
+	rest, below := name.CutSuffix(domain)
+	if !below {
+		return false
+	}
+	for len(rest) > 1 && rest[1] == '_' {
+		rest = rest.Parent()
+	}
+	for range 2 {
+		if rest == wire.Root {
+			return false
+		}
+		rest = rest.Parent()
+	}
+	return rest == "\x03svc"
+}
+
+// explain sets the rows and the reason of a query to those of its decision. missing says that the name has the form of
+// a Service's and does not exist.
 func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	d := &t.decision
 	if d.action == actForward && d.match.Rule == "" { // a client that has waited keeps no more than its query

@@ -99,7 +99,7 @@ func TestNoteworthy(t *testing.T) { // R13
 	})
 	server := fake.Addr.String()
 	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), Timeout: 600 * time.Millisecond}})
-	for _, name := range []string{"www.example", "www.example", "nx.example", "web.shop.svc.cluster.local", "localhost"} {
+	for _, name := range []string{"www.example", "www.example", "nx.example", "nx.www.example.svc.cluster.local", "nx.org.cluster.local", "nx.svc.cluster.local", "web.shop.svc.cluster.local", "localhost"} {
 		p.ask(t, name, dns.TypeA)
 	}
 	wantSeen(t, p.past(t, ""))
@@ -161,7 +161,7 @@ func TestNoteworthySlowAndStale(t *testing.T) { // R13, F9
 	p.ask(t, "slow.example", dns.TypeA)
 	wantSeen(t, p.past(t, "slow=500ms"), seen.Record{Name: "slow.example", Rcode: "NXDOMAIN", Source: "upstream", Server: fake.Addr.String(), Reason: "", Rows: []string{"N9"}, Noteworthy: true})
 	for i := range 1100 {
-		p.ask(t, fmt.Sprintf("%d.svc.cluster.local", i), dns.TypeA)
+		p.ask(t, fmt.Sprintf("%d.shop.svc.cluster.local", i), dns.TypeA)
 	}
 	if n := len(p.past(t, "rcode=NXDOMAIN")); n != 1000 {
 		t.Errorf("%d names that do not exist are kept, want 1000", n)

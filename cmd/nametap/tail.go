@@ -48,8 +48,8 @@ func newTailCommand() *cobra.Command {
 came from, and why it is none. With NAME, show those for the name and all names below it.
 
 The agent keeps the last 1,000 failures, and the last 1,000 queries that were slow (500 ms)
-or for names below the cluster domain that do not exist; --since and --no-follow show
-them. --failed shows no others.
+or for names of Services that do not exist; --since and --no-follow show them. --failed
+shows no others.
 
 The exit code is 1 if --no-follow or --for found no query.`,
 		Example: `  nametap tail --failed --since 10m

@@ -45,9 +45,12 @@ const (
 	ParamWho    = "who"    // selects nothing: the owner of the socket of each query is to be found
 )
 
+// probe is the source of answers to questions about the server, as the agent itself asks twice a second.
+const probe = "probe"
+
 // sources are the sources of answers, as metrics name them.
 func sources() []string {
-	return []string{"table", "cache", "stale", "cached_failure", "upstream", "self", "probe"}
+	return []string{"table", "cache", "stale", "cached_failure", "upstream", "self", probe}
 }
 
 // ParseFilter returns the filter with parameters; those that are missing select all queries. An error says which
@@ -121,6 +124,7 @@ func (f *Filter) setClient(text string) {
 func (f *Filter) may(q *Query) bool {
 	switch {
 	case f.noteworthy && q.Kind == Ordinary,
+		q.Kind == Ordinary && q.Source == probe && f.source != probe,
 		f.qtype != 0 && q.Type != f.qtype,
 		f.slow > 0 && q.Took < f.slow,
 		f.source != "" && q.Source != f.source,

@@ -16,7 +16,7 @@ const (
 	Ordinary Kind = iota
 	// Failure: a response code that is no answer (neither NOERROR nor NXDOMAIN), or a stale answer.
 	Failure
-	// Odd: slower than [Slow], or NXDOMAIN below the cluster domain.
+	// Odd: slower than [Slow], or NXDOMAIN for the name of a Service.
 	Odd
 	kinds
 )
