@@ -216,7 +216,14 @@ func TestNoteworthyOverload(t *testing.T) { // R13, F10
 // So are queries that wait for a worker when long ones have taken the memory, also if there is no answer.
 func TestNoteworthyLongQueries(t *testing.T) { // R13, F10
 	t.Parallel()
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, fakedns.Silence))}})
+	lives := nameserver(t, func(query *dns.Msg, network string) *dns.Msg { // answers probes
+		if strings.HasSuffix(query.Question[0].Name, ".example.") {
+			return nil
+		}
+		return fakedns.Rcode(dns.RcodeNameError)(query, network)
+	})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(lives), Timeout: wait.Limit}})
+	defer p.EndForwarding()
 	long := func(name string, class uint16, size int) []byte {
 		query := withEDNS(question(name, dns.TypeTXT), 1232)
 		query.Question[0].Qclass = class
