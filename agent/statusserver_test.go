@@ -105,7 +105,7 @@ func TestPrivateEndpoints(t *testing.T) {
 	a.await(t, false)
 	socket := agent.SocketPaths(cfg.SocketDirs, a.StatusAddr())[0]
 	for _, request := range []string{
-		"GET /debug/ndsz", "GET /debug/explain?name=web", "GET /debug/cache", "GET /debug/status", "POST /cache/flush", "POST /drain", "POST /quitquitquit",
+		"GET /debug/ndsz", "GET /debug/explain?name=web", "GET /debug/cache", "GET /debug/tail", "GET /debug/status", "POST /cache/flush", "POST /drain", "POST /quitquitquit",
 	} {
 		method, path, _ := strings.Cut(request, " ")
 		asked, err := http.NewRequest(method, "http://"+a.StatusAddr()+path, http.NoBody)

@@ -38,38 +38,80 @@ func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 // note records a query of the usual shape that was answered, before the response is sent, if it is noteworthy or a
 // reader wants it. Otherwise it does not allocate.
 func (h *handler) note(t *task, result outcome, response []byte) {
-	q := h.queryOf(t, result, response)
-	q.Name, q.Type, q.Class = t.query.Name, t.query.Type, t.query.Class
-	missing := result.rcode == dns.RcodeNameError && t.query.Name.Below(h.cluster.Domain)
-	if q.Kind == seen.Ordinary && missing {
-		q.Kind = seen.Odd
+	took := h.took(t)
+	kind := kindOf(t, result, took)
+	missing := result.rcode == dns.RcodeNameError && isService(t.query.Name, h.cluster.Domain)
+	if kind == seen.Ordinary && missing {
+		kind = seen.Odd
 	}
+	if kind == seen.Ordinary && !h.seen.Watched() {
+		return
+	}
+	q := queryOf(t, result, response)
+	q.Kind, q.Took = kind, took
+	q.Name, q.Type, q.Class = t.query.Name, t.query.Type, t.query.Class
 	wanted, who := h.seen.Wants(&q)
 	if q.Kind == seen.Ordinary && !wanted {
 		return
 	}
+	if q.Rows, q.Reason = reasonOf(t.found); q.Rows == nil {
+		h.explain(&q, t, missing)
+	}
+	h.record(&q, t.from, who)
+}
+
+// noteRefused records a query of the usual shape that is refused because too many wait, without a response made for
+// it.
+func (h *handler) noteRefused(t *task, rcode int) {
+	if t.usual {
+		t.found = &forward.Result{Err: forward.ErrTooMany, Source: sourceSelf}
+		h.note(t, outcome{rcode, sourceSelf}, nil)
+	}
+}
+
+// isService reports whether a name has the form of a Service's, name.namespace.svc.DOMAIN, perhaps behind the labels
+// of an SRV record. Other names below the cluster domain are those of the search list: with ndots:5 a pod asks for
+// three of them before each name outside of the mesh, and of these only that of a name with two labels, such as
+// example.org.svc.cluster.local, cannot be told apart.
+func isService(name, domain wire.Name) bool {
+	rest, below := name.CutSuffix(domain)
+	if !below {
+		return false
+	}
+	for len(rest) > 1 && rest[1] == '_' {
+		rest = rest.Parent()
+	}
+	for range 2 {
+		if rest == wire.Root {
+			return false
+		}
+		rest = rest.Parent()
+	}
+	return rest == "\x03svc"
+}
+
+// explain sets the rows and the reason of a query to those of its decision. missing says that the name has the form of
+// a Service's and does not exist.
+func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	d := &t.decision
 	if d.action == actForward && d.match.Rule == "" { // a client that has waited keeps no more than its query
 		again := h.decide(t.query.Question, h.table.Load(), new(table.Scratch))
 		d = &again
 	}
-	q.Rows, q.Reason = reasonOf(t.found)
-	if q.Rows == nil {
-		q.Rows = d.rows(t.query.Question)
-	}
+	q.Rows = d.rows(t.query.Question)
 	switch {
-	case q.Reason != "":
 	case q.Kind == seen.Failure && d.reason != nil:
 		q.Reason = d.reason.Error()
 	case missing:
 		q.Reason = why(*d, "")
 	}
-	h.record(&q, t.from, who)
 }
 
 // noteUnusual is note for a message that is not of the usual shape. Its response is nil if it cannot be read.
 func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []byte) {
-	q := h.queryOf(t, result, response)
+	q := queryOf(t, result, response)
+	q.Took = h.took(t)
+	q.Kind = kindOf(t, result, q.Took)
 	if len(req.Question) > 0 {
 		if name, err := wire.PackName(req.Question[0].Name); err == nil {
 			q.Name = wire.Fold(name)
@@ -89,14 +131,30 @@ func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []
 	h.record(&q, t.from, who)
 }
 
-// queryOf returns what is known of every query.
-func (h *handler) queryOf(t *task, result outcome, response []byte) seen.Query {
-	q := seen.Query{
-		Took: -1, TCP: t.from.over == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
-		Truncated: len(response) >= wire.HeaderLen && response[wire.FlagsOffset]&wire.TC != 0, Class: dns.ClassINET,
+// took returns how long a query took, less than 0 if the clock was not read.
+func (h *handler) took(t *task) time.Duration {
+	if t.began == 0 {
+		return -1
 	}
-	if t.began != 0 {
-		q.Took = time.Duration(h.seen.Now() - t.began)
+	return time.Duration(h.seen.Now() - t.began)
+}
+
+// kindOf returns the kind of a query, whatever its name.
+func kindOf(t *task, result outcome, took time.Duration) seen.Kind {
+	switch {
+	case result.rcode != dns.RcodeSuccess && result.rcode != dns.RcodeNameError, t.stale():
+		return seen.Failure
+	case took >= seen.Slow:
+		return seen.Odd
+	}
+	return seen.Ordinary
+}
+
+// queryOf returns what is known of a query besides its kind and its question.
+func queryOf(t *task, result outcome, response []byte) seen.Query {
+	q := seen.Query{
+		TCP: t.from.over == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
+		Truncated: len(response) >= wire.HeaderLen && response[wire.FlagsOffset]&wire.TC != 0, Class: dns.ClassINET,
 	}
 	if found := t.found; found != nil {
 		q.Server = found.Server
@@ -106,12 +164,6 @@ func (h *handler) queryOf(t *task, result outcome, response []byte) seen.Query {
 		case forward.SourceCache, forward.SourceCachedFailure:
 			q.Age = time.Duration(found.Age.Seconds) * time.Second
 		}
-	}
-	switch {
-	case result.rcode != dns.RcodeSuccess && result.rcode != dns.RcodeNameError, t.stale():
-		q.Kind = seen.Failure
-	case q.Took >= seen.Slow:
-		q.Kind = seen.Odd
 	}
 	return q
 }
@@ -126,13 +178,19 @@ func (h *handler) record(q *seen.Query, from *arrival, who bool) {
 	h.seen.Record(q)
 }
 
-// reasonOf returns the rows of docs/behaviour.md about what the forwarder has found, and why there is no answer, or
-// a stale one. It returns none for an answer.
+// reasonOf returns the rows of docs/behaviour.md about what the forwarder has found, and why there is no answer, a
+// stale one, or a late one. It returns none for another answer.
 func reasonOf(found *forward.Result) (rows []string, reason string) {
 	if found == nil {
 		return nil, ""
 	}
 	reason = found.Failure()
+	if found.Others != "" {
+		if reason == "" {
+			return []string{"F4"}, found.Others // it was late
+		}
+		reason += "; " + found.Others
+	}
 	switch {
 	case found.Source == forward.SourceStale:
 		return []string{"F9"}, reason

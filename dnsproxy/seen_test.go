@@ -99,7 +99,7 @@ func TestNoteworthy(t *testing.T) { // R13
 	})
 	server := fake.Addr.String()
 	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), Timeout: 600 * time.Millisecond}})
-	for _, name := range []string{"www.example", "www.example", "nx.example", "web.shop.svc.cluster.local", "localhost"} {
+	for _, name := range []string{"www.example", "www.example", "nx.example", "nx.www.example.svc.cluster.local", "nx.org.cluster.local", "nx.svc.cluster.local", "web.shop.svc.cluster.local", "localhost"} {
 		p.ask(t, name, dns.TypeA)
 	}
 	wantSeen(t, p.past(t, ""))
@@ -161,13 +161,40 @@ func TestNoteworthySlowAndStale(t *testing.T) { // R13, F9
 	p.ask(t, "slow.example", dns.TypeA)
 	wantSeen(t, p.past(t, "slow=500ms"), seen.Record{Name: "slow.example", Rcode: "NXDOMAIN", Source: "upstream", Server: fake.Addr.String(), Reason: "", Rows: []string{"N9"}, Noteworthy: true})
 	for i := range 1100 {
-		p.ask(t, fmt.Sprintf("%d.svc.cluster.local", i), dns.TypeA)
+		p.ask(t, fmt.Sprintf("%d.shop.svc.cluster.local", i), dns.TypeA)
 	}
 	if n := len(p.past(t, "rcode=NXDOMAIN")); n != 1000 {
 		t.Errorf("%d names that do not exist are kept, want 1000", n)
 	}
 	if len(p.past(t, "source=stale")) == 0 {
 		t.Error("the stale answer was pushed out")
+	}
+}
+
+// The reason says what each nameserver did.
+func TestNoteworthyNameservers(t *testing.T) { // R13, F3, F4
+	t.Parallel()
+	refuses := nameserver(t, fakedns.Rcode(dns.RcodeRefused))
+	fails := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		if strings.HasPrefix(query.Question[0].Name, "late") {
+			<-time.After(seen.Slow + 50*time.Millisecond)
+			return fakedns.Answer("late.example. 60 IN A 192.0.2.1")(query, network)
+		}
+		return fakedns.Rcode(dns.RcodeServerFailure)(query, network)
+	})
+	silent := nameserver(t, fakedns.Silence)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(refuses, fails)}})
+	p.ask(t, "www.example", dns.TypeA)
+	refused, failed := refuses.Addr.String(), fails.Addr.String()
+	wantSeen(t, p.past(t, "server="+refused), seen.Record{
+		Name: "www.example", Rcode: "SERVFAIL", Source: "upstream", Server: failed,
+		Reason: failed + ": SERVFAIL; " + refused + ": REFUSED", Rows: []string{"F3"}, Noteworthy: true,
+	})
+	slow := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(silent, fails)}})
+	slow.ask(t, "late.example", dns.TypeA)
+	got := slow.past(t, "")
+	if len(got) != 1 || got[0].Server != failed || !strings.HasPrefix(got[0].Reason, silent.Addr.String()+": no reply for ") || fmt.Sprint(got[0].Rows) != "[F4]" {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -183,6 +210,50 @@ func TestNoteworthyOverload(t *testing.T) { // R13, F10
 	refused := slices.DeleteFunc(p.past(t, "rcode=SERVFAIL"), func(r seen.Record) bool { return !slices.Contains(r.Rows, "F10") })
 	if len(refused) < 3 || refused[0].Source != "self" || !strings.Contains(refused[0].Reason, "too many queries") {
 		t.Errorf("%+v", p.past(t, ""))
+	}
+}
+
+// So are queries that wait for a worker when long ones have taken the memory, also if there is no answer.
+func TestNoteworthyLongQueries(t *testing.T) { // R13, F10
+	t.Parallel()
+	lives := nameserver(t, func(query *dns.Msg, network string) *dns.Msg { // answers probes
+		if strings.HasSuffix(query.Question[0].Name, ".example.") {
+			return nil
+		}
+		return fakedns.Rcode(dns.RcodeNameError)(query, network)
+	})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(lives), Timeout: wait.Limit}})
+	defer p.EndForwarding()
+	long := func(name string, class uint16, size int) []byte {
+		query := withEDNS(question(name, dns.TypeTXT), 1232)
+		query.Question[0].Qclass = class
+		query.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_LOCAL{Code: dns.EDNS0LOCALSTART, Data: make([]byte, size)}}
+		packet, err := query.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return packet
+	}
+	conn := p.dial(t, "tcp")
+	defer conn.Close()
+	for i := range 200 {
+		filling := p.dial(t, "tcp")
+		defer filling.Close()
+		write(t, filling, long(fmt.Sprintf("%d.example", i), dns.ClassINET, 50_000))
+	}
+	ask := p.dial(t, "udp")
+	defer ask.Close()
+	wait.Until(t, "a query over UDP is dropped", func() bool {
+		write(t, ask, long("version.bind", dns.ClassCHAOS, 40_000))
+		return len(p.past(t, "rcode=dropped&name=version.bind")) > 0
+	})
+	write(t, conn, long("id.server", dns.ClassCHAOS, 40_000))
+	if resp := parse(t, read(t, conn)); resp.Rcode != dns.RcodeServerFailure {
+		t.Errorf("over TCP: %v", resp)
+	}
+	got := p.past(t, "name=id.server")
+	if len(got) != 1 || got[0].Transport != "tcp" || got[0].Class != "CH" || got[0].Rcode != "SERVFAIL" || fmt.Sprint(got[0].Rows) != "[F10]" {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -356,6 +356,7 @@ func (c *tcpConn) awaitRoom(query []byte) bool {
 		return true
 	}
 	c.handler.forwarder.Overflow()
+	c.task.handler.noteRefused(c.task, dns.RcodeServerFailure)
 	_ = c.write(append([]byte{0, wire.HeaderLen}, bareFailure(query, dns.RcodeServerFailure)...)) // write closes the connection on an error
 	return false
 }

@@ -66,7 +66,7 @@ func TestStatusOfOtherUsers(t *testing.T) { // R9
 			t.Errorf("%s as another user that may open all files: %d %s", command, r.code, r.stderr)
 		}
 	}
-	for _, request := range []string{"GET /debug/cache", "GET /debug/ndsz", "POST /cache/flush", "POST /drain", "POST /quitquitquit"} {
+	for _, request := range []string{"GET /debug/cache", "GET /debug/tail", "GET /debug/ndsz", "POST /cache/flush", "POST /drain", "POST /quitquitquit"} {
 		if got := h.raw(request + " HTTP/1.0\r\nHost: localhost\r\n\r\n"); got != "HTTP/1.0 403 Forbidden" {
 			t.Errorf("%s on the status address: %s", request, got)
 		}

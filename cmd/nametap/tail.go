@@ -28,6 +28,7 @@ type tailCommand struct {
 	output   string
 	filter   map[string]*string
 	failed   bool
+	who      bool
 	since    time.Duration
 	count    int
 	limit    time.Duration
@@ -47,8 +48,8 @@ func newTailCommand() *cobra.Command {
 came from, and why it is none. With NAME, show those for the name and all names below it.
 
 The agent keeps the last 1,000 failures, and the last 1,000 queries that were slow (500 ms)
-or for names below the cluster domain that do not exist; --since and --no-follow show
-them. --failed shows no others.
+or for names of Services that do not exist; --since and --no-follow show them. --failed
+shows no others.
 
 The exit code is 1 if --no-follow or --for found no query.`,
 		Example: `  nametap tail --failed --since 10m
@@ -67,6 +68,7 @@ The exit code is 1 if --no-follow or --for found no query.`,
 	flags := command.Flags()
 	t.status.declare(flags)
 	flags.BoolVar(&t.failed, "failed", false, "only failures and other queries worth a look")
+	flags.BoolVar(&t.who, "who", false, "look up the client of every query, not only of failures: this costs the agent up to 2 % of a processor")
 	for _, f := range []struct{ param, usage string }{
 		{seen.ParamClient, "only queries of a `client`: an address, a prefix, a uid, a systemd unit or a container"},
 		{seen.ParamType, "only queries for a record `type`"},
@@ -98,6 +100,9 @@ func (t *tailCommand) params(args []string) (url.Values, error) {
 	}
 	if t.failed {
 		params.Set(seen.ParamFailed, "true")
+	}
+	if t.who {
+		params.Set(seen.ParamWho, "true")
 	}
 	if _, err := seen.ParseFilter(params); err != nil {
 		return nil, usageError{err}

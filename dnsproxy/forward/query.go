@@ -82,6 +82,8 @@ type Result struct {
 	Source  string
 	// Server names the nameserver that sent the reply, as [upstream.Spec.String] does.
 	Server string
+	// Others says what other nameservers did, as [upstream.Answer.Others].
+	Others string
 	Err    error // why there is no reply; nil otherwise
 
 	failure string // of a stale reply, see Failure
@@ -104,7 +106,7 @@ func (r *Result) Rcode() int {
 // because returns a stale reply that is used since asking nameservers came to result.
 func (r *Result) because(result *Result) *Result {
 	stale := *r
-	stale.failure = result.Failure()
+	stale.failure, stale.Others = result.Failure(), result.Others
 	return &stale
 }
 

@@ -67,7 +67,10 @@ func (c *clients) find(q *Query, sent Sent) Who {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b, now := &c.budgets[q.Kind], time.Now()
-	if !b.open(now) || !c.openLocked() || !q.Client.IsValid() {
+	if !b.open(now) {
+		return Who{skipped: true}
+	}
+	if !c.openLocked() || !q.Client.IsValid() {
 		return Who{}
 	}
 	start := threadTime()

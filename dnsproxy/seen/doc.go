@@ -15,12 +15,14 @@
 //
 // # What it costs
 //
-// While no reader is there, an ordinary query costs one atomic load ([Recorder.Start]). The clock is not read and
-// nothing is copied. A noteworthy query is written into a slot of 512 bytes, and its client is looked up by one
-// request to the kernel (4 µs), before the answer is sent: afterwards the client closes its socket. Lookups have a
-// budget of time, so that a flood of failures costs little; without it the record has the address alone.
+// While no reader is there, an ordinary query of the fast path costs one atomic load ([Recorder.Start]). The clock
+// is not read and nothing is copied. With a reader it is read twice and the filters are compared, which takes 65
+// ns. A query of the slow path always reads the clock twice, since it may be slow. A noteworthy query is written
+// into a slot of 512 bytes, and its client is looked up by one request to the kernel (4 µs), before the answer is
+// sent: afterwards the client closes its socket. Lookups have a budget of time, so that a flood of failures costs
+// little; without it the record has the address alone.
 //
 // A writer takes a slot by an atomic add and marks it by a sequence number. It takes no lock, allocates nothing and
 // waits for no reader. A reader that is overtaken counts what it has lost. The slots are allocated when the first
-// query is written.
+// query is written: 1 MB for the two rings, and 130 KB for each reader.
 package seen

@@ -42,17 +42,21 @@ const (
 	ParamServer = "server" // that answered, or failed to
 	ParamSlow   = "slow"   // queries that took at least as long
 	ParamClient = "client" // an address, a prefix, a uid, or a unit
+	ParamWho    = "who"    // selects nothing: the owner of the socket of each query is to be found
 )
+
+// probe is the source of answers to questions about the server, as the agent itself asks twice a second.
+const probe = "probe"
 
 // sources are the sources of answers, as metrics name them.
 func sources() []string {
-	return []string{"table", "cache", "stale", "cached_failure", "upstream", "self", "probe"}
+	return []string{"table", "cache", "stale", "cached_failure", "upstream", "self", probe}
 }
 
 // ParseFilter returns the filter with parameters; those that are missing select all queries. An error says which
 // one is wrong.
 func ParseFilter(params url.Values) (f *Filter, err error) {
-	f = &Filter{noteworthy: params.Get(ParamFailed) != "", server: params.Get(ParamServer), source: params.Get(ParamSource)}
+	f = &Filter{noteworthy: params.Get(ParamFailed) != "", server: params.Get(ParamServer), source: params.Get(ParamSource), who: params.Get(ParamWho) != ""}
 	if text := params.Get(ParamName); text != "" {
 		packed, err := wire.PackName(text)
 		if err != nil {
@@ -66,7 +70,7 @@ func ParseFilter(params url.Values) (f *Filter, err error) {
 		}
 	}
 	if text := strings.ToUpper(params.Get(ParamRcode)); text != "" {
-		if _, known := dns.StringToRcode[text]; !known && !strings.HasPrefix(text, "RCODE") {
+		if _, known := dns.StringToRcode[text]; !known && text != droppedName && !strings.HasPrefix(text, "RCODE") {
 			return nil, fmt.Errorf("rcode %q: want the name of a response code such as SERVFAIL, or RCODE17", text)
 		}
 		f.rcode = text
@@ -120,13 +124,14 @@ func (f *Filter) setClient(text string) {
 func (f *Filter) may(q *Query) bool {
 	switch {
 	case f.noteworthy && q.Kind == Ordinary,
+		q.Kind == Ordinary && q.Source == probe && f.source != probe,
 		f.qtype != 0 && q.Type != f.qtype,
 		f.slow > 0 && q.Took < f.slow,
 		f.source != "" && q.Source != f.source,
 		f.name != "" && !q.Name.Below(f.name),
 		f.addr.IsValid() && !f.addr.Contains(q.Client.Addr()),
 		f.rcode != "" && rcodeName(q.Rcode) != f.rcode,
-		f.server != "" && q.Server != "" && !isServer(q.Server, f.server):
+		f.server != "" && q.Kind == Ordinary && !isServer(q.Server, f.server):
 		return false
 	}
 	return true
@@ -134,11 +139,14 @@ func (f *Filter) may(q *Query) bool {
 
 // is reports whether a query is selected for which may is true, whatever its unit.
 func (f *Filter) is(q *Query) bool {
-	if f.server != "" && q.Server == "" && !strings.Contains(q.Reason, f.server) {
+	if f.server != "" && !isServer(q.Server, f.server) && !strings.Contains(q.Reason, f.server) {
 		return false
 	}
 	return f.uid == nil || q.Who.Known && q.Who.UID == *f.uid
 }
+
+// owner reports whether the owner of the client's socket matters.
+func (f *Filter) owner() bool { return f.uid != nil || f.unit != "" }
 
 // isServer reports whether a nameserver has an address, with or without its port.
 func isServer(server, addr string) bool {

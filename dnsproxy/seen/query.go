@@ -16,13 +16,16 @@ const (
 	Ordinary Kind = iota
 	// Failure: a response code that is no answer (neither NOERROR nor NXDOMAIN), or a stale answer.
 	Failure
-	// Odd: slower than [Slow], or NXDOMAIN below the cluster domain.
+	// Odd: slower than [Slow], or NXDOMAIN for the name of a Service.
 	Odd
 	kinds
 )
 
 // Slow is how long a query may take that is not noteworthy.
 const Slow = 500 * time.Millisecond
+
+// Dropped stands for a response code if there was no response, since too many queries waited.
+const Dropped = 0xffff
 
 // A Moment is a time since the start of a [Recorder]. It is 0 if the clock was not read.
 type Moment time.Duration
@@ -51,9 +54,10 @@ type Query struct {
 
 // Who is the owner of a client's socket.
 type Who struct {
-	Known  bool
-	UID    uint32
-	Cgroup uint64 // 0: unknown
+	Known   bool
+	skipped bool // the budget did not suffice
+	UID     uint32
+	Cgroup  uint64 // 0: unknown
 }
 
 const (

@@ -3,6 +3,7 @@ package seen
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -19,6 +20,7 @@ type Reader struct {
 	number uint64              // of the next query in live
 	past   map[uint64]struct{} // the queries that Past has returned
 	lost   uint64
+	missed atomic.Uint64 // may have been selected, but their clients were not looked up
 }
 
 // Close removes the reader. It may be called more than once.
@@ -27,6 +29,15 @@ func (r *Reader) Close() { r.recorder.remove(r) }
 // put writes a packed query of n bytes.
 func (r *Reader) put(b *packed, n int) {
 	r.live.put(b, n)
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// miss counts a query that may be one that the filter selects.
+func (r *Reader) miss() {
+	r.missed.Add(1)
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -69,7 +80,7 @@ func (r *Reader) append(records []Record, b *packed, q *Query) []Record {
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {
 		records = r.drain()
-		if lost, r.lost = r.lost, 0; len(records) > 0 || lost > 0 {
+		if lost, r.lost = r.lost+r.missed.Swap(0), 0; len(records) > 0 || lost > 0 {
 			return records, lost, nil
 		}
 		var hole <-chan time.Time

@@ -79,12 +79,16 @@ func record(q *Query, path string) Record {
 	return r
 }
 
+const droppedName = "DROPPED"
+
 // rcodeName returns the name of a response code. The library's name for 16 is BADSIG, which it is in TSIG records.
 func rcodeName(rcode uint16) string {
 	name, named := dns.RcodeToString[int(rcode)]
 	switch {
 	case rcode == dns.RcodeBadVers:
 		return "BADVERS"
+	case rcode == Dropped:
+		return droppedName
 	case !named:
 		return "RCODE" + strconv.Itoa(int(rcode))
 	}

@@ -50,11 +50,14 @@ func (r *Recorder) Run(ctx context.Context) {
 
 // Start returns the time if a reader is there, 0 otherwise.
 func (r *Recorder) Start() Moment {
-	if r.readers.Load() == nil {
+	if !r.Watched() {
 		return 0
 	}
 	return r.Now()
 }
+
+// Watched reports whether a reader is there.
+func (r *Recorder) Watched() bool { return r.readers.Load() != nil }
 
 // Now returns the time. It is never 0.
 func (r *Recorder) Now() Moment { return Moment(time.Since(r.origin) + 1) }
@@ -97,7 +100,14 @@ func (r *Recorder) Record(q *Query) {
 		return
 	}
 	for _, reader := range *readers {
-		if !reader.filter.may(q) || !reader.filter.is(q) {
+		if !reader.filter.may(q) {
+			continue
+		}
+		if q.Who.skipped && reader.filter.owner() {
+			reader.miss()
+			continue
+		}
+		if !reader.filter.is(q) {
 			continue
 		}
 		if n == 0 {

@@ -24,7 +24,7 @@ func TestPack(t *testing.T) { // R13
 	q := Query{
 		id: 7, Kind: Odd, Time: time.Unix(1, 2), Took: 3 * time.Second, Client: netip.MustParseAddrPort("192.0.2.1:53"), TCP: true,
 		Name: "\x03www\x07example", Type: 28, Class: 1, Rcode: 16, Truncated: true, Source: "upstream", Server: "[2001:db8::1]:53",
-		Rows: []string{"N5", "N1", "A1"}, Reason: "why", Age: time.Minute, Expired: time.Second, Who: Who{true, 998, 1 << 40},
+		Rows: []string{"N5", "N1", "A1"}, Reason: "why", Age: time.Minute, Expired: time.Second, Who: Who{Known: true, UID: 998, Cgroup: 1 << 40},
 	}
 	for _, change := range []func(){
 		func() {},
@@ -34,7 +34,7 @@ func TestPack(t *testing.T) { // R13
 		change()
 		var b packed
 		q.pack((*[slotSize]byte)(&b))
-		if diff := cmp.Diff(q, b.unpack(), cmp.AllowUnexported(Query{}), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
+		if diff := cmp.Diff(q, b.unpack(), cmp.AllowUnexported(Query{}, Who{}), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
 			t.Errorf("(-packed +unpacked):\n%s", diff)
 		}
 	}

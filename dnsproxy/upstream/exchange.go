@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,10 +50,16 @@ type Answer struct {
 	// Provisional reports that a server that stands before Server may have another answer
 	// (rule 6). Reply is to be kept for 30 s at most, not prolonged, and never served stale.
 	Provisional bool
+	// Others says what the other servers did that the query was sent to, if Reply is a failure or came late.
+	// The text is short.
+	Others string
 	// Plain reports that the query was sent without the OPT record that it has. If it asks for
 	// signatures, Reply lacks them.
 	Plain bool
 }
+
+// tellAfter is how long an answer takes that says what other servers did.
+const tellAfter = 500 * time.Millisecond
 
 // Start sends a query in wire form and returns. The receiver gets the first usable reply (NOERROR or
 // NXDOMAIN; any reply to an opcode other than QUERY) and the server that sent it. If all
@@ -392,5 +399,43 @@ func (e *exchange) answer() (Answer, error) {
 	} else {
 		reply = restore(reply, e.query, e.question)
 	}
-	return Answer{Reply: reply, Server: e.servers[s.winner].name, Provisional: s.provisional, Plain: s.plain}, nil
+	return Answer{Reply: reply, Server: e.servers[s.winner].name, Others: e.others(time.Now()), Provisional: s.provisional, Plain: s.plain}, nil
+}
+
+// others returns [Answer.Others].
+func (e *exchange) others(now time.Time) string {
+	s := &e.schedule
+	first := now
+	for i := range s.tries {
+		if t := &s.tries[i]; t.asked > 0 && t.first.Before(first) {
+			first = t.first
+		}
+	}
+	if s.tries[s.winner].failure == nil && now.Sub(first) < tellAfter {
+		return ""
+	}
+	var texts []string
+	for i := range s.tries {
+		t, did := &s.tries[i], ""
+		switch {
+		case i == s.winner || t.asked == 0 && t.err == nil:
+			continue
+		case t.failure != nil:
+			did = rcodeName(t.code)
+		case t.err != nil:
+			did = t.err.Error()
+		default:
+			did = "no reply for " + now.Sub(t.first).Round(time.Millisecond).String()
+		}
+		texts = append(texts, e.servers[i].name+": "+did)
+	}
+	return strings.Join(texts, "; ")
+}
+
+// rcodeName returns the name of a response code.
+func rcodeName(code int) string {
+	if name, named := dns.RcodeToString[code]; named && code != dns.RcodeBadVers {
+		return name
+	}
+	return "response code " + strconv.Itoa(code)
 }

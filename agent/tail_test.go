@@ -1,0 +1,81 @@
+package agent_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// TestTail checks that clients of the private socket read the queries, eight of them at a time, that one which
+// disconnects makes room, and that all of them end with the agent, at once. R13.
+func TestTail(t *testing.T) {
+	t.Parallel()
+	control := fakexds.Start(t, fakexds.Options{})
+	control.Push(generation(1))
+	a := start(t, config(t, control.Addr()))
+	a.await(t, true)
+	open := func() *http.Response {
+		t.Helper()
+		resp, err := a.private.Get("http://" + a.StatusAddr() + "/debug/tail?type=TXT")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp
+	}
+	var tails []*http.Response
+	for range 8 {
+		tails = append(tails, open()) //nolint:bodyclose // below
+	}
+	ninth := open()
+	if _ = ninth.Body.Close(); ninth.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("a ninth client: %s", ninth.Status)
+	}
+	if code, body := a.get(t, "/debug/tail?rcode=nope"); code != http.StatusBadRequest {
+		t.Errorf("a wrong parameter: %d %s", code, body)
+	}
+	if code, body := a.get(t, "/debug/tail?since=yesterday"); code != http.StatusBadRequest {
+		t.Errorf("a wrong time: %d %s", code, body)
+	}
+	if _, err := dns.Exchange(new(dns.Msg).SetQuestion("localhost.", dns.TypeTXT), a.dnsAddr()); err != nil {
+		t.Fatal(err)
+	}
+	_ = tails[0].Body.Close()
+	wait.Until(t, "there is room again", func() bool {
+		resp := open()
+		if resp.StatusCode == http.StatusOK {
+			tails[0] = resp
+			return true
+		}
+		_ = resp.Body.Close()
+		return false
+	})
+	began := time.Now()
+	a.end()
+	a.wait(t)
+	if took := time.Since(began); took > 900*time.Millisecond { // before the grace for requests in flight is over
+		t.Errorf("the end took %v", took)
+	}
+	for i, resp := range tails {
+		lines := bufio.NewReader(resp.Body)
+		if i > 0 {
+			var line agent.TailLine
+			text, err := lines.ReadBytes('\n')
+			if err != nil || json.Unmarshal(text, &line) != nil || line.Name != "localhost." || line.Type != "TXT" || line.Took == nil {
+				t.Errorf("client %d: %s, %v", i, text, err)
+			}
+		}
+		if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 {
+			t.Errorf("client %d: %s, %v", i, rest, err)
+		}
+		_ = resp.Body.Close()
+	}
+}
