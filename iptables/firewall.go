@@ -30,7 +30,8 @@ type lack struct {
 }
 
 // look decides which families' table filter the current step leaves as it is. changed is when the kernel has announced
-// a change of nft rules last.
+// a change of nft rules last; zero if it announces none. A table that was complete at the last step is left in any case:
+// a firewall may begin while it is read.
 func (w *firewall) look(changed time.Time) {
 	w.spared = make(map[Family]bool)
 	for _, f := range families() {
@@ -39,7 +40,7 @@ func (w *firewall) look(changed time.Time) {
 		if l.empty {
 			pause = firewallLimit
 		}
-		w.spared[f] = time.Since(changed) < pause && (!waits || time.Since(l.since) < firewallLimit)
+		w.spared[f] = !changed.IsZero() && (!waits || time.Since(changed) < pause && time.Since(l.since) < firewallLimit)
 	}
 }
 

@@ -35,7 +35,7 @@ func TestFirewallInsertsByNumber(t *testing.T) {
 	const flush = "*nat\n-F\n-X\nCOMMIT\n*filter\n-F\n-X\n"
 	for name, test := range map[string]struct {
 		first, second string
-		limit         time.Duration // between the steps
+		limit         time.Duration // for both steps
 	}{
 		"nothing is left": {flush + "COMMIT\n", "*filter\n-A OUTPUT -d 192.0.2.1 -j DROP\n-A OUTPUT -d 192.0.2.2 -j DROP\n-I OUTPUT 2 -d 192.0.2.3 -j DROP\nCOMMIT\n", time.Second},
 		"some are there":  {flush + "-A OUTPUT -d 192.0.2.1 -j DROP\n-A OUTPUT -d 192.0.2.2 -j DROP\nCOMMIT\n", "*filter\n-I OUTPUT 2 -d 192.0.2.3 -j DROP\nCOMMIT\n", 150 * time.Millisecond},
@@ -50,8 +50,8 @@ func TestFirewallInsertsByNumber(t *testing.T) {
 				<-c.Begun()
 				restore := func(text string) { l.ns.Pipe(text, "iptables-nft-restore", "-n", "-w", "5") }
 				for took := test.limit; took >= test.limit; { // a busy machine is slow
-					restore(test.first)
 					began := time.Now()
+					restore(test.first)
 					wait.Until(t, "queries are redirected", func() bool { return l.hooked("nat") })
 					restore(test.second)
 					took = time.Since(began)
