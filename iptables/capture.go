@@ -454,8 +454,9 @@ func (c *Capture) loop(ctx context.Context) error {
 			c.sleep(ctx, s)
 			continue
 		}
-		if s == stepApply && len(c.firewall.lacks) > 0 { // a firewall was changing rules when the goal changed
-			c.firewall.look(c.lastChange())
+		// The goal may change because a firewall is changing rules, so that queries pass through.
+		if changed := c.lastChange(); s == stepApply && c.in.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
+			c.firewall.look(changed)
 		}
 		had := c.captured
 		err := c.act(ctx, s)
