@@ -3,7 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -68,7 +71,7 @@ func (h *history[T]) last() T {
 	return h.values[len(h.values)-1].value
 }
 
-// Stalls are times in which this process did not run, although it was ready to. The agent, beside it, did not either.
+// Stalls are times in which this process, or the agent, was ready to run and did not get a processor.
 type stalls struct {
 	mu   sync.Mutex
 	list []stall
@@ -80,11 +83,17 @@ type stall struct {
 }
 
 // run notes stalls until done is closed.
-func (s *stalls) run(done <-chan struct{}) {
+func (s *stalls) run(agent int, done <-chan struct{}) {
 	const interval, longest = 20 * time.Millisecond, 100 * time.Millisecond
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
-	for last := time.Now(); ; {
+	last, looked, waited := time.Now(), time.Now(), waitedFor(agent)
+	note := func(took time.Duration) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.list = append(s.list, stall{time.Now(), took})
+	}
+	for {
 		select {
 		case <-done:
 			return
@@ -92,12 +101,33 @@ func (s *stalls) run(done <-chan struct{}) {
 		}
 		now := time.Now()
 		if took := now.Sub(last); took > longest {
-			s.mu.Lock()
-			s.list = append(s.list, stall{now, took})
-			s.mu.Unlock()
+			note(took)
 		}
 		last = now
+		if took := now.Sub(looked); took > longest {
+			total := waitedFor(agent)
+			if total-waited > took/2 {
+				note(took)
+			}
+			looked, waited = now, total
+		}
 	}
+}
+
+// waitedFor returns how long the threads of a process have waited for a processor, all together (proc(5)).
+func waitedFor(pid int) (total time.Duration) {
+	paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // the pattern is good
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // the thread has ended
+		}
+		if fields := strings.Fields(string(text)); len(fields) > 1 {
+			nanoseconds, _ := strconv.ParseInt(fields[1], 10, 64)
+			total += time.Duration(nanoseconds)
+		}
+	}
+	return total
 }
 
 // between returns how long the stalls of a time took.

@@ -205,7 +205,7 @@ func TestRandomQueries(t *testing.T) {
 	w := startRandom(t)
 	done := make(chan struct{})
 	defer close(done)
-	go w.judge.stalls.run(done)
+	go w.judge.stalls.run(w.process.Pid, done)
 
 	idle := usage{descriptors: w.descriptors() + 2, goroutines: int(w.metrics()["go_goroutines"]) + 4} // with those of requests for metrics
 	before := idle
@@ -252,7 +252,7 @@ func (w *randomWorld) report(t *testing.T, before, after usage) {
 		time.Since(w.began).Round(time.Second), j.answers, j.mesh, w.abandoned.Load())
 	t.Logf("slowest: %v, for mesh names %v", j.slowest, j.slowestMesh)
 	t.Logf("right because of faults only: %d failures, %d truncated replies, %d without signatures", j.failures, j.truncated, j.unsigned)
-	t.Logf("events: %d; stalls of this machine: %v", len(w.notes), j.stalls.between(w.began, time.Now()))
+	t.Logf("events: %d; without a processor for %v, the agent's threads for %v", len(w.notes), j.stalls.between(w.began, time.Now()), waitedFor(w.process.Pid))
 	t.Logf("before: %+v, after: %+v", before, after)
 	if *randomQueries >= manyQueries && after.heap > before.heap*1.25+2<<20 {
 		t.Errorf("the heap has grown from %.0f to %.0f bytes", before.heap, after.heap)
