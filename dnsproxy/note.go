@@ -170,7 +170,8 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 
 // record completes a query and records it.
 func (h *handler) record(q *seen.Query, from *arrival, who bool) {
-	q.Client = from.client()
+	client := from.client()
+	q.Client = netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
 	if q.Kind != seen.Ordinary || who {
 		q.Who = h.seen.Find(q, from)
 	}

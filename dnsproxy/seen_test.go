@@ -234,24 +234,32 @@ func TestNoteworthyLongQueries(t *testing.T) { // R13, F10
 		}
 		return packet
 	}
-	conn := p.dial(t, "tcp")
-	defer conn.Close()
-	for i := range 200 {
-		filling := p.dial(t, "tcp")
-		defer filling.Close()
-		write(t, filling, long(fmt.Sprintf("%d.example", i), dns.ClassINET, 50_000))
+	filling := make([]net.Conn, 320)
+	for i := range filling {
+		filling[i] = p.dial(t, "tcp")
+		defer filling[i].Close()
 	}
-	ask := p.dial(t, "udp")
-	defer ask.Close()
+	udp, tcp := p.dial(t, "udp"), p.dial(t, "tcp")
+	defer udp.Close()
+	defer tcp.Close()
+	number := 0
+	fill := func() { // shorter ones, so that no gap is left
+		for _, conn := range filling {
+			number++
+			write(t, conn, long(fmt.Sprintf("%d.example", number), dns.ClassINET, 30_000))
+		}
+	}
 	wait.Until(t, "a query over UDP is dropped", func() bool {
-		write(t, ask, long("version.bind", dns.ClassCHAOS, 40_000))
+		fill()
+		write(t, udp, long("version.bind", dns.ClassCHAOS, 40_000))
 		return len(p.past(t, "rcode=dropped&name=version.bind")) > 0
 	})
-	write(t, conn, long("id.server", dns.ClassCHAOS, 40_000))
-	if resp := parse(t, read(t, conn)); resp.Rcode != dns.RcodeServerFailure {
-		t.Errorf("over TCP: %v", resp)
-	}
-	got := p.past(t, "name=id.server")
+	wait.Until(t, "a query over TCP is refused", func() bool {
+		fill()
+		write(t, tcp, long("id.server", dns.ClassCHAOS, 40_000))
+		return parse(t, read(t, tcp)).Rcode == dns.RcodeServerFailure
+	})
+	got := p.past(t, "name=id.server&rcode=SERVFAIL")
 	if len(got) != 1 || got[0].Transport != "tcp" || got[0].Class != "CH" || got[0].Rcode != "SERVFAIL" || fmt.Sprint(got[0].Rows) != "[F10]" {
 		t.Errorf("%+v", got)
 	}

@@ -3,6 +3,7 @@ package seen
 import (
 	"encoding/binary"
 	"errors"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -42,6 +43,9 @@ type clients struct {
 	request [diagSize + filterSize]byte
 	buffer  []byte
 	budgets [kinds]budget
+
+	addresses   map[netip.Addr]bool // of this host
+	addressesAt time.Time
 }
 
 func newClients() *clients {
@@ -76,10 +80,44 @@ func (c *clients) find(q *Query, sent Sent) Who {
 	start := threadTime()
 	defer func() { b.left -= min(max(threadTime()-start, 0), maxLookup) }()
 	addr, sure := sent.SentTo()
-	if who := c.exactLocked(q, addr); who.Known || sure {
-		return who
+	found := c.exactLocked(q, addr)
+	if !found.Known && !sure {
+		found = c.byPortLocked(q)
 	}
-	return c.byPortLocked(q)
+	if found.wildcard && !c.isLocalLocked(q.Client.Addr(), now) {
+		return Who{}
+	}
+	return found.Who
+}
+
+// addressesAge is how long the addresses of this host are used.
+const addressesAge = 5 * time.Second
+
+// isLocalLocked reports whether an address is one of this host. A socket that is bound to all addresses and has the
+// port of a client elsewhere, such as in a container, is not the client's.
+func (c *clients) isLocalLocked(addr netip.Addr, now time.Time) bool {
+	if addr.IsLoopback() {
+		return true
+	}
+	if now.Sub(c.addressesAt) > addressesAge {
+		addresses, err := net.InterfaceAddrs()
+		if err != nil {
+			return false
+		}
+		c.addresses, c.addressesAt = map[netip.Addr]bool{}, now
+		for _, a := range addresses {
+			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+				c.addresses[prefix.Addr().WithZone("")] = true
+			}
+		}
+	}
+	return c.addresses[addr.WithZone("")]
+}
+
+// An owner is the owner of a socket.
+type owner struct {
+	Who
+	wildcard bool // the socket is bound to all addresses
 }
 
 // maxLookup bounds what one lookup takes from the budget: Go may continue it on another thread.
@@ -152,9 +190,9 @@ func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []
 
 // exactLocked asks for the socket with both addresses. That of a client that has not called connect has the
 // other address, too.
-func (c *clients) exactLocked(q *Query, sent netip.AddrPort) Who {
+func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	if !sent.IsValid() || sent.Addr().Is4() != q.Client.Addr().Is4() {
-		return Who{}
+		return owner{}
 	}
 	family := uint8(unix.AF_INET)
 	if q.Client.Addr().Is6() {
@@ -175,9 +213,9 @@ func (c *clients) exactLocked(q *Query, sent netip.AddrPort) Who {
 
 // byPortLocked asks for the UDP sockets with the port of the client. Those of IPv6 may carry IPv4. The kernel looks
 // at all its sockets for this, which takes 40 µs, and would take a millisecond for TCP.
-func (c *clients) byPortLocked(q *Query) Who {
+func (c *clients) byPortLocked(q *Query) owner {
 	if q.TCP {
-		return Who{}
+		return owner{}
 	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		if family == unix.AF_INET && q.Client.Addr().Is6() {
@@ -196,12 +234,12 @@ func (c *clients) byPortLocked(q *Query) Who {
 			return who
 		}
 	}
-	return Who{}
+	return owner{}
 }
 
 // askLocked sends a request and returns the owner of the first socket of the reply that is the client's. It does not
 // block: the kernel makes the reply while it takes the request, and the next part of a dump while one is read.
-func (c *clients) askLocked(q *Query, request []byte) (found Who) {
+func (c *clients) askLocked(q *Query, request []byte) (found owner) {
 	if _, err := unix.Write(c.fd, request); err != nil { // without an address it goes to the kernel
 		return found
 	}
@@ -226,7 +264,7 @@ func (c *clients) askLocked(q *Query, request []byte) (found Who) {
 
 // parseReply returns the owner of the first socket in a part of the reply to a request that is the client's, and
 // whether it is the last part.
-func parseReply(b []byte, seq uint32, q *Query) (found Who, last bool) {
+func parseReply(b []byte, seq uint32, q *Query) (found owner, last bool) {
 	for len(b) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(b))
 		if length < unix.SizeofNlMsghdr || length > len(b) {
@@ -247,7 +285,7 @@ func parseReply(b []byte, seq uint32, q *Query) (found Who, last bool) {
 }
 
 // parseSocket returns the owner of a socket if it has the address of the client.
-func parseSocket(b []byte, q *Query) (who Who) {
+func parseSocket(b []byte, q *Query) (who owner) {
 	if len(b) < diagReply {
 		return who
 	}
@@ -261,7 +299,7 @@ func parseSocket(b []byte, q *Query) (who Who) {
 	if !ok || port != q.Client.Port() || !src.IsUnspecified() && src != q.Client.Addr().WithZone("") {
 		return who
 	}
-	who = Who{Known: true, UID: binary.NativeEndian.Uint32(b[replyUID:])}
+	who.Known, who.UID, who.wildcard = true, binary.NativeEndian.Uint32(b[replyUID:]), src.IsUnspecified()
 	for attrs := b[diagReply:]; len(attrs) >= unix.SizeofNlAttr; {
 		length := int(binary.NativeEndian.Uint16(attrs))
 		if length < unix.SizeofNlAttr || length > len(attrs) {

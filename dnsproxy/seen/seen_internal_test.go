@@ -185,6 +185,22 @@ func TestClients(t *testing.T) { // R13
 			}
 		}
 	}
+	// A client of another host that has the port of a socket here.
+	wildcard, err := net.ListenPacket("udp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer wildcard.Close()
+	port := netip.MustParseAddrPort(wildcard.LocalAddr().String()).Port()
+	for addr, want := range map[string]bool{"127.0.0.1": true, "192.0.2.77": false} {
+		q := Query{Client: netip.AddrPortFrom(netip.MustParseAddr(addr), port), Kind: Failure}
+		for _, sent := range []netip.AddrPort{elsewhere, {}} {
+			c.budgets[Failure].left = time.Second
+			if who := c.find(&q, sentTo(sent)); who.Known != want {
+				t.Errorf("%s, sent to %v: %+v", addr, sent, who)
+			}
+		}
+	}
 	unknown := Query{Client: netip.MustParseAddrPort("127.0.0.1:1"), Kind: Failure}
 	if who := c.find(&unknown, sentTo(elsewhere)); who.Known {
 		t.Errorf("%+v", who)
@@ -285,7 +301,7 @@ func FuzzReply(f *testing.F) { // R13
 	f.Add(append(message, message...), uint32(1))
 	q := &Query{Client: netip.MustParseAddrPort("192.0.2.1:53")}
 	f.Fuzz(func(t *testing.T, b []byte, seq uint32) {
-		if who, _ := parseReply(b, seq, q); !who.Known && who != (Who{}) {
+		if who, _ := parseReply(b, seq, q); !who.Known && who != (owner{}) {
 			t.Errorf("%+v", who)
 		}
 	})
