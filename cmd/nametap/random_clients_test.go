@@ -91,6 +91,7 @@ func (s *session) answered(b []byte, received time.Time) {
 	switch {
 	case again:
 		s.world.fail(nil, m, errors.New("a second response"))
+	case q == nil && s.world.abandonedPort(s.conn): // for a client before that had the same port
 	case q == nil:
 		s.world.fail(nil, m, errors.New("a response without a query"))
 	default:
@@ -98,6 +99,12 @@ func (s *session) answered(b []byte, received time.Time) {
 			s.world.fail(q, m, err)
 		}
 	}
+}
+
+// abandonedPort reports whether an earlier client has closed a socket of the same port without waiting for its answers.
+func (w *randomWorld) abandonedPort(conn net.Conn) bool {
+	_, abandoned := w.ports.Load(conn.LocalAddr().String())
+	return abandoned
 }
 
 // cutRelayed reports whether b is a truncated reply that ends within a record. It is relayed as it is. m gets its header
@@ -195,6 +202,7 @@ func (s *session) close(random *rand.Rand) {
 		s.mu.Lock()
 		s.closing = true
 		s.world.abandoned.Add(int64(len(s.pending)))
+		s.world.ports.Store(s.conn.LocalAddr().String(), true)
 		s.mu.Unlock()
 	}
 	switch tcp, isTCP := s.conn.(*net.TCPConn); {

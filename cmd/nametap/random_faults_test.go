@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -29,6 +30,10 @@ type serverGroup struct {
 	number  int
 	servers []*fakedns.Server
 	faults  []fault // of each
+
+	// wasPlain is set once a server knew no EDNS. If that was so when it was asked first, it is asked without for ten
+	// minutes (F18).
+	wasPlain atomic.Bool
 
 	mu     sync.Mutex
 	states []groupState
@@ -199,6 +204,7 @@ func (g *serverGroup) behave(server int, next fault, seed uint64) error {
 		handler = failWith(next.rcode)
 	}
 	if next.plain {
+		g.wasPlain.Store(true)
 		handler = withoutEDNS(handler)
 	}
 	var effects []fakedns.Effect

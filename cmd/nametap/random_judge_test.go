@@ -382,7 +382,7 @@ func (j *judge) forwardRight(q *question, m *dns.Msg, at moment, group int) erro
 		return fmt.Errorf("%s", dns.RcodeToString[m.Rcode])
 	}
 	answer := sameRecords(m.Answer, want.Answer, m.Truncated)
-	if answer != nil && q.do && !j.calm {
+	if answer != nil && q.do && (!j.calm || g.wasPlain.Load()) {
 		plain := *q
 		plain.do = false
 		if want := replyOf(plain.message(), group); sameRecords(m.Answer, want.Answer, m.Truncated) == nil {

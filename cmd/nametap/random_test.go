@@ -46,6 +46,7 @@ type randomWorld struct {
 
 	left, sent, abandoned atomic.Int64
 	readers               sync.WaitGroup
+	ports                 sync.Map // addresses of sockets that were closed while queries waited
 
 	mu       sync.Mutex
 	notes    []dated[string]
