@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -15,8 +16,8 @@ import (
 )
 
 const (
-	// programUser is the user and the group of queries that are sent as a program sends them: nobody.
-	programUser = 65534
+	// ProgramUser is the user and the group of queries that are sent as a program sends them: nobody.
+	ProgramUser = 65534
 	// programTimeout is how long they may take. A resolver of libc waits 5 s.
 	programTimeout = 2 * time.Second
 )
@@ -24,10 +25,16 @@ const (
 // An Identity is how an agent answers questions about itself.
 type Identity struct{ id, version string }
 
-// Identify asks a listener of an agent who it is.
-func Identify(ctx context.Context, listener dnsproxy.Addr) (found Identity, err error) {
-	if found.id, err = ask(ctx, listenerQuestion(listener, askID)); err == nil {
-		found.version, err = ask(ctx, listenerQuestion(listener, askVersion))
+// Identify asks the listeners of an agent about it until one answers.
+func Identify(ctx context.Context, listeners []dnsproxy.Addr) (found Identity, err error) {
+	err = errors.New("it has no DNS listener")
+	for _, l := range listeners {
+		if found.id, err = ask(ctx, listenerQuestion(l, askID)); err != nil {
+			continue
+		}
+		if found.version, err = ask(ctx, listenerQuestion(l, askVersion)); err == nil {
+			return found, nil
+		}
 	}
 	return found, err
 }
@@ -61,8 +68,8 @@ func askAs(ctx context.Context, q question) (text string, err error) {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		if os.Geteuid() == 0 {
-			_, _ = unix.SetfsgidRetGid(programUser)
-			_, _ = unix.SetfsuidRetUid(programUser)
+			_, _ = unix.SetfsgidRetGid(ProgramUser)
+			_, _ = unix.SetfsuidRetUid(ProgramUser)
 		}
 		text, err = ask(ctx, q)
 	}()

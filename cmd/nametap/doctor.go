@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -75,7 +78,7 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	}
 	servers := d.readResolvConf(host)
 	if err == nil && len(servers) > 0 {
-		host.Ways, unread[problems.QueriesGoElsewhere] = ways(ctx, status, servers[0])
+		host.Ways, unread[problems.QueriesGoElsewhere] = d.ways(ctx, status, servers[0])
 		unread[problems.QueriesGoUnanswered] = unread[problems.QueriesGoElsewhere]
 	}
 	found := append(problems.Find(&problems.Readings{Now: time.Now(), Host: host}), status.Diagnosis.Problems...)
@@ -152,7 +155,7 @@ func (d *doctorCommand) readResolvConf(host *problems.Host) []netip.AddrPort {
 }
 
 // ways queries a nameserver of resolv.conf as programs do. Skipped says why it does not.
-func ways(ctx context.Context, status agent.Status, server netip.AddrPort) (sent []problems.Sent, skipped string) {
+func (d *doctorCommand) ways(ctx context.Context, status agent.Status, server netip.AddrPort) (sent []problems.Sent, skipped string) {
 	own := status.OnlyNameserverOf != ""
 	switch {
 	case len(status.Redirected) > 0 && os.Getenv(inPod) != "":
@@ -168,14 +171,30 @@ func ways(ctx context.Context, status agent.Status, server netip.AddrPort) (sent
 		return nil, "this agent captures no queries: programs that do not query it directly do not reach it"
 	case os.Geteuid() != 0:
 		return nil, "only root may send queries as another user"
-	case len(status.DNS) == 0:
-		return nil, "the agent has no DNS listener"
 	}
-	identity, err := agent.Identify(ctx, status.DNS[0])
+	if excluded := d.excluded(ctx); excluded != "" {
+		return nil, "the settings may exclude this query from capture: " + excluded
+	}
+	identity, err := agent.Identify(ctx, status.DNS)
 	if err != nil {
 		return nil, "the agent does not say who it is: " + err.Error()
 	}
 	return agent.AsProgram(ctx, server, identity), ""
+}
+
+// excluded returns a setting of the agent that may exclude the query of ways from capture.
+func (d *doctorCommand) excluded(ctx context.Context) string {
+	var settings map[string][]string
+	if d.client.get(ctx, "/debug/settings", nil, &settings) != nil {
+		return ""
+	}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		byUser := name == "capture-exclude-uid" || name == "capture-exclude-gid"
+		if strings.HasPrefix(name, "capture-exclude-") && (!byUser || slices.Contains(settings[name], strconv.Itoa(agent.ProgramUser))) {
+			return "--" + name
+		}
+	}
+	return ""
 }
 
 // print prints a report: the problems, and how many checks found none.
