@@ -25,6 +25,33 @@ type diagnosis struct {
 	refused  uint64 // queries for a limit, at the last reading
 	refusing bool   // there were more of them then
 	silent   bool   // a listener was silent in the last reading of listeners
+	// refusals are the replies of nameservers that were no answers.
+	refusals map[upstream.Spec]refusals
+}
+
+// refusals are the replies of a nameserver that were no answers, and when there were more of them.
+type refusals struct {
+	count uint64
+	at    time.Time
+}
+
+// refusedAt returns when the last reply of a nameserver that is no answer was noticed.
+func (d *diagnosis) refusedAt(now time.Time, s upstream.Status) time.Time {
+	var count uint64
+	for code, n := range s.Responses {
+		if code != "NOERROR" && code != "NXDOMAIN" {
+			count += n
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.refusals == nil {
+		d.refusals = make(map[upstream.Spec]refusals)
+	}
+	if known := d.refusals[s.Spec]; known.count != count {
+		d.refusals[s.Spec] = refusals{count, now}
+	}
+	return d.refusals[s.Spec].at
 }
 
 // run takes readings until ctx ends.
@@ -70,7 +97,7 @@ func (d *diagnosis) add(silent []string) problems.Report {
 	d.mu.Unlock()
 	reading := &problems.Agent{
 		Silent: silent, Missing: a.proxy.Missing(), Unserved: a.status.unserved(), StateDir: a.config.XDS.StateDir,
-		XDS: a.client.Status(), Token: a.client.Token(), Servers: a.servers(), Refusing: refusing, Refused: refused,
+		XDS: a.client.Status(), Token: a.client.Token(), Servers: d.servers(now), Refusing: refusing, Refused: refused,
 		Failures: a.proxy.Failures(now.Add(-problems.FailuresSince)),
 	}
 	for _, self := range a.proxy.SelfUpstreams() {
@@ -94,7 +121,8 @@ func (a *Agent) open() bool {
 }
 
 // servers returns the nameservers in use.
-func (a *Agent) servers() (servers []problems.Server) {
+func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
+	a := d.agent
 	states := map[upstream.Spec]upstream.Status{}
 	for _, s := range a.proxy.UpstreamStatus() {
 		states[s.Spec] = s
@@ -103,7 +131,7 @@ func (a *Agent) servers() (servers []problems.Server) {
 		for _, spec := range group.Servers {
 			s := states[spec]
 			servers = append(servers, problems.Server{
-				Name: spec.String(), Suffix: group.Suffix, State: s.State.String(), Refuses: s.Refusing, Responses: s.Responses,
+				Name: spec.String(), Suffix: group.Suffix, State: s.State.String(), Refuses: s.Refusing, RefusedAt: d.refusedAt(now, s), Responses: s.Responses,
 				Error: s.LastError, ErrorAt: s.LastErrorAt,
 			})
 		}

@@ -16,6 +16,9 @@ const (
 	// FailuresSince is how far back failures count, and failuresLast how long ago the last one may be.
 	FailuresSince = 5 * time.Minute
 	failuresLast  = 20 * time.Second
+	// serverLast is how old the evidence against a nameserver may be. One that is down is probed every 30 s, while
+	// queries come; without queries its state is not known.
+	serverLast = 45 * time.Second
 )
 
 // forwardChecks returns the checks of nameservers.
@@ -90,14 +93,11 @@ func ordinal(i, n int) string {
 
 // said returns the last error of a nameserver.
 func (s Server) said(now time.Time) string {
-	if s.Error == "" {
-		return "it answers neither queries nor probes"
-	}
 	return fmt.Sprintf("%s, %v ago", s.Error, now.Sub(s.ErrorAt).Round(time.Second))
 }
 
 func nameserverDown(r *Readings) []Problem {
-	return ill(r, func(s Server) bool { return s.State == "down" }, func(s Server) Problem {
+	return ill(r, func(s Server) bool { return s.State == "down" && r.Now.Sub(s.ErrorAt) <= serverLast }, func(s Server) Problem {
 		return Problem{
 			What: "does not reply", Evidence: s.said(r.Now),
 			Mend: "dig @" + strings.Replace(s.Name, ":", " -p ", 1) + " example.org; if it stays silent, take it out of resolv.conf or --upstream", Rows: []string{"F4"},
@@ -115,7 +115,7 @@ func nameserverLoops(r *Readings) []Problem {
 }
 
 func nameserverRefuses(r *Readings) []Problem {
-	return ill(r, func(s Server) bool { return s.State == "up" && s.Refuses }, func(s Server) Problem {
+	return ill(r, func(s Server) bool { return s.State == "up" && s.Refuses && r.Now.Sub(s.RefusedAt) <= serverLast }, func(s Server) Problem {
 		var counts []string
 		for _, code := range slices.Sorted(maps.Keys(s.Responses)) {
 			if code != "NOERROR" && code != "NXDOMAIN" {

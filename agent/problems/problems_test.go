@@ -92,13 +92,15 @@ func TestBroken(t *testing.T) {
 			r.Agent.Servers[1].State, r.Agent.Servers[1].Error, r.Agent.Servers[1].ErrorAt = "down", "connection refused", r.Now
 		},
 		"problem: 10.96.0.10, the first nameserver, does not reply": func(r *problems.Readings) {
-			r.Agent.Servers[0].State, r.Agent.Servers[1].State = "down", "down"
+			for i := range r.Agent.Servers {
+				r.Agent.Servers[i].State, r.Agent.Servers[i].Error, r.Agent.Servers[i].ErrorAt = "down", "no reply in time", r.Now
+			}
 			fail(r, "no nameserver answered", "a.example", "b.example", "c.example")
 		},
 		"warning: 10.96.0.10, the first nameserver, forwards to this agent": func(r *problems.Readings) { r.Agent.Servers[0].State = "looping" },
-		"warning: 10.96.0.10, the first nameserver, answers no query":       func(r *problems.Readings) { r.Agent.Servers[0].Refuses = true },
+		"warning: 10.96.0.10, the first nameserver, answers no query":       func(r *problems.Readings) { r.Agent.Servers[0].Refuses, r.Agent.Servers[0].RefusedAt = true, r.Now },
 		"problem: 10.1.0.53, the only nameserver of corp.example, does not reply": func(r *problems.Readings) {
-			r.Agent.Servers = append(r.Agent.Servers, problems.Server{Name: "10.1.0.53", Suffix: "corp.example", State: "down"})
+			r.Agent.Servers = append(r.Agent.Servers, problems.Server{Name: "10.1.0.53", Suffix: "corp.example", State: "down", ErrorAt: r.Now})
 		},
 		"problem: queries are refused because too many wait": func(r *problems.Readings) { r.Agent.Refusing = true },
 		"warning: queries fail: 10.96.0.10: SERVFAIL":        func(r *problems.Readings) { fail(r, "10.96.0.10: SERVFAIL", "a.example", "b.example", "c.example") },
@@ -159,6 +161,10 @@ func TestHealthy(t *testing.T) {
 		"names failed a minute ago": func(r *problems.Readings) {
 			fail(r, "10.96.0.10: SERVFAIL", "a.example", "b.example", "c.example")
 			r.Now = r.Now.Add(time.Minute)
+		},
+		"a nameserver was down when the last query came": func(r *problems.Readings) {
+			r.Agent.Servers[0].State, r.Agent.Servers[0].ErrorAt = "down", r.Now.Add(-time.Hour)
+			r.Agent.Servers[1].Refuses, r.Agent.Servers[1].RefusedAt = true, r.Now.Add(-time.Hour)
 		},
 		"a token that is not needed has expired": func(r *problems.Readings) {
 			r.Agent.Token, r.Agent.XDS.CertificateExpires = token(r, -2*time.Hour, -time.Hour), r.Now.Add(time.Hour)

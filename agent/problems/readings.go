@@ -34,9 +34,10 @@ type Agent struct {
 // A Server is a nameserver in use.
 type Server struct {
 	Name      string
-	Suffix    string // of the names that it is queried for; "" for all others
-	State     string // up, down or looping
-	Refuses   bool   // the last replies were no answers
+	Suffix    string    // of the names that it is queried for; "" for all others
+	State     string    // up, down or looping
+	Refuses   bool      // the last replies were no answers
+	RefusedAt time.Time // when the last of them was noticed
 	Responses map[string]uint64
 	Error     string // the last one
 	ErrorAt   time.Time

@@ -32,6 +32,7 @@ type doctorCommand struct {
 	client statusClient
 	output string
 	all    bool
+	bundle string
 }
 
 func newDoctorCommand() *cobra.Command {
@@ -59,6 +60,7 @@ not ask the agent.`,
 	flag.Hidden, flag.Usage = false, "`path` of the resolv.conf that programs read"
 	declareOutput(command.Flags(), &d.output)
 	command.Flags().BoolVar(&d.all, "all", false, "list the checks that passed and those that were skipped, too")
+	command.Flags().StringVar(&d.bundle, "bundle", "", "also write a new tar `file` for a ticket: the problems, status, settings, metrics, queries that failed, and a digest of the table")
 	return command
 }
 
@@ -86,6 +88,11 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	if err := printOutput(w, d.output, report, func(w io.Writer) error { return d.print(w, status, report) }); err != nil {
 		return err
 	}
+	if d.bundle != "" {
+		if err := d.writeBundle(ctx, status, report); err != nil {
+			return err
+		}
+	}
 	switch report.Worst() {
 	case problems.Severe:
 		return exitError(exitFailed)
@@ -101,9 +108,17 @@ func exists(path string) bool {
 	return err == nil
 }
 
+// nsswitchConf is where libc looks up its services.
+const nsswitchConf = "/etc/nsswitch.conf"
+
+// resolvConf returns the path of the file that programs read.
+func (d *doctorCommand) resolvConf() string {
+	return cmp.Or(d.client.options.agent.DNS.Forward.ResolvConf, resolvconf.DefaultPath)
+}
+
 // hostsServices returns the services of the line "hosts" of nsswitch.conf, nil without one.
 func hostsServices() []string {
-	text, err := os.ReadFile("/etc/nsswitch.conf")
+	text, err := os.ReadFile(nsswitchConf)
 	if err != nil {
 		return nil
 	}
@@ -138,7 +153,7 @@ func unitState(ctx context.Context) string {
 
 // readResolvConf reads the file that programs read, and returns its nameservers.
 func (d *doctorCommand) readResolvConf(host *problems.Host) []netip.AddrPort {
-	host.ResolvConf = cmp.Or(d.client.options.agent.DNS.Forward.ResolvConf, resolvconf.DefaultPath)
+	host.ResolvConf = d.resolvConf()
 	text, err := os.ReadFile(host.ResolvConf)
 	if err != nil {
 		host.Unread = err.Error()
