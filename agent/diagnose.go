@@ -106,7 +106,7 @@ func (d *diagnosis) add(silent []string) problems.Report {
 	if a.capture != nil {
 		reading.Capture = a.capture.reading()
 	}
-	d.window.Add(now, problems.Find(&problems.Readings{Now: now, Agent: reading}))
+	d.window.Add(now, problems.Find(&problems.Readings{Now: now, Agent: reading}), problems.Unread(reading))
 	return d.window.Report()
 }
 

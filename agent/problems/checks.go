@@ -46,6 +46,26 @@ func HostCodes() []Code {
 	return codes
 }
 
+// Unread returns the codes of checks that do not concern an agent, with the reasons.
+func Unread(a *Agent) map[Code]string {
+	unread := map[Code]string{}
+	if a.Capture == nil {
+		for _, c := range captureChecks() {
+			unread[c.code] = "the agent installs no rules"
+		}
+	}
+	if a.Token.File == "" {
+		unread[TokenExpired], unread[TokenExpires] = "no token is sent", "no token is sent"
+	}
+	if a.Token.Issued.IsZero() {
+		unread[ClockBehind] = "no token says when it was issued"
+	}
+	if a.StateDir == "" {
+		unread[StateDir] = "there is no state directory"
+	}
+	return unread
+}
+
 // Find makes the checks for which there are readings.
 func Find(r *Readings) []Problem {
 	var found []Problem

@@ -75,6 +75,7 @@ type Problem struct {
 
 // A Skip is a check that was not made.
 type Skip struct {
+	Code   Code   `json:"code"`
 	Check  string `json:"check"`
 	Reason string `json:"reason"`
 }
@@ -123,7 +124,7 @@ func judge(checks []check, found, suspected []Problem, unread map[Code]string) R
 		reason := cmp.Or(unread[c.code], cause)
 		switch {
 		case reason != "":
-			report.Skipped = append(report.Skipped, Skip{c.title, reason})
+			report.Skipped = append(report.Skipped, Skip{c.code, c.title, reason})
 		case !slices.ContainsFunc(all, has):
 			report.Passed = append(report.Passed, c.title)
 		default:

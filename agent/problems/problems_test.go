@@ -149,6 +149,20 @@ func TestBroken(t *testing.T) {
 	}
 }
 
+// R14: what does not concern an agent is skipped, with the reason.
+func TestUnread(t *testing.T) {
+	r := healthy()
+	if unread := problems.Unread(r.Agent); unread[problems.CaptureAbsent] != "" || unread[problems.TokenExpired] == "" {
+		t.Errorf("without a token: %v", unread)
+	}
+	r.Agent.Capture, r.Agent.Token = nil, token(r, -time.Minute, time.Hour)
+	unread := problems.Unread(r.Agent)
+	report := problems.Judge(problems.Find(r), nil, unread)
+	if unread[problems.TokenExpired] != "" || len(unread) == 0 || len(report.Skipped) != len(unread) || report.Skipped[0].Reason != "the agent installs no rules" {
+		t.Errorf("without rules: %v, skipped %v", unread, report.Skipped)
+	}
+}
+
 // R14: hosts that are odd and have no defect have no problem.
 func TestHealthy(t *testing.T) {
 	for name, odd := range map[string]func(r *problems.Readings){
@@ -200,7 +214,7 @@ func TestWindow(t *testing.T) {
 		step := func(after time.Duration, found []problems.Problem, raised, suspected int) {
 			t.Helper()
 			time.Sleep(after) //nolint:forbidigo // synctest advances the time
-			w.Add(time.Now(), found)
+			w.Add(time.Now(), found, nil)
 			if r := w.Report(); len(r.Problems) != raised || len(r.Suspected) != suspected {
 				t.Errorf("after %v: %d problems, %d suspected; want %d, %d", time.Since(begun), len(r.Problems), len(r.Suspected), raised, suspected)
 			}

@@ -13,8 +13,9 @@ const Lasting = 15 * time.Second
 
 // A Window keeps the problems that last. The zero value is ready. Its methods are safe for concurrent use.
 type Window struct {
-	mu    sync.Mutex
-	known map[subject]*lasting
+	mu     sync.Mutex
+	known  map[subject]*lasting
+	unread map[Code]string
 }
 
 // A subject identifies a problem from reading to reading.
@@ -30,10 +31,11 @@ type lasting struct {
 	raised  bool
 }
 
-// Add adds what a reading at a time has shown.
-func (w *Window) Add(now time.Time, found []Problem) {
+// Add adds what a reading at a time has shown. Unread has the reasons why checks were not made.
+func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.unread = unread
 	if w.known == nil {
 		w.known = make(map[subject]*lasting)
 	}
@@ -74,5 +76,5 @@ func (w *Window) Report() Report {
 		})
 	}
 	own := slices.DeleteFunc(checks(), func(c check) bool { return c.host })
-	return judge(own, raised, suspected, nil)
+	return judge(own, raised, suspected, w.unread)
 }

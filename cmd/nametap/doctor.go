@@ -75,6 +75,9 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	}
 	host := &problems.Host{Domain: d.client.options.agent.DNS.Domain, MDNS: exists("/run/avahi-daemon/socket"), Hosts: hostsServices()}
 	unread := map[problems.Code]string{}
+	for _, s := range status.Diagnosis.Skipped {
+		unread[s.Code] = s.Reason
+	}
 	if err != nil {
 		host.Absent, host.Unit = err.Error(), unitState(ctx)
 	}
