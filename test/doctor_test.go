@@ -9,7 +9,7 @@ import (
 
 // TestDoctor checks that `nametap doctor` sends a query as another user does, through the rules of the agent, and says
 // if the agent does not answer it although its own probes are answered.
-func TestDoctor(t *testing.T) { // R14
+func TestDoctor(t *testing.T) { // R15
 	t.Parallel()
 	v := newVM(t, "nft")
 	v.start("--capture")

@@ -45,7 +45,7 @@ func fail(r *problems.Readings, reason string, names ...string) {
 	}
 }
 
-// R14: what doctor says first about hosts with a defect: its cause, with the server or the file.
+// R15: what doctor says first about hosts with a defect: its cause, with the server or the file.
 func TestBroken(t *testing.T) {
 	for want, breaks := range map[string]func(r *problems.Readings){
 		"problem: no agent answers on this host": func(r *problems.Readings) { r.Agent, r.Host.Absent, r.Host.Ways = nil, "connection refused", nil },
@@ -149,7 +149,7 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// R14: what does not concern an agent is skipped, with the reason.
+// R15: what does not concern an agent is skipped, with the reason.
 func TestUnread(t *testing.T) {
 	r := healthy()
 	if unread := problems.Unread(r.Agent); unread[problems.CaptureAbsent] != "" || unread[problems.TokenExpired] == "" {
@@ -163,7 +163,7 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// R14: hosts that are odd and have no defect have no problem.
+// R15: hosts that are odd and have no defect have no problem.
 func TestHealthy(t *testing.T) {
 	for name, odd := range map[string]func(r *problems.Readings){
 		"usual":          func(*problems.Readings) {},
@@ -205,7 +205,7 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// R14: a problem is raised after 15 s in which each reading has shown it, and cleared 15 s after the last one that has.
+// R15: a problem is raised after 15 s in which each reading has shown it, and cleared 15 s after the last one that has.
 func TestWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w problems.Window
@@ -237,7 +237,7 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// R14: each code has one check, in the agent or in the command, and causes come before what they explain.
+// R15: each code has one check, in the agent or in the command, and causes come before what they explain.
 func TestCodes(t *testing.T) {
 	codes := append(problems.Codes(), problems.HostCodes()...)
 	slices.Sort(codes)
