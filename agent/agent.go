@@ -89,6 +89,7 @@ type Agent struct {
 	proxy       *dnsproxy.Server
 	client      *nds.Client
 	status      *statusServer
+	diagnosis   *diagnosis
 	capture     *capture       // nil: captures nothing
 	egress      *egress.Server // nil: carries no connections
 	egressEnded chan struct{}  // closed when all connections to VIPs have ended
@@ -171,6 +172,8 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.diagnosis = &diagnosis{agent: a}
+	registry.MustRegister(a.diagnosis)
 	return a, nil
 }
 
@@ -236,6 +239,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return a.runEgress(serving) })
 	group.Go(func() error { return a.status.Run(serving) })
+	group.Go(func() error {
+		a.diagnosis.run(serving)
+		return nil
+	})
 	group.Go(func() error { return a.announce(serving) })
 	capturing, release := context.WithCancel(serving)
 	defer release()

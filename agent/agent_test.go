@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
@@ -370,7 +371,10 @@ func TestStatus(t *testing.T) {
 	if len(got.Redirected) != 1 || got.Redirected[0].Family != iptables.IPv4 || got.Redirected[0].State != agent.NotRedirected {
 		t.Errorf("captured by another process: %+v", got.Redirected)
 	}
-	got.XDS, got.Uptime, got.Redirected = nds.Status{}, "", nil
+	if len(got.Diagnosis.Problems) > 0 || len(got.Diagnosis.Passed) == 0 {
+		t.Errorf("diagnosis: %+v", got.Diagnosis)
+	}
+	got.XDS, got.Uptime, got.Redirected, got.Diagnosis = nds.Status{}, "", nil, problems.Report{}
 	want := agent.Status{
 		Ready: true, DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "up"}}, Hosts: hosts,
 	}

@@ -7,6 +7,8 @@
 //	addresses.go      following changes of the addresses of the interfaces
 //	lookup.go         looking up the control plane where resolv.conf names the agent
 //	memory.go         returning memory to the kernel when pushes pause
+//	diagnose.go       what is wrong with the agent: readings for package problems
+//	asprogram.go      queries as programs send them
 //	status.go         the status server: probes, metrics, /debug/..., flushing the cache
 //	endpoint.go       a listener of the status server, which is opened again when it fails
 //	private.go        the private socket: where it is, and which users may use it
@@ -45,7 +47,7 @@
 //	                     that ends the stream when the node changes; one that writes the
 //	                     snapshot; one that obtains and renews the workload certificate
 //	clock.Clock          one that polls for all parts: files, addresses, the node; with capture, one more for the ways
-//	Agent                one that follows the addresses of the interfaces (rtnetlink), three of the
+//	Agent                one that takes readings for package problems, one that follows the addresses of the interfaces (rtnetlink), three of the
 //	                     status server (status address, private socket, readings), the drain,
 //	                     the announcement of readiness, systemd's watchdog,
 //	                     one that returns memory when pushes pause; with capture one that keeps

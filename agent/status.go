@@ -10,12 +10,14 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/sockets"
@@ -207,11 +209,23 @@ const userHeader = "Nametap-User"
 
 func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set(userHeader, fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid()))
-	if reason := s.agent.notReady(); reason != "" {
+	switch reason := s.agent.notReady(); {
+	case s.agent.draining.Load():
 		http.Error(w, reason, http.StatusServiceUnavailable)
-		return
+	case reason != "":
+		http.Error(w, reason+s.problems(), http.StatusServiceUnavailable)
+	default:
+		_, _ = fmt.Fprintln(w, "ready"+s.problems()) // fails only if the client has disconnected
 	}
-	_, _ = fmt.Fprintln(w, "ready") // fails only if the client has disconnected
+}
+
+// problems returns a line for each problem. They are for all users, so they name no query.
+func (s *statusServer) problems() string {
+	var text strings.Builder
+	for _, p := range s.agent.diagnosis.window.Report().Problems {
+		fmt.Fprintf(&text, "\n%s: %s: %s", p.Severity, p.Code, p.What)
+	}
+	return text.String()
 }
 
 // notReady returns the reason why queries should not be sent to this agent yet, or any longer.
@@ -262,6 +276,8 @@ type Status struct {
 	DNS      []dnsproxy.Addr `json:"dns"`
 	Silent   []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
 	Unserved []string        `json:"unserved,omitempty"` // why other addresses than those for DNS are not open
+	// Diagnosis is what is wrong, as package problems finds it.
+	Diagnosis problems.Report `json:"diagnosis"`
 	// Settings are the settings of DNS in use that take effect while the agent runs and differ from their
 	// defaults, by their names.
 	Settings  map[string][]string `json:"settings,omitempty"`
@@ -327,7 +343,8 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	status := Status{
 		Reason: a.notReady(), Uptime: (time.Since(a.started) + a.clock.Slept()).Round(time.Second).String(),
 		DNS: a.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
-		Capture: read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
+		Diagnosis: a.diagnosis.add(read.silent),
+		Capture:   read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
 	}
 	status.Ready = status.Reason == ""
 	if a.config.DNSSettings != nil {

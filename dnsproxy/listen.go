@@ -41,6 +41,7 @@ type listeners struct {
 	mu      sync.Mutex
 	opened  []listener // IPv4 before IPv6, UDP before TCP
 	stopped bool       // run has ended all listeners
+	lacking []string   // why those of missing are not open, except those of families that the host lacks
 }
 
 // open opens UDP and TCP sockets on every address of [Config.Addr], all on one port. It logs
@@ -61,7 +62,28 @@ func (ls *listeners) open(ctx context.Context) error {
 		return err
 	}
 	ls.changed()
+	ls.noteMissing()
 	return nil
+}
+
+// noteMissing makes the reasons visible to other goroutines why listeners are missing.
+func (ls *listeners) noteMissing() {
+	var lacking []string
+	for _, m := range ls.missing {
+		if !noFamily(m.err) {
+			lacking = append(lacking, m.err.Error())
+		}
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.lacking = lacking
+}
+
+// unopened returns why listeners are missing.
+func (ls *listeners) unopened() []string {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return slices.Clone(ls.lacking)
 }
 
 // close releases what open has taken. No listener may be served any more.
@@ -198,6 +220,7 @@ func (ls *listeners) openMissing(ctx context.Context, group *errgroup.Group) {
 			}
 			return err == nil
 		})
+		ls.noteMissing()
 	}
 }
 

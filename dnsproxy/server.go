@@ -228,6 +228,9 @@ func (s *Server) Addrs() []Addr {
 // Upstreams returns the nameservers that queries are forwarded to, except those of routes.
 func (s *Server) Upstreams() []upstream.Spec { return s.handler.forwarder.Upstreams() }
 
+// UpstreamGroups returns the nameservers in use, by the names that they are queried for.
+func (s *Server) UpstreamGroups() []forward.Group { return s.handler.forwarder.Groups() }
+
 // UpstreamStatus returns the state of each nameserver that was ever configured.
 func (s *Server) UpstreamStatus() []upstream.Status { return s.handler.forwarder.Status() }
 
@@ -246,6 +249,15 @@ func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 
 // Read adds a reader of the queries that are answered, as [seen.Recorder.Read] does.
 func (s *Server) Read(filter *seen.Filter) (*seen.Reader, error) { return s.handler.seen.Read(filter) }
+
+// Failures returns the queries that failed since a time, as far as they are kept.
+func (s *Server) Failures(since time.Time) []seen.Record { return s.handler.seen.Failures(since) }
+
+// Overflows returns how many queries were refused for a limit.
+func (s *Server) Overflows() uint64 { return s.handler.forwarder.Overflows() }
+
+// Missing returns why listeners are not open, except those of families that the host lacks.
+func (s *Server) Missing() []string { return s.listeners.unopened() }
 
 // Load replaces shards of the table (digest.ShardOf) and puts the result into use: shards has all entries of
 // each, a NameTable in wire form, and the other shards stay. Every query that arrives after Load has returned

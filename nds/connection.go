@@ -182,24 +182,58 @@ func expired(token string) bool {
 	return known && time.Now().After(expires)
 }
 
-// expiry returns when a token expires, if it is a JSON Web Token with that claim. It does
-// not check the signature; that is up to the control plane.
+// A Token is what is known of the token for the control plane. It has no secret.
+type Token struct {
+	// File is its file; "" if none is sent.
+	File string `json:"file,omitempty"`
+	// Issued and Expires are zero if the token does not say so.
+	Issued  time.Time `json:"issued,omitzero"`
+	Expires time.Time `json:"expires,omitzero"`
+}
+
+// Token reads the token.
+func (c *Client) Token() Token {
+	if c.cfg.Plaintext || c.cfg.TokenFile == "" {
+		return Token{}
+	}
+	found := Token{File: c.cfg.TokenFile}
+	if token, err := readToken(found.File); err == nil {
+		found.Issued, found.Expires = claims(token)
+	}
+	return found
+}
+
+// expiry returns when a token expires, if it says so.
 func expiry(token string) (expires time.Time, known bool) {
+	_, expires = claims(token)
+	return expires, !expires.IsZero()
+}
+
+// claims returns when a token was issued and when it expires, if it is a JSON Web Token with these claims. It does
+// not check the signature; that is up to the control plane.
+func claims(token string) (issued, expires time.Time) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
-		return time.Time{}, false
+		return issued, expires
 	}
 	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
 	if err != nil {
-		return time.Time{}, false
+		return issued, expires
 	}
-	var claims struct {
+	var claimed struct {
+		Issued  float64 `json:"iat"`
 		Expires float64 `json:"exp"`
 	}
-	if json.Unmarshal(payload, &claims) != nil || claims.Expires <= 0 {
-		return time.Time{}, false
+	if json.Unmarshal(payload, &claimed) != nil {
+		return issued, expires
 	}
-	return time.Unix(int64(claims.Expires), 0), true
+	if claimed.Issued > 0 {
+		issued = time.Unix(int64(claimed.Issued), 0)
+	}
+	if claimed.Expires > 0 {
+		expires = time.Unix(int64(claimed.Expires), 0)
+	}
+	return issued, expires
 }
 
 // readToken returns the token in a file, without the newline that editors add.

@@ -127,6 +127,7 @@ type snapshotSaver struct {
 	// they have size bytes, at most maxPending.
 	changes []record
 	size    int
+	failure string // why the last write has failed
 
 	// The fields below are owned by the goroutine of run.
 
@@ -241,7 +242,7 @@ func (s *snapshotSaver) saveNext() {
 	case len(changes) == 0 && s.saveTime(next.pushed) == nil:
 		return
 	case len(changes) > 0 && s.saveChanges(changes) == nil:
-		s.failures.reset()
+		s.succeeded()
 		return
 	}
 	parts, err := next.marshal()
@@ -251,6 +252,7 @@ func (s *snapshotSaver) saveNext() {
 	if err != nil {
 		s.unsaved = true
 		s.mu.Lock()
+		s.failure = err.Error()
 		if s.next == nil {
 			s.next = next
 		}
@@ -258,11 +260,26 @@ func (s *snapshotSaver) saveNext() {
 		s.failures.report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
 		return
 	}
-	s.failures.reset()
+	s.succeeded()
 	s.unsaved, s.base, s.length = false, 0, int64(totalLen(parts))
 	if next.table.mode == ModeHosts {
 		s.base = s.length
 	}
+}
+
+// succeeded notes that the snapshot is written.
+func (s *snapshotSaver) succeeded() {
+	s.failures.reset()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failure = ""
+}
+
+// lastFailure returns why the last write has failed, "" if it has not.
+func (s *snapshotSaver) lastFailure() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failure
 }
 
 // saveTime writes the time of the last push to the file.

@@ -43,6 +43,8 @@ type Status struct {
 	// CertificateError is why the last attempt to obtain one failed; a success clears it.
 	CertificateExpires time.Time `json:"certificateExpires,omitzero"`
 	CertificateError   string    `json:"certificateError,omitempty"`
+	// SnapshotError is why the table could not be saved; a success clears it.
+	SnapshotError string `json:"snapshotError,omitempty"`
 	// LastError is why the stream ended or the last push was rejected; an accepted push
 	// clears it.
 	LastError string `json:"lastError,omitempty"`
@@ -74,7 +76,7 @@ func (c *Client) Status() Status {
 	if certificate := c.renewer.valid(); certificate != nil {
 		s.CertificateExpires = certificate.Leaf.NotAfter
 	}
-	s.CertificateError = c.renewer.lastFailure()
+	s.CertificateError, s.SnapshotError = c.renewer.lastFailure(), c.saver.lastFailure()
 	return s
 }
 

@@ -39,7 +39,7 @@ func TestConntrackFull(t *testing.T) { // K21
 			var status result
 			wait.Until(t, "the listener is silent", func() bool {
 				status = v.nametap("status", "--status-addr", statusAddr)
-				return strings.Contains(status.stdout, "silent: probing the listener udp "+dnsAddr)
+				return strings.Contains(status.stdout, "probing the listener udp "+dnsAddr)
 			})
 			if strings.Contains(status.stdout, "raise net.netfilter.nf_conntrack_max") != full {
 				t.Errorf("status with a limit of %s: %s", limit, status.stdout)

@@ -7,10 +7,11 @@
 //	nametap cache     show the replies that the agent keeps, or flush them
 //	nametap tail      show the queries that fail, and all others as they are answered
 //	nametap status    show the agent's connection, table, nameservers and capture
+//	nametap doctor    show what is wrong, why, and what ends it
 //	nametap inject    add the agent to the pods of a manifest
 //	nametap version
 //
-// Exit codes: 0 done, 1 failed, 2 wrong usage.
+// Exit codes: 0 done, 1 failed, 2 wrong usage; of nametap doctor, 3 only warnings.
 package main
 
 import (
@@ -91,7 +92,7 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
 	root.SetUsageFunc(settings.PrintUsage)
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newTailCommand(), newStatusCommand(),
+	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newTailCommand(), newStatusCommand(), newDoctorCommand(),
 		newInjectCommand(), newVersionCommand(), newResolvedHelperCommand())
 	return root
 }

@@ -44,15 +44,16 @@ func TestScripts(t *testing.T) {
 				Files: []string{script},
 				Setup: world.setup,
 				Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-					"push":       world.push,
-					"push-bytes": world.pushBytes,
-					"ready":      world.ready,
-					"get":        world.get,
-					"post":       world.post,
-					"asked":      world.asked,
-					"nameserver": world.nameserver,
-					"until":      until,
-					"sigterm":    sigterm,
+					"push":        world.push,
+					"push-bytes":  world.pushBytes,
+					"ready":       world.ready,
+					"get":         world.get,
+					"post":        world.post,
+					"asked":       world.asked,
+					"nameserver":  world.nameserver,
+					"until":       until(false),
+					"until-fails": until(true),
+					"sigterm":     sigterm,
 				},
 			})
 		})
@@ -209,16 +210,21 @@ func (w *world) nameserver(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// until PATTERN COMMAND... runs a command until its output matches.
-func until(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) < 2 {
-		ts.Fatalf("usage: until PATTERN COMMAND...")
+// until PATTERN COMMAND... runs a command until its output matches; until-fails is for a command that fails then.
+func until(fails bool) func(ts *testscript.TestScript, neg bool, args []string) {
+	return func(ts *testscript.TestScript, neg bool, args []string) {
+		if neg || len(args) < 2 {
+			ts.Fatalf("usage: until PATTERN COMMAND...")
+		}
+		pattern := regexp.MustCompile(args[0])
+		wait.Until(ts, fmt.Sprintf("the output of %q matches %q", args[1:], args[0]), func() bool {
+			err := ts.Exec(args[1], args[2:]...)
+			if !fails {
+				ts.Check(err)
+			}
+			return pattern.MatchString(ts.ReadFile("stdout")) && (err != nil) == fails
+		})
 	}
-	pattern := regexp.MustCompile(args[0])
-	wait.Until(ts, fmt.Sprintf("the output of %q matches %q", args[1:], args[0]), func() bool {
-		ts.Check(ts.Exec(args[1], args[2:]...))
-		return pattern.MatchString(ts.ReadFile("stdout"))
-	})
 }
 
 // sigterm sends SIGTERM to every command in the background.

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/nds"
 )
@@ -61,12 +62,7 @@ func printStatus(w io.Writer, status agent.Status) error {
 	fmt.Fprintf(lines, "ready\t%s\n", ready)
 	fmt.Fprintf(lines, "up for\t%s\n", status.Uptime)
 	fmt.Fprintf(lines, "DNS\t%s\n", strings.Join(listeners, ", "))
-	for _, text := range status.Silent {
-		fmt.Fprintf(lines, "\tsilent: %s\n", text)
-	}
-	for _, text := range status.Unserved {
-		fmt.Fprintf(lines, "problem\t%s; retrying\n", text)
-	}
+	printProblems(lines, status.Diagnosis)
 	printSettings(lines, status.Settings)
 	printUpstreams(lines, status.Upstreams)
 	fmt.Fprintf(lines, "hosts\t%d\n", status.Hosts)
@@ -76,6 +72,19 @@ func printStatus(w io.Writer, status agent.Status) error {
 	printRedirections(lines, status.Redirected)
 	printEgress(lines, status.Egress)
 	return lines.Flush()
+}
+
+// printProblems prints a line for each problem, and one for each that has not lasted yet.
+func printProblems(w io.Writer, report problems.Report) {
+	print := func(p problems.Problem, label string) {
+		fmt.Fprintf(w, "%s\t%s, since %s: %s\n", label, p.What, clock(p.Since), strings.ReplaceAll(p.Evidence, "\n", "; "))
+	}
+	for _, p := range report.Problems {
+		print(p, string(p.Severity))
+	}
+	for _, p := range report.Suspected {
+		print(p, "suspected")
+	}
 }
 
 // printSettings prints a line for each setting, in the order of their names.
@@ -105,9 +114,6 @@ func describeUpstream(u agent.Upstream) string {
 		return "left out, it is this agent"
 	}
 	texts := []string{u.State}
-	if u.Refusing {
-		texts = append(texts, "but it answers no query, only with refusals")
-	}
 	if u.RTT != "" {
 		texts = append(texts, u.RTT)
 	}

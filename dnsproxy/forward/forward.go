@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -116,6 +117,22 @@ func (f *Forwarder) Upstreams() []upstream.Spec {
 	return slices.Clone(f.routing.Load().fallback.servers)
 }
 
+// Groups returns the nameservers in use: first those for all names, then those for suffixes.
+func (f *Forwarder) Groups() []Group {
+	r := f.routing.Load()
+	groups := []Group{{Servers: slices.Clone(r.fallback.servers)}}
+	for _, route := range r.routes {
+		groups = append(groups, Group{Suffix: strings.TrimSuffix(route.suffix.String(), "."), Servers: slices.Clone(route.servers)})
+	}
+	return groups
+}
+
+// A Group is the nameservers for the names of a suffix, "" for all others.
+type Group struct {
+	Suffix  string
+	Servers []upstream.Spec
+}
+
 // Status returns the state of each nameserver that was ever configured, except those that are this agent.
 func (f *Forwarder) Status() []upstream.Status {
 	self := f.routing.Load().self
@@ -132,13 +149,16 @@ func (f *Forwarder) Elsewhere(original netip.AddrPort) bool {
 }
 
 // Overflow counts a query that was refused because too many are in flight.
-func (f *Forwarder) Overflow() { f.metrics.overflows.Inc() }
+func (f *Forwarder) Overflow() { f.metrics.overflows.Add(1) }
+
+// Overflows returns how many queries were refused for a limit.
+func (f *Forwarder) Overflows() uint64 { return f.metrics.overflows.Load() }
 
 // Hold takes the place of a query that waits for the first table. The caller releases it if
 // ok.
 func (f *Forwarder) Hold() (release func(), ok bool) {
 	if ok = f.flights.take(); !ok {
-		f.metrics.overflows.Inc()
+		f.metrics.overflows.Add(1)
 	}
 	return f.flights.release, ok
 }

@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,7 +13,7 @@ import (
 type metrics struct {
 	upstreamDuration prometheus.Histogram // has the name of Istio's agent, so that its dashboards keep working
 	direct           prometheus.Counter
-	overflows        prometheus.Counter
+	overflows        atomic.Uint64
 	resolvConfErrors prometheus.Counter
 }
 
@@ -28,8 +29,6 @@ func newMetrics() *metrics {
 		}),
 		direct: counter("nametap_dns_original_destination_total",
 			"Messages forwarded to their original destination."),
-		overflows: counter("nametap_dns_overflows_total",
-			"Queries refused because --max-inflight queries were in flight, or many for nameservers that are silent."),
 		resolvConfErrors: counter("nametap_resolv_conf_errors_total",
 			"Times that resolv.conf became unusable; the previous nameservers stay in use."),
 	}
@@ -46,8 +45,12 @@ func (f *Forwarder) register(registry prometheus.Registerer) error {
 		return nil
 	}
 	for _, c := range []prometheus.Collector{
-		f.metrics.upstreamDuration, f.metrics.direct, f.metrics.overflows, f.metrics.resolvConfErrors,
+		f.metrics.upstreamDuration, f.metrics.direct, f.metrics.resolvConfErrors,
 		newCollector(f),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "nametap_dns_overflows_total",
+			Help: "Queries refused because --max-inflight queries were in flight, or many for nameservers that are silent.",
+		}, func() float64 { return float64(f.Overflows()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_dns_inflight",
 			Help: "Queries that wait for nameservers or for the first table.",

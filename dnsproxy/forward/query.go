@@ -176,10 +176,10 @@ func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).
 func (f *Forwarder) board(key flightKey, who seat, group *upstream.Group) boarding {
 	b := f.flights.join(f, key, who, who.client != nil && !group.Full())
 	for range b.end() {
-		f.metrics.overflows.Inc()
+		f.metrics.overflows.Add(1)
 	}
 	if b.flight == nil && who.client != nil {
-		f.metrics.overflows.Inc()
+		f.metrics.overflows.Add(1)
 		who.give(&Result{Err: ErrTooMany, Source: SourceSelf})
 	}
 	return b

@@ -117,6 +117,22 @@ func (r *Recorder) Record(q *Query) {
 	}
 }
 
+// Failures returns the failures since a time that are kept, sorted by time.
+func (r *Recorder) Failures(since time.Time) (records []Record) {
+	r.recent[Failure].all(func(b *packed) {
+		if b.time().Before(since) {
+			return
+		}
+		q, path := b.unpack(), ""
+		if q.Who.Cgroup != 0 {
+			path = r.units.path(q.Who.Cgroup, q.Time)
+		}
+		records = append(records, record(&q, path))
+	})
+	slices.SortStableFunc(records, func(a, b Record) int { return a.Time.Compare(b.Time) })
+	return records
+}
+
 // Read adds a reader, which the caller closes.
 func (r *Recorder) Read(filter *Filter) (*Reader, error) {
 	r.changing.Lock()

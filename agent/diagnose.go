@@ -1,0 +1,183 @@
+package agent
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/iptables"
+)
+
+// diagnoseInterval is how often the readings for problems are taken.
+const diagnoseInterval = 4 * clock.Tick
+
+// A diagnosis keeps the problems of an agent that last (package problems).
+type diagnosis struct {
+	agent  *Agent
+	window problems.Window
+
+	mu       sync.Mutex
+	refused  uint64 // queries for a limit, at the last reading
+	refusing bool   // there were more of them then
+	silent   bool   // a listener was silent in the last reading of listeners
+	// refusals are the replies of nameservers that were no answers.
+	refusals map[upstream.Spec]refusals
+}
+
+// refusals are the replies of a nameserver that were no answers, and when there were more of them.
+type refusals struct {
+	count uint64
+	at    time.Time
+}
+
+// refusedAt returns when the last reply of a nameserver that is no answer was noticed.
+func (d *diagnosis) refusedAt(now time.Time, s upstream.Status) time.Time {
+	var count uint64
+	for code, n := range s.Responses {
+		if code != "NOERROR" && code != "NXDOMAIN" {
+			count += n
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.refusals == nil {
+		d.refusals = make(map[upstream.Spec]refusals)
+	}
+	if known := d.refusals[s.Spec]; known.count != count {
+		d.refusals[s.Spec] = refusals{count, now}
+	}
+	return d.refusals[s.Spec].at
+}
+
+// run takes readings until ctx ends.
+func (d *diagnosis) run(ctx context.Context) {
+	due, stop := d.agent.clock.Poll(diagnoseInterval, func() bool { return true })
+	defer stop()
+	for {
+		select {
+		case <-due:
+			d.tick(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// tick takes a reading of what costs little. Listeners that were silent are probed again.
+func (d *diagnosis) tick(ctx context.Context) {
+	refused := d.agent.proxy.Overflows()
+	d.mu.Lock()
+	d.refusing, d.refused = refused > d.refused, refused
+	probing := d.silent
+	d.mu.Unlock()
+	var texts []string
+	if probing {
+		texts = silent(ctx, d.agent.proxy.Addrs())
+	}
+	if ctx.Err() == nil {
+		d.add(texts)
+	}
+}
+
+// add adds a reading, with the listeners that are silent, and returns the report.
+func (d *diagnosis) add(silent []string) problems.Report {
+	a := d.agent
+	if a.draining.Load() || !a.open() {
+		return d.window.Report()
+	}
+	now := time.Now()
+	d.mu.Lock()
+	d.silent = len(silent) > 0
+	refused, refusing := d.refused, d.refusing
+	d.mu.Unlock()
+	reading := &problems.Agent{
+		Silent: silent, Missing: a.proxy.Missing(), Unserved: a.status.unserved(), StateDir: a.config.XDS.StateDir,
+		XDS: a.client.Status(), Token: a.client.Token(), Servers: d.servers(now), Refusing: refusing, Refused: refused,
+		Failures: a.proxy.Failures(now.Add(-problems.FailuresSince)),
+	}
+	for _, self := range a.proxy.SelfUpstreams() {
+		reading.Self = append(reading.Self, self.String())
+	}
+	if a.capture != nil {
+		reading.Capture = a.capture.reading()
+	}
+	d.window.Add(now, problems.Find(&problems.Readings{Now: now, Agent: reading}), problems.Unread(reading))
+	return d.window.Report()
+}
+
+// open reports whether the DNS listeners are open.
+func (a *Agent) open() bool {
+	select {
+	case <-a.proxy.Ready():
+		return true
+	default:
+		return false
+	}
+}
+
+// servers returns the nameservers in use.
+func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
+	a := d.agent
+	states := map[upstream.Spec]upstream.Status{}
+	for _, s := range a.proxy.UpstreamStatus() {
+		states[s.Spec] = s
+	}
+	for _, group := range a.proxy.UpstreamGroups() {
+		for _, spec := range group.Servers {
+			s := states[spec]
+			servers = append(servers, problems.Server{
+				Name: spec.String(), Suffix: group.Suffix, State: s.State.String(), Refuses: s.Refusing, RefusedAt: d.refusedAt(now, s), Responses: s.Responses,
+				Error: s.LastError, ErrorAt: s.LastErrorAt,
+			})
+		}
+	}
+	return servers
+}
+
+// reading returns the state of capture as the last steps and probes left it. It does not read the kernel.
+func (c *capture) reading() *problems.Capture {
+	in := c.current()
+	found := &problems.Capture{On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{}}
+	select {
+	case <-c.kernel.Begun():
+	default:
+		found.Active = true // no rules were wanted yet
+	}
+	for f, level := range c.kernel.Levels() {
+		if level != iptables.LevelFailed && (level != iptables.LevelUnavailable || !in.Config.Needs(f)) {
+			continue
+		}
+		why := "the log says why"
+		if err := in.without[f]; err != nil {
+			why = err.Error()
+		}
+		found.Failed[f.String()] = why
+	}
+	for _, way := range c.ways.states() {
+		found.Elsewise = append(found.Elsewise, problems.Way{Nameserver: way.Nameserver, State: string(way.State), Detail: way.Detail})
+	}
+	return found
+}
+
+// Describe implements [prometheus.Collector].
+func (d *diagnosis) Describe(metrics chan<- *prometheus.Desc) { metrics <- problemDesc() }
+
+// Collect makes a metric for each code: how many problems with it there are.
+func (d *diagnosis) Collect(metrics chan<- prometheus.Metric) {
+	counts := map[problems.Code]int{}
+	for _, p := range d.window.Report().Problems {
+		counts[p.Code]++
+	}
+	for _, code := range problems.Codes() {
+		metrics <- prometheus.MustNewConstMetric(problemDesc(), prometheus.GaugeValue, float64(counts[code]), string(code))
+	}
+}
+
+func problemDesc() *prometheus.Desc {
+	return prometheus.NewDesc("nametap_problem", "Problems that the agent has found, by code.", []string{"code"}, nil)
+}

@@ -1,0 +1,82 @@
+package problems
+
+import "slices"
+
+// A check finds the problems with one code.
+type check struct {
+	code Code
+	// title says what is right if the check finds nothing.
+	title string
+	// grounds are the problems that explain what the check would find.
+	grounds []Code
+	find    func(*Readings) []Problem
+	host    bool // the command makes it, not the agent
+}
+
+// checks returns all checks in the order of causes: a problem is explained by earlier ones only.
+func checks() []check {
+	all := slices.Concat(hostChecks(), localChecks(), controlChecks(), forwardChecks(), captureChecks(), wayChecks())
+	for i := range all {
+		if all[i].code != AgentAbsent && !all[i].host {
+			all[i].grounds = append(all[i].grounds, AgentAbsent)
+		}
+	}
+	return all
+}
+
+// Codes returns the codes of the problems that an agent finds itself.
+func Codes() []Code {
+	var codes []Code
+	for _, c := range checks() {
+		if !c.host {
+			codes = append(codes, c.code)
+		}
+	}
+	return codes
+}
+
+// HostCodes returns the codes of the problems that the command finds.
+func HostCodes() []Code {
+	var codes []Code
+	for _, c := range checks() {
+		if c.host {
+			codes = append(codes, c.code)
+		}
+	}
+	return codes
+}
+
+// Unread returns the codes of checks that do not concern an agent, with the reasons.
+func Unread(a *Agent) map[Code]string {
+	unread := map[Code]string{}
+	if a.Capture == nil {
+		for _, c := range captureChecks() {
+			unread[c.code] = "the agent installs no rules"
+		}
+	}
+	if a.Token.File == "" {
+		unread[TokenExpired], unread[TokenExpires] = "no token is sent", "no token is sent"
+	}
+	if a.Token.Issued.IsZero() {
+		unread[ClockBehind] = "no token says when it was issued"
+	}
+	if a.StateDir == "" {
+		unread[StateDir] = "there is no state directory"
+	}
+	return unread
+}
+
+// Find makes the checks for which there are readings.
+func Find(r *Readings) []Problem {
+	var found []Problem
+	for _, c := range checks() {
+		if c.host && r.Host == nil || !c.host && r.Agent == nil {
+			continue
+		}
+		for _, p := range c.find(r) {
+			p.Code = c.code
+			found = append(found, p)
+		}
+	}
+	return found
+}

@@ -1,0 +1,185 @@
+package problems
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy/seen"
+)
+
+const (
+	// failing is how many names must fail for one reason: a name may fail because of its own nameservers.
+	failing = 3
+	// FailuresSince is how far back failures count, and failuresLast how long ago the last one may be.
+	FailuresSince = 5 * time.Minute
+	failuresLast  = 20 * time.Second
+	// serverLast is how old the evidence against a nameserver may be. One that is down is probed every 30 s, while
+	// queries come; without queries its state is not known.
+	serverLast = 45 * time.Second
+)
+
+// forwardChecks returns the checks of nameservers.
+func forwardChecks() []check {
+	servers := []Code{NameserversNone, NameserverDown, NameserverLoops, NameserverRefuses}
+	return []check{
+		{code: NameserversNone, title: "there is a nameserver", grounds: []Code{ResolvConfUnread, ResolvConfEmpty}, find: nameserversNone},
+		{code: NameserverLoops, title: "no nameserver forwards to the agent", find: nameserverLoops},
+		{code: NameserverDown, title: "all nameservers reply", find: nameserverDown},
+		{code: NameserverRefuses, title: "all nameservers answer", find: nameserverRefuses},
+		{code: Overflow, title: "no query is refused for a limit", grounds: servers, find: overflow},
+		{code: QueriesFail, title: "queries do not fail", grounds: append(servers, Overflow), find: queriesFail},
+	}
+}
+
+func nameserversNone(r *Readings) []Problem {
+	if slices.ContainsFunc(r.Agent.Servers, func(s Server) bool { return s.Suffix == "" }) {
+		return nil
+	}
+	evidence := "resolv.conf names none"
+	if len(r.Agent.Self) > 0 {
+		evidence = "resolv.conf names only this agent: " + strings.Join(r.Agent.Self, ", ")
+	}
+	return []Problem{{
+		Severity: Severe, What: "the agent has no nameserver",
+		Evidence: evidence, Effect: "no name outside of the mesh resolves",
+		Mend: "set --upstream ADDRESS, or name a nameserver in resolv.conf", Rows: []string{"F7"},
+	}}
+}
+
+// up reports whether another nameserver than s answers.
+func (a *Agent) up(s Server) bool {
+	return slices.ContainsFunc(a.Servers, func(other Server) bool {
+		return other.Name != s.Name && other.Suffix == s.Suffix && other.State == "up" && !other.Refuses
+	})
+}
+
+// ill returns a problem for each nameserver that match selects.
+func ill(r *Readings, match func(Server) bool, problem func(s Server) Problem) (found []Problem) {
+	for _, s := range r.Agent.Servers {
+		if !match(s) {
+			continue
+		}
+		group := slices.DeleteFunc(slices.Clone(r.Agent.Servers), func(other Server) bool { return other.Suffix != s.Suffix })
+		i := slices.IndexFunc(group, func(other Server) bool { return other.Name == s.Name })
+		names, of := "outside of the mesh", ""
+		if s.Suffix != "" {
+			names, of = "below "+s.Suffix, " of "+s.Suffix
+		}
+		p := problem(s)
+		p.Subject, p.Severity = s.Name+of, Severe
+		p.What = s.Name + ", " + ordinal(i, len(group)) + of + ", " + p.What
+		p.Effect = "no name " + names + " resolves, except those in the cache"
+		if r.Agent.up(s) {
+			p.Severity, p.Effect = Minor, "none while another nameserver answers"
+		}
+		found = append(found, p)
+	}
+	return found
+}
+
+// ordinal returns which of n nameservers is meant.
+func ordinal(i, n int) string {
+	switch {
+	case n == 1:
+		return "the only nameserver"
+	case i < 3:
+		return "the " + [...]string{"first", "second", "third"}[i] + " nameserver"
+	}
+	return fmt.Sprintf("nameserver %d of %d", i+1, n)
+}
+
+// said returns the last error of a nameserver.
+func (s Server) said(now time.Time) string {
+	return fmt.Sprintf("%s, %v ago", s.Error, now.Sub(s.ErrorAt).Round(time.Second))
+}
+
+func nameserverDown(r *Readings) []Problem {
+	return ill(r, func(s Server) bool { return s.State == "down" && r.Now.Sub(s.ErrorAt) <= serverLast }, func(s Server) Problem {
+		return Problem{
+			What: "does not reply", Evidence: s.said(r.Now),
+			Mend: "dig @" + strings.Replace(s.Name, ":", " -p ", 1) + " example.org; if it stays silent, take it out of resolv.conf or --upstream", Rows: []string{"F4"},
+		}
+	})
+}
+
+func nameserverLoops(r *Readings) []Problem {
+	return ill(r, func(s Server) bool { return s.State == "looping" }, func(Server) Problem {
+		return Problem{
+			What: "forwards to this agent", Evidence: "a probe for it came back",
+			Mend: "nametap agent --capture-exclude-uid with the user of that nameserver, or name another one with --upstream", Rows: []string{"F6"},
+		}
+	})
+}
+
+func nameserverRefuses(r *Readings) []Problem {
+	return ill(r, func(s Server) bool { return s.State == "up" && s.Refuses && r.Now.Sub(s.RefusedAt) <= serverLast }, func(s Server) Problem {
+		var counts []string
+		for _, code := range slices.Sorted(maps.Keys(s.Responses)) {
+			if code != "NOERROR" && code != "NXDOMAIN" {
+				counts = append(counts, fmt.Sprintf("%d %s", s.Responses[code], code))
+			}
+		}
+		return Problem{
+			What: "answers no query", Evidence: "the last ten replies at least were no answers: " + strings.Join(counts, ", "),
+			Mend: "look at the log of that nameserver, or take it out of resolv.conf or --upstream", Rows: []string{"F3"},
+		}
+	})
+}
+
+func overflow(r *Readings) []Problem {
+	if !r.Agent.Refusing {
+		return nil
+	}
+	return []Problem{{
+		Severity: Severe, What: "queries are refused because too many wait for nameservers",
+		Evidence: fmt.Sprintf("%d refused since the start, and more now", r.Agent.Refused), Effect: "some names outside of the mesh do not resolve",
+		Mend: "nametap tail shows which client sends so many; or raise --max-inflight", Rows: []string{"F10"},
+	}}
+}
+
+// queriesFail finds reasons for which several names fail.
+func queriesFail(r *Readings) (found []Problem) {
+	reasons := map[string][]seen.Record{}
+	for _, record := range r.Agent.Failures {
+		if r.Now.Sub(record.Time) <= FailuresSince {
+			reason := reasonOf(record)
+			reasons[reason] = append(reasons[reason], record)
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
+		records := reasons[reason]
+		names := map[string]bool{}
+		for _, record := range records {
+			names[record.Name] = true
+		}
+		last := records[len(records)-1]
+		if len(names) < failing || r.Now.Sub(last.Time) > failuresLast {
+			continue
+		}
+		client := last.Client.Addr().String()
+		if last.Unit != "" {
+			client = last.Unit
+		}
+		found = append(found, Problem{
+			Severity: Minor, Subject: reason, What: "queries fail: " + reason,
+			Evidence: fmt.Sprintf("%d queries for %d names, the last %v ago: %s %s, by %s", len(records), len(names),
+				r.Now.Sub(last.Time).Round(time.Second), strings.TrimSuffix(last.Name, "."), last.Type, client),
+			Effect: "these names do not resolve, or only to answers that have expired", Mend: "nametap tail --failed --since 5m", Rows: last.Rows,
+		})
+	}
+	return found
+}
+
+// reasonOf returns why a query has failed, without its name.
+func reasonOf(record seen.Record) string {
+	switch {
+	case record.Reason != "" && !strings.Contains(record.Reason, strings.TrimSuffix(record.Name, ".")):
+		return record.Reason
+	case record.Server != "":
+		return record.Server + ": " + record.Rcode
+	}
+	return record.Rcode
+}

@@ -1,0 +1,145 @@
+package problems
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// maxServers is how many nameservers libc uses (MAXNS).
+const maxServers = 3
+
+// hostChecks returns the checks that the command makes before it asks the agent.
+func hostChecks() []check {
+	return []check{
+		{host: true, code: AgentAbsent, title: "an agent runs", find: agentAbsent},
+		{host: true, code: ResolvConfUnread, title: "resolv.conf can be read", find: resolvConfUnread},
+		{host: true, code: ResolvConfEmpty, title: "resolv.conf names a nameserver", grounds: []Code{ResolvConfUnread}, find: resolvConfEmpty},
+		{host: true, code: ResolvConfMany, title: "resolv.conf names at most three nameservers", grounds: []Code{ResolvConfUnread}, find: resolvConfMany},
+		{host: true, code: NsswitchNoDNS, title: "nsswitch.conf has dns", find: nsswitchDNS},
+		{host: true, code: NsswitchMDNS, title: "nsswitch.conf does not hide the cluster domain", grounds: []Code{NsswitchNoDNS}, find: nsswitchMDNS},
+	}
+}
+
+// wayChecks returns the checks of the way of a query from a program to the agent.
+func wayChecks() []check {
+	grounds := []Code{
+		AgentAbsent, ResolvConfUnread, ResolvConfEmpty, ListenerSilent, CaptureAbsent, CaptureBarred, CaptureBroken, CaptureEnded,
+	}
+	return []check{
+		{host: true, code: QueriesGoElsewhere, title: "the agent answers the queries of programs", grounds: grounds, find: queriesGoElsewhere},
+		{host: true, code: QueriesGoUnanswered, title: "queries of programs are answered", grounds: append(grounds, QueriesGoElsewhere), find: queriesGoUnanswered},
+	}
+}
+
+func agentAbsent(r *Readings) []Problem {
+	if r.Host.Absent == "" {
+		return nil
+	}
+	mend, evidence := "start it: systemctl restart nametap", r.Host.Absent
+	if r.Host.Unit != "" {
+		evidence += "; nametap.service is " + r.Host.Unit
+		mend = "journalctl -u nametap says why it does not run; then systemctl restart nametap"
+	}
+	return []Problem{{
+		Severity: Severe, What: "no agent answers on this host", Evidence: evidence,
+		Effect: "no mesh name resolves", Mend: mend, Rows: []string{"V2"},
+	}}
+}
+
+func resolvConfUnread(r *Readings) []Problem {
+	if r.Host.Unread == "" {
+		return nil
+	}
+	return []Problem{{
+		Severity: Severe, What: r.Host.ResolvConf + " cannot be read", Evidence: r.Host.Unread,
+		Effect: "programs query 127.0.0.1, and the agent keeps the nameservers that it knew", Mend: "restore " + r.Host.ResolvConf, Rows: []string{"F5"},
+	}}
+}
+
+func resolvConfEmpty(r *Readings) []Problem {
+	if r.Host.Unread != "" || len(r.Host.Servers) > 0 {
+		return nil
+	}
+	return []Problem{{
+		Severity: Severe, What: r.Host.ResolvConf + " names no nameserver", Evidence: "it has no line such as \"nameserver 192.0.2.53\" that can be used",
+		Effect: "programs query 127.0.0.1, and the agent has no nameserver without --upstream", Mend: "name a nameserver in " + r.Host.ResolvConf, Rows: []string{"F7"},
+	}}
+}
+
+func resolvConfMany(r *Readings) []Problem {
+	if len(r.Host.Servers) <= maxServers {
+		return nil
+	}
+	return []Problem{{
+		Severity: Minor, What: fmt.Sprintf("%s names %d nameservers, and programs use three", r.Host.ResolvConf, len(r.Host.Servers)),
+		Evidence: "after the third: " + strings.Join(r.Host.Servers[maxServers:], ", "),
+		Effect:   "the agent queries them, programs without the agent do not", Mend: "take them out of " + r.Host.ResolvConf, Rows: []string{"F5"},
+	}}
+}
+
+func nsswitchDNS(r *Readings) []Problem {
+	hosts := r.Host.Hosts
+	if hosts == nil || slices.Contains(hosts, "dns") || slices.Contains(hosts, "resolve") {
+		return nil
+	}
+	return []Problem{{
+		Severity: Severe, What: "/etc/nsswitch.conf has no dns for hosts", Evidence: "hosts: " + strings.Join(hosts, " "),
+		Effect: "programs that use libc find no name by DNS", Mend: "add dns to the line hosts: of /etc/nsswitch.conf", Rows: []string{"K1"},
+	}}
+}
+
+func nsswitchMDNS(r *Readings) []Problem {
+	hosts := r.Host.Hosts
+	i := slices.IndexFunc(hosts, func(service string) bool { return strings.HasPrefix(service, "mdns") })
+	if i < 0 || i+1 >= len(hosts) || !strings.EqualFold(hosts[i+1], "[NOTFOUND=return]") {
+		return nil
+	}
+	earlier := slices.ContainsFunc(hosts[:i], func(service string) bool { return service == "dns" || service == "resolve" })
+	if earlier || !r.Host.MDNS || !below(r.Host.Domain, "local") {
+		return nil
+	}
+	return []Problem{{
+		Severity: Minor, What: "/etc/nsswitch.conf asks mDNS for names below .local, and then no other service",
+		Evidence: "hosts: " + strings.Join(hosts, " ") + "; avahi-daemon runs",
+		Effect:   "programs that use libc do not find names such as db.local; with nss-mdns before 0.11, none below " + r.Host.Domain,
+		Mend:     "take [NOTFOUND=return] out of the line hosts: of /etc/nsswitch.conf", Rows: []string{"V5"},
+	}}
+}
+
+// below reports whether a domain is below another one, or the same.
+func below(domain, parent string) bool {
+	domain = strings.ToLower(strings.Trim(domain, "."))
+	return domain == parent || strings.HasSuffix(domain, "."+parent)
+}
+
+func queriesGoElsewhere(r *Readings) []Problem {
+	return sent(r, func(s Sent) bool { return s.Other }, func(s Sent) Problem {
+		return Problem{
+			What:     fmt.Sprintf("another server answers the queries of programs to %s over %s", s.To, s.Network),
+			Evidence: "the answer to id.server is not that of the agent",
+			Effect:   "programs do not find mesh names", Mend: "nametap capture check",
+		}
+	})
+}
+
+func queriesGoUnanswered(r *Readings) []Problem {
+	return sent(r, func(s Sent) bool { return !s.Agent && !s.Other }, func(s Sent) Problem {
+		return Problem{
+			What:     fmt.Sprintf("queries of programs to %s over %s have no answer", s.To, s.Network),
+			Evidence: s.Error, Effect: "programs find no name, or wait", Mend: "nametap capture check",
+		}
+	})
+}
+
+// sent returns a problem for each query that match selects.
+func sent(r *Readings, match func(Sent) bool, problem func(Sent) Problem) (found []Problem) {
+	for _, s := range r.Host.Ways {
+		if match(s) {
+			p := problem(s)
+			p.Severity, p.Subject, p.Rows = Severe, s.To+"/"+s.Network, []string{"K1"}
+			found = append(found, p)
+		}
+	}
+	return found
+}

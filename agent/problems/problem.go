@@ -1,0 +1,141 @@
+package problems
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// A Code names a kind of problem. Codes are stable: metrics and programs use them.
+type Code string
+
+// The codes, in the order of causes.
+const (
+	AgentAbsent         Code = "agent_absent"
+	ResolvConfUnread    Code = "resolv_conf_unreadable"
+	ResolvConfEmpty     Code = "resolv_conf_empty"
+	ResolvConfMany      Code = "resolv_conf_servers"
+	NsswitchNoDNS       Code = "nsswitch_dns"
+	NsswitchMDNS        Code = "nsswitch_mdns"
+	AddressTaken        Code = "address_taken"
+	ListenerMissing     Code = "listener_missing"
+	ListenerSilent      Code = "listener_silent"
+	StateDir            Code = "state_dir"
+	ClockBehind         Code = "clock_behind"
+	TokenExpired        Code = "token_expired"
+	TokenExpires        Code = "token_expires"
+	Certificate         Code = "certificate"
+	ControlRefuses      Code = "control_plane_refuses"
+	ControlUnreachable  Code = "control_plane_unreachable"
+	PushRejected        Code = "push_rejected"
+	TableAbsent         Code = "table_absent"
+	TableStale          Code = "table_stale"
+	NameserversNone     Code = "nameservers_none"
+	NameserverSelf      Code = "nameserver_self"
+	NameserverLoops     Code = "nameserver_loops"
+	NameserverDown      Code = "nameserver_down"
+	NameserverRefuses   Code = "nameserver_refuses"
+	Overflow            Code = "overflow"
+	QueriesFail         Code = "queries_fail"
+	CaptureAbsent       Code = "capture_absent"
+	CaptureRemains      Code = "capture_remains"
+	CaptureBarred       Code = "capture_barred"
+	CaptureBroken       Code = "capture_broken"
+	CaptureElsewhere    Code = "capture_elsewhere"
+	CaptureEnded        Code = "capture_ended"
+	QueriesGoElsewhere  Code = "queries_go_elsewhere"
+	QueriesGoUnanswered Code = "queries_go_unanswered"
+)
+
+// A Severity says how bad a problem is.
+type Severity string
+
+// The severities.
+const (
+	Severe Severity = "problem" // names that should resolve do not, or will not
+	Minor  Severity = "warning" // all names resolve
+)
+
+// A Problem is something that is wrong.
+type Problem struct {
+	Code     Code     `json:"code"`
+	Severity Severity `json:"severity"`
+	// Subject distinguishes problems with one code: a nameserver, a family, a reason.
+	Subject string `json:"subject,omitempty"`
+	// What says what is wrong, with the server or the file. It names no query of a user: everybody may read it.
+	What     string `json:"what"`
+	Evidence string `json:"evidence"`
+	Effect   string `json:"effect"`
+	// Mend is one command, or what to change in which file.
+	Mend string   `json:"mend"`
+	Rows []string `json:"rows"` // of docs/behaviour.md
+	// Since is when the first reading has shown it; zero if it was found just now.
+	Since time.Time `json:"since,omitzero"`
+}
+
+// A Skip is a check that was not made.
+type Skip struct {
+	Code   Code   `json:"code"`
+	Check  string `json:"check"`
+	Reason string `json:"reason"`
+}
+
+// A Report is the result of all checks.
+type Report struct {
+	// Problems are in the order of causes.
+	Problems []Problem `json:"problems"`
+	// Suspected are problems that have not lasted yet.
+	Suspected []Problem `json:"suspected,omitempty"`
+	Passed    []string  `json:"passed"`
+	Skipped   []Skip    `json:"skipped,omitempty"`
+}
+
+// Worst returns the worst severity of the problems, "" without any.
+func (r Report) Worst() Severity {
+	worst := Severity("")
+	for _, p := range r.Problems {
+		if p.Severity == Severe {
+			return Severe
+		}
+		worst = Minor
+	}
+	return worst
+}
+
+// Judge puts problems in the order of causes, and leaves out those that another one explains. Suspected problems explain
+// others, too. Unread has the reasons why checks were not made.
+func Judge(found, suspected []Problem, unread map[Code]string) Report {
+	return judge(checks(), found, suspected, unread)
+}
+
+// judge is Judge with some of the checks.
+func judge(checks []check, found, suspected []Problem, unread map[Code]string) Report {
+	report := Report{Problems: []Problem{}, Passed: []string{}}
+	all := slices.Concat(found, suspected)
+	for _, c := range checks {
+		has := func(p Problem) bool { return p.Code == c.code }
+		cause := ""
+		for _, p := range all {
+			if slices.Contains(c.grounds, p.Code) {
+				cause = p.What
+				break
+			}
+		}
+		reason := cmp.Or(unread[c.code], cause)
+		switch {
+		case reason != "":
+			report.Skipped = append(report.Skipped, Skip{c.code, c.title, reason})
+		case !slices.ContainsFunc(all, has):
+			report.Passed = append(report.Passed, c.title)
+		default:
+			report.Problems = append(report.Problems, only(found, has)...)
+			report.Suspected = append(report.Suspected, only(suspected, has)...)
+		}
+	}
+	return report
+}
+
+// only returns the problems that match.
+func only(all []Problem, match func(Problem) bool) []Problem {
+	return slices.DeleteFunc(slices.Clone(all), func(p Problem) bool { return !match(p) })
+}

@@ -1,0 +1,247 @@
+package problems_test
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/nds"
+)
+
+// healthy returns the readings of a host without a problem.
+func healthy() *problems.Readings {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	return &problems.Readings{
+		Now: now,
+		Agent: &problems.Agent{
+			StateDir: "/var/lib/nametap", XDS: nds.Status{Connected: true, Loaded: true, Address: "istiod:15012", Pushes: 3},
+			Servers: []problems.Server{{Name: "10.96.0.10", State: "up"}, {Name: "10.96.0.11", State: "up"}},
+			Capture: &problems.Capture{On: true, Active: true},
+		},
+		Host: &problems.Host{
+			ResolvConf: "/etc/resolv.conf", Servers: []string{"10.96.0.10", "10.96.0.11"}, Hosts: []string{"files", "dns"}, Domain: "cluster.local",
+			Ways: []problems.Sent{{To: "10.96.0.10:53", Network: "udp", Agent: true}, {To: "10.96.0.10:53", Network: "tcp", Agent: true}},
+		},
+	}
+}
+
+// token is a token that was issued, and expires, a time from now.
+func token(r *problems.Readings, issued, expires time.Duration) nds.Token {
+	return nds.Token{File: "/var/run/secrets/tokens/istio-token", Issued: r.Now.Add(issued), Expires: r.Now.Add(expires)}
+}
+
+// fail adds failures of different names for one reason.
+func fail(r *problems.Readings, reason string, names ...string) {
+	for i, name := range names {
+		r.Agent.Failures = append(r.Agent.Failures, seen.Record{
+			Time: r.Now.Add(time.Duration(i-len(names)) * time.Second), Client: netip.MustParseAddrPort("127.0.0.1:4711"), Unit: "gitea.service",
+			Name: name + ".", Type: "A", Rcode: "SERVFAIL", Reason: reason, Rows: []string{"F3"},
+		})
+	}
+}
+
+// R15: what doctor says first about hosts with a defect: its cause, with the server or the file.
+func TestBroken(t *testing.T) {
+	for want, breaks := range map[string]func(r *problems.Readings){
+		"problem: no agent answers on this host": func(r *problems.Readings) { r.Agent, r.Host.Absent, r.Host.Ways = nil, "connection refused", nil },
+		"problem: /etc/resolv.conf cannot be read": func(r *problems.Readings) {
+			r.Host.Unread, r.Host.Servers = "it is a link to /run/x, which does not exist", nil
+		},
+		"problem: /etc/resolv.conf names no nameserver":                         func(r *problems.Readings) { r.Host.Servers, r.Agent.Servers, r.Host.Ways = nil, nil, nil },
+		"warning: /etc/resolv.conf names 4 nameservers, and programs use three": func(r *problems.Readings) { r.Host.Servers = []string{"a", "b", "c", "d"} },
+		"problem: /etc/nsswitch.conf has no dns for hosts":                      func(r *problems.Readings) { r.Host.Hosts = []string{"files", "myhostname"} },
+		"warning: /etc/nsswitch.conf asks mDNS for names below .local, and then no": func(r *problems.Readings) {
+			r.Host.Hosts, r.Host.MDNS = []string{"files", "mdns4_minimal", "[NOTFOUND=return]", "dns"}, true
+		},
+		"warning: an address of the agent, not for DNS, cannot be opened; retrying": func(r *problems.Readings) { r.Agent.Unserved = []string{"the status address :15020: in use"} },
+		"warning: a DNS listener cannot be opened; retrying":                        func(r *problems.Readings) { r.Agent.Missing = []string{"listen tcp [::1]:15053: in use"} },
+		"problem: DNS listeners of the agent do not answer": func(r *problems.Readings) {
+			r.Agent.Silent, r.Agent.Capture.Active = []string{"udp 127.0.0.1:15053: timeout"}, false
+			r.Host.Ways = []problems.Sent{{To: "10.96.0.10:53", Network: "udp", Error: "timeout"}}
+		},
+		"warning: the table cannot be saved in /var/lib/nametap": func(r *problems.Readings) { r.Agent.XDS.SnapshotError = "no space left on device" },
+		"problem: the clock of this host is at least 1h0m0s behind": func(r *problems.Readings) {
+			r.Agent.XDS = nds.Status{Address: "istiod:15012", LastError: "x509: certificate has expired or is not yet valid"}
+			r.Agent.Token = token(r, time.Hour, 2*time.Hour)
+		},
+		"problem: the token for the control plane has expired": func(r *problems.Readings) {
+			r.Agent.XDS = nds.Status{Address: "istiod:15012", Loaded: true, Stale: true, TableAge: 11520, LastError: "rpc error: code = Unauthenticated desc = no"}
+			r.Agent.Token = token(r, -4*time.Hour, -3*time.Hour)
+		},
+		"warning: the token for the control plane expires in 5m0s": func(r *problems.Readings) { r.Agent.Token = token(r, -55*time.Minute, 5*time.Minute) },
+		"warning: the workload certificate cannot be obtained":     func(r *problems.Readings) { r.Agent.XDS.CertificateError = "connection refused" },
+		"problem: the control plane istiod:15012 and the agent do not accept each other": func(r *problems.Readings) {
+			r.Agent.XDS = nds.Status{Address: "istiod:15012", LastError: "rpc error: code = PermissionDenied desc = no"}
+		},
+		"warning: the control plane istiod:15012 is not connected": func(r *problems.Readings) {
+			r.Agent.XDS.Connected, r.Agent.XDS.LastError = false, "connection refused"
+		},
+		"problem: the control plane istiod:15012 is not connected": func(r *problems.Readings) { r.Agent.XDS = nds.Status{Address: "istiod:15012"} },
+		"warning: the agent rejects the table of the control plane": func(r *problems.Readings) {
+			r.Agent.XDS.Rejected, r.Agent.XDS.LastError = 1, "push rejected: no valid protobuf"
+		},
+		"problem: the control plane istiod:15012 has sent no table": func(r *problems.Readings) { r.Agent.XDS.Loaded = false },
+		"problem: mesh names are 3h12m0s old: from the snapshot":    func(r *problems.Readings) { r.Agent.XDS.Stale, r.Agent.XDS.TableAge = true, 11520 },
+		"problem: the agent has no nameserver":                      func(r *problems.Readings) { r.Agent.Servers, r.Agent.Self = nil, []string{"127.0.0.1"} },
+		"warning: 10.96.0.11, the second nameserver, does not reply": func(r *problems.Readings) {
+			r.Agent.Servers[1].State, r.Agent.Servers[1].Error, r.Agent.Servers[1].ErrorAt = "down", "connection refused", r.Now
+		},
+		"problem: 10.96.0.10, the first nameserver, does not reply": func(r *problems.Readings) {
+			for i := range r.Agent.Servers {
+				r.Agent.Servers[i].State, r.Agent.Servers[i].Error, r.Agent.Servers[i].ErrorAt = "down", "no reply in time", r.Now
+			}
+			fail(r, "no nameserver answered", "a.example", "b.example", "c.example")
+		},
+		"warning: 10.96.0.10, the first nameserver, forwards to this agent": func(r *problems.Readings) { r.Agent.Servers[0].State = "looping" },
+		"warning: 10.96.0.10, the first nameserver, answers no query":       func(r *problems.Readings) { r.Agent.Servers[0].Refuses, r.Agent.Servers[0].RefusedAt = true, r.Now },
+		"problem: 10.1.0.53, the only nameserver of corp.example, does not reply": func(r *problems.Readings) {
+			r.Agent.Servers = append(r.Agent.Servers, problems.Server{Name: "10.1.0.53", Suffix: "corp.example", State: "down", ErrorAt: r.Now})
+		},
+		"problem: queries are refused because too many wait": func(r *problems.Readings) { r.Agent.Refusing = true },
+		"warning: queries fail: 10.96.0.10: SERVFAIL":        func(r *problems.Readings) { fail(r, "10.96.0.10: SERVFAIL", "a.example", "b.example", "c.example") },
+		"problem: the rules for ipv4 cannot be installed": func(r *problems.Readings) {
+			r.Agent.Capture.Failed, r.Agent.Capture.Active = map[string]string{"ipv4": "no chain"}, false
+		},
+		"problem: capture rules cannot be removed; retrying": func(r *problems.Readings) { r.Agent.Capture.Remains = "iptables: busy" },
+		"problem: a firewall of this host drops the queries that the agent forwards to 10.96.0.10": func(r *problems.Readings) {
+			r.Agent.Capture.Elsewise = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "barred", Detail: "operation not permitted"}}
+		},
+		"problem: queries of programs to 10.96.0.10 do not reach the agent": func(r *problems.Readings) {
+			r.Agent.Capture.Elsewise = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "broken", Detail: "timeout"}}
+			r.Host.Ways[0] = problems.Sent{To: "10.96.0.10:53", Network: "udp", Other: true}
+		},
+		"warning: whether queries of programs to 10.96.0.10 reach the agent cannot be checked": func(r *problems.Readings) {
+			r.Agent.Capture.Elsewise = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "elsewhere", Detail: "another server"}}
+		},
+		"problem: the rules capture nothing now": func(r *problems.Readings) { r.Agent.Capture.Active = false },
+		"problem: another server answers the queries of programs to 10.96.0.10:53 over udp": func(r *problems.Readings) {
+			r.Host.Ways[0] = problems.Sent{To: "10.96.0.10:53", Network: "udp", Other: true}
+		},
+		"problem: queries of programs to 10.96.0.10:53 over tcp have no answer": func(r *problems.Readings) {
+			r.Host.Ways[1] = problems.Sent{To: "10.96.0.10:53", Network: "tcp", Error: "timeout"}
+		},
+	} {
+		t.Run(want, func(t *testing.T) {
+			r := healthy()
+			breaks(r)
+			report := problems.Judge(problems.Find(r), nil, nil)
+			if len(report.Problems) == 0 {
+				t.Fatalf("no problem found; want %q", want)
+			}
+			first := report.Problems[0]
+			if got := string(first.Severity) + ": " + first.What; !strings.HasPrefix(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			for _, p := range report.Problems {
+				if p.Evidence == "" || p.Effect == "" || p.Mend == "" || len(p.Rows) == 0 {
+					t.Errorf("incomplete: %+v", p)
+				}
+			}
+			if rest := report.Problems[1:]; slices.ContainsFunc(rest, func(p problems.Problem) bool { return p.Code != first.Code }) {
+				t.Errorf("a consequence is not left out: %+v", rest)
+			}
+		})
+	}
+}
+
+// R15: what does not concern an agent is skipped, with the reason.
+func TestUnread(t *testing.T) {
+	r := healthy()
+	if unread := problems.Unread(r.Agent); unread[problems.CaptureAbsent] != "" || unread[problems.TokenExpired] == "" {
+		t.Errorf("without a token: %v", unread)
+	}
+	r.Agent.Capture, r.Agent.Token = nil, token(r, -time.Minute, time.Hour)
+	unread := problems.Unread(r.Agent)
+	report := problems.Judge(problems.Find(r), nil, unread)
+	if unread[problems.TokenExpired] != "" || len(unread) == 0 || len(report.Skipped) != len(unread) || report.Skipped[0].Reason != "the agent installs no rules" {
+		t.Errorf("without rules: %v, skipped %v", unread, report.Skipped)
+	}
+}
+
+// R15: hosts that are odd and have no defect have no problem.
+func TestHealthy(t *testing.T) {
+	for name, odd := range map[string]func(r *problems.Readings){
+		"usual":          func(*problems.Readings) {},
+		"no rules":       func(r *problems.Readings) { r.Agent.Capture = nil },
+		"capture is off": func(r *problems.Readings) { *r.Agent.Capture = problems.Capture{} },
+		"one name fails often": func(r *problems.Readings) {
+			fail(r, "10.96.0.10: SERVFAIL", slices.Repeat([]string{"bogus.example"}, 50)...)
+		},
+		"names failed a minute ago": func(r *problems.Readings) {
+			fail(r, "10.96.0.10: SERVFAIL", "a.example", "b.example", "c.example")
+			r.Now = r.Now.Add(time.Minute)
+		},
+		"a nameserver was down when the last query came": func(r *problems.Readings) {
+			r.Agent.Servers[0].State, r.Agent.Servers[0].ErrorAt = "down", r.Now.Add(-time.Hour)
+			r.Agent.Servers[1].Refuses, r.Agent.Servers[1].RefusedAt = true, r.Now.Add(-time.Hour)
+		},
+		"a token that is not needed has expired": func(r *problems.Readings) {
+			r.Agent.Token, r.Agent.XDS.CertificateExpires = token(r, -2*time.Hour, -time.Hour), r.Now.Add(time.Hour)
+		},
+		"mDNS without a daemon": func(r *problems.Readings) {
+			r.Host.Hosts = []string{"files", "mdns4_minimal", "[NOTFOUND=return]", "dns"}
+		},
+		"mDNS, and another cluster domain": func(r *problems.Readings) {
+			r.Host.Hosts, r.Host.MDNS, r.Host.Domain = []string{"files", "mdns4_minimal", "[NOTFOUND=return]", "dns"}, true, "mesh.example"
+		},
+		"systemd-resolved":          func(r *problems.Readings) { r.Host.Hosts = []string{"files", "resolve", "[!UNAVAIL=return]"} },
+		"no nsswitch.conf":          func(r *problems.Readings) { r.Host.Hosts = nil },
+		"a control plane of old":    func(r *problems.Readings) { r.Agent.XDS.TableAge = 90 * 24 * 3600 },
+		"pushes were rejected once": func(r *problems.Readings) { r.Agent.XDS.Rejected = 7 },
+		"queries were refused once": func(r *problems.Readings) { r.Agent.Refused = 100 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := healthy()
+			odd(r)
+			if report := problems.Judge(problems.Find(r), nil, nil); len(report.Problems) > 0 || len(report.Skipped) > 0 {
+				t.Errorf("found %+v, skipped %+v", report.Problems, report.Skipped)
+			}
+		})
+	}
+}
+
+// R15: a problem is raised after 15 s in which each reading has shown it, and cleared 15 s after the last one that has.
+func TestWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var w problems.Window
+		bad := []problems.Problem{{Code: problems.NameserverDown, Severity: problems.Severe, Subject: "10.96.0.10"}}
+		begun := time.Now()
+		step := func(after time.Duration, found []problems.Problem, raised, suspected int) {
+			t.Helper()
+			time.Sleep(after) //nolint:forbidigo // synctest advances the time
+			w.Add(time.Now(), found, nil)
+			if r := w.Report(); len(r.Problems) != raised || len(r.Suspected) != suspected {
+				t.Errorf("after %v: %d problems, %d suspected; want %d, %d", time.Since(begun), len(r.Problems), len(r.Suspected), raised, suspected)
+			}
+		}
+		step(0, bad, 0, 1)
+		step(14*time.Second, bad, 0, 1)
+		step(time.Second, nil, 0, 0) // one reading without it: it did not last
+		step(time.Second, bad, 0, 1)
+		since := time.Now()
+		step(10*time.Second, bad, 0, 1)
+		step(5*time.Second, bad, 1, 0)
+		if got := w.Report().Problems[0].Since; !got.Equal(since) {
+			t.Errorf("since %v, want %v", got, since)
+		}
+		step(14*time.Second, nil, 1, 0)
+		step(0, bad, 1, 0) // it flaps
+		step(14*time.Second, nil, 1, 0)
+		step(time.Second, nil, 0, 0)
+		step(time.Second, bad, 0, 1)
+	})
+}
+
+// R15: each code has one check, in the agent or in the command, and causes come before what they explain.
+func TestCodes(t *testing.T) {
+	codes := append(problems.Codes(), problems.HostCodes()...)
+	slices.Sort(codes)
+	if n := len(codes); len(slices.Compact(codes)) != n {
+		t.Errorf("a code has two checks: %v", codes)
+	}
+}

@@ -1,0 +1,80 @@
+package problems
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Lasting is how long readings must show a problem before it is raised, and how long they must not before it is
+// cleared.
+const Lasting = 15 * time.Second
+
+// A Window keeps the problems that last. The zero value is ready. Its methods are safe for concurrent use.
+type Window struct {
+	mu     sync.Mutex
+	known  map[subject]*lasting
+	unread map[Code]string
+}
+
+// A subject identifies a problem from reading to reading.
+type subject struct {
+	code    Code
+	subject string
+}
+
+// A lasting is a problem that some reading has shown.
+type lasting struct {
+	problem Problem // as the last reading showed it
+	last    time.Time
+	raised  bool
+}
+
+// Add adds what a reading at a time has shown. Unread has the reasons why checks were not made.
+func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.unread = unread
+	if w.known == nil {
+		w.known = make(map[subject]*lasting)
+	}
+	for _, p := range found {
+		key := subject{p.Code, p.Subject}
+		known := w.known[key]
+		if known == nil {
+			known = &lasting{problem: Problem{Since: now}}
+			w.known[key] = known
+		}
+		p.Since = known.problem.Since
+		known.problem, known.last = p, now
+		known.raised = known.raised || now.Sub(p.Since) >= Lasting
+	}
+	for key, known := range w.known {
+		gone := now.Sub(known.last)
+		if gone > 0 && !known.raised || gone >= Lasting {
+			delete(w.known, key)
+		}
+	}
+}
+
+// Report returns the problems that last, and those that are suspected.
+func (w *Window) Report() Report {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var raised, suspected []Problem
+	for _, known := range w.known {
+		if known.raised {
+			raised = append(raised, known.problem)
+		} else {
+			suspected = append(suspected, known.problem)
+		}
+	}
+	for _, list := range [][]Problem{raised, suspected} {
+		slices.SortFunc(list, func(a, b Problem) int {
+			return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Subject, b.Subject))
+		})
+	}
+	own := slices.DeleteFunc(checks(), func(c check) bool { return c.host })
+	return judge(own, raised, suspected, w.unread)
+}

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/internal/version"
+)
+
+// exitWarnings is the exit code of doctor if there are only warnings.
+const exitWarnings = 3
+
+// A doctorCommand is one run of nametap doctor.
+type doctorCommand struct {
+	client statusClient
+	output string
+	all    bool
+	bundle string
+}
+
+func newDoctorCommand() *cobra.Command {
+	d := new(doctorCommand)
+	command := &cobra.Command{
+		Use:   "doctor",
+		Short: "Show what is wrong, why, and what ends it",
+		Long: `Show what is wrong with the agent and with DNS on this host: since when, the evidence, the
+effect, and a command or a file that ends it. Causes come first, and what they explain is
+left out. Run it as root, which may send queries as another user.
+
+The agent reports a problem that has lasted for 15 s, and until 15 s after its end. The
+command itself checks that an agent runs, resolv.conf, nsswitch.conf, and that the agent
+answers the queries that programs send.
+
+The exit code is 0 without a problem, 1 with one, 3 with warnings only, 2 if this user may
+not ask the agent.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(command *cobra.Command, _ []string) error {
+			return d.run(command.Context(), command.OutOrStdout())
+		},
+	}
+	d.client.declare(command.Flags())
+	flag := command.Flags().Lookup("resolv-conf")
+	flag.Hidden, flag.Usage = false, "`path` of the resolv.conf that programs read"
+	declareOutput(command.Flags(), &d.output)
+	command.Flags().BoolVar(&d.all, "all", false, "list the checks that passed and those that were skipped, too")
+	command.Flags().StringVar(&d.bundle, "bundle", "", "also write a new tar `file` for a ticket: the problems, status, settings, metrics, queries that failed, and a digest of the table")
+	return command
+}
+
+func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
+	var status agent.Status
+	err := d.client.get(ctx, "/debug/status", nil, &status)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return usageError{err}
+	case errors.As(err, new(usageError)), ctx.Err() != nil:
+		return err
+	}
+	host := &problems.Host{Domain: d.client.options.agent.DNS.Domain, MDNS: exists("/run/avahi-daemon/socket"), Hosts: hostsServices()}
+	unread := map[problems.Code]string{}
+	for _, s := range status.Diagnosis.Skipped {
+		unread[s.Code] = s.Reason
+	}
+	if err != nil {
+		host.Absent, host.Unit = err.Error(), unitState(ctx)
+	}
+	servers := d.readResolvConf(host)
+	if err == nil && len(servers) > 0 {
+		host.Ways, unread[problems.QueriesGoElsewhere] = d.ways(ctx, status, servers[0])
+		unread[problems.QueriesGoUnanswered] = unread[problems.QueriesGoElsewhere]
+	}
+	found := append(problems.Find(&problems.Readings{Now: time.Now(), Host: host}), status.Diagnosis.Problems...)
+	report := problems.Judge(found, status.Diagnosis.Suspected, unread)
+	if err := printOutput(w, d.output, report, func(w io.Writer) error { return d.print(w, status, report) }); err != nil {
+		return err
+	}
+	if d.bundle != "" {
+		if err := d.writeBundle(ctx, status, report); err != nil {
+			return err
+		}
+	}
+	switch report.Worst() {
+	case problems.Severe:
+		return exitError(exitFailed)
+	case problems.Minor:
+		return exitError(exitWarnings)
+	}
+	return nil
+}
+
+// exists reports whether there is a file.
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// nsswitchConf is where libc looks up its services.
+const nsswitchConf = "/etc/nsswitch.conf"
+
+// resolvConf returns the path of the file that programs read.
+func (d *doctorCommand) resolvConf() string {
+	return cmp.Or(d.client.options.agent.DNS.Forward.ResolvConf, resolvconf.DefaultPath)
+}
+
+// hostsServices returns the services of the line "hosts" of nsswitch.conf, nil without one.
+func hostsServices() []string {
+	text, err := os.ReadFile(nsswitchConf)
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(text)) {
+		line, _, _ = strings.Cut(line, "#")
+		if services, found := strings.CutPrefix(strings.TrimSpace(line), "hosts:"); found {
+			return strings.Fields(services)
+		}
+	}
+	return nil
+}
+
+// unitState returns the state of nametap.service as systemd has it, "" without systemd or the unit.
+func unitState(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, unitTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "systemctl", "show", "--property=LoadState,ActiveState,SubState,Result,NRestarts", unitName).Output()
+	if err != nil || !strings.Contains("\n"+string(out), "\nLoadState=loaded\n") {
+		return ""
+	}
+	has := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		has[key] = value
+	}
+	text := fmt.Sprintf("%s (%s)", has["ActiveState"], has["SubState"])
+	if has["Result"] != "success" {
+		text += ", result " + has["Result"]
+	}
+	return text + ", restarted " + has["NRestarts"] + " times"
+}
+
+// readResolvConf reads the file that programs read, and returns its nameservers.
+func (d *doctorCommand) readResolvConf(host *problems.Host) []netip.AddrPort {
+	host.ResolvConf = d.resolvConf()
+	text, err := os.ReadFile(host.ResolvConf)
+	if err != nil {
+		host.Unread = err.Error()
+		if target, linkErr := os.Readlink(host.ResolvConf); linkErr == nil && errors.Is(err, fs.ErrNotExist) {
+			host.Unread = "it is a link to " + target + ", which does not exist"
+		}
+		return nil
+	}
+	servers := resolvconf.Parse(text).Servers
+	for _, server := range servers {
+		host.Servers = append(host.Servers, server.Addr().String())
+	}
+	return servers
+}
+
+// ways queries a nameserver of resolv.conf as programs do. Skipped says why it does not.
+func (d *doctorCommand) ways(ctx context.Context, status agent.Status, server netip.AddrPort) (sent []problems.Sent, skipped string) {
+	own := status.OnlyNameserverOf != ""
+	switch {
+	case len(status.Redirected) > 0 && os.Getenv(inPod) != "":
+		for _, r := range status.Redirected {
+			if r.State != agent.RedirectUnknown {
+				sent = append(sent, problems.Sent{To: r.Family.String(), Network: "udp", Agent: r.State == agent.Redirected, Error: r.Detail})
+			}
+		}
+		return sent, ""
+	case status.Capture != nil && !status.Capture.On:
+		return nil, "capture is off: " + status.Capture.Because
+	case status.Capture == nil && !own:
+		return nil, "this agent captures no queries: programs that do not query it directly do not reach it"
+	case os.Geteuid() != 0:
+		return nil, "only root may send queries as another user"
+	}
+	if excluded := d.excluded(ctx); excluded != "" {
+		return nil, "the settings may exclude this query from capture: " + excluded
+	}
+	identity, err := agent.Identify(ctx, status.DNS)
+	if err != nil {
+		return nil, "the agent does not say who it is: " + err.Error()
+	}
+	return agent.AsProgram(ctx, server, identity), ""
+}
+
+// excluded returns a setting of the agent that may exclude the query of ways from capture.
+func (d *doctorCommand) excluded(ctx context.Context) string {
+	var settings map[string][]string
+	if d.client.get(ctx, "/debug/settings", nil, &settings) != nil {
+		return ""
+	}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		byUser := name == "capture-exclude-uid" || name == "capture-exclude-gid"
+		if strings.HasPrefix(name, "capture-exclude-") && (!byUser || slices.Contains(settings[name], strconv.Itoa(agent.ProgramUser))) {
+			return "--" + name
+		}
+	}
+	return ""
+}
+
+// print prints a report: the problems, and how many checks found none.
+func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.Report) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, "nametap %s", version.Release())
+	if status.Uptime != "" {
+		fmt.Fprintf(&text, ", agent up %s, control plane %s", status.Uptime, status.XDS.Address)
+	}
+	text.WriteString("\n\n")
+	for _, p := range report.Problems {
+		since := ""
+		if !p.Since.IsZero() {
+			since = "  since " + clock(p.Since)
+		}
+		fmt.Fprintf(&text, "%s  %s%s\n", strings.ToUpper(string(p.Severity)), printable(p.What), since)
+		for _, line := range [][2]string{{"evidence", p.Evidence}, {"effect", p.Effect}, {"mend", p.Mend}, {"rows", strings.Join(p.Rows, " ")}} {
+			fmt.Fprintf(&text, "  %-8s  %s\n", line[0], printable(strings.ReplaceAll(line[1], "\n", "; ")))
+		}
+	}
+	for _, p := range report.Suspected {
+		fmt.Fprintf(&text, "suspected since %s, a problem after %v: %s\n", clock(p.Since), problems.Lasting, printable(p.What))
+	}
+	if d.all {
+		for _, title := range report.Passed {
+			fmt.Fprintf(&text, "ok       %s\n", title)
+		}
+		for _, s := range report.Skipped {
+			fmt.Fprintf(&text, "skipped  %s: %s\n", s.Check, printable(s.Reason))
+		}
+	}
+	fmt.Fprintf(&text, "%d checks passed, %d skipped", len(report.Passed), len(report.Skipped))
+	if !d.all {
+		text.WriteString("; --all lists them")
+	}
+	text.WriteString("\n")
+	_, err := io.WriteString(w, text.String())
+	return err
+}
