@@ -52,8 +52,7 @@ type captureLevels struct{ capture *capture }
 // Describe describes no metric, so the registry does not compare them.
 func (captureLevels) Describe(chan<- *prometheus.Desc) {}
 
-// Collect makes a metric for each family and level: 1 for the level that the family has,
-// 0 for the others.
+// Collect makes a metric for the level of each family.
 func (l captureLevels) Collect(metrics chan<- prometheus.Metric) {
 	levels := map[iptables.Family]iptables.Level{iptables.IPv4: iptables.LevelOff, iptables.IPv6: iptables.LevelOff}
 	if l.capture != nil {
@@ -61,13 +60,7 @@ func (l captureLevels) Collect(metrics chan<- prometheus.Metric) {
 	}
 	desc := prometheus.NewDesc("nametap_capture_level", "1 for the level at which a family is captured.", []string{"family", "level"}, nil)
 	for family, current := range levels {
-		for _, level := range iptables.AllLevels() {
-			value := 0.0
-			if level == current {
-				value = 1
-			}
-			metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, family.String(), string(level))
-		}
+		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, 1, family.String(), string(current))
 	}
 }
 

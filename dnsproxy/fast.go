@@ -28,23 +28,26 @@ const (
 //
 // The response is in the bounds of its transport.
 func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
-	t.began = h.seen.Start()
+	t.began, t.measured = h.seen.Start(), false
+	if t.turn++; t.turn%measuredOf == 0 {
+		t.measure()
+	}
 	t.usual = t.query.Parse(t.packet)
 	if !t.usual {
 		if len(t.packet) < wire.HeaderLen || t.packet[wire.FlagsOffset]&wire.QR != 0 {
 			h.metrics.dropped.Inc() // to answer an answer could go on forever
 			return dst, dropped
 		}
-		t.waits()
+		t.measure()
 		return dst, later
 	}
 	t.decision = h.decide(t.query.Question, h.table.Load(), s)
 	response, result, ok := h.respond(dst, t)
 	if !ok {
-		t.waits()
+		t.measure()
 		return dst, later
 	}
-	if t.began != 0 || result.rcode != dns.RcodeSuccess || t.stale() {
+	if t.began != 0 || result.rcode != dns.RcodeSuccess || t.stale() || truncated(response[len(dst):]) {
 		h.note(t, result, response[len(dst):])
 	}
 	if t.decision.action != actForward {

@@ -3,6 +3,7 @@ package dnsproxy
 import (
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"sync/atomic"
 
@@ -99,6 +100,8 @@ type task struct {
 	located  bool            // elsewhere has set ask.Server
 	held     int             // bytes that from.hold has counted
 	began    seen.Moment     // 0 if the clock was not read
+	measured bool            // the time since began goes into metrics
+	turn     uint32          // queries of the goroutine that reads them, counted from a random number
 	found    *forward.Result // what the forwarder has found; nil if it was not asked
 	source   *Provenance     // of the response, if it is a nameserver's and the client asks for it
 }
@@ -108,6 +111,12 @@ type task struct {
 func (t *task) begin(packet []byte, from *arrival) {
 	t.packet, t.from, t.located, t.found = packet, from, false, nil
 }
+
+// newTask returns the first task of a goroutine that reads queries. There may be many of them that read few queries.
+func newTask() *task { return &task{turn: rand.Uint32()} } //nolint:gosec // a sample
+
+// next returns the task of the query after that of t, for the same goroutine.
+func (t *task) next() *task { return &task{turn: t.turn} }
 
 // keep prepares t for the slow path. packet is a copy of t's packet that no other query
 // uses.

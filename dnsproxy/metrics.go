@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"strings"
+	"time"
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,11 +15,12 @@ type metrics struct {
 
 	queries        *prometheus.CounterVec // type, protocol, rcode, source
 	answers        [transports]map[string]answerCounters
+	durations      *prometheus.HistogramVec // source
+	truncated      prometheus.Counter
 	originErrors   prometheus.Counter
 	dropped        prometheus.Counter
 	hosts          prometheus.Gauge
 	skipped        prometheus.Gauge
-	buildDuration  prometheus.Histogram
 	listeners      prometheus.Gauge
 	listenerErrors prometheus.Counter
 }
@@ -56,24 +58,30 @@ func newMetrics() *metrics {
 			Name: "nametap_dns_queries_total",
 			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, stale, cached_failure, upstream, self, probe).",
 		}, []string{"type", "protocol", "rcode", "source"}),
+		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "nametap_dns_request_duration_seconds",
+			Help: "Time from reading a query to its answer, by source.",
+			// Few, since each costs a series for each source. Servers that read native histograms get better ones.
+			Buckets:                         []float64{.01, .1, 1},
+			NativeHistogramBucketFactor:     1.2,
+			NativeHistogramMaxBucketNumber:  64,
+			NativeHistogramMinResetDuration: time.Hour,
+		}, []string{"source"}),
+		truncated: counter("nametap_dns_truncated_total",
+			"Answers with the TC bit, after which clients ask again over TCP."),
 		originErrors: counter("nametap_dns_original_destination_errors_total",
 			"Failed lookups of the original destination of a captured query; each is retried."),
 		dropped: counter("nametap_dns_dropped_total",
 			"Packets dropped without an answer: not a query, or too short for a header."),
-		hosts:   gauge("nametap_table_hosts", "Hosts in the table, wildcards included."),
-		skipped: gauge("nametap_table_skipped", "Keys and addresses of the last push that are not valid."),
-		buildDuration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "nametap_table_build_seconds",
-			Help:    "Time to build a table from a push.",
-			Buckets: prometheus.ExponentialBuckets(.0001, 4, 9),
-		}),
+		hosts:     gauge("nametap_table_hosts", "Hosts in the table, wildcards included."),
+		skipped:   gauge("nametap_table_skipped", "Keys and addresses of the last push that are not valid."),
 		listeners: gauge("nametap_dns_listeners", "Open DNS listeners."),
 		listenerErrors: counter("nametap_dns_listener_errors_total",
 			"Transient errors of DNS listeners, such as a lack of descriptors; each is retried."),
 	}
 	for over := range m.answers {
 		m.answers[over] = map[string]answerCounters{}
-		for _, source := range []string{sourceTable, sourceCache, sourceStale} {
+		for _, source := range []string{sourceTable, sourceCache} {
 			m.answers[over][source] = newAnswerCounters(m.queries, transport(over), source) //nolint:gosec // one of two
 		}
 	}
@@ -87,8 +95,8 @@ func (m *metrics) register(registry prometheus.Registerer, collisions func() flo
 		return nil
 	}
 	for _, c := range []prometheus.Collector{
-		m.requests, m.queries, m.originErrors, m.dropped,
-		m.hosts, m.skipped, m.buildDuration, m.listeners, m.listenerErrors,
+		m.requests, m.queries, m.durations, m.truncated, m.originErrors, m.dropped,
+		m.hosts, m.skipped, m.listeners, m.listenerErrors,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_table_collisions",
 			Help: "Names that two entries of the table claim.",
@@ -131,6 +139,17 @@ func (m *metrics) countFast(qtype uint16, over transport, result outcome) {
 		counters.aaaa.Inc()
 	default:
 		m.countQuery(qtype, over, result)
+	}
+}
+
+// measure counts a truncated response, and the time that a query took if its task is measured. Probes
+// are no requests of clients.
+func (m *metrics) measure(t *task, took time.Duration, source string, response []byte) {
+	if truncated(response) {
+		m.truncated.Inc()
+	}
+	if t.measured && source != sourceProbe {
+		m.durations.WithLabelValues(source).Observe(took.Seconds())
 	}
 }
 

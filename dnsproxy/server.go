@@ -265,7 +265,6 @@ func (s *Server) Missing() []string { return s.listeners.unopened() }
 // stays in use. It logs only what the current table does not leave out, too. Load must not be called
 // concurrently. It does not keep shards.
 func (s *Server) Load(shards map[int][]byte) error {
-	start := time.Now()
 	s.building.Lock()
 	defer s.building.Unlock()
 	current := s.latestLocked()
@@ -273,7 +272,7 @@ func (s *Server) Load(shards map[int][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.use(next, start)
+	s.use(next)
 	known := map[table.Skipped]bool{}
 	for _, skip := range current.Skipped() {
 		known[skip] = true
@@ -290,13 +289,12 @@ func (s *Server) latestLocked() *table.Table {
 	return s.empty
 }
 
-// use puts a table into use, which was built from start on.
-func (s *Server) use(next *table.Table, start time.Time) {
+// use puts a table into use.
+func (s *Server) use(next *table.Table) {
 	first := s.handler.table.Swap(next) == nil
 	if first {
 		close(s.handler.synced)
 	}
-	s.handler.metrics.buildDuration.Observe(time.Since(start).Seconds())
 	s.handler.metrics.hosts.Set(float64(next.Len()))
 	s.handler.metrics.skipped.Set(float64(len(next.Skipped())))
 }

@@ -131,7 +131,7 @@ func (l *tcpListener) afterError(err error) (reserved bool) {
 // of the reserve ends after its first answers.
 func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c := &tcpConn{
-		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: new(task),
+		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: newTask(),
 		brief: reserved, left: make(chan struct{}), finished: make(chan struct{}, 1),
 	}
 	c.from.send, c.from.hold = c.send, c.hold
@@ -366,7 +366,7 @@ func (c *tcpConn) awaitRoom(query []byte) bool {
 func (c *tcpConn) pass(query []byte) {
 	t := c.task
 	t.keep(bytes.Clone(query), &c.from)
-	c.task = new(task)
+	c.task = t.next()
 	cost := int64(len(query) + tcpPendingCost)
 	c.pending.Add(cost)
 	c.waiting.Go(func() {

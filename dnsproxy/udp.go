@@ -206,7 +206,7 @@ type udpReader struct {
 func (l *udpListener) newReader() udpReader {
 	in := sockets.NewMessage(dns.MaxMsgSize, l.wildcard)
 	return udpReader{
-		udpListener: l, task: new(task), left: udpLastPackets,
+		udpListener: l, task: newTask(), left: udpLastPackets,
 		from: l.arrival(func() *sockets.Message { return in }, (*origins).ofUDP), in: in, out: make([]byte, 0, dns.MaxMsgSize),
 		scratch: new(table.Scratch),
 	}
@@ -303,7 +303,8 @@ func (c *udpClient) Receive(found *forward.Result) {
 	a.message = c.message
 	t.begin(c.message.Packet, &a.from)
 	t.usual = t.query.Parse(t.packet) // as it was before
-	t.decision, t.ask, t.began = decision{action: actForward}, forward.Query{Server: c.server}, c.began
+	t.decision, t.ask = decision{action: actForward}, forward.Query{Server: c.server}
+	t.began, t.measured = c.began, true
 	response, result := c.handler.respondResult(a.out, t, found)
 	c.handler.note(t, result, response)
 	l.handler.metrics.countQuery(t.query.Type, overUDP, result)
@@ -336,7 +337,7 @@ func (r *udpReader) pass(n int) bool {
 	message := r.in.Clone(n)
 	passed := udpTask{r.task, message}
 	passed.keep(message.Packet, r.arrival(func() *sockets.Message { return message }, (*origins).awaitUDP))
-	r.task = new(task)
+	r.task = passed.next()
 	r.starting.Add(1)
 	select {
 	case r.passed <- passed:

@@ -444,11 +444,6 @@ const (
 	LevelOff         Level = "off"         // not wanted
 )
 
-// AllLevels returns all levels.
-func AllLevels() []Level {
-	return []Level{LevelComplete, LevelReduced, LevelUnavailable, LevelFailed, LevelOff}
-}
-
 // parts are the parts of the rules that a machine may lack, the least important first: what a variant is
 // without, as text for a log, and how to leave it out of a configuration. The second result says whether the
 // configuration had it.

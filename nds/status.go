@@ -189,14 +189,21 @@ func newMetrics(status func() Status) *metrics {
 			Help: "Responses from the control plane, by result: applied, unchanged or rejected.",
 		}, []string{"result"}),
 		bytes: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "nametap_xds_push_bytes",
-			Help:    "Length of the responses from the control plane; --max-push-bytes is the limit.",
-			Buckets: prometheus.ExponentialBuckets(1<<10, 4, 9), // 1 KiB to 64 MiB
+			Name: "nametap_xds_push_bytes",
+			Help: "Length of the responses from the control plane; --max-push-bytes is the limit.",
+			// Few, since each costs a series. Servers that read native histograms get better ones.
+			Buckets:                         []float64{16 << 20},
+			NativeHistogramBucketFactor:     1.2,
+			NativeHistogramMaxBucketNumber:  64,
+			NativeHistogramMinResetDuration: time.Hour,
 		}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "nametap_xds_push_duration_seconds",
-			Help:    "Time to apply a push, from its shards to the table in use.",
-			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8), // 0.1 ms to 1.6 s
+			Name:                            "nametap_xds_push_duration_seconds",
+			Help:                            "Time to apply a push, from its shards to the table in use.",
+			Buckets:                         []float64{.1, 1},
+			NativeHistogramBucketFactor:     1.2,
+			NativeHistogramMaxBucketNumber:  64,
+			NativeHistogramMinResetDuration: time.Hour,
 		}),
 	}
 	for _, result := range []string{resultApplied, resultUnchanged, resultRejected} {
@@ -218,19 +225,20 @@ func newMetrics(status func() Status) *metrics {
 		}, func() float64 { return float64(status().ChecksumDifferences) }),
 		gauge("nametap_xds_connected", "1 while a stream to the control plane is open and has received a response.",
 			func(s Status) float64 { return boolValue(s.Connected) }),
-		gauge("nametap_xds_table_age_seconds", "Time since the control plane last sent the table in use; NaN without a table.",
+		gauge("nametap_xds_table_timestamp_seconds", "When the control plane last sent the table in use, in Unix time; 0 without a table.",
 			func(s Status) float64 {
 				if !s.Loaded {
-					return math.NaN()
+					return 0
 				}
-				return s.TableAge
+				// Its age is right after a change of the wall clock, too.
+				return math.Round(float64(time.Now().UnixMilli())/1e3 - s.TableAge)
 			}),
-		gauge("nametap_xds_certificate_expiry_seconds", "Time until the workload certificate expires; NaN without one.",
+		gauge("nametap_xds_certificate_expiry_timestamp_seconds", "When the workload certificate expires, in Unix time; 0 without one.",
 			func(s Status) float64 {
 				if s.CertificateExpires.IsZero() {
-					return math.NaN()
+					return 0
 				}
-				return time.Until(s.CertificateExpires).Seconds()
+				return float64(s.CertificateExpires.Unix())
 			}),
 		gauge("nametap_xds_table_stale", "1 while the table in use is from the snapshot and no push has confirmed it.",
 			func(s Status) float64 { return boolValue(s.Stale) }),

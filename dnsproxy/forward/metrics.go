@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -134,17 +135,14 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		send(c.unanswered, counted, float64(s.Failures), server)
 		send(c.wrong, counted, float64(s.Wrong+s.Malformed), server)
 		for code, n := range s.Responses {
-			send(c.responses, counted, float64(n), server, code)
+			// Each server has the series of the usual codes, and those of others that it has sent.
+			if n > 0 || slices.Contains([]string{"NOERROR", "NXDOMAIN", "SERVFAIL"}, code) {
+				send(c.responses, counted, float64(n), server, code)
+			}
 		}
 		send(c.hedges, counted, float64(s.Hedges), server)
 		send(c.rtt, measured, s.RTT.Seconds(), server)
-		for state := upstream.Up; state <= upstream.Looping; state++ {
-			value := 0.0
-			if s.State == state {
-				value = 1
-			}
-			send(c.up, measured, value, server, state.String())
-		}
+		send(c.up, measured, 1, server, s.State.String())
 	}
 	send(c.requests, counted, float64(requests))
 	send(c.failures, counted, float64(failures))

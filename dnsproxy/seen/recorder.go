@@ -59,7 +59,9 @@ func (r *Recorder) Start() Moment {
 // Watched reports whether a reader is there.
 func (r *Recorder) Watched() bool { return r.readers.Load() != nil }
 
-// Now returns the time. It is never 0.
+// Now returns the time. It is never 0. It is not inlined, so that Start is.
+//
+//go:noinline
 func (r *Recorder) Now() Moment { return Moment(time.Since(r.origin) + 1) }
 
 // Wants reports whether a reader wants a query, as far as is known without Rows, Reason and Who, and whether it

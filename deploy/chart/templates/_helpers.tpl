@@ -110,7 +110,8 @@ missing. */}}
   "discovery" "discovery.enabled" "discovery.tls" "discovery.tls.secret" "discovery.serviceAccount" "discovery.serviceAccount.create" "discovery.serviceAccount.name"
   "discovery.monitor" "discovery.monitor.kind" "discovery.monitor.interval" "discovery.replicas" "discovery.plaintext" "discovery.priorityClassName"
   "discovery.networkPolicy" "discovery.networkPolicy.enabled" "discovery.networkPolicy.apiServerPorts"
-  "injection" "injection.webhook" "injection.caBundle" "injection.mode" "injection.controlPlane" "injection.rootCert" "injection.clusterID" "injection.clusterDomain" }}
+  "injection" "injection.webhook" "injection.caBundle" "injection.mode" "injection.controlPlane" "injection.rootCert" "injection.clusterID" "injection.clusterDomain"
+  "injection.monitor" "injection.monitor.kind" "injection.monitor.interval" }}
 {{- $value := $values }}
 {{- range $key := splitList "." $path }}
 {{- $value = index $value $key }}

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/version"
@@ -167,6 +168,53 @@ func TestMonitors(t *testing.T) { // P9
 			if len(endpoints) != 1 || endpoints[0].Port != port || endpoints[0].Interval != "30s" || m.Metadata.Labels["release"] != "prometheus" || len(m.Spec.Selector.MatchLabels) == 0 {
 				t.Errorf("%+v, want port %s", m, port)
 			}
+		}
+	})
+}
+
+// TestMonitorOfAgents checks that the PodMonitor finds the port of an injected agent, in every namespace, and no other.
+func TestMonitorOfAgents(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		type podMonitor struct {
+			APIVersion, Kind string
+			Metadata         metav1.ObjectMeta
+			Spec             struct {
+				NamespaceSelector   struct{ Any bool }
+				Selector            metav1.LabelSelector
+				PodMetricsEndpoints []struct {
+					Port, Interval string
+					Relabelings    []struct {
+						SourceLabels  []string
+						Regex, Action string
+					}
+				}
+			}
+		}
+		all := h.render(`{injection: {monitor: {kind: PodMonitor, interval: 30s, labels: {release: prometheus}}}}`)
+		m := read[podMonitor](t, all, "PodMonitor "+namespace+"/nametap")
+		endpoints := m.Spec.PodMetricsEndpoints
+		if !m.Spec.NamespaceSelector.Any || len(m.Spec.Selector.MatchLabels)+len(m.Spec.Selector.MatchExpressions) != 0 || len(endpoints) != 1 || m.Metadata.Labels["release"] != "prometheus" {
+			t.Fatalf("%+v", m)
+		}
+		manifest, _, err := inject.Manifest([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: cart}\nspec: {containers: [{name: cart, image: cart}]}\n"), "shop", injection(t, all))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var cart corev1.Pod
+		if err := yaml.Unmarshal(manifest, &cart); err != nil {
+			t.Fatal(err)
+		}
+		pod := cart.Spec
+		i := slices.IndexFunc(pod.InitContainers, func(c corev1.Container) bool { return c.Name == endpoints[0].Relabelings[0].Regex })
+		if i < 0 || len(pod.InitContainers[i].Ports) != 1 || pod.InitContainers[i].Ports[0].Name != endpoints[0].Port || endpoints[0].Interval != "30s" {
+			t.Errorf("%+v does not find a port of %+v", endpoints, pod.InitContainers)
+		}
+		if r := endpoints[0].Relabelings[0]; r.Action != "keep" || !slices.Equal(r.SourceLabels, []string{"__meta_kubernetes_pod_container_name"}) {
+			t.Errorf("%+v", r)
+		}
+		if _, ok := h.render(`{}`)["PodMonitor "+namespace+"/nametap"]; ok {
+			t.Error("a PodMonitor by default")
 		}
 	})
 }

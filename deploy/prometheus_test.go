@@ -1,0 +1,187 @@
+package deploy
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// An alert is a rule of prometheus/rules.yaml.
+type alert struct {
+	Alert, Expr, For    string
+	Labels, Annotations map[string]string
+}
+
+// alerts returns the rules of prometheus/rules.yaml.
+func alerts(t *testing.T) []alert {
+	t.Helper()
+	var file struct {
+		Groups []struct {
+			Name  string
+			Rules []alert
+		}
+	}
+	if err := yaml.UnmarshalStrict([]byte(read(t, "prometheus/rules.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Groups) != 1 || len(file.Groups[0].Rules) == 0 {
+		t.Fatalf("groups %+v", file.Groups)
+	}
+	return file.Groups[0].Rules
+}
+
+// panels returns the expressions of the dashboard by the title of their panel, and its other queries.
+func panels(t *testing.T) map[string][]string {
+	t.Helper()
+	var board struct {
+		Panels []struct {
+			Title, Type string
+			Targets     []struct{ Expr string }
+		}
+		Templating struct {
+			List []struct{ Name, Definition string }
+		}
+	}
+	if err := json.Unmarshal([]byte(read(t, "prometheus/dashboard.json")), &board); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]string{}
+	for _, p := range board.Panels {
+		if p.Type == "row" {
+			continue
+		}
+		if len(p.Targets) == 0 || all[p.Title] != nil {
+			t.Errorf("panel %q has no expression, or its title is that of another one", p.Title)
+		}
+		for _, target := range p.Targets {
+			all[p.Title] = append(all[p.Title], target.Expr)
+		}
+	}
+	for _, v := range board.Templating.List {
+		if v.Definition != "" {
+			all["$"+v.Name] = []string{v.Definition}
+		}
+	}
+	return all
+}
+
+// R4: every metric in the alerts and in the dashboard is one of docs/metrics.md. Of a histogram, the suffixes of its
+// buckets and sums are left out.
+func TestPrometheusMetrics(t *testing.T) {
+	t.Parallel()
+	kinds := map[string]string{
+		"up": "gauge", "process_resident_memory_bytes": "gauge", "process_cpu_seconds_total": "counter",
+		"nametap_problem": "gauge", // of agents that look for problems themselves
+	}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\|").FindAllStringSubmatch(read(t, "../docs/metrics.md"), -1) {
+		kinds[row[1]] = row[2]
+	}
+	expressions := panels(t)
+	for _, a := range alerts(t) {
+		expressions[a.Alert] = []string{a.Expr}
+	}
+	text := regexp.MustCompile(`"[^"]*"`)
+	name := regexp.MustCompile(`\b(?:up|(?:nametap|istio|process|go)_\w+)\b`)
+	for where, list := range expressions {
+		for _, expression := range list {
+			found := name.FindAllString(text.ReplaceAllString(expression, ""), -1)
+			if len(found) == 0 {
+				t.Errorf("%s: no metric in %s", where, expression)
+			}
+			for _, metric := range found {
+				base := regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(metric, "")
+				if kinds[metric] == "" && kinds[base] != "histogram" {
+					t.Errorf("%s: docs/metrics.md does not have %s", where, metric)
+				}
+				if kinds[metric] == "counter" && !strings.Contains(expression, "rate(") && !strings.Contains(expression, "increase(") {
+					t.Errorf("%s: %s is a counter, and its value is used", where, metric)
+				}
+			}
+		}
+	}
+}
+
+// R4: there are at most eight alerts. Each has a severity, a time, a summary, tests, and a paragraph that begins with
+// the first command to run.
+func TestAlerts(t *testing.T) {
+	t.Parallel()
+	all := alerts(t)
+	if len(all) > 8 {
+		t.Errorf("%d alerts", len(all))
+	}
+	const address = "https://github.com/nametap/nametap/blob/main/docs/operations.md#"
+	document, tests := read(t, "../docs/operations.md"), read(t, "prometheus/rules_test.yaml")
+	for _, a := range all {
+		if !regexp.MustCompile(`^Nametap([A-Z][a-z]+)+$`).MatchString(a.Alert) || a.For == "" || !slices.Contains([]string{"critical", "warning"}, a.Labels["severity"]) || len(a.Labels) != 1 {
+			t.Errorf("%+v", a)
+		}
+		if summary := a.Annotations["summary"]; !strings.Contains(summary, "{{ $labels.instance }}") || !strings.HasSuffix(summary, ".") || a.Annotations["runbook_url"] != address+strings.ToLower(a.Alert) || len(a.Annotations) != 2 {
+			t.Errorf("%s: annotations %v", a.Alert, a.Annotations)
+		}
+		severity, hold := a.Labels["severity"], a.For
+		paragraph := regexp.MustCompile(`(?m)^### ` + a.Alert + `\n\n {4}\S.*\n\n(?i:` + severity + `), after ` + strings.TrimSuffix(hold, "m") + ` min: `)
+		if !paragraph.MatchString(document) {
+			t.Errorf("docs/operations.md has no paragraph %s that begins with a command, the severity %s and the time %s", a.Alert, severity, hold)
+		}
+		for _, part := range []string{"alertname: " + a.Alert + "\n        exp_alerts:", "alertname: " + a.Alert + "} # not at once", "alertname: " + a.Alert + "}\n"} {
+			if !strings.Contains(tests, part) {
+				t.Errorf("%s is not tested: no %q in rules_test.yaml", a.Alert, part)
+			}
+		}
+	}
+	headings := regexp.MustCompile(`(?m)^### (Nametap\w+)$`).FindAllStringSubmatch(document, -1)
+	if len(headings) != len(all) {
+		t.Errorf("%d paragraphs, %d alerts", len(headings), len(all))
+	}
+}
+
+// R4: Prometheus accepts the alerts and the expressions of the dashboard, and the alerts fire and end as their tests say.
+func TestPromtool(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("promtool"); err != nil {
+		t.Skip("promtool is missing (Debian's package prometheus), so the alerts are not tested")
+	}
+	promtool := func(args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "promtool", args...)
+		cmd.Dir = "prometheus"
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	promtool("check", "rules", "rules.yaml")
+	promtool("test", "rules", "rules_test.yaml")
+	type rule struct {
+		Record string `json:"record"`
+		Expr   string `json:"expr"`
+	}
+	var rules []rule
+	boards := panels(t)
+	for _, title := range slices.Sorted(maps.Keys(boards)) {
+		for _, expression := range boards[title] {
+			if !strings.HasPrefix(title, "$") { // of a variable, in a language of Grafana
+				rules = append(rules, rule{"board:" + letters(title) + ":" + letters(expression), strings.ReplaceAll(expression, "$__rate_interval", "5m")})
+			}
+		}
+	}
+	text, err := yaml.Marshal(map[string]any{"groups": []any{map[string]any{"name": "board", "rules": rules}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "board.yaml")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	promtool("check", "rules", path)
+}
+
+// letters makes a text part of the name of a metric.
+func letters(text string) string { return regexp.MustCompile(`[^a-zA-Z]+`).ReplaceAllString(text, "_") }
