@@ -167,14 +167,18 @@ func (c *capture) reading() *problems.Capture {
 // Describe implements [prometheus.Collector].
 func (d *diagnosis) Describe(metrics chan<- *prometheus.Desc) { metrics <- problemDesc() }
 
-// Collect makes a metric for each code: how many problems with it there are.
+// Collect makes a metric for each code of a problem: how many there are. Without a problem there is one, with the code
+// none: a series for each code, of thousands of agents, would be too many.
 func (d *diagnosis) Collect(metrics chan<- prometheus.Metric) {
 	counts := map[problems.Code]int{}
 	for _, p := range d.window.Report().Problems {
 		counts[p.Code]++
 	}
-	for _, code := range problems.Codes() {
-		metrics <- prometheus.MustNewConstMetric(problemDesc(), prometheus.GaugeValue, float64(counts[code]), string(code))
+	if len(counts) == 0 {
+		counts["none"] = 0
+	}
+	for code, count := range counts {
+		metrics <- prometheus.MustNewConstMetric(problemDesc(), prometheus.GaugeValue, float64(count), string(code))
 	}
 }
 
