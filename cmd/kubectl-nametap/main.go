@@ -86,7 +86,9 @@ type request struct {
 var errHelp = errors.New("help is wanted")
 
 // commands are what can be run in a pod of an agent. The others of nametap are for its start.
-func commands() []string { return []string{"status", "doctor", "tail", "query", "table", "cache", "version"} }
+func commands() []string {
+	return []string{"status", "doctor", "tail", "query", "table", "cache", "version"}
+}
 
 // parse parses a command line.
 func parse(args []string) (r request, err error) {
