@@ -162,14 +162,10 @@ func TestMetrics(t *testing.T) { // R4
 		nametap_dns_queries_total{protocol="tcp",rcode="FORMERR",source="self",type="other"} 1
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="cache",type="A"} 0
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="cache",type="AAAA"} 0
-		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="stale",type="A"} 0
-		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="stale",type="AAAA"} 0
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="table",type="A"} 1
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="table",type="AAAA"} 0
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="cache",type="A"} 0
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="cache",type="AAAA"} 0
-		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="stale",type="A"} 0
-		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="stale",type="AAAA"} 0
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="A"} 1
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="AAAA"} 1
 		nametap_dns_queries_total{protocol="udp",rcode="NXDOMAIN",source="upstream",type="other"} 1
