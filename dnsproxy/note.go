@@ -67,7 +67,7 @@ func (h *handler) note(t *task, result outcome, response []byte) {
 	h.record(&q, t.from, who)
 }
 
-// noteUnusual is note for a message that is not of the usual shape. Its response is nil if it cannot be read.
+// noteUnusual is note for a message that is not of the usual shape.
 func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []byte) {
 	q := h.queryOf(t, result, response)
 	if len(req.Question) > 0 {
@@ -94,6 +94,7 @@ func (h *handler) queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
 		Took: -1, TCP: t.from.over == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
 		Truncated: len(response) >= wire.HeaderLen && response[wire.FlagsOffset]&wire.TC != 0, Class: dns.ClassINET,
+		Request: t.packet, Response: response,
 	}
 	if t.began != 0 {
 		q.Took = time.Duration(h.seen.Now() - t.began)
@@ -118,7 +119,7 @@ func (h *handler) queryOf(t *task, result outcome, response []byte) seen.Query {
 
 // record completes a query and records it.
 func (h *handler) record(q *seen.Query, from *arrival, who bool) {
-	q.Client = from.client()
+	q.Client, q.Local = from.client(), from.local
 	if q.Kind != seen.Ordinary || who {
 		q.Who = h.seen.Find(q, from)
 	}

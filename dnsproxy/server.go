@@ -247,6 +247,14 @@ func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 // Read adds a reader of the queries that are answered, as [seen.Recorder.Read] does.
 func (s *Server) Read(filter *seen.Filter) (*seen.Reader, error) { return s.handler.seen.Read(filter) }
 
+// ReadOwn adds a reader of the queries that are answered, as [seen.Recorder.ReadOwn] does.
+func (s *Server) ReadOwn(filter *seen.Filter) *seen.Reader { return s.handler.seen.ReadOwn(filter) }
+
+// ReadExchanges adds a reader of all queries with their messages, as [seen.Recorder.ReadExchanges] does.
+func (s *Server) ReadExchanges(lost func(messages int)) *seen.Exchanges {
+	return s.handler.seen.ReadExchanges(seen.All(), lost)
+}
+
 // Load replaces shards of the table (digest.ShardOf) and puts the result into use: shards has all entries of
 // each, a NameTable in wire form, and the other shards stay. Every query that arrives after Load has returned
 // is answered from the new table. It costs as much as the shards that differ. On an error the current table

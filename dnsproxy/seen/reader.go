@@ -13,12 +13,15 @@ const holeWait = 100 * time.Millisecond
 type Reader struct {
 	recorder *Recorder
 	filter   *Filter
+	limited  bool // it counts as one of maxReaders
 	live     ring
 	wake     chan struct{} // has a value if there may be a new query
 
 	number uint64              // of the next query in live
 	past   map[uint64]struct{} // the queries that Past has returned
 	lost   uint64
+
+	exchanges *Exchanges // that takes the queries instead of live, unless it is nil
 }
 
 // Close removes the reader. It may be called more than once.
