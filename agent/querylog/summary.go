@@ -92,6 +92,7 @@ type summary struct {
 	domain string // without the last dot
 	groups map[key]*group
 	logged time.Time // when the last line was logged
+	forgot time.Time // when forget was last called
 }
 
 func newSummary(domain string) *summary {
@@ -142,8 +143,12 @@ func (s *summary) count(k key, n uint64, now time.Time, r *seen.Record) {
 	g.count += n
 }
 
-// forget removes the groups that had no query for so long that the next one may be logged like the first.
+// forget removes, once a second, the groups that had no query for so long that the next one may be logged like the first.
 func (s *summary) forget(now time.Time) {
+	if now.Sub(s.forgot) < pause {
+		return
+	}
+	s.forgot = now
 	for k, g := range s.groups {
 		if g.count == 0 && now.Sub(g.logged) >= repeat {
 			delete(s.groups, k)
