@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -15,6 +16,7 @@ import (
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
@@ -99,9 +101,10 @@ func packedQuestion(tb testing.TB, name string, qtype uint16) []byte {
 	return packed(tb, new(dns.Msg).SetQuestion(name, qtype).SetEdns0(1232, false))
 }
 
-// Answers from the table do not allocate, over either transport.
+// Answers from the table do not allocate, over either transport, while a reader reads failures (R15).
 func TestOwnNamesAllocateNothing(t *testing.T) {
 	h, task, scratch := newBenchHandler(t, 100), new(task), new(table.Scratch)
+	defer h.seen.ReadOwn(seen.Failures()).Close()
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, q := range ownQuestions {
 		packet := packedQuestion(t, q.name, q.qtype)
@@ -187,6 +190,45 @@ func BenchmarkRespond(b *testing.B) {
 	for _, q := range ownQuestions {
 		b.Run(q.kind, func(b *testing.B) {
 			packet := packedQuestion(b, q.name, q.qtype)
+			b.ReportAllocs()
+			for b.Loop() {
+				task.begin(packet, from)
+				if _, verdict := h.fast(out, task, scratch); verdict != answered {
+					b.Fatal("passed on")
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkRespondRead is BenchmarkRespond with readers: of failures, as the query log is, and of messages, as dnstap is.
+func BenchmarkRespondRead(b *testing.B) {
+	for name, read := range map[string]func(b *testing.B, r *seen.Recorder){
+		"none":     func(*testing.B, *seen.Recorder) {},
+		"failures": func(b *testing.B, r *seen.Recorder) { b.Cleanup(r.ReadOwn(seen.Failures()).Close) },
+		"messages": func(b *testing.B, r *seen.Recorder) {
+			x := r.ReadExchanges(seen.All(), func(int) {})
+			ctx, cancel := context.WithCancel(b.Context())
+			var reading sync.WaitGroup
+			reading.Go(func() {
+				for err := error(nil); err == nil; {
+					_, err = x.Next(ctx)
+				}
+			})
+			b.Cleanup(func() {
+				cancel()
+				reading.Wait()
+				x.Close()
+			})
+		},
+		"full": func(b *testing.B, r *seen.Recorder) { b.Cleanup(r.ReadExchanges(seen.All(), func(int) {}).Close) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			h, task, scratch := newBenchHandler(b, 10_000), new(task), new(table.Scratch)
+			read(b, h.seen)
+			from := &arrival{over: overUDP, client: noClient, local: noClient}
+			out := make([]byte, 0, dns.MaxMsgSize)
+			packet := packedQuestion(b, ownQuestions[0].name, ownQuestions[0].qtype)
 			b.ReportAllocs()
 			for b.Loop() {
 				task.begin(packet, from)
