@@ -101,7 +101,7 @@ func packedQuestion(tb testing.TB, name string, qtype uint16) []byte {
 	return packed(tb, new(dns.Msg).SetQuestion(name, qtype).SetEdns0(1232, false))
 }
 
-// Answers from the table do not allocate, over either transport, while a reader reads failures (R15).
+// Answers from the table do not allocate, over either transport, while a reader reads failures (R21).
 func TestOwnNamesAllocateNothing(t *testing.T) {
 	h, task, scratch := newBenchHandler(t, 100), new(task), new(table.Scratch)
 	defer h.seen.ReadOwn(seen.Failures()).Close()

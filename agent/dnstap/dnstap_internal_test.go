@@ -9,7 +9,7 @@ import (
 )
 
 // A target is a unix socket or a TCP address, and its text is read back as it was.
-func TestTarget(t *testing.T) { // R14
+func TestTarget(t *testing.T) { // R20
 	t.Parallel()
 	for text, ok := range map[string]bool{
 		"": true, "unix:///run/dnstap.sock": true, "tcp://198.51.100.9:6000": true, "tcp://[2001:db8::9]:6000": true, "tcp://vector.logs:6000": true,
@@ -32,7 +32,7 @@ func TestTarget(t *testing.T) { // R14
 }
 
 // The receiver must accept dnstap, if it names content types.
-func TestExpect(t *testing.T) { // R14
+func TestExpect(t *testing.T) { // R20
 	t.Parallel()
 	typed := func(kind byte, types ...string) string {
 		var content strings.Builder
@@ -61,7 +61,7 @@ func TestExpect(t *testing.T) { // R14
 }
 
 // FuzzControl: whatever a receiver sends is read without a panic, and a frame that this package makes is read as it was.
-func FuzzControl(f *testing.F) { // R14
+func FuzzControl(f *testing.F) { // R20
 	for _, kind := range []uint32{controlAccept, controlStart, controlReady, controlFinish} {
 		f.Add(control(kind))
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // A names has the suffix that lines are grouped by.
-func TestSuffix(t *testing.T) { // R15
+func TestSuffix(t *testing.T) { // R21
 	t.Parallel()
 	for name, want := range map[string]string{
 		"api.payments.example.com.":          "example.com",
@@ -61,7 +61,7 @@ func failure(name, reason string) *seen.Record {
 }
 
 // The first line about a suffix and a reason comes after a second, the next one after a minute.
-func TestRepeat(t *testing.T) { // R15
+func TestRepeat(t *testing.T) { // R21
 	t.Parallel()
 	s, start := newSummary("cluster.local."), time.Unix(1_000_000, 0)
 	lines := logged(s, 150*time.Second, func(at time.Duration) {
@@ -94,7 +94,7 @@ func TestRepeat(t *testing.T) { // R15
 }
 
 // A flood of suffixes and reasons makes one line a second, counts each query once, and keeps few groups.
-func TestFloodOfSuffixes(t *testing.T) { // R15
+func TestFloodOfSuffixes(t *testing.T) { // R21
 	t.Parallel()
 	s, start, n, total := newSummary("cluster.local."), time.Unix(1_000_000, 0), 0, uint64(0)
 	const over = 5 * time.Minute

@@ -269,7 +269,7 @@ func (a *liveAgent) awaitReceiver(connected float64) {
 		func() bool { return a.metric("nametap_dnstap_connected") == connected })
 }
 
-// R14: answers of the table, of nameservers and of the cache, failures, and what is malformed, over both transports:
+// R20: answers of the table, of nameservers and of the cache, failures, and what is malformed, over both transports:
 // dnstap-read finds in the frames each query and the response to it.
 func TestDnstap(t *testing.T) {
 	t.Parallel()
@@ -359,7 +359,7 @@ func tapIdentity() string {
 	return "web-0"
 }
 
-// R14: the identity in dnstap is that of the pod, or the name of the host.
+// R20: the identity in dnstap is that of the pod, or the name of the host.
 func TestDnstapIdentity(t *testing.T) {
 	for env, want := range map[string]string{"": "web-0", "10.96.0.1": "web-0.ns1"} {
 		t.Setenv(inPod, env)
@@ -370,7 +370,7 @@ func TestDnstapIdentity(t *testing.T) {
 	}
 }
 
-// R14: while the receiver is away, or reads nothing, queries are answered, and what was dropped is counted. The agent
+// R20: while the receiver is away, or reads nothing, queries are answered, and what was dropped is counted. The agent
 // connects again, follows its settings, and ends the stream in order.
 func TestDnstapReceiverAway(t *testing.T) {
 	t.Parallel()
@@ -427,7 +427,7 @@ func TestDnstapReceiverAway(t *testing.T) {
 	a.awaitReceiver(0)
 }
 
-// R15: failures are logged in one line for each suffix and reason, with a count, the first client and an example, and
+// R21: failures are logged in one line for each suffix and reason, with a count, the first client and an example, and
 // stale answers too. The mode changes while the agent runs.
 func TestQueryLog(t *testing.T) {
 	t.Parallel()

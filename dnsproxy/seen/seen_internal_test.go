@@ -326,7 +326,7 @@ func BenchmarkRecord(b *testing.B) {
 }
 
 // While all readers read failures only, ordinary queries read no clock.
-func TestReadersOfFailuresCostNothing(t *testing.T) { // R13, R15
+func TestReadersOfFailuresCostNothing(t *testing.T) { // R13, R21
 	t.Parallel()
 	r := New()
 	failures := r.ReadOwn(Failures())
@@ -359,7 +359,7 @@ func TestReadersOfFailuresCostNothing(t *testing.T) { // R13, R15
 
 // The queue of messages is bounded by its length and by the bytes in it. What it drops is counted, and what was read
 // makes room again. Its readers do not count as clients.
-func TestExchangesBounds(t *testing.T) { // R14
+func TestExchangesBounds(t *testing.T) { // R20
 	t.Parallel()
 	r := New()
 	for range maxReaders {
