@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clock"
@@ -57,6 +58,10 @@ type Config struct {
 	// Egress configures the connections to automatic VIPs. Its Table, Resolve, OwnPorts, Logger
 	// and Registerer are set by New. Nil carries none.
 	Egress *egress.Config
+	// Records says where the records of queries go.
+	Records RecordsConfig
+	// Identity is the name of this agent in messages of dnstap.
+	Identity string
 	// Restarts is how often the supervisor has restarted the agent.
 	Restarts int
 	// Settings returns the settings that affect capture and differ from their defaults, by their names.
@@ -77,6 +82,7 @@ func DefaultConfig() Config {
 	cfg := Config{
 		DNS: dnsproxy.DefaultConfig(), XDS: nds.DefaultConfig(),
 		StatusAddr: ":15020", Drain: 5 * time.Second, ReadyTimeout: 30 * time.Second,
+		Records: RecordsConfig{QueryLog: querylog.Failed},
 	}
 	cfg.DNS.OriginalDestination = true
 	return cfg
@@ -105,6 +111,7 @@ type Agent struct {
 	handOver atomic.Bool      // the rules stay for the next agent
 	changed  [2]chan struct{} // receive when addresses of the interfaces changed: the query path, the push path
 	memory   *memory
+	records  *records
 	ready    chan struct{} // closed when queries are answered from a table
 }
 
@@ -148,6 +155,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		egressEnded: make(chan struct{}),
 	}
 	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
+	a.records = newRecords(&cfg, registry)
 	a.client, err = nds.New(cfg.XDS, func(shards map[int][]byte) error {
 		const many = 64 // a quarter of the table
 		defer a.noteTable(len(shards) >= many)
@@ -168,8 +176,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	if a.egress, err = newEgress(ctx, cfg, a); err != nil {
 		return nil, err
 	}
-	a.status, err = newStatusServer(ctx, a, registry)
-	if err != nil {
+	if a.status, err = newStatusServer(ctx, a, registry); err != nil {
 		return nil, err
 	}
 	a.diagnosis = &diagnosis{agent: a}
@@ -238,6 +245,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return nil
 	})
 	group.Go(func() error { return a.runEgress(serving) })
+	group.Go(func() error { return a.runRecords(serving) })
 	group.Go(func() error { return a.status.Run(serving) })
 	group.Go(func() error {
 		a.diagnosis.run(serving)

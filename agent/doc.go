@@ -16,6 +16,7 @@
 //	storedsockets.go  sockets that systemd stores for the next process
 //	dump.go           the table and the cache, entry by entry
 //	tail.go           the queries that are answered, as they come
+//	records.go        where the records of queries go: the query log, dnstap
 //	readings.go       the state of the kernel, once for all requests
 //	systemd.go        notifications to systemd
 //	probe.go          probes of the agent's own listeners
@@ -50,7 +51,8 @@
 //	Agent                one that takes readings for package problems, one that follows the addresses of the interfaces (rtnetlink), three of the
 //	                     status server (status address, private socket, readings), the drain,
 //	                     the announcement of readiness, systemd's watchdog,
-//	                     one that returns memory when pushes pause; with capture one that keeps
+//	                     one that returns memory when pushes pause, one for the records of queries, the query log,
+//	                     one or two for dnstap; with capture one that keeps
 //	                     the rules as desired, one that keeps the registration with
 //	                     systemd-resolved (two more while that runs), one that probes the way of clients' queries and
 //	                     one for each probe, one that follows changes of nft rules, and one that follows

@@ -71,12 +71,12 @@ func (h *handler) note(t *task, result outcome, response []byte) {
 	h.record(&q, t.from, who)
 }
 
-// noteRefused records a query of the usual shape that is refused because too many wait, without a response made for
-// it.
-func (h *handler) noteRefused(t *task, rcode int) {
+// noteRefused records a query of the usual shape that is refused because too many wait. The response, which is not
+// made for it, is empty if there is none.
+func (h *handler) noteRefused(t *task, rcode int, response []byte) {
 	if t.usual {
 		t.found = &forward.Result{Err: forward.ErrTooMany, Source: sourceSelf}
-		h.note(t, outcome{rcode, sourceSelf}, nil)
+		h.note(t, outcome{rcode, sourceSelf}, response)
 	}
 }
 
@@ -118,7 +118,7 @@ func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	}
 }
 
-// noteUnusual is note for a message that is not of the usual shape. Its response is nil if it cannot be read.
+// noteUnusual is note for a message that is not of the usual shape.
 func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []byte) {
 	q := queryOf(t, result, response)
 	q.Took = h.took(t)
@@ -167,6 +167,7 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
 		TCP: t.from.over == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
 		Truncated: truncated(response), Class: dns.ClassINET,
+		Request: t.packet, Response: response,
 	}
 	if found := t.found; found != nil {
 		q.Server = found.Server
@@ -183,7 +184,7 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 // record completes a query and records it.
 func (h *handler) record(q *seen.Query, from *arrival, who bool) {
 	client := from.client()
-	q.Client = netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
+	q.Client, q.Local = netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), from.local
 	if q.Kind != seen.Ordinary || who {
 		q.Who = h.seen.Find(q, from)
 	}

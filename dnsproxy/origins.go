@@ -20,8 +20,7 @@ import (
 // not sent to resolv.conf's nameservers, which may give another answer.
 var errOrigin = errors.New("the kernel did not say which nameserver the query was sent to")
 
-// originsInterval is the time between attempts to open the connection to the kernel, and
-// the least time between two logged errors.
+// originsInterval is the time between attempts to open the connection to the kernel.
 const originsInterval = time.Second
 
 // originPauses are the pauses between attempts to look up an original destination: short
@@ -54,10 +53,8 @@ type origins struct {
 	unsupported atomic.Bool
 	pauses      atomic.Int64 // queries in a pause
 
-	logging sync.Mutex // guards the fields below
+	logging sync.Mutex // guards missing
 	missing string     // what was last logged as missing
-	logged  time.Time  // when an error was last logged
-	since   int        // errors since then
 }
 
 // newOrigins returns origins that have yet to be opened.
@@ -180,15 +177,8 @@ func (o *origins) logMissing(err error) {
 	}
 }
 
-// record counts and logs a transient error, and returns it as an errOrigin.
+// record counts a transient error, and returns it as an errOrigin. If the retry fails, too, the query log has it.
 func (o *origins) record(err error) error {
 	o.errors.Inc()
-	o.logging.Lock()
-	defer o.logging.Unlock()
-	o.since++
-	if now := time.Now(); now.Sub(o.logged) >= originsInterval {
-		o.log.Warn("the original destination of captured queries is unknown: forwarded queries may fail", "errors", o.since, "error", err)
-		o.logged, o.since = now, 0
-	}
 	return fmt.Errorf("%w: %w", errOrigin, err)
 }

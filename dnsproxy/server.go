@@ -259,6 +259,14 @@ func (s *Server) Overflows() uint64 { return s.handler.forwarder.Overflows() }
 // Missing returns why listeners are not open, except those of families that the host lacks.
 func (s *Server) Missing() []string { return s.listeners.unopened() }
 
+// ReadOwn adds a reader of the queries that are answered, as [seen.Recorder.ReadOwn] does.
+func (s *Server) ReadOwn(filter *seen.Filter) *seen.Reader { return s.handler.seen.ReadOwn(filter) }
+
+// ReadExchanges adds a reader of all queries with their messages, as [seen.Recorder.ReadExchanges] does.
+func (s *Server) ReadExchanges(lost func(messages int)) *seen.Exchanges {
+	return s.handler.seen.ReadExchanges(seen.All(), lost)
+}
+
 // Load replaces shards of the table (digest.ShardOf) and puts the result into use: shards has all entries of
 // each, a NameTable in wire form, and the other shards stay. Every query that arrives after Load has returned
 // is answered from the new table. It costs as much as the shards that differ. On an error the current table

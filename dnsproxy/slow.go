@@ -104,8 +104,9 @@ func (h *handler) serveUnusual(t *task) []byte {
 	t.decision = decision{}
 	req := new(dns.Msg)
 	if err := req.Unpack(t.packet); err != nil {
-		h.noteUnusual(req, t, outcome{dns.RcodeFormatError, sourceSelf}, nil)
-		return bareFailure(t.packet, dns.RcodeFormatError)
+		response := bareFailure(t.packet, dns.RcodeFormatError)
+		h.noteUnusual(req, t, outcome{dns.RcodeFormatError, sourceSelf}, response)
+		return response
 	}
 	response, source := h.answerUnusual(req, t)
 	qtype := dns.TypeNone

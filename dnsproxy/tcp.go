@@ -356,8 +356,9 @@ func (c *tcpConn) awaitRoom(query []byte) bool {
 		return true
 	}
 	c.handler.forwarder.Overflow()
-	c.task.handler.noteRefused(c.task, dns.RcodeServerFailure)
-	_ = c.write(append([]byte{0, wire.HeaderLen}, bareFailure(query, dns.RcodeServerFailure)...)) // write closes the connection on an error
+	response := bareFailure(query, dns.RcodeServerFailure)
+	c.task.handler.noteRefused(c.task, dns.RcodeServerFailure, response)
+	_ = c.write(append([]byte{0, wire.HeaderLen}, response...)) // write closes the connection on an error
 	return false
 }
 

@@ -250,7 +250,7 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 		var ok bool
 		if response, ok = r.handler.refuse(r.out[:0], r.task); !ok {
 			r.handler.forwarder.Overflow()
-			r.task.handler.noteRefused(r.task, seen.Dropped)
+			r.task.handler.noteRefused(r.task, seen.Dropped, nil)
 			return
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,12 +24,12 @@ var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"capture-exclude-source-port": "strings", "capture-exclude-uid": "strings", "capture-fail-open": "bool", "capture-host-ip": "string",
 	"capture-host-network": "bool", "capture-ipv6": "auto|on|off", "capture-reconcile": "duration>0", "capture-resolved": "bool",
 	"capture-servers": "all|resolv-conf", "capture-virtual-interface": "strings", "capture-wait": "duration", "config": "string",
-	"dns-addr": "string", "dns-auto-allocate": "bool", "drain": "duration", "edns-udp-size": "int 512 to 65534",
+	"dns-addr": "string", "dns-auto-allocate": "bool", "dnstap": "receiver", "drain": "duration", "edns-udp-size": "int 512 to 65534",
 	"egress": "bool", "egress-addr": "string", "egress-any-port": "bool", "egress-connect-timeout": "duration>0", "egress-drain": "duration",
 	"egress-hello-timeout": "duration>0", "egress-mark": "int 0 to 4294967295", "egress-max-conns": "int>0", "egress-ports": "strings",
 	"egress-proxy": "string", "egress-source": "strings", "instance-ip": "string", "labels-file": "string",
 	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-answers": "int 0 to 65535", "max-inflight": "int>0", "max-push-bytes": "bytes>0",
-	"max-tcp-conns": "int>0", "mesh-config": "string", "namespace": "string", "original-destination": "bool", "pod-name": "string",
+	"max-tcp-conns": "int>0", "mesh-config": "string", "namespace": "string", "original-destination": "bool", "pod-name": "string", "query-log": "off|failed|all",
 	"ready-timeout": "duration", "resolv-conf": "string", "serve-stale": "duration", "service-account": "string", "state-dir": "string",
 	"trust-domain": "string", "ttl": "ttl", "upstream-mix-case": "bool", "upstream-order": "strict|fastest",
 	"upstream-root-ca": "string", "upstream-timeout": "duration>0", "workload-cert": "auto|on|off",
@@ -100,6 +101,9 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
+// receiver is the form of a receiver of dnstap.
+var receiver = regexp.MustCompile(`^(|unix:///[!-~]{1,106}|tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))$`)
+
 // maxTTL is the longest TTL of DNS (RFC 2181, section 8).
 const maxTTL = math.MaxInt32 * time.Second
 
@@ -110,6 +114,10 @@ func checkKind(kind, value string) error {
 	switch name {
 	case "string", "strings":
 		return nil
+	case "receiver":
+		if !receiver.MatchString(value) {
+			return errors.New("want unix:///PATH or tcp://HOST:PORT")
+		}
 	case "bool":
 		if _, err := strconv.ParseBool(value); err != nil {
 			return errors.New("want true or false")

@@ -48,6 +48,10 @@ func (o *options) config() (agent.Config, error) {
 		}
 		node.PodName, _, _ = strings.Cut(hostname, ".") // like Istio's agent
 	}
+	cfg.Identity = node.PodName
+	if os.Getenv(inPod) != "" && node.Namespace != "" {
+		cfg.Identity += "." + node.Namespace
+	}
 	if err := o.completeDNS(&cfg); err != nil {
 		return cfg, err
 	}

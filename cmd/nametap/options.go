@@ -198,6 +198,8 @@ func (o *options) declareProcess(g settings.Group) {
 	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering for this long after SIGTERM; with --capture in nametap.service only if it is set, since no query is redirected to the agent any more")
 	g.Var(settings.Duration(&o.agent.ReadyTimeout, settings.ZeroIsZero), "ready-timeout", "become ready after this long even without a table")
 	g.Bool(&o.supervise, "supervise", "hold the DNS sockets in a small process that restarts the agent if it dies or hangs; for pods")
+	g.Text(&o.agent.Records.QueryLog, "query-log", "which queries to log, in at most one line a second with counts: off, failed (those without an answer, or with a stale one) or all")
+	g.Text(&o.agent.Records.Dnstap, "dnstap", "send queries and responses to a `receiver` of dnstap: unix:///PATH or tcp://HOST:PORT")
 	g.Text(o.logLevel, "log-level", "least important level to log: debug, info, warn or error")
 	g.Text(&o.logFormat, "log-format", "format of the log: text or json")
 }

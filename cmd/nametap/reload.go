@@ -26,6 +26,7 @@ const (
 	byLog
 	byCapture
 	byDNS
+	byRecords
 )
 
 // takenBy returns the part of a running agent that takes changed values of a setting. It is the only place
@@ -37,6 +38,8 @@ func takenBy(name string) taker {
 		return byRestart
 	case name == "log-level":
 		return byLog
+	case name == "query-log", name == "dnstap":
+		return byRecords
 	case group == "capture":
 		return byCapture
 	case group == "upstream", group == "cache":
@@ -53,6 +56,7 @@ func takenBy(name string) taker {
 type configurable interface {
 	Configure(cfg dnsproxy.Config) error
 	SetCapture(cfg agent.CaptureConfig) error
+	SetRecords(cfg agent.RecordsConfig)
 }
 
 // A reloader reads the settings of a running agent again when a file has changed or a
@@ -157,6 +161,7 @@ func (r *reloader) apply(next reading) {
 		}
 		break
 	}
+	r.agent().SetRecords(next.inUse.agent.Records)
 	if !r.running.installRules {
 		return
 	}

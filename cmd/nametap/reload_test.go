@@ -24,6 +24,7 @@ type taken struct {
 	capture agent.CaptureConfig
 	dns     dnsproxy.Config
 	times   int // that it took dns
+	records agent.RecordsConfig
 }
 
 func (a *taken) running() configurable { return a }
@@ -32,6 +33,8 @@ func (a *taken) SetCapture(cfg agent.CaptureConfig) error {
 	a.capture = cfg
 	return nil
 }
+
+func (a *taken) SetRecords(cfg agent.RecordsConfig) { a.records = cfg }
 
 func (a *taken) Configure(cfg dnsproxy.Config) error {
 	a.dns = cfg

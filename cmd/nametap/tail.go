@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -197,7 +196,7 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 		fmt.Fprintf(&text, tailRow, "TIME", "CLIENT", "QUESTION", "RESULT", "FROM", "TOOK")
 		t.header = true
 	}
-	fmt.Fprintf(&text, tailRow, clock(r.Time), tailClient(r), tailQuestion(r), tailResult(r), tailFrom(r), tailTook(r))
+	fmt.Fprintf(&text, tailRow, clock(r.Time), printable(r.Who()), r.Question(), tailResult(r), tailFrom(r), tailTook(r))
 	if r.Reason != "" {
 		fmt.Fprintf(&text, "%14s%s  [%s]\n", "", printable(r.Reason), strings.Join(r.Rows, " "))
 	}
@@ -212,28 +211,6 @@ func clock(at time.Time) string {
 		return at.Format("Jan _2 15:04:05.000")
 	}
 	return at.Format("15:04:05.000")
-}
-
-func tailClient(r *seen.Record) string {
-	name, uid := r.Unit, "-"
-	if name == "" {
-		name = r.Client.Addr().String()
-	}
-	if r.UID != nil {
-		uid = strconv.FormatUint(uint64(*r.UID), 10)
-	}
-	return fmt.Sprintf("%s (%s)", printable(name), uid)
-}
-
-func tailQuestion(r *seen.Record) string {
-	name := strings.TrimSuffix(r.Name, ".")
-	if name == "" {
-		name = "."
-	}
-	if r.Class != "" {
-		return name + " " + r.Class + " " + r.Type
-	}
-	return name + " " + r.Type
 }
 
 func tailResult(r *seen.Record) string {

@@ -2,25 +2,27 @@
 //
 // The last 1,000 failures, and the last 1,000 other noteworthy queries, are kept in two rings, so that slow
 // queries do not push out failures ([Kind] says which is which). A [Reader] also gets the queries that are
-// answered from now on, as a [Filter] selects them; there are 8 readers at most.
+// answered from now on, as a [Filter] selects them; clients may have 8 readers at most. [Exchanges] also reads the
+// messages.
 //
-//	query.go     Query: what the query path knows of a query; its form in a slot
-//	ring.go      slots that a writer never waits for
-//	recorder.go  Recorder: the rings, and the readers
-//	reader.go    Reader: what is in the rings, then what comes
-//	record.go    Record: a query for people and programs
-//	filter.go    which queries a reader wants
-//	client.go    the socket of a client, by sock_diag: its user and its cgroup
-//	units.go     the names of cgroups
+//	query.go      Query: what the query path knows of a query; its form in a slot
+//	ring.go       slots that a writer never waits for
+//	recorder.go   Recorder: the rings, and the readers
+//	reader.go     Reader: what is in the rings, then what comes
+//	exchanges.go  Exchanges: queries with their messages, in a queue
+//	record.go     Record: a query for people and programs
+//	filter.go     which queries a reader wants
+//	client.go     the socket of a client, by sock_diag: its user and its cgroup
+//	units.go      the names of cgroups
 //
 // # What it costs
 //
-// While no reader is there, an ordinary query of the fast path costs one atomic load ([Recorder.Start]). The clock
-// is not read and nothing is copied. With a reader it is read twice and the filters are compared, which takes 65
-// ns. A query of the slow path always reads the clock twice, since it may be slow. A noteworthy query is written
-// into a slot of 512 bytes, and its client is looked up by one request to the kernel (4 µs), before the answer is
-// sent: afterwards the client closes its socket. Lookups have a budget of time, so that a flood of failures costs
-// little; without it the record has the address alone.
+// While all readers select noteworthy queries, an ordinary query of the fast path costs one atomic load
+// ([Recorder.Start]). The clock is not read and nothing is copied. With a reader of other queries it is read twice and
+// the filters are compared, which takes 65 ns. A query of the slow path always reads the clock twice, since it may be
+// slow. A noteworthy query is written into a slot of 512 bytes, and its client is looked up by one request to the
+// kernel (4 µs), before the answer is sent: afterwards the client closes its socket. Lookups have a budget of time, so
+// that a flood of failures costs little; without it the record has the address alone.
 //
 // A writer takes a slot by an atomic add and marks it by a sequence number. It takes no lock, allocates nothing and
 // waits for no reader. A reader that is overtaken counts what it has lost. The slots are allocated when the first

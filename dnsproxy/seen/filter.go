@@ -17,6 +17,7 @@ import (
 // A Filter says which queries a reader wants. The zero Filter selects all.
 type Filter struct {
 	noteworthy bool
+	failures   bool
 	name       wire.Name // the names below it
 	qtype      uint16
 	rcode      string
@@ -87,6 +88,15 @@ func ParseFilter(params url.Values) (f *Filter, err error) {
 	return f, nil
 }
 
+// Failures returns the Filter that selects the queries of the kind [Failure].
+func Failures() *Filter { return &Filter{failures: true} }
+
+// All returns the Filter that selects all queries, whose clients are to be found.
+func All() *Filter { return &Filter{who: true} }
+
+// ordinary reports whether the filter may select an ordinary query.
+func (f *Filter) ordinary() bool { return !f.noteworthy && !f.failures }
+
 func parseType(text string) (uint16, error) {
 	text = strings.ToUpper(text)
 	if code, known := dns.StringToType[text]; known {
@@ -125,6 +135,7 @@ func (f *Filter) may(q *Query) bool {
 	switch {
 	case f.noteworthy && q.Kind == Ordinary,
 		q.Kind == Ordinary && q.Source == probe && f.source != probe,
+		f.failures && q.Kind != Failure,
 		f.qtype != 0 && q.Type != f.qtype,
 		f.slow > 0 && q.Took < f.slow,
 		f.source != "" && q.Source != f.source,

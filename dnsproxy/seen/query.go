@@ -50,6 +50,11 @@ type Query struct {
 	Age       time.Duration // of a reply of the cache
 	Expired   time.Duration // for how long a stale one has been expired
 	Who       Who
+
+	// For [Exchanges]; a slot does not have these.
+	Local    func() netip.AddrPort // the address of the agent
+	Request  []byte                // the messages, valid until Record returns
+	Response []byte                // without one if it is empty
 }
 
 // Who is the owner of a client's socket.

@@ -14,6 +14,7 @@ const holeWait = 100 * time.Millisecond
 type Reader struct {
 	recorder *Recorder
 	filter   *Filter
+	limited  bool // it counts as one of maxReaders
 	live     ring
 	wake     chan struct{} // has a value if there may be a new query
 
@@ -21,6 +22,8 @@ type Reader struct {
 	past   map[uint64]struct{} // the queries that Past has returned
 	lost   uint64
 	missed atomic.Uint64 // may have been selected, but their clients were not looked up
+
+	exchanges *Exchanges // that takes the queries instead of live, unless it is nil
 }
 
 // Close removes the reader. It may be called more than once.

@@ -81,6 +81,31 @@ func record(q *Query, path string) Record {
 
 const droppedName = "DROPPED"
 
+// Who returns the client for people: its unit, or else its address, and its user if it is known. A user may choose
+// the name of a unit, so it may have any characters.
+func (r *Record) Who() string {
+	name, uid := r.Unit, "-"
+	if name == "" {
+		name = r.Client.Addr().String()
+	}
+	if r.UID != nil {
+		uid = strconv.FormatUint(uint64(*r.UID), 10)
+	}
+	return name + " (" + uid + ")"
+}
+
+// Question returns the question for people.
+func (r *Record) Question() string {
+	name := strings.TrimSuffix(r.Name, ".")
+	if name == "" {
+		name = "."
+	}
+	if r.Class != "" {
+		return name + " " + r.Class + " " + r.Type
+	}
+	return name + " " + r.Type
+}
+
 // rcodeName returns the name of a response code. The library's name for 16 is BADSIG, which it is in TSIG records.
 func rcodeName(rcode uint16) string {
 	name, named := dns.RcodeToString[int(rcode)]

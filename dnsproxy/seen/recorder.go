@@ -14,7 +14,7 @@ const (
 	recentSize = 1000
 	// liveSize is how many queries wait for a reader.
 	liveSize = 256
-	// maxReaders is how many readers there may be.
+	// maxReaders is how many readers of clients there may be.
 	maxReaders = 8
 )
 
@@ -25,6 +25,7 @@ var ErrReaders = errors.New("8 clients read queries already, which is the limit:
 type Recorder struct {
 	origin  time.Time
 	readers atomic.Pointer[[]*Reader] // nil without one
+	all     atomic.Bool               // a reader may want an ordinary query
 	ids     atomic.Uint64
 	recent  [kinds]ring // by kind; that of Ordinary is not used
 	clients *clients
@@ -48,7 +49,7 @@ func (r *Recorder) Run(ctx context.Context) {
 	r.units.run(ctx)
 }
 
-// Start returns the time if a reader is there, 0 otherwise.
+// Start returns the time if a reader may want an ordinary query, 0 otherwise.
 func (r *Recorder) Start() Moment {
 	if !r.Watched() {
 		return 0
@@ -56,8 +57,8 @@ func (r *Recorder) Start() Moment {
 	return r.Now()
 }
 
-// Watched reports whether a reader is there.
-func (r *Recorder) Watched() bool { return r.readers.Load() != nil }
+// Watched reports whether a reader may want an ordinary query.
+func (r *Recorder) Watched() bool { return r.all.Load() }
 
 // Now returns the time. It is never 0. It is not inlined, so that Start is.
 //
@@ -115,7 +116,11 @@ func (r *Recorder) Record(q *Query) {
 		if n == 0 {
 			n = q.pack((*[slotSize]byte)(&b))
 		}
-		reader.put(&b, n)
+		if reader.exchanges != nil {
+			reader.exchanges.put(&b, q)
+		} else {
+			reader.put(&b, n)
+		}
 	}
 }
 
@@ -135,36 +140,72 @@ func (r *Recorder) Failures(since time.Time) (records []Record) {
 	return records
 }
 
-// Read adds a reader, which the caller closes.
+// Read adds a reader for a client, which the caller closes.
 func (r *Recorder) Read(filter *Filter) (*Reader, error) {
+	reader := newReader(r, filter)
+	reader.limited = true
+	return reader, r.add(reader)
+}
+
+// ReadOwn adds a reader for the agent itself, which does not count as one of the readers that there may be. The
+// caller closes it.
+func (r *Recorder) ReadOwn(filter *Filter) *Reader {
+	reader := newReader(r, filter)
+	_ = r.add(reader) // without a limit there is no error
+	return reader
+}
+
+// ReadExchanges is ReadOwn for a reader of messages. It calls lost from the query path with the number of messages
+// that it had to drop.
+func (r *Recorder) ReadExchanges(filter *Filter, lost func(messages int)) *Exchanges {
+	reader := newReader(r, filter)
+	reader.exchanges = newExchanges(reader, lost)
+	_ = r.add(reader)
+	return reader.exchanges
+}
+
+func newReader(r *Recorder, filter *Filter) *Reader {
+	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1)}
+	reader.live.size = liveSize
+	return reader
+}
+
+// add adds a reader.
+func (r *Recorder) add(reader *Reader) error {
 	r.changing.Lock()
 	defer r.changing.Unlock()
 	var others []*Reader
 	if readers := r.readers.Load(); readers != nil {
 		others = *readers
 	}
-	if len(others) >= maxReaders {
-		return nil, ErrReaders
+	limited := 0
+	for _, other := range others {
+		if other.limited {
+			limited++
+		}
 	}
-	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1)}
-	reader.live.size = liveSize
-	readers := append(slices.Clone(others), reader)
-	r.readers.Store(&readers)
-	return reader, nil
+	if reader.limited && limited >= maxReaders {
+		return ErrReaders
+	}
+	r.useLocked(append(slices.Clone(others), reader))
+	return nil
 }
 
 // remove removes a reader.
 func (r *Recorder) remove(reader *Reader) {
 	r.changing.Lock()
 	defer r.changing.Unlock()
-	readers := r.readers.Load()
-	if readers == nil {
-		return
+	if readers := r.readers.Load(); readers != nil {
+		r.useLocked(slices.DeleteFunc(slices.Clone(*readers), func(other *Reader) bool { return other == reader }))
 	}
-	left := slices.DeleteFunc(slices.Clone(*readers), func(other *Reader) bool { return other == reader })
-	if len(left) == 0 {
+}
+
+// useLocked puts readers into use.
+func (r *Recorder) useLocked(readers []*Reader) {
+	r.all.Store(slices.ContainsFunc(readers, func(reader *Reader) bool { return reader.filter.ordinary() }))
+	if len(readers) == 0 {
 		r.readers.Store(nil)
 		return
 	}
-	r.readers.Store(&left)
+	r.readers.Store(&readers)
 }

@@ -340,3 +340,77 @@ func BenchmarkRecord(b *testing.B) {
 		r.Record(&q)
 	}
 }
+
+// While all readers read failures only, ordinary queries read no clock.
+func TestReadersOfFailuresCostNothing(t *testing.T) { // R13, R21
+	t.Parallel()
+	r := New()
+	failures := r.ReadOwn(Failures())
+	defer failures.Close()
+	noteworthy, err := r.Read(&Filter{noteworthy: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer noteworthy.Close()
+	if r.Start() != 0 {
+		t.Error("the clock is read for readers of failures")
+	}
+	all := r.ReadOwn(All())
+	if r.Start() == 0 {
+		t.Error("the clock is not read for a reader of all queries")
+	}
+	if all.Close(); r.Start() != 0 {
+		t.Error("the clock is read after the reader has gone")
+	}
+	for kind := range kinds {
+		r.Record(&Query{Kind: kind, Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x01x"})
+	}
+	for reader, want := range map[*Reader]int{failures: 1, noteworthy: 2} {
+		records, lost, err := reader.Next(t.Context())
+		if len(records) != want || lost != 0 || err != nil {
+			t.Errorf("%d records, %d lost, %v; want %d", len(records), lost, err, want)
+		}
+	}
+}
+
+// The queue of messages is bounded by its length and by the bytes in it. What it drops is counted, and what was read
+// makes room again. Its readers do not count as clients.
+func TestExchangesBounds(t *testing.T) { // R20
+	t.Parallel()
+	r := New()
+	for range maxReaders {
+		reader, err := r.Read(&Filter{failures: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer reader.Close()
+	}
+	for size, room := range map[int]int{10: maxExchanges, 32 << 10: maxExchangeBytes / (64 << 10)} {
+		lost := 0
+		x := r.ReadExchanges(All(), func(messages int) { lost += messages })
+		q := Query{Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x01x", Local: func() netip.AddrPort { return netip.AddrPort{} }, Request: make([]byte, size), Response: make([]byte, size)}
+		for round := range 2 {
+			for i := range room + 5 {
+				q.Request[0], q.Response[0] = byte(i), byte(i+1)
+				r.Record(&q)
+			}
+			if want := 10 * (round + 1); lost != want {
+				t.Errorf("%d messages of %d bytes are lost, want %d", lost, size, want)
+			}
+			for i := range room {
+				got, err := x.Next(t.Context())
+				if err != nil || got.Request[0] != byte(i) || got.Response[0] != byte(i+1) || len(got.Request) != size || got.Messages() != 2 {
+					t.Fatalf("%+v, %v", got, err)
+				}
+			}
+		}
+		q.Response = nil
+		if r.Record(&q); x.Poll().Messages() != 1 || x.Poll() != nil {
+			t.Error("a query without a response")
+		}
+		r.Record(&q)
+		if x.Close(); lost != 21 {
+			t.Errorf("%d messages are lost after the end, want 21", lost)
+		}
+	}
+}

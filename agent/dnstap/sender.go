@@ -1,0 +1,252 @@
+package dnstap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/dnsproxy/seen"
+)
+
+const (
+	// writeTimeout is how long the receiver may take nothing.
+	writeTimeout = 5 * time.Second
+	// dialTimeout is the time for a connection, with its handshake.
+	dialTimeout = 5 * time.Second
+	// finishTimeout is how long the receiver may take to confirm the end.
+	finishTimeout = time.Second
+	// The pause before another connection doubles from minPause to maxPause.
+	minPause, maxPause = 250 * time.Millisecond, 30 * time.Second
+	// fullBuffer is the length of frames in bytes that are sent at once, at least, while more wait.
+	fullBuffer = 32 << 10
+)
+
+// errGone is the error of a connection that the receiver has closed.
+var errGone = errors.New("the receiver has closed the connection")
+
+// A Config configures a [Sender].
+type Config struct {
+	// Identity and Version say which server the messages are from.
+	Identity, Version string
+	// Resolver finds the address of a TCP receiver. nil means the default.
+	Resolver *net.Resolver
+	// Logger is the log.
+	Logger *slog.Logger
+	// Registerer registers the metrics.
+	Registerer prometheus.Registerer
+}
+
+// A Sender sends queries to a receiver. Make one with [New].
+type Sender struct {
+	config  Config
+	dialer  net.Dialer
+	metrics *metrics
+}
+
+// New returns a Sender.
+func New(cfg Config) *Sender {
+	s := &Sender{config: cfg, dialer: net.Dialer{Resolver: cfg.Resolver}, metrics: newMetrics()}
+	s.metrics.register(cfg.Registerer)
+	return s
+}
+
+// Run sends queries to a receiver until ctx ends. read makes their reader, which calls lost for messages that it drops.
+// Run must not be called again before it has returned.
+func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(messages int)) *seen.Exchanges) {
+	exchanges := read(func(messages int) { s.metrics.dropped.Add(float64(messages)) })
+	defer exchanges.Close()
+	log := s.config.Logger.With("receiver", to)
+	pause, reported := minPause, ""
+	for ctx.Err() == nil {
+		connected := false
+		err := s.connection(ctx, to, exchanges, func() {
+			connected = true
+			s.metrics.connected.Set(1)
+			log.Info("dnstap: the receiver accepts messages")
+		})
+		s.metrics.connected.Set(0)
+		if ctx.Err() != nil {
+			return
+		}
+		if connected {
+			pause, reported = minPause, ""
+		}
+		if text := err.Error(); text != reported {
+			reported = text
+			log.Warn("dnstap: no receiver takes messages: further ones are dropped until one does; retrying", "error", err)
+		}
+		if !sleep(ctx, pause/2+rand.N(pause)/2) { //nolint:gosec // no secret
+			return
+		}
+		pause = min(2*pause, maxPause)
+	}
+}
+
+// sleep waits, and reports false if ctx has ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// connection sends queries over one connection. It calls ready after the handshake. It returns when ctx has ended, or
+// when the connection has failed.
+func (s *Sender) connection(ctx context.Context, to Target, exchanges *seen.Exchanges, ready func()) error {
+	conn, err := s.dial(ctx, to)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ready()
+	serving, gone := context.WithCancelCause(ctx)
+	defer gone(nil)
+	finished := make(chan struct{})
+	go func() { // the receiver sends nothing but FINISH
+		defer close(finished)
+		if err := expect(conn, controlFinish); err != nil && !errors.Is(err, io.EOF) {
+			gone(fmt.Errorf("%w: %w", errGone, err))
+		}
+		gone(errGone)
+	}()
+	defer func() {
+		_ = conn.Close()
+		<-finished
+	}()
+	out := stream{
+		encoder: encoder{identity: s.config.Identity, version: s.config.Version},
+		conn:    conn, metrics: s.metrics, timeout: writeTimeout,
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetWriteDeadline(time.Now().Add(finishTimeout)) })
+	defer stop()
+	if err := out.sendUntil(serving, exchanges); err != nil {
+		return err
+	}
+	if ctx.Err() == nil {
+		return context.Cause(serving)
+	}
+	out.timeout = finishTimeout
+	if out.end(exchanges) == nil {
+		await(finished, finishTimeout)
+	}
+	return nil
+}
+
+// await waits for a channel to be closed, for a time at most.
+func await(closed <-chan struct{}, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-closed:
+	case <-timer.C:
+	}
+}
+
+// dial connects to the receiver and agrees with it on the content: READY, ACCEPT, START.
+func (s *Sender) dial(ctx context.Context, to Target) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	conn, err := s.dialer.DialContext(ctx, to.network, to.address)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_, err = conn.Write(control(controlReady))
+	if err == nil {
+		err = expect(conn, controlAccept)
+	}
+	if err == nil {
+		_, err = conn.Write(control(controlStart))
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("beginning with the receiver: %w", err)
+	}
+	return conn, nil
+}
+
+// A stream sends frames over a connection.
+type stream struct {
+	encoder
+
+	conn    net.Conn
+	metrics *metrics
+	timeout time.Duration // of a write
+	frames  []byte        // that were not sent yet
+	count   int           // of them
+}
+
+// sendUntil sends queries until ctx ends. An error is that of the connection.
+func (o *stream) sendUntil(ctx context.Context, exchanges *seen.Exchanges) error {
+	for {
+		x, err := exchanges.Next(ctx)
+		if err != nil {
+			return nil //nolint:nilerr // the end of ctx
+		}
+		for ; x != nil; x = exchanges.Poll() {
+			if err := o.add(x); err != nil {
+				return err
+			}
+			if ctx.Err() != nil {
+				break
+			}
+		}
+		if err := o.flush(); err != nil {
+			return err
+		}
+	}
+}
+
+// end sends what waits, and STOP.
+func (o *stream) end(exchanges *seen.Exchanges) error {
+	for x := exchanges.Poll(); x != nil; x = exchanges.Poll() {
+		if err := o.add(x); err != nil {
+			return err
+		}
+	}
+	if err := o.flush(); err != nil {
+		return err
+	}
+	_, err := o.conn.Write(control(controlStop))
+	return err
+}
+
+// add adds the frames of a query, and sends them if there are many.
+func (o *stream) add(x *seen.Exchange) error {
+	o.frames = o.append(o.frames, x)
+	o.count += x.Messages()
+	if len(o.frames) < fullBuffer {
+		return nil
+	}
+	return o.flush()
+}
+
+// flush sends the frames.
+func (o *stream) flush() error {
+	if o.count == 0 {
+		return nil
+	}
+	err := o.conn.SetWriteDeadline(time.Now().Add(o.timeout))
+	if err == nil {
+		_, err = o.conn.Write(o.frames)
+	}
+	if err != nil {
+		o.metrics.dropped.Add(float64(o.count))
+	} else {
+		o.metrics.frames.Add(float64(o.count))
+	}
+	o.frames, o.count = o.frames[:0], 0
+	return err
+}

@@ -1,0 +1,99 @@
+package agent
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/agent/dnstap"
+	"github.com/nametap/nametap/agent/querylog"
+)
+
+// A RecordsConfig says where the records of queries go, besides to the clients that read them.
+type RecordsConfig struct {
+	// QueryLog says which queries are logged. "" logs none.
+	QueryLog querylog.Mode
+	// Dnstap is where queries are sent with their messages. The zero value sends none.
+	Dnstap dnstap.Target
+}
+
+// records is where the records of queries go, and what sends them there.
+type records struct {
+	config  atomic.Pointer[RecordsConfig]
+	changed chan struct{} // has a value after a change of config
+	dnstap  *dnstap.Sender
+}
+
+// newRecords returns the records of an agent with a Config.
+func newRecords(cfg *Config, registry prometheus.Registerer) *records {
+	r := &records{changed: make(chan struct{}, 1), dnstap: dnstap.New(dnstap.Config{
+		Identity: cfg.Identity, Version: cfg.DNS.Version, Resolver: cfg.XDS.Resolver, Logger: cfg.Logger, Registerer: registry,
+	})}
+	r.config.Store(&cfg.Records)
+	return r
+}
+
+// SetRecords changes where the records of queries go. It returns at once.
+func (a *Agent) SetRecords(cfg RecordsConfig) {
+	a.records.config.Store(&cfg)
+	select {
+	case a.records.changed <- struct{}{}:
+	default: // runRecords has yet to receive a change that it has not loaded
+	}
+}
+
+// runRecords sends the records of queries where the settings say, until ctx ends.
+func (a *Agent) runRecords(ctx context.Context) error {
+	var logged, sent part
+	defer sent.end()
+	defer logged.end()
+	for {
+		cfg := *a.records.config.Load()
+		logged.run(ctx, string(cfg.QueryLog), func(ctx context.Context) {
+			if cfg.QueryLog != querylog.Off && cfg.QueryLog != "" {
+				querylog.Run(ctx, a.proxy.ReadOwn(cfg.QueryLog.Filter()), a.proxy.ClusterDomain(), a.log)
+			}
+		})
+		sent.run(ctx, cfg.Dnstap.String(), func(ctx context.Context) {
+			if cfg.Dnstap != (dnstap.Target{}) {
+				a.records.dnstap.Run(ctx, cfg.Dnstap, a.proxy.ReadExchanges)
+			}
+		})
+		select {
+		case <-a.records.changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// A part runs by a setting that may change.
+type part struct {
+	setting string
+	stop    context.CancelFunc // nil: not running
+	ended   chan struct{}
+}
+
+// run makes the part run by a setting: the previous run ends if the setting differs.
+func (p *part) run(ctx context.Context, setting string, run func(context.Context)) {
+	if p.stop != nil && p.setting == setting {
+		return
+	}
+	p.end()
+	ctx, p.stop = context.WithCancel(ctx)
+	p.setting, p.ended = setting, make(chan struct{})
+	ended := p.ended
+	go func() {
+		defer close(ended)
+		run(ctx)
+	}()
+}
+
+// end ends the part and waits until it has ended.
+func (p *part) end() {
+	if p.stop != nil {
+		p.stop()
+		<-p.ended
+	}
+}

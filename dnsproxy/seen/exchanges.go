@@ -1,0 +1,117 @@
+package seen
+
+import (
+	"context"
+	"net/netip"
+	"sync/atomic"
+)
+
+const (
+	// maxExchanges is how many queries wait for a reader of messages.
+	maxExchanges = 1024
+	// maxExchangeBytes bounds the length of their messages together.
+	maxExchangeBytes = 1 << 20
+)
+
+// An Exchange is a query with its messages.
+type Exchange struct {
+	Record
+
+	Local    netip.AddrPort // the address of the agent
+	Request  []byte
+	Response []byte // without one if it is empty
+}
+
+// Messages returns how many messages the exchange has.
+func (e *Exchange) Messages() int { return messages(e.Response) }
+
+func messages(response []byte) int {
+	if len(response) == 0 {
+		return 1
+	}
+	return 2
+}
+
+// Exchanges reads queries with their messages. Only one goroutine may use it. What it has not read waits in a queue;
+// while that is full, further queries are dropped.
+type Exchanges struct {
+	reader *Reader
+	queue  chan *waiting
+	bytes  atomic.Int64 // of the messages in queue
+	lost   func(messages int)
+}
+
+// A waiting is a query in the queue.
+type waiting struct {
+	packed
+
+	local    netip.AddrPort
+	messages []byte // the request, then the response
+	request  int    // length of the request
+}
+
+func newExchanges(reader *Reader, lost func(messages int)) *Exchanges {
+	return &Exchanges{reader: reader, queue: make(chan *waiting, maxExchanges), lost: lost}
+}
+
+// put copies a query, whose packed form is b, into the queue if there is room. It does not block.
+func (e *Exchanges) put(b *packed, q *Query) {
+	size := len(q.Request) + len(q.Response)
+	if e.bytes.Add(int64(size)) <= maxExchangeBytes && len(e.queue) < cap(e.queue) {
+		w := &waiting{packed: *b, local: q.Local(), messages: make([]byte, 0, size), request: len(q.Request)}
+		w.messages = append(append(w.messages, q.Request...), q.Response...)
+		select {
+		case e.queue <- w:
+			return
+		default: // another query has taken the last place
+		}
+	}
+	e.bytes.Add(-int64(size))
+	e.lost(messages(q.Response))
+}
+
+// Close removes the reader and drops what it has not read.
+func (e *Exchanges) Close() {
+	e.reader.Close()
+	for {
+		select {
+		case w := <-e.queue:
+			e.lost(messages(w.messages[w.request:]))
+		default:
+			return
+		}
+	}
+}
+
+// Next waits for a query and returns it. After the end of ctx it returns its error.
+func (e *Exchanges) Next(ctx context.Context) (*Exchange, error) {
+	select {
+	case w := <-e.queue:
+		return e.take(w), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Poll returns a query if one waits, nil otherwise.
+func (e *Exchanges) Poll() *Exchange {
+	select {
+	case w := <-e.queue:
+		return e.take(w)
+	default:
+		return nil
+	}
+}
+
+// take returns a query that has left the queue.
+func (e *Exchanges) take(w *waiting) *Exchange {
+	e.bytes.Add(-int64(len(w.messages)))
+	q, path := w.unpack(), ""
+	if cgroup := w.cgroup(); cgroup != 0 {
+		path = e.reader.recorder.units.path(cgroup, q.Time)
+	}
+	return &Exchange{
+		Record: record(&q, path), Local: w.local,
+		Request: w.messages[:w.request:w.request], Response: w.messages[w.request:],
+	}
+}
