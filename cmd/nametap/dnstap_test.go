@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -24,6 +25,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -183,10 +185,6 @@ type tappedMessage struct {
 // readTap reads frames with dnstap-read of BIND.
 func readTap(t *testing.T, frames [][]byte) (all []tapped) {
 	t.Helper()
-	path, err := exec.LookPath("dnstap-read")
-	if err != nil {
-		t.Skipf("LEFT OUT: reading dnstap with dnstap-read, it needs bind9-dnsutils: %v", err)
-	}
 	content := tapControl(2, tapContent)
 	for _, frame := range frames {
 		content = binary.BigEndian.AppendUint32(content, uint32(len(frame)))
@@ -196,7 +194,13 @@ func readTap(t *testing.T, frames [][]byte) (all []tapped) {
 	if err := os.WriteFile(file, append(content, tapControl(3, "")...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(path, "-y", file).CombinedOutput()
+	return readTapFile(t, file)
+}
+
+// readTapFile reads a file of frames with dnstap-read.
+func readTapFile(t *testing.T, file string) (all []tapped) {
+	t.Helper()
+	out, err := exec.Command(tapTool(t, "dnstap-read", "bind9-dnsutils"), "-y", file).CombinedOutput()
 	if err != nil {
 		t.Fatalf("dnstap-read: %v: %s", err, out)
 	}
@@ -212,6 +216,16 @@ func readTap(t *testing.T, frames [][]byte) (all []tapped) {
 		}
 		all = append(all, message)
 	}
+}
+
+// tapTool returns the path of a command. Without it the test is left out.
+func tapTool(t *testing.T, name, debian string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("LEFT OUT: %s, it needs the package %s: %v", t.Name(), debian, err)
+	}
+	return path
 }
 
 // extraOf returns the field extra of a Dnstap message, which dnstap-read does not show.
@@ -348,6 +362,35 @@ func testDnstap(t *testing.T, r *tapReceiver) {
 	}
 	if got := a.metric("nametap_dnstap_frames_total"); got != 12 {
 		t.Errorf("%v frames were sent, want 12", got)
+	}
+}
+
+// R20: the receiver of the project that made Frame Streams takes the stream and its end.
+func TestDnstapCapture(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	socket, file := filepath.Join(dir, "tap.sock"), filepath.Join(dir, "frames")
+	tapTool(t, "dnstap-read", "bind9-dnsutils")
+	log := testlog.New(t)
+	capture := exec.Command(tapTool(t, "fstrm_capture", "fstrm-bin"), "-d", "-t", "protobuf:dnstap.Dnstap", "-u", socket, "-w", file)
+	capture.Stderr = log
+	if err := capture.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end := sync.OnceValue(func() error { return errors.Join(capture.Process.Signal(syscall.SIGTERM), capture.Wait()) })
+	t.Cleanup(func() { _ = end() })
+	a := startLive(t, "upstream: [ONE]\ndnstap: unix://"+socket+"\n")
+	a.awaitReceiver(1)
+	for range 100 {
+		a.ask("web")
+	}
+	a.write("upstream: [ONE]\n")
+	a.awaitReceiver(0)
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+	if messages := readTapFile(t, file); len(messages) != 200 || messages[199].Message.Type != "CLIENT_RESPONSE" {
+		t.Errorf("%d messages, want 200", len(messages))
 	}
 }
 
