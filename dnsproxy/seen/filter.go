@@ -42,6 +42,7 @@ const (
 	ParamServer = "server" // that answered, or failed to
 	ParamSlow   = "slow"   // queries that took at least as long
 	ParamClient = "client" // an address, a prefix, a uid, or a unit
+	ParamWho    = "who"    // find the owner of every client's socket, not only of those of noteworthy queries
 )
 
 // sources are the sources of answers, as metrics name them.
@@ -52,7 +53,10 @@ func sources() []string {
 // ParseFilter returns the filter with parameters; those that are missing select all queries. An error says which
 // one is wrong.
 func ParseFilter(params url.Values) (f *Filter, err error) {
-	f = &Filter{noteworthy: params.Get(ParamFailed) != "", server: params.Get(ParamServer), source: params.Get(ParamSource)}
+	f = &Filter{
+		noteworthy: params.Get(ParamFailed) != "", who: params.Get(ParamWho) != "",
+		server: params.Get(ParamServer), source: params.Get(ParamSource),
+	}
 	if text := params.Get(ParamName); text != "" {
 		packed, err := wire.PackName(text)
 		if err != nil {
