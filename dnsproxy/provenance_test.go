@@ -152,7 +152,7 @@ func TestProvenanceOption(t *testing.T) { // R12, F19
 }
 
 // A client that asks is told what each nameserver was sent and what came of it, as far as that fits into a response.
-func TestTrace(t *testing.T) { // R16
+func TestTrace(t *testing.T) { // R18
 	t.Parallel()
 	refuses, silent := nameserver(t, fakedns.Rcode(dns.RcodeRefused)), nameserver(t, fakedns.Silence)
 	fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
@@ -201,7 +201,7 @@ func TestTrace(t *testing.T) { // R16
 }
 
 // A stale answer says what was sent to the nameservers that have not answered yet.
-func TestTraceOfStale(t *testing.T) { // R16, F9
+func TestTraceOfStale(t *testing.T) { // R18, F9
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
 	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})

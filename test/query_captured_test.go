@@ -7,7 +7,7 @@ import (
 
 // TestQueryCaptured checks that `nametap query --captured` goes the way of a client's query, from the socket of
 // another user than root and the agent, and says what has answered.
-func TestQueryCaptured(t *testing.T) { // R17
+func TestQueryCaptured(t *testing.T) { // R19
 	t.Parallel()
 	v := newVM(t, "nft")
 	args := []string{"query", "--captured", "--resolv-conf", v.resolvConf, "--dns-addr", "localhost:15053", "--status-addr", statusAddr, mesh, "A"}

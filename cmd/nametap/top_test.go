@@ -9,7 +9,7 @@ import (
 
 // Frequent keys are found among more keys than are counted, no count is too low, and OVER bounds how much it is too
 // high.
-func TestTop(t *testing.T) { // R15
+func TestTop(t *testing.T) { // R17
 	counted, exact := newTop(), map[string]int{}
 	add := func(key string) {
 		exact[key]++
