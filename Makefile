@@ -39,7 +39,7 @@ lint: ## run the linters, and check the size of the agent and the generated code
 build: ## build static binaries in bin/
 	$(BUILD) ./cmd/...
 
-generate: ## write the code in api/, the tests in docs/behaviour.md, the imports in CONTRIBUTING.md
+generate: ## write the code in api/, the tests in docs/behaviour.md, the imports in CONTRIBUTING.md, the texts of `nametap explain`
 	$(TOOL) buf generate
 	$(GO) test ./docs -run 'Behaviour|Imports' -update
 

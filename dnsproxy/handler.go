@@ -214,7 +214,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
 	t.found = found
 	if q.Provenance {
-		t.source = provenanceOf(found)
+		t.source = provenanceOf(found, q.Trace)
 	}
 	switch {
 	case found.Err != nil:

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
@@ -29,6 +30,11 @@ type Provenance struct {
 	Failure string `json:"failure,omitempty"`
 	// Rows are the rows of docs/behaviour.md about the cache that apply.
 	Rows []string `json:"rows,omitempty"`
+	// Attempts are what nameservers were sent for this query, if the query asks for that. There are none for an answer
+	// of the cache, and if another client had sent the same query.
+	Attempts []upstream.Attempt `json:"attempts,omitempty"`
+	// MoreAttempts is how many others there were, which do not fit into the response.
+	MoreAttempts int `json:"moreAttempts,omitempty"`
 }
 
 // errNoProvenance is the error of ReadProvenance for a response without an option.
@@ -40,12 +46,18 @@ func AskProvenance(query *dns.Msg) {
 	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(wire.ProvenanceMark)})
 }
 
+// AskTrace is AskProvenance, and makes the query ask for Attempts, too.
+func AskTrace(query *dns.Msg) {
+	opt := query.IsEdns0()
+	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(wire.TraceMark)})
+}
+
 // ReadProvenance returns where the answer to such a query came from.
 func ReadProvenance(response *dns.Msg) (p Provenance, err error) {
 	if opt := response.IsEdns0(); opt != nil {
 		for _, option := range opt.Option {
 			local, ok := option.(*dns.EDNS0_LOCAL)
-			if ok && local.Code == wire.Provenance && len(local.Data) > len(wire.ProvenanceMark) {
+			if ok && local.Code == wire.Provenance && len(local.Data) > len(wire.ProvenanceMark) && string(local.Data) != wire.TraceMark {
 				if err := json.Unmarshal(local.Data[len(wire.ProvenanceMark):], &p); err != nil {
 					return p, fmt.Errorf("reading where the answer comes from: %w", err)
 				}
@@ -88,8 +100,8 @@ func seconds(n int) string {
 	return (time.Duration(n) * time.Second).String()
 }
 
-// provenanceOf returns the provenance of a result of the forwarder.
-func provenanceOf(found *forward.Result) *Provenance {
+// provenanceOf returns the provenance of a result of the forwarder, with its attempts if trace is set.
+func provenanceOf(found *forward.Result, trace bool) *Provenance {
 	p := &Provenance{Source: found.Source, Server: found.Server, Failure: failure{err: errors.New(found.Failure())}.text()}
 	switch found.Source {
 	case forward.SourceStale:
@@ -98,6 +110,9 @@ func provenanceOf(found *forward.Result) *Provenance {
 	case forward.SourceCache, forward.SourceCachedFailure:
 		p.AgeSeconds = int(found.Age.Seconds)
 		p.Rows = []string{"F8"}
+	}
+	if trace {
+		p.Attempts = found.Attempts
 	}
 	return p
 }
@@ -116,10 +131,17 @@ func (h *handler) addProvenance(response []byte, start int, t *task, result outc
 		p = &Provenance{}
 	}
 	p.Source = result.source
-	text, err := json.Marshal(p)
-	if err != nil { // never: they are texts and numbers
-		return response
+	limit := h.limit(t.query.UDPSize, t.from.over)
+	for {
+		text, err := json.Marshal(p)
+		if err != nil { // never: they are texts and numbers
+			return response
+		}
+		option := wire.AppendProvenance(nil, text)
+		if left := len(p.Attempts) - 1; left >= 0 && len(response)-start+len(option) > limit {
+			p.Attempts, p.MoreAttempts = p.Attempts[:left], p.MoreAttempts+1
+			continue
+		}
+		return append(response[:start], reply.AddOption(response[start:], option, limit)...)
 	}
-	option := wire.AppendProvenance(nil, text)
-	return append(response[:start], reply.AddOption(response[start:], option, h.limit(t.query.UDPSize, t.from.over))...)
 }

@@ -150,3 +150,71 @@ func TestProvenanceOption(t *testing.T) { // R12, F19
 		t.Errorf("the nameserver was not sent the option of the client:\n%v", query)
 	}
 }
+
+// A client that asks is told what each nameserver was sent and what came of it, as far as that fits into a response.
+func TestTrace(t *testing.T) { // R18
+	t.Parallel()
+	refuses, silent := nameserver(t, fakedns.Rcode(dns.RcodeRefused)), nameserver(t, fakedns.Silence)
+	fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Timeout: 2 * time.Second, Upstreams: servers(refuses, silent, fake)}})
+	trace := func(name string, size uint16, ask func(*dns.Msg)) dnsproxy.Provenance {
+		t.Helper()
+		query := withEDNS(question(name, dns.TypeA), size)
+		ask(query)
+		resp := p.exchange(t, "udp", query)
+		from, err := dnsproxy.ReadProvenance(resp)
+		if err != nil || resp.Truncated {
+			t.Fatalf("%v:\n%v", err, resp)
+		}
+		return from
+	}
+	got := trace("www.example", 1232, dnsproxy.AskTrace).Attempts
+	if len(got) < 3 {
+		t.Fatalf("attempts: %+v", got)
+	}
+	for i, want := range []struct {
+		server, result string
+		used           bool
+	}{{refuses.Addr.String(), "REFUSED", false}, {silent.Addr.String(), "", false}, {fake.Addr.String(), "NOERROR", true}} {
+		a := got[i]
+		if a.Server != want.server || a.Protocol != "udp" || a.Result != want.result || a.Used != want.used || (a.Took > 0) != (a.Result != "") {
+			t.Errorf("attempt %d: %+v, want %+v", i, a, want)
+		}
+	}
+	if got[0].Sent != 0 || got[2].Sent < got[1].Sent+got[1].Patience/2 || !got[2].Repeated || got[1].Repeated || got[1].Patience <= 0 {
+		t.Errorf("times: %+v", got)
+	}
+	// One that does not ask for it, and an answer of the cache, have none.
+	for _, ask := range []func(*dns.Msg){dnsproxy.AskProvenance, dnsproxy.AskTrace} {
+		if from := trace("www.example", 1232, ask); from.Source != "cache" || from.Attempts != nil {
+			t.Errorf("of the cache: %+v", from)
+		}
+	}
+	if from := trace("other.example", 1232, dnsproxy.AskProvenance); from.Attempts != nil {
+		t.Errorf("without asking: %+v", from)
+	}
+	// What does not fit is counted.
+	fake.Handle(fakedns.Silence)
+	if from := trace("silent.example", 512, dnsproxy.AskTrace); from.MoreAttempts == 0 || from.Source != "upstream" {
+		t.Errorf("in 512 bytes: %+v", from)
+	}
+}
+
+// A stale answer says what was sent to the nameservers that have not answered yet.
+func TestTraceOfStale(t *testing.T) { // R18, F9
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
+	p.provenance(t, "udp", "www.example A")
+	fake.Handle(fakedns.Silence)
+	wait.Until(t, "the reply has expired", func() bool { // a query would make the agent ask before
+		content, err := p.CacheContent(forward.CacheSelection{Name: "www.example"}, 1)
+		return err == nil && content.Entries[0].TTL < 0
+	})
+	query := withEDNS(question("www.example", dns.TypeA), 1232)
+	dnsproxy.AskTrace(query)
+	from, err := dnsproxy.ReadProvenance(p.exchange(t, "udp", query))
+	if err != nil || from.Source != "stale" || len(from.Attempts) == 0 || from.Attempts[0].Server != fake.Addr.String() || from.Attempts[0].Result != "" || from.Attempts[0].Usual <= 0 {
+		t.Errorf("%+v, %v", from, err)
+	}
+}

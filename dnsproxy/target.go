@@ -10,7 +10,7 @@ import (
 
 // askFor makes the question that nameservers are asked. t.ask has its name and its key.
 func (h *handler) askFor(t *task) {
-	t.ask.Message = t.query.AsSent()
+	t.ask.Message, t.ask.Trace = t.query.AsSent(), t.query.Trace
 	if name := t.decision.asked(&t.query); name != t.query.Name {
 		q := &t.query
 		message := wire.AppendQuestion(q.Packet[:wire.HeaderLen:wire.HeaderLen], name, q.Type, q.Class)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -36,58 +37,112 @@ type queryResult struct {
 	NoRule     string                `json:"noRule,omitempty"` // why Rule is missing
 	See        []string              `json:"see,omitempty"`    // addresses of the documents about Rule and From
 	Egress     *vipUse               `json:"egress,omitempty"` // if the answer has automatic VIPs
+	Trace      *queryTrace           `json:"trace,omitempty"`
+	Captured   *capturedQuery        `json:"captured,omitempty"`
+}
+
+// A queryCommand is one run of nametap query.
+type queryCommand struct {
+	status          statusClient
+	output          string
+	trace, captured bool
 }
 
 func newQueryCommand() *cobra.Command {
-	var (
-		status statusClient
-		output string
-	)
+	c := &queryCommand{}
 	command := &cobra.Command{
 		Use:   "query NAME [TYPE...]",
 		Short: "Query the agent, and show the answer and the rule that gave it",
 		Long: `Query the agent for the types, by default A and AAAA, and show the answers. For each
 answer, show the nameserver that it came from, how long ago if it was in the cache, the
 rule that gave it, the rows of docs/behaviour.md that describe the rule, and where to
-read them. An address with type PTR is turned into its reverse name.`,
+read them. An address is turned into its reverse name, by default with type PTR.
+
+--trace shows how the answer came about: the names of the search list, what the cache had,
+what each nameserver was sent and what came of it, and which queries for the name failed in
+the last ten minutes.
+
+--captured sends the query as a client of this host does: to the first nameserver of
+resolv.conf, from the socket of a user without rights, and says whether this agent has
+answered it.`,
 		Example: `  nametap query productpage
   nametap query reviews.default.svc.cluster.local AAAA
-  nametap query 10.0.0.12 PTR`,
+  nametap query 10.0.0.12
+  nametap query --trace www.example.org A
+  nametap query --captured productpage`,
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(command *cobra.Command, args []string) error {
-			questions, err := parseQuestions(args[0], args[1:])
-			if err != nil {
-				return usageError{err}
-			}
-			dnsAddr, err := status.dnsAddr()
-			if err != nil {
-				return err
-			}
-			results := make([]queryResult, 0, len(questions))
-			for _, q := range questions {
-				result, err := ask(command.Context(), dnsAddr, q, status.options.agent.DNS.Forward.Timeout)
-				if err != nil {
-					return err
-				}
-				result.explain(command.Context(), &status)
-				if result.From != nil {
-					result.seeRows(result.From.Rows)
-				}
-				result.findEgress(command.Context(), &status)
-				results = append(results, result)
-			}
-			return printOutput(command.OutOrStdout(), output, results, func(w io.Writer) error { return printResults(w, results) })
+			return c.run(command.Context(), command.OutOrStdout(), args)
 		},
 	}
-	status.declare(command.Flags())
-	status.declareDNS()
-	declareOutput(command.Flags(), &output)
+	flags := command.Flags()
+	c.status.declare(flags)
+	c.status.declareDNS()
+	flags.BoolVar(&c.trace, "trace", false, "show how the answer came about: search list, cache, nameservers")
+	flags.BoolVar(&c.captured, "captured", false, "query as a client does, by the first nameserver of resolv.conf, and say what answers")
+	declareOutput(flags, &c.output)
 	return command
 }
 
-// parseQuestions returns a question for each type, or for A and AAAA if there are none.
+func (c *queryCommand) run(ctx context.Context, w io.Writer, args []string) error {
+	questions, err := parseQuestions(args[0], args[1:])
+	if err != nil {
+		return usageError{err}
+	}
+	dnsAddr, err := c.status.dnsAddr()
+	if err != nil {
+		return err
+	}
+	forwarding := &c.status.options.agent.DNS.Forward
+	a := &asker{addr: dnsAddr, timeout: forwarding.Timeout, trace: c.trace, resolvConf: forwarding.ResolvConf}
+	if c.captured {
+		if err := a.capture(c.status.options); err != nil {
+			return err
+		}
+	}
+	results := make([]queryResult, 0, len(questions))
+	for _, q := range questions {
+		result, err := c.answer(ctx, a, q)
+		if err != nil {
+			return err
+		}
+		if c.trace && len(results) == 0 {
+			result.Trace.findCandidates(ctx, a, args[0], q.Qtype)
+		}
+		results = append(results, result)
+	}
+	return printOutput(w, c.output, results, func(w io.Writer) error { return printResults(w, results) })
+}
+
+// answer asks one question, and adds what is known of the answer.
+func (c *queryCommand) answer(ctx context.Context, a *asker, q dns.Question) (queryResult, error) {
+	var trace *queryTrace
+	if c.trace {
+		trace = newTrace(ctx, &c.status, q)
+	}
+	result, err := a.ask(ctx, q)
+	if err != nil {
+		return result, err
+	}
+	result.Trace = trace
+	a.findCaptured(ctx, &result)
+	result.explain(ctx, &c.status)
+	if result.From != nil {
+		result.seeRows(result.From.Rows)
+	}
+	result.findEgress(ctx, &c.status)
+	return result, nil
+}
+
+// parseQuestions returns a question for each type. Without a type, they are A and AAAA, or PTR for an address.
 func parseQuestions(name string, types []string) ([]dns.Question, error) {
-	if len(types) == 0 {
+	reverse, err := dns.ReverseAddr(name)
+	address := err == nil
+	switch {
+	case len(types) > 0:
+	case address:
+		types = []string{"PTR"}
+	default:
 		types = []string{"A", "AAAA"}
 	}
 	questions := make([]dns.Question, 0, len(types))
@@ -97,10 +152,8 @@ func parseQuestions(name string, types []string) ([]dns.Question, error) {
 			return nil, fmt.Errorf("type %q: want a record type such as A, AAAA or PTR", t)
 		}
 		qname := dns.Fqdn(name)
-		if qtype == dns.TypePTR {
-			if reverse, err := dns.ReverseAddr(name); err == nil {
-				qname = reverse
-			}
+		if address && qtype == dns.TypePTR {
+			qname = reverse
 		}
 		if _, ok := dns.IsDomainName(qname); !ok {
 			return nil, fmt.Errorf("name %q: want a domain name", name)
@@ -110,25 +163,62 @@ func parseQuestions(name string, types []string) ([]dns.Question, error) {
 	return questions, nil
 }
 
-// ask sends one question over UDP and, if the answer is truncated, over TCP. timeout is the
-// agent's own for a forwarded query.
-func ask(ctx context.Context, addr string, q dns.Question, timeout time.Duration) (queryResult, error) {
-	req := &dns.Msg{MsgHdr: dns.MsgHdr{Id: dns.Id(), RecursionDesired: true}, Question: []dns.Question{q}}
-	dnsproxy.AskProvenance(req.SetEdns0(dnsproxy.DefaultEDNSUDPSize, false))
-	ctx, cancel := context.WithTimeout(ctx, timeout+querySpare)
+// An asker asks questions.
+type asker struct {
+	addr string
+	// timeout is the agent's own for a forwarded query.
+	timeout    time.Duration
+	trace      bool
+	resolvConf string
+
+	// As a client: the user of its sockets, and where the agent is, in place of addr.
+	user  *socketUser
+	agent string
+}
+
+// exchange sends a query over UDP and, if the answer is truncated, over TCP.
+func (a *asker) exchange(ctx context.Context, req *dns.Msg) (resp *dns.Msg, protocol string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout+querySpare)
 	defer cancel()
-	start := time.Now()
-	var resp *dns.Msg
-	var protocol string
 	for _, protocol = range []string{"udp", "tcp"} {
-		var err error
-		client := dns.Client{Net: protocol, Timeout: timeout + querySpare}
-		if resp, _, err = client.ExchangeContext(ctx, req, addr); err != nil {
-			return queryResult{}, fmt.Errorf("no answer from %s over %s: is the agent running? --dns-addr names another address: %w", addr, protocol, err)
+		var conn net.Conn
+		if conn, err = a.dial(ctx, protocol); err != nil {
+			return nil, protocol, err
 		}
-		if !resp.Truncated {
+		client := dns.Client{Net: protocol, Timeout: a.timeout + querySpare}
+		resp, _, err = client.ExchangeWithConnContext(ctx, req, &dns.Conn{Conn: conn})
+		conn.Close()
+		if err != nil || !resp.Truncated {
 			break
 		}
+	}
+	return resp, protocol, err
+}
+
+func (a *asker) dial(ctx context.Context, network string) (net.Conn, error) {
+	if a.user != nil {
+		return a.user.dial(ctx, network, a.addr)
+	}
+	dialer := net.Dialer{}
+	return dialer.DialContext(ctx, network, a.addr)
+}
+
+// ask asks one question.
+func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
+	req := &dns.Msg{MsgHdr: dns.MsgHdr{Id: dns.Id(), RecursionDesired: true}, Question: []dns.Question{q}}
+	req.SetEdns0(dnsproxy.DefaultEDNSUDPSize, false)
+	if a.trace {
+		dnsproxy.AskTrace(req)
+	} else {
+		dnsproxy.AskProvenance(req)
+	}
+	start := time.Now()
+	resp, protocol, err := a.exchange(ctx, req)
+	switch {
+	case err != nil && a.user != nil:
+		return queryResult{}, fmt.Errorf("no answer from %s over %s, nor do clients get one: `nametap capture check` and `nametap status` show why: %w", a.addr, protocol, err)
+	case err != nil:
+		return queryResult{}, fmt.Errorf("no answer from %s over %s: is the agent running? --dns-addr names another address: %w", a.addr, protocol, err)
 	}
 	extra := slices.DeleteFunc(slices.Clone(resp.Extra), func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	result := queryResult{
@@ -136,13 +226,18 @@ func ask(ctx context.Context, addr string, q dns.Question, timeout time.Duration
 		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra), Errors: extendedErrors(resp),
 		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),
 	}
+	result.readFrom(resp)
+	return result, nil
+}
+
+// readFrom adds where the answer came from.
+func (r *queryResult) readFrom(resp *dns.Msg) {
 	from, err := dnsproxy.ReadProvenance(resp)
 	if err != nil {
-		result.NoFrom = err.Error()
-		return result, nil
+		r.NoFrom = err.Error()
+		return
 	}
-	result.From = &from
-	return result, nil
+	r.From = &from
 }
 
 // seeRows adds the addresses of rows of docs/behaviour.md.
@@ -215,12 +310,14 @@ func printResults(w io.Writer, results []queryResult) error {
 		for _, e := range r.Errors {
 			fmt.Fprintf(&text, "  error: %s\n", e)
 		}
+		r.Captured.print(&text)
 		r.printFrom(&text)
 		if r.Rule == nil {
 			fmt.Fprintf(&text, "  rule: unknown: %s\n", r.NoRule)
 		} else {
 			fmt.Fprintf(&text, "  rule: %s (%s): %s\n", r.Rule.Rule, strings.Join(r.Rule.Rows, ", "), r.Rule.Why)
 		}
+		r.Trace.print(&text, &r)
 		for _, address := range r.See {
 			fmt.Fprintf(&text, "  see: %s\n", address)
 		}

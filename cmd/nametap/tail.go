@@ -13,6 +13,7 @@ import (
 	"unicode"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/seen"
@@ -21,25 +22,116 @@ import (
 // allOf is how far back --no-follow begins without --since: longer than any agent runs.
 const allOf = 10 * 365 * 24 * time.Hour
 
+// A seenQueries is what the commands have in common that read the queries of the agent.
+type seenQueries struct {
+	status statusClient
+	output string
+	filter map[string]*string
+	failed bool
+	who    bool
+	limit  time.Duration
+	lost   uint64
+}
+
+// declare declares the flags.
+func (s *seenQueries) declare(flags *pflag.FlagSet) {
+	s.status.declare(flags)
+	flags.BoolVar(&s.failed, "failed", false, "only failures and other queries worth a look")
+	s.filter = map[string]*string{}
+	for _, f := range []struct{ param, usage string }{
+		{seen.ParamClient, "only queries of a `client`: an address, a prefix, a uid, a systemd unit or a container"},
+		{seen.ParamType, "only queries for a record `type`"},
+		{seen.ParamRcode, "only answers with a response `code` such as SERVFAIL"},
+		{seen.ParamServer, "only queries that a nameserver answered, or failed to, by its `address`"},
+		{seen.ParamSource, "only answers from a `source`: table, cache, stale, cached_failure, upstream, self or probe"},
+		{seen.ParamSlow, "only queries that took as long as this `duration`"},
+	} {
+		s.filter[f.param] = flags.String(f.param, "", f.usage)
+	}
+	flags.DurationVar(&s.limit, "for", 0, "end after this `duration`")
+	declareOutput(flags, &s.output)
+}
+
+// params returns the parameters of the request; a name is the only argument.
+func (s *seenQueries) params(args []string) (url.Values, error) {
+	params := url.Values{}
+	for param, value := range s.filter {
+		if *value != "" {
+			params.Set(param, *value)
+		}
+	}
+	if len(args) > 0 {
+		params.Set(seen.ParamName, args[0])
+	}
+	if s.failed {
+		params.Set(seen.ParamFailed, "true")
+	}
+	if s.who {
+		params.Set(seen.ParamWho, "true")
+	}
+	if _, err := seen.ParseFilter(params); err != nil {
+		return nil, usageError{err}
+	}
+	if s.limit < 0 {
+		return nil, usageError{fmt.Errorf("--for=%v: want a time such as 30s", s.limit)}
+	}
+	return params, nil
+}
+
+// limited returns the context until --for.
+func (s *seenQueries) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if s.limit == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, s.limit)
+}
+
+// read requests queries, and calls take with each until it reports false or returns an error. The error is
+// [io.EOF] after the queries that there were.
+func (s *seenQueries) read(ctx context.Context, params url.Values, take func(*seen.Record) (more bool, err error)) error {
+	resp, err := s.status.request(ctx, http.MethodGet, "/debug/tail", params)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	lines := json.NewDecoder(resp.Body)
+	for more := true; more; {
+		var line agent.TailLine
+		if err := lines.Decode(&line); err != nil {
+			return err
+		}
+		s.lost += line.Lost
+		if line.Record == nil {
+			continue
+		}
+		if more, err = take(line.Record); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tailEnded returns the error of read for people: how the agent has ended the response does not matter.
+func tailEnded(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errTailEnded
+	}
+	return err
+}
+
 // A tailCommand is one run of nametap tail.
 type tailCommand struct {
-	status   statusClient
-	output   string
-	filter   map[string]*string
-	failed   bool
-	who      bool
+	seenQueries
 	since    time.Duration
 	count    int
-	limit    time.Duration
 	noFollow bool
 
 	shown  int
-	lost   uint64
 	header bool
 }
 
 func newTailCommand() *cobra.Command {
-	t := &tailCommand{filter: map[string]*string{}}
+	t := &tailCommand{}
 	command := &cobra.Command{
 		Use:   "tail [NAME]",
 		Short: "Show the queries that fail, and all others as they are answered",
@@ -65,54 +157,24 @@ The exit code is 1 if --no-follow or --for found no query.`,
 		},
 	}
 	flags := command.Flags()
-	t.status.declare(flags)
-	flags.BoolVar(&t.failed, "failed", false, "only failures and other queries worth a look")
+	t.declare(flags)
 	flags.BoolVar(&t.who, "who", false, "look up the client of every query, not only of failures: this costs the agent up to 2 % of a processor")
-	for _, f := range []struct{ param, usage string }{
-		{seen.ParamClient, "only queries of a `client`: an address, a prefix, a uid, a systemd unit or a container"},
-		{seen.ParamType, "only queries for a record `type`"},
-		{seen.ParamRcode, "only answers with a response `code` such as SERVFAIL"},
-		{seen.ParamServer, "only queries that a nameserver answered, or failed to, by its `address`"},
-		{seen.ParamSource, "only answers from a `source`: table, cache, stale, cached_failure, upstream, self or probe"},
-		{seen.ParamSlow, "only queries that took as long as this `duration`"},
-	} {
-		t.filter[f.param] = flags.String(f.param, "", f.usage)
-	}
 	flags.DurationVar(&t.since, "since", 0, "begin with the queries of this last `duration` that the agent has kept")
 	flags.IntVarP(&t.count, "count", "n", 0, "end after this `number` of queries")
-	flags.DurationVar(&t.limit, "for", 0, "end after this `duration`")
 	flags.BoolVar(&t.noFollow, "no-follow", false, "end after the queries that the agent has kept")
-	declareOutput(flags, &t.output)
 	return command
 }
 
 // params returns the parameters of the request.
 func (t *tailCommand) params(args []string) (url.Values, error) {
-	params := url.Values{}
-	for param, value := range t.filter {
-		if *value != "" {
-			params.Set(param, *value)
-		}
-	}
-	if len(args) > 0 {
-		params.Set(seen.ParamName, args[0])
-	}
-	if t.failed {
-		params.Set(seen.ParamFailed, "true")
-	}
-	if t.who {
-		params.Set(seen.ParamWho, "true")
-	}
-	if _, err := seen.ParseFilter(params); err != nil {
-		return nil, usageError{err}
-	}
+	params, err := t.seenQueries.params(args)
 	switch {
+	case err != nil:
+		return nil, err
 	case t.since < 0:
 		return nil, usageError{fmt.Errorf("--since=%v: want a time ago such as 10m", t.since)}
 	case t.count < 0:
 		return nil, usageError{fmt.Errorf("--count=%d: want a number of queries", t.count)}
-	case t.limit < 0:
-		return nil, usageError{fmt.Errorf("--for=%v: want a time such as 30s", t.limit)}
 	}
 	if t.noFollow {
 		params.Set(agent.ParamOnce, "true")
@@ -134,25 +196,14 @@ func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error
 	if err != nil {
 		return err
 	}
-	limited := ctx
-	if t.limit > 0 {
-		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeout(ctx, t.limit)
-		defer cancel()
-	}
-	resp, err := t.status.request(limited, http.MethodGet, "/debug/tail", params)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	err = t.show(w, json.NewDecoder(resp.Body))
+	limited, cancel := t.limited(ctx)
+	defer cancel()
+	err = t.read(limited, params, func(r *seen.Record) (more bool, err error) { return t.show(w, r) })
 	switch {
 	case limited.Err() != nil: // --for, or a signal
 	case errors.Is(err, io.EOF) && t.noFollow, err == nil:
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return errTailEnded
 	default:
-		return err
+		return tailEnded(err)
 	}
 	if t.shown == 0 && (t.noFollow || t.limit > 0) && ctx.Err() == nil {
 		return exitError(exitFailed)
@@ -160,30 +211,15 @@ func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error
 	return nil
 }
 
-// show prints the queries until there is an error, or --count of them.
-func (t *tailCommand) show(w io.Writer, lines *json.Decoder) error {
-	encoder := json.NewEncoder(w)
-	for t.count == 0 || t.shown < t.count {
-		var line agent.TailLine
-		if err := lines.Decode(&line); err != nil {
-			return err
-		}
-		t.lost += line.Lost
-		if line.Record == nil {
-			continue
-		}
-		t.shown++
-		var err error
-		if t.output == outputJSON {
-			err = encoder.Encode(line.Record)
-		} else {
-			err = t.print(w, line.Record)
-		}
-		if err != nil {
-			return err
-		}
+// show prints a query, and reports whether more are wanted.
+func (t *tailCommand) show(w io.Writer, r *seen.Record) (more bool, err error) {
+	t.shown++
+	if t.output == outputJSON {
+		err = json.NewEncoder(w).Encode(r)
+	} else {
+		err = t.print(w, r)
 	}
-	return nil
+	return t.count == 0 || t.shown < t.count, err
 }
 
 // tailRow is the format of a line. The columns are as wide as most values; longer ones move the rest of the line.

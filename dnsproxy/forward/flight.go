@@ -68,8 +68,10 @@ type flight struct {
 	forwarder *Forwarder
 	key       flightKey
 	began     time.Time
-	// generation is the cache's from before nameservers were chosen. The leader sets it.
+	// generation is the cache's from before nameservers were chosen. The leader sets it, and traced, which asks for
+	// Result.Attempts.
 	generation uint64
+	traced     bool
 
 	// Guarded by the mutex of the flights.
 	seats        []seat
@@ -269,9 +271,10 @@ func (f *flights) giveOld(late *flight) {
 		left = append(left, seat{}) // the flight keeps its place
 	}
 	late.seats = left
+	started := late.started
 	f.mu.Unlock()
 	for _, s := range given {
-		s.give(&Result{Err: errLate})
+		s.give(&Result{Err: errLate, Attempts: started.Attempts()})
 	}
 }
 

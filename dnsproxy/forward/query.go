@@ -68,6 +68,8 @@ type Query struct {
 	// Send is set for zone transfers over TCP. It sends the client all messages except
 	// the last.
 	Send func(message []byte) error
+	// Trace asks for Result.Attempts.
+	Trace bool
 
 	found lookup
 }
@@ -85,6 +87,10 @@ type Result struct {
 	// Others says what other nameservers did, as [upstream.Answer.Others].
 	Others string
 	Err    error // why there is no reply; nil otherwise
+
+	// Attempts are what nameservers were sent, for the first of the clients that sent the same query, if that has
+	// asked for it.
+	Attempts []upstream.Attempt
 
 	failure string // of a stale reply, see Failure
 }
@@ -106,7 +112,7 @@ func (r *Result) Rcode() int {
 // because returns a stale reply that is used since asking nameservers came to result.
 func (r *Result) because(result *Result) *Result {
 	stale := *r
-	stale.failure, stale.Others = result.Failure(), result.Others
+	stale.failure, stale.Others, stale.Attempts = result.Failure(), result.Others, result.Attempts
 	return &stale
 }
 
@@ -205,6 +211,7 @@ func (f *Forwarder) relay(q *Query, client Client) {
 		f.flights.suspectLater(b.flight, group())
 		return
 	}
+	b.flight.traced = q.Trace
 	asked := group() // not before: see flush
 	if b.forms >= suspectForms {
 		asked.Suspect()
@@ -212,7 +219,7 @@ func (f *Forwarder) relay(q *Query, client Client) {
 	if q.Server.IsValid() {
 		f.metrics.direct.Inc()
 	}
-	f.flights.lead(b.flight, asked.Start(packet, q.How|upstream.Verbatim, b.flight))
+	f.flights.lead(b.flight, asked.Start(packet, b.flight.how(q.How|upstream.Verbatim), b.flight))
 }
 
 // transfer requests a zone transfer over TCP and sends the client all messages except the

@@ -128,6 +128,7 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 	b := f.board(f.questionKey(q), who, group)
 	switch {
 	case b.first:
+		b.flight.traced = q.Trace
 		f.lead(b.flight, state)
 	case b.flight != nil:
 		// Another client asks the same, or a nameserver that forwards to this agent.
@@ -167,13 +168,13 @@ func (f *Forwarder) lead(led *flight, state cache.State) {
 		how = upstream.How(led.key.relay[0])
 	}
 	r := f.routing.Load()
-	f.flights.lead(led, r.group(wire.Name(key.Name)).Start(r.query(key), how, led))
+	f.flights.lead(led, r.group(wire.Name(key.Name)).Start(r.query(key), led.how(how), led))
 }
 
 // Receive takes the nameservers' answer: it is cached, and given to the clients.
 func (l *flight) Receive(answer upstream.Answer, err error) {
 	f := l.forwarder
-	result := &Result{Source: SourceUpstream, Server: answer.Server, Others: answer.Others, Err: err}
+	result := &Result{Source: SourceUpstream, Server: answer.Server, Others: answer.Others, Err: err, Attempts: answer.Attempts}
 	if l.relays() {
 		result.Relayed = answer.Reply
 		f.flights.land(l, result)
@@ -200,6 +201,14 @@ func (l *flight) Receive(answer upstream.Answer, err error) {
 		f.cache.Put(l.key.Key, value, f.config.Clock.Now())
 	}
 	f.flights.land(l, result)
+}
+
+// how returns how nameservers are asked, which is traced if the first client has asked for that.
+func (l *flight) how(how upstream.How) upstream.How {
+	if l.traced {
+		return how | upstream.Traced
+	}
+	return how
 }
 
 // relays reports whether the flight is of a message that is relayed.

@@ -27,7 +27,7 @@ type attempt struct {
 
 	slot      uint32     // chooses one of the server's UDP sockets
 	stream    bool       // sent over a connection
-	again     bool       // the exchange has sent the query to this server before
+	asked     int        // how often the exchange has sent the query to this server, with this one
 	plain     bool       // sent without the OPT record that the query has
 	retried   bool       // sent a second time, on a new connection
 	probe     probe      // which probe of the server's liveness it is, if any
@@ -65,6 +65,17 @@ func (c *Client) newAttempt(s *server) *attempt {
 	return a
 }
 
+// protocol returns the name of what the attempt is sent over.
+func (a *attempt) protocol() string {
+	switch {
+	case a.server.spec.TLS:
+		return "tls"
+	case a.stream:
+		return "tcp"
+	}
+	return "udp"
+}
+
 // awaited reports whether the reply is still of use.
 func (a *attempt) awaited() bool {
 	return a.loopProbe != nil || a.exchange != nil && a.exchange.generation.Load() == a.generation
@@ -98,7 +109,7 @@ func (a *attempt) end(reply []byte, err error) {
 	}
 	if a.exchange != nil {
 		a.server.owes.Add(-1)
-		o := outcome{try: a.try, reply: reply, reading: r, err: err, stream: a.stream, plain: a.plain}
+		o := outcome{try: a.try, asked: a.asked, reply: reply, reading: r, err: err, stream: a.stream, plain: a.plain}
 		a.exchange.notify(a.generation, func(e *exchange) { e.outcomes = append(e.outcomes, o) })
 	}
 	if cap(a.packet) <= maxPooled {

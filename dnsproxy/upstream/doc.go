@@ -63,6 +63,7 @@
 //	client.go            Client and its Config; Group
 //	exchange.go          one query: does what its schedule decides when an event comes
 //	wheel.go             the timers of exchanges
+//	trace.go             what an exchange has done, if that is asked for
 //	schedule.go          rules 3 to 5, 7 and 8, as a plain value without a clock
 //	settle.go            the end of a query: the answer (rule 6), or the best failure
 //	history.go           rules 1 and 2, and the budget of rule 7; plain values, too

@@ -30,6 +30,8 @@ const (
 	// whatever Config.MixCase is and whether the server handles EDNS or not. The reply is
 	// returned as it was received except for its ID; its question may be in another case.
 	Verbatim How = 1 << 4
+	// Traced may be added, too: the answer has its Attempts.
+	Traced How = 1 << 5
 )
 
 // A Receiver is told what a query came to.
@@ -56,6 +58,9 @@ type Answer struct {
 	// Plain reports that the query was sent without the OPT record that it has. If it asks for
 	// signatures, Reply lacks them.
 	Plain bool
+	// Attempts are what each server was sent and what came of it, in this order, then the servers that were not asked,
+	// of a query that is Traced. They are there without a reply, too.
+	Attempts []Attempt
 }
 
 // tellAfter is how long an answer takes that says what other servers did.
@@ -76,13 +81,14 @@ func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
 		return Started{}
 	}
 	e := g.client.newExchange()
-	started := Started{e, e.generation.Load()}
+	started := Started{exchange: e, generation: e.generation.Load()}
 	e.busy, e.receiver = true, receiver
 	if err := e.begin(g, query, how); err != nil {
 		e.finish()
 		receiver.Receive(Answer{}, err)
 		return Started{}
 	}
+	started.trace = e.trace
 	e.start(time.Now())
 	e.drive()
 	return started
@@ -92,6 +98,7 @@ func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
 type Started struct {
 	exchange   *exchange
 	generation uint64
+	trace      *trace
 }
 
 // Cancel ends the query if it is not over; its receiver gets nothing any more, unless it is just being told.
@@ -100,6 +107,9 @@ func (s Started) Cancel() {
 		s.exchange.notify(s.generation, func(e *exchange) { e.cancelled = true })
 	}
 }
+
+// Attempts returns what was sent so far, if the query is Traced.
+func (s Started) Attempts() []Attempt { return s.trace.soFar() }
 
 // Exchange is Start for a caller that waits. It returns the reply and the server's name. After the end of ctx it
 // returns the error of ctx.
@@ -154,6 +164,7 @@ type exchange struct {
 	schedule schedule
 	servers  []peer // those of the schedule, by the same index
 	timer    timer
+	trace    *trace // nil unless the query is Traced
 }
 
 // A peer is a server that may be asked.
@@ -183,7 +194,7 @@ func (e *exchange) finish() {
 	e.outcomes, e.due, e.cancelled, e.busy = e.outcomes[:0], false, false, false
 	clear(e.servers)
 	e.servers, e.query, e.question = e.servers[:0], nil, nil
-	e.receiver, e.lingers = nil, false
+	e.receiver, e.lingers, e.trace = nil, false, nil
 	e.schedule.reset()
 	e.mu.Unlock()
 	e.client.exchanges.Put(e)
@@ -262,7 +273,10 @@ func (e *exchange) begin(g *Group, query []byte, how How) error {
 	}
 	e.query, e.question = query, query[wire.HeaderLen:end]
 	e.verbatim, e.slot = how&Verbatim != 0, rand.Uint32()
-	how &^= Verbatim
+	if how&Traced != 0 {
+		e.trace = new(trace)
+	}
+	how &^= Verbatim | Traced
 	s := &e.schedule
 	s.reset()
 	s.options, s.budget, s.deadline = g.options, &g.budget, time.Now().Add(g.timeout)
@@ -310,6 +324,7 @@ func (e *exchange) receive(outcomes []outcome, now time.Time) {
 		if o.err != nil || !o.reading.usable() {
 			e.look(now)
 		}
+		e.trace.ended(&o, now)
 		e.schedule.receive(o, now)
 		e.carryOut(now)
 	}
@@ -326,6 +341,7 @@ func (e *exchange) carryOut(now time.Time) {
 			e.send(action.try, now)
 		case actHedge:
 			s.hedges.Add(1)
+			e.trace.repeats()
 		case actFolds:
 			s.rememberFolded(now)
 		case actAnsweredPlain:
@@ -350,7 +366,7 @@ func (e *exchange) send(i int, now time.Time) {
 	plain, folded := s.quirks(now)
 	a := e.client.newAttempt(s)
 	a.exchange, a.generation, a.try = e, e.generation.Load(), i
-	a.slot, a.sent, a.stream, a.again = e.slot, now, t.stream, t.asked > 1
+	a.slot, a.sent, a.stream, a.asked = e.slot, now, t.stream, t.asked
 	e.slot++
 	buffer := e.client.takePacket(e.query)
 	defer e.client.keepPacket(buffer)
@@ -364,6 +380,7 @@ func (e *exchange) send(i int, now time.Time) {
 	}
 	a.verbatim = e.verbatim
 	a.opcode, a.question = opcode(e.query), append(a.question, question...)
+	e.trace.sent(e, a)
 	s.sent(now)
 	s.owes.Add(1)
 	s.carrier(a.stream).send(a, packet)
@@ -391,7 +408,7 @@ func (e *exchange) tryPlain(i int, now time.Time) bool {
 func (e *exchange) answer() (Answer, error) {
 	s := &e.schedule
 	if s.reply == nil {
-		return Answer{}, newNoReply(e)
+		return Answer{Attempts: e.trace.whole(e)}, newNoReply(e)
 	}
 	reply := s.reply
 	if e.verbatim {
@@ -399,7 +416,7 @@ func (e *exchange) answer() (Answer, error) {
 	} else {
 		reply = restore(reply, e.query, e.question)
 	}
-	return Answer{Reply: reply, Server: e.servers[s.winner].name, Others: e.others(time.Now()), Provisional: s.provisional, Plain: s.plain}, nil
+	return Answer{Reply: reply, Server: e.servers[s.winner].name, Others: e.others(time.Now()), Provisional: s.provisional, Plain: s.plain, Attempts: e.trace.whole(e)}, nil
 }
 
 // others returns [Answer.Others].

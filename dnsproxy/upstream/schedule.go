@@ -61,7 +61,7 @@ type try struct {
 
 // An outcome is the end of an attempt.
 type outcome struct {
-	try           int
+	try, asked    int // of the attempt
 	reply         []byte
 	reading       reading // of reply
 	err           error   // why there is no reply

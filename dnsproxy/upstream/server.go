@@ -67,6 +67,13 @@ func (s *server) carrier(stream bool) carrier {
 	return s.udp
 }
 
+// rtt returns how long replies take, smoothed; zero before the first one.
+func (s *server) rtt() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.history.srtt
+}
+
 // standing returns the server's standing, and logs when it goes down. It probes the server if
 // that is due.
 func (s *server) standing(now time.Time) standing {

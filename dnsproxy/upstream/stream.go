@@ -269,7 +269,7 @@ func newStreams(s *server) *streams {
 // names that are slow.
 func (p *streams) chooseLocked(a *attempt) (*stream, error) {
 	now, late := time.Now(), minLate
-	if !a.again {
+	if a.asked <= 1 {
 		late = p.server.lateAfter()
 	}
 	v := p.surveyLocked(now, late)

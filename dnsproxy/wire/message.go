@@ -136,10 +136,11 @@ func HopByHop(code uint16, option []byte) bool {
 
 // An option with the code Provenance, one of those for local use (RFC 6891, section 9), asks this agent where
 // its answer comes from, and says so in the response. Its data begin with ProvenanceMark, since others may use
-// the code for something else.
+// the code for something else. Data that are TraceMark ask what nameservers were sent, too.
 const (
 	Provenance     uint16 = 65353
 	ProvenanceMark        = "nametap"
+	TraceMark             = ProvenanceMark + "+trace"
 )
 
 func isProvenance(code uint16, option []byte) bool {
@@ -164,6 +165,7 @@ type Query struct {
 	RD, CD      bool
 	EDNS, DO    bool
 	Provenance  bool   // the client asks where the answer comes from
+	Trace       bool   // and what nameservers were sent
 	UDPSize     uint16 // the UDP payload size that the client offers, in bytes; 0 without EDNS
 	options     bool   // there are EDNS options that mean something to a nameserver
 	folded      [MaxNameLen]byte
@@ -218,7 +220,7 @@ func (q *Query) Parse(packet []byte) bool {
 	q.CD = packet[FlagsOffset+1]&CD != 0
 	q.EDNS = counts&oneAdditional != 0
 	if !q.EDNS {
-		q.DO, q.UDPSize, q.options, q.Provenance = false, 0, false, false
+		q.DO, q.UDPSize, q.options, q.Provenance, q.Trace = false, 0, false, false, false
 		return len(packet) == q.QuestionEnd
 	}
 	return q.parseOPT(packet[q.QuestionEnd:])
@@ -260,14 +262,16 @@ func (q *Query) parseOPT(b []byte) bool {
 
 // parseOptions parses the EDNS options that b consists of.
 func (q *Query) parseOptions(b []byte) bool {
-	q.options, q.Provenance = false, false
+	q.options, q.Provenance, q.Trace = false, false, false
 	for len(b) > 0 {
 		code, option, rest, ok := CutOption(b)
 		if !ok {
 			return false
 		}
 		q.options = q.options || !HopByHop(code, option)
-		q.Provenance = q.Provenance || isProvenance(code, option)
+		if isProvenance(code, option) {
+			q.Provenance, q.Trace = true, string(option[optionLen:]) == TraceMark
+		}
 		b = rest
 	}
 	return true

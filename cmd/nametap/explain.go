@@ -1,0 +1,97 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nametap/nametap/internal/explain"
+	"github.com/nametap/nametap/internal/version"
+)
+
+const (
+	// maxExplained is how many entries are printed of those that match words.
+	maxExplained = 10
+	// explainWidth is the width of a printed line.
+	explainWidth = 100
+)
+
+func newExplainCommand() *cobra.Command {
+	var output string
+	command := &cobra.Command{
+		Use:   "explain ROW|CODE|TEXT",
+		Short: "Explain a row, an error code or a message that nametap prints",
+		Long: `Print what the documents of this version say about a row of docs/behaviour.md such as N9,
+an Extended DNS Error such as 22, or a message. A text that is no message is looked for as
+words. This needs no network and no agent.
+
+The exit code is 1 if the documents say nothing about it.`,
+		Example: `  nametap explain N9
+  nametap explain 22
+  nametap explain no nameserver to ask`,
+		Args: usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(command *cobra.Command, args []string) error {
+			all, err := explain.Entries()
+			if err != nil {
+				return err
+			}
+			found := explain.Find(all, args)
+			if len(found) == 0 {
+				return fmt.Errorf("the documents of version %s say nothing about %q: want a row such as N9, a code such as 22, or a message or words in it",
+					version.String(), strings.Join(args, " "))
+			}
+			return printOutput(command.OutOrStdout(), output, found, func(w io.Writer) error { return printExplained(w, found) })
+		},
+	}
+	declareOutput(command.Flags(), &output)
+	return command
+}
+
+func printExplained(w io.Writer, entries []explain.Entry) error {
+	var text strings.Builder
+	for i, e := range entries {
+		if i > 0 {
+			text.WriteByte('\n')
+		}
+		if i == maxExplained {
+			fmt.Fprintf(&text, "and %d more: use more words\n", len(entries)-i)
+			break
+		}
+		switch e.Kind {
+		case explain.Row:
+			wrap(&text, "", fmt.Sprintf("%s (%s): %s", e.ID, e.Section, e.Text))
+		case explain.Code:
+			wrap(&text, "", fmt.Sprintf("Extended DNS Error %s, %s: %s", e.ID, e.Title, e.Text))
+		case explain.Symptom:
+			wrap(&text, "", e.Title+":")
+			wrap(&text, "  ", e.Text)
+		}
+		if e.Why != "" {
+			wrap(&text, "  ", "why: "+e.Why)
+		}
+		if e.Document != "" {
+			fmt.Fprintf(&text, "  see: %s\n", version.Document(e.Document))
+		}
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+// wrap writes a text in lines of explainWidth. The first one has an indent, the others two columns more.
+func wrap(w io.StringWriter, indent, text string) {
+	line := indent
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+			line += word
+		case len(line)+1+len(word) > explainWidth:
+			_, _ = w.WriteString(line + "\n") // a strings.Builder does not fail
+			line = indent + "  " + word
+		default:
+			line += " " + word
+		}
+	}
+	_, _ = w.WriteString(line + "\n")
+}

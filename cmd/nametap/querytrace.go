@@ -1,0 +1,295 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+)
+
+// traceBack is how far a trace looks back for queries of the name.
+const traceBack = 10 * time.Minute
+
+// A queryTrace is what --trace shows of a question besides its answer. What could not be read is in Unknown.
+type queryTrace struct {
+	// Candidates are the names that libc queries for the name, up to the one with an answer.
+	Candidates []candidate `json:"candidates,omitempty"`
+	Table      *tableState `json:"table,omitempty"`
+	// Cache is what the cache had before the query; nil if it had nothing.
+	Cache *forward.CacheEntry `json:"cache,omitempty"`
+	// Recent are the queries for the name that the agent has kept.
+	Recent  *recentQueries `json:"recent,omitempty"`
+	Unknown []string       `json:"unknown,omitempty"`
+}
+
+// A candidate is a name that libc queries, and its answer.
+type candidate struct {
+	Name   string `json:"name"`
+	Rcode  string `json:"rcode"`
+	Answer int    `json:"answer"` // the number of records
+	From   string `json:"from,omitempty"`
+}
+
+// tableState is the table in use.
+type tableState struct {
+	Version string  `json:"version"`
+	Age     float64 `json:"ageSeconds"`
+	Stale   bool    `json:"stale,omitempty"`
+}
+
+// recentQueries are the noteworthy queries for a name.
+type recentQueries struct {
+	Count  int            `json:"count"`
+	Rcodes map[string]int `json:"rcodes"`
+	Last   *seen.Record   `json:"last,omitempty"`
+}
+
+// newTrace returns what is to be read before the question is asked.
+func newTrace(ctx context.Context, status *statusClient, q dns.Question) *queryTrace {
+	t := &queryTrace{}
+	var state agent.Status
+	if t.note("table", status.get(ctx, "/debug/status", nil, &state)) && state.XDS.Loaded {
+		t.Table = &tableState{state.XDS.Version, state.XDS.TableAge, state.XDS.Stale}
+	}
+	var content forward.CacheContent
+	if t.note("cache", status.get(ctx, "/debug/cache", url.Values{"name": {q.Name}}, &content)) {
+		i := slices.IndexFunc(content.Entries, func(e forward.CacheEntry) bool { return e.Type == dns.TypeToString[q.Qtype] })
+		if i >= 0 {
+			t.Cache = &content.Entries[i]
+		}
+	}
+	recent, err := readRecent(ctx, status, q.Name)
+	if t.note("recent queries", err) {
+		t.Recent = recent
+	}
+	return t
+}
+
+// note notes an error in Unknown, and reports whether there is none.
+func (t *queryTrace) note(what string, err error) bool {
+	if err != nil {
+		t.Unknown = append(t.Unknown, what+": "+err.Error())
+	}
+	return err == nil
+}
+
+// readRecent returns the queries for a name that the agent has kept.
+func readRecent(ctx context.Context, status *statusClient, name string) (*recentQueries, error) {
+	resp, err := status.request(ctx, http.MethodGet, "/debug/tail", url.Values{
+		seen.ParamName: {name}, agent.ParamSince: {traceBack.String()}, agent.ParamOnce: {"true"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	recent := &recentQueries{Rcodes: map[string]int{}}
+	for lines := json.NewDecoder(resp.Body); ; {
+		var line agent.TailLine
+		switch err := lines.Decode(&line); {
+		case errors.Is(err, io.EOF):
+			return recent, nil
+		case err != nil:
+			return nil, err
+		}
+		r := line.Record
+		if r == nil || !strings.EqualFold(r.Name, name) {
+			continue
+		}
+		recent.Count++
+		recent.Rcodes[tailResult(r)]++
+		recent.Last = r
+	}
+}
+
+// findCandidates asks what libc asks for a name, unless it has one candidate only.
+func (t *queryTrace) findCandidates(ctx context.Context, a *asker, name string, qtype uint16) {
+	if _, reverse := dns.ReverseAddr(name); reverse == nil || strings.HasSuffix(name, ".") {
+		return
+	}
+	text, err := os.ReadFile(a.resolvConf)
+	if !t.note("search list", err) {
+		return
+	}
+	for _, full := range candidatesOf(name, resolvconf.Parse(text).Search, ndots(text)) {
+		result, err := a.ask(ctx, dns.Question{Name: full, Qtype: qtype, Qclass: dns.ClassINET})
+		if !t.note("candidate "+full, err) {
+			return
+		}
+		c := candidate{Name: full, Rcode: result.Rcode, Answer: len(result.Answer)}
+		if result.From != nil {
+			c.From = result.From.Source
+		}
+		t.Candidates = append(t.Candidates, c)
+		if c.Answer > 0 {
+			return
+		}
+	}
+}
+
+// candidatesOf returns the names that libc queries for a name without a dot at its end, in their order. See
+// resolv.conf(5).
+func candidatesOf(name string, search []string, ndots int) []string {
+	var names []string
+	for _, domain := range search {
+		names = append(names, dns.Fqdn(name+"."+strings.TrimPrefix(domain, ".")))
+	}
+	if strings.Count(name, ".") >= ndots {
+		return append([]string{dns.Fqdn(name)}, names...)
+	}
+	return append(names, dns.Fqdn(name))
+}
+
+// ndots returns the option ndots of a resolv.conf, which concerns clients alone.
+func ndots(text []byte) int {
+	const most = 15 // RES_MAXNDOTS
+	n := 1
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(line)
+		if len(words) == 0 || words[0] != "options" {
+			continue
+		}
+		for _, word := range words[1:] {
+			value, ok := strings.CutPrefix(word, "ndots:")
+			if number, err := strconv.Atoi(value); ok && err == nil && number >= 0 {
+				n = min(number, most)
+			}
+		}
+	}
+	return n
+}
+
+// print prints the trace; it prints nothing for nil.
+func (t *queryTrace) print(w io.Writer, r *queryResult) {
+	if t == nil {
+		return
+	}
+	if t.Table != nil {
+		stale := ""
+		if t.Table.Stale {
+			stale = ", from the snapshot"
+		}
+		fmt.Fprintf(w, "  table: version %q, %s old%s\n", t.Table.Version, ago(time.Duration(t.Table.Age*float64(time.Second))), stale)
+	}
+	if r.From != nil && r.From.Source != "table" && r.From.Source != "self" {
+		fmt.Fprintf(w, "  cache before: %s\n", cacheText(t.Cache))
+		t.printAttempts(w, r)
+	}
+	if len(t.Candidates) > 0 {
+		fmt.Fprintln(w, "  candidates of the search list, as libc asks for them:")
+		for _, c := range t.Candidates {
+			fmt.Fprintf(w, "    %-50s  %-8s  %d records  %s\n", c.Name, c.Rcode, c.Answer, c.From)
+		}
+	}
+	t.Recent.print(w)
+	for _, text := range t.Unknown {
+		fmt.Fprintf(w, "  unknown: %s\n", text)
+	}
+	if r.Rule != nil && len(r.Rule.Rows) > 0 {
+		fmt.Fprintf(w, "  also: `nametap explain %s`\n", strings.Join(r.Rule.Rows, " "))
+	}
+}
+
+// ago returns a text for a duration, without seconds if they are 0.
+func ago(d time.Duration) string {
+	text := d.Round(time.Second).String()
+	if minutes, ok := strings.CutSuffix(text, "m0s"); ok {
+		return minutes + "m"
+	}
+	return text
+}
+
+// cacheText says what the cache had for a question.
+func cacheText(e *forward.CacheEntry) string {
+	switch {
+	case e == nil:
+		return "nothing"
+	case e.Failure != "":
+		return "a failure: " + e.Failure
+	case e.TTL < 0:
+		return fmt.Sprintf("stale: %s of %s, expired %d s ago", e.Rcode, e.Server, -e.TTL)
+	}
+	return fmt.Sprintf("%s of %s with %d records, for %d s more", e.Rcode, e.Server, e.Records, e.TTL)
+}
+
+// printAttempts prints what nameservers were sent.
+func (t *queryTrace) printAttempts(w io.Writer, r *queryResult) {
+	if len(r.From.Attempts) == 0 {
+		if r.From.Source == "upstream" {
+			fmt.Fprintln(w, "  nameservers: unknown: another client has sent the same query at this time, or the agent is of another version")
+		}
+		return
+	}
+	fmt.Fprintln(w, "  nameservers:")
+	for i := range r.From.Attempts {
+		a := &r.From.Attempts[i]
+		if a.Protocol == "" {
+			fmt.Fprintf(w, "    %-20s  not asked: %s\n", a.Server, a.Result)
+			continue
+		}
+		fmt.Fprintf(w, "    %-20s  %-3s  +%-8v %s\n", a.Server, a.Protocol, inMillis(a.Sent), attemptText(a))
+	}
+	if more := r.From.MoreAttempts; more > 0 {
+		fmt.Fprintf(w, "    and %d more\n", more)
+	}
+}
+
+func inMillis(seconds float64) string {
+	const thousand = 1000
+	return strconv.FormatFloat(seconds*thousand, 'f', -1, 64) + "ms"
+}
+
+// attemptText says what came of an attempt.
+func attemptText(a *upstream.Attempt) string {
+	text := "no reply"
+	if a.Result != "" {
+		text = fmt.Sprintf("%s after %s", a.Result, inMillis(a.Took))
+	} else if a.Patience > 0 {
+		text += " within " + inMillis(a.Patience)
+	}
+	if a.Usual > 0 {
+		text += fmt.Sprintf(" (usually %s)", inMillis(a.Usual))
+	}
+	if a.Repeated {
+		text += "; asked because the previous one was late"
+	}
+	if a.Plain {
+		text += "; without EDNS"
+	}
+	if a.Used {
+		text += "  ← used"
+	}
+	return text
+}
+
+// print prints how many queries there were and how they ended.
+func (q *recentQueries) print(w io.Writer) {
+	switch {
+	case q == nil:
+	case q.Count == 0:
+		fmt.Fprintf(w, "  in the last %s: no failure and no slow query for this name\n", ago(traceBack))
+	default:
+		var codes []string
+		for _, code := range slices.Sorted(maps.Keys(q.Rcodes)) {
+			codes = append(codes, fmt.Sprintf("%d %s", q.Rcodes[code], code))
+		}
+		fmt.Fprintf(w, "  in the last %s, failures and slow queries for this name: %s; the last %s ago by %s\n",
+			ago(traceBack), strings.Join(codes, ", "), ago(time.Since(q.Last.Time)), printable(q.Last.Who()))
+	}
+}

@@ -1,0 +1,279 @@
+package main
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/dnsproxy/seen"
+)
+
+// A topCommand is one run of nametap top.
+type topCommand struct {
+	seenQueries
+	by      string
+	rows    int
+	counted *top
+}
+
+func newTopCommand() *cobra.Command {
+	t := &topCommand{counted: newTop()}
+	command := &cobra.Command{
+		Use:   "top [NAME]",
+		Short: "Show which names, clients, nameservers or response codes have most queries",
+		Long: `Count the queries that the agent answers from now on, with NAME those for the name and all
+names below it, and show the most frequent names, clients, nameservers or response codes:
+on a terminal every second, otherwise once at the end, which is after --for or ^C.
+
+1,000 keys are counted. If there are more, a number may be too high by as much as OVER says.
+The exit code is 1 if --for found no query.`,
+		Example: `  nametap top
+  nametap top --by client --failed
+  nametap top --by server --for 30s --output json`,
+		Args: usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(command *cobra.Command, args []string) error {
+			return t.run(command.Context(), command.OutOrStdout(), args)
+		},
+	}
+	flags := command.Flags()
+	t.declare(flags)
+	flags.StringVar(&t.by, "by", "name", "what to count `by`: name, client, server or rcode")
+	flags.IntVarP(&t.rows, "count", "n", 20, "show this `number` of rows")
+	return command
+}
+
+// key returns what a query is counted by.
+func (t *topCommand) key(r *seen.Record) string {
+	switch t.by {
+	case "client":
+		return printable(r.Who())
+	case "server":
+		switch {
+		case r.Source != "upstream":
+			return r.Source
+		case r.Server == "":
+			return "none answered"
+		}
+		return r.Server
+	case "rcode":
+		return r.Rcode
+	}
+	return printable(r.Question())
+}
+
+func (t *topCommand) run(ctx context.Context, w io.Writer, args []string) error {
+	if !slices.Contains([]string{"name", "client", "server", "rcode"}, t.by) {
+		return usageError{fmt.Errorf("--by=%q: want name, client, server or rcode", t.by)}
+	}
+	if t.rows <= 0 {
+		return usageError{fmt.Errorf("--count=%d: want a number of rows", t.rows)}
+	}
+	t.who = t.by == "client"
+	params, err := t.params(args)
+	if err != nil {
+		return err
+	}
+	limited, cancel := t.limited(ctx)
+	defer cancel()
+	return t.follow(ctx, limited, w, params)
+}
+
+// follow counts queries until limited ends, and prints them.
+func (t *topCommand) follow(ctx, limited context.Context, w io.Writer, params url.Values) error {
+	live := t.output != outputJSON && isTerminal(w)
+	records, ended := make(chan *seen.Record), make(chan error, 1)
+	go func() {
+		ended <- t.read(limited, params, func(r *seen.Record) (more bool, err error) {
+			select {
+			case records <- r:
+				return true, nil
+			case <-limited.Done():
+				return false, nil
+			}
+		})
+	}()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var err error
+	for reading := true; reading; {
+		select {
+		case r := <-records:
+			t.counted.add(t.key(r), r)
+		case <-tick.C:
+			if live {
+				if err := t.print(w, clearScreen); err != nil {
+					return err
+				}
+			}
+		case err = <-ended:
+			reading = false
+		}
+	}
+	stopped := limited.Err() != nil // --for, or a signal
+	if !stopped && t.counted.queries == 0 {
+		return tailEnded(err)
+	}
+	if err := printOutput(w, t.output, t.result(), func(w io.Writer) error { return t.print(w, "") }); err != nil {
+		return err
+	}
+	switch {
+	case !stopped:
+		return tailEnded(err)
+	case t.counted.queries == 0 && ctx.Err() == nil:
+		return exitError(exitFailed)
+	}
+	return nil
+}
+
+// A topResult is the table in JSON.
+type topResult struct {
+	By      string      `json:"by"`
+	Seconds float64     `json:"seconds"`
+	Queries int         `json:"queries"`
+	Lost    uint64      `json:"lost"`
+	Rows    []*topCount `json:"rows"`
+}
+
+func (t *topCommand) result() topResult {
+	return topResult{
+		By: t.by, Seconds: time.Since(t.counted.began).Round(time.Millisecond).Seconds(), Queries: t.counted.queries,
+		Lost: t.lost, Rows: t.counted.most(t.rows),
+	}
+}
+
+// clearScreen moves the cursor of a terminal to its first line, and clears it.
+const clearScreen = "\x1b[H\x1b[2J"
+
+// print prints the table after a text.
+func (t *topCommand) print(w io.Writer, before string) error {
+	var text strings.Builder
+	took := time.Since(t.counted.began)
+	fmt.Fprintf(&text, "%s%d queries in %v\n", before, t.counted.queries, took.Round(100*time.Millisecond))
+	const row = "%9s  %9s  %8s  %9s  %7s  %s\n"
+	fmt.Fprintf(&text, row, "QUERIES", "PER S", "FAILED", "TOOK", "OVER", strings.ToUpper(t.by))
+	for _, c := range t.counted.most(t.rows) {
+		mean := "-"
+		if c.Mean != nil {
+			mean = time.Duration(*c.Mean * float64(time.Second)).Round(time.Microsecond).String()
+		}
+		fmt.Fprintf(&text, row, strconv.Itoa(c.Queries), strconv.FormatFloat(float64(c.Queries)/took.Seconds(), 'f', 1, 64),
+			strconv.Itoa(c.Failed), mean, strconv.Itoa(c.Over), c.Key)
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+// isTerminal reports whether w is a terminal.
+func isTerminal(w io.Writer) bool {
+	file, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS) //nolint:gosec // a descriptor
+	return err == nil
+}
+
+// maxKeys bounds the keys that are counted.
+const maxKeys = 1000
+
+// A top counts the most frequent keys of a stream, whatever others there are: Space-Saving, of Metwally, Agrawal
+// and El Abbadi, 2005. A new key takes the place of the least frequent one, and its count, since it may have been
+// there before; so no count is too low.
+type top struct {
+	began   time.Time
+	queries int
+	byKey   map[string]*topCount
+	least   leastFirst
+}
+
+// A topCount is the count of one key.
+type topCount struct {
+	Key     string `json:"key"`
+	Queries int    `json:"queries"`
+	// Over is by how much Queries may be too high. The other numbers are since the key was counted.
+	Over   int      `json:"over"`
+	Failed int      `json:"failed"`
+	Mean   *float64 `json:"meanSeconds,omitempty"` // of those that were measured
+
+	took     float64
+	measured int
+	index    int // in leastFirst
+}
+
+func newTop() *top { return &top{began: time.Now(), byKey: map[string]*topCount{}} }
+
+// add counts a query.
+func (t *top) add(key string, r *seen.Record) {
+	t.queries++
+	c, known := t.byKey[key]
+	switch {
+	case known:
+	case len(t.least) < maxKeys:
+		c = &topCount{Key: key}
+		heap.Push(&t.least, c)
+	default:
+		c = t.least[0]
+		delete(t.byKey, c.Key)
+		*c = topCount{Key: key, Queries: c.Queries, Over: c.Queries, index: c.index}
+	}
+	t.byKey[key] = c
+	c.Queries++
+	if r.Rcode != "NOERROR" && r.Rcode != "NXDOMAIN" || r.Source == "stale" {
+		c.Failed++
+	}
+	if r.Took != nil {
+		c.took, c.measured = c.took+*r.Took, c.measured+1
+	}
+	heap.Fix(&t.least, c.index)
+}
+
+// most returns the most frequent keys, up to n.
+func (t *top) most(n int) []*topCount {
+	sorted := slices.Clone([]*topCount(t.least))
+	slices.SortFunc(sorted, func(a, b *topCount) int {
+		return cmp.Or(cmp.Compare(b.Queries, a.Queries), strings.Compare(a.Key, b.Key))
+	})
+	sorted = sorted[:min(n, len(sorted))]
+	for _, c := range sorted {
+		if c.measured > 0 {
+			mean := c.took / float64(c.measured)
+			c.Mean = &mean
+		}
+	}
+	return sorted
+}
+
+// leastFirst is a heap with the least frequent key first.
+type leastFirst []*topCount
+
+func (h leastFirst) Len() int           { return len(h) }
+func (h leastFirst) Less(i, j int) bool { return h[i].Queries < h[j].Queries }
+func (h leastFirst) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+// Push appends a count.
+func (h *leastFirst) Push(x any) {
+	c := x.(*topCount) // of top alone
+	c.index = len(*h)
+	*h = append(*h, c)
+}
+
+// Pop is not used: a top only grows.
+func (h *leastFirst) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}

@@ -1,0 +1,133 @@
+package docs_test
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nametap/nametap/internal/explain"
+)
+
+const (
+	entriesFile = root + "/internal/explain/entries.gz"
+
+	symptomHeader = "| symptom | meaning |"
+	codeHeader    = "| code | name | meaning |"
+)
+
+var (
+	// linked matches a link, of which the text is shown.
+	linked = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+	// errorCode matches the code of an extended DNS error in the source.
+	errorCode = regexp.MustCompile(`dns\.ExtendedErrorCode([A-Z]\w+)\b`)
+)
+
+// TestBehaviourEntries checks that `nametap explain` has the rows, the symptoms and the extended DNS errors of the
+// documents as they are. With -update it writes them.
+func TestBehaviourEntries(t *testing.T) {
+	want := append(rowEntries(t), operationsEntries(t)...)
+	got, err := explain.Entries()
+	diff := cmp.Diff(want, got)
+	if err == nil && diff == "" {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s is not current: run `make generate` (-documents +file): %v\n%s", entriesFile, err, diff)
+	}
+	packed, err := explain.Pack(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(entriesFile, packed, 0o644); err != nil { //nolint:gosec // a document
+		t.Fatal(err)
+	}
+}
+
+// TestErrorCodes checks that operations.md explains every extended DNS error that the agent sends, and no other.
+func TestErrorCodes(t *testing.T) {
+	sent := map[string]bool{}
+	for _, match := range errorCode.FindAllStringSubmatch(source(t), -1) {
+		sent[match[1]] = true
+	}
+	delete(sent, "ToString")
+	documented := map[string]bool{}
+	for _, e := range operationsEntries(t) {
+		if e.Kind == explain.Code {
+			documented[strings.ReplaceAll(e.Title, " ", "")] = true
+		}
+	}
+	if diff := cmp.Diff(sent, documented); diff != "" {
+		t.Errorf("operations.md (-sent +documented):\n%s", diff)
+	}
+}
+
+// rowEntries returns the rows of behaviour.md.
+func rowEntries(t *testing.T) []explain.Entry {
+	t.Helper()
+	var entries []explain.Entry
+	section := ""
+	for _, line := range documentLines(t, table) {
+		if title, ok := strings.CutPrefix(line, "## "); ok {
+			section = title
+		}
+		if row := tableRow.FindStringSubmatch(line); row != nil {
+			cells := cellsOf("|" + row[3] + "|")
+			entries = append(entries, explain.Entry{
+				Kind: explain.Row, ID: row[2], Section: section, Text: cells[0], Why: cells[1],
+				Document: "docs/behaviour.md#" + strings.ToLower(row[2]),
+			})
+		}
+	}
+	return entries
+}
+
+// operationsEntries returns the symptoms and the codes in the tables of operations.md.
+func operationsEntries(t *testing.T) []explain.Entry {
+	t.Helper()
+	var entries []explain.Entry
+	section, header := "", ""
+	for _, line := range documentLines(t, "operations.md") {
+		switch title, ok := strings.CutPrefix(line, "## "); {
+		case ok:
+			section = title
+		case line == symptomHeader || line == codeHeader:
+			header = line
+		case !strings.HasPrefix(line, "|"):
+			header = ""
+		case header == "" || strings.HasPrefix(line, "|---"):
+		default:
+			slug := strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(section), ""), " ", "-")
+			e := explain.Entry{Kind: explain.Symptom, Section: section, Document: "docs/operations.md#" + slug}
+			cells := cellsOf(line)
+			if header == codeHeader {
+				e.Kind, e.ID, cells = explain.Code, cells[0], cells[1:]
+			}
+			e.Title, e.Text = cells[0], cells[1]
+			entries = append(entries, e)
+		}
+	}
+	return entries
+}
+
+func documentLines(t *testing.T, path string) []string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(string(text), "\n")
+}
+
+// cellsOf returns the cells of a line of a table as plain text.
+func cellsOf(line string) []string {
+	const bar = "\x00"
+	line = strings.ReplaceAll(linked.ReplaceAllString(line, "$1"), `\|`, bar)
+	cells := strings.Split(strings.Trim(line, "|"), "|")
+	for i := range cells {
+		cells[i] = strings.ReplaceAll(strings.TrimSpace(cells[i]), bar, "|")
+	}
+	return cells
+}

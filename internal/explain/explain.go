@@ -1,0 +1,219 @@
+// Package explain has the texts of this version's documents that explain a line of output: the rows of
+// docs/behaviour.md, and the symptoms and the extended DNS errors of docs/operations.md. It needs no network.
+//
+// The texts are in entries.gz, which `make generate` writes from the documents.
+package explain
+
+import (
+	"bytes"
+	"compress/gzip"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/miekg/dns"
+)
+
+//go:embed entries.gz
+var packed []byte
+
+// A Kind is what an entry explains.
+type Kind string
+
+// The kinds of entries.
+const (
+	Row     Kind = "row"     // of docs/behaviour.md
+	Symptom Kind = "symptom" // of docs/operations.md
+	Code    Kind = "code"    // an extended DNS error (RFC 8914)
+)
+
+// An Entry explains one thing.
+type Entry struct {
+	Kind Kind `json:"kind"`
+	// ID is the number of a row or of a code; empty for a symptom.
+	ID string `json:"id,omitempty"`
+	// Section is the heading above it.
+	Section string `json:"section,omitempty"`
+	// Title is the symptom, or the name of the code; empty for a row.
+	Title string `json:"title,omitempty"`
+	Text  string `json:"text"`
+	// Why is the reason for a row; it may be empty.
+	Why string `json:"why,omitempty"`
+	// Document is the path of the document, with its anchor.
+	Document string `json:"document,omitempty"`
+}
+
+// Pack returns entries as the package keeps them.
+func Pack(entries []Entry) ([]byte, error) {
+	text, err := json.Marshal(entries)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	w, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.Write(text); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// Entries returns all entries, in the order of the documents.
+func Entries() ([]Entry, error) {
+	r, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, fmt.Errorf("reading the documents in this program: %w", err)
+	}
+	var entries []Entry
+	if err := json.NewDecoder(r).Decode(&entries); err != nil {
+		return nil, fmt.Errorf("reading the documents in this program: %w", err)
+	}
+	return entries, nil
+}
+
+var (
+	// rowID matches the number of a row, codeID that of an extended DNS error.
+	rowID  = regexp.MustCompile(`^(?i:[a-z][0-9]{1,2})$`)
+	codeID = regexp.MustCompile(`^(?i:ede)?([0-9]{1,5})$`)
+	// quoted matches a message that a text quotes, digits what differs from one message to another.
+	quoted = regexp.MustCompile(`"([^"]{8,})"`)
+	digits = regexp.MustCompile(`[0-9]+`)
+)
+
+// Find returns the entries for what a command or a log prints: numbers of rows, such as N9, numbers of extended DNS
+// errors, such as 22, or else the text of a message, or words. It returns the entries that match best.
+func Find(entries []Entry, words []string) []Entry {
+	text := strings.Join(words, " ")
+	var found []Entry
+	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" ,()[]", r) }) {
+		if strings.EqualFold(word, "EDE") {
+			continue
+		}
+		one := numbered(entries, word)
+		switch {
+		case one != nil:
+			found = append(found, *one)
+		case word == text && (rowID.MatchString(word) || codeID.MatchString(word)):
+			return nil
+		default:
+			return matching(entries, text)
+		}
+	}
+	return found
+}
+
+// numbered returns the row or the code with a number, nil if there is none.
+func numbered(entries []Entry, word string) *Entry {
+	kind, id := Row, strings.ToUpper(word)
+	if match := codeID.FindStringSubmatch(word); match != nil {
+		kind, id = Code, match[1]
+	} else if !rowID.MatchString(word) {
+		return nil
+	}
+	for i := range entries {
+		if entries[i].Kind == kind && entries[i].ID == id {
+			return &entries[i]
+		}
+	}
+	if kind == Row {
+		return nil
+	}
+	return foreign(id)
+}
+
+// foreign returns an entry for an extended DNS error that nametap does not send, nil if there is none.
+func foreign(id string) *Entry {
+	n, err := strconv.ParseUint(id, 10, 16)
+	if err != nil {
+		return nil
+	}
+	name, registered := dns.ExtendedErrorCodeToString[uint16(n)]
+	const private = 49152 // RFC 8914, section 5.2
+	switch {
+	case registered:
+	case n >= private:
+		name = "for private use"
+	default:
+		return nil
+	}
+	return &Entry{Kind: Code, ID: id, Section: "Extended DNS Errors (RFC 8914)", Title: name,
+		Text: "nametap does not send this code: it is another server's"}
+}
+
+// How well an entry matches a text.
+const (
+	matchNone  = iota
+	matchWords // all words are in it
+	matchTitle // all words are in its title
+	matchPart  // the text is a part of its title
+	matchQuote // it is about a message in the text
+)
+
+// matching returns the entries that match a text best.
+func matching(entries []Entry, text string) []Entry {
+	text = fold(text)
+	var words []*regexp.Regexp
+	for _, word := range strings.Fields(text) {
+		words = append(words, regexp.MustCompile(`(?:^|\W)`+regexp.QuoteMeta(word))) // at its beginning
+	}
+	if len(words) == 0 {
+		return nil
+	}
+	best := matchWords
+	var found []Entry
+	for i := range entries {
+		switch how := match(&entries[i], text, words); {
+		case how > best:
+			best, found = how, []Entry{entries[i]}
+		case how == best:
+			found = append(found, entries[i])
+		}
+	}
+	return found
+}
+
+// fold returns a text in which case, numbers and quotation marks make no difference.
+func fold(text string) string {
+	return digits.ReplaceAllString(strings.NewReplacer("`", "", "\"", "").Replace(strings.ToLower(text)), "#")
+}
+
+func match(e *Entry, text string, words []*regexp.Regexp) int {
+	if e.Kind != Row {
+		for _, message := range append(quoted.FindAllStringSubmatch(e.Title+" "+e.Text, -1), codeName(e)...) {
+			if strings.Contains(text, fold(message[1])) {
+				return matchQuote
+			}
+		}
+	}
+	title := fold(e.Title)
+	switch {
+	case e.Title != "" && strings.Contains(title, text):
+		return matchPart
+	case e.Title != "" && containsAll(title, words):
+		return matchTitle
+	case containsAll(fold(strings.Join([]string{e.Title, e.Text, e.Why}, " ")), words):
+		return matchWords
+	}
+	return matchNone
+}
+
+// codeName returns the name of a code as a match of quoted: it precedes the text of an extended DNS error.
+func codeName(e *Entry) [][]string {
+	if e.Kind != Code || len(strings.Fields(e.Title)) < 2 {
+		return nil
+	}
+	return [][]string{{e.Title, e.Title}}
+}
+
+func containsAll(text string, words []*regexp.Regexp) bool {
+	return !slices.ContainsFunc(words, func(word *regexp.Regexp) bool { return !word.MatchString(text) })
+}

@@ -1,0 +1,36 @@
+package test
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestQueryCaptured checks that `nametap query --captured` goes the way of a client's query, from the socket of
+// another user than root and the agent, and says what has answered.
+func TestQueryCaptured(t *testing.T) { // R19
+	t.Parallel()
+	v := newVM(t, "nft")
+	args := []string{"query", "--captured", "--resolv-conf", v.resolvConf, "--dns-addr", "localhost:15053", "--status-addr", statusAddr, mesh, "A"}
+	query := func(want ...string) {
+		t.Helper()
+		r := v.root(args...)
+		for _, part := range want {
+			if r.code != 0 || !strings.Contains(r.stdout, part) {
+				t.Errorf("%q is not in %+v", part, r)
+			}
+		}
+	}
+	a := v.start()
+	query(namedIP, "the query of uid 65534 to "+named+":53 was answered by another server, not an agent")
+	a.end(terminate)
+
+	// root's own queries pass through.
+	v.capture("--capture-exclude-uid", "0")
+	if answer, _ := v.ask(named, mesh); answer != namedIP {
+		t.Errorf("root's query is answered with %s", answer)
+	}
+	query(meshIP, "the query of uid 65534 to "+named+":53 was answered by this agent")
+	if r := v.nametap(args...); r.code != 1 || !strings.Contains(r.stderr, "queries of this user (uid 1337, gid 1337) are not captured") {
+		t.Errorf("as the agent's user: %+v", r)
+	}
+}
