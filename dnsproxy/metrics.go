@@ -62,7 +62,7 @@ func newMetrics() *metrics {
 			Name: "nametap_dns_request_duration_seconds",
 			Help: "Time from reading a query to its answer, by source.",
 			// Few, since each costs a series for each source. Servers that read native histograms get better ones.
-			Buckets:                         []float64{.01, .1, 1},
+			Buckets:                         []float64{.01, .5},
 			NativeHistogramBucketFactor:     1.2,
 			NativeHistogramMaxBucketNumber:  64,
 			NativeHistogramMinResetDuration: time.Hour,
