@@ -41,3 +41,24 @@ func TestDoctor(t *testing.T) { // R15
 	v.Exec("iptables-nft", "-w", "-A", "INPUT", "-p", "udp", "--dport", "15053", "-j", "DROP")
 	says(1, "PROBLEM  DNS listeners of the agent do not answer  since ")
 }
+
+// TestDoctorInPod checks that `nametap doctor` says in a container without capabilities whether queries are redirected.
+func TestDoctorInPod(t *testing.T) { // R14, K11
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.capabilities = nil
+	v.start()
+	v.environment = append(v.environment, "KUBERNETES_SERVICE_HOST=10.96.0.1")
+	says := func(code int, line string) {
+		t.Helper()
+		wait.Until(t, "doctor says "+line, func() bool {
+			got := v.nametap("doctor", "--all", "--status-addr", statusAddr, "--resolv-conf", v.resolvConf)
+			return got.code == code && strings.Contains(got.stdout, "\n"+line)
+		})
+	}
+	says(1, "PROBLEM  queries of this pod over IPv4 are not redirected to the agent\n")
+	if r := v.root(v.args("apply")...); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	says(0, "ok       the agent answers the queries of programs\n")
+}

@@ -2,6 +2,7 @@ package problems
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -113,14 +114,21 @@ func below(domain, parent string) bool {
 	return domain == parent || strings.HasSuffix(domain, "."+parent)
 }
 
-func queriesGoElsewhere(r *Readings) []Problem {
-	return sent(r, func(s Sent) bool { return s.Other }, func(s Sent) Problem {
+func queriesGoElsewhere(r *Readings) (found []Problem) {
+	for _, family := range slices.Sorted(maps.Keys(r.Host.Unredirected)) {
+		found = append(found, Problem{
+			Severity: Severe, Subject: family, What: "queries of this pod over " + family + " are not redirected to the agent",
+			Evidence: r.Host.Unredirected[family], Effect: "programs do not find mesh names",
+			Mend: "kubectl logs POD -c nametap-capture says why it has not installed the rules", Rows: []string{"I0", "K11"},
+		})
+	}
+	return append(found, sent(r, func(s Sent) bool { return s.Other }, func(s Sent) Problem {
 		return Problem{
 			What:     fmt.Sprintf("another server answers the queries of programs to %s over %s", s.To, s.Network),
 			Evidence: "the answer to id.server is not that of the agent",
 			Effect:   "programs do not find mesh names", Mend: "nametap capture check",
 		}
-	})
+	})...)
 }
 
 func queriesGoUnanswered(r *Readings) []Problem {

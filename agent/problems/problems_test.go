@@ -122,6 +122,9 @@ func TestBroken(t *testing.T) {
 		"problem: another server answers the queries of programs to 10.96.0.10:53 over udp": func(r *problems.Readings) {
 			r.Host.Ways[0] = problems.Sent{To: "10.96.0.10:53", Network: "udp", Other: true}
 		},
+		"problem: queries of this pod over IPv4 are not redirected to the agent": func(r *problems.Readings) {
+			r.Host.Ways, r.Host.Unredirected = nil, map[string]string{"IPv4": "no server answers a test query"}
+		},
 		"problem: queries of programs to 10.96.0.10:53 over tcp have no answer": func(r *problems.Readings) {
 			r.Host.Ways[1] = problems.Sent{To: "10.96.0.10:53", Network: "tcp", Error: "timeout"}
 		},

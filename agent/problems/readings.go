@@ -74,6 +74,8 @@ type Host struct {
 	MDNS bool
 	// Domain is the cluster domain.
 	Domain string
+	// Unredirected are the families whose queries no rules redirect to the agent of this pod, and what shows it.
+	Unredirected map[string]string
 	// Ways are the queries that were sent as programs send them.
 	Ways []Sent
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/internal/version"
+	"github.com/nametap/nametap/iptables"
 )
 
 // exitWarnings is the exit code of doctor if there are only warnings.
@@ -82,10 +83,15 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 		host.Absent, host.Unit = err.Error(), unitState(ctx)
 	}
 	servers := d.readResolvConf(host)
-	if err == nil && len(servers) > 0 {
-		host.Ways, unread[problems.QueriesGoElsewhere] = d.ways(ctx, status, servers[0])
-		unread[problems.QueriesGoUnanswered] = unread[problems.QueriesGoElsewhere]
+	skipped := ""
+	switch {
+	case err != nil:
+	case len(status.Redirected) > 0 && os.Getenv(inPod) != "":
+		host.Unredirected, skipped = d.redirected(status)
+	case len(servers) > 0:
+		host.Ways, skipped = d.ways(ctx, status, servers[0])
 	}
+	unread[problems.QueriesGoElsewhere], unread[problems.QueriesGoUnanswered] = skipped, skipped
 	found := append(problems.Find(&problems.Readings{Now: time.Now(), Host: host}), status.Diagnosis.Problems...)
 	report := problems.Judge(found, status.Diagnosis.Suspected, unread)
 	if err := printOutput(w, d.output, report, func(w io.Writer) error { return d.print(w, status, report) }); err != nil {
@@ -172,22 +178,34 @@ func (d *doctorCommand) readResolvConf(host *problems.Host) []netip.AddrPort {
 	return servers
 }
 
+// redirected says which families are not redirected to the agent of this pod, as its test queries show. Skipped says
+// why it does not know.
+func (d *doctorCommand) redirected(status agent.Status) (without map[string]string, skipped string) {
+	capture, err := d.client.options.captureConfig()
+	switch {
+	case err != nil:
+		return nil, "the settings of capture are wrong: " + err.Error()
+	case !capture.On:
+		return nil, "capture is off: " + capture.Because
+	}
+	without = map[string]string{}
+	for _, r := range status.Redirected {
+		if r.State == agent.NotRedirected && capture.Config.Family(r.Family) != iptables.Off {
+			without[r.Family.String()] = r.Detail
+		}
+	}
+	return without, ""
+}
+
 // ways queries a nameserver of resolv.conf as programs do. Skipped says why it does not.
 func (d *doctorCommand) ways(ctx context.Context, status agent.Status, server netip.AddrPort) (sent []problems.Sent, skipped string) {
 	own := status.OnlyNameserverOf != ""
 	switch {
-	case len(status.Redirected) > 0 && os.Getenv(inPod) != "":
-		for _, r := range status.Redirected {
-			if r.State != agent.RedirectUnknown {
-				sent = append(sent, problems.Sent{To: r.Family.String(), Network: "udp", Agent: r.State == agent.Redirected, Error: r.Detail})
-			}
-		}
-		return sent, ""
 	case status.Capture != nil && !status.Capture.On:
 		return nil, "capture is off: " + status.Capture.Because
 	case status.Capture == nil && !own:
 		return nil, "this agent captures no queries: programs that do not query it directly do not reach it"
-	case os.Geteuid() != 0:
+	case os.Geteuid() != 0 && !own:
 		return nil, "only root may send queries as another user"
 	}
 	if excluded := d.excluded(ctx); excluded != "" {
