@@ -43,7 +43,7 @@ func TestDoctor(t *testing.T) { // R15
 }
 
 // TestDoctorInPod checks that `nametap doctor` says in a container without capabilities whether queries are redirected.
-func TestDoctorInPod(t *testing.T) { // R14, K11
+func TestDoctorInPod(t *testing.T) { // R15, K11
 	t.Parallel()
 	v := newVM(t, "nft")
 	v.capabilities = nil
