@@ -42,7 +42,7 @@ func TestEgressPortTaken(t *testing.T) {
 	if rules := e.Exec("ip6tables-nft-save"); strings.Contains(rules, "2001:2::") || !strings.Contains(rules, "NAMETAP_OUTPUT") {
 		t.Errorf("the rules for IPv6 are\n%s", rules)
 	}
-	if status := e.root("status", "--status-addr", statusAddr).stdout; !strings.Contains(status, "problem        connections to VIPs: listen tcp6 [::1]:"+egressPort) {
+	if status := e.root("status", "--status-addr", statusAddr).stdout; !strings.Contains(status, ": connections to VIPs: listen tcp6 [::1]:"+egressPort) {
 		t.Errorf("the status does not report it:\n%s", status)
 	}
 	if err := other.Close(); err != nil {

@@ -138,7 +138,7 @@ func TestSupervisedPortsTaken(t *testing.T) { // R3, K15
 	wait.Until(t, "the agent answers", answers)
 	pid := a.signalChild(syscall.SIGKILL)
 	wait.Until(t, "the next agent answers", func() bool { return child(a.Process.Pid) != pid && answers() })
-	if r := h.nametap("status", "--status-addr", statusAddr); r.code != 0 || !strings.Contains(r.stdout, "problem        the status address "+statusAddr) {
+	if r := h.nametap("status", "--status-addr", statusAddr); r.code != 0 || !strings.Contains(r.stdout, ": the status address "+statusAddr) {
 		t.Errorf("%d %s%s", r.code, r.stdout, r.stderr)
 	}
 	if err := taken.Close(); err != nil {
