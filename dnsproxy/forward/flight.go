@@ -214,6 +214,9 @@ type evicted struct {
 
 // end ends what was evicted, and returns how many clients it had.
 func (e evicted) end() (clients int) {
+	if e.seats == nil {
+		return 0
+	}
 	e.started.Cancel()
 	result := &Result{Err: ErrTooMany, Source: SourceSelf}
 	for _, s := range e.seats {

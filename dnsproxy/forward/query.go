@@ -181,9 +181,7 @@ func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).
 // flight is nil. group has the nameservers that will be asked: if they are silent, others keep their places.
 func (f *Forwarder) board(key flightKey, who seat, group *upstream.Group) boarding {
 	b := f.flights.join(f, key, who, who.client != nil && !group.Full())
-	for range b.end() {
-		f.metrics.overflows.Add(1)
-	}
+	f.metrics.overflows.Add(uint64(b.end())) //nolint:gosec // a length
 	if b.flight == nil && who.client != nil {
 		f.metrics.overflows.Add(1)
 		who.give(&Result{Err: ErrTooMany, Source: SourceSelf})
