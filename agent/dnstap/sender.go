@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 const (
@@ -82,22 +83,10 @@ func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(message
 			reported = text
 			log.Warn("dnstap: no receiver takes messages: further ones are dropped until one does; retrying", "error", err)
 		}
-		if !sleep(ctx, pause/2+rand.N(pause)/2) { //nolint:gosec // no secret
+		if !clock.Sleep(ctx, pause/2+rand.N(pause)/2) { //nolint:gosec // no secret
 			return
 		}
 		pause = min(2*pause, maxPause)
-	}
-}
-
-// sleep waits, and reports false if ctx has ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
