@@ -24,24 +24,11 @@ func checks() []check {
 	return all
 }
 
-// Codes returns the codes of the problems that an agent finds itself.
+// Codes returns the codes of all checks, of the agent and of the command.
 func Codes() []Code {
 	var codes []Code
 	for _, c := range checks() {
-		if !c.host {
-			codes = append(codes, c.code)
-		}
-	}
-	return codes
-}
-
-// HostCodes returns the codes of the problems that the command finds.
-func HostCodes() []Code {
-	var codes []Code
-	for _, c := range checks() {
-		if c.host {
-			codes = append(codes, c.code)
-		}
+		codes = append(codes, c.code)
 	}
 	return codes
 }

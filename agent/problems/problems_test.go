@@ -242,7 +242,7 @@ func TestWindow(t *testing.T) {
 
 // R15: each code has one check, in the agent or in the command, and causes come before what they explain.
 func TestCodes(t *testing.T) {
-	codes := append(problems.Codes(), problems.HostCodes()...)
+	codes := problems.Codes()
 	slices.Sort(codes)
 	if n := len(codes); len(slices.Compact(codes)) != n {
 		t.Errorf("a code has two checks: %v", codes)
