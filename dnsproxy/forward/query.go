@@ -3,7 +3,6 @@ package forward
 import (
 	"errors"
 	"net/netip"
-	"strconv"
 	"time"
 
 	"github.com/miekg/dns"
@@ -124,11 +123,7 @@ func (r *Result) Failure() string {
 	case r.Err != nil:
 		return r.Err.Error()
 	}
-	code, named := dns.RcodeToString[r.Rcode()]
-	if !named {
-		code = "response code " + strconv.Itoa(r.Rcode())
-	}
-	return r.Server + ": " + code
+	return r.Server + ": " + upstream.RcodeName(r.Rcode())
 }
 
 // Size returns how many bytes the reply has, about; Err must be nil.

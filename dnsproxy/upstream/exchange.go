@@ -438,7 +438,7 @@ func (e *exchange) others(now time.Time) string {
 		case i == s.winner || t.asked == 0 && t.err == nil:
 			continue
 		case t.failure != nil:
-			did = rcodeName(t.code)
+			did = RcodeName(t.code)
 		case t.err != nil:
 			did = t.err.Error()
 		default:
@@ -449,8 +449,9 @@ func (e *exchange) others(now time.Time) string {
 	return strings.Join(texts, "; ")
 }
 
-// rcodeName returns the name of a response code.
-func rcodeName(code int) string {
+// RcodeName returns the name of a response code. The DNS library calls 16 BADSIG, which is BADVERS in a reply to a
+// query (RFC 6895, section 2.3), so that has its number.
+func RcodeName(code int) string {
 	if name, named := dns.RcodeToString[code]; named && code != dns.RcodeBadVers {
 		return name
 	}

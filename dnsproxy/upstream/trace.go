@@ -1,11 +1,8 @@
 package upstream
 
 import (
-	"strconv"
 	"sync"
 	"time"
-
-	"github.com/miekg/dns"
 )
 
 // An Attempt is what was sent to one server for a traced query, and what came of it.
@@ -92,10 +89,7 @@ func (o *outcome) text() string {
 	case o.reading.err != nil:
 		return ErrMalformed.Error() + ": " + o.reading.err.Error()
 	}
-	text, named := dns.RcodeToString[o.reading.code]
-	if !named {
-		text = "response code " + strconv.Itoa(o.reading.code)
-	}
+	text := RcodeName(o.reading.code)
 	if o.reading.truncated {
 		text += ", truncated"
 	}
