@@ -1,7 +1,6 @@
 package upstream_test
 
 import (
-	"context"
 	"fmt"
 	"log"
 
@@ -11,8 +10,28 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
+// A printer prints the answer that it receives.
+type printer struct {
+	second upstream.Spec // the second nameserver
+	done   chan struct{}
+}
+
+// Receive prints the answer. It is called once here: the first nameserver has failed, so nothing replaces the answer.
+func (p printer) Receive(answer upstream.Answer, err error) {
+	defer close(p.done)
+	reply := new(dns.Msg)
+	if err == nil {
+		err = reply.Unpack(answer.Reply)
+	}
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(reply.Answer[0], "from the second server:", answer.Server == p.second.String())
+}
+
 // The first nameserver fails, so the query is sent to the second one at once.
-func ExampleGroup_Exchange() {
+func ExampleGroup_Start() {
 	var specs []upstream.Spec
 	for _, handler := range []fakedns.Handler{
 		fakedns.Rcode(dns.RcodeServerFailure),
@@ -33,14 +52,8 @@ func ExampleGroup_Exchange() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	answer, server, err := group.Exchange(context.Background(), query, upstream.UDPThenTCP)
-	if err != nil {
-		log.Fatal(err)
-	}
-	reply := new(dns.Msg)
-	if err := reply.Unpack(answer); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(reply.Answer[0], "from the second server:", server == specs[1].String())
+	p := printer{second: specs[1], done: make(chan struct{})}
+	group.Start(query, upstream.UDPThenTCP, p)
+	<-p.done
 	// Output: www.example.org.	300	IN	A	203.0.113.80 from the second server: true
 }

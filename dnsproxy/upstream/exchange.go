@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"context"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -110,36 +109,6 @@ func (s Started) Cancel() {
 
 // Attempts returns what was sent so far, if the query is Traced.
 func (s Started) Attempts() []Attempt { return s.trace.soFar() }
-
-// Exchange is Start for a caller that waits. It returns the reply and the server's name. After the end of ctx it
-// returns the error of ctx.
-func (g *Group) Exchange(ctx context.Context, query []byte, how How) (reply []byte, server string, err error) {
-	result := make(waiter, 1)
-	started := g.Start(query, how, result)
-	select {
-	case r := <-result:
-		return r.answer.Reply, r.answer.Server, r.err
-	case <-ctx.Done():
-		started.Cancel()
-		return nil, "", ctx.Err()
-	}
-}
-
-// A waiter is the receiver of Exchange.
-type waiter chan received
-
-type received struct {
-	answer Answer
-	err    error
-}
-
-// Receive passes the result on, if it is the first.
-func (w waiter) Receive(answer Answer, err error) {
-	select {
-	case w <- received{answer, err}:
-	default:
-	}
-}
 
 // An exchange is one query in flight: a value that events drive. They are its start, the outcomes of its
 // attempts, its timer and its cancellation. An event runs the exchange on its own goroutine, or leaves that to

@@ -2,7 +2,13 @@ package upstream
 
 import "context"
 
-// Ask is like Exchange, and returns the whole answer.
+// Exchange is Start for a test that waits. After the end of ctx it returns the error of ctx.
+func (g *Group) Exchange(ctx context.Context, query []byte, how How) (reply []byte, server string, err error) {
+	answer, err := g.Ask(ctx, query, how)
+	return answer.Reply, answer.Server, err
+}
+
+// Ask is Exchange with the whole answer.
 func (g *Group) Ask(ctx context.Context, query []byte, how How) (Answer, error) {
 	result := make(waiter, 1)
 	started := g.Start(query, how, result)
@@ -12,5 +18,21 @@ func (g *Group) Ask(ctx context.Context, query []byte, how How) (Answer, error) 
 	case <-ctx.Done():
 		started.Cancel()
 		return Answer{}, ctx.Err()
+	}
+}
+
+// A waiter is the receiver of Ask.
+type waiter chan received
+
+type received struct {
+	answer Answer
+	err    error
+}
+
+// Receive passes the result on, if it is the first.
+func (w waiter) Receive(answer Answer, err error) {
+	select {
+	case w <- received{answer, err}:
+	default:
 	}
 }
