@@ -115,7 +115,7 @@ func (t *task) begin(packet []byte, from *arrival) {
 // newTask returns the first task of a goroutine that reads queries. There may be many of them that read few queries.
 func newTask() *task { return &task{turn: rand.Uint32()} } //nolint:gosec // a sample
 
-// next returns the task of the query after that of t, for the same goroutine.
+// next returns the task of the next query after t's, for the same goroutine.
 func (t *task) next() *task { return &task{turn: t.turn} }
 
 // keep prepares t for the slow path. packet is a copy of t's packet that no other query

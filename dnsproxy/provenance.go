@@ -15,7 +15,7 @@ import (
 )
 
 // A Provenance says where one answer came from. It travels in the answer itself, as an EDNS option between a client
-// and this agent, so it is that of this answer, whatever the cache has before and afterwards. An [Explanation] says
+// and this agent, so it describes this answer, whatever the cache has before and afterwards. An [Explanation] says
 // how a question is answered, whatever the cache and the nameservers have.
 type Provenance struct {
 	// Source is where the answer came from: table, cache, stale, cached_failure, upstream or self, as in metrics.

@@ -74,7 +74,7 @@ func readControl(r io.Reader) (kind uint32, types []string, err error) {
 	return order.Uint32(head[8:]), types, nil
 }
 
-// expect reads a control frame of a kind. An ACCEPT that names content types must have that of dnstap.
+// expect reads a control frame of a kind. An ACCEPT that names content types must name dnstap's.
 func expect(r io.Reader, kind uint32) error {
 	got, types, err := readControl(r)
 	if err != nil {

@@ -177,7 +177,7 @@ type stream struct {
 	count   int           // of them
 }
 
-// sendUntil sends queries until ctx ends. An error is that of the connection.
+// sendUntil sends queries until ctx ends. It returns the connection's error.
 func (o *stream) sendUntil(ctx context.Context, exchanges *seen.Exchanges) error {
 	for {
 		x, err := exchanges.Next(ctx)

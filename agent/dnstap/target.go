@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// A Target is where the receiver listens. The zero Target is none.
+// A Target is where the receiver listens. The zero Target means no receiver.
 type Target struct {
 	network string // unix or tcp
 	address string

@@ -16,7 +16,7 @@
 // # What is a problem
 //
 //   - A check is a pure function from readings to problems.
-//   - A state is a problem, a query is none. A [Window] raises a problem after 15 s in which each reading has shown
+//   - A state is a problem, a single query is not. A [Window] raises a problem after 15 s in which each reading has shown
 //     it, and clears it after 15 s in which none has.
 //   - A negative answer is a success. A nameserver that is not needed, such as the second one while the first one
 //     answers, makes a warning at most.

@@ -324,7 +324,7 @@ func TestAgentsJSON(t *testing.T) { // D66
 	}
 }
 
-// TestAgentsIncomplete checks that a list that ends early, or is none, is an error, after what came of it.
+// TestAgentsIncomplete checks that a list that ends early, or a reply that is no list, is an error, after what came of it.
 func TestAgentsIncomplete(t *testing.T) { // D66
 	t.Parallel()
 	for reply, want := range map[string]string{

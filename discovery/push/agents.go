@@ -38,7 +38,7 @@ type Agent struct {
 	LastPushSeconds  *float64 `json:"lastPushSeconds"`
 	LastAckSeconds   *float64 `json:"lastAckSeconds"`
 	// Digest is the checksum of the table that the client has acknowledged last on this stream; "" for none.
-	// ServedDigest is that of its table now, which has Hosts hosts.
+	// ServedDigest is the digest of its table now, which has Hosts hosts.
 	Digest       string `json:"digest"`
 	ServedDigest string `json:"servedDigest"`
 	Hosts        int    `json:"hosts"`

@@ -18,10 +18,10 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// A nobody is a client that drops its result.
-type nobody struct{}
+// A discard is a client that drops its result.
+type discard struct{}
 
-func (nobody) Receive(*forward.Result) {}
+func (discard) Receive(*forward.Result) {}
 
 // BenchmarkInFlight prints what a query in flight takes of the heap, to a nameserver that lives and does not
 // know the name.
@@ -58,7 +58,7 @@ func BenchmarkInFlight(b *testing.B) {
 		before, start := heap(), time.Now()
 		for _, q := range questions {
 			f.Lookup(q)
-			f.Begin(q, nobody{})
+			f.Begin(q, discard{})
 		}
 		took += uint64(time.Since(start))
 		fake.Reset() // its records are on the heap, too
