@@ -38,7 +38,7 @@ type Query struct {
 // A Server listens on a port of a loopback address, UDP and TCP. Its methods may
 // be called from any goroutine.
 type Server struct {
-	// Addr is its address.
+	// Addr is its address. It does not change after Listen.
 	Addr netip.AddrPort
 
 	noUDP, noTCP bool
@@ -105,6 +105,7 @@ func Listen(handler Handler, options ...Option) (*Server, error) {
 	if err := s.Restart(); err != nil {
 		return nil, err
 	}
+	s.Addr = s.sockets.addr
 	return s, nil
 }
 
@@ -123,7 +124,7 @@ func (s *Server) Restart(options ...Option) error {
 	if err != nil {
 		return fmt.Errorf("starting a fake nameserver on %s: %w", s.Addr, err)
 	}
-	s.Addr, s.sockets = sockets.addr, sockets
+	s.sockets = sockets
 	sockets.serve(s)
 	return nil
 }
