@@ -259,7 +259,7 @@ func (s *stage) nametap(binary string) (*proxy, error) {
 
 // build builds the agent, unless binary names one, and the control plane.
 func (s *stage) build(binary *string) error {
-	args := []string{"build", "-C", "..", "-tags", "grpcnotrace", "-o", s.dir, "./cmd/nametap", "./cmd/nametap-discovery"}
+	args := []string{"build", "-C", "..", "-tags", "grpcnotrace,nethttpomithttp2", "-o", s.dir, "./cmd/nametap", "./cmd/nametap-discovery"}
 	build := exec.Command("go", args...)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {

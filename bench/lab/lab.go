@@ -122,7 +122,7 @@ func (l *Lab) Build(ctx context.Context, dir, pkg string) (string, error) {
 		return binary, nil
 	}
 	// Static, like the agent's releases; the C library's resolver is not needed.
-	_, err := Output(ctx, "env", "CGO_ENABLED=0", "go", "build", "-C", dir, "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", binary, "./"+pkg)
+	_, err := Output(ctx, "env", "CGO_ENABLED=0", "go", "build", "-C", dir, "-trimpath", "-tags=grpcnotrace,nethttpomithttp2", "-ldflags=-s -w", "-o", binary, "./"+pkg)
 	return binary, err
 }
 

@@ -136,7 +136,7 @@ func (w *Webhook) Serve(ctx context.Context, ln net.Listener, certificate func(*
 	srv, ln := httpguard.New(w, ln, maxConns, w.log)
 	srv.IdleTimeout, srv.ErrorLog = idleTimeout, slog.NewLogLogger(w.log.Handler(), slog.LevelDebug)
 	// The API server uses HTTP/1.1 for webhooks.
-	srv.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate, NextProtos: []string{"http/1.1"}}
+	srv.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	following := make(chan struct{})

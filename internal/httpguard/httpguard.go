@@ -23,7 +23,7 @@ const (
 	maxHeaderBytes = 16 << 10
 )
 
-// New returns a server for handler and the listener that it has to serve, which is ln with
+// New returns a server of HTTP/1 for handler and the listener that it has to serve, which is ln with
 // at most maxConns open connections. A connection costs about 19 KB. When another one
 // comes, New's listener closes the connection that has been without a request for longest.
 // Temporary errors of accept, such as a lack of descriptors, do not end the server; they
@@ -33,8 +33,10 @@ func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) 
 		Listener: ln, max: maxConns, closed: make(chan struct{}), open: map[net.Conn]client{},
 		pacer: &sockets.Pacer{Log: log, Listener: "status " + ln.Addr().String()},
 	}
+	var protocols http.Protocols // without the package net/http's own HTTP/2, which the build leaves out
+	protocols.SetHTTP1(true)
 	return &http.Server{
-		Handler: handler, ConnState: c.changed,
+		Protocols: &protocols, Handler: handler, ConnState: c.changed,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 	}, c

@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// TestEvictionOverTLS checks that over TLS, too, an idle connection makes room for another one, and not an
-// older one that has a request.
+// TestEvictionOverTLS checks that a client which prefers HTTP/2 gets HTTP/1, and that over TLS, too, an idle connection
+// makes room for another one, and not an older one that has a request.
 func TestEvictionOverTLS(t *testing.T) { // I10, R9
 	begun, release := make(chan struct{}), make(chan struct{})
 	handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -34,7 +34,7 @@ func TestEvictionOverTLS(t *testing.T) { // I10, R9
 		t.Fatal(err)
 	}
 	srv, ln := httpguard.New(handler, plain, 2, slog.New(slog.DiscardHandler))
-	srv.TLSConfig = &tls.Config{Certificates: certified.TLS.Certificates, NextProtos: []string{"http/1.1"}} //nolint:gosec // the default is good
+	srv.TLSConfig = &tls.Config{Certificates: certified.TLS.Certificates} //nolint:gosec // the default is good
 	changed, idled := srv.ConnState, make(chan struct{}, 10)
 	srv.ConnState = func(conn net.Conn, state http.ConnState) {
 		if changed(conn, state); state == http.StateIdle {
@@ -45,11 +45,17 @@ func TestEvictionOverTLS(t *testing.T) { // I10, R9
 	go func() { served <- srv.ServeTLS(ln, "", "") }()
 	dial := func() *tls.Conn {
 		t.Helper()
-		conn, err := (&tls.Dialer{Config: certified.Client().Transport.(*http.Transport).TLSClientConfig}).DialContext(t.Context(), "tcp", plain.Addr().String())
+		config := certified.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+		config.NextProtos = []string{"h2", "http/1.1"}
+		connection, err := (&tls.Dialer{Config: config}).DialContext(t.Context(), "tcp", plain.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
-		return conn.(*tls.Conn)
+		conn := connection.(*tls.Conn)
+		if got := conn.ConnectionState().NegotiatedProtocol; got != "http/1.1" {
+			t.Fatalf("negotiated %q", got)
+		}
+		return conn
 	}
 	ask := func(conn net.Conn, path string) {
 		t.Helper()

@@ -74,7 +74,7 @@ func Build(commands ...string) (dir string, err error) {
 	if own == "true" && !flag.Parsed() { // TestMain has not called m.Run
 		return "", errEarly
 	}
-	const tags = "-tags=grpcnotrace"
+	const tags = "-tags=grpcnotrace,nethttpomithttp2"
 	packages := make([]string, len(commands))
 	for i, command := range commands {
 		packages[i] = "./cmd/" + command

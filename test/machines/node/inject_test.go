@@ -32,7 +32,7 @@ type injection struct {
 func buildPrograms(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "build", "-tags=grpcnotrace", "-o", dir+"/", "./cmd/nametap", "./cmd/nametap-discovery")
+	build := exec.CommandContext(t.Context(), "go", "build", "-tags=grpcnotrace,nethttpomithttp2", "-o", dir+"/", "./cmd/nametap", "./cmd/nametap-discovery")
 	build.Dir = "../../.." // the module of the commands
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {
