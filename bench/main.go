@@ -60,6 +60,12 @@ func measure(ctx context.Context, o options) (err error) {
 		}
 		return printReport(o, r)
 	}
+	if o.seen {
+		if err := measureSeen(ctx, o, r, os.Stderr); err != nil {
+			return err
+		}
+		return printReport(o, r)
+	}
 	if !o.pushOnly {
 		if err := measureServers(ctx, o, r); err != nil {
 			return err

@@ -19,7 +19,7 @@ type options struct {
 	agent          string
 	json, svg, md  string
 	push, pushOnly bool
-	memory         bool
+	memory, seen   bool
 	pushHosts      int
 	// The experiments in namespaces. Each replaces the comparison.
 	forward, faults, flood, replay, getaddrinfo, capture bool
@@ -47,6 +47,7 @@ func parseOptions(argv []string, w io.Writer) (options, error) {
 	flags.BoolVar(&o.push, "push", false, "also measure the cost of pushes")
 	flags.BoolVar(&o.pushOnly, "push-only", false, "measure only the cost of pushes")
 	flags.BoolVar(&o.memory, "memory", false, "measure only the resident memory of the agent")
+	flags.BoolVar(&o.seen, "seen", false, "measure only what readers of the queries cost")
 	flags.IntVar(&o.pushHosts, "push-hosts", 100_000, "hosts of each push")
 	flags.BoolVar(&o.forward, "forward", false, "measure the cost of a cache miss and of a cache hit")
 	flags.BoolVar(&o.faults, "faults", false, "measure latencies while nameservers are silent or lose packets")
@@ -73,8 +74,8 @@ func (o options) check(rest []string) error {
 	if min(o.hosts, o.rounds, o.seconds, o.pushHosts, o.queries) < 1 {
 		return errors.New("-hosts, -rounds, -seconds, -push-hosts, -queries: want more than 0")
 	}
-	if o.experiments() && (o.push || o.pushOnly || o.memory) {
-		return errors.New("-push, -push-only, -memory: not together with experiments")
+	if o.experiments() && (o.push || o.pushOnly || o.memory || o.seen) {
+		return errors.New("-push, -push-only, -memory, -seen: not together with experiments")
 	}
 	// Addresses are four apart, in 10.0.0.0/8.
 	if o.hosts > 1_000_000 || o.pushHosts > 1_000_000 {

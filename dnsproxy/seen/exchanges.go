@@ -38,6 +38,7 @@ type Exchanges struct {
 	reader *Reader
 	queue  chan *waiting
 	bytes  atomic.Int64 // of the messages in queue
+	half   signal       // the queue may be half full
 	lost   func(messages int)
 }
 
@@ -51,13 +52,17 @@ type waiting struct {
 }
 
 func newExchanges(reader *Reader, lost func(messages int)) *Exchanges {
-	return &Exchanges{reader: reader, queue: make(chan *waiting, maxExchanges), lost: lost}
+	return &Exchanges{reader: reader, queue: make(chan *waiting, maxExchanges), half: newSignal(), lost: lost}
 }
 
 // put copies a query, whose packed form is b, into the queue if there is room. It does not block.
 func (e *Exchanges) put(b *packed, q *Query) {
 	size := len(q.Request) + len(q.Response)
-	if e.bytes.Add(int64(size)) <= maxExchangeBytes && len(e.queue) < cap(e.queue) {
+	bytes := e.bytes.Add(int64(size))
+	if bytes > maxExchangeBytes/2 || len(e.queue) >= maxExchanges/2 {
+		e.half.send()
+	}
+	if bytes <= maxExchangeBytes && len(e.queue) < cap(e.queue) {
 		w := &waiting{packed: *b, local: q.Local(), messages: make([]byte, 0, size), request: len(q.Request)}
 		w.messages = append(append(w.messages, q.Request...), q.Response...)
 		select {
@@ -83,10 +88,11 @@ func (e *Exchanges) Close() {
 	}
 }
 
-// Next waits for a query and returns it. After the end of ctx it returns its error.
+// Next waits for a query and returns it, a moment later so that Poll may return more. After the end of ctx it returns its error.
 func (e *Exchanges) Next(ctx context.Context) (*Exchange, error) {
 	select {
 	case w := <-e.queue:
+		gather(ctx, e.half)
 		return e.take(w), nil
 	case <-ctx.Done():
 		return nil, ctx.Err()

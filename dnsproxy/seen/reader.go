@@ -10,13 +10,17 @@ import (
 // holeWait is how long a reader waits for a writer that has taken a slot: one that was lost leaves a hole.
 const holeWait = 100 * time.Millisecond
 
+// gatherTime is how long a reader waits for more queries after the first one, so that it does not wake for each.
+const gatherTime = 20 * time.Millisecond
+
 // A Reader reads the queries that a filter selects. Only one goroutine may use it.
 type Reader struct {
 	recorder *Recorder
 	filter   *Filter
 	limited  bool // it counts as one of maxReaders
 	live     ring
-	wake     chan struct{} // has a value if there may be a new query
+	wake     signal // there may be a new query
+	half     signal // there may be half a ring of them
 
 	number uint64              // of the next query in live
 	past   map[uint64]struct{} // the queries that Past has returned
@@ -31,20 +35,16 @@ func (r *Reader) Close() { r.recorder.remove(r) }
 
 // put writes a packed query of n bytes.
 func (r *Reader) put(b *packed, n int) {
-	r.live.put(b, n)
-	select {
-	case r.wake <- struct{}{}:
-	default:
+	if number := r.live.put(b, n); number%(liveSize/2) == 0 {
+		r.half.send()
 	}
+	r.wake.send()
 }
 
 // miss counts a query that may be one that the filter selects.
 func (r *Reader) miss() {
 	r.missed.Add(1)
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	r.wake.send()
 }
 
 // Past returns the noteworthy queries since a time, sorted by time. Next does not return them again.
@@ -92,6 +92,7 @@ func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err e
 		}
 		select {
 		case <-r.wake:
+			gather(ctx, r.half)
 		case <-hole:
 			var b packed
 			if r.live.get(r.number, &b) == early {
@@ -101,6 +102,30 @@ func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err e
 		case <-ctx.Done():
 			return nil, 0, ctx.Err()
 		}
+	}
+}
+
+// A signal holds at most one value. Make one with [newSignal].
+type signal chan struct{}
+
+func newSignal() signal { return make(signal, 1) }
+
+// send leaves a value if there is none.
+func (s signal) send() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+// gather waits while queries come, until there are many or gatherTime is over.
+func gather(ctx context.Context, many signal) {
+	timer := time.NewTimer(gatherTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-many:
+	case <-ctx.Done():
 	}
 }
 

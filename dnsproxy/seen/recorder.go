@@ -165,7 +165,7 @@ func (r *Recorder) ReadExchanges(filter *Filter, lost func(messages int)) *Excha
 }
 
 func newReader(r *Recorder, filter *Filter) *Reader {
-	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1)}
+	reader := &Reader{recorder: r, filter: filter, wake: newSignal(), half: newSignal()}
 	reader.live.size = liveSize
 	return reader
 }

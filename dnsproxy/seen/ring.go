@@ -25,23 +25,24 @@ type ring struct {
 	ready atomic.Bool
 }
 
-// put writes a packed query of n bytes. If the slot's previous writer has not finished, which takes a whole ring of
+// put writes a packed query of n bytes and returns its number. If the slot's previous writer has not finished, which takes a whole ring of
 // others meanwhile, the query is lost.
-func (r *ring) put(b *packed, n int) {
+func (r *ring) put(b *packed, n int) (number uint64) {
 	r.once.Do(func() {
 		r.slots = make([]slot, r.size)
 		r.ready.Store(true)
 	})
-	number := r.next.Add(1) - 1
+	number = r.next.Add(1) - 1
 	s := &r.slots[number%uint64(r.size)] //nolint:gosec // positive
 	previous := s.sequence.Load()
 	if previous%2 == 1 || previous > 2*number || !s.sequence.CompareAndSwap(previous, 2*number+1) {
-		return
+		return number
 	}
 	for i := range (n + 7) / 8 {
 		s.words[i].Store(binary.LittleEndian.Uint64(b[8*i:]))
 	}
 	s.sequence.Store(2*number + 2)
+	return number
 }
 
 // The states of a number of a ring.
