@@ -40,9 +40,9 @@ lint: ## run the linters, and check the size of the agent and the generated code
 build: ## build static binaries in bin/
 	$(BUILD) ./cmd/...
 
-generate: ## write the code in api/, the tests in docs/behaviour.md, the imports in CONTRIBUTING.md, the texts of `nametap explain`
+generate: ## write the code in api/, and the texts of `nametap explain`
 	$(TOOL) buf generate
-	$(GO) test ./docs -run 'Behaviour|Imports' -update
+	$(GO) test ./docs -run BehaviourEntries -update
 
 fuzz: ## run every fuzz target for FUZZTIME
 	@scripts/fuzz-all $(FUZZTIME)

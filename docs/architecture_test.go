@@ -1,17 +1,12 @@
 package docs_test
 
 import (
-	"fmt"
-	"go/parser"
-	"go/token"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -19,44 +14,14 @@ import (
 )
 
 const (
-	module       = "github.com/nametap/nametap/"
 	architecture = root + "/ARCHITECTURE.md"
-	contributing = root + "/CONTRIBUTING.md"
 	linter       = root + "/.golangci.yaml"
-
-	importsBegin = "<!-- imports: written by `make generate` -->\n"
-	importsEnd   = "<!-- end of imports -->\n"
 )
 
 var (
 	goFile     = regexp.MustCompile("`([\\w/-]+\\.go)`")    // a Go file in backquotes
 	listedFile = regexp.MustCompile(`(?m)^//\t(\w+\.go)\s`) // a Go file in the list of a package comment
 )
-
-// TestImports checks that CONTRIBUTING.md lists the imports among the packages of the
-// project as they are. With -update it writes the list.
-func TestImports(t *testing.T) {
-	text, err := os.ReadFile(contributing)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, found := strings.Cut(string(text), importsBegin)
-	got, after, ended := strings.Cut(rest, importsEnd)
-	if !found || !ended {
-		t.Fatalf("%s: want the lines %q and %q", contributing, importsBegin, importsEnd)
-	}
-	want := importTable(imports(t))
-	if got == want {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s: the imports have changed: run `make generate`\n got %s\nwant %s", contributing, got, want)
-	}
-	updated := before + importsBegin + want + importsEnd + after
-	if err := os.WriteFile(contributing, []byte(updated), 0o644); err != nil { //nolint:gosec // a document
-		t.Fatal(err)
-	}
-}
 
 // TestImportRules checks that the linter has a rule for the imports of every package that
 // other packages can import.
@@ -81,7 +46,7 @@ func TestImportRules(t *testing.T) {
 	for _, rule := range config.Linters.Settings.Depguard.Rules {
 		patterns = append(patterns, rule.Files...)
 	}
-	for name := range imports(t) {
+	for name := range packages(t) {
 		if strings.HasPrefix(name, "cmd/") || strings.HasPrefix(name, "internal/") || name == "examples" {
 			continue
 		}
@@ -156,7 +121,7 @@ func TestMakefileSources(t *testing.T) {
 		t.Fatal("release.mk: SOURCES finds no files")
 	}
 	directories := strings.Fields(string(line[1]))
-	for name := range imports(t) {
+	for name := range packages(t) {
 		top, _, _ := strings.Cut(name, "/")
 		if !slices.Contains(directories, top) {
 			t.Errorf("release.mk: SOURCES does not have the directory %s", top)
@@ -164,47 +129,25 @@ func TestMakefileSources(t *testing.T) {
 	}
 }
 
-// imports returns the packages of the module that have code, each with the packages of
-// the module that it imports. It leaves out tests and the helpers of tests.
-func imports(t *testing.T) map[string][]string {
+// packages returns the packages of the module that have code, without those of tests.
+func packages(t *testing.T) map[string]bool {
 	t.Helper()
-	sets := map[string]map[string]bool{}
+	found := map[string]bool{}
 	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case entry.IsDir():
 			return skipOtherModules(file)
-		case filepath.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go"):
-			return nil
-		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
-		if err != nil {
-			return err
-		}
-		name := filepath.ToSlash(strings.TrimPrefix(filepath.Dir(file), root+string(filepath.Separator)))
-		if sets[name] == nil {
-			sets[name] = map[string]bool{}
-		}
-		for _, spec := range parsed.Imports {
-			imported, err := strconv.Unquote(spec.Path.Value)
-			if err != nil {
-				return err
-			}
-			if imported, ok := strings.CutPrefix(imported, module); ok {
-				sets[name][imported] = true
-			}
+		case filepath.Ext(file) == ".go" && !strings.HasSuffix(file, "_test.go"):
+			found[filepath.ToSlash(strings.TrimPrefix(filepath.Dir(file), root+string(filepath.Separator)))] = true
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	packages := map[string][]string{}
-	for name, set := range sets {
-		packages[name] = slices.Sorted(maps.Keys(set))
-	}
-	return packages
+	return found
 }
 
 // skipOtherModules makes WalkDir skip a directory that is no part of the module's code.
@@ -219,21 +162,4 @@ func skipOtherModules(dir string) error {
 		return filepath.SkipDir
 	}
 	return nil
-}
-
-// importTable returns the imports as a table of Markdown. Packages that import no other
-// are in its last row.
-func importTable(packages map[string][]string) string {
-	var table strings.Builder
-	table.WriteString("| package | imports |\n|---|---|\n")
-	var without []string
-	for _, name := range slices.Sorted(maps.Keys(packages)) {
-		if len(packages[name]) == 0 {
-			without = append(without, name)
-			continue
-		}
-		fmt.Fprintf(&table, "| %s | %s |\n", name, strings.Join(packages[name], ", "))
-	}
-	fmt.Fprintf(&table, "| %s | no other package of the project |\n", strings.Join(without, ", "))
-	return table.String()
 }

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 
 // With a real nametap-discovery, over TLS, agents that connect again, that are slow and that
 // move between replicas have the table of the server. The figures are those of a small run.
-func TestExperiments(t *testing.T) {
+func TestExperiments(t *testing.T) { // D34
 	built, err := process.Build("nametap-discovery")
 	if err != nil {
 		t.Fatal(err)
