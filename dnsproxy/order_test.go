@@ -324,6 +324,24 @@ func TestNameserverRefuses(t *testing.T) {
 	}
 }
 
+// F3, R15: a nameserver that fails for all names of one domain, as it does if the domain's own nameservers fail, is not
+// named as one that answers no query.
+func TestOneDomainFails(t *testing.T) {
+	t.Parallel()
+	fake := nameserver(t, fakedns.Rcode(dns.RcodeServerFailure))
+	logger, log := newLog()
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}, Logger: logger})
+	for i := range 30 {
+		p.converse(t, []dialogue{{fmt.Sprintf("w%d.bogus.example A", i), "SERVFAIL"}})
+	}
+	if status := p.UpstreamStatus()[0]; status.Refusing || status.Responses["SERVFAIL"] < 30 || status.LastError != "SERVFAIL" {
+		t.Errorf("%+v", status)
+	}
+	if strings.Contains(log.String(), "nameserver answers no query any more") {
+		t.Error(log)
+	}
+}
+
 // R4: the replies of each nameserver are counted by response code, in at most seven series for every nameserver, whatever
 // codes it sends.
 func TestNameserverResponses(t *testing.T) {

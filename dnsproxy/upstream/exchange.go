@@ -320,7 +320,7 @@ func (e *exchange) carryOut(now time.Time) {
 		case actMalformed:
 			s.noteMalformed(t.err)
 		case actFailure:
-			s.note("response code " + strconv.Itoa(t.code))
+			s.note(RcodeName(t.code))
 		}
 	}
 	e.schedule.actions = e.schedule.actions[:0]

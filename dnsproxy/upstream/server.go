@@ -4,12 +4,15 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A carrier carries queries to a server and its replies back.
@@ -47,8 +50,8 @@ type server struct {
 	nextProbe   probe          // question of the next probe
 	known       []byte         // last question that had an answer, in wire form; empty if there is none
 	responses   [rcodes]uint64 // by the index of the response code in rcodeNames
-	refused     int            // replies in a row that were no answer
-	turned      time.Time      // when it was last logged that this began or ended
+	refused     refusals
+	turned      time.Time // when it was last logged that this began or ended
 	lastError   string
 	lastErrorAt time.Time
 	barred      bool // see Status.Barred
@@ -146,11 +149,11 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 	rose := s.loggedDown
 	s.loggedDown = false
-	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(r) && now.Sub(s.turned) >= turnedEvery
+	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a.question, r) && now.Sub(s.turned) >= turnedEvery
 	if turned {
 		s.turned = now
 	}
-	refusing, lastError := s.refused >= refusingAfter, s.lastError
+	refusing, lastError := s.refused.all(), s.lastError
 	s.mu.Unlock()
 	switch {
 	case rose:
@@ -165,11 +168,42 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 }
 
-// refusingAfter is how many replies in a row that are no answers are logged, and turnedEvery how often at most.
+// turnedEvery is how often it is logged at most that a server gives no answers.
+const turnedEvery = time.Minute
+
+// A server gives no answers after refusingAfter replies in a row that were none, to names of refusingDomains: all names
+// of one domain fail if its own nameservers do.
 const (
-	refusingAfter = 10
-	turnedEvery   = time.Minute
+	refusingAfter   = 10
+	refusingDomains = 3
 )
+
+// refusals are the replies of a server in a row that were no answer.
+type refusals struct {
+	count   int
+	domains []wire.Name // the last two labels of names, refusingDomains at most
+}
+
+// all reports whether the server gives no answers.
+func (f *refusals) all() bool { return f.count >= refusingAfter && len(f.domains) == refusingDomains }
+
+// add counts a reply to a question in wire form.
+func (f *refusals) add(question []byte) {
+	f.count++
+	if len(f.domains) == refusingDomains || len(question) < questionTail {
+		return
+	}
+	domain := wire.Fold(question[:len(question)-questionTail])
+	for domain != wire.Root && domain.Parent() != wire.Root && domain.Parent().Parent() != wire.Root {
+		domain = domain.Parent()
+	}
+	if !slices.Contains(f.domains, domain) {
+		f.domains = append(f.domains, domain)
+	}
+}
+
+// questionTail is the length of the root label, the type and the class of a question.
+const questionTail = 5
 
 // rcodes is the number of keys of Status.Responses.
 const rcodes = 7
@@ -191,19 +225,19 @@ func rcodeIndex(code int) int {
 	return rcodes - 1
 }
 
-// countLocked counts a reply to a query, and reports whether with it the server has begun, or has ceased, to give no
-// answers.
-func (s *server) countLocked(r reading) (turned bool) {
+// countLocked counts the reply to a question in wire form, and reports whether with it the server has begun, or has
+// ceased, to give no answers.
+func (s *server) countLocked(question []byte, r reading) (turned bool) {
+	before := s.refused.all()
 	if r.err == nil {
 		s.responses[rcodeIndex(r.code)]++
 	}
 	if r.usable() {
-		turned = s.refused >= refusingAfter
-		s.refused = 0
-		return turned
+		s.refused = refusals{domains: s.refused.domains[:0]}
+	} else {
+		s.refused.add(question)
 	}
-	s.refused++
-	return s.refused == refusingAfter
+	return s.refused.all() != before
 }
 
 // failed notes an attempt that got no reply.
@@ -270,7 +304,7 @@ func (s *server) status(now time.Time) Status {
 		Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
 		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),
 		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError,
-		LastErrorAt: s.lastErrorAt, Barred: s.barred, Responses: responses, Refusing: s.refused >= refusingAfter,
+		LastErrorAt: s.lastErrorAt, Barred: s.barred, Responses: responses, Refusing: s.refused.all(),
 	}
 }
 
