@@ -37,7 +37,7 @@ func TestDiscovery(t *testing.T) {
 	}
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: default}\nspec: {clusterIP: 10.96.0.1}\n")
-	args := append(slices.Clone(server.Args), "--kubeconfig="+a.Kubeconfig(), "--print-table", "--state-dir=")
+	args := append([]string{"table"}, append(slices.Clone(server.Args), "--kubeconfig="+a.Kubeconfig(), "--state-dir=")...)
 	if table := output(t, command(t, nil, "nametap-discovery", args...)); !strings.Contains(table, "web.default.svc.cluster.local") {
 		t.Errorf("no web in %s", table)
 	}
@@ -213,7 +213,7 @@ func TestConfigMapPatch(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "db.yaml"), []byte(entry), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"--print-table", "--state-dir="}
+	args := []string{"table", "--state-dir="}
 	for _, arg := range spec.Containers[0].Args {
 		args = append(args, strings.ReplaceAll(arg, spec.Containers[0].VolumeMounts[i].MountPath, dir))
 	}

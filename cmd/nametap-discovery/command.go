@@ -45,9 +45,8 @@ type options struct {
 	drain      time.Duration // how long to serve after the end was requested
 	logLevel   logLevel
 
-	printTable bool
-	client     discovery.Client // whose table is printed
-	output     string
+	client discovery.Client // whose table is printed
+	output string
 
 	// stateDirGiven says that the user has set the state directory. If it cannot be used,
 	// that is an error; the default is given up with a warning.
@@ -100,7 +99,6 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	o.inject.addFlags(g)
 
 	g = settings.NewGroup(f, "Printing a table")
-	g.Bool(&o.printTable, "print-table", "build once, print the table of --for-namespace as JSON and exit")
 	g.String(&o.client.Namespace, "for-namespace", "`namespace` of the client whose table is printed")
 	g.Text((*labels)(&o.client.Labels), "for-labels", "`labels` of its workload, by which Sidecars select it: NAME=VALUE,...")
 	g.Bool(&o.client.AutoAllocate, "dns-auto-allocate", "print the table of a client that asks for automatic VIPs")
@@ -229,9 +227,6 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			if err := o.resolve(cmd.Flags()); err != nil {
 				return err
 			}
-			if o.printTable {
-				return printTable(cmd.Context(), o, stdout, stderr)
-			}
 			if err := o.resolveSecret(); err != nil {
 				return err
 			}
@@ -244,8 +239,16 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
 	root.SetUsageFunc(settings.PrintUsage)
 	o.addFlags(root.Flags())
+	hide(root.Flags(), "for-namespace", "for-labels", "dns-auto-allocate")
 	root.AddCommand(newAgents(stdout), newTable(stdout, stderr), newInject(stdout, stderr), newVersion(stdout))
 	return root
+}
+
+// hide leaves flags that have no effect for a command out of its help.
+func hide(flags *pflag.FlagSet, names ...string) {
+	for _, name := range names {
+		flags.Lookup(name).Hidden = true
+	}
 }
 
 // noArgs refuses arguments. With cobra.NoArgs the error would not be a usageError.

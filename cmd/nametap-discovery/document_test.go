@@ -45,7 +45,7 @@ func TestFlagsDocument(t *testing.T) {
 func TestChartSettings(t *testing.T) {
 	own := []string{
 		"help", "tls-addr", "tls-secret", "lease", "drain", "grpc-addr", "http-addr", "inject-addr", "inject-config", "inject-webhook",
-		"print-table", "for-namespace", "for-labels", "dns-auto-allocate",
+		"for-namespace", "for-labels", "dns-auto-allocate",
 	}
 	var others []string
 	newRoot(io.Discard, io.Discard).Flags().VisitAll(func(flag *pflag.Flag) {
@@ -124,7 +124,6 @@ func TestHelpIsGrouped(t *testing.T) {
 		"Objects", "config-dir", "kubeconfig", "clusters-namespace", "headless-scope", "allow-empty", "lease", "cluster-domain", "root-namespace", "default-service-export-to", "state-dir",
 		"Serving, status and logging", "grpc-addr", "tls-addr", "tls-cert", "tls-key", "tls-secret", "tls-names", "tls-ca-configmap", "tls-client-ca", "token-audience", "trust-domain", "cluster-id", "max-clients", "max-clients-per-address", "max-connection-age", "drain", "http-addr", "log-level",
 		"Injection", "inject-addr", "inject-config", "inject-webhook",
-		"Printing a table", "print-table", "for-namespace", "for-labels", "dns-auto-allocate",
 	}
 	if diff := cmp.Diff(want, lines); diff != "" {
 		t.Errorf("headings and flags (-want +got):\n%s", diff)

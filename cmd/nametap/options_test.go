@@ -29,36 +29,6 @@ func parsed(t *testing.T, args, environ []string) *options {
 	return o
 }
 
-// R7: the old names of the settings of capture still work, as flags and as environment
-// variables. They are not in the help.
-func TestOldNamesOfCapture(t *testing.T) {
-	help := settings.Usages(newOptions(pflag.NewFlagSet("test", pflag.ContinueOnError)).flags)
-	for old, value := range map[string]string{
-		"dns-capture": "false", "servers": "resolv-conf", "agent-uid": "[1]", "agent-gid": "[1]", "exclude-uid": "[1]",
-		"exclude-gid": "[1]", "exclude-cidr": "[10.0.0.0/8]", "exclude-interface": "[eth0]", "exclude-source-port": "[1]",
-		"virtual-interface": "[eth0]", "conntrack-zone": "1", "ipv6": "off", "backend": "nft", "reconcile": "1s",
-		"fail-open": "false", "host-network": "true", "host-ip": "192.0.2.1",
-	} {
-		name := "capture-" + old
-		if old == "dns-capture" {
-			name = enabledFlag
-		}
-		if strings.Contains(help, "--"+old+" ") || !strings.Contains(help, "--"+name) {
-			t.Errorf("the help has not --%s but --%s", name, old)
-		}
-		text := strings.Trim(value, "[]")
-		variable := strings.ToUpper(strings.ReplaceAll(old, "-", "_"))
-		for _, o := range []*options{
-			parsed(t, []string{"--" + old + "=" + text}, nil),
-			parsed(t, nil, []string{"NAMETAP_" + variable + "=" + text}),
-		} {
-			if got := o.flags.Lookup(name); got == nil || got.Value.String() != value {
-				t.Errorf("%s=%s: %s is %v", old, value, name, got)
-			}
-		}
-	}
-}
-
 // R7, F4: Istio's DNS_FORWARD_PARALLEL means --upstream-order, whose own name wins.
 func TestParallel(t *testing.T) {
 	for _, c := range []struct {

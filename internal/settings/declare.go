@@ -17,12 +17,11 @@ import (
 type Group struct {
 	flags *pflag.FlagSet
 	title string
-	names map[string]string // by the old ones
 }
 
 // NewGroup returns a group of the flags with this heading.
 func NewGroup(flags *pflag.FlagSet, title string) Group {
-	return Group{flags, title, map[string]string{}}
+	return Group{flags, title}
 }
 
 // Var declares a setting of any kind. A word of the usage in backquotes names the value
@@ -30,7 +29,7 @@ func NewGroup(flags *pflag.FlagSet, title string) Group {
 func (g Group) Var(value pflag.Value, name, usage string) Setting {
 	flag := g.flags.VarPF(value, name, "", usage)
 	flag.Annotations = map[string][]string{annotationGroup: {g.title}}
-	return Setting{g, flag}
+	return Setting{flag}
 }
 
 // String declares a setting that is a text.
@@ -56,10 +55,7 @@ func (g Group) yesOrNo(value yesNo, name, usage string) Setting {
 func (g Group) Text(p TextValue, name, usage string) Setting { return g.Var(textual{p}, name, usage) }
 
 // A Setting is one declared setting.
-type Setting struct {
-	group Group
-	flag  *pflag.Flag
-}
+type Setting struct{ flag *pflag.Flag }
 
 // Env gives the setting environment variables of other names than its own: the one that
 // documents name, and further ones that it wins over.
@@ -67,25 +63,6 @@ func (s Setting) Env(env string, more ...string) Setting {
 	s.flag.Usage += " [" + env + "]"
 	s.flag.Annotations[annotationEnv] = append([]string{env}, more...)
 	return s
-}
-
-// Formerly gives the setting an old name, which still works as a flag, as a key, and as
-// an environment variable; the variable of the new name wins over that of the old one.
-func (s Setting) Formerly(old string) Setting {
-	s.flag.Annotations[annotationOld] = append(s.flag.Annotations[annotationOld], old)
-	if len(s.group.names) == 0 {
-		s.group.acceptOldNames()
-	}
-	s.group.names[old] = s.flag.Name
-	return s
-}
-
-// acceptOldNames makes the flags accept the old names of the group.
-func (g Group) acceptOldNames() {
-	next := g.flags.GetNormalizeFunc()
-	g.flags.SetNormalizeFunc(func(flags *pflag.FlagSet, name string) pflag.NormalizedName {
-		return next(flags, cmp.Or(g.names[name], name))
-	})
 }
 
 // DiscoveryAddress makes Istio's discoveryAddress set the setting, too.

@@ -35,12 +35,11 @@ const Prefix = "NAMETAP_"
 // ConfigFlag is the flag that names the configuration file. That file cannot set it.
 const ConfigFlag = "config"
 
-// Annotations of flags: the heading in the help, further environment variables, old names,
-// and where the value came from.
+// Annotations of flags: the heading in the help, further environment variables, and
+// where the value came from.
 const (
 	annotationGroup  = "nametap/group"
 	annotationEnv    = "nametap/env"
-	annotationOld    = "nametap/old"
 	annotationSource = "nametap/source"
 )
 
@@ -59,11 +58,7 @@ func ownEnv(name string) string {
 
 // envs returns all environment variables of a flag; an earlier one wins.
 func envs(flag *pflag.Flag) []string {
-	names := []string{ownEnv(flag.Name)}
-	for _, old := range flag.Annotations[annotationOld] {
-		names = append(names, ownEnv(old))
-	}
-	return append(names, flag.Annotations[annotationEnv]...)
+	return append([]string{ownEnv(flag.Name)}, flag.Annotations[annotationEnv]...)
 }
 
 // Source returns where the value of a flag came from, for messages.

@@ -32,7 +32,7 @@ func declare(v *values) *pflag.FlagSet {
 	group.Var(settings.Duration(&v.Drain, settings.ZeroIsZero), "drain", "")
 	group.Var(settings.Int(&v.Conns, settings.ZeroRefused), "max-tcp-conns", "")
 	group.Bool(&v.Plain, "xds-plaintext", "")
-	group.Var(settings.List(&v.Servers, settings.ParseString), "upstream", "").Formerly("servers")
+	group.Var(settings.List(&v.Servers, settings.ParseString), "upstream", "")
 	return flags
 }
 
@@ -69,16 +69,6 @@ func TestResolvePrecedence(t *testing.T) {
 			env:  []string{"DNS_PROXY_ADDR=127.0.0.1:2"},
 			args: []string{"--dns-addr=127.0.0.1:3", "--upstream=192.0.2.9"},
 			want: func(v *values) { v.Addr, v.Servers = "127.0.0.1:3", []string{"192.0.2.9"} },
-		},
-		{
-			name: "old names",
-			file: "servers: 192.0.2.1\n",
-			want: func(v *values) { v.Servers = []string{"192.0.2.1"} },
-		},
-		{
-			name: "the new name wins in the environment",
-			env:  []string{"NAMETAP_SERVERS=192.0.2.1", "NAMETAP_UPSTREAM=192.0.2.2"},
-			want: func(v *values) { v.Servers = []string{"192.0.2.2"} },
 		},
 		{
 			name: "an empty variable is not set",

@@ -92,7 +92,7 @@ func TestUsages(t *testing.T) {
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	flags.SortFlags = false
 	addr, list := "localhost:53", []string{}
-	settings.NewGroup(flags, "DNS").String(&addr, "dns-addr", "listen on `host:port`").Env("DNS_PROXY_ADDR").Formerly("listen")
+	settings.NewGroup(flags, "DNS").String(&addr, "dns-addr", "listen on `host:port`").Env("DNS_PROXY_ADDR")
 	settings.NewGroup(flags, "Nameservers").Var(settings.List(&list, settings.ParseString), "upstream", "`server` to ask")
 	flags.Bool("verbose", false, "say more")
 	want := "\nFlags:\n      --verbose   say more\n" +
