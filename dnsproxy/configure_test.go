@@ -147,7 +147,7 @@ func TestConfigureKeepsReplies(t *testing.T) { // R10, F8, F17
 		{"nothing", forward.Config{Upstreams: one, Routes: suffix("a.example")}, [3]string{"0.2", "0.1", "0.1"}},
 		{"limits", forward.Config{
 			Upstreams: one, Routes: suffix("a.example"), CacheSize: 1 << 20, CacheMaxTTL: 50 * time.Second,
-			ServeStale: -1, Timeout: wait.Limit, Order: forward.OrderFastest, MixCase: true,
+			ServeStale: -1, Timeout: wait.Limit, Order: forward.OrderFastest,
 		}, [3]string{"0.2", "0.1", "0.1"}},
 		{"the suffix", forward.Config{Upstreams: one, Routes: suffix("b.example")}, [3]string{"3.1", "3.2", "0.1"}},
 		{"others than those of a suffix", forward.Config{Upstreams: three, Routes: suffix("b.example")}, [3]string{"4.3", "3.2", "4.3"}},
@@ -190,7 +190,7 @@ func TestConfigureWhileAnswering(t *testing.T) { // R10
 	configs := []dnsproxy.Config{
 		{Forward: forward.Config{ResolvConf: path, Upstreams: servers(one)}},
 		{
-			Forward: forward.Config{ResolvConf: path, Upstreams: servers(two), CacheSize: 256 << 10, MixCase: true, Timeout: wait.Limit},
+			Forward: forward.Config{ResolvConf: path, Upstreams: servers(two), CacheSize: 256 << 10, Timeout: wait.Limit},
 			Bypass:  []string{"db.example"}, TTL: 7 * time.Second,
 		},
 		{Forward: forward.Config{ResolvConf: path, Upstreams: servers(one), CacheSize: -1}, LocalOnly: []string{"corp.example"}},

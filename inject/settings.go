@@ -31,7 +31,7 @@ var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-answers": "int 0 to 65535", "max-inflight": "int>0", "max-push-bytes": "bytes>0",
 	"max-tcp-conns": "int>0", "mesh-config": "string", "namespace": "string", "original-destination": "bool", "pod-name": "string", "query-log": "off|failed|all",
 	"ready-timeout": "duration", "resolv-conf": "string", "serve-stale": "duration", "service-account": "string", "state-dir": "string",
-	"trust-domain": "string", "ttl": "ttl", "upstream-mix-case": "bool", "upstream-order": "strict|fastest",
+	"trust-domain": "string", "ttl": "ttl", "upstream-order": "strict|fastest",
 	"upstream-root-ca": "string", "upstream-timeout": "duration>0", "workload-cert": "auto|on|off",
 	"xds": "incremental|sotw", "xds-cert": "string", "xds-key": "string", "xds-plaintext": "bool", "xds-root-ca": "string",
 	"xds-server-name": "string", "xds-token-file": "string",

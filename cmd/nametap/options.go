@@ -136,7 +136,6 @@ func (o *options) declareNameservers(g settings.Group) {
 	g.Var(settings.List(&o.nameservers, parseNameserver), "upstream", "`nameserver` instead of resolv.conf's: ADDRESS, ADDRESS:PORT or tls://ADDRESS#NAME; with SUFFIX= before it, only for names of that suffix; may be repeated")
 	g.String(&forward.RootCA, "upstream-root-ca", "PEM `file` with the root certificates of tls:// nameservers; read for every connection (default the system's)")
 	g.Text(upstreamOrder{&forward.Order, &o.parallel}, orderFlag, "nameserver to ask first: strict (the first that works; only it may answer NXDOMAIN) or fastest").Env(parallelEnv)
-	g.Bool(&forward.MixCase, "upstream-mix-case", "send questions in random case (0x20), which makes replies harder to forge")
 	g.Var(settings.Duration(&forward.Timeout, settings.ZeroRefused), "upstream-timeout", "time limit of a forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
 	g.Var(settings.Int(&forward.MaxInflight, settings.ZeroRefused), "max-inflight", "limit of queries that are forwarded or held at a time; a further one takes the place of the oldest")
 	g.Bool(&o.agent.DNS.OriginalDestination, "original-destination", "forward a captured query to the nameserver that it was sent to, if resolv.conf does not name that one; over UDP this needs CAP_NET_ADMIN")

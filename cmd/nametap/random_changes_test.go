@@ -120,7 +120,6 @@ func (w *randomWorld) change(k knobs, random *rand.Rand) knobs {
 	for _, lines := range [][]string{
 		{cacheOff, "cache-size: 64KiB", "cache-size: 32MiB"},
 		{"upstream-order: fastest"},
-		{"upstream-mix-case: true"},
 		{"serve-stale: 0s"},
 		{"edns-udp-size: 512", "edns-udp-size: 4096"},
 		{"cache-max-ttl: 5s"},

@@ -45,9 +45,6 @@ type Config struct {
 	// RootCA is the path of a PEM file with the root certificates of TLS nameservers, read
 	// for every new connection. Default the system's certificates.
 	RootCA string
-	// MixCase sends questions in random case, which makes replies harder to forge
-	// (draft-vixie-dnsext-dns0x20).
-	MixCase bool
 	// Timeout bounds the time of a forwarded query, over all nameservers. Default 4 s, less
 	// than the 5 s after which glibc tries the next server.
 	Timeout time.Duration
@@ -154,7 +151,7 @@ func newSettings(cfg Config) (settings, error) {
 
 // client returns what the settings say to the upstream client.
 func (s *settings) client() upstream.Config {
-	return upstream.Config{TLSRootsFile: s.RootCA, Timeout: s.Timeout, MixCase: s.MixCase}
+	return upstream.Config{TLSRootsFile: s.RootCA, Timeout: s.Timeout}
 }
 
 // limits returns what the settings say to the cache.

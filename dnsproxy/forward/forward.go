@@ -59,7 +59,7 @@ func New(cfg Config) (*Forwarder, error) {
 	return f, nil
 }
 
-// Configure changes Upstreams, Routes, Order, RootCA, MixCase, Timeout, CacheSize, CacheMaxTTL,
+// Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize, CacheMaxTTL,
 // CacheMaxNegativeTTL and ServeStale, and ignores the other fields of cfg. Queries that arrive after it has
 // returned are answered by the new settings. Cached replies stay, except those to questions for which
 // other nameservers are asked now. On an error nothing changes.

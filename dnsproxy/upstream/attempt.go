@@ -6,9 +6,6 @@ import (
 	"time"
 )
 
-// errCase is the error of an attempt whose reply has the question in another case.
-var errCase = errors.New("the letters of the reply's question are not in the case of the query")
-
 // maxPooled is the capacity in bytes beyond which packets, and attempts with them, are not returned to their
 // pools.
 const maxPooled = 4 << 10
@@ -32,7 +29,6 @@ type attempt struct {
 	retried   bool       // sent a second time, on a new connection
 	probe     probe      // which probe of the server's liveness it is, if any
 	loopProbe *loopProbe // nil if it is no probe
-	verbatim  bool       // the reply's question may be in another case
 	opcode    byte       // as it is in the header
 	question  []byte     // as sent, in wire form
 	packet    []byte     // the whole query, if sent over a connection
@@ -101,8 +97,6 @@ func (a *attempt) end(reply []byte, err error) {
 	case err == nil && a.loopProbe != nil && !a.server.client.probeAnswered(a.loopProbe):
 	case err == nil:
 		r = a.server.client.read(reply)
-		a.server.replied(a, now, r)
-	case errors.Is(err, errCase):
 		a.server.replied(a, now, r)
 	default:
 		a.server.failed(a, err)

@@ -40,8 +40,6 @@ const defaultTimeout = 4 * time.Second
 type Config struct {
 	// Timeout ends every query; zero means 4 s.
 	Timeout time.Duration
-	// MixCase sends the letters of questions in random case over UDP.
-	MixCase bool
 	// Check checks a reply to a QUERY. It returns the response code with all twelve bits, and
 	// whether the reply is a negative answer. A reply for which it returns an error is not used.
 	// If Check is nil only headers are read.
@@ -150,7 +148,7 @@ func NewClient(config Config) *Client {
 	return c
 }
 
-// Configure changes the Timeout, MixCase and TLSRootsFile of the client, and ignores the other fields of
+// Configure changes the Timeout and TLSRootsFile of the client, and ignores the other fields of
 // config. The timeout of a [Group] is that of when it was made. It must not be called concurrently.
 func (c *Client) Configure(config Config) {
 	if config.Timeout <= 0 {

@@ -83,12 +83,8 @@
 // A query over UDP leaves from one of four connected sockets of a server, with an
 // unpredictable ID. A socket is replaced after 128 queries or 5 s, and with it its port,
 // which Linux picks at random from about 28,000 (RFC 5452). A reply must
-// come from the server to this socket and have the ID and the question, byte for
-// byte; all else that arrives is counted and ignored. With Config.MixCase the
-// letters of the question are in random case. A server that does not keep the case is
-// asked over TCP instead, and for ten minutes without mixing. Messages that are relayed
-// (Verbatim) are sent as they are, and the question of their replies is compared without
-// regard to case, since some servers fold it.
+// come from the server to this socket and have the ID and the question, whose
+// case some servers fold; all else that arrives is counted and ignored.
 //
 // TCP and TLS connections are kept for 30 s after their last query, and up to
 // 128 queries share one (RFC 7766, 7858). The ages of sockets include the time while the machine

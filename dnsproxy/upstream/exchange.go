@@ -26,7 +26,7 @@ const (
 	TCPOnly
 
 	// Verbatim may be added to any of these. The query is sent as it is except for its ID,
-	// whatever Config.MixCase is and whether the server handles EDNS or not. The reply is
+	// whether the server handles EDNS or not. The reply is
 	// returned as it was received except for its ID; its question may be in another case.
 	Verbatim How = 1 << 4
 	// Traced may be added, too: the answer has its Attempts.
@@ -73,7 +73,7 @@ const tellAfter = 500 * time.Millisecond
 //
 // The query must have at most one question; it belongs to the group and is not changed. The reply belongs to
 // the receiver and has the query's ID and question (but see Verbatim). Without Config.Check it may
-// be malformed behind its question. With Config.MixCase names in it may be in mixed case.
+// be malformed behind its question.
 func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
 	if len(g.servers) == 0 {
 		receiver.Receive(Answer{}, ErrNoServers)
@@ -311,8 +311,6 @@ func (e *exchange) carryOut(now time.Time) {
 		case actHedge:
 			s.hedges.Add(1)
 			e.trace.repeats()
-		case actFolds:
-			s.rememberFolded(now)
 		case actAnsweredPlain:
 			if t.plain || e.servers[action.try].triedPlain {
 				s.answeredPlain(now)
@@ -332,7 +330,7 @@ func (e *exchange) carryOut(now time.Time) {
 // send sends the query to a server.
 func (e *exchange) send(i int, now time.Time) {
 	s, t := e.servers[i].server, &e.schedule.tries[i]
-	plain, folded := s.quirks(now)
+	plain := s.plain(now)
 	a := e.client.newAttempt(s)
 	a.exchange, a.generation, a.try = e, e.generation.Load(), i
 	a.slot, a.sent, a.stream, a.asked = e.slot, now, t.stream, t.asked
@@ -344,10 +342,6 @@ func (e *exchange) send(i int, now time.Time) {
 		packet, a.plain = wire.CutOPT(packet), true
 	}
 	question := packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
-	if e.client.latest.Load().MixCase && !folded && !t.stream && !e.verbatim {
-		mixCase(question)
-	}
-	a.verbatim = e.verbatim
 	a.opcode, a.question = opcode(e.query), append(a.question, question...)
 	e.trace.sent(e, a)
 	s.sent(now)

@@ -69,9 +69,8 @@ type history struct {
 
 	looping bool
 
-	plainUntil  time.Time // until then it is asked without EDNS
-	ednsHeard   time.Time // last reply with an OPT record
-	foldedUntil time.Time // until then it is asked without mixed case
+	plainUntil time.Time // until then it is asked without EDNS
+	ednsHeard  time.Time // last reply with an OPT record
 }
 
 // A standing is what follows from a history at a time.

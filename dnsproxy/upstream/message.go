@@ -1,9 +1,7 @@
 package upstream
 
 import (
-	"bytes"
 	"errors"
-	"math/rand/v2"
 
 	"github.com/miekg/dns"
 
@@ -50,55 +48,18 @@ func betterFailure(code, other int) bool {
 	return code < len(weight) && (other >= len(weight) || weight[code] > weight[other])
 }
 
-// A verdict is what a response is to a query with a certain ID and question.
-type verdict int
-
-const (
-	other     verdict = iota // not the reply
-	matching                 // the reply
-	otherCase                // the reply, except for the case of its question's letters
-)
-
-// judge compares a response, whose ID matches, with the opcode and the question that were
-// sent, in wire form. Nameservers return the question as it was sent; only a failure, and
-// the reply to an UPDATE (RFC 2136, section 3.8), may be a bare header.
-func judge(reply []byte, op byte, question []byte) verdict {
-	if opcode(reply) != op {
-		return other
+// replies reports whether a response, whose ID matches, is the reply to a question in wire form that was sent with an
+// opcode. Some nameservers fold the case of its letters. Only a failure, and the reply to an UPDATE (RFC 2136, section
+// 3.8), may be a bare header.
+func replies(response []byte, op byte, question []byte) bool {
+	if opcode(response) != op {
+		return false
 	}
-	if !hasQuestion(reply) {
-		if len(question) == 0 || !usable(reply) || !isQuery(reply) {
-			return matching
-		}
-		return other
+	if !hasQuestion(response) {
+		return len(question) == 0 || !usable(response) || !isQuery(response)
 	}
-	end, ok := questionEnd(reply)
-	switch {
-	case !ok:
-		return other
-	case bytes.Equal(reply[wire.HeaderLen:end], question):
-		return matching
-	case wire.EqualQuestions(reply[wire.HeaderLen:end], question):
-		return otherCase
-	}
-	return other
-}
-
-// mixCase gives a question's letters random case.
-func mixCase(question []byte) {
-	if len(question) == 0 {
-		return
-	}
-	var random uint64
-	for i := range question[:len(question)-4] {
-		if i%64 == 0 {
-			random = rand.Uint64()
-		}
-		if b := question[i] | 0x20; 'a' <= b && b <= 'z' {
-			question[i] = b &^ byte(random&1<<5)
-		}
-		random >>= 1
-	}
+	end, ok := questionEnd(response)
+	return ok && wire.EqualQuestions(response[wire.HeaderLen:end], question)
 }
 
 // restore makes a reply the reply to the query: with its ID and its question. A

@@ -37,14 +37,8 @@ func FuzzJudge(f *testing.F) {
 				t.Errorf("without OPT: %x", cut)
 			}
 		}
-		is := judge(msg, opcode(query), question)
-		if is == other {
+		if !replies(msg, opcode(query), question) {
 			return
-		}
-		mixed := bytes.Clone(question)
-		mixCase(mixed)
-		if len(question) > 0 && !wire.EqualQuestions(mixed, question) {
-			t.Errorf("%x is mixed to %x", question, mixed)
 		}
 		got := restore(bytes.Clone(msg), query, question)
 		if !bytes.Equal(got[:2], query[:2]) || len(got) > len(msg)+len(question) {

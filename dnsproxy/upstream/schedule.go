@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"errors"
 	"fmt"
 	"time"
 )
@@ -79,7 +78,6 @@ type actionKind uint8
 const (
 	actSend          actionKind = iota // send it the query
 	actHedge                           // count a query sent because a server was late
-	actFolds                           // note that it does not keep the case of letters
 	actAnsweredPlain                   // note that it answered a query without EDNS
 	actMalformed                       // note a malformed reply: try.err
 	actFailure                         // note a failure: try.code
@@ -216,15 +214,8 @@ func (s *schedule) receive(o outcome, now time.Time) {
 }
 
 func (s *schedule) receiveError(o outcome, now time.Time) {
-	t := &s.tries[o.try]
-	switch {
-	case errors.Is(o.err, errCase):
-		s.act(actFolds, o.try)
-		s.again(o.try, now, &t.stream)
-	default:
-		t.err = cause(o.err)
-		s.fail(o.try, now)
-	}
+	s.tries[o.try].err = cause(o.err)
+	s.fail(o.try, now)
 }
 
 func (s *schedule) receiveFailure(o outcome, now time.Time) {

@@ -95,8 +95,6 @@ func (d *driver) receive(arg int) {
 		o.reading.err = errMalformedQuery
 	case 5:
 		o.err, o.reply = syscall.ECONNREFUSED, nil
-	case 6:
-		o.err, o.reply = errCase, nil
 	}
 	retried := o.reading.rejectsEDNS() && !o.plain && d.schedule.edns
 	d.replied = d.replied || o.err == nil && o.reading.err == nil && !retried

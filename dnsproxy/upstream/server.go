@@ -265,12 +265,11 @@ func (s *server) note(text string) {
 	s.lastError, s.lastErrorAt = text, time.Now()
 }
 
-// quirks returns whether the server is to be asked without EDNS, and whether it
-// does not keep the case of letters.
-func (s *server) quirks(now time.Time) (plain, folded bool) {
+// plain reports whether the server is to be asked without EDNS.
+func (s *server) plain(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return now.Before(s.history.plainUntil), now.Before(s.history.foldedUntil)
+	return now.Before(s.history.plainUntil)
 }
 
 // dropsEDNS reports whether no reply with an OPT record has come since a time.
@@ -284,12 +283,6 @@ func (s *server) answeredPlain(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.history.answeredPlain(now)
-}
-
-func (s *server) rememberFolded(now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.history.foldedUntil = now.Add(rememberQuirk)
 }
 
 // status returns the server's element of Client.Status.

@@ -87,13 +87,6 @@ func TestFailures(t *testing.T) {
 				{62 * ms, answer(0), "answered plain 0, answer of 0"},
 			},
 		},
-		{
-			name: "the case of letters is not kept", servers: []standing{up}, want: "send 0, wake at 50ms",
-			steps: []step{
-				{1 * ms, lost(0, errCase), "folds 0, send 0 over TCP, wake at 51ms"},
-				{2 * ms, answer(0), "answer of 0"},
-			},
-		},
 	})
 }
 

@@ -22,8 +22,7 @@ var errTooManyQueries = errors.New("too many queries in flight")
 // A socket is what a UDP socket and a connection to a server have in common: the attempts
 // that wait for a reply on it, and its end.
 type socket struct {
-	server  *server
-	anyCase bool // a reply may have its question in another case; never changes
+	server *server
 
 	mu      sync.Mutex
 	pending map[uint16]*attempt // by ID
@@ -82,32 +81,15 @@ func (s *socket) isResponse(message []byte) bool {
 // removeRepliedLocked removes the attempt that a response is the reply to. The caller ends
 // it with end. It is nil if the response is the reply to none, which is counted: it is late,
 // or forged (RFC 5452, section 9.1).
-func (s *socket) removeRepliedLocked(response []byte) (a *attempt, v verdict) {
+func (s *socket) removeRepliedLocked(response []byte) *attempt {
 	id := binary.BigEndian.Uint16(response)
-	if a = s.pending[id]; a != nil {
-		v = s.judge(a, response)
-	}
-	if v != matching {
+	a := s.pending[id]
+	if a == nil || !replies(response, a.opcode, a.question) {
 		s.server.wrong.Add(1)
-	}
-	if v == other {
-		return nil, other
+		return nil
 	}
 	delete(s.pending, id)
-	return a, v
-}
-
-// judge tells whether a response is the reply to an attempt.
-func (s *socket) judge(a *attempt, response []byte) verdict {
-	v := judge(response, a.opcode, a.question)
-	switch {
-	case v != otherCase:
-	case s.anyCase, a.verbatim: // verbatim: the client compares the letters, which are its own
-		return matching
-	case !s.server.client.latest.Load().MixCase: // then servers return the letters as they were sent
-		return other
-	}
-	return v
+	return a
 }
 
 // isLocal reports whether a socket has a local address, a plain one.

@@ -166,7 +166,7 @@ func (s *stream) receive(message []byte) {
 		return
 	}
 	s.mu.Lock()
-	a, _ := s.removeRepliedLocked(message)
+	a := s.removeRepliedLocked(message)
 	if a != nil {
 		s.served = true
 		s.used = s.server.client.config.Clock.Now()
@@ -327,14 +327,13 @@ func (p *streams) surveyLocked(now time.Time, late time.Duration) survey {
 	return v
 }
 
-// openLocked opens a connection. It is proof against forgers, so the case of letters does
-// not matter.
+// openLocked opens a connection.
 func (p *streams) openLocked(now time.Time) (*stream, error) {
 	if err := p.server.opening(); err != nil {
 		return nil, err
 	}
 	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: p.server.client.config.Clock.Now()}
-	s.server, s.anyCase, s.pending = p.server, true, make(map[uint16]*attempt)
+	s.server, s.pending = p.server, make(map[uint16]*attempt)
 	if !p.server.client.spawn(s.run) {
 		p.server.shut()
 		return nil, net.ErrClosed

@@ -209,15 +209,11 @@ func (s *udpSocket) receive(packet []byte) (last bool) {
 		return false
 	}
 	s.mu.Lock()
-	a, v := s.removeRepliedLocked(packet)
+	a := s.removeRepliedLocked(packet)
 	last = s.retired && len(s.pending) == 0
 	s.mu.Unlock()
-	switch v {
-	case other:
-	case matching:
+	if a != nil {
 		a.end(append([]byte(nil), packet...), nil)
-	case otherCase:
-		a.end(nil, errCase)
 	}
 	return last
 }
