@@ -146,7 +146,7 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 	rose := s.loggedDown
 	s.loggedDown = false
-	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(r) && now.Sub(s.turned) >= turnedEvery
+	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a, r) && now.Sub(s.turned) >= turnedEvery
 	if turned {
 		s.turned = now
 	}
@@ -191,9 +191,16 @@ func rcodeIndex(code int) int {
 	return rcodes - 1
 }
 
+// refuses reports whether the last replies to queries were no answers.
+func (s *server) refuses() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refused >= refusingAfter
+}
+
 // countLocked counts a reply to a query, and reports whether with it the server has begun, or has ceased, to give no
-// answers.
-func (s *server) countLocked(r reading) (turned bool) {
+// answers. A server that gets only what others have failed for may answer all other questions.
+func (s *server) countLocked(a *attempt, r reading) (turned bool) {
 	if r.err == nil {
 		s.responses[rcodeIndex(r.code)]++
 	}
@@ -201,6 +208,9 @@ func (s *server) countLocked(r reading) (turned bool) {
 		turned = s.refused >= refusingAfter
 		s.refused = 0
 		return turned
+	}
+	if a.second {
+		return false
 	}
 	s.refused++
 	return s.refused == refusingAfter
