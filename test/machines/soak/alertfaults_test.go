@@ -232,10 +232,7 @@ func (a *alertAgent) start(log string) {
 
 // writeResolvConf replaces resolv.conf.
 func (a *alertAgent) writeResolvConf(nameservers ...string) {
-	text := ""
-	for _, nameserver := range nameservers {
-		text += "nameserver " + nameserver + "\n"
-	}
+	text := "nameserver " + strings.Join(nameservers, "\nnameserver ") + "\n"
 	path := a.path("resolv.conf")
 	err := os.WriteFile(path+".next", []byte(text), 0o644) //nolint:gosec // the agent is another user
 	if err == nil {

@@ -48,7 +48,7 @@ func TestFloodOfFailures(t *testing.T) {
 	})
 	for i := range floodUnits {
 		m.Run("systemd-run", "--quiet", "--unit="+floodUnit(i), fmt.Sprintf("--property=StandardOutput=file:/run/report-%d", i),
-			"/usr/local/bin/nametap-load", "-expect", fmt.Sprintf("/etc/flood-%d.json", i), "-rate", fmt.Sprint(floodRate), "-for", floodFor.String())
+			"/usr/local/bin/nametap-load", "-expect", fmt.Sprintf("/etc/flood-%d.json", i), "-rate", strconv.Itoa(floodRate), "-for", floodFor.String())
 	}
 	sent, failed := 0, 0
 	var first, last time.Time
