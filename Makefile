@@ -80,9 +80,9 @@ egress: ## test connections to automatic VIPs with real servers (needs root)
 chart: ## test the Helm chart with Helm 3 and 4 (`make interop ARGS=-run=TestChart` installs it)
 	$(MACHINES) ./chart $(ARGS)
 
-soak: ## query the agent while everything around it fails, for 20 minutes (ARGS=-soak.for=3m; needs root)
-	@scripts/install-missing ip nft iptables-nft
-	$(MACHINES) ./soak $(ARGS)
+soak: ## query the agent while everything around it fails, for 20 minutes; alerts, 35 minutes (ARGS=-soak.for=3m; needs root)
+	@scripts/install-missing ip nft iptables-nft promtool
+	$(MACHINES) -timeout 90m ./soak $(ARGS)
 
 RANDOM_QUERIES := $(GO) test -count=1 -timeout 30m -v ./cmd/nametap -run '^TestRandomQueries$$'
 random: ## send the agent a million random queries while nameservers fail and settings change (ARGS=-random.seed=1)

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/nametap/nametap/agent/problems"
 )
 
 // An alert is a rule of prometheus/rules.yaml.
@@ -25,8 +27,8 @@ func alerts(t *testing.T) []alert {
 	t.Helper()
 	var file struct {
 		Groups []struct {
-			Name  string
-			Rules []alert
+			Name, Interval string
+			Rules          []alert
 		}
 	}
 	if err := yaml.UnmarshalStrict([]byte(read(t, "prometheus/rules.yaml")), &file); err != nil {
@@ -109,8 +111,8 @@ func TestPrometheusMetrics(t *testing.T) {
 	}
 }
 
-// R4: there are at most eight alerts. Each has a severity, a time, a summary, tests, and a paragraph that begins with
-// the first command to run.
+// R4: there are at most eight alerts. Each has a severity, a time, a summary, tests, also of its end 2 minutes after the fault,
+// and a paragraph that begins with the first command to run.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	all := alerts(t)
@@ -131,7 +133,7 @@ func TestAlerts(t *testing.T) {
 		if !paragraph.MatchString(document) {
 			t.Errorf("docs/operations.md has no paragraph %s that begins with a command, the severity %s and the time %s", a.Alert, severity, hold)
 		}
-		for _, part := range []string{"alertname: " + a.Alert + "\n        exp_alerts:", "alertname: " + a.Alert + "} # not at once", "alertname: " + a.Alert + "}\n"} {
+		for _, part := range []string{"alertname: " + a.Alert + "\n        exp_alerts:", "alertname: " + a.Alert + "} # not at once", "{eval_time: 62m, alertname: " + a.Alert + "}\n"} {
 			if !strings.Contains(tests, part) {
 				t.Errorf("%s is not tested: no %q in rules_test.yaml", a.Alert, part)
 			}
@@ -140,6 +142,37 @@ func TestAlerts(t *testing.T) {
 	headings := regexp.MustCompile(`(?m)^### (Nametap\w+)$`).FindAllStringSubmatch(document, -1)
 	if len(headings) != len(all) {
 		t.Errorf("%d paragraphs, %d alerts", len(headings), len(all))
+	}
+}
+
+// R4, R15: each code of a problem that an agent finds has one alert. NametapProblem has those of no other one.
+func TestAlertOfProblem(t *testing.T) {
+	t.Parallel()
+	owners := map[string]string{
+		// Alerts with other metrics, which are about these problems, too.
+		string(problems.TableAbsent): "NametapNoTable", string(problems.QueriesFail): "NametapQueriesFail", string(problems.Overflow): "NametapQueriesFail",
+	}
+	var others []string
+	for _, a := range alerts(t) {
+		for _, match := range regexp.MustCompile(`\bcode(=~|=|!~)"([^"]+)"`).FindAllStringSubmatch(a.Expr, -1) {
+			for code := range strings.SplitSeq(match[2], "|") {
+				if !slices.Contains(problems.Codes(), problems.Code(code)) {
+					t.Errorf("%s: there is no problem %s", a.Alert, code)
+				}
+				switch {
+				case match[1] == "!~":
+					others = append(others, code)
+				case owners[code] != "":
+					t.Errorf("%s is in %s and in %s", code, owners[code], a.Alert)
+				default:
+					owners[code] = a.Alert
+				}
+			}
+		}
+	}
+	slices.Sort(others)
+	if want := slices.Sorted(maps.Keys(owners)); !slices.Equal(others, want) {
+		t.Errorf("NametapProblem leaves out %q, and other alerts are about %q", others, want)
 	}
 }
 

@@ -342,6 +342,40 @@ func TestOneDomainFails(t *testing.T) {
 	}
 }
 
+// F3: a nameserver that is sent only what the first one has failed for is not said to refuse all queries. If both fail for
+// all, both are.
+func TestNameserverRefusesTheRest(t *testing.T) {
+	t.Parallel()
+	part := func(query *dns.Msg, network string) *dns.Msg {
+		if strings.HasSuffix(query.Question[0].Name, ".fails.example.") {
+			return fakedns.Rcode(dns.RcodeServerFailure)(query, network)
+		}
+		return fakedns.Answer()(query, network)
+	}
+	first, second := nameserver(t, part), nameserver(t, part)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
+	refusing := func() (list [2]bool) {
+		for i, status := range p.UpstreamStatus() {
+			list[i] = status.Refusing
+		}
+		return list
+	}
+	for i := range 30 {
+		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), "NXDOMAIN"}, {fmt.Sprintf("w%d.fails.example A", i), "SERVFAIL"}})
+	}
+	if got := refusing(); got != [2]bool{} {
+		t.Errorf("a part of the names fails: refusing %v", got)
+	}
+	first.Handle(fakedns.Rcode(dns.RcodeServerFailure))
+	second.Handle(fakedns.Rcode(dns.RcodeRefused))
+	for i := range 30 {
+		p.converse(t, []dialogue{{fmt.Sprintf("x%d.example A", i), "SERVFAIL"}})
+	}
+	if got := refusing(); got != [2]bool{true, true} {
+		t.Errorf("all names fail: refusing %v", got)
+	}
+}
+
 // R4: the replies of each nameserver are counted by response code, in at most seven series for every nameserver, whatever
 // codes it sends.
 func TestNameserverResponses(t *testing.T) {

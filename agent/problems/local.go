@@ -107,6 +107,8 @@ func ways(code Code) func(*Readings) []Problem {
 			Effect: "they go to the nameserver itself, which does not know mesh names", Mend: "nametap capture check lists the firewall rules to look at"},
 		CaptureElsewhere: {Subject: "elsewhere", Severity: Minor, What: "whether queries of programs to %s reach the agent cannot be checked",
 			Effect: "queries may go to another server, which does not know mesh names", Mend: "nametap capture check lists the rules of other programs"},
+		CaptureEnded: {Subject: "silent", Severity: Severe, What: "the agent does not answer queries of programs to %s, nor its own probes",
+			Effect: "without an answer the kernel ends the capture: they go to the nameserver itself, which does not know mesh names", Mend: "nametap capture check lists the firewall rules to look at"},
 	}
 	text := texts[code]
 	return func(r *Readings) (found []Problem) {
@@ -127,8 +129,11 @@ func ways(code Code) func(*Readings) []Problem {
 
 func captureEnded(r *Readings) []Problem {
 	c := r.Agent.Capture
-	if c == nil || !c.On || c.Active {
+	if c == nil || !c.On {
 		return nil
+	}
+	if c.Active { // of the other family at least
+		return ways(CaptureEnded)(r)
 	}
 	return []Problem{{
 		Severity: Severe, What: "the rules capture nothing now", Evidence: "the kernel has ended the capture, or no rules are installed",

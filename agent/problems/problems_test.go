@@ -118,6 +118,9 @@ func TestBroken(t *testing.T) {
 		"warning: whether queries of programs to 10.96.0.10 reach the agent cannot be checked": func(r *problems.Readings) {
 			r.Agent.Capture.Elsewise = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "elsewhere", Detail: "another server"}}
 		},
+		"problem: the agent does not answer queries of programs to 10.96.0.10": func(r *problems.Readings) {
+			r.Agent.Capture.Elsewise = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "silent", Detail: "timeout"}}
+		},
 		"problem: the rules capture nothing now": func(r *problems.Readings) { r.Agent.Capture.Active = false },
 		"problem: another server answers the queries of programs to 10.96.0.10:53 over udp": func(r *problems.Readings) {
 			r.Host.Ways[0] = problems.Sent{To: "10.96.0.10:53", Network: "udp", Other: true}

@@ -29,6 +29,7 @@ type attempt struct {
 	retried   bool       // sent a second time, on a new connection
 	probe     probe      // which probe of the server's liveness it is, if any
 	loopProbe *loopProbe // nil if it is no probe
+	second    bool       // sent because a server that answers other queries has failed for this one
 	opcode    byte       // as it is in the header
 	question  []byte     // as sent, in wire form
 	packet    []byte     // the whole query, if sent over a connection

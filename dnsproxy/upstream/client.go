@@ -93,7 +93,8 @@ type Status struct {
 	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP and FORMERR,
 	// and "other" for all others, since a nameserver could send each of 4,096. Replies to probes do not count.
 	Responses map[string]uint64
-	// Refusing says that the last replies to queries, ten at least and for names of three domains, were no answer.
+	// Refusing says that the last replies to queries, ten at least and for names of three domains, were no answer, leaving
+	// out queries for which a server that answers other ones has failed before.
 	Refusing bool
 
 	LastError   string // empty if there was none

@@ -342,11 +342,23 @@ func (e *exchange) send(i int, now time.Time) {
 		packet, a.plain = wire.CutOPT(packet), true
 	}
 	question := packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
+	a.second = e.hasFailed(i)
 	a.opcode, a.question = opcode(e.query), append(a.question, question...)
 	e.trace.sent(e, a)
 	s.sent(now)
 	s.owes.Add(1)
 	s.carrier(a.stream).send(a, packet)
+}
+
+// hasFailed reports whether another server than i has failed for the question that answers other ones. The reason is then
+// likely the question.
+func (e *exchange) hasFailed(i int) bool {
+	for other := range e.schedule.tries {
+		if other != i && e.schedule.tries[other].failure != nil && !e.servers[other].refuses() {
+			return true
+		}
+	}
+	return false
 }
 
 // tryPlain reports whether a server is asked without EDNS for once, since packets with an

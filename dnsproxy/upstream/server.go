@@ -149,7 +149,7 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 	rose := s.loggedDown
 	s.loggedDown = false
-	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a.question, r) && now.Sub(s.turned) >= turnedEvery
+	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a, r) && now.Sub(s.turned) >= turnedEvery
 	if turned {
 		s.turned = now
 	}
@@ -225,17 +225,24 @@ func rcodeIndex(code int) int {
 	return rcodes - 1
 }
 
-// countLocked counts the reply to a question in wire form, and reports whether with it the server has begun, or has
-// ceased, to give no answers.
-func (s *server) countLocked(question []byte, r reading) (turned bool) {
+// refuses reports whether the last replies to queries were no answers.
+func (s *server) refuses() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refused.all()
+}
+
+// countLocked counts a reply to a query, and reports whether with it the server has begun, or has ceased, to give no
+// answers. A server that gets only what others have failed for may answer all other questions.
+func (s *server) countLocked(a *attempt, r reading) (turned bool) {
 	before := s.refused.all()
 	if r.err == nil {
 		s.responses[rcodeIndex(r.code)]++
 	}
 	if r.usable() {
 		s.refused = refusals{domains: s.refused.domains[:0]}
-	} else {
-		s.refused.add(question)
+	} else if !a.second {
+		s.refused.add(a.question)
 	}
 	return s.refused.all() != before
 }

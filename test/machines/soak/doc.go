@@ -1,5 +1,8 @@
-// Package soak has one test, which runs nametap for 20 minutes while everything around it
-// fails, restarts and changes, and checks every answer.
+// Package soak has two tests. TestSoak runs nametap for 20 minutes while everything around it
+// fails, restarts and changes, and checks every answer. TestAlerts shows that each alert of deploy/prometheus fires while
+// its fault lasts, and ends after it: alerts_test.go has Prometheus, alertfaults_test.go the agents and their faults.
+//
+// # TestSoak
 //
 // A host and its network are two network namespaces:
 //
