@@ -151,7 +151,7 @@ func TestLockHeld(t *testing.T) {
 
 		// Rules that could not be replaced are the previous ones, and Keep replaces them.
 		lock = hold(t)
-		other := l.config(legacyIPv4, quick, func(c *iptables.Config) { c.ExcludeSourcePorts = []uint16{5353} })
+		other := l.config(legacyIPv4, quick, func(c *iptables.Config) { c.ExcludeUIDs = append(c.ExcludeUIDs, 5353) })
 		if err := applyOther(t.Context(), c, other); err == nil {
 			t.Error("replaced while another program holds the lock")
 		}

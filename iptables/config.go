@@ -150,9 +150,6 @@ type Config struct {
 	// ExcludeInterfaces are outgoing interfaces whose queries pass through. A name
 	// that ends in "+" means all interfaces that begin with the rest.
 	ExcludeInterfaces []string
-	// ExcludeSourcePorts are source ports of queries that pass through, for a resolver
-	// with a fixed one.
-	ExcludeSourcePorts []uint16
 
 	// VirtualInterfaces are interfaces of containers or virtual machines (docker0,
 	// k6t-eth0) whose incoming queries are captured too; "+" as above. They are
@@ -298,11 +295,6 @@ func (c Config) validate() error {
 	for _, p := range c.ExcludeCIDRs {
 		if !p.IsValid() || !plain(p.Masked().Addr()) {
 			return fmt.Errorf("excluded CIDR %q: want an IPv4 or IPv6 prefix, not one with IPv4 within IPv6", p)
-		}
-	}
-	for _, p := range c.ExcludeSourcePorts {
-		if p == 0 {
-			return errors.New("excluded source port 0: want 1 to 65535")
 		}
 	}
 	for _, name := range slices.Concat(c.ExcludeInterfaces, c.VirtualInterfaces) {

@@ -373,12 +373,6 @@ func (b builder) exclusions() []string {
 		}
 		rules = append(rules, b.rule(matches("-d", d), "excluded destination", "RETURN"))
 	}
-	for _, port := range b.cfg.ExcludeSourcePorts {
-		for _, p := range []string{"udp", "tcp"} {
-			m := fmt.Sprintf("-p %s -m %s --sport %d", p, p, port)
-			rules = append(rules, b.rule(m, "excluded source port", "RETURN"))
-		}
-	}
 	return rules
 }
 

@@ -39,7 +39,6 @@ func configs() map[string]iptables.Config {
 		c.ExcludeUIDs, c.ExcludeGIDs = []uint32{101}, []uint32{102}
 		c.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.1.7/16"), netip.MustParsePrefix("2001:DB8::/32"), netip.MustParsePrefix("0.0.0.0/0")}
 		c.ExcludeInterfaces = []string{"wg0", "tun+"}
-		c.ExcludeSourcePorts = []uint16{5353}
 		c.VirtualInterfaces = []string{"docker0", "k6t-eth0"}
 		c.Zone = 1000
 	})
@@ -108,7 +107,6 @@ func TestConfigErrors(t *testing.T) {
 		`capture server "0.0.0.0"`:             func(c *iptables.Config) { c.Servers = []netip.Addr{netip.IPv4Unspecified()} },
 		`capture server "fe80::1%a b"`:         func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("fe80::1%a b")} },
 		`excluded CIDR "invalid Prefix"`:       func(c *iptables.Config) { c.ExcludeCIDRs = make([]netip.Prefix, 1) },
-		"excluded source port 0":               func(c *iptables.Config) { c.ExcludeSourcePorts = []uint16{0} },
 		`capture server "::1:2"`:               func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("::1:2")} },
 		`excluded CIDR "::2:3/112"`:            func(c *iptables.Config) { c.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("::2:3/112")} },
 		`interface "+"`:                        func(c *iptables.Config) { c.ExcludeInterfaces = []string{"+"} },

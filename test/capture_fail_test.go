@@ -157,8 +157,8 @@ func TestSystemd(t *testing.T) { // R2, V3
 	t.Parallel()
 	v := newVM(t, "nft")
 	next := v.notifications()
-	const conns = 4
-	v.launch("--capture", "--max-tcp-conns", "4")
+	const conns = 1000
+	v.launch("--capture")
 	if got := next(); got != "READY=1" || !v.captured() {
 		t.Errorf("the first notification is %q", got)
 	}

@@ -121,8 +121,6 @@ func (o *options) declareDNS(g settings.Group) {
 	g.String(&dns.Addr, dnsAddrFlag, "listen for DNS on `host:port`, UDP and TCP; localhost is 127.0.0.1 and ::1, no host is all addresses").Env("DNS_PROXY_ADDR")
 	g.Var(settings.Duration(&dns.TTL, settings.ZeroRefused), "ttl", "TTL of mesh names, in whole seconds")
 	g.Var(settings.Int(&dns.MaxAnswers, settings.ZeroIsZero), "max-answers", "limit of addresses, or of SRV records, in an answer, which then has a random sample, up to 65535; 0 for as many as fit")
-	g.Var(settings.Int(&dns.EDNSUDPSize, settings.ZeroRefused), "edns-udp-size", "longest UDP response in bytes, 512 to 65534")
-	g.Var(settings.Int(&dns.MaxTCPConns, settings.ZeroRefused), "max-tcp-conns", "limit of open TCP connections of clients")
 	g.Text(&dns.BeforeSync, "before-sync", "how to answer before the first table: forward, hold (for up to 2s) or servfail")
 	g.Text(&dns.Autopath, "autopath", "for which names to walk the search list on the client's behalf: mesh or off")
 	g.Var(settings.List(&dns.Bypass, settings.ParseString), "bypass", "`suffix` whose names are forwarded even if the table has them; may be repeated")
@@ -145,8 +143,6 @@ func (o *options) declareNameservers(g settings.Group) {
 func (o *options) declareCache(g settings.Group) {
 	forward := &o.agent.DNS.Forward
 	g.Var(settings.Bytes(&forward.CacheSize, settings.ZeroIsNone), "cache-size", "memory for replies of nameservers, in bytes or with KiB or MiB; 0 keeps none")
-	g.Var(settings.Duration(&forward.CacheMaxTTL, settings.ZeroRefused), "cache-max-ttl", "longest time to keep a reply, and longest TTL of an answer from the cache")
-	g.Var(settings.Duration(&forward.CacheMaxNegativeTTL, settings.ZeroRefused), "cache-max-negative-ttl", "the same for negative replies (NXDOMAIN and NODATA)")
 	g.Var(settings.Duration(&forward.ServeStale, settings.ZeroIsNone), "serve-stale", "if no nameserver answers, use replies that expired up to this long ago; 0 uses none")
 }
 
@@ -162,7 +158,6 @@ func (o *options) declareCapture(g settings.Group) {
 	g.Var(settings.List(&cfg.ExcludeGIDs, settings.ParseUint[uint32]), "capture-exclude-gid", "do not capture queries of the group with this `gid`; may be repeated")
 	g.Var(settings.List(&cfg.ExcludeCIDRs, parsePrefix), "capture-exclude-cidr", "do not capture queries to nameservers in this `network`, such as 10.0.0.0/8; may be repeated")
 	g.Var(settings.List(&cfg.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "do not capture queries through this outgoing `interface`; tun+ is all that begin with tun; may be repeated")
-	g.Var(settings.List(&cfg.ExcludeSourcePorts, settings.ParseUint[uint16]), "capture-exclude-source-port", "do not capture queries from this `port`; may be repeated")
 	g.Var(settings.List(&cfg.VirtualInterfaces, settings.ParseString), "capture-virtual-interface", "also capture queries that come from this `interface` of containers or virtual machines; may be repeated")
 	g.Var(settings.Uint(&cfg.Zone), "capture-conntrack-zone", "conntrack zone of captured queries, from 0 to 65535; 0 for no zone")
 	g.Text(&cfg.IPv6, "capture-ipv6", "whether to capture queries over IPv6: auto (if this machine has it), on or off")

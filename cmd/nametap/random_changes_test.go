@@ -121,8 +121,6 @@ func (w *randomWorld) change(k knobs, random *rand.Rand) knobs {
 		{cacheOff, "cache-size: 64KiB", "cache-size: 32MiB"},
 		{"upstream-order: fastest"},
 		{"serve-stale: 0s"},
-		{"edns-udp-size: 512", "edns-udp-size: 4096"},
-		{"cache-max-ttl: 5s"},
 		{"upstream-timeout: 3900ms"},
 	} {
 		if random.IntN(3) == 0 {

@@ -46,7 +46,7 @@ func takenBy(name string) taker {
 		return byDNS
 	}
 	switch name {
-	case "serve-stale", "ttl", "max-answers", "edns-udp-size", "before-sync", "autopath", "bypass", "local-only":
+	case "serve-stale", "ttl", "max-answers", "before-sync", "autopath", "bypass", "local-only":
 		return byDNS
 	}
 	return byRestart
