@@ -1,6 +1,6 @@
 // Package digest computes the checksums of tables, which a control plane and its agents compare
-// (NameTable.Change in nds.proto). The checksum of a table is the sum of those of its entries, so that
-// it does not depend on their order, and changes with one entry at the cost of that entry.
+// (NameTable.Change in nds.proto). The checksum of a table is the sum of its entries' checksums, so
+// it does not depend on their order, and a change of one entry costs only that entry.
 //
 // Checksums find faults. They do not prove that tables are equal, since entries can be chosen so that their sum is any
 // value: with 128 hosts that takes half a minute, and with 8 hosts a second for a digest. So they do not decide what is
@@ -18,7 +18,7 @@ import (
 // SumSize is the length of an encoded checksum, in bytes.
 const SumSize = 16
 
-// A Sum is the checksum of a set of entries. The zero value is that of the empty set.
+// A Sum is the checksum of a set of entries. The zero value is the checksum of the empty set.
 type Sum struct{ high, low uint64 }
 
 // Of returns the checksum of one entry, as it is encoded in a NameTable, tag and length included.
@@ -35,14 +35,14 @@ func ParseSum(b []byte) (s Sum, ok bool) {
 	return Sum{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, true
 }
 
-// Add returns the checksum with that of other entries.
+// Add returns the checksum after other entries are added.
 func (s Sum) Add(other Sum) Sum {
 	low, carry := bits.Add64(s.low, other.low, 0)
 	high, _ := bits.Add64(s.high, other.high, carry)
 	return Sum{high, low}
 }
 
-// Sub returns the checksum without that of other entries.
+// Sub returns the checksum after other entries are removed.
 func (s Sum) Sub(other Sum) Sum {
 	low, borrow := bits.Sub64(s.low, other.low, 0)
 	high, _ := bits.Sub64(s.high, other.high, borrow)

@@ -14,8 +14,8 @@ const Count = 256
 // maxName is how much of a name decides about its shard, in bytes.
 const maxName = 254
 
-// ShardOf returns the shard of a host, whose name may be in any case and have a dot at the end: that of
-// its name in wire form.
+// ShardOf returns the shard of a host. The host's name may be in any case and have a dot at the
+// end: the shard is computed from its wire form.
 func ShardOf[T string | []byte](host T) int {
 	if n := len(host); n > 0 && host[n-1] == '.' {
 		host = host[:n-1]
@@ -61,8 +61,8 @@ func shardOfWire(name []byte) int {
 	return int(hash >> 56)
 }
 
-// Split returns the entries of NameTables in wire form, by shard. All shards are in the result. The error
-// says that the tables cannot be parsed.
+// Split returns the entries of NameTables in wire form, by shard. All shards are in the result. It
+// returns an error if the tables cannot be parsed.
 func Split(tables ...[]byte) (map[int][]byte, error) {
 	var sizes [Count]int
 	const usual = 64 // bytes of an entry
@@ -201,7 +201,7 @@ func (b *Sums) Sum() (all Sum) {
 // SetSize is the length of an encoded set, in bytes.
 const SetSize = Count / 8
 
-// A Set is a set of shards, a bit each: the lowest bit of the first byte is that of shard 0.
+// A Set is a set of shards, a bit each: the lowest bit of the first byte is shard 0.
 type Set [SetSize]byte
 
 // All returns the set of all shards.
