@@ -9,10 +9,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// units returns the parts of an added container, each of which stays as it is while injection generates the same
-// for it. So a second injection keeps what others have added or changed since: LimitRanges, AlwaysPullImages,
-// webhooks that rewrite images. If injection generates something else, it replaces the unit; in lists and maps
-// with more than its own elements, those of others stay. Other fields are never changed.
+// units returns the parts of an added container, each of which stays as it is while injection
+// generates the same for it. So a second injection keeps what others have added or changed since:
+// LimitRanges, AlwaysPullImages, webhooks that rewrite images. If injection generates something
+// else, it replaces the unit; in lists and maps, the elements that others have added stay. Other
+// fields are never changed.
 func units() []string {
 	return []string{
 		"image", "imagePullPolicy", "args", "restartPolicy", "env", "securityContext", "ports", "lifecycle", "readinessProbe", "livenessProbe",
@@ -53,8 +54,8 @@ func part(node *yaml.Node, path string) *yaml.Node {
 	return node
 }
 
-// mergeContainer changes a container that was added before to the one that is generated now. previous has the
-// marks of what was generated then; "" if they are not known.
+// mergeContainer changes a container that was added before to the newly generated one. previous has
+// the marks of the container as it was generated before; "" if they are not known.
 func mergeContainer(container, generated *yaml.Node, previous string) {
 	now := marks(generated)
 	for i, path := range units() {

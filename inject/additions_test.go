@@ -152,7 +152,7 @@ func TestForgedStatus(t *testing.T) { // I2
 	if diff := cmp.Diff(want.Spec.Volumes, got.Spec.Volumes); diff != "" {
 		t.Error(diff)
 	}
-	// Marks that are missing, or of another length, are not those of this version.
+	// Marks that are missing, or of another length, come from another version.
 	for _, marks := range []string{"", "abcd", strings.Repeat("a", 1000)} {
 		before := `{"mode":"rules","initContainers":{"nametap":"` + marks + `"},"volumes":{}}`
 		got := injected(t, strings.Replace(pod, status, before, 1), inject.Config{})

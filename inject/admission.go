@@ -31,8 +31,9 @@ func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte
 	return result, patchOf(before, result.Pod), nil
 }
 
-// patchOf returns the changes of a pod as a JSON patch, with metadata and spec as a whole if they change. Libraries that
-// find smaller patches read numbers as floats, and may write others than those of the pod.
+// patchOf returns the changes of a pod as a JSON patch, with metadata and spec as a whole if they
+// change. Libraries that find smaller patches read numbers as floats, and may write other numbers
+// than the pod has.
 func patchOf(before, after *yaml.Node) []byte {
 	var patch jsonWriter
 	for _, section := range []string{"metadata", "spec"} {

@@ -36,7 +36,8 @@ func (e edits) apply(node *yaml.Node) error {
 	return update(annotations, Status, e.status)
 }
 
-// applyContainers puts the containers before all others. Those that are there already keep what others have added.
+// applyContainers puts the containers before all others. A container that is there already keeps
+// what others have added.
 func (e edits) applyContainers(list *yaml.Node) {
 	var first, others []*yaml.Node
 	for _, generated := range e.initContainers {
@@ -56,7 +57,8 @@ func (e edits) applyContainers(list *yaml.Node) {
 	list.Content = append(first, others...)
 }
 
-// applyVolumes puts the volumes after all others. Those that are there already stay in their places.
+// applyVolumes puts the volumes after all others. A volume that is there already stays in its
+// place.
 func (e edits) applyVolumes(list *yaml.Node) {
 	names := volumeNames()
 	list.Content = slices.DeleteFunc(elements(list), func(v *yaml.Node) bool {

@@ -54,8 +54,8 @@ type Config struct {
 	// does not write them to the resolv.conf of such a pod.
 	Nameservers []string `yaml:"nameservers"`
 
-	// Resources are those of each of the two containers, unless annotations of the pod have others. The limit of
-	// memory decides how much Go's runtime uses of it.
+	// Resources apply to each of the two containers, unless annotations of the pod have others. The
+	// limit of memory decides how much Go's runtime uses of it.
 	Resources Resources `yaml:"resources"`
 
 	// ImagePullSecrets are the names of Secrets, in the namespace of each pod, for the registry of the images.
@@ -69,7 +69,7 @@ type Config struct {
 	IgnoredNamespaces []string `yaml:"ignoredNamespaces"`
 }
 
-// DefaultConfig returns the defaults, which are those of the manifests in deploy/kubernetes.
+// DefaultConfig returns the defaults, which equal the manifests in deploy/kubernetes.
 func DefaultConfig() Config {
 	return Config{
 		Mode:            Rules,
@@ -80,7 +80,7 @@ func DefaultConfig() Config {
 		ClusterDomain:   "cluster.local",
 		Resources:       defaultResources(),
 		// The namespaces of Kubernetes itself, whose pods nametap and the control plane need, and
-		// those of the control planes.
+		// the namespaces of the control planes.
 		IgnoredNamespaces: []string{"kube-system", "kube-public", "kube-node-lease", "istio-system", "nametap-system"},
 	}
 }
@@ -171,8 +171,8 @@ func (c Config) check() error {
 	return nil
 }
 
-// checkAgentUser returns an error if the rules would capture the queries of the agent: they let a user or a
-// group pass, by default those of the agent's container.
+// checkAgentUser returns an error if the rules would capture the queries of the agent: they let a
+// user or a group pass, by default the user and group of the agent's container.
 func (c Config) checkAgentUser() error {
 	for _, name := range []string{"capture-agent-uid", "capture-agent-gid"} {
 		value, set := c.Settings[name]

@@ -160,14 +160,14 @@ func confined(user int64) *corev1.SecurityContext {
 // proxyConfig is Istio's annotation with settings of a pod, in YAML.
 const proxyConfig = "proxy.istio.io/config"
 
-// discoveryAddress matches a proxyConfig with an address of the control plane, which replaces that of the
-// Config. The annotation may have errors, which are the agent's to report, so it is not parsed. The pattern does not
-// match comments, longer keys, and keys without a value.
+// discoveryAddress matches a proxyConfig with an address of the control plane, which replaces the
+// Config's. The annotation may have errors, which are the agent's to report, so it is not parsed.
+// The pattern does not match comments, longer keys, and keys without a value.
 const discoveryAddress = `(^|[\n{,])[ \t]*["']?discoveryAddress["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`
 
 var discoveryAddressPattern = regexp.MustCompile(discoveryAddress)
 
-// environment returns the settings of both containers. nameservers are those of mode Resolv.
+// environment returns the settings of both containers. nameservers are for mode Resolv.
 func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	var list environ
 	list.field("POD_NAME", "metadata.name")

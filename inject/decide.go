@@ -6,7 +6,7 @@ import (
 )
 
 // Label is the label that asks for injection: Enabled on a namespace, "true" or "false" on a pod.
-// That of the pod takes precedence.
+// The pod's label takes precedence.
 const (
 	Label   = "nametap.dev/inject"
 	Enabled = "enabled"
@@ -19,7 +19,8 @@ const mirror = "kubernetes.io/config.mirror"
 type Namespace struct {
 	Name                string
 	Labels, Annotations map[string]string
-	// Requested says that a pod without a label is injected unless its namespace has another value than Enabled.
+	// Requested is set if a pod without a label is injected unless its namespace has another value
+	// than Enabled.
 	Requested bool
 }
 
@@ -88,11 +89,11 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 // windows is the operating system for which there is no agent.
 const windows = "windows"
 
-// osLabels returns the labels of nodes with their operating system: that of today, and the one before it, which
-// kubelet still sets.
+// osLabels returns the labels of nodes with their operating system: the current label, and the
+// previous one, which kubelet still sets.
 func osLabels() []string { return []string{"kubernetes.io/os", "beta.kubernetes.io/os"} }
 
-// forWindows reports whether a pod says that it can run on nodes with Windows only. Each of the terms of an
+// forWindows reports whether a pod can run only on nodes with Windows. Each of the terms of an
 // affinity is sufficient.
 func (p *pod) forWindows() bool {
 	terms := p.Spec.Affinity.NodeAffinity.Required.NodeSelectorTerms

@@ -157,8 +157,8 @@ func ownDNS(p *pod, previous status) dnsFields {
 	}}
 }
 
-// edited returns the elements of a list without those that were removed since, and those that were added
-// since by anything but injection.
+// edited returns the elements of before that are still in now, and the elements that are only in
+// now: neither before nor injected has them.
 func edited[T any](before, now []T, injected []string, text func(T) string) []T {
 	present, known := map[string]bool{}, map[string]bool{}
 	for _, v := range now {
@@ -200,8 +200,8 @@ type resolvConf struct {
 	upstreams       []string // the nameservers that the agent forwards to
 }
 
-// newResolvConf returns the DNS of a pod whose only nameserver is the agent. Search list and options
-// are those that kubelet would write, without the search list of the node.
+// newResolvConf returns the DNS of a pod whose only nameserver is the agent. Search list and
+// options equal what kubelet would write, without the search list of the node.
 func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) {
 	for _, nameserver := range own.config.Nameservers {
 		if !canForward(nameserver) {

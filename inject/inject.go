@@ -8,7 +8,7 @@ import (
 
 // A Result is what has become of a pod.
 type Result struct {
-	// Pod is the pod with nametap in it, or the one that was given if the outcome is not Injected.
+	// Pod is the pod with nametap in it, or the given pod if the outcome is not Injected.
 	Pod     *yaml.Node
 	Outcome Outcome
 	// Reasons say why. The first one decided; others are changes of other parts of the pod.

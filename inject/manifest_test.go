@@ -62,7 +62,7 @@ func manifest(t *testing.T, text []byte, cfg inject.Config) (out []byte, lines s
 	return out, list.String()
 }
 
-// TestGolden injects the manifests of testdata/in and compares the results with those of the mode's
+// TestGolden injects the manifests of testdata/in and compares the results with the mode's
 // directory. With -update it writes them. A second injection changes nothing, no comment is lost,
 // the API's types accept the workloads, and each mode can follow the other.
 func TestGolden(t *testing.T) { // I2, I13

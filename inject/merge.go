@@ -69,14 +69,14 @@ func lines(text string) []string { return slices.Collect(strings.Lines(text)) }
 // 64 MiB, and is enough for twenty pods in one document.
 const maxDifferences = 4000
 
-// match returns for each line of a its place in b, -1 for those that b does not have, by the shortest
-// list of insertions and deletions (Myers, "An O(ND) Difference Algorithm", 1986). It reports false if
-// that list is too long.
+// match returns for each line of a its place in b, -1 for a line that b does not have, by the
+// shortest list of insertions and deletions (Myers, "An O(ND) Difference Algorithm", 1986). It
+// reports false if that list is too long.
 func match(a, b []string) ([]int, bool) {
 	limit := min(maxDifferences, len(a)+len(b))
 	middle := limit + 1
 	reached := make([]int32, 2*middle+1) // the largest x by diagonal, which is x - y + middle
-	var trace [][]int32                  // those of each number of differences
+	var trace [][]int32                  // the values of reached for each number of differences
 	for d := range limit + 1 {
 		for k := middle - d; k <= middle+d; k += 2 {
 			x := int(reached[k+1]) // a line of b that a does not have

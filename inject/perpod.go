@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// The annotations of a pod that replace settings. That of the mode may be one of the namespace, too.
+// The annotations of a pod that replace settings. The mode's annotation may also be on the
+// namespace.
 const (
 	modeAnnotation = "nametap.dev/mode"
 	cpuRequest     = "nametap.dev/cpu-request"
@@ -86,8 +87,8 @@ func (p *pod) isAmbient(ns Namespace) bool {
 	return mode == "ambient" && !p.hasIstio()
 }
 
-// agentUser returns the user of the agent. OpenShift admits those of the namespace's range; the first is that of its
-// other containers.
+// agentUser returns the user of the agent. OpenShift admits users of the namespace's range; the
+// first one is the user of its other containers.
 func agentUser(ns Namespace, mode Mode) (int64, error) {
 	text, ok := ns.Annotations[uidRange]
 	switch {

@@ -41,7 +41,8 @@ func in(t *testing.T, ns inject.Namespace, text string, cfg inject.Config) (pod 
 	return typed(t, out), ""
 }
 
-// TestModeOfPod checks that the annotation of the pod precedes that of its namespace, and that one the setting.
+// TestModeOfPod checks that the annotation of the pod precedes the annotation of its namespace,
+// which precedes the setting.
 func TestModeOfPod(t *testing.T) { // I16
 	t.Parallel()
 	for _, test := range []struct{ pod, namespace, want string }{
@@ -137,7 +138,8 @@ func TestOpenShift(t *testing.T) { // I18
 	}
 }
 
-// TestImagePullSecrets checks that Secrets are added beside those of the pod, and removed with the setting.
+// TestImagePullSecrets checks that Secrets are added beside the pod's own, and removed with the
+// setting.
 func TestImagePullSecrets(t *testing.T) { // I19
 	t.Parallel()
 	cfg := inject.Config{ImagePullSecrets: []string{"registry", "own"}}

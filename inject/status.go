@@ -16,7 +16,7 @@ import (
 // Status is the annotation that lists what was added to a pod, and what it replaced, in JSON.
 const Status = "nametap.dev/status"
 
-// A status is the value of the annotation. The zero value is that of a pod without nametap.
+// A status is the value of the annotation. The zero value stands for a pod without nametap.
 type status struct {
 	Mode Mode `json:"mode"`
 	// The names of what was added, with the marks of what was generated for it.

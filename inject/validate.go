@@ -50,7 +50,7 @@ type validator struct {
 	sizes  map[*yaml.Node]int // of anchors; 0 inside them
 }
 
-// size returns the number of values of a tree, with those that its aliases name.
+// size returns the number of values of a tree, including the values that its aliases name.
 func (v *validator) size(n *yaml.Node) (int, error) {
 	if n.Kind == yaml.AliasNode {
 		size := v.sizes[n.Alias] // an anchor comes before its aliases

@@ -28,7 +28,7 @@ var templates = map[string][]string{ //nolint:gochecknoglobals // a constant
 	"batch/v1 CronJob":         {"spec", "jobTemplate", "spec", "template"},
 }
 
-// workloads returns the pods of an object. Those of a List are those of its items.
+// workloads returns the pods of an object, of a List the pods of its items.
 func workloads(root *yaml.Node) []workload {
 	var all []workload
 	for _, o := range objects(root, text(root, "apiVersion"), text(root, "kind"), nil) {

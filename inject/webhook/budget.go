@@ -58,7 +58,7 @@ func (b *budget) take(ctx context.Context, bytes int64, giveUp func()) *part {
 	}
 }
 
-// settle says that the request does not wait for its client any more.
+// settle is called when the request does not wait for its client any more.
 func (b *budget) settle(p *part) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -78,7 +78,7 @@ func (b *budget) release(p *part) {
 	b.giveLocked()
 }
 
-// giveLocked gives the bytes that are free to those that wait, in their order.
+// giveLocked gives the free bytes to the waiting parts, in their order.
 func (b *budget) giveLocked() {
 	for len(b.waiting) > 0 && b.waiting[0].bytes <= b.free {
 		p := b.waiting[0]

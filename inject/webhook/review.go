@@ -56,7 +56,7 @@ func (v *inPlace) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// maxName is the longest name or UID of an object; that of a pod has at most 253 characters.
+// maxName is the longest name or UID of an object; a pod's has at most 253 characters.
 const maxName = 253
 
 // review answers a question.

@@ -16,7 +16,7 @@ import (
 // once a minute.
 const readEvery = time.Second
 
-// settings are those of injection, as they last could be used.
+// settings are the last usable settings of injection.
 type settings struct {
 	file string // "" means that they never change
 	log  *slog.Logger

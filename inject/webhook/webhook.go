@@ -49,8 +49,8 @@ const (
 	maxPatch = 3 << 20
 	// bodyTimeout bounds how long a client takes to send a question, and writeTimeout to read an answer.
 	bodyTimeout, writeTimeout = 2 * time.Second, 5 * time.Second
-	// maxPods is the number of pods of small questions that are injected at a time, and maxLargePods that of
-	// others. Each needs up to 6 MiB or up to 70 MiB (TestFieldsCost).
+	// maxPods is the number of pods of small questions that are injected at a time, and maxLargePods
+	// the number for other questions. Each needs up to 6 MiB or up to 70 MiB (TestFieldsCost).
 	maxPods, maxLargePods = 4, 1
 	// maxConns is the number of connections. An API server keeps 25 idle ones.
 	maxConns = 1000
@@ -90,7 +90,7 @@ type Webhook struct {
 	broken  prometheus.GaugeFunc
 }
 
-// The outcomes of questions, beside those of package inject.
+// The outcomes of questions, beside the outcomes of package inject.
 const (
 	outcomeIgnored = "ignored" // not a pod, or not created
 	outcomeInvalid = "invalid" // no question, or no pod
