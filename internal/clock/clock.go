@@ -41,7 +41,7 @@ type Clock struct {
 	ticks ticks
 }
 
-// New returns a clock. Its time is now that of time.Now.
+// New returns a clock. Its time begins at time.Now.
 func New() *Clock { return From(timeAsleep) }
 
 // ForPolling returns a clock like New with another length of its ticks, which come from a timer of the kernel,

@@ -47,7 +47,7 @@ const (
 	DstNAT    Status = 1 << 5 // the destination was replaced
 )
 
-// A TCPState is the state of a tracked TCP connection. Its values are those of enum
+// A TCPState is the state of a tracked TCP connection. Its values are the values of enum
 // tcp_conntrack in linux/netfilter/nf_conntrack_tcp.h, of which only some have a name here.
 type TCPState uint8
 

@@ -73,7 +73,7 @@ func original4(fd int) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(raw[4:8])), binary.BigEndian.Uint16(raw[2:4])), nil
 }
 
-// original6 reads IP6T_SO_ORIGINAL_DST, whose number is that of SO_ORIGINAL_DST.
+// original6 reads IP6T_SO_ORIGINAL_DST, whose number equals SO_ORIGINAL_DST.
 func original6(fd int) (netip.AddrPort, error) {
 	info, err := unix.GetsockoptIPv6MTUInfo(fd, unix.IPPROTO_IPV6, unix.SO_ORIGINAL_DST)
 	if err != nil {

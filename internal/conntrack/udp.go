@@ -36,7 +36,7 @@ const (
 // while the kernel works.
 type UDP struct {
 	size   int
-	idle   chan *lookups // those that no lookup uses
+	idle   chan *lookups // idle lookups
 	closed chan struct{} // closed by Close
 	once   sync.Once
 }

@@ -81,7 +81,7 @@ func Entries() ([]Entry, error) {
 }
 
 var (
-	// rowID matches the number of a row, codeID that of an extended DNS error.
+	// rowID matches the number of a row, codeID the number of an extended DNS error.
 	rowID  = regexp.MustCompile(`^(?i:[a-z][0-9]{1,2})$`)
 	codeID = regexp.MustCompile(`^(?i:ede)?([0-9]{1,5})$`)
 	// quoted matches a message that a text quotes, digits what differs from one message to another.

@@ -42,9 +42,9 @@ func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) 
 	}, c
 }
 
-// LocalOnly returns a handler that refuses every request except those of programs on this
-// host. It refuses other clients, a Host other than localhost (a page that rebinds its own
-// name to this host sends that name), and pages of other origins.
+// LocalOnly returns a handler that serves only programs on this host. It refuses other
+// clients, a Host other than localhost (a page that rebinds its own name to this host
+// sends that name), and pages of other origins.
 func LocalOnly(next http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if why := foreign(r); why != "" {

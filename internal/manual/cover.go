@@ -40,7 +40,7 @@ func Missing(newRoot func() *cobra.Command, dir string) ([]string, error) {
 }
 
 func missingFlags(command *cobra.Command, page, completed string) []string {
-	if command.DisableFlagParsing { // they are those of another program
+	if command.DisableFlagParsing { // another program defines the flags
 		return nil
 	}
 	var missing []string

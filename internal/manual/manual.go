@@ -126,7 +126,7 @@ func Page(command *cobra.Command, date time.Time) string {
 			}
 		}
 	}
-	if !command.DisableFlagParsing { // else they are those of another program
+	if !command.DisableFlagParsing { // else another program defines the flags
 		writeFlags(&page, command)
 	}
 	if command.HasExample() {
@@ -168,7 +168,7 @@ func writeFlags(page *strings.Builder, command *cobra.Command) {
 	})
 }
 
-// writeText writes paragraphs. Those that are indented keep their lines.
+// writeText writes paragraphs. Indented paragraphs keep their lines.
 func writeText(page *strings.Builder, text string) {
 	for i, paragraph := range strings.Split(strings.Trim(text, "\n"), "\n\n") {
 		if i > 0 {

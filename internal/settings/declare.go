@@ -57,8 +57,8 @@ func (g Group) Text(p TextValue, name, usage string) Setting { return g.Var(text
 // A Setting is one declared setting.
 type Setting struct{ flag *pflag.Flag }
 
-// Env gives the setting environment variables of other names than its own: the one that
-// documents name, and further ones that it wins over.
+// Env gives the setting environment variables of other names than its own: env, which
+// the documents name, and more, over which env wins.
 func (s Setting) Env(env string, more ...string) Setting {
 	s.flag.Usage += " [" + env + "]"
 	s.flag.Annotations[annotationEnv] = append([]string{env}, more...)

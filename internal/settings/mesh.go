@@ -30,13 +30,13 @@ const annotationField = "nametap/proxy-config"
 const discoveryAddress = "discoveryAddress"
 
 // A proxyConfig is the part of Istio's ProxyConfig that nametap reads. Its fields may have
-// their names of JSON or those of protobuf, as with Istio.
+// their names of JSON or of protobuf, as with Istio.
 type proxyConfig struct {
 	DiscoveryAddress string
 	ProxyMetadata    map[string]string
 }
 
-// UnmarshalYAML reads both names of each field; that of JSON wins.
+// UnmarshalYAML reads both names of each field; the JSON name wins.
 func (c *proxyConfig) UnmarshalYAML(node *yaml.Node) error {
 	var fields struct {
 		DiscoveryAddress  string            `yaml:"discoveryAddress"`
@@ -108,9 +108,8 @@ func readMeshConfig(flags *pflag.FlagSet) (config proxyConfig, path string, err 
 	return config, path, err
 }
 
-// Metadata returns the variables whose names begin with one of the prefixes. Those of environ
-// win over those of PROXY_CONFIG, these over those of the mesh config. Call it after
-// [Resolve].
+// Metadata returns the variables whose names begin with one of the prefixes. environ wins
+// over PROXY_CONFIG, PROXY_CONFIG over the mesh config. Call it after [Resolve].
 func Metadata(flags *pflag.FlagSet, environ []string, prefixes ...string) (map[string]string, error) {
 	mesh, path, err := readMeshConfig(flags)
 	if err != nil {

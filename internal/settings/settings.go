@@ -153,7 +153,8 @@ func Given(flag *pflag.Flag) bool {
 }
 
 // serviceLink matches the variables that Kubernetes sets in every pod for each Service of its
-// namespace. Those of a Service called nametap-something look like settings of nametap.
+// namespace. The variables of a Service called nametap-something look like settings of
+// nametap.
 var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$`)
 
 // variables returns the variables of environ that have a value.
@@ -167,8 +168,8 @@ func variables(environ []string) map[string]string {
 	return values
 }
 
-// setAll gives the flags that are not set yet the values of variables. Those that begin
-// with Prefix must be settings; the others may be for other programs.
+// setAll gives the flags that are not set yet the values of variables. Variables that
+// begin with Prefix must be settings; the others may be for other programs.
 func setAll(flags *pflag.FlagSet, values map[string]string, source func(key string) string) []error {
 	known := map[string]bool{}
 	var failed []error

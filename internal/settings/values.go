@@ -274,7 +274,7 @@ func (l *list[T]) GetSlice() []string {
 	return texts
 }
 
-// read reads every value; the error names the one that is wrong if there are several.
+// read reads every value. If there are several, the error names the wrong one.
 func (l *list[T]) read(texts []string) ([]T, error) {
 	values := make([]T, 0, len(texts))
 	for _, text := range texts {

@@ -48,7 +48,7 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// The images of a build are those of its release, of its tag, or of the release that comes next.
+// A build's images are the images of its release, of its tag, or of the next release.
 func TestRelease(t *testing.T) {
 	for _, test := range [][3]string{
 		{"0.2.0", "v0.1.9", "0.2.0"}, {"", "v0.1.9", "0.1.9"}, {"", "v0.1.9+dirty", upcoming},

@@ -1,6 +1,6 @@
-// Package birthday has hosts whose checksums are not independent of each other. The checksum of a table is the sum of
-// those of its entries (api/digest), so a generalized birthday attack (Wagner, CRYPTO 2002) finds such hosts: those
-// here in a second and in half a minute.
+// Package birthday has hosts whose checksums are not independent of each other. The checksum of a
+// table is the sum of its entries' checksums (api/digest), so a generalized birthday attack
+// (Wagner, CRYPTO 2002) finds such hosts: it found these in a second and in half a minute.
 package birthday
 
 import (

@@ -1,6 +1,6 @@
 // Package fakekube is a small Kubernetes API server for tests: it watches the objects that a test
-// puts there, as streams in JSON, and stores those that clients write. The tests of test/machines use
-// the real one.
+// puts there, as streams in JSON, and stores objects that clients write. The tests of test/machines
+// use the real one.
 package fakekube
 
 import (
@@ -193,8 +193,8 @@ func (a *API) undo(n int) {
 	a.oldest = len(a.changes)
 }
 
-// StallWatches lets the watches that are open now send nothing any more, as behind a proxy that does not pass on what
-// comes. They stay open. Those that begin later are not affected.
+// StallWatches makes the open watches send nothing any more, as behind a proxy that does not pass
+// on what comes. They stay open. Watches that begin later are not affected.
 func (a *API) StallWatches() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -271,8 +271,8 @@ func (a *API) BusiestReviews() int {
 	return a.busiest
 }
 
-// serveReview reviews a token. As the API server does, it returns those of the token's audiences
-// that were asked for, and refuses a token that has none of them.
+// serveReview reviews a token. As the API server does, it returns the token's audiences that the
+// review names, and refuses a token that has none of them.
 func (a *API) serveReview(w http.ResponseWriter, r *http.Request) {
 	var review struct {
 		Spec struct {
@@ -398,7 +398,7 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		events = nil
-		w.(http.Flusher).Flush() //nolint:forcetypeassert // it is that of net/http
+		w.(http.Flusher).Flush() //nolint:forcetypeassert // net/http's implements it
 		select {
 		case <-changed:
 		case <-ended:

@@ -21,8 +21,8 @@ type resource struct {
 	value   []byte
 }
 
-// response is one push in both variants. A stream is sent that of its own variant, or
-// nothing if that is nil. The nonce is set when it is sent.
+// response is one push in both variants. A stream is sent the response of its own
+// variant, or nothing if that is nil. The nonce is set when it is sent.
 type response struct {
 	version string
 	delta   *discoveryv3.DeltaDiscoveryResponse
@@ -63,8 +63,7 @@ func (s *Server) PushNamed(tables map[string]*api.NameTable, removed ...string) 
 
 // PushResponses sends responses that the test composed, each to the streams of its
 // variant, and to future streams as their first response; nil sends nothing. Only the
-// nonce is replaced. It returns the version in the responses, that of delta if there are
-// two.
+// nonce is replaced. It returns the version in the responses, delta's if there are two.
 func (s *Server) PushResponses(delta *discoveryv3.DeltaDiscoveryResponse, sotw *discoveryv3.DiscoveryResponse) string {
 	r := composed(delta, sotw)
 	s.mu.Lock()
