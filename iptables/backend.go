@@ -130,11 +130,11 @@ func (m machine) side(b Backend) *side {
 	return m.nft
 }
 
-// choose returns the backend to use, and why: the one that is configured; otherwise the only
-// one that can be used; otherwise the one in which other programs have more rules, since one
-// that no program uses may be there by accident (a tool of the other kind in this image);
-// otherwise the one that has rules of nametap already; otherwise that of the plain
-// iptables-restore.
+// choose returns the backend to use, and why: the configured one; otherwise the only usable
+// one; otherwise the backend in which other programs have more rules, since a backend that
+// no program uses may be there by accident (a tool of the other kind in this image);
+// otherwise the backend that has rules of nametap already; otherwise the backend of the
+// plain iptables-restore.
 func (m machine) choose(asked Backend) (*side, string, error) {
 	nft, legacy := m.nft, m.legacy
 	switch {

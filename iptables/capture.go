@@ -176,7 +176,7 @@ type Capture struct {
 	in       installed                // what this process has installed
 	applied  machine                  // what the last step apply has left
 	captured bool                     // rules were installed and not removed
-	unleased bool                     // those of a family had no lease
+	unleased bool                     // the rules of a family had no lease
 	changes  bool                     // rules were installed or changed since the last report
 	placed   map[site]bool            // where rules were written and may still be
 	made     map[site]map[string]bool // the tables that this process has made
@@ -285,8 +285,8 @@ func (c *Capture) inUse() bool {
 	return c.open != nil && (c.openUntil.IsZero() || time.Now().Before(c.openUntil)) && c.open()
 }
 
-// Renew makes the rules of a family match for [LeaseTime] from now on, if they have a lease, also those of
-// an earlier agent. It is no error if there are no rules.
+// Renew makes the rules of a family match for [LeaseTime] from now on, if they have a lease, also
+// the rules of an earlier agent. It is no error if there are no rules.
 func (c *Capture) Renew(f Family) error {
 	begins, err := c.lease.renew(f)
 	if begins { // connections to VIPs that have begun before have no reply
@@ -305,9 +305,9 @@ func (c *Capture) Installed() <-chan struct{} { return c.installed }
 func (c *Capture) Begun() <-chan struct{} { return c.begun }
 
 // Keep keeps the kernel as desired until ctx ends: it follows every change of the desired value,
-// repairs drift within Config.Interval, and retries what fails. It takes over rules that are
-// installed, and replaces those that differ. At the end it removes the rules, unless
-// Config.FailClosed is set or SetEnding says otherwise.
+// repairs drift within Config.Interval, and retries what fails. It takes over installed rules,
+// and replaces rules that differ. At the end it removes the rules, unless Config.FailClosed is
+// set or SetEnding says otherwise.
 //
 // If the first desired value is on and its rules cannot be installed, Keep leaves none and
 // returns the error. It logs and counts later failures.
@@ -358,7 +358,7 @@ func (c *Capture) Apply(ctx context.Context) error { return c.once(ctx, true) }
 // if there are none.
 //
 // If a backend can never be read, for example without a capability, Remove does the rest and
-// returns [ErrUnseen], unless the kernel says that the backend is empty. If c has installed
+// returns [ErrUnseen], unless the kernel reports the backend as empty. If c has installed
 // rules there, that is a failure, and so is any backend that cannot be read now.
 //
 // Remove takes the same steps as Keep. When ctx ends it does not wait for replies in flight any

@@ -24,7 +24,7 @@ import (
 type Finding struct {
 	What string `json:"what"`
 	OK   bool   `json:"ok"`
-	// Needed says that nothing is captured without it. Otherwise the rules are reduced.
+	// Needed is set if nothing is captured without it. Otherwise the rules are reduced.
 	Needed bool `json:"needed"`
 	// Detail describes what was found, or what is wrong.
 	Detail string `json:"detail,omitempty"`
@@ -88,7 +88,7 @@ func (f Finding) after(err error) Finding {
 }
 
 // probe tries the variants of the rules, best first, where they capture nothing. The first one
-// that works tells what is missing. needed says that a failure of all is not accepted.
+// that works tells what is missing. needed is set if one of them must work.
 func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
 	var first error
@@ -130,7 +130,7 @@ func (p place) try(ctx context.Context, text string) (how string, err error) {
 	return "the tool accepts them; trying them in the kernel needs CAP_SYS_ADMIN", err
 }
 
-// errNewNetwork says that this process may not make a network namespace.
+// errNewNetwork is returned if this process may not make a network namespace.
 var errNewNetwork = errors.New("no new network namespace")
 
 // inNewNetwork calls f in a thread in a network namespace of its own, which ends with the thread. Programs
@@ -195,7 +195,7 @@ func hasAddress(f Family) bool {
 	})
 }
 
-// errUnmapped says that the kernel would refuse a uid or gid with EINVAL.
+// errUnmapped is returned for a uid or gid that the kernel would refuse with EINVAL.
 var errUnmapped = errors.New("is not mapped in this user namespace, so no rule can name it")
 
 // checkMapped returns an error if a uid or gid of the configuration does not exist in this
@@ -240,8 +240,8 @@ func mapped(idMap []byte, id uint32) bool {
 // Check uses github.com/coreos/go-iptables for the version of a tool and to look for single
 // rules. Everything else runs the tools itself, since go-iptables 0.8.0
 //
-//   - finds iptables in $PATH, but neither the tools of one backend beside those of the other
-//     nor those in /usr/sbin that are not in $PATH;
+//   - finds iptables in $PATH, but neither the tools of one backend beside the tools of the
+//     other nor tools in /usr/sbin that are not in $PATH;
 //   - does not return the mode (nft or legacy) that it reads;
 //   - does not restore or save, and has no way to read a table without creating it in legacy;
 //   - runs tools without a time limit, in the language of the user, and with a lock file that

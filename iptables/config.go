@@ -14,9 +14,9 @@ import (
 // in force at once, so nametap's must be in only one of them.
 type Backend string
 
-// The backends. Auto takes the only one that works; of two, the one in which other
-// programs have more rules; otherwise the one that has rules of nametap already; otherwise
-// that of the plain iptables-restore.
+// The backends. Auto takes the only usable backend; of two, the one in which other
+// programs have more rules; otherwise the one with rules of nametap; otherwise the backend
+// of the plain iptables-restore.
 const (
 	Auto   Backend = "auto"
 	NFT    Backend = "nft"
@@ -135,14 +135,14 @@ type Config struct {
 	// agent. At least one is required.
 	AgentUIDs, AgentGIDs []uint32
 
-	// Servers are the nameservers whose queries are captured, such as those of
-	// resolv.conf; queries to others pass through. If it is empty, queries to any
-	// address are captured. A zone ("fe80::1%eth0") limits that server to this
-	// outgoing interface.
+	// Servers are the nameservers whose queries are captured, such as the
+	// nameservers of resolv.conf; queries to others pass through. If it is empty,
+	// queries to any address are captured. A zone ("fe80::1%eth0") limits that
+	// server to this outgoing interface.
 	Servers []netip.Addr
 
 	// ExcludeUIDs and ExcludeGIDs are users and groups whose queries pass through, such
-	// as that of a stub resolver on loopback, which would query itself through the
+	// as the user of a stub resolver on loopback, which would query itself through the
 	// agent.
 	ExcludeUIDs, ExcludeGIDs []uint32
 	// ExcludeCIDRs are destinations to which queries pass through.
@@ -166,9 +166,10 @@ type Config struct {
 	// program may listen on the UDP port with this number.
 	EgressPort uint16
 
-	// Pod says that the network namespace is a pod's. Queries that the agent sends to other hosts then
-	// skip the rest of table nat, such as rules of Istio's ambient mode, which would redirect them to the
-	// agent. Elsewhere they pass through the rest, because a host may have other rules for them (DNAT).
+	// Pod is set if the network namespace is a pod's. Queries that the agent sends to other hosts then
+	// skip the rest of table nat, such as rules of Istio's ambient mode, which would redirect them to
+	// the agent. Elsewhere they pass through the rest, because a host may have other rules for them
+	// (DNAT).
 	Pod bool
 
 	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone,
@@ -234,8 +235,8 @@ func (c Config) Without(f Family) Config {
 }
 
 // Serves reports whether a listener at this address receives all queries of its family that
-// the rules redirect. They are redirected to loopback, and those of virtual interfaces to the
-// addresses of these.
+// the rules redirect. They are redirected to loopback; queries from virtual interfaces to the
+// addresses of these interfaces.
 func (c Config) Serves(listener netip.AddrPort) bool {
 	addr := listener.Addr()
 	loopback := addr == FamilyOf(addr).Loopback()
@@ -259,7 +260,7 @@ func (c Config) withDefaults() Config {
 }
 
 // DefaultConfig returns a Config that redirects queries to any server to port 15053, except
-// those of uid and gid 1337.
+// queries of uid and gid 1337.
 func DefaultConfig() Config {
 	return Config{
 		Port:      15053,

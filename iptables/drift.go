@@ -113,7 +113,7 @@ func (t table) change(b *strings.Builder, have *savedTable, mark bool) {
 	b.WriteString("COMMIT\n")
 }
 
-// parents returns the built-in chains that jump to those of nametap.
+// parents returns the built-in chains that jump to nametap's chains.
 func (t table) parents() (names []string) {
 	for _, c := range t.chains {
 		if !slices.Contains(names, c.parent) {

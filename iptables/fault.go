@@ -31,18 +31,18 @@ var (
 
 // Errors of this package's methods.
 var (
-	// ErrIncomplete says that the rules in the kernel are incomplete: a supported family, or
-	// the conntrack zone, is missing for a temporary reason, or rules of nametap remain in
-	// the other backend. Keep retries.
+	// ErrIncomplete is returned if the rules in the kernel are incomplete: a supported
+	// family, or the conntrack zone, is missing for a temporary reason, or rules of nametap
+	// remain in the other backend. Keep retries.
 	ErrIncomplete = errors.New("capture is incomplete")
-	// ErrUnseen says that a backend can never be read, so rules of nametap that another
-	// process installed may remain there.
+	// ErrUnseen is returned if a backend can never be read, so rules of nametap that
+	// another process installed may remain there.
 	ErrUnseen = errors.New("rules of nametap may remain in a backend that cannot be read")
-	// ErrCapability says that this process lacks CAP_NET_ADMIN.
+	// ErrCapability is returned if this process lacks CAP_NET_ADMIN.
 	ErrCapability = errors.New("CAP_NET_ADMIN is missing: give it to this process, in a pod by securityContext.capabilities.add: [NET_ADMIN] with runAsUser: 0, because Kubernetes gives capabilities to root only, in a systemd unit by AmbientCapabilities=CAP_NET_ADMIN, or run it as root")
 )
 
-// unsupported reports whether an error says that the machine does not support something.
+// unsupported reports whether an error means that the machine does not support something.
 func unsupported(err error) bool {
 	return isAny(err, errTool, errNoTable, errNoFamily, errExtension)
 }
@@ -52,8 +52,8 @@ func failsAgain(err error) bool {
 	return unsupported(err) || isAny(err, errPermission, errIncompatible, errLocked, context.Canceled, context.DeadlineExceeded)
 }
 
-// temporary reports whether an attempt may succeed later. That includes those that have
-// waited for a lock, or for a tool that hangs.
+// temporary reports whether an attempt may succeed later. That includes attempts that
+// have waited for a lock, or for a tool that hangs.
 func temporary(err error) bool {
 	return err != nil && (!failsAgain(err) || isAny(err, errLocked, context.DeadlineExceeded))
 }

@@ -278,7 +278,7 @@ func (l *lab) askHeld(conn net.Conn) {
 	}
 }
 
-// wantHeld lets the nameservers send the replies that they hold, and compares the way in the one
+// wantHeld lets the nameservers send the replies that they hold, and checks the way in the reply
 // that a socket receives.
 func (l *lab) wantHeld(conn net.Conn, way string) {
 	l.t.Helper()

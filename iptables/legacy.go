@@ -58,8 +58,8 @@ func askLegacy(f Family, option int, buffer []byte) error {
 	return nil
 }
 
-// lacksLegacyTable reports whether the kernel says that it has no such table. The question
-// makes a table that was not in use, so it is asked only after a tool had to make the table.
+// lacksLegacyTable reports whether the kernel has no such table. The question makes a table
+// that was not in use, so it is asked only after a tool had to make the table.
 func lacksLegacyTable(f Family, table string) bool {
 	if table == "" || len(table) >= tableNameSize {
 		return false
@@ -102,8 +102,8 @@ func builtin(target string) bool {
 	return slices.Contains([]string{"RETURN", "ACCEPT"}, target) || strings.HasPrefix(target, ownPrefix)
 }
 
-// legacyTables returns those of nametap's tables that legacy has. Without ip_tables in the
-// kernel there are none.
+// legacyTables returns nametap's tables that legacy has. Without ip_tables in the kernel
+// there are none.
 func legacyTables(f Family) ([]string, error) {
 	name := "/proc/thread-self/net/ip_tables_names"
 	if f == IPv6 {
@@ -176,8 +176,8 @@ func hashEntries(hash *maphash.Hash, f Family, entries []byte) {
 	_, _ = hash.Write(entries)
 }
 
-// knownEmpty reports whether the kernel says that a backend has nothing of nametap in a family
-// that its tools cannot read.
+// knownEmpty reports whether the kernel reports that a backend has nothing of nametap in a
+// family that its tools cannot read.
 func knownEmpty(b Backend, f Family, unread error) bool {
 	if isAny(unread, errNoFamily) {
 		return true

@@ -22,7 +22,7 @@ const (
 	nfprotoInet = 1
 )
 
-// What to do about Istio's rules beside those of nametap.
+// What to do about Istio's rules beside nametap's.
 const (
 	istioAdvice = "the rules of nametap come first, so nametap answers; use only one of the two: set ISTIO_META_DNS_CAPTURE to \"false\" for Istio's agent, or run no nametap in this pod"
 

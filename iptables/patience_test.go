@@ -15,9 +15,9 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// locked makes both tools that write to a backend fail, like those of legacy when another
-// program holds their lock for longer than they wait. They fail the first times, or if
-// times is 0, as long as the file exists whose name it returns.
+// locked makes both tools that write to a backend fail, as the legacy tools do when
+// another program holds their lock for longer than they wait. They fail the first times,
+// or if times is 0, as long as the file exists whose name it returns.
 func (l *lab) locked(backend iptables.Backend, times int) (holding string) {
 	l.t.Helper()
 	dir := l.t.TempDir()

@@ -167,8 +167,8 @@ func (p place) remove(ctx context.Context, have saved) (after saved, changed boo
 	return now.saved, true, p.tidy(ctx, now)
 }
 
-// tidy deletes the tables that nametap has made, or removes the mark of those that other
-// programs use.
+// tidy deletes the tables that nametap has made. From tables that other programs use it
+// removes its mark.
 func (p place) tidy(ctx context.Context, now reading) error {
 	var err error
 	if !now.known {

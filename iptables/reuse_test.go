@@ -111,8 +111,8 @@ func (l *lab) forget(conn net.Conn) {
 	}
 }
 
-// K8: connections that are open when rules are installed or removed go on, the halves of those
-// that one side has closed included.
+// K8: connections that are open when rules are installed or removed go on, including
+// half-closed ones.
 func TestTCPConnectionGoesOn(t *testing.T) {
 	t.Parallel()
 	labs(t, diagonal(), func(l *lab) {
@@ -219,8 +219,8 @@ func (l *lab) withoutReply() {
 	}
 }
 
-// losePackets adds ("-A") or deletes ("-D") rules that lose what TCP clients send, before those of nametap
-// accept it.
+// losePackets adds ("-A") or deletes ("-D") rules that lose what TCP clients send, before nametap's
+// rules accept it.
 func (l *lab) losePackets(action string) {
 	l.t.Helper()
 	for _, ns := range []*netns.NS{l.ns, l.servers} {

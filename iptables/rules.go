@@ -96,10 +96,10 @@ func TestAddr(f Family) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 1, 15: 53})
 }
 
-// ProbeHops is the TTL or hop limit of packets that the rules redirect although they are the agent's: those of
-// its probes, which go the way of a client's query. No system uses it by default, and the agent sets another one for
-// its other queries. A mark would need a
-// capability, other rules change marks, and routes and firewalls treat marked packets differently.
+// ProbeHops is the TTL or hop limit of packets of the agent's probes, which the rules redirect like
+// a client's query. No system uses it by default, and the agent sets another one for its other
+// queries. A mark would need a capability, other rules change marks, and routes and firewalls treat
+// marked packets differently.
 const ProbeHops = 217
 
 func buildFamily(cfg Config, f Family) []table {
@@ -163,9 +163,9 @@ func (b builder) redirected() (rules []string) {
 	return rules
 }
 
-// looped adds rules to table raw that accept the packets of redirected flows when they come back on lo. The
-// kernel still knows their connections. A reply has the source address of the nameserver there, and rules
-// against forged addresses drop it, such as those of wg-quick.
+// looped adds rules to table raw that accept the packets of redirected flows when they come back on
+// lo. The kernel still knows their connections. A reply has the source address of the nameserver
+// there, and rules against forged addresses, such as wg-quick's, drop it.
 func (b builder) looped(chains []chain) []chain {
 	if b.cfg.NoAccept {
 		return chains

@@ -151,7 +151,7 @@ func (t *savedTable) hasMark() bool {
 	return t != nil && slices.ContainsFunc(t.chains, func(c savedChain) bool { return c.name == tableMark })
 }
 
-// jumps returns the rules of other chains that jump to those of nametap.
+// jumps returns the rules of other chains that jump to nametap's chains.
 func (t *savedTable) jumps() []savedRule {
 	var jumps []savedRule
 	if t == nil {
@@ -276,8 +276,8 @@ func (t *savedTable) equal(u *savedTable) bool {
 	return slices.Equal(t.chains, u.chains) && slices.Equal(t.rules, u.rules)
 }
 
-// port returns the port to which the rules redirect queries of this host, or 0. All redirects of port 53
-// have the same one, and they come before those of VIPs.
+// port returns the port to which the rules redirect queries of this host, or 0. All redirects of
+// port 53 have the same one, and they come before the redirects of VIPs.
 func (s saved) port() uint16 {
 	nat := s["nat"]
 	if !slices.ContainsFunc(nat.jumps(), func(r savedRule) bool { return r.target == outputChain }) {

@@ -34,7 +34,8 @@ type LeaseState string
 const (
 	LeaseAlive LeaseState = "alive"
 	LeaseEnded LeaseState = "ended" // the rules capture nothing
-	// LeaseUnknown says that a firewall drops packets to loopback. It may drop those that renew the lease, too.
+	// LeaseUnknown means that a firewall drops packets to loopback. It may drop the packets that renew
+	// the lease, too.
 	LeaseUnknown LeaseState = "unknown"
 )
 
@@ -67,7 +68,7 @@ type FamilyStatus struct {
 	Unserved []string `json:"unserved,omitempty"`
 	// Others describes rules of other programs that capture port 53 too.
 	Others []string `json:"others,omitempty"`
-	// Drift lists how the rules differ from those of the configuration.
+	// Drift lists how the rules differ from the configuration.
 	Drift []string `json:"drift,omitempty"`
 	// OtherBackend reports that rules of nametap are in the other backend too.
 	OtherBackend bool `json:"otherBackend,omitempty"`
@@ -221,8 +222,9 @@ func (r *report) sides(m machine) (chosen, other *side, reason string, err error
 	return chosen, m.side(chosen.backend.other()), reason, nil
 }
 
-// state compares the saved rules with those that this process installed. If it installed
-// none, it compares them with all variants, because this machine may support no better one.
+// state compares the saved rules with the rules that this process installed. If it
+// installed none, it compares them with all variants, because this machine may support no
+// better one.
 func (r *report) state(fs *FamilyStatus, s saved) {
 	f, vs := fs.Family, r.goal.variantsFor(fs.Family, s)
 	if v, ok := r.in.families[f]; ok && !r.outdated {

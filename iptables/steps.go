@@ -106,8 +106,8 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 	return changed, err
 }
 
-// candidates returns the variants to try for a family, and why not all: with have in the kernel, the machine may
-// support them, and those that it does not support are due again.
+// candidates returns the variants that the machine may support with have in the kernel, and why
+// others are left out. Unsupported variants are tried again when they are due.
 func (c *Capture) candidates(vs []variant, at site, have saved) (left []variant, lacks error) {
 	left, lacks = possible(vs, have)
 	if reduced := c.in.reduced[at.family]; reduced != nil && at.backend == c.in.backend && !c.retryDue() {
@@ -376,8 +376,7 @@ func (c *Capture) removeAll(ctx context.Context) error {
 }
 
 // removeSides removes everything of nametap in both backends, except where unhook has just found
-// nothing: each tool takes long on a busy machine. again says that what failed may
-// succeed soon.
+// nothing: each tool takes long on a busy machine. again is set if what failed may succeed soon.
 func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
 	var failed, unseen error
 	for _, b := range []Backend{NFT, Legacy} {
@@ -439,7 +438,7 @@ func (c *Capture) onlyOthers(err error) bool {
 	return errors.Is(err, ErrUnseen) || errors.Is(err, ErrCapability) && len(c.placed) == 0
 }
 
-// logRemoval logs the failure of a step of a removal. had says that this process had rules
+// logRemoval logs the failure of a step of a removal. had is set if this process had rules
 // installed.
 func (c *Capture) logRemoval(had bool, err error) {
 	switch {
@@ -462,7 +461,7 @@ type retries struct {
 }
 
 // failed postpones a step of a removal that has failed, and returns the error if it is to be
-// reported now. again says that the step may succeed soon.
+// reported now. again is set if the step may succeed soon.
 func (c *Capture) failed(err error, again bool) error {
 	r, now := &c.retries, time.Now()
 	if r.n == 0 {

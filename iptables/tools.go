@@ -218,7 +218,7 @@ func startCommand(ctx context.Context, cmd *exec.Cmd, stdin []byte) (wait func()
 	}
 }
 
-// errUnkillable says that the kernel has not ended a process that was killed.
+// errUnkillable is returned if the kernel has not ended a process that was killed.
 var errUnkillable = errors.New("it was killed and does not end, because it waits in the kernel (state D in ps)")
 
 // afterEnd returns a channel that is closed some time after ctx has ended.

@@ -35,8 +35,8 @@ func (a announcer) forward(ctx context.Context, changed func()) error {
 	}
 }
 
-// next waits for messages, and reports whether one says that a change has ended. If the kernel had no room
-// for all messages, one of them may have said so.
+// next waits for messages, and reports whether one announces the end of a change. If the kernel had
+// no room for all messages, a lost one may have done so.
 func (a announcer) next() (bool, error) {
 	messages, _, err := a.socket.Receive()
 	if errors.Is(err, unix.ENOBUFS) {
