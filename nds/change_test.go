@@ -282,8 +282,8 @@ func TestMalformedChange(t *testing.T) {
 	})
 }
 
-// C11: control planes of both kinds follow each other. The table of one replaces that of the other,
-// and a client says what it has only if it came as changes.
+// C11: control planes of both kinds follow each other. The table of one replaces the other's, and a
+// client says what it has only if it came as changes.
 func TestOtherControlPlane(t *testing.T) {
 	t.Parallel()
 	bothVariants(t, func(t *testing.T, v nds.Variant) {

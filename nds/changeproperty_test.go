@@ -142,8 +142,8 @@ func randomCase(r *rand.Rand, host string) string {
 	return string(b)
 }
 
-// C11, C12, D41: after each of a thousand random changes, the table equals the one that is built anew. Among
-// them are damaged ones, lost streams with changes meanwhile, and restarts from the snapshot.
+// C11, C12, D41: after each of a thousand random changes, the table equals one built from scratch.
+// Among them are damaged ones, lost streams with changes meanwhile, and restarts from the snapshot.
 func TestRandomChanges(t *testing.T) {
 	t.Parallel()
 	bothVariants(t, func(t *testing.T, v nds.Variant) {

@@ -84,9 +84,10 @@ type Client struct {
 	// tableNode is the fingerprint of the node to which it was sent, if it came as changes.
 	table     *hostTable
 	tableNode string
-	// undetected says that the table differs from that of the control plane although its digests are the same.
+	// undetected is set if the table differs from the control plane's although its digests are the
+	// same.
 	undetected bool
-	// snapshotUnread says that the snapshot could not be read. Every connect tries again
+	// snapshotUnread is set if the snapshot could not be read. Every connect tries again
 	// until a table is in use.
 	snapshotUnread bool
 
@@ -292,9 +293,9 @@ func (c *Client) pingLess() {
 		"reason", "too many pings", "every", c.pingAfter)
 }
 
-// fallBack changes the variant if err says that the control plane does not implement it,
-// and reports whether to connect again at once. Proxies return the same error while the
-// control plane is away, so the client gives up neither variant for good.
+// fallBack changes the variant if err means that the control plane does not implement
+// it, and reports whether to connect again at once. Proxies return the same error while
+// the control plane is away, so the client gives up neither variant for good.
 func (c *Client) fallBack(err error) (atOnce bool) {
 	if c.cfg.Variant != Incremental || status.Code(err) != codes.Unimplemented {
 		return false
@@ -340,7 +341,7 @@ func pause(failures int, part float64) time.Duration {
 // streamEnd describes the end of a stream, or of an attempt to open one.
 type streamEnd struct {
 	err error
-	// expected says that the stream had worked until then. istiod ends every stream after
+	// expected is set if the stream had worked until then. istiod ends every stream after
 	// 30 minutes, which deserves no warning.
 	expected bool
 	wait     time.Duration

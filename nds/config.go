@@ -24,7 +24,7 @@ const (
 type Config struct {
 	// Addr is the control plane's host and port. The host is looked up on every connect.
 	Addr string
-	// Resolver looks the host up; nil means that of the system.
+	// Resolver looks the host up; nil means the system's resolver.
 	Resolver *net.Resolver
 	// Dial connects to a host and port; nil means over TCP, with keep-alives that notice a dead host
 	// within 25 s, and with Resolver.

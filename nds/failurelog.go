@@ -21,7 +21,7 @@ type failureLog struct {
 	message, text string
 	repeats       int
 	logged        time.Time
-	// recovered says that the recovery was logged. A failure that comes and goes is
+	// recovered is set if the recovery was logged. A failure that comes and goes is
 	// logged once, and its recovery once, until reset.
 	recovered bool
 }

@@ -29,7 +29,7 @@ type hostShard struct {
 	hosts   int
 }
 
-// A differenceError says that a table does not have the checksum that it should have.
+// A differenceError is returned if a table's checksum differs from the control plane's.
 type differenceError struct{ text string }
 
 func (e *differenceError) Error() string { return e.text }
@@ -158,7 +158,7 @@ func (t *hostTable) rewrite(at int, c *change, added [][]byte) {
 	t.shards[at] = after
 }
 
-// since returns the shards of the table that may differ from those of the one before it, which may be nil.
+// since returns the shards of the table that may differ from the previous table, which may be nil.
 func (t *hostTable) since(before *hostTable) map[int][]byte {
 	changed := map[int][]byte{}
 	for at := range t.shards {

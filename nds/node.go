@@ -43,7 +43,7 @@ type Node struct {
 	// AutoAllocate asks for automatic VIPs. Connections to them work only through package
 	// egress, or a proxy such as Envoy. Without it, the table does not hold hosts that have no address.
 	AutoAllocate bool
-	// Version is that of the workload's agent, which control planes show; it may be empty.
+	// Version is the version of the workload's agent, which control planes show; it may be empty.
 	Version string
 	// Metadata is further node metadata; the fields of Node take precedence. It may be
 	// nil.

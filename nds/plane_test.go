@@ -27,8 +27,8 @@ type plane struct {
 	mu      sync.Mutex
 	entries map[string][]byte // by host; in wire form, with tag and length
 	version int
-	// away says that another control plane answers on the same address: one that sends the state
-	// of server.
+	// away is set if another control plane answers on the same address: it sends the state of
+	// server.
 	away bool
 	// damage, if not nil, changes the next NameTable that is sent.
 	damage func([]byte)
@@ -264,7 +264,7 @@ func (f *fakeTable) entries(t *testing.T) map[string][]byte {
 	return all
 }
 
-// wantTable checks that the table in use is that of the control plane.
+// wantTable checks that the table in use equals the control plane's.
 func (f *fakeTable) wantTable(t *testing.T, p *plane) {
 	t.Helper()
 	got := f.entries(t)

@@ -131,7 +131,7 @@ type snapshotSaver struct {
 
 	// The fields below are owned by the goroutine of run.
 
-	// unsaved says that the file does not hold the table of the last snapshot.
+	// unsaved is set if the file does not hold the table of the last snapshot.
 	unsaved bool
 	// base and length are the lengths of the base and of the file that this saver has written
 	// for a table of hosts. base is 0 if changes cannot be added to the file.
@@ -287,7 +287,7 @@ func (s *snapshotSaver) saveTime(pushed time.Time) error {
 	return s.dir.WriteAt(snapshotName, binary.BigEndian.AppendUint64(nil, uint64(pushed.UnixNano())), int64(len(snapshotMagic)))
 }
 
-// errNoRoom says that the file has to be written whole.
+// errNoRoom is returned if the file has to be written whole.
 var errNoRoom = errors.New("the changes in the snapshot of the table are too long")
 
 // saveChanges adds changes to the file. It does not wait until they are on the disk: after a power

@@ -124,7 +124,7 @@ func TestSaverBacksOff(t *testing.T) {
 		s := newSnapshotSaver(statedir.New(path, lockName), slog.New(slog.NewTextHandler(log, nil)))
 		stop := s.start()
 		s.put(snapshot{owner: "o", table: &hostTable{}, pushed: time.Now()}, saving{all: true})
-		time.Sleep(24 * time.Hour) //nolint:forbidigo // the clock is that of the bubble
+		time.Sleep(24 * time.Hour) //nolint:forbidigo // the bubble's clock
 		stop()
 		if n := log.Count("not written"); n < 24 || n > 60 {
 			t.Errorf("%d lines in a day:\n%s", n, log)

@@ -130,7 +130,7 @@ func parseSnapshot(data []byte) (savedTable, error) {
 	return s, nil
 }
 
-// setTable sets the table: that of a NameTable with the changes in a log.
+// setTable sets the table to a NameTable and the changes in a log.
 func (s *savedTable) setTable(value, log []byte) error {
 	isChange, err := hasChange(value)
 	if err != nil {

@@ -9,15 +9,14 @@ import (
 
 // Status describes what a client is doing. It is printed as JSON.
 type Status struct {
-	// Connected says that the stream is open and has received a response.
+	// Connected is set if the stream is open and has received a response.
 	Connected bool   `json:"connected"`
 	Address   string `json:"address"`
 	// Variant is the variant in use, which may be the fallback.
 	Variant string `json:"variant"`
-	// Loaded says that a table is in use. Version is that of the table.
-	// LastPush is when the control plane last sent it and TableAge how many seconds ago
-	// that was. Stale says that the table is from the snapshot and that no push has
-	// confirmed it.
+	// Loaded is set if a table is in use. Version is the table's version. LastPush is
+	// when the control plane last sent it and TableAge how many seconds ago. Stale is
+	// set if the table is from the snapshot and no push has confirmed it.
 	Loaded   bool      `json:"loaded"`
 	Version  string    `json:"version"`
 	LastPush time.Time `json:"lastPush,omitzero"`
@@ -35,7 +34,7 @@ type Status struct {
 	LastChecksumDifference string `json:"lastChecksumDifference,omitempty"`
 	// Nonce is the nonce of the last response of any stream.
 	Nonce string `json:"nonce,omitempty"`
-	// Pushes counts all responses, Rejected those that were NACKed.
+	// Pushes counts all responses, Rejected the NACKed ones.
 	Pushes     uint64 `json:"pushes"`
 	Rejected   uint64 `json:"rejected"`
 	Reconnects uint64 `json:"reconnects"`

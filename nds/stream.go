@@ -113,8 +113,8 @@ func (s *stream) handle(r response) error {
 	return err
 }
 
-// use puts a response to use, and returns what has to be saved. first says that the stream has had no other one
-// that was accepted.
+// use applies a response, and returns what has to be saved. first is set if no earlier response of
+// the stream was accepted.
 func (c *Client) use(r response, first bool) (saving, error) {
 	value, there, err := tableOf(r)
 	if err != nil {
@@ -179,7 +179,7 @@ func (c *Client) changed(value []byte, first bool) (*hostTable, error) {
 	return nil, err
 }
 
-// pushed counts and logs a response that was accepted. The table in use is that of the response.
+// pushed counts and logs a response that was accepted. Its table is in use.
 func (c *Client) pushed(r response, result string) {
 	c.metrics.pushed(result, r.bytes)
 	t := c.inUseTable()
@@ -229,7 +229,8 @@ type response struct {
 	typeURL, version, nonce string
 	// bytes is the length in wire form.
 	bytes int
-	// whole says that no resource is an empty table; otherwise it is none.
+	// whole is set if a response without a resource means an empty table; otherwise it means no
+	// table.
 	whole     bool
 	resources []*discoveryv3.Resource
 	removed   []string
@@ -252,7 +253,7 @@ type rpc interface {
 	subscribe(node *corev3.Node) error
 	receive() (response, error)
 	answer(a answer) error
-	// closeSend says that no request follows. The control plane then ends the stream.
+	// closeSend ends the requests. The control plane then ends the stream.
 	closeSend() error
 }
 
