@@ -34,7 +34,7 @@ type Config struct {
 	// addresses, port 0 a free port.
 	StatusAddr string
 	// StatusSockets are listening TCP sockets on the port of StatusAddr that another process holds.
-	// They replace the one that New would open. New closes the files.
+	// They replace the socket that New would open. New closes the files.
 	StatusSockets []*os.File
 	// SocketDirs are the directories in which the socket of the private status endpoints may be:
 	// see [SocketDirs]. Without any, there are no private endpoints.
@@ -45,8 +45,8 @@ type Config struct {
 	// Drain is how long queries are still answered at the end. With 0 the agent ends at
 	// once.
 	Drain time.Duration
-	// Service says that a unit of systemd starts the agent again when it ends, and holds its sockets, so
-	// that queries wait meanwhile.
+	// Service is set if a unit of systemd starts the agent again when it ends, and holds its sockets,
+	// so that queries wait meanwhile.
 	Service bool
 	// DrainCaptured makes an agent of a Service drain after it has removed its rules.
 	DrainCaptured bool
@@ -193,7 +193,7 @@ func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
 	return ticks, changed
 }
 
-// noteTable is called after a push. large says that it leaves garbage as large as the table.
+// noteTable is called after a push. large is set if it leaves garbage as large as the table.
 func (a *Agent) noteTable(large bool) {
 	if large {
 		a.memory.note()

@@ -383,8 +383,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// The first address of the node is the one that is set. The addresses of the interfaces
-// follow. Loopback is an address of the node only if it has no other.
+// The set address of the node comes first. The addresses of the interfaces follow.
+// Loopback is an address of the node only if it has no other.
 func TestInstanceIPs(t *testing.T) {
 	t.Parallel()
 	given := netip.MustParseAddr("2001:db8::7")

@@ -40,10 +40,10 @@ type Awaited struct {
 	Logger *slog.Logger
 }
 
-// Await waits until the listeners answer to which the rules redirect, over UDP and TCP, and then
-// until the agent is ready, so that the first captured queries are answered from a table. It
-// returns the rules without a family whose listeners do not answer while those of the other
-// family do.
+// Await waits until the listeners to which the rules redirect answer over UDP and TCP, and then
+// until the agent is ready, so that the first captured queries are answered from a table. If the
+// listeners of one family do not answer while the other family's do, it returns the rules
+// without that family.
 //
 // If no listener answers before ctx ends, it returns an error, and if the rules would redirect the
 // agent's own queries, an [ErrCapturesItself]. If only the table is missing then,
@@ -84,8 +84,8 @@ func (w Awaited) capturesItself(user string) error {
 		ErrCapturesItself, uid, gid, w.Rules.AgentUIDs, w.Rules.AgentGIDs)
 }
 
-// awaitListeners waits until the listeners of all wanted families answer, or those of one family
-// while the other one may be left out.
+// awaitListeners waits until the listeners of all wanted families answer, or the listeners of
+// one family while the other one may be left out.
 func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	began := time.Now()
 	var since time.Time // when a family answered first

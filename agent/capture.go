@@ -167,7 +167,7 @@ func (c *capture) run(ctx context.Context) error {
 // not keep the capture alive. It reports whether a lease is alive.
 func (c *capture) takeOver() (alive bool) { return c.extend(firstStart()) }
 
-// extend reports whether a lease is alive. With renew it renews those that are, for the next agent.
+// extend reports whether a lease is alive. With renew it renews live leases, for the next agent.
 func (c *capture) extend(renew bool) (alive bool) {
 	for _, f := range c.wanted() {
 		leased, err := iptables.Leased(f)
@@ -218,8 +218,8 @@ func (c *capture) noteListeners() {
 }
 
 // endSoon reports whether the agent ends without a drain, and makes the end of run as quick. With
-// handOver the rules stay, if the kernel ends the capture in case no agent follows. drains says that the
-// agent drains after a removal.
+// handOver the rules stay, if the kernel ends the capture in case no agent follows. drains is set
+// if the agent drains after a removal.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
 	case handOver && c.kernel.Leased():
@@ -272,7 +272,7 @@ type inputs struct {
 	vips    []netip.AddrPort                   // the listeners for connections to VIPs
 }
 
-// errNoServers says that resolv.conf has not had nameservers yet.
+// errNoServers is returned if resolv.conf has not had nameservers yet.
 var errNoServers = errors.New("resolv.conf names no nameserver to capture queries for")
 
 // desired returns the value that these inputs make. The error says why there is none; capture

@@ -38,7 +38,7 @@ type dump struct {
 func (d *dump) text(text string) { _, _ = io.WriteString(d, text) } // it panics instead of an error
 
 // entry writes a value in JSON, indented as a member of a list or an object at the second level.
-// first says that it is the first one. prefix comes before it.
+// first is set for the first member. prefix comes before the value.
 func (d *dump) entry(first bool, prefix string, value []byte) {
 	separator := ",\n    "
 	if first {

@@ -8,8 +8,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// TestControlResolver checks that the control plane is looked up at the agent's nameservers, in turn, if
-// resolv.conf names the agent, and at those of resolv.conf otherwise.
+// TestControlResolver checks that the control plane is looked up at the agent's nameservers, in
+// turn, if resolv.conf names the agent, and at the nameservers of resolv.conf otherwise.
 func TestControlResolver(t *testing.T) { // C6, I11
 	t.Parallel()
 	at := func(addr string) upstream.Spec { return upstream.Spec{Addr: netip.MustParseAddrPort(addr)} }

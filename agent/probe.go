@@ -43,7 +43,7 @@ func (h health) absent() bool {
 	return h.answering == 0 && noRoute(h.err) // otherwise all ports may be in use
 }
 
-// noRoute reports whether an error says that the host has no address or route of a family.
+// noRoute reports whether an error means that the host has no address or route of a family.
 func noRoute(err error) bool {
 	return slices.ContainsFunc([]error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT},
 		func(absent error) bool { return errors.Is(err, absent) })
@@ -109,7 +109,7 @@ type question struct {
 	what        string // names the probe in errors
 	network, to string // the server
 	name        string
-	hops        int           // TTL or hop limit of the packets; 0 is that of the system
+	hops        int           // TTL or hop limit of the packets; 0 is the system's
 	limit       time.Duration // how long the answer may take; 0 means probeTimeout
 }
 
@@ -234,8 +234,8 @@ func addrPorts(proxy *dnsproxy.Server) []netip.AddrPort {
 	return all
 }
 
-// isTimeout reports whether a listener has not answered a probe in time. Any other error says
-// that it cannot be reached.
+// isTimeout reports whether a listener has not answered a probe in time. Any other error
+// means that it cannot be reached.
 func isTimeout(err error) bool {
 	timeout := net.Error(nil)
 	return errors.As(err, &timeout) && timeout.Timeout()

@@ -17,8 +17,8 @@ type reading struct {
 // readingAge is how long a reading is kept.
 const readingAge = time.Second
 
-// readings takes one reading at a time. All requests that wait share it, and so do those of the
-// next second, so that requests cost the same however many there are.
+// readings takes one reading at a time. All requests that wait share it, and so do requests in
+// the next second, so that requests cost the same however many there are.
 type readings struct {
 	take    func(ctx context.Context) reading
 	waiting chan chan<- reading

@@ -97,8 +97,9 @@ func redirection(ctx context.Context, to netip.AddrPort) (state RedirectState, d
 	return RedirectUnknown, err.Error()
 }
 
-// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual one. With that of
-// probes, which a sysctl, a route or a router may make the default, they would come back to the agent.
+// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual one.
+// With the TTL of probes, which a sysctl, a route or a router may make the default, they would come
+// back to the agent.
 const queryHops = 64
 
 // setHops returns a control function that gives the packets of a socket a TTL or hop limit.

@@ -40,8 +40,8 @@ type statusServer struct {
 	end    context.CancelFunc
 }
 
-// newStatusServer opens the endpoints. An error says that the status address is wrong. If it is
-// taken, and if the private socket cannot be opened, they are opened later.
+// newStatusServer opens the endpoints. It returns an error if the status address is wrong. If
+// the address is taken, or the private socket cannot be opened, they are opened later.
 func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registry) (*statusServer, error) {
 	s := &statusServer{agent: a, readings: newReadings(a.read), dumps: newDumps()}
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
@@ -307,7 +307,7 @@ type Upstream struct {
 	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP, FORMERR or
 	// "other". Codes that the nameserver has not sent are left out.
 	Responses map[string]uint64 `json:"responses,omitempty"`
-	// Refusing says that the last ten replies at least were no answer.
+	// Refusing is set if the last ten replies at least were no answer.
 	Refusing    bool      `json:"refusing,omitempty"`
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
@@ -396,8 +396,8 @@ type Flushed struct {
 	Flushed int `json:"flushed"`
 }
 
-// selection returns the questions that a request selects: those of a name, those below a
-// suffix, or all.
+// selection returns the questions that a request selects: the questions for a name, for
+// names below a suffix, or all.
 func selection(r *http.Request) forward.CacheSelection {
 	query := r.URL.Query()
 	return forward.CacheSelection{Name: query.Get("name"), Suffix: query.Get("suffix")}

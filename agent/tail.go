@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/seen"
 )
 
-// Parameters of /debug/tail, besides those of a [seen.Filter].
+// Parameters of /debug/tail, besides the fields of a [seen.Filter].
 const (
 	// ParamSince is how far back to begin, as a duration. Without it, only later queries are sent.
 	ParamSince = "since"

@@ -150,8 +150,8 @@ func (w *ways) drain() {
 	}
 }
 
-// next probes the nameserver of a family that was not probed for the longest time, and forgets those that
-// resolv.conf no longer has.
+// next probes the nameserver of a family that was not probed for the longest time, and forgets
+// nameservers that resolv.conf no longer has.
 func (w *ways) next(ctx context.Context, f iptables.Family) {
 	targets := w.targets(f)
 	for addr, known := range w.known {

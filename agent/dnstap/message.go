@@ -46,14 +46,16 @@ const (
 	protocolTCP    = 2
 )
 
-// A client is what the extra field of a CLIENT_QUERY says. The keys are those of [seen.Record].
+// A client is the content of the extra field of a CLIENT_QUERY. It has the keys of
+// [seen.Record].
 type client struct {
 	UID    *uint32 `json:"uid,omitempty"`
 	Unit   string  `json:"unit,omitempty"`
 	Cgroup string  `json:"cgroup,omitempty"`
 }
 
-// An answer is what the extra field of a CLIENT_RESPONSE says. The keys are those of [seen.Record].
+// An answer is the content of the extra field of a CLIENT_RESPONSE. It has the keys of
+// [seen.Record].
 type answer struct {
 	client
 

@@ -23,8 +23,8 @@ type Mode string
 const (
 	// Off logs none.
 	Off Mode = "off"
-	// Failed logs the queries of the kind [seen.Failure]: those that have no answer, or a stale one. Other queries
-	// cost nothing. It is the default.
+	// Failed logs the queries of the kind [seen.Failure]: queries without an answer, or with a stale
+	// one. Other queries cost nothing. It is the default.
 	Failed Mode = "failed"
 	// All logs all queries.
 	All Mode = "all"

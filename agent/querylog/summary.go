@@ -156,7 +156,7 @@ func (s *summary) forget(now time.Time) {
 	}
 }
 
-// earliest returns the group whose line is due before those of the others, nil if nothing was counted.
+// earliest returns the group whose line is due first, nil if nothing was counted.
 func (s *summary) earliest() (earliest *group) {
 	for _, g := range s.groups {
 		if g.count > 0 && (earliest == nil || g.due().Before(earliest.due())) {

@@ -30,9 +30,9 @@ const callTimeout = 5 * time.Second
 
 // Errors that are told apart.
 var (
-	// errUnknownLink says that systemd-resolved does not see the interface.
+	// errUnknownLink is returned if systemd-resolved does not see the interface.
 	errUnknownLink = errors.New("systemd-resolved does not see the interface " + LinkName + ": it runs in another network namespace")
-	// errDenied says that the caller may not change settings of systemd-resolved.
+	// errDenied is returned if the caller may not change settings of systemd-resolved.
 	errDenied = errors.New("only root may register with systemd-resolved: start nametap-resolved.socket, or run the agent as root")
 )
 

@@ -15,8 +15,8 @@ const maxDomains = 256
 // no query for them anywhere else, then the domains with the fewest labels.
 //
 // No domain is replaced by its parent to save room: names below the parent may have nameservers
-// of their own, such as those of a VPN, and would be validated by DNSSEC without nametap. A
-// domain below .local is, since only multicast DNS knows these names, and it uses no third
+// of their own, such as a VPN's, and would be validated by DNSSEC without nametap. A domain
+// below .local is replaced, since only multicast DNS knows these names, and it uses no third
 // label.
 func choose(always, domains []string) (chosen []string, others int) {
 	all := make([]string, 0, len(always)+len(domains))

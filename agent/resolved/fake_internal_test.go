@@ -141,7 +141,8 @@ func (f *fake) SetLinkDNSEx(index int32, servers []server) *dbus.Error {
 	return f.set("DNSEx", index, "DNSEx", servers)
 }
 
-// SetLinkDomains sets the domains. Like systemd-resolved, it counts those that it removes.
+// SetLinkDomains sets the domains. Like systemd-resolved, it counts the domains that it
+// removes.
 func (f *fake) SetLinkDomains(index int32, domains []domain) *dbus.Error {
 	f.mu.Lock()
 	old, _ := f.link(index).GetMust(linkInterface, "Domains").([]domain)

@@ -77,7 +77,7 @@ func help(ctx context.Context, r io.Reader) error {
 	if err := ownAddress(wanted.Server.Addr()); err != nil {
 		return err
 	}
-	// The helper changes no interface except that of nametap.
+	// The helper changes only nametap's interface.
 	if index, err := findLink(); err != nil || index == 0 || index != wanted.Link {
 		return errors.Join(fmt.Errorf("interface %d is not %s", wanted.Link, LinkName), err)
 	}

@@ -23,14 +23,14 @@ func linkKinds() []string { return []string{"dummy", "ifb"} }
 
 // linkAddr is the address of the interface: systemd-resolved ignores interfaces whose addresses
 // have the scope of a link or of the host. The address is a loopback address, which programs
-// that look for addresses of this host skip, and its scope is that of a site, so the kernel
-// never chooses it as the source of a packet to another host.
+// that look for addresses of this host skip, and its scope is "site", so the kernel never
+// chooses it as the source of a packet to another host.
 func linkAddr() [4]byte { return [4]byte{127, 15, 53, 1} }
 
-// The indexes of interfaces that nametap creates. The kernel counts those of others from 1.
+// The indexes of interfaces that nametap creates. The kernel numbers other interfaces from 1.
 const lowestIndex, highestIndex = 1 << 20, 1 << 30
 
-// errForeign says that another program has made an interface of that name.
+// errForeign is returned if another program has made an interface of that name.
 var errForeign = errors.New("another program has made the interface " + LinkName + ": rename or delete it")
 
 // findLink returns the index of the interface, 0 if there is none.
@@ -47,8 +47,8 @@ func findLink() (int, error) {
 	return 0, fmt.Errorf("looking for the interface %s: %w", LinkName, err)
 }
 
-// isNoLink reports whether an error of package net says that there is no such interface. The
-// package does not export that error.
+// isNoLink reports whether an error of package net means that there is no such interface.
+// The package does not export that error.
 func isNoLink(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Err.Error() == "no such network interface"

@@ -95,7 +95,7 @@ func (r *Registrar) Set(on bool) {
 	}
 }
 
-// Note says that the names may have changed. It does not block.
+// Note has the names read again, because they may have changed. It does not block.
 func (r *Registrar) Note() {
 	if !r.noted.Swap(true) {
 		r.awake()
@@ -154,8 +154,8 @@ func (r *Registrar) due() time.Duration {
 	return r.config.Interval
 }
 
-// pauseLeft returns how long names may not be read again. Those of an agent that had no table yet do not
-// count, so that the names of its first table are registered at once.
+// pauseLeft returns how long names may not be read again. Names of an agent that had no table yet
+// do not count, so that the names of its first table are registered at once.
 func (r *Registrar) pauseLeft() time.Duration {
 	if r.read.IsZero() || r.names.Fingerprint == 0 {
 		return 0
