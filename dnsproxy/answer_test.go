@@ -210,7 +210,7 @@ func TestRandomOrder(t *testing.T) { // A7
 	}
 }
 
-// Endpoints of the agent's cluster come before those of other clusters, each in random order.
+// Endpoints of the agent's cluster come before other clusters' endpoints, each in random order.
 func TestNearFirst(t *testing.T) { // D25, A7, A9
 	t.Parallel()
 	p := start(t, dnsproxy.Config{})

@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// The cache lists its entries, and forgets those that are flushed.
+// The cache lists its entries, and removes flushed ones.
 func TestFlushCache(t *testing.T) { // F21
 	t.Parallel()
 	fake := nameserver(t, anywhere("192.0.2.1"))

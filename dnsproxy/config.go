@@ -62,8 +62,8 @@ type Config struct {
 	// Autopath says for which names nametap walks the search list on behalf of the client.
 	// Default mesh.
 	Autopath Autopath
-	// TTL is that of the records of mesh names, 1 s to about 68 years, in whole seconds.
-	// Default 30 s.
+	// TTL is the TTL of the records of mesh names, 1 s to about 68 years, in whole
+	// seconds. Default 30 s.
 	TTL time.Duration
 	// MaxAnswers bounds the addresses, or the SRV records, in one answer for a mesh name. With more, an
 	// answer has a random sample. 0 to 65535; 0 means as many as fit.
@@ -72,8 +72,9 @@ type Config struct {
 	// Default 1232.
 	EDNSUDPSize int
 	// MaxTCPConns bounds the client connections of all listeners together, 1 or more. At
-	// the bound, a new connection replaces the one that has been idle the longest. The
-	// bound is at most half of the process's limit of open files. Default 1,000.
+	// the bound, a new connection replaces the connection that has been idle the
+	// longest. The bound is at most half of the process's limit of open files. Default
+	// 1,000.
 	MaxTCPConns int
 	// OriginalDestination forwards a captured query to the nameserver it was sent to, if
 	// resolv.conf does not name that one. For UDP this needs CAP_NET_ADMIN; without it,

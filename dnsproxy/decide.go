@@ -39,8 +39,8 @@ type decision struct {
 	zone wire.Name
 	// For actUnknown: the name without the search domain.
 	local wire.Name
-	// For actTarget: the name that nameservers are asked for. It is another one than the question's if
-	// that has a search domain, or is that of an alias.
+	// For actTarget: the name that nameservers are asked for. It differs from the question's name if
+	// the latter has a search domain, or belongs to an alias.
 	target wire.Name
 	// The table of the decision, for actAddresses and actUnknown.
 	table *table.Table
@@ -202,8 +202,9 @@ func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
 	return aliased.Host.Kubernetes() && aliased.Host.Alias() == wire.Root
 }
 
-// answersPointer reports whether the table answers a question of a type for the PTR name of an address. Others
-// are forwarded, unless Services alone have the address: that of another host may be in a zone with records.
+// answersPointer reports whether the table answers a question of a type for the PTR name of an
+// address. Questions of other types are forwarded, unless only Services have the address: another
+// host's address may be in a zone with records.
 func (r *rules) answersPointer(m *table.Match, qtype uint16) bool {
 	if qtype == dns.TypePTR || answersAlways(qtype) {
 		return true

@@ -44,17 +44,15 @@
 //  8. The PTR name of a mesh host's address: the FQDNs of all hosts with it, sorted; 64 of
 //     them if they are more. A headless Service stands for its endpoint. Other types as for
 //     other mesh names, by whether all these hosts are Services.
-//  9. A mesh name. The order does not depend on that of the entries of a push:
-//     a. a host's FQDN; of two hosts with the same one, that of the registry Kubernetes,
-//     then that with the smaller key;
-//     b. a part of a host, before its FQDN: an endpoint of a headless Service, or a port;
-//     c. a wildcard, the longest suffix first;
-//     d. a short name: name.namespace, name.namespace.svc, name in the agent's
-//     namespace, alternative names;
-//     e. a part of a host, before its short name;
-//     f. autopath: one of a to e, followed by a domain of the search list; the first such
-//     domain of the list. The target of the CNAME record is an FQDN if d or e found it,
-//     otherwise the name without the search domain.
+//  9. A mesh name. The order of a push's entries does not matter: a. a host's FQDN; of
+//     two hosts with the same FQDN, the host of the registry Kubernetes, then the host
+//     with the smaller key; b. a part of a host, before its FQDN: an endpoint of a
+//     headless Service, or a port; c. a wildcard, the longest suffix first; d. a short
+//     name: name.namespace, name.namespace.svc, name in the agent's namespace,
+//     alternative names; e. a part of a host, before its short name; f. autopath: one of
+//     a to e, followed by a domain of the search list; the first such domain of the list.
+//     The target of the CNAME record is an FQDN if d or e found it, otherwise the name
+//     without the search domain.
 //  10. A local-only name, also if a search domain follows it: NODATA if it is the suffix
 //     itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
 //  11. Any other name: forwarded, by the rules of package forward.

@@ -20,11 +20,11 @@ type hostile struct {
 	question string
 	qtype    uint16
 	over     transport
-	// each says that the answer grows, too: the cost of each byte of it is compared.
+	// each is set if the answer grows, too: the cost of each byte of it is compared.
 	each bool
-	// first says that the first query after each push counts.
+	// first is set if the first query after each push counts.
 	first bool
-	// passed says that the query is passed to a worker, which forwards it.
+	// passed is set if the query is passed to a worker, which forwards it.
 	passed bool
 }
 
@@ -84,7 +84,7 @@ func hostiles() []hostile {
 		info.Near = uint32(len(ips) / 2)
 		return info
 	}
-	// Pods with the same addresses, whose ports are on those that are looked at last.
+	// Pods with the same addresses, whose ports are on the addresses that are looked at last.
 	podsAndAddresses := func(n int) map[string]*nameInfo {
 		low, high := addresses(16, "10.0.%d.%d"), addresses(100, "10.1.%d.%d")
 		all := append(low, high...)
@@ -113,8 +113,8 @@ func hostiles() []hostile {
 		hosts["db.shop.svc.cluster.local"] = db
 		return hosts
 	}
-	// Pods whose last address is that of an endpoint, and of the others, which are compared before, the last one has
-	// the port, too: no pod counts at its own endpoint.
+	// Pods whose last address belongs to an endpoint. Of their other addresses, which are compared
+	// before, the last one has the port, too: no pod counts at its own endpoint.
 	lastAddresses := func(n int) map[string]*nameInfo {
 		const shared = "fdff::1"
 		before := append(addresses(16, "10.0.%d.%d"), addresses(14, "fd00::%x:%x")...)

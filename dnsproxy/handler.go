@@ -18,7 +18,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A handler answers queries by the settings of one moment: [handler.fast] those that need not
+// A handler answers queries by the settings of one moment: [handler.fast] queries that need not
 // wait, [handler.slow] the others. It is safe for concurrent use. It never changes: when settings
 // change, another one takes its place in [front].
 type handler struct {
@@ -84,10 +84,10 @@ type arrival struct {
 
 // A task is a query on its way through a handler: its packet, and what the fast path has
 // found out about it, from which the slow path continues. A goroutine that reads queries
-// reuses its task for those that the fast path answers. It passes the task on with a query
-// for the slow path and allocates another one: names in the task point into its buffers,
-// and background work may need them after the query is answered. A task must not be
-// copied.
+// reuses its task for queries that the fast path answers. It passes the task on with a
+// query for the slow path and allocates another one: names in the task point into its
+// buffers, and background work may need them after the query is answered. A task must not
+// be copied.
 type task struct {
 	packet  []byte
 	from    *arrival

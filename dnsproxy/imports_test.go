@@ -30,8 +30,8 @@ func importHosts() hosts {
 	}
 }
 
-// A ServiceImport has records as those of the conformance suite of the Multi-Cluster Services API,
-// and no short names.
+// A ServiceImport has records as in the conformance suite of the Multi-Cluster Services API, and
+// no short names.
 func TestImports(t *testing.T) { // D26, D27, N8
 	t.Parallel()
 	p, _ := startMesh(t, importHosts())

@@ -41,11 +41,11 @@ type listeners struct {
 	mu      sync.Mutex
 	opened  []listener // IPv4 before IPv6, UDP before TCP
 	stopped bool       // run has ended all listeners
-	lacking []string   // why those of missing are not open, except those of families that the host lacks
+	lacking []string   // why listeners in missing are not open, except for families that the host lacks
 }
 
 // open opens UDP and TCP sockets on every address of [Config.Addr], all on one port. It logs
-// those that it could not open, and fails if it could open none.
+// the sockets that it could not open, and fails if it could open none.
 func (ls *listeners) open(ctx context.Context) error {
 	hosts, port, err := splitAddr(ls.config.Addr)
 	if err != nil {
@@ -202,8 +202,8 @@ func (ls *listeners) adoptAndOpen(ctx context.Context, hosts []string, port stri
 // reopenInterval is the time between attempts to open missing listeners.
 const reopenInterval = time.Second
 
-// openMissing retries to open the missing listeners, such as those of a family that the host
-// gets later, until all are open or ctx ends.
+// openMissing retries to open the missing listeners, such as the listeners of a family that
+// the host gets later, until all are open or ctx ends.
 func (ls *listeners) openMissing(ctx context.Context, group *errgroup.Group) {
 	ticker := time.NewTicker(reopenInterval)
 	defer ticker.Stop()
@@ -316,9 +316,9 @@ func (ls *listeners) tcpListener(opened net.Listener) (listener, error) {
 }
 
 // OpenSockets opens UDP and TCP sockets on every address of addr, a [Config.Addr], for
-// [Config.Sockets] of this or another process. For localhost it opens those of a disabled
-// family, too; they receive queries once the family is enabled. It logs the sockets that it
-// cannot open, and fails if it can open none. The caller closes the files.
+// [Config.Sockets] of this or another process. For localhost it opens the sockets of a
+// disabled family, too; they receive queries once the family is enabled. It logs the
+// sockets that it cannot open, and fails if it can open none. The caller closes the files.
 func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*os.File, err error) {
 	hosts, port, err := splitAddr(addr)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// change makes all the hosts of p. It loads the shards of those that are named, which have changed.
+// change makes all the hosts of p. It loads the shards of the named hosts, which have changed.
 func (p *proxy) change(tb testing.TB, all hosts, named ...string) {
 	tb.Helper()
 	shards, changed := byShard(tb, all), map[int][]byte{}

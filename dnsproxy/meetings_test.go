@@ -31,7 +31,7 @@ type meeting struct {
 	probes atomic.Int64 // loop probes that it has answered
 }
 
-// The addresses that the nameserver answers with, and those of the table.
+// The addresses that the nameserver answers with, and the addresses in the table.
 const (
 	worldAddr = "192.0.2.1"
 	otherAddr = "192.0.2.2"

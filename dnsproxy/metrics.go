@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are the metrics of a Server, except those of its Forwarder; docs/metrics.md
+// metrics are the metrics of a Server, without its Forwarder's; docs/metrics.md
 // describes them for operators.
 type metrics struct {
 	requests prometheus.Counter // has the name of Istio's agent, so that its dashboards keep working

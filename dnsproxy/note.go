@@ -80,10 +80,11 @@ func (h *handler) noteRefused(t *task, rcode int, response []byte) {
 	}
 }
 
-// isService reports whether a name has the form of a Service's, name.namespace.svc.DOMAIN, perhaps behind the labels
-// of an SRV record. Other names below the cluster domain are those of the search list: with ndots:5 a pod asks for
-// three of them before each name outside of the mesh, and of these only that of a name with two labels, such as
-// example.org.svc.cluster.local, cannot be told apart.
+// isService reports whether a name has the form of a Service's, name.namespace.svc.DOMAIN, perhaps
+// behind the labels of an SRV record. Other names below the cluster domain come from the search
+// list: with ndots:5 a pod asks for three of them before each name outside of the mesh. Of these
+// only the expansion of a name with two labels, such as example.org.svc.cluster.local, cannot be
+// told apart.
 func isService(name, domain wire.Name) bool {
 	rest, below := name.CutSuffix(domain)
 	if !below {
@@ -101,8 +102,8 @@ func isService(name, domain wire.Name) bool {
 	return rest == "\x03svc"
 }
 
-// explain sets the rows and the reason of a query to those of its decision. missing says that the name has the form of
-// a Service's and does not exist.
+// explain sets the rows and the reason of a query from its decision. missing is set if the name has
+// the form of a Service's and does not exist.
 func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	d := &t.decision
 	if d.action == actForward && d.match.Rule == "" { // a client that has waited keeps no more than its query

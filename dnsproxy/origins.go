@@ -49,7 +49,7 @@ type origins struct {
 	errors prometheus.Counter
 	open   func() (originFinder, error)
 	udp    atomic.Pointer[originFinder] // nil: not open
-	// unsupported says that it cannot be opened because something is missing.
+	// unsupported is set if it cannot be opened because something is missing.
 	unsupported atomic.Bool
 	pauses      atomic.Int64 // queries in a pause
 
@@ -80,7 +80,7 @@ func (o *origins) tryOpen() (final bool) {
 	return false
 }
 
-// isUnsupported reports whether err says that a capability or a kernel module is missing.
+// isUnsupported reports whether err means that a capability or a kernel module is missing.
 func isUnsupported(err error) bool {
 	return errors.Is(err, conntrack.ErrPermission) || errors.Is(err, conntrack.ErrUnsupported)
 }

@@ -93,7 +93,7 @@ func TestProvenanceOfFailures(t *testing.T) { // R12, F8, F9
 			if name == "silence" {
 				reason = "no nameserver answered: " + server + ": no reply in time"
 			}
-			for range 2 { // the first may be the result of asking, the second is that of the cache
+			for range 2 { // the first may have waited for the nameserver, the second does not
 				got := p.provenance(t, "udp", "www.example A")
 				wantProvenance(t, "stale", got, dnsproxy.Provenance{
 					Source: "stale", Server: server, AgeSeconds: got.ExpiredSeconds + 1, ExpiredSeconds: got.ExpiredSeconds, Failure: reason, Rows: []string{"F9"},

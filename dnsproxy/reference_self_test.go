@@ -97,8 +97,8 @@ func (r *reference) hasZone(name string) bool {
 	return zone != ""
 }
 
-// refTail returns the last labels of a name, as the client spelled it, that are those of
-// suffix; the name itself for an empty suffix.
+// refTail returns as many last labels of a name, as the client spelled it, as suffix
+// has; the name itself for an empty suffix.
 func refTail(name, suffix string) string {
 	if suffix == "" {
 		return name

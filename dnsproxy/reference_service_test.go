@@ -123,7 +123,7 @@ func (r *reference) loadPointers() {
 type refPort struct {
 	name, protocol string // in lower case
 	number         uint16
-	addrs          []netip.Addr // those of the Service that have it
+	addrs          []netip.Addr // the Service's addresses that have it
 }
 
 // refPorts returns the ports of a host that are valid.

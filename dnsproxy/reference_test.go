@@ -28,10 +28,10 @@ type reference struct {
 	// bypass and localOnly are the suffixes of these settings.
 	bypass, localOnly []string
 
-	hosts, wildcards map[string]*refHost // by FQDN and by suffix; only those that won the name
+	hosts, wildcards map[string]*refHost // by FQDN and by suffix; only hosts that won the name
 	// shortNames are the short names by form, in order of precedence: name.namespace,
 	// name.namespace.svc and name of hosts whose FQDN is name.namespace.svc.domain; then
-	// those of other hosts, and alternative names.
+	// short names of other hosts, and alternative names.
 	shortNames [4]map[string]*refHost
 	pointers   map[string][]string // FQDNs by the PTR names of addresses
 }
@@ -75,7 +75,7 @@ func newReference(cfg Config, search []string) *reference {
 	return r
 }
 
-// refNames parses names and leaves out those that are not valid.
+// refNames parses names and leaves out invalid ones.
 func refNames(texts []string) []string {
 	var names []string
 	for _, s := range texts {
@@ -230,7 +230,7 @@ func (r *reference) loadShortNames(h *refHost) {
 }
 
 // refReverseNames returns the PTR names of an address. An IPv4 address has a second one,
-// that of its IPv4-mapped IPv6 address.
+// for its IPv4-mapped IPv6 address.
 func refReverseNames(addr netip.Addr) []string {
 	var names []string
 	for _, s := range []string{addr.String(), "::ffff:" + addr.String()} {

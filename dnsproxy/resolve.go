@@ -14,10 +14,11 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Resolve returns the addresses that nameservers have for a hostname: of rrtype A or AAAA. The table
-// is not asked, neither for the name nor for those that CNAME records lead to. Local-only names have no
-// addresses. The error says why there are none. An answer from the cache takes no other goroutine; with
-// onlyCached, known is false if there is none. After the end of ctx it returns at once.
+// Resolve returns the addresses that nameservers have for a hostname: of rrtype A or AAAA. The
+// table is not asked, neither for the name nor for names that CNAME records lead to. Local-only
+// names have no addresses. The error gives the reason if there are none. An answer from the cache
+// takes no other goroutine; with onlyCached, known is false if there is none. After the end of ctx
+// it returns at once.
 func (s *Server) Resolve(ctx context.Context, hostname string, rrtype uint16, onlyCached bool) (addrs []netip.Addr, known bool, err error) {
 	r, err := s.newResolution(hostname, rrtype)
 	if err != nil {

@@ -41,8 +41,8 @@ var ownQuestions = []struct {
 	{"endpoint port", "_http._tcp.peers.shop-1.", dns.TypeSRV},
 }
 
-// newBenchHandler returns a handler with nameservers and a table of n hosts, like that of a
-// pod in the namespace shop-1.
+// newBenchHandler returns a handler with nameservers and a table of n hosts, as a pod in
+// the namespace shop-1 has.
 func newBenchHandler(tb testing.TB, n int, nameservers ...upstream.Spec) *front {
 	tb.Helper()
 	table := map[string]*api.NameTable_NameInfo{

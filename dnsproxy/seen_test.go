@@ -265,7 +265,7 @@ func TestNoteworthyLongQueries(t *testing.T) { // R13, F10
 	}
 }
 
-// A reader gets what its filter selects, in order, those of the past once.
+// A reader gets the records that its filter selects, in order, past ones once.
 func TestReader(t *testing.T) { // R13
 	t.Parallel()
 	fake := nameserver(t, fakedns.Rcode(dns.RcodeServerFailure))

@@ -27,7 +27,7 @@ type Server struct {
 	cluster table.Cluster
 	log     *slog.Logger
 
-	building  sync.Mutex   // held while a table or a handler is made and put into use
+	building  sync.Mutex   // held while a table or a handler is made and stored
 	empty     *table.Table // the predecessor of the first table; guarded by building
 	listeners listeners
 	ready     chan struct{} // closed when the listeners are open
@@ -80,11 +80,11 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Configure changes the settings of answers (Bypass, LocalOnly, Autopath, TTL, MaxAnswers, EDNSUDPSize
-// and BeforeSync) and those that [forward.Forwarder.Configure] changes. It ignores the other fields of cfg.
-// Queries that arrive after it has returned are answered by the new settings. A query in flight stays
-// decided by the previous ones; if it is to be forwarded and was not sent yet, the next nameservers are
-// asked. On an error nothing changes.
+// Configure changes the settings of answers (Bypass, LocalOnly, Autopath, TTL, MaxAnswers,
+// EDNSUDPSize and BeforeSync) and the settings that [forward.Forwarder.Configure] changes. It
+// ignores the other fields of cfg. Queries that arrive after it has returned are answered by the
+// new settings. A query in flight stays decided by the previous ones; if it is to be forwarded and
+// was not sent yet, the next nameservers are asked. On an error nothing changes.
 func (s *Server) Configure(cfg Config) error {
 	cfg.setDefaults()
 	names, err := cfg.check()
@@ -120,8 +120,8 @@ func (s *Server) indexAncestors(suffixes table.Suffixes) {
 	}
 }
 
-// useSettings makes the handler for the settings of a Config with defaults and puts it into use. The
-// forwarder has those of cfg.Forward.
+// useSettings makes the handler for the settings of a Config with defaults and stores it for the
+// next queries. The forwarder has the settings of cfg.Forward already.
 func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 	ttl := uint32(cfg.TTL / time.Second) //nolint:gosec // validate bounds it
 	s.handler.inUse.Store(&handler{
@@ -225,7 +225,8 @@ func (s *Server) Addrs() []Addr {
 	return s.listeners.addrs()
 }
 
-// Upstreams returns the nameservers that queries are forwarded to, except those of routes.
+// Upstreams returns the nameservers that queries are forwarded to, except the nameservers of
+// routes.
 func (s *Server) Upstreams() []upstream.Spec { return s.handler.forwarder.Upstreams() }
 
 // UpstreamGroups returns the nameservers in use, by the names that they are queried for.
@@ -256,7 +257,7 @@ func (s *Server) Failures(since time.Time) []seen.Record { return s.handler.seen
 // Overflows returns how many queries were refused for a limit.
 func (s *Server) Overflows() uint64 { return s.handler.forwarder.Overflows() }
 
-// Missing returns why listeners are not open, except those of families that the host lacks.
+// Missing returns why listeners are not open, except for families that the host lacks.
 func (s *Server) Missing() []string { return s.listeners.unopened() }
 
 // ReadOwn adds a reader of the queries that are answered, as [seen.Recorder.ReadOwn] does.

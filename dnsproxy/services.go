@@ -19,10 +19,10 @@ const srvFixedLen = 6
 const maxPointer = 1<<14 - 1
 
 // services writes the SRV records of the ports of a Service or an endpoint, and the addresses of
-// their targets as additional records. Of these it leaves out those that do not fit, which
-// truncates nothing (RFC 2181, section 9). Without a table there are no records.
+// their targets as additional records. Addresses that do not fit are left out, which truncates
+// nothing (RFC 2181, section 9). Without a table there are no records.
 //
-// Priority and weight are those of CoreDNS: 0, and the same for all. The targets begin at a random
+// Priority and weight are CoreDNS' values: 0, and the same for all. The targets begin at a random
 // one.
 func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	if t == nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 )
 
-// TestManyHostsOfAnAddress checks that an address that very many hosts share has 64 names, over UDP cut with TC
-// and over TCP whole, those of Services first.
+// TestManyHostsOfAnAddress checks that an address that very many hosts share has 64 names, over UDP
+// cut with TC and over TCP whole, Services first.
 func TestManyHostsOfAnAddress(t *testing.T) { // N8, A14
 	t.Parallel()
 	h := hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")}

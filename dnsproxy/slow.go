@@ -88,8 +88,8 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 }
 
 // sendTransferred returns the function that sends one message of a zone transfer to the
-// client, with the OPT record of this hop. A signature spans several messages, so those of a
-// signed transfer are not changed.
+// client, with the OPT record of this hop. A signature spans several messages, so the
+// messages of a signed transfer are not changed.
 func (h *handler) sendTransferred(t *task) func([]byte) error {
 	if reply.Signed(t.query.AsSent()) {
 		return t.from.send
@@ -161,8 +161,8 @@ func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source 
 	return response, result.source
 }
 
-// passOn returns the response to a message other than a QUERY, and its source: that of its
-// original destination, or of the best nameserver for its name.
+// passOn returns the response to a message other than a QUERY, and its source: the
+// message's original destination, or the best nameserver for its name.
 func (h *handler) passOn(req *dns.Msg, t *task) (response []byte, source string) {
 	failed := func(err error, source string) ([]byte, string) {
 		return h.pack(h.failure(req, failureOf(err)), req, t.from.over), source

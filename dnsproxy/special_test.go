@@ -147,7 +147,7 @@ func TestTransferIsRefused(t *testing.T) { // A4, A13, N7
 	if e := explain(t, p, "api.example.com AXFR"); !slices.Equal(e.Rows, []string{"N1", "A4"}) || e.Source != "self" {
 		t.Errorf("explained by %v from %s: %s", e.Rows, e.Source, e.Why)
 	}
-	// Transfers of all other zones, also of those that contain mesh names, are forwarded.
+	// Transfers of all other zones, also of zones that contain mesh names, are forwarded.
 	for _, name := range []string{"example.com", "cluster.local", "svc.cluster.local", "bypassed.example"} {
 		world.Reset()
 		p.exchange(t, "tcp", question(name, dns.TypeAXFR))

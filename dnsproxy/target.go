@@ -18,9 +18,9 @@ func (h *handler) askFor(t *task) {
 	}
 }
 
-// respondTarget returns the response to a query for a mesh name that leads to another one: what
-// nameservers have for that one, after the CNAME records that lead to it. Without records of the
-// queried type, the response is that of the table.
+// respondTarget returns the response to a query for a mesh name that leads to another name: the
+// nameservers' records for that name, after the CNAME records that lead to it. Without records
+// of the queried type, the table's response is returned.
 //
 // It unpacks as much of the reply as the client has room for: it is for workers alone.
 func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome) {

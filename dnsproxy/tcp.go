@@ -440,7 +440,8 @@ func (c *tcpConn) write(framed []byte) error {
 func (c *tcpConn) writeHeld(framed, more []byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	// Before the client sees an answer: the one that is answered first has been idle the longest.
+	// Before the client sees an answer: the connection that is answered first has been idle the
+	// longest.
 	c.idleSince.Store(c.listener.clients.now())
 	c.answered.Store(true)
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))

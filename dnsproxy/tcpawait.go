@@ -17,7 +17,7 @@ const (
 )
 
 // await waits for the client's next query. It reports false if the connection is to be closed.
-// answered says that an answer was just written. After the stop of the listener, the connection
+// answered is set if an answer was just written. After the stop of the listener, the connection
 // is closed right after an answer, when the client is the least likely to have sent the next
 // query, or if none arrives for tcpDrainTime.
 func (c *tcpConn) await(answered bool) bool {

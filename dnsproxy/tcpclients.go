@@ -77,10 +77,10 @@ func (p *tcpClients) add(c *tcpConn) bool {
 	return true
 }
 
-// leastNeededLocked returns the connection that makes room for another one, nil if there is none: the one
-// that has been idle the longest; if none is idle, the one whose client has got no answer, and no part of
-// one, for the longest, which has the least time left. A new one, whose first query may be on the way, is
-// the last choice.
+// leastNeededLocked returns the connection that makes room for another one, nil if there is none.
+// It is the connection that has been idle the longest; if none is idle, the connection whose client
+// has been without any part of an answer for the longest, which has the least time left. A new
+// connection, whose first query may be on the way, is the last choice.
 func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
 	const idle, waiting, fresh = 0, 1, 2
 	kind, since := fresh, p.now()
@@ -156,8 +156,8 @@ func (p *tcpClients) stop(l *tcpListener) {
 	}
 }
 
-// freeDescriptor frees a descriptor for a new client: that of the connection that makes room for it,
-// otherwise one of the reserve. It reports whether it could, and whether the descriptor is from the
+// freeDescriptor frees a descriptor for a new client: from the connection that makes room for it,
+// otherwise from the reserve. It reports whether it could, and whether the descriptor is from the
 // reserve.
 func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 	p.mu.Lock()

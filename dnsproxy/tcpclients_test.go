@@ -144,8 +144,8 @@ func closed(t *testing.T, conn net.Conn) {
 	}
 }
 
-// All listeners share one bound. A new connection replaces the one that has been idle the longest, and
-// one whose query waits for a nameserver only if none is idle.
+// All listeners share one bound. A new connection replaces the connection that has been idle the
+// longest, and a connection whose query waits for a nameserver only if none is idle.
 func TestConnectionLimit(t *testing.T) { // A12
 	t.Parallel()
 	p, release := slowProxy(t, dnsproxy.Config{Addr: "localhost:0", MaxTCPConns: 3})
@@ -189,7 +189,7 @@ func TestConnectionLimit(t *testing.T) { // A12
 	read(t, fourth)
 	closed(t, third)
 
-	// When all wait for answers, the one that has waited the longest makes room.
+	// When all wait for answers, the connection that has waited the longest makes room.
 	ask(second, "slow.example.")
 	ask(fourth, "slow.example.")
 	p.await(t, "nametap_dns_inflight", 3)

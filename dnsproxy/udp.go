@@ -371,7 +371,7 @@ func (l *udpListener) readFirst() {
 // without a limit, so that a few queries a minute start no timers and no workers.
 const workerIdle = time.Second
 
-// work is a worker: it serves a task, and then those that are passed to it while it is idle.
+// work is a worker: it serves a task, and then tasks that are passed to it while it is idle.
 // Growing the stack of a new goroutine for each task would be a tenth of the cost of a
 // forwarded query.
 func (l *udpListener) work(t udpTask) {

@@ -267,8 +267,8 @@ func (w *writer) soa(owner uint16) {
 	}
 }
 
-// addresses writes the records of a host of an address type, at most as many as maxAnswers allows: those
-// of the agent's cluster first, which clients that use the first one prefer.
+// addresses writes the records of a host of an address type, at most as many as maxAnswers allows.
+// Addresses in the agent's cluster come first: many clients use the first one.
 func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
 	near, others := h.Near(rrtype)
 	for _, packed := range [...][]byte{near, others} {
@@ -383,8 +383,8 @@ const (
 func newSOAData(domain wire.Name, ttl uint32) []byte {
 	data := append(append([]byte(soaServer), domain...), 0)
 	data = append(append(append(data, soaMailbox...), domain...), 0)
-	// The first four are for secondary servers, which nametap does not have; the values
-	// are those that RFC 1912 recommends.
+	// The first four are for secondary servers, which nametap does not have; RFC 1912
+	// recommends the values.
 	const serial, refresh, retry, expire = 1, 7200, 1800, 86400
 	for _, n := range []uint32{serial, refresh, retry, expire, ttl} {
 		data = binary.BigEndian.AppendUint32(data, n)
@@ -411,7 +411,7 @@ func meantSpecial(suffixes []wire.Name) []wire.Name {
 	return slices.DeleteFunc(slices.Clone(suffixes), func(s wire.Name) bool { return !s.Special() })
 }
 
-// isTransfer reports whether qtype is that of a zone transfer.
+// isTransfer reports whether qtype means a zone transfer.
 func isTransfer(qtype uint16) bool { return qtype == dns.TypeAXFR || qtype == dns.TypeIXFR }
 
 // special writes the response for a name in a special-use zone.

@@ -138,7 +138,7 @@ type Config struct {
 	// Stale is how long answers are kept after they have expired.
 	Stale time.Duration
 	// MaxTTL and MaxNegativeTTL bound the TTLs of positive and negative answers, also
-	// those that clients see. 0 means the default.
+	// the TTLs that clients see. 0 means the default.
 	MaxTTL, MaxNegativeTTL time.Duration
 }
 

@@ -51,7 +51,7 @@ func TestConfigureLimits(t *testing.T) {
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 }
 
-// F8, R10: a larger cache keeps its entries, and a smaller one those that were used. Counts go on.
+// F8, R10: a larger cache keeps its entries, and a smaller one the used entries. Counts go on.
 func TestConfigureSize(t *testing.T) {
 	const n = 2000
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes}), newClock()

@@ -274,7 +274,7 @@ func (s *shard) remove(e *entry) {
 }
 
 // evict makes the shard fit its bound. The hand moves from old entries to new ones, passes
-// those that were used since it passed them before, and removes the first that was not.
+// entries that were used since it passed them before, and removes the first other one.
 func (s *shard) evict(now time.Duration) {
 	for s.bytes > s.max {
 		e := s.hand

@@ -56,8 +56,8 @@ func asked(fake *fakedns.Server) (n int) {
 	return n
 }
 
-// Many clients that ask the same before the cache has the answer are one query to the
-// nameservers, also those that come to it when the others have their answer already.
+// Many clients that ask the same before the cache has the answer cause one query to
+// the nameservers, also clients that ask when the others have their answer already.
 func TestBurst(t *testing.T) { // F8
 	t.Parallel()
 	const clients, late = 1000, 100

@@ -61,8 +61,8 @@ type Config struct {
 	// ServeStale is how long after its expiry a cached reply may be used if no nameserver
 	// answers; negative means never. Default 24 h.
 	ServeStale time.Duration
-	// Control is called for each socket to a nameserver before it is connected, as that of net.Dialer.
-	// Default none.
+	// Control is called for each socket to a nameserver before it is connected, as Control of
+	// net.Dialer is. Default none.
 	Control func(network, address string, conn syscall.RawConn) error
 	// Clock tells the age of cached replies and of sockets. Default clock.New().
 	Clock *clock.Clock

@@ -26,14 +26,14 @@
 //  2. So is a query that was captured on its way to a nameserver that resolv.conf does not
 //     name, or on its way past a forwarder on this host that resolv.conf names; and a query
 //     whose answer is for its client alone (without RD, with EDNS options for nameservers,
-//     signed, a zone transfer), to any nameserver. The OPT record of a relayed message is
-//     that of the next hop, in both directions, unless the message is signed. A zone
-//     transfer over TCP is relayed with all of its messages.
+//     signed, a zone transfer), to any nameserver. A relayed message has the OPT record of
+//     the next hop, in both directions, unless the message is signed. A zone transfer over
+//     TCP is relayed with all of its messages.
 //  3. If the cache has a reply, it is the answer.
-//  4. Nameservers are asked: those of the longest suffix that has its own, otherwise those
-//     of resolv.conf. Package upstream says when which of them is asked. Clients that ask
-//     the same meanwhile wait for the same reply; if none comes soon, the nameservers are
-//     probed for a loop.
+//  4. The nameservers of the longest suffix that has its own are asked, otherwise the
+//     nameservers of resolv.conf. Package upstream says when which of them is asked.
+//     Clients that ask the same meanwhile wait for the same reply; if none comes soon, the
+//     nameservers are probed for a loop.
 //  5. If none answers, clients get a stale answer (RFC 8767): all of them 1.8 s after the
 //     first one queried, or at once if nameservers are down or failed to answer the question
 //     the last time. Nameservers are then queried again in the background, after 5 s, 10 s,

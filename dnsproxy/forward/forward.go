@@ -112,7 +112,8 @@ func (f *Forwarder) Suffixes() []wire.Name {
 // resolv.conf(5)).
 func (f *Forwarder) TrustAD() bool { return f.routing.Load().conf.TrustAD }
 
-// Upstreams returns the nameservers that queries are forwarded to, except those of routes.
+// Upstreams returns the nameservers that queries are forwarded to, except the nameservers of
+// routes.
 func (f *Forwarder) Upstreams() []upstream.Spec {
 	return slices.Clone(f.routing.Load().fallback.servers)
 }
@@ -133,7 +134,8 @@ type Group struct {
 	Servers []upstream.Spec
 }
 
-// Status returns the state of each nameserver that was ever configured, except those that are this agent.
+// Status returns the state of each nameserver that was ever configured, except addresses of this
+// agent.
 func (f *Forwarder) Status() []upstream.Status {
 	self := f.routing.Load().self
 	return slices.DeleteFunc(f.client.Status(), func(s upstream.Status) bool { return slices.Contains(self, s.Spec) })
@@ -143,7 +145,8 @@ func (f *Forwarder) Status() []upstream.Status {
 func (f *Forwarder) Self() []upstream.Spec { return slices.Clone(f.routing.Load().self) }
 
 // Elsewhere reports whether a captured query goes to original, the nameserver that it was
-// sent to, rather than to those of resolv.conf. It is false for one that is not valid.
+// sent to, rather than to the nameservers of resolv.conf. It is false if original is not
+// valid.
 func (f *Forwarder) Elsewhere(original netip.AddrPort) bool {
 	return original.IsValid() && !f.routing.Load().standsFor(original)
 }

@@ -135,7 +135,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		send(c.unanswered, counted, float64(s.Failures), server)
 		send(c.wrong, counted, float64(s.Wrong+s.Malformed), server)
 		for code, n := range s.Responses {
-			// Each server has the series of the usual codes, and those of others that it has sent.
+			// Each server has the series of the usual codes, and of other codes that it has sent.
 			if n > 0 || slices.Contains([]string{"NOERROR", "NXDOMAIN", "SERVFAIL"}, code) {
 				send(c.responses, counted, float64(n), server, code)
 			}

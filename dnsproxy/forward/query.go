@@ -15,11 +15,11 @@ import (
 
 // Errors of a [Result].
 var (
-	// ErrTooMany says that too many queries are in flight.
+	// ErrTooMany is returned if too many queries are in flight.
 	ErrTooMany = errors.New("too many queries are in flight")
-	// ErrBadReply says that a nameserver's reply cannot be parsed.
+	// ErrBadReply is returned if a nameserver's reply cannot be parsed.
 	ErrBadReply = errors.New("a nameserver's reply cannot be read")
-	// ErrEcho says that the query is a loop probe of this agent that came back.
+	// ErrEcho is returned for a loop probe of this agent that came back as a query.
 	ErrEcho = errors.New("this query is a probe of this agent that a nameserver sent back")
 )
 
@@ -50,14 +50,14 @@ const (
 type Query struct {
 	// Name is the question's name.
 	Name wire.Name
-	// Key identifies the question in the cache, if Cacheable says that its reply may be
-	// given to other clients.
+	// Key identifies the question in the cache, if Cacheable is set: then its reply may
+	// be given to other clients.
 	Key       cache.Key
 	Cacheable bool
 	// Message is the query as the client sent it.
 	Message []byte
-	// Server is the nameserver to ask; if it is not valid, those of resolv.conf and the
-	// settings are asked.
+	// Server is the nameserver to ask; if it is not valid, the nameservers of
+	// resolv.conf and the settings are asked.
 	Server netip.AddrPort
 	// Client is where the query came from.
 	Client netip.AddrPort

@@ -29,7 +29,7 @@ type routing struct {
 	local    []netip.Addr // addresses of this host
 }
 
-// A route is a [Route] in use. That of resolv.conf has no suffix.
+// A route is a [Route] in use. The route of resolv.conf has no suffix.
 type route struct {
 	suffix  wire.Name
 	group   *upstream.Group
@@ -60,7 +60,7 @@ func (r *routing) group(name wire.Name) *upstream.Group {
 }
 
 // query returns the query for a question in wire form, with an OPT record of its own:
-// those of clients are for this hop (RFC 6891, section 6.2.1).
+// clients' OPT records are for this hop (RFC 6891, section 6.2.1).
 func (r *routing) query(key cache.Key) []byte {
 	var room [wire.MaxNameLen + 1 + 4]byte // keeps the question off the heap
 	packet := wire.NewQuery(wire.AppendQuestion(room[:0], wire.Name(key.Name), key.Type, key.Class))
@@ -336,7 +336,7 @@ func (r *routing) differs(other *routing) func(cache.Key) bool {
 	}
 }
 
-// withoutSelfLocked returns the nameservers that are not this agent itself, and those that are (F6).
+// withoutSelfLocked splits the nameservers into other programs' and this agent itself (F6).
 func (f *Forwarder) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) (others, agent []upstream.Spec) {
 	for _, spec := range specs {
 		_, self := resolvconf.WithoutSelf([]netip.AddrPort{spec.Addr}, f.listeners, local)

@@ -12,8 +12,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// compressing lists the types whose data may have compressed names: those of RFC 1035, and those that
-// RFC 3597, section 4, adds.
+// compressing lists the types whose data may have compressed names: the types of RFC 1035, and the
+// types that RFC 3597, section 4, adds.
 var compressing = [...]uint16{ //nolint:gochecknoglobals // a constant
 	dns.TypeNS, dns.TypeMD, dns.TypeMF, dns.TypeCNAME, dns.TypeSOA, dns.TypeMB, dns.TypeMG, dns.TypeMR, dns.TypePTR,
 	dns.TypeMINFO, dns.TypeMX, dns.TypeRP, dns.TypeAFSDB, dns.TypeRT, dns.TypeSIG, dns.TypePX, dns.TypeNXT, dns.TypeNAPTR,

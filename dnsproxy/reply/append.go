@@ -30,7 +30,7 @@ type Request struct {
 }
 
 // An Age tells whether a reply comes from the cache, and for how long it was there. The zero
-// Age is that of a reply straight from the nameserver, whose TTLs and AA bit are kept.
+// Age means a reply straight from the nameserver, whose TTLs and AA bit are kept.
 type Age struct {
 	// Cached clears AA and counts TTLs down by Seconds.
 	Cached  bool
@@ -161,9 +161,9 @@ func (r *Reply) rewrite(msg []byte, n int, age Age) {
 	}
 }
 
-// recordTTL returns the TTL of a record in a cache, in seconds. That of the SOA of
-// a negative answer is bounded by its MINIMUM; otherwise clients would count the MINIMUM from
-// the time at which they received it (RFC 2308, section 5).
+// recordTTL returns the TTL of a record in a cache, in seconds. The TTL of a negative
+// answer's SOA is bounded by its MINIMUM; otherwise clients would count the MINIMUM from the
+// time at which they received it (RFC 2308, section 5).
 func (r *Reply) recordTTL(i int) uint32 {
 	rec := r.records[i]
 	ttl := seconds(r.msg[rec.fixed+wire.TTLOffset:])
@@ -199,8 +199,8 @@ func (r *Reply) appendOPT(dst []byte, q *Request) []byte {
 	return wire.AppendOPT(dst, q.UDPSize, ttl)
 }
 
-// appendExtended appends Extended DNS Errors, the nameserver's and that of a stale
-// answer, to the OPT record at the end of dst.
+// appendExtended appends Extended DNS Errors, the nameserver's and the one for a
+// stale answer, to the OPT record at the end of dst.
 func (r *Reply) appendExtended(dst []byte, stale bool) []byte {
 	length := len(dst) - 2
 	dst = append(dst, r.extended...)

@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// replies returns replies like those of nameservers: aliases, referrals, negative answers,
+// replies returns replies as nameservers send them: aliases, referrals, negative answers,
 // signatures, types with names in their data, and unknown types.
 func replies(tb testing.TB) map[string]*dns.Msg {
 	tb.Helper()

@@ -100,8 +100,8 @@ func (c *cutter) records() {
 	}
 }
 
-// leaveOut removes the additional records but OPT, if clients can do without them; section is that of
-// the first record that does not fit.
+// leaveOut removes the additional records but OPT, if clients can do without them; the first record
+// that does not fit is in section.
 func (c *cutter) leaveOut(section int) {
 	rcode := int(c.msg[wire.FlagsOffset+1] & wire.RcodeMask)
 	if section != wire.AdditionalSection || c.optInside || c.msg[wire.FlagsOffset]&wire.OpcodeMask != 0 ||

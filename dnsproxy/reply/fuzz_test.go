@@ -12,8 +12,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// FuzzParse compares the sections of a response with those of the reply, as the DNS library
-// unpacks both.
+// FuzzParse compares the sections of a response with the sections of the reply, as the DNS
+// library unpacks both.
 func FuzzParse(f *testing.F) {
 	for _, msg := range replies(f) {
 		f.Add(pack(f, msg), uint16(0), true)

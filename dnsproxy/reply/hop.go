@@ -84,9 +84,9 @@ func appendForOthers(dst, options []byte) []byte {
 	return dst
 }
 
-// AddOption adds an EDNS option to a response that ends in an OPT record, and returns it; other responses are
-// returned as they are. If it would be longer than limit, TC is set instead, as for Extended DNS Errors, unless the
-// limit is that of TCP, over which a client could do nothing about it.
+// AddOption adds an EDNS option to a response that ends in an OPT record, and returns it; other
+// responses are returned as they are. If it would be longer than limit, TC is set instead, as for
+// Extended DNS Errors, unless the limit is TCP's, over which a client could do nothing about it.
 func AddOption(msg, option []byte, limit int) []byte {
 	opt, ok := findHopOPT(msg)
 	switch {

@@ -30,7 +30,7 @@ const failureTTL = 5
 type Reply struct {
 	msg         []byte                // header, question and all records except OPT
 	questionEnd int                   // where the question section ends in msg
-	records     []record              // those of msg, in order
+	records     []record              // the records of msg, in order
 	counts      [wire.Sections]uint16 // of records by section
 	extended    []byte                // the Extended DNS Errors of the nameserver's OPT, as options
 	ttl         uint32                // seconds; 0: not to be cached
@@ -137,8 +137,8 @@ type Checker struct {
 }
 
 // Check returns the response code of a reply, with the bits of it that OPT has, and
-// whether it says that there is nothing: NXDOMAIN, or NOERROR without what the question
-// asks for. The error is that of [Parse].
+// whether it is negative: NXDOMAIN, or NOERROR without what the question asks for. It
+// returns the error of [Parse].
 func (c *Checker) Check(msg []byte) (rcode int, negative bool, err error) {
 	r, ok := c.pool.Get().(*Reply)
 	if !ok {

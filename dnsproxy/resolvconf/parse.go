@@ -29,7 +29,7 @@ const (
 type Config struct {
 	// Servers are the nameservers in their order, each once, on port 53. glibc uses only
 	// the first three, since it asks one after another and waits for dead ones; a client
-	// that prefers those that answer can use more. There may be none. glibc would then ask
+	// that prefers live ones can use more. There may be none. glibc would then ask
 	// 127.0.0.1, which is the proxy itself, or nothing listens there.
 	//
 	// A link-local IPv6 address has the zone that the file gives, others have
@@ -37,9 +37,9 @@ type Config struct {
 	// loopback addresses that the kernel replaces them with.
 	Servers []netip.AddrPort
 	// Search is the search list in its order: the words of the last search or
-	// domain line, whether they are domain names or not.
-	// Without such a line it is empty. glibc would derive a domain from the host
-	// name, but the host name of a container is not that of its clients.
+	// domain line, whether they are domain names or not. Without such a line it is
+	// empty. glibc would derive a domain from the host name, but the host name of
+	// a container is not its clients' host name.
 	Search []string
 	// Timeout is how long to wait for a reply, 1 s to 30 s; zero if the file has no such
 	// option.
@@ -48,7 +48,7 @@ type Config struct {
 	// option.
 	Attempts int
 	// Rotate, UseVC (TCP only) and TrustAD are the options of these names. There is no field
-	// for edns0: nameservers are always asked with EDNS, except those that do not support it.
+	// for edns0: every nameserver that supports EDNS is asked with it.
 	Rotate, UseVC, TrustAD bool
 	// Uplink is the file whose servers replace systemd-resolved's stub. It is empty if the
 	// file does not name the stub, or the stub could not be replaced.

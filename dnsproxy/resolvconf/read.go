@@ -31,12 +31,12 @@ type Files struct {
 // Read reads the configuration. It fails only if the file cannot be read, is not a
 // regular file, or is longer than 64 KiB; a file without a nameserver is not an error.
 //
-// If the file names systemd-resolved's stub, 127.0.0.53 or 127.0.0.54, the
-// servers of f.Uplink replace it, in its position (F6). These are the servers that the stub
-// forwards to, and queries to the stub may be captured and come back to the agent. The search
-// list and the options are those of the file, except trust-ad: the option means that the path
-// to the servers is trusted, and for those of f.Uplink only that file can have it. If f.Uplink
-// has no server, the stub stays, with a sentence in [Config.Ignored].
+// If the file names systemd-resolved's stub, 127.0.0.53 or 127.0.0.54, the servers of f.Uplink
+// replace it, in its position (F6). These are the servers that the stub forwards to, and
+// queries to the stub may be captured and come back to the agent. The search list and the
+// options come from the file, except trust-ad: the option means that the path to the servers
+// is trusted, and for the servers of f.Uplink only f.Uplink can have it. If f.Uplink has no
+// server, the stub stays, with a sentence in [Config.Ignored].
 func (f Files) Read() (*Config, error) {
 	if f.Path == "" {
 		f.Path = DefaultPath

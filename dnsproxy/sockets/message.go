@@ -29,7 +29,7 @@ type envelope struct {
 	control [controlLen]byte
 }
 
-// NewMessage returns a message for packets of up to size bytes; wildcard says that the
+// NewMessage returns a message for packets of up to size bytes; wildcard is set if the
 // socket is bound to all addresses.
 func NewMessage(size int, wildcard bool) *Message {
 	m := &Message{Packet: make([]byte, size)}
@@ -79,9 +79,9 @@ func (m *Message) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
 	return m.Packet[:n], 0
 }
 
-// Send sends a response from the address that the message was sent to, to the one that it
-// came from. It does not block. The kernel may first return an error of the socket that
-// another client caused, such as ECONNREFUSED, so Send tries twice.
+// Send sends a response from the address that the message was sent to, to the address
+// that the message came from. It does not block. The kernel may first return an error of
+// the socket that another client caused, such as ECONNREFUSED, so Send tries twice.
 func (m *Message) Send(fd uintptr, response []byte) unix.Errno {
 	errno := m.sendOnce(fd, response)
 	if errno != 0 && errno != unix.EAGAIN {
@@ -134,8 +134,7 @@ func networkOrder(port uint16) uint16 {
 	return binary.BigEndian.Uint16(b[:])
 }
 
-// Local returns the address that the message was sent to; bound is the one that its socket is
-// bound to.
+// Local returns the address that the message was sent to; bound is the address of its socket.
 func (m *Message) Local(bound netip.AddrPort) netip.AddrPort {
 	e := m.envelope
 	if e == nil || e.header.Controllen < unix.SizeofCmsghdr {

@@ -19,8 +19,8 @@ func (t *Table) HasBelow(name wire.Name) bool {
 	return known.has(name, t.seed) || t.claimed.hasBelow(name) || t.hasPortBelow(name)
 }
 
-// WithAncestors returns a table that equals t and whose HasBelow costs as much as a lookup. So does
-// that of all tables that are made from it.
+// WithAncestors returns a table that equals t and whose HasBelow costs as much as a lookup. The
+// same holds for all tables that are made from it.
 func (t *Table) WithAncestors() *Table {
 	if t.ancestors != nil {
 		return t
@@ -70,8 +70,8 @@ type ancestorEditor struct {
 	own    [partCount]bool // shards that were copied
 }
 
-// replace replaces the hosts of a shard by those of another one. Both have their hosts in the order
-// of their names.
+// replace replaces the hosts of a shard by the hosts of another one. Both have their hosts in the
+// order of their names.
 func (e *ancestorEditor) replace(c *Cluster, before, after *shard) {
 	was, is := before.records, after.records
 	for len(was)+len(is) > 0 {

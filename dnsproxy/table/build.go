@@ -13,9 +13,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// New builds a table from the entries of all hosts by shard, as in [Table.With]. namespace and domain
-// are those of the agent, as [NewCluster] takes them. An error also means that the namespace or domain is
-// not valid.
+// New builds a table from the entries of all hosts by shard, as in [Table.With]. namespace and
+// domain are the agent's, as [NewCluster] takes them. An error also means that the namespace or
+// domain is not valid.
 func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 	c, err := NewCluster(namespace, domain)
 	if err != nil {
@@ -27,9 +27,9 @@ func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 // Empty returns a table without hosts, the predecessor of the first one.
 func Empty(c Cluster) *Table { return &Table{Cluster: c, seed: maphash.MakeSeed()} }
 
-// With returns a table with other shards ([digest.ShardOf]): shards has all entries of each, a NameTable in
-// wire form. The other shards are those of t, and so are those whose entries are the same; if all are, it
-// returns t.
+// With returns a table with other shards ([digest.ShardOf]): shards has all entries of each, a
+// NameTable in wire form. The other shards, and shards with the same entries, are shared with t; if
+// all are, it returns t.
 //
 // Keys that are not valid names and addresses that do not parse are left out and listed by
 // [Table.Skipped]. An error means that no entry is used: the bytes are not a NameTable, or an entry is of
@@ -335,7 +335,7 @@ func (b *builder) skipClaims(s *shard, c *candidate) {
 	}
 }
 
-// addresses parses addresses into b.v4 and b.v6, and counts those of each that are near.
+// addresses parses addresses into b.v4 and b.v6, and counts the near ones of each.
 func (b *builder) addresses(s *shard, ips []string) {
 	b.v4, b.v6, b.near = b.v4[:0], b.v6[:0], [2]int{}
 	for i, ip := range ips {

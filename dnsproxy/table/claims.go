@@ -47,7 +47,7 @@ func (c *claimed) hasBelow(name wire.Name) bool {
 }
 
 // nextClaimed returns the claimed names of next, which differs from t in the shards that changed
-// lists: those of t if these shards have the same claims.
+// lists. If these shards have the same claims, it returns t's.
 func (t *Table) nextClaimed(next *Table, changed []int) *claimed {
 	for _, i := range changed {
 		if !slices.Equal(t.shards[i].claims, next.shards[i].claims) {

@@ -62,7 +62,7 @@ func eachDestination(field []byte, yield func(Destination) bool) {
 }
 
 // destinations returns the encoded destinations of a candidate. It records in s what is wrong with
-// those that it leaves out.
+// destinations that it leaves out.
 func (b *builder) destinations(s *shard) []byte {
 	start := len(b.encoded)
 	for i := range b.info.destinations {

@@ -27,8 +27,8 @@ func (t *Table) Domains() (domains []wire.Name, fingerprint uint64) {
 	return domains, fingerprint
 }
 
-// hasAbove reports whether a domain of a host, or of a wildcard, is below that of another
-// entry, or is that of one as well.
+// hasAbove reports whether a domain of a host, or of a wildcard, is below another entry's
+// domain, or equals it.
 func (t *Table) hasAbove(name wire.Name, wildcard bool, s *Scratch) bool {
 	if wildcard {
 		if _, found := t.find(name); found { // that host has the same domain

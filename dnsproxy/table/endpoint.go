@@ -7,7 +7,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// maxDashed is the length in bytes of the longest label of an endpoint: that of an IPv6 address.
+// maxDashed is the length in bytes of the longest label of an endpoint, an IPv6 address.
 // minDashes is the number of dashes that every such label has.
 const (
 	maxDashed = 39
@@ -111,7 +111,7 @@ func (t *Table) hasPod(service wire.Name, packed []byte) bool {
 	return found
 }
 
-// mayBePod reports whether the host may be that of a pod of a headless Service: below the domain of the
+// mayBePod reports whether the host may be a pod of a headless Service: below the domain of the
 // cluster's Services, its name has one label more than a Service.
 func (h *Host) mayBePod(c *Cluster) bool {
 	if !h.Kubernetes() || h.headless() || h.isAlias() || h.wildcard() {
@@ -121,7 +121,7 @@ func (h *Host) mayBePod(c *Cluster) bool {
 	return !local || head.Parent() != wire.Root && head.Parent().Parent() != wire.Root
 }
 
-// podOf reports whether the host is that of a pod of a headless Service.
+// podOf reports whether the host is a pod of a headless Service.
 func (h *Host) podOf(service wire.Name) bool {
 	near, far := h.servicesOfPod()
 	return h.Kubernetes() && !h.headless() && (near == service || far == service && far != wire.Root)

@@ -15,7 +15,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// registryKubernetes is the NameInfo.registry of a Service, registryExternal that of a
+// registryKubernetes is the NameInfo.registry of a Service, registryExternal of a
 // ServiceEntry's host.
 const (
 	registryKubernetes = "Kubernetes"
@@ -33,8 +33,8 @@ const (
 	flagDerived                          // its short names can be derived from its FQDN
 	flagTexts                            // its texts are stored because they cannot be derived
 	flagAlias                            // it is an alias of another host
-	flagHeadless                         // a headless Service: its addresses are those of endpoints
-	flagPorts                            // its ports are known: those of a Service, or the destinations of an external host
+	flagHeadless                         // a headless Service: its addresses belong to endpoints
+	flagPorts                            // its ports are known: a Service's ports, or the destinations of an external host
 )
 
 // A Host is one entry of a table: a view of its record, valid as long as the table. It
@@ -88,8 +88,8 @@ func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
 func (h *Host) headless() bool   { return h.flags&flagHeadless != 0 }
 func (h *Host) isAlias() bool    { return h.flags&flagAlias != 0 }
 
-// Near returns the packed addresses of the family of rrtype in two parts: those of the agent's
-// cluster, and the others. If they are all alike, the first part is empty.
+// Near returns the packed addresses of the family of rrtype in two parts: the addresses in the
+// agent's cluster, and the others. Without that difference, the first part is empty.
 func (h *Host) Near(rrtype uint16) (near, others []byte) {
 	all, n := h.V4, h.near[0]
 	if rrtype == dns.TypeAAAA {

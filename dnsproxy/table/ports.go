@@ -62,7 +62,7 @@ type port struct {
 // maxPorts is the largest number of ports of a host. SRV queries compare a port with those before it.
 const maxPorts = 100
 
-// somePorts is the bit of a port's protocol that says that its addresses follow.
+// somePorts is the bit of a port's protocol that is set if its addresses follow.
 const somePorts = 0x80
 
 // appendPort appends a port to the field with the ports of a record: its protocol, number and
@@ -109,7 +109,7 @@ func (h *Host) eachPort(field []byte, yield func(port) bool) {
 	}
 }
 
-// ports returns the encoded ports of a candidate. It records in s what is wrong with those that it
+// ports returns the encoded ports of a candidate. It records in s what is wrong with ports that it
 // leaves out.
 func (b *builder) ports(s *shard, h *Host) []byte {
 	start := len(b.encoded)

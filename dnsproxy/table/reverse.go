@@ -57,7 +57,7 @@ func newPointer(key uint64, to target, external bool) (at int, p pointer) {
 	return partOf(key), p
 }
 
-// keyTag returns the tag of a key: the bits of its hash below those that choose the part.
+// keyTag returns the tag of a key: the bits of its hash below the bits that choose the part.
 func keyTag(key uint64) pointer {
 	return pointer(key << partBits >> pointerTagShift << pointerTagShift)
 }
@@ -72,10 +72,10 @@ func podKey(seed maphash.Seed, service wire.Name, packed []byte) uint64 {
 
 // pointers returns FQDNs of hosts that have a packed address, sorted as text: of all, or of
 // maxPointers if they are more, Services before other hosts. The result is stored in s. A headless
-// Service stands for the endpoint with this address, whose name is that of a pod or, if no pod has the
-// address, a label with the address before the name of the Service. Services of the cluster domain and
-// others, such as ServiceImports, may both have the address: the pods of one side do not count for the
-// other.
+// Service stands for the endpoint with this address, whose name is a pod's or, if no pod has the
+// address, a label with the address before the name of the Service. Services of the cluster domain
+// and others, such as ServiceImports, may both have the address: the pods of one side do not count
+// for the other.
 func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
 	n := 0
@@ -273,7 +273,7 @@ func merge(all, removed, added []pointer) []pointer {
 	return append(merged, added...)
 }
 
-// Pointer finds the hosts whose address name is the PTR name of, without those that
+// Pointer finds the hosts whose address has the PTR name, except hosts whose names
 // suffixes give to nameservers.
 func (t *Table) Pointer(name wire.Name, suffixes *Suffixes, s *Scratch) Match {
 	addr, ok := wire.ReverseAddr(name)

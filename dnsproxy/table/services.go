@@ -13,7 +13,7 @@ type Target struct {
 	Port uint16
 	// V4 and V6 are the packed addresses of the host.
 	V4, V6 []byte
-	// Again says that an earlier record has the same host. Only Hosts sets it.
+	// Again is set if an earlier record has the same host. Only Hosts sets it.
 	Again bool
 
 	// The name of the host is label, in wire form, before name. It is copied, so that it needs
@@ -37,20 +37,20 @@ type services struct {
 	match *Match
 	// holder is the host that has the ports.
 	holder Host
-	// each says that the records are for each endpoint of a headless Service; otherwise there is
-	// one for each port.
+	// each is set if there is a record for each endpoint of a headless Service; otherwise there
+	// is one for each port.
 	each bool
 	// having are the ports that the host has, by their index, unless each is set.
 	having [(maxPorts + 63) / 64]uint64
-	// again says that Target.Again is wanted.
+	// again is set if Target.Again is wanted.
 	again bool
 	// looked is what was looked at for the targets, and compared what was looked at to set Target.Again. They
 	// are apart so that Hosts has the targets of Targets.
 	looked, compared effort
 }
 
-// newServices returns the SRV records for a name: those of a port or of all ports of a Service,
-// or those of the ports of an endpoint.
+// newServices returns the SRV records for a name: for one port or all ports of a Service, or
+// for the ports of an endpoint.
 func (t *Table) newServices(m *Match) services {
 	s := services{table: t, match: m, holder: m.Host}
 	s.each = m.Host.headless() && m.BaseRule() != RuleEndpoint
@@ -117,7 +117,7 @@ func (p *port) first(h *Host, looked *effort) []byte {
 	return nil
 }
 
-// beginsWith reports whether an address is one of those that [port.first] looks at.
+// beginsWith reports whether an address is one of the addresses that [port.first] looks at.
 func (h *Host) beginsWith(packed []byte) bool {
 	all := h.V4
 	if len(packed) == wire.AddressLen(dns.TypeAAAA) {

@@ -28,9 +28,8 @@ func (s *Suffixes) Bypasses(name wire.Name) bool {
 	return !localOnly || len(suffix) >= len(zone)
 }
 
-// bypassesHost reports whether queries for all names of a host are forwarded: those of a host
-// whose FQDN, or that of its alias, is bypassed. A wildcard's names have to be asked about one
-// by one.
+// bypassesHost reports whether queries for all names of a host are forwarded, because its FQDN
+// or its alias is bypassed. A wildcard's names have to be checked one by one.
 func (s *Suffixes) bypassesHost(h *Host) bool {
 	if len(s.Bypass) == 0 {
 		return false

@@ -104,7 +104,7 @@ type Match struct {
 	// Host is the host of all rules but RuleNone and RulePTR. For RuleEndpoint it is the headless
 	// Service, with the address of the endpoint alone.
 	Host Host
-	// Short says that the host was found by a short name. For RuleEndpoint and RulePort, Prefix
+	// Short is set if the host was found by a short name. For RuleEndpoint and RulePort, Prefix
 	// has the labels before the name of the host.
 	Short  bool
 	Prefix wire.Name
@@ -157,8 +157,8 @@ func (m *Match) Owner(name wire.Name) wire.Name {
 	return name
 }
 
-// Aliased returns the match whose records answer queries for name: that of the alias, if the host of m
-// is an alias of one that the table has, otherwise m itself.
+// Aliased returns the match whose records answer queries for name: if the host of m is an alias of
+// a host in the table, that host's match, otherwise m itself.
 func (t *Table) Aliased(m *Match, name wire.Name) *Match {
 	alias := m.Alias(name)
 	if alias == wire.Root || alias.Special() {
@@ -303,8 +303,8 @@ func (t *Table) owner(name wire.Name, s *Scratch) (Host, bool) {
 	return t.shortName(name, s)
 }
 
-// isPart reports whether name may be that of a part of a host: of a port or an endpoint. It decides
-// for most names, and costs little.
+// isPart reports whether name may be the name of a part of a host: of a port or an endpoint. It
+// decides for most names, and costs little.
 func isPart(name wire.Name) bool {
 	return name != wire.Root && (name[1] == '_' || strings.Count(name.FirstLabel(), "-") >= minDashes)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// processorTime returns the CPU time that the process has used, in nanoseconds, with that of
-// the nameserver.
+// processorTime returns the CPU time of the process, in nanoseconds, including the
+// nameserver's.
 func processorTime() int64 {
 	var usage syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage) // cannot fail
@@ -37,8 +37,8 @@ func measure(b *testing.B, goroutines int, exchange func() error) {
 	b.ReportMetric(float64(processorTime()-start)/float64(b.N), "cpu-ns/op")
 }
 
-// BenchmarkExchange compares an exchange with that of a client that opens a socket
-// for it, over loopback, with one and with 64 in flight for each processor.
+// BenchmarkExchange compares an exchange with a client that opens a socket for it,
+// over loopback, with one and with 64 in flight for each processor.
 func BenchmarkExchange(b *testing.B) {
 	s := serve(b, answers(0))
 	for _, goroutines := range []int{1, 64} {

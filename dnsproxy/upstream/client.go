@@ -53,7 +53,8 @@ type Config struct {
 	// TLSRootsFile is a PEM file with certificate authorities, which is read for every new
 	// connection; if it is empty TLSRoots are used.
 	TLSRootsFile string
-	// Control is called for each socket before it is connected, as that of net.Dialer. It may be nil.
+	// Control is called for each socket before it is connected, as Control of net.Dialer is. It may
+	// be nil.
 	Control func(network, address string, conn syscall.RawConn) error
 	// Clock tells the age of sockets; nil means clock.New().
 	Clock *clock.Clock
@@ -67,12 +68,12 @@ type Config struct {
 
 // Options tell how to ask a group of servers, as in resolv.conf(5) or flags.
 type Options struct {
-	// Fastest prefers servers that are fast over those that come first.
+	// Fastest prefers fast servers over first ones.
 	Fastest bool
 	// UseVC asks over TCP only.
 	UseVC bool
-	// Timeout and Attempts are those of resolv.conf(5). A query ends after their product
-	// times the number of servers, if that is less than Config.Timeout. If only
+	// Timeout and Attempts are options of resolv.conf(5). A query ends after their
+	// product times the number of servers, if that is less than Config.Timeout. If only
 	// one of them is zero it has resolv.conf(5)'s default, 5 s or 2.
 	Timeout  time.Duration
 	Attempts int
@@ -85,7 +86,7 @@ type Status struct {
 	RTT   time.Duration // smoothed; zero before the first reply
 
 	Requests  uint64 // queries sent, with repetitions and probes
-	Failures  uint64 // those of them without a reply: timeouts and errors
+	Failures  uint64 // queries without a reply: timeouts and errors
 	Wrong     uint64 // responses that belong to no query in flight
 	Malformed uint64 // packets that are not DNS responses, and replies that cannot be parsed
 	Hedges    uint64 // queries sent because a server was late
@@ -118,7 +119,7 @@ type Client struct {
 	transfers     atomic.Int64 // zone transfers that are running
 	open          atomic.Int64 // sockets and connections
 	lingering     atomic.Int64 // exchanges that were answered and are not over
-	elsewhereOpen atomic.Int64 // those of them to servers that are not configured
+	elsewhereOpen atomic.Int64 // open sockets to servers that are not configured
 	goroutines    sync.WaitGroup
 
 	mu        sync.Mutex
@@ -181,7 +182,7 @@ func (c *Client) serversLocked() []*server {
 	return servers
 }
 
-// allLocked returns the servers that were ever in a group, and those of Elsewhere.
+// allLocked returns the servers that were ever in a group, and the servers of Elsewhere.
 func (c *Client) allLocked() []*server {
 	return append(c.serversLocked(), c.elsewhere.servers()...)
 }

@@ -20,7 +20,7 @@
 //     unanswered probes or refused connections and a second. A reply ends both. With
 //     Options.Fastest a server is also probed if nothing has come from it for 30 s.
 //
-//  3. Servers that live, or were never asked, rank before silent ones, and these before those
+//  3. Servers that live, or were never asked, rank before silent ones, and these before servers
 //     that are down; among equals the order of configuration decides. With Options.Fastest SRTT
 //     decides, and the order of configuration only among those about as fast as the fastest
 //     (1.5 times its SRTT plus 5 ms). Servers to which a query came back to this host
@@ -34,8 +34,8 @@
 //  5. A server that fails for a question is not asked again for it, and the next one is asked at
 //     once. Failures are any other response code (with its bits in the OPT record), a malformed
 //     reply, and a refused connection. When all servers have failed, the best failure is the
-//     answer: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. Those that are down may be
-//     back, so they are asked, too, all at once, and waited for until they are late. The next
+//     answer: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. Servers that are down may
+//     be back, so they are asked, too, all at once, and waited for until they are late. The next
 //     question begins with the best server again.
 //
 //  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while

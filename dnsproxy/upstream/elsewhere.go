@@ -15,7 +15,7 @@ const (
 	// maxElsewhere is how many are remembered.
 	maxElsewhere = 512
 	// evictElsewhereSockets is the number of open sockets from which on each new server evicts
-	// others, those that have not replied first. A server that has not replied yet may open
+	// others, first servers that have not replied. A server that has not replied yet may open
 	// a socket while at most newElsewhereSockets are open, others while at most
 	// maxElsewhereSockets are. Each socket costs a descriptor and one or two goroutines.
 	evictElsewhereSockets = 256
@@ -52,8 +52,8 @@ func (e *elsewhere) servers() []*server {
 
 // Elsewhere returns the group of the one server at an address that a client chose. A server
 // that was ever in another group keeps its history. The number of other servers, and of
-// sockets to them, is bounded: those that were asked least recently are evicted, and queries
-// to them fail with [ErrCrowded]. [Client.Status] leaves them out.
+// sockets to them, is bounded: the servers that were asked least recently are evicted, and
+// queries to them fail with [ErrCrowded]. [Client.Status] leaves them out.
 func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
 	group, victims := c.findElsewhere(addr)
 	for _, victim := range victims {

@@ -131,7 +131,7 @@ type exchange struct {
 	verbatim bool
 	slot     uint32
 	schedule schedule
-	servers  []peer // those of the schedule, by the same index
+	servers  []peer // the servers of the schedule, by the same index
 	timer    timer
 	trace    *trace // nil unless the query is Traced
 }

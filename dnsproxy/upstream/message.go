@@ -20,7 +20,7 @@ func questionEnd(msg []byte) (end int, ok bool) {
 	return end, err == nil
 }
 
-// hasQuestion reports whether a message's header says that it has a question.
+// hasQuestion reports whether a message has a question according to its header.
 func hasQuestion(msg []byte) bool { return wire.Count(msg, wire.QuestionSection) > 0 }
 
 // opcode returns a message's opcode, as it is in the header's first byte of flags.

@@ -200,7 +200,7 @@ func (s *server) sendLoopProbe(now time.Time) {
 	s.carrier(a.stream).send(a, wire.NewQuery(question))
 }
 
-// addProbe remembers a probe, and forgets those that no server will answer any more.
+// addProbe remembers a probe, and forgets probes that no server will answer any more.
 func (c *Client) addProbe(probe *loopProbe) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -35,7 +35,7 @@ type schedule struct {
 	// The end. The answer may be replaced after it was given, until the schedule is over.
 	answered    bool   // winner to cause are the answer
 	over        bool   // nothing is awaited any more
-	replaced    bool   // the answer was replaced by that of an earlier server (rule 6)
+	replaced    bool   // an earlier server's answer replaced the answer (rule 6)
 	winner      int    // index of the server whose reply it is
 	reply       []byte // nil if there is none
 	provisional bool   // an earlier server may have another answer (rule 6)
@@ -284,9 +284,9 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// next returns the index of the server to ask next: the best (rule 3) of those that were
-// asked least, or -1 if none may be asked again. While a reply is held (rule 6) only
-// servers before its server are asked.
+// next returns the index of the server to ask next: the best (rule 3) of the servers
+// that were asked least, or -1 if none may be asked again. While a reply is held (rule
+// 6) only servers before its server are asked.
 func (s *schedule) next() int {
 	tries := s.tries
 	if s.held.reply != nil {

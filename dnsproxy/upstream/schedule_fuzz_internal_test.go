@@ -11,7 +11,7 @@ import (
 
 // FuzzSchedule drives a schedule with any events, and checks what holds for all of them: it
 // always wants to be woken later, it ends at its deadline, and it ends with a reply if there
-// was one. An answer is replaced only by that of an earlier server, once.
+// was one. An answer is replaced only by an earlier server's answer, once.
 func FuzzSchedule(f *testing.F) { // F3, F4
 	f.Add([]byte{0, 0, 0, 0, 0, 0}, uint8(0))
 	f.Add([]byte{3, 9, 0, 1, 17, 0, 2, 0}, uint8(2))

@@ -55,7 +55,7 @@ type server struct {
 	lastError   string
 	lastErrorAt time.Time
 	barred      bool // see Status.Barred
-	loggedDown  bool // the last line in the log says that it is down
+	loggedDown  bool // the last line in the log reports it as down
 
 	loopProbe  time.Time // when the last one was sent
 	loopProbes int       // sent in short succession

@@ -21,8 +21,8 @@ func (s *schedule) ended(now time.Time) bool {
 	return s.answered
 }
 
-// settle ends the query if no server is left that may answer: all have failed, or those
-// that have not are down and late while another has sent a failure (rule 5).
+// settle ends the query if no server is left that may answer: all have failed; or one
+// has failed, and the others are down and late (rule 5).
 func (s *schedule) settle(now time.Time) {
 	failed := s.bestFailure() >= 0
 	left := func(t try) bool { return !t.done && (!failed || t.standing.state < Down || !t.late(now)) }
@@ -104,7 +104,7 @@ func (t *try) disclaims() bool {
 }
 
 // hold keeps a negative answer until the servers before its server have answered, failed or
-// fallen silent. Those that were not asked yet are asked.
+// fallen silent. Servers that were not asked yet are asked.
 func (s *schedule) hold(o outcome, now time.Time) {
 	s.tries[o.try].done = true
 	if s.held.reply != nil && s.held.try < o.try {

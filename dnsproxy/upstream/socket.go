@@ -131,7 +131,7 @@ func (s *socket) endLocked() (first bool) {
 	return first
 }
 
-// sockets are those of one kind to a server.
+// sockets are the sockets of one kind to a server.
 type sockets[S interface {
 	comparable
 	// send sends a packet and owns the attempt from then on. It reports false if the socket
@@ -151,7 +151,7 @@ type sockets[S interface {
 	all    []S
 }
 
-// send is that of carrier.
+// send implements carrier.
 func (p *sockets[S]) send(a *attempt, packet []byte) {
 	for {
 		s, err := p.take(a)
@@ -181,7 +181,7 @@ func (p *sockets[S]) remove(s S) {
 	p.all = slices.DeleteFunc(p.all, func(other S) bool { return other == s })
 }
 
-// sweep is that of carrier.
+// sweep implements carrier.
 func (p *sockets[S]) sweep(now time.Time) {
 	p.mu.Lock()
 	all := slices.Clone(p.all)
@@ -191,7 +191,7 @@ func (p *sockets[S]) sweep(now time.Time) {
 	}
 }
 
-// retireFrom is that of carrier.
+// retireFrom implements carrier.
 func (p *sockets[S]) retireFrom(local netip.AddrPort) bool {
 	p.mu.Lock()
 	all := slices.Clone(p.all)
@@ -199,7 +199,7 @@ func (p *sockets[S]) retireFrom(local netip.AddrPort) bool {
 	return slices.ContainsFunc(all, func(s S) bool { return s.retireFrom(local) })
 }
 
-// close is that of carrier.
+// close implements carrier.
 func (p *sockets[S]) close() {
 	p.mu.Lock()
 	p.closed = true

@@ -263,9 +263,9 @@ func newStreams(s *server) *streams {
 
 // chooseLocked returns the connection with the fewest queries, or a new one if all have many.
 // A connection that has been silent for longer than the server usually takes is left alone,
-// since it may be dead; for a query that is sent a second time so is one that has been silent
-// since. A server gets at most maxStreams. If all of them are silent, the one that has been
-// silent for longest is retired to make room, but at most every maxLate, since it may be the
+// since it may be dead. A repeated query also leaves alone a connection that has been silent
+// since the first attempt. A server gets at most maxStreams. If all of them are silent, the
+// longest silent one is retired to make room, but at most every maxLate, since it may be the
 // names that are slow.
 func (p *streams) chooseLocked(a *attempt) (*stream, error) {
 	now, late := time.Now(), minLate
@@ -295,7 +295,7 @@ func (p *streams) chooseLocked(a *attempt) (*stream, error) {
 // A survey tells how the connections that take queries are doing.
 type survey struct {
 	open     int       // how many there are
-	best     *stream   // has the fewest queries of those that are not silent; may be nil
+	best     *stream   // has the fewest queries of the connections that are not silent; may be nil
 	least    int       // queries of best
 	freshest *stream   // has been silent for the shortest time; may be nil
 	stalest  *stream   // has been silent for the longest time; may be nil

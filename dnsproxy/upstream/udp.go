@@ -24,15 +24,15 @@ const (
 	// forger has found is soon of no use.
 	udpQueries = 128
 	udpAge     = 5 * time.Second
-	// maxUDPSockets bounds the sockets of a server, with those that wait for their last
-	// replies: each costs a goroutine. At the bound sockets take more queries.
+	// maxUDPSockets bounds the sockets of a server, with sockets that wait for their
+	// last replies: each costs a goroutine. At the bound sockets take more queries.
 	maxUDPSockets = 16
 )
 
 // udpSockets are a server's UDP sockets.
 type udpSockets struct {
 	sockets[*udpSocket]
-	slots [udpSlots]*udpSocket // those that take queries; may be nil; guarded by mu
+	slots [udpSlots]*udpSocket // sockets that take queries; may be nil; guarded by mu
 }
 
 func newUDPSockets(s *server) *udpSockets {

@@ -274,10 +274,10 @@ func reverse6(n Name) (netip.Addr, bool) {
 // ErrSpecial says why a special-use name is not looked up in a table and not forwarded.
 var ErrSpecial = errors.New("special-use domain name: nametap answers it itself, never from the table")
 
-// The special-use zones that nametap answers itself: those of RFC 6761 (localhost,
-// invalid), RFC 7686 (onion) and RFC 9462 (resolver.arpa, which would direct clients to the
-// resolver behind the agent), and the reverse zones of RFC 6303 for addresses that mean
-// this host or nothing.
+// The special-use zones that nametap answers itself, of RFC 6761 (localhost, invalid), RFC
+// 7686 (onion) and RFC 9462 (resolver.arpa, which would direct clients to the resolver
+// behind the agent), and the reverse zones of RFC 6303 for addresses that mean this host or
+// nothing.
 //
 // The other zones of RFC 6303 are for private addresses such as 10.0.0.0/8. Queries for
 // them are forwarded: the nameservers of resolv.conf know the site's names, and that RFC
