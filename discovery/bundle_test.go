@@ -118,7 +118,7 @@ func TestWebhookDispute(t *testing.T) { // I8
 	other := strings.Replace(hookYAML("1", made(t, time.Hour).Roots()), "metadata: {", "metadata: {managedFields: [{manager: argocd, operation: Apply, apiVersion: admissionregistration.k8s.io/v1, fieldsType: FieldsV1, fieldsV1: {'f:webhooks': {'k:{\"name\":\"a.test\"}': {'f:clientConfig': {'f:caBundle': {}}}}}}, {manager: nametap-discovery, operation: Apply}], ", 1)
 	a.Put(fakekube.Webhooks, other)
 	r := a.hooked()
-	writes := func() (n int) { // also those that met a write of the other program
+	writes := func() (n int) { // includes patches that conflicted with the other program's
 		for what, count := range a.Writes() {
 			if strings.HasPrefix(what, "PATCH "+fakekube.Webhooks) {
 				n += count

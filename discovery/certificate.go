@@ -18,9 +18,9 @@ import (
 type TLSSecret struct {
 	// Access says how to reach the API server.
 	Access source.API
-	// Namespace and Name are those of the Secret.
+	// Namespace and Name name the Secret.
 	Namespace, Name string
-	// DNSNames are the names in the certificate. Without any, they are those of the Service
+	// DNSNames are the names in the certificate. Empty means the names of the Service
 	// "nametap-discovery" in the namespace of the Secret.
 	DNSNames []string
 	// ConfigMap is the name of the ConfigMaps that get the root certificate, one in each namespace; ""

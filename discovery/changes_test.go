@@ -23,12 +23,13 @@ type merging struct {
 	client
 	t     *testing.T
 	hosts map[string]string // the encoded entry of each host, by its key
-	// sum and revision are those of the last change.
+	// sum and revision came with the last change.
 	sum      string
 	revision []byte
 }
 
-// openMerging opens a stream of a client that merges hosts; it has those of before, if that is not nil.
+// openMerging opens a stream of a client that merges hosts; it has the hosts of before, unless that
+// is nil.
 func openMerging(t *testing.T, variant string, r running, before *merging) *merging {
 	t.Helper()
 	c := &merging{t: t, hosts: map[string]string{}}
@@ -53,8 +54,8 @@ func (c *merging) sums() (b digest.Sums) {
 	return b
 }
 
-// merge waits for a push, applies it, and checks the checksum. It returns the hosts that were sent and
-// those that were removed, without the domain of Services.
+// merge waits for a push, applies it, and checks the checksum. It returns the sent and the removed
+// hosts, without the domain of Services.
 func (c *merging) merge() (sent, removed string) {
 	c.t.Helper()
 	p := c.next()

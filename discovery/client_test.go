@@ -102,7 +102,7 @@ func (r running) dial(t *testing.T) discoveryv3.AggregatedDiscoveryServiceClient
 	return discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
 }
 
-// metric returns a metric of the streams; values are those of its labels.
+// metric returns a metric of the streams; values are the values of its labels.
 func (r running) metric(t *testing.T, name string, values ...string) float64 {
 	t.Helper()
 	all := prometheus.NewRegistry()

@@ -4,9 +4,9 @@
 //
 // To follow an object, read in this order:
 //
-//  1. A source (package source) follows objects, and package decode decodes each kind of them (package
-//     object): package files has those of a directory, package kube those of the Kubernetes API, and package
-//     clusters those of other clusters.
+//  1. A source (package source) follows objects, and package decode decodes each kind of them
+//     (package object): package files follows a directory, package kube the Kubernetes API, and
+//     package clusters other clusters.
 //  2. inputs.go waits until a source has changed, reads all of them, and serves what has changed. It serves
 //     nothing before each of them is complete. report.go logs what is new.
 //  3. Package hosts turns changed objects into claims (this host has these addresses, according

@@ -83,8 +83,8 @@ func TestDefaultExportTo(t *testing.T) { // D1, D11
 	expect("no settings any more", all)
 }
 
-// TestRootNamespace checks that the default Sidecar is that of the root namespace in the settings of the
-// mesh, or else of the flag.
+// TestRootNamespace checks that the default Sidecar is in the root namespace of the mesh's
+// settings, or else of the flag.
 func TestRootNamespace(t *testing.T) { // D12
 	t.Parallel()
 	a := fakekube.Start(t)

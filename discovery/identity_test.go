@@ -121,8 +121,8 @@ func pairOf(t *testing.T, authority *fakexds.Authority) *tls.Certificate {
 	return &pair
 }
 
-// TestIdentity checks which clients get a table: of a client that may connect, that of the namespace
-// in its identity.
+// TestIdentity checks which clients get a table; a client that may connect gets the table of its
+// identity's namespace.
 func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48
 	t.Parallel()
 	s := startSecured(t)

@@ -25,7 +25,7 @@ const (
 	readTimeout = 30 * time.Second
 )
 
-// An input is a source, and its last reading, whose Changes are those that were not served yet.
+// An input is a source, and its last reading, whose Changes were not served yet.
 type input struct {
 	source.Source
 	last source.Reading
@@ -124,7 +124,7 @@ func (in *inputs) names() []string {
 	return names
 }
 
-// collect reads the sources, and returns what is known of all. Changes are those that have not been served yet.
+// collect reads the sources, and returns what is known of all. Changes have not been served yet.
 func (in *inputs) collect() source.Reading {
 	all := source.Reading{Read: true}
 	for i, one := range in.all {
@@ -251,7 +251,8 @@ func (s *Server) waitFor(why string) {
 	s.setWaiting(why)
 }
 
-// setMissing sets which clusters are missing while changes are put to use: until its objects are, a cluster is.
+// setMissing sets which clusters are missing. A cluster is missing until its objects are applied,
+// so setMissing runs while changes are.
 func (s *Server) setMissing(missing map[string]string) {
 	either := map[string]string{}
 	maps.Copy(either, missing)
@@ -270,9 +271,9 @@ func (s *Server) saveVIPs(u hosts.Update) {
 // lag is how long a replica may be behind another one by itself: events come to each at another time.
 const lag = time.Second
 
-// behind reports whether what is served is older than an encoded revision that was known at a time. If so, it makes
-// sure that what the API server has sent is put to use, also if it has not changed any object, or that it is asked for
-// what it has not sent.
+// behind reports whether what is served is older than an encoded revision that was known at a time.
+// If so, it has what the API server has sent applied, even if no object changed, or requests what
+// was not sent.
 func (s *Server) behind(revision []byte, known time.Time) bool {
 	r := source.ParseRevision(revision)
 	s.mu.Lock()

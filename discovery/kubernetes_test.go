@@ -38,8 +38,8 @@ func onAPI(t *testing.T, a *fakekube.API) Config {
 
 const entryDefinition = "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: serviceentries.networking.istio.io}\n"
 
-// exampleObjects returns an API server and a directory with the same objects: those of the examples
-// but Pods, whose hostnames are in the EndpointSlices that an API server has.
+// exampleObjects returns an API server and a directory with the same objects: the examples without
+// Pods, whose hostnames are in the EndpointSlices that an API server has.
 func exampleObjects(t *testing.T) (a *fakekube.API, dir string) {
 	t.Helper()
 	a, dir = fakekube.Start(t), t.TempDir()

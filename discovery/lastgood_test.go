@@ -128,8 +128,8 @@ func TestAllowEmpty(t *testing.T) {
 	}
 }
 
-// D43: the objects of a subdirectory that is empty stay in use, whether its file system was unmounted or its last
-// file was removed. Those of one that is removed do not.
+// D43: the objects of a subdirectory that is empty stay in use, whether its file system was
+// unmounted or its last file was removed. The objects of a removed subdirectory do not.
 func TestSubdirectoryIsReplaced(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

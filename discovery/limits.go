@@ -31,8 +31,9 @@ const (
 	// ageGrace is how long the streams of an old connection may continue after its client
 	// was asked to connect again. The client keeps its table meanwhile.
 	ageGrace = 10 * time.Second
-	// readBuffer and writeBuffer are those of a connection, in bytes. Requests and most responses are short.
-	// gRPC takes twice writeBuffer while it writes, for all connections at a time if a host has changed.
+	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. Requests and most
+	// responses are short. gRPC takes twice writeBuffer while it writes, for all connections at a time
+	// if a host has changed.
 	readBuffer, writeBuffer = 1 << 10, 2 << 10
 	// socketBuffer bounds what the kernel keeps for a connection in each direction, in bytes, of which it takes twice as
 	// many. Otherwise it keeps 4 MiB for a client that does not read: 160 of them took 256 MiB of the memory limit.
@@ -188,8 +189,8 @@ func newUnreadMetric(b *intake.Budget) prometheus.Collector {
 	}, func() float64 { return float64(b.Held()) })
 }
 
-// spareConns is how many connections more than MaxClients there may be: those that have
-// no stream yet, or no longer.
+// spareConns is how many connections more than MaxClients there may be, for connections
+// that have no stream yet, or no longer.
 const spareConns = 1000
 
 // boundedListener closes connections beyond bounds, and without memory, as soon as they are accepted.

@@ -51,8 +51,8 @@ func TestClientsAreBounded(t *testing.T) {
 	first.quiet()
 }
 
-// D62: clients in plaintext, those of one namespace and those at one address leave places to others. The log says which
-// one was refused, and why.
+// D62: clients in plaintext, of one namespace, or at one address leave places to others. The log
+// says which one was refused, and why.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	s := startSecuredWith(t, func(_ *fakekube.API, cfg *Config) {

@@ -83,8 +83,8 @@ func onPorts(t *testing.T) (files, fromAPI Config) {
 	return Config{ConfigDir: dir}, onAPI(t, a)
 }
 
-// TestPorts checks that the entries of Services have their ports, and those of headless ones the ports
-// of their endpoints, from files as from the API server.
+// TestPorts checks that the entries of Services have their ports, and entries of headless Services
+// the ports of their endpoints, from files as from the API server.
 func TestPorts(t *testing.T) { // D1, D21, D22
 	t.Parallel()
 	files, fromAPI := onPorts(t)
@@ -207,9 +207,9 @@ func TestServiceRecords(t *testing.T) { // D9, D21, D22
 	}
 }
 
-// newAgent runs the parts of an agent, connected to a server, in namespace shop. The function sends a
-// question "NAME TYPE" and returns the type and data of all records: those of the answer in order by
-// type and data, a CNAME record first, then the additional ones.
+// newAgent runs the parts of an agent, connected to a server, in namespace shop. The function sends
+// a question "NAME TYPE" and returns the type and data of all records: the answer section sorted by
+// type and data, a CNAME record first, then the additional section.
 func newAgent(t *testing.T, r running) (ask func(question string) []string) {
 	t.Helper()
 	resolvConf := filepath.Join(t.TempDir(), "resolv.conf")

@@ -13,7 +13,8 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-// stepSave is saving the automatic VIPs. The others of the label "step" of the failure metric are those of sources.
+// stepSave is saving the automatic VIPs. The other values of the label "step" of the failure metric
+// name a step of a source.
 const stepSave = "save"
 
 // tellEvery bounds how often another reason for not being ready is logged.

@@ -56,12 +56,12 @@ type Config struct {
 	TLS auth.Files
 	// TLSSecret is the Secret of the server's certificate, instead of files; nil for files.
 	TLSSecret *TLSSecret
-	// Certificate says that the caller serves something with the certificate of the server, too.
+	// Certificate is set if the caller serves something with the certificate of the server, too.
 	Certificate bool
 	// TokenAudience is the audience of clients' tokens, which the Kubernetes API reviews; ""
 	// means "istio-ca".
 	TokenAudience string
-	// TrustDomain is that of clients' certificates; "" means ClusterDomain.
+	// TrustDomain is the domain of clients' certificates; "" means ClusterDomain.
 	TrustDomain string
 	// ClusterID is what clients may claim as their cluster; "" means anything.
 	ClusterID string
@@ -306,8 +306,8 @@ func (s *Server) Replica() string { return s.cfg.Identity }
 // Agents returns the state of each client of this replica, see [push.Service.Agents].
 func (s *Server) Agents(namespace string) iter.Seq[push.Agent] { return s.push.Agents(namespace) }
 
-// Errors returns the errors in objects and in the places where they are read. Those of the configuration
-// directory are sorted by file and line.
+// Errors returns the errors in objects and in the places where they are read. Errors in the
+// configuration directory are sorted by file and line.
 func (s *Server) Errors() []object.Error { return s.errors() }
 
 // Run serves the tables of all sources until ctx ends, and then returns nil, or until something fails. All

@@ -45,7 +45,7 @@ func TestBrokenEditKeepsLastGood(t *testing.T) {
 	}
 
 	// The document is no longer YAML, so its object is not known: all objects of the file
-	// stay in use, and those that can be read are updated.
+	// stay in use, and readable ones are updated.
 	write(t, dir, "shop.yaml", strings.Replace(web, "10.0.0.1", "10.0.0.9", 1)+"---\n\tnot: [yaml\n")
 	c.next()
 	if got, want := ips(), strings.Replace(before, "10.0.0.1", "10.0.0.9", 1); got != want {

@@ -22,9 +22,9 @@ import (
 type Client struct {
 	// Namespace is the client's namespace.
 	Namespace string
-	// AutoAllocate says that the client asks for automatic VIPs.
+	// AutoAllocate is set if the client asks for automatic VIPs.
 	AutoAllocate bool
-	// Labels are those of the client's workload, by which Sidecars select it.
+	// Labels are the labels of the client's workload, by which Sidecars select it.
 	Labels map[string]string
 }
 

@@ -17,7 +17,7 @@ type Identity struct {
 // String returns "NAMESPACE/SERVICE-ACCOUNT".
 func (i Identity) String() string { return i.Namespace + "/" + i.ServiceAccount }
 
-// userPrefix is that of the names of service accounts in Kubernetes.
+// userPrefix begins the names of service accounts in Kubernetes.
 const userPrefix = "system:serviceaccount:"
 
 // The longest names of Kubernetes, in bytes.

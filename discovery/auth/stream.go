@@ -77,8 +77,8 @@ func (c *Clients) ofCertificate(ctx context.Context) (Identity, time.Time, error
 	return identity, first.NotAfter, nil
 }
 
-// ofToken returns the identity in a token, and when the token ends. cluster is the one that reviews it, empty
-// for the own one.
+// ofToken returns the identity in a token, and when the token ends. The given cluster reviews it;
+// empty means the own one.
 func (c *Clients) ofToken(ctx context.Context, token, cluster string) (Identity, time.Time, error) {
 	tokens := c.Tokens
 	if cluster != "" {
@@ -118,8 +118,8 @@ func header(ctx context.Context, name string) string {
 	return values[0]
 }
 
-// Check returns an error with the code PermissionDenied unless a node says that it is of this client.
-// A token proves that the client is of the cluster whose API server has reviewed it.
+// Check returns an error with the code PermissionDenied unless a node claims to be this client. A
+// token proves that the client is of the cluster whose API server has reviewed it.
 func (c Client) Check(node *corev3.Node, namespace string) error {
 	claimed := node.GetMetadata().GetFields()["CLUSTER_ID"].GetStringValue()
 	if c.token && c.clients.other(claimed) != c.cluster {
@@ -129,8 +129,7 @@ func (c Client) Check(node *corev3.Node, namespace string) error {
 	return c.Identity.Check(node, namespace)
 }
 
-// Check returns an error with the code PermissionDenied unless a node says that it is of this
-// identity.
+// Check returns an error with the code PermissionDenied unless a node claims this identity.
 func (i Identity) Check(node *corev3.Node, namespace string) error {
 	if namespace != i.Namespace {
 		return status.Errorf(codes.PermissionDenied, "the node %q claims the namespace %q, and its identity is %s", node.GetId(), namespace, i)

@@ -14,7 +14,7 @@ import (
 
 // Files are the files of a TLS server, in PEM.
 type Files struct {
-	// Certificate and Key are those of the server; "" if the certificate is not in files.
+	// Certificate and Key belong to the server; "" if the certificate is not in files.
 	Certificate, Key string
 	// ClientCA holds the authorities of clients' certificates; without it clients have none.
 	ClientCA string
@@ -39,9 +39,9 @@ type Server struct {
 	checked time.Time
 }
 
-// NewServer returns a server whose files may be replaced while it runs: new connections get what is in
-// the files, and open ones stay. While the files cannot be used, their previous content stays in use.
-// The certificate is that of shared, unless it is nil.
+// NewServer returns a server whose files may be replaced while it runs: new connections get what is
+// in the files, and open ones stay. While the files cannot be used, their previous content stays in
+// use. If shared is not nil, it supplies the certificate.
 func NewServer(files Files, shared GetCertificate, log *slog.Logger) (*Server, error) {
 	s := &Server{files: files, shared: shared, log: log}
 	seen := s.state()

@@ -22,9 +22,9 @@ const (
 	refusedFor  = 10 * time.Second // a client that repeats a bad token costs six reviews a minute
 )
 
-// How many tokens are remembered. A good one costs about 300 bytes. An agent's token lives for hours, and few
-// agents more than --max-clients have one. Everyone can make up tokens, so those that were refused have a place
-// of their own.
+// How many tokens are remembered. A good one costs about 300 bytes. An agent's token lives for
+// hours, and few agents more than --max-clients have one. Everyone can make up tokens, so refused
+// tokens have a place of their own.
 const (
 	maxGood    = 25_000
 	maxRefused = 500
@@ -33,10 +33,10 @@ const (
 // maxReason bounds the reason why a token is refused, in bytes: the API server of another cluster may send any text.
 const maxReason = 256
 
-// maxToken bounds a token, in bytes. That of a service account has about 1,000.
+// maxToken bounds a token, in bytes. A service account's token has about 1,000.
 const maxToken = 8 << 10
 
-// ErrUnavailable says that a token cannot be reviewed now.
+// ErrUnavailable is returned for a token that cannot be reviewed now.
 var ErrUnavailable = errors.New("the token cannot be reviewed now")
 
 // Review asks whose a token is. It returns an error that wraps [ErrUnavailable] if that
@@ -129,7 +129,8 @@ func (t *Tokens) ask(ctx context.Context, lane, token string) (Identity, error) 
 	return t.review(ctx, token)
 }
 
-// known returns what is known of a token; ok is false for nothing. The error says that it was refused.
+// known returns what is known of a token; ok is false if nothing is. It returns an error if the
+// token was refused.
 func (t *Tokens) known(key tokenKey) (known good, ok bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -22,7 +22,7 @@ func token(name string, expires time.Time) string {
 }
 
 // pass lets time pass in a bubble of testing/synctest.
-func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // the clock is that of the bubble
+func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // the bubble's clock
 
 // from returns a context of requests from an address.
 func from(t *testing.T, address string) context.Context {

@@ -8,17 +8,19 @@ import (
 )
 
 const (
-	// maxReviews is the number of reviews in flight, maxReviewsOfOne that of one address.
+	// maxReviews bounds the reviews in flight, maxReviewsOfOne the reviews in flight of one
+	// address.
 	maxReviews, maxReviewsOfOne = 32, 4
-	// maxWaiting is the number of reviews that wait or are in flight, maxWaitingOfOne that of one address.
+	// maxWaiting bounds the reviews that wait or are in flight, maxWaitingOfOne the same for one
+	// address.
 	maxWaiting, maxWaitingOfOne = 4000, 250
 	// maxTurnWait bounds how long a review waits.
 	maxTurnWait = 5 * time.Second
 )
 
-// turns bounds the reviews in flight. A token that is not known may be made up, so no address gets more turns
-// than others: at most maxReviewsOfOne of its reviews wait for the API server at a time, beside those of other
-// addresses, and are served in the order in which they came.
+// turns bounds the reviews in flight. A token that is not known may be made up, so no address gets
+// more turns than others: at most maxReviewsOfOne of its reviews are at the API server at a time.
+// An address's reviews are served in the order in which they came.
 type turns struct {
 	all chan struct{} // has an element for each review in flight
 

@@ -56,7 +56,7 @@ type Clusters struct {
 	started bool // the Secrets were read
 
 	mu        sync.Mutex
-	links     []namedLink     // of now
+	links     []namedLink     // the current ones
 	kept      []source.Status // saved objects in use
 	selectors []string        // of namespaces
 	selected  bool            // selectors is set
@@ -193,8 +193,8 @@ func (c *Clusters) restore(r *remote, u *source.Reading) {
 	u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Updated: from.Objects, Whole: true})
 }
 
-// saveAll saves the objects of clusters that have changed, but those of each not more often than
-// every saveEvery. It returns when to do it again.
+// saveAll saves the objects of clusters that have changed, but each cluster's at most once every
+// saveEvery. It returns when to do it again.
 func (c *Clusters) saveAll() (next time.Duration) {
 	next = time.Minute
 	for _, r := range c.remotes {
@@ -283,7 +283,7 @@ func (c *Clusters) Select(selectors []string) {
 	}
 }
 
-// expose lets other goroutines see the clients of now.
+// expose lets other goroutines see the current clients.
 func (c *Clusters) expose() {
 	var links []namedLink
 	var kept []source.Status

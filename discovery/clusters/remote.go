@@ -32,7 +32,7 @@ type remote struct {
 
 	tried    bool      // to put the saved objects to use
 	restored *snapshot // the saved objects that are in use; nil for none
-	unsaved  bool      // the saved objects are older than those of live
+	unsaved  bool      // the saved objects are older than live
 	saved    time.Time // when the objects were last saved
 }
 

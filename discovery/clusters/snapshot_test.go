@@ -44,8 +44,8 @@ func objects() []object.Object {
 	}
 }
 
-// D29: saved objects are the same when they are loaded, and those of this version of the format can be
-// loaded for ever.
+// D29: saved objects are the same when they are loaded. Every later version must load objects saved
+// by this version of the format.
 func TestSnapshot(t *testing.T) {
 	s := snapshots{statedir.New(t.TempDir(), "lock")}
 	if err := s.save("east.1", objects()); err != nil {

@@ -74,9 +74,9 @@ func decodeService(root Field, namespace string) *object.Service {
 	return s
 }
 
-// decodePorts returns the ports of a Service or an EndpointSlice. With targets, the number of a port is
-// that of its targetPort, and one whose targetPort is a name is left out. So is one without a number: in
-// an EndpointSlice it stands for all ports.
+// decodePorts returns the ports of a Service or an EndpointSlice. With targets, a port gets the
+// number of its targetPort, and a port whose targetPort is a name is left out. A port without a
+// number is left out, too: in an EndpointSlice it stands for all ports.
 func decodePorts(f Field, targets bool) object.Ports {
 	var ports []object.Port
 	names := map[string]bool{}

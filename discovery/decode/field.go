@@ -36,7 +36,8 @@ type Value interface {
 	// Len returns the number of elements of a list, and At returns one of them.
 	Len() int
 	At(index int) Value
-	// Text returns a value that is neither an object nor a list as text: that of a string, "1", "1.5", "true".
+	// Text returns a value that is neither an object nor a list as text: a string's content, "1",
+	// "1.5", "true".
 	Text() string
 }
 
@@ -52,7 +53,8 @@ type Field struct {
 // A Report takes an error in a field, whose value may be nil. The same error may be reported twice.
 type Report func(f Field, message string)
 
-// NewField returns the field of a value, which may be nil. Its errors, and those of its members, go to report.
+// NewField returns the field of a value, which may be nil. It and its members pass their errors to
+// report.
 func NewField(v Value, path string, report Report) Field { return Field{v, path, report} }
 
 // Present reports whether the field has a value.

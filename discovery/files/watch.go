@@ -13,8 +13,9 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// A watcher announces changes in directories, so that they are read at once. It may miss some, such as those
-// of a network file system: the directories are read once a second, too. It belongs to one goroutine.
+// A watcher announces changes in directories, so that they are read at once. It may miss some, such
+// as changes in a network file system: the directories are read once a second, too. It belongs to
+// one goroutine.
 type watcher struct {
 	fs    *fsnotify.Watcher // nil while nothing is watched
 	root  string

@@ -123,7 +123,8 @@ func (h *Hosts) alias(key string) (string, bool) {
 	return alias, alias != ""
 }
 
-// covering returns the key of a host, or that of the closest wildcard that covers it.
+// covering returns key if objects claim that host, otherwise the closest wildcard that covers
+// it; without either, key.
 func (h *Hosts) covering(key string) string {
 	if len(h.byHost[key]) > 0 {
 		return key

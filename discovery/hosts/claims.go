@@ -17,8 +17,9 @@ type claim struct {
 	shortname string // of a Service; empty for an external host
 	exportTo  object.ExportTo
 
-	// addrs are cluster IPs and endpoints; a client gets those of its families. literal
-	// are the addresses of a ServiceEntry; every client gets all of them, as from istiod.
+	// addrs are cluster IPs and endpoints; a client gets the addresses of its families.
+	// literal are the addresses of a ServiceEntry; every client gets all of them, as from
+	// istiod.
 	addrs   []netip.Addr
 	literal []netip.Addr
 	// wantsVIP marks an external host that gets an automatic VIP: one of vips, which a controller
@@ -28,17 +29,18 @@ type claim struct {
 	// destinations are where connections to the VIP lead; none if the ports are not known.
 	destinations object.Destinations
 
-	// endpoints says that addrs are those of endpoints, not of a Service; clusterOnly that they are
-	// only for clients of the object's cluster.
+	// endpoints is set if addrs belong to endpoints, not to a Service; clusterOnly if only clients
+	// of the object's cluster get them.
 	endpoints, clusterOnly bool
 	imported               bool // of a ServiceImport
 	cluster                clusterID
 
-	// alias is the host whose addresses this one has: that of a Service of type ExternalName.
+	// alias is the externalName of a Service of type ExternalName: the host whose addresses this
+	// one has.
 	alias string
 
-	// ports are those of a Service. If the endpoints of a headless one differ in theirs, mixed has
-	// the ports of each of addrs instead.
+	// ports are the Service's ports. If the endpoints of a headless Service have different ports,
+	// mixed has the ports of each of addrs instead.
 	ports object.Ports
 	mixed *[]object.Ports
 }
@@ -52,8 +54,8 @@ func (c *claim) pod() bool { return strings.Contains(c.shortname, ".") }
 // addressed reports whether the object itself gives the host an address.
 func (c *claim) addressed() bool { return len(c.addrs)+len(c.literal) > 0 }
 
-// owner returns the host that a Sidecar shows or hides: that of the Service for the pod of a
-// headless Service, otherwise the host itself.
+// owner returns the host that a Sidecar shows or hides: for the pod of a headless Service
+// the Service's host, otherwise the host itself.
 func (c *claim) owner() string { return c.host[strings.LastIndexByte(c.shortname, '.')+1:] }
 
 // equal reports whether two claims say the same.
@@ -199,8 +201,8 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 	return claims
 }
 
-// endpoints returns the endpoints of a headless Service: those of its slices or, if it has
-// no slices, the Pods that it selects.
+// endpoints returns the endpoints of a headless Service, from its slices or, if it has no
+// slices, from the Pods that it selects.
 func (ix *index) endpoints(k object.Key, s *object.Service) []endpoint {
 	pods := ix.pods[k.Namespace]
 	var out []endpoint

@@ -54,7 +54,7 @@ func (c *cluster) put(source int, key object.Key, o *object.Object) (before, now
 	return before, now
 }
 
-// diff returns the change that makes objects all those of a source.
+// diff returns the change after which the source has exactly these objects.
 func (c *cluster) diff(source int, objects []object.Object) Change {
 	change := Change{Cluster: c.name, Source: source}
 	all := make(map[object.Key]bool, len(objects))
@@ -87,7 +87,7 @@ func (c *cluster) setNetwork(before, now object.Object) bool {
 // SetHeadlessScope sets the scope of headless Services that have none. Call it before the first Update.
 func (h *Hosts) SetHeadlessScope(scope object.HeadlessScope) { h.clusters[ownCluster].scope = scope }
 
-// objectID identifies an object among those of all clusters.
+// objectID identifies an object in all clusters.
 type objectID struct {
 	cluster clusterID
 	key     object.Key

@@ -52,7 +52,7 @@ func newEntry(host string, info *api.NameTable_NameInfo) *Entry {
 	return &Entry{Host: host, Encoded: b, Sum: digest.Of(b)}
 }
 
-// addrs returns the addresses of the entry, and those that come before them.
+// addrs returns the addresses of the entry; near come first.
 func (e *Entry) addrs() (near, others []netip.Addr) {
 	var table api.NameTable
 	if err := proto.Unmarshal(e.Encoded, &table); err != nil {

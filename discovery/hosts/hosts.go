@@ -11,7 +11,7 @@ import (
 
 // Hosts holds all hosts of the mesh. Make one with [New].
 type Hosts struct {
-	// Scene is that of now. An update replaces it.
+	// Scene is the current scene. An update replaces it.
 	*Scene
 	domain   string
 	clusters []*cluster     // by number; nil for one that is free
@@ -57,9 +57,9 @@ type Change struct {
 	Source  int
 	Updated []object.Object // new, or with another content
 	Removed []object.Key
-	// Whole says that Updated are all objects of the source: others are removed.
+	// Whole is set if Updated has all objects of the source: others are removed.
 	Whole bool
-	// Dropped says that the cluster, which is not the own one, is removed with all its objects.
+	// Dropped is set if the cluster, which is not the own one, is removed with all its objects.
 	Dropped bool
 }
 
@@ -71,19 +71,19 @@ func (c Change) HasEntry() bool {
 // An Update is what a change of objects has changed.
 type Update struct {
 	Hosts []HostChange // sorted by key
-	// Views says that a setting of the mesh, the clusters or the network of one have changed, so a
-	// client may have another view, and a view may show other hosts.
+	// Views is set if a setting of the mesh, the clusters or a cluster's network have changed, so
+	// a client may have another view, and a view may show other hosts.
 	Views bool
 	// Sidecars are the namespaces of Sidecars that have changed, so their clients, or with the root
 	// namespace all, may have another view.
 	Sidecars map[string]bool
-	// VIPs says that the automatic VIPs have to be saved.
+	// VIPs is set if the automatic VIPs have to be saved.
 	VIPs bool
 	// Moved are hosts that had to leave their automatic VIP, because an object claims it; sorted.
 	Moved []string
-	// WithoutVIP are all hosts of now for which no automatic VIP is left; sorted.
+	// WithoutVIP are the hosts for which no automatic VIP is left now; sorted.
 	WithoutVIP []string
-	// Loops are all hosts of now that are left out because they are aliases of themselves; sorted.
+	// Loops are the hosts that are left out now because they are aliases of themselves; sorted.
 	Loops []string
 }
 
@@ -254,8 +254,9 @@ func wantsSlot(claims []claimOf) bool {
 	return wants
 }
 
-// counting returns the claims to a host that count: if it is a Service, not those of ServiceEntries in other namespaces.
-// Otherwise their authors could take it over while it has no address, or is an alias.
+// counting returns the claims to a host that count. If the host is a Service, ServiceEntries in
+// other namespaces do not count: otherwise their authors could take the host over while it has no
+// address, or is an alias.
 func counting(claims []claimOf) []claimOf {
 	i := slices.IndexFunc(claims, func(c claimOf) bool { return c.kubernetes() })
 	foreign := func(c claimOf) bool { return !c.kubernetes() && c.namespace != claims[i].namespace }
@@ -309,7 +310,7 @@ type Counts struct {
 	NoVIP   int            // hosts for which none is left
 }
 
-// Counts returns the numbers of now.
+// Counts returns the current numbers.
 func (h *Hosts) Counts() Counts {
 	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.without)}
 }

@@ -353,7 +353,7 @@ func count(shards [digest.Count][]*Host) (n int) {
 	return n
 }
 
-// atBase checks that a viewer sees hosts, and changes, as its base does, except for those that are special.
+// atBase checks that a viewer sees hosts, and changes, as its base does, except for special hosts.
 func atBase(viewer Viewer, u Update, set *Set) error {
 	base, special := viewer.AtBase(), map[*Host]bool{}
 	for h := range set.Special(&viewer) {

@@ -10,9 +10,9 @@ import (
 // clusterSetDomain is the domain of ServiceImports (KEP-1645).
 const clusterSetDomain = "clusterset.local"
 
-// importClaims returns the claims of a ServiceImport: its address or, if it is headless, those of its
-// endpoints in all clusters, which also have names of their own, HOST.CLUSTER before that of the
-// ServiceImport. Endpoints that are not ready have none.
+// importClaims returns the claims of a ServiceImport: its address or, if it is headless, its
+// endpoints in all clusters. Each endpoint also has a name of its own: HOST.CLUSTER before the name
+// of the ServiceImport. Endpoints that are not ready have none.
 func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
 	c := claim{host: k.Name + "." + k.Namespace + ".svc." + clusterSetDomain, namespace: k.Namespace, shortname: k.Name, imported: true}
 	if !s.Headless {

@@ -97,8 +97,8 @@ func TestHeadlessImport(t *testing.T) {
 	}
 }
 
-// D27: the endpoints of a ServiceImport are those that the client's cluster has imported, of whatever
-// network; another cluster's count only where it has none.
+// D27: a ServiceImport has the endpoints that the client's cluster has imported, of whatever
+// network; another cluster's endpoints count only where the client's cluster has none.
 func TestImportsOfClusters(t *testing.T) {
 	h := New(domain, 1, NewVIPs())
 	db := serviceImport("db", object.ServiceImport{Headless: true})

@@ -2,7 +2,7 @@ package hosts
 
 import "github.com/nametap/nametap/discovery/object"
 
-// A sourceID identifies a source among those of all clusters.
+// A sourceID identifies a source in all clusters.
 type sourceID struct {
 	cluster string
 	number  int

@@ -13,9 +13,9 @@ type Place struct {
 const otherNetwork = "?"
 
 // Place returns the place of a client that claims to be of a cluster, and in a network; both may be
-// empty. A cluster that is not known counts as the own one. Without a network it is that of the
-// cluster. Clients of unknown networks share a place, so their number does not grow with what clients
-// claim.
+// empty. A cluster that is not known counts as the own one. Without a network, the cluster's
+// network counts. Clients of unknown networks share a place, so their number does not grow with
+// what clients claim.
 func (s *Scene) Place(cluster, network string) Place {
 	if !s.remote {
 		return Place{} // all clients see the same
@@ -39,7 +39,7 @@ type surroundings struct {
 	reach []bool
 }
 
-// surroundings returns those of a place; nil if there is only one cluster.
+// surroundings returns what surrounds a place; nil if there is only one cluster.
 func (s *Scene) surroundings(p Place) *surroundings {
 	if !s.remote {
 		return nil
@@ -62,9 +62,9 @@ func (s *surroundings) offers(c *claim) bool {
 	return c.alias != "" || len(c.addrs) > 0
 }
 
-// leading returns the claim of the Service, among visible ones, that decides what the host is: that
-// of the client's cluster, or else of the first one by name that has anything to offer. It is nil if
-// none has.
+// leading returns the visible claim of a Service that decides what the host is: the claim of the
+// client's cluster, or else of the first cluster by name that offers an address or an alias. It is
+// nil if no claim does.
 func (s *surroundings) leading(claims []*claim) *claim {
 	var first *claim
 	for _, c := range claims {
@@ -92,7 +92,7 @@ func (s *surroundings) counts(c, leading *claim) bool {
 	return c.cluster == leading.cluster || c.endpoints && leading.endpoints && !leading.clusterOnly && !c.imported && !c.pod()
 }
 
-// nearCluster is the cluster whose endpoints come before those of others, if set.
+// nearCluster is the cluster whose endpoints come first, if set.
 type nearCluster struct {
 	id  clusterID
 	set bool
@@ -101,8 +101,8 @@ type nearCluster struct {
 // has reports whether the addresses of a claim come first.
 func (n nearCluster) has(c *claim) bool { return n.set && c.endpoints && c.cluster == n.id }
 
-// narrow returns those of the visible claims of a host that count, and completes the key with what
-// decides about them. It changes visible.
+// narrow returns the visible claims of a host that count, and completes the key with what decides
+// about them. It changes visible.
 func (s *surroundings) narrow(h *Host, visible []*claim, key *variantKey) []*claim {
 	leading := s.leading(visible)
 	var set claimSet

@@ -37,8 +37,8 @@ func network(name string) object.Object {
 	return object.Object{Key: object.Key{Kind: object.KindNamespace, Name: object.DefaultRootNamespace}, Namespace: &object.Namespace{Network: name}}
 }
 
-// at returns the addresses of the hosts that a client sees, by where it claims to be. Those that come first are
-// before a "|".
+// at returns the addresses of the hosts that a client sees, by where it claims to be. Near
+// addresses are before a "|".
 func at(h *Hosts, claimed Place) map[string]string {
 	viewer, out := h.Viewer(View{Namespace: "shop", Families: Families{V4: true}, Place: h.Place(claimed.Cluster, claimed.Network)}), map[string]string{}
 	for host := range h.All() {
@@ -62,7 +62,7 @@ func wantAt(t *testing.T, h *Hosts, claimed Place, want map[string]string) {
 	}
 }
 
-// D24: a client gets the cluster IP of its own cluster, and that of another one only where its own
+// D24: a client gets the cluster IP of its own cluster, and another cluster's only where its own
 // has no such Service. A cluster that is removed takes its hosts with it.
 func TestClusterIPsOfClusters(t *testing.T) {
 	h := New(domain, 1, NewVIPs())
@@ -101,8 +101,9 @@ func TestClusterIPsOfClusters(t *testing.T) {
 	}
 }
 
-// D25: a headless Service has the endpoints of all clusters of a network, those of the client's
-// cluster first. The name of a pod is that of the client's cluster, or else of another one.
+// D25: a headless Service has the endpoints of all clusters of a network; the endpoints of the
+// client's cluster come first. The name of a pod stands for the pod in the client's cluster, or
+// else in another one.
 func TestHeadlessOfClusters(t *testing.T) {
 	h := New(domain, 1, NewVIPs())
 	h.Update(
@@ -123,7 +124,7 @@ func TestHeadlessOfClusters(t *testing.T) {
 		"db": "10.3.0.1 10.3.0.2 | 10.0.0.8 10.1.0.1 10.1.0.2", "db-0.db": "10.3.0.1", "db-3.db": "10.3.0.2", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2",
 	}
 	wantAt(t, h, Place{"far", ""}, far)
-	// What a client says of its network counts before that of its cluster.
+	// The network that a client claims counts before its cluster's network.
 	wantAt(t, h, Place{"west", "net2"}, map[string]string{
 		"db": "10.0.0.8 10.1.0.1 10.1.0.2 10.3.0.1 10.3.0.2", "db-0.db": "10.3.0.1", "db-3.db": "10.3.0.2", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2",
 	})

@@ -60,8 +60,8 @@ func portsAt(t *testing.T, h *Hosts, claimed Place, name string) string {
 	return strings.Join(words, " ")
 }
 
-// D22, D24, D25: the ports of a Service are those of the clusters whose addresses a client gets. A host
-// is headless for a client that gets endpoints only.
+// D22, D24, D25: a Service has the ports of the clusters whose addresses a client gets. A host is
+// headless for a client that gets endpoints only.
 func TestPortsOfClusters(t *testing.T) {
 	h := New(domain, 1, NewVIPs())
 	h.Update(

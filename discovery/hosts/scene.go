@@ -16,13 +16,13 @@ type Scene struct {
 	remote   bool    // there is more than one cluster
 }
 
-// place is where a cluster is; the zero value is that of a number that is free.
+// place is where a cluster is; a number that is free has the zero value.
 type place struct {
 	name, network string
 	used          bool
 }
 
-// newScene returns the scene of now.
+// newScene returns the current scene.
 func (h *Hosts) newScene() *Scene {
 	s := &Scene{sidecars: maps.Clone(h.sidecars), settings: h.mesh.Mesh, around: make([]place, len(h.clusters)), remote: h.remote > 0}
 	for i, c := range h.clusters {

@@ -13,8 +13,8 @@ import (
 // A Set has the hosts of one time, as changes have made them. The zero value has none.
 type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
-	// The hosts that a namespace may see in another way than others do: those with an exportTo that names it,
-	// and those that have a claim of one of its objects.
+	// The hosts that a namespace may see in another way than others do: hosts with an exportTo that
+	// names it, and hosts that one of its objects claims.
 	exported map[string]map[*export]bool
 	inside   map[string]map[string]*Host
 	exports  map[string]*export // by exportKeys.of
@@ -142,8 +142,8 @@ func (s *Set) Special(v *Viewer) iter.Seq[*Host] {
 	}
 }
 
-// exportedTo yields the lists of namespaces that an exportTo of the host, or of the one that it is an alias of, names. A
-// list may come twice, and none is empty.
+// exportedTo yields the lists of namespaces in exportTo of the host's claims, and of the claims to
+// the host that it is an alias of. A list may come twice, and none is empty.
 func (h *Host) exportedTo(yield func([]string) bool) {
 	for _, c := range h.allClaims() {
 		if list := c.exportTo.Namespaces; len(list) > 0 && !yield(list) {
@@ -161,7 +161,7 @@ func (h *Host) namespaces(yield func(string) bool) {
 	}
 }
 
-// allClaims returns the claims to the host, and those to the one that it is an alias of.
+// allClaims returns the claims to the host, and the claims to the host that it is an alias of.
 func (h *Host) allClaims() []*claim {
 	switch {
 	case h == nil:

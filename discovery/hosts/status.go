@@ -7,10 +7,10 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// Statuses returns the ServiceEntries of a source of the own cluster whose status must change, and the VIPs that it
-// should have: those that it has, if they count and belong to no other host, otherwise those of the
-// same host in other ServiceEntries, or the ones that are allocated here. If two hosts have one VIP,
-// one of them loses it, and gets another one with the next status.
+// Statuses returns the ServiceEntries of a source of the own cluster whose status must change, and
+// the VIPs that it should have: the VIPs in it, if they count and belong to no other host,
+// otherwise the VIPs of the same host in other ServiceEntries, or newly allocated ones. If two
+// hosts have one VIP, one of them loses it, and gets another one with the next status.
 func (h *Hosts) Statuses(source int) map[object.Key]object.VIPStatus {
 	owner := h.vipOwners()
 	out := map[object.Key]object.VIPStatus{}
@@ -27,7 +27,7 @@ func (h *Hosts) Statuses(source int) map[object.Key]object.VIPStatus {
 	return out
 }
 
-// vipsIn returns the VIPs in the status of a ServiceEntry, without those of other hosts.
+// vipsIn returns the VIPs in the status of a ServiceEntry, without the VIPs of other hosts.
 func vipsIn(e *object.ServiceEntry) []object.VIP {
 	var all []object.VIP
 	for _, host := range uniqueHosts(e) {

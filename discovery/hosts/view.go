@@ -35,7 +35,8 @@ type Base struct {
 	VIPs     bool
 	Sidecar  Limit
 	Place    Place
-	// all and own say which hosts without an exportTo are visible: all, or those of the namespace.
+	// all and own say which hosts without an exportTo are visible: all hosts, or the hosts of the
+	// namespace.
 	all, own bool
 }
 
@@ -259,7 +260,7 @@ func (v *Viewer) build(h *Host, visible []*claim, key *variantKey, target *Entry
 	return newEntry(mergeClaims(claims, h.alias))
 }
 
-// addrs returns the addresses of a claim for a client, with those of an alias that are near. Like
+// addrs returns the addresses of a claim for a client; of an alias also which are near. Like
 // istiod, it returns the addresses in a ServiceEntry to every client, whatever its families: their
 // author wants them used, and without them a client would resolve the name outside the mesh.
 func (v *Viewer) addrs(h *Host, c *claim, target *Entry) (near, addrs []netip.Addr) {

@@ -68,7 +68,7 @@ func DecodeVIPs(data []byte) (*VIPs, error) {
 	return v, nil
 }
 
-// Encode returns the VIPs as JSON, without those that cannot be given.
+// Encode returns the VIPs as JSON.
 func (v *VIPs) Encode() ([]byte, error) { return json.Marshal(v.byHost) }
 
 // Len returns the number of hosts that have a VIP, or had one before they were removed.
@@ -154,8 +154,8 @@ func (v *VIPs) update(c vipChange) vipResult {
 	return r
 }
 
-// allocate gives each host that wants one a slot: a free one or, if all are used, that of the host that
-// was removed first. What is left is looked up once for all of them.
+// allocate gives each host that wants one a slot: a free one or, if all are used, the slot of the
+// host that was removed first. The free and the removed slots are looked up once for all hosts.
 func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
 	free := vipUsable - len(v.bySlot) - len(v.claimed) // or more: claimed may have slots that are not usable
 	var removed []string
@@ -202,8 +202,8 @@ func (v *VIPs) remove(host string) vipHost {
 	return h
 }
 
-// mark marks the hosts that are no longer wanted, clears the mark of those that are wanted again,
-// and adds those that need a slot to wants.
+// mark marks the hosts that are no longer wanted, unmarks hosts that are wanted again, and adds
+// the hosts that need a slot to wants.
 func (v *VIPs) mark(wanted, wants map[string]bool, r *vipResult) {
 	removed := false
 	for host, want := range wanted {

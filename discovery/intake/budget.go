@@ -116,7 +116,7 @@ type remote struct {
 	conn *conn
 }
 
-// A Connection is that of a stream. The zero value is one that is not counted.
+// A Connection is a stream's connection. The zero value is not counted.
 type Connection struct{ conn *conn }
 
 // ConnectionOf returns the connection of the stream with a context.
@@ -137,7 +137,7 @@ func (c Connection) Address() netip.Addr {
 	return c.conn.address
 }
 
-// Read says that a handler has read a number of bytes.
+// Read counts bytes that a handler has read.
 func (c Connection) Read(n int) {
 	if c.conn != nil {
 		c.conn.budget.read(c.conn, n)

@@ -16,7 +16,7 @@ type Group[K comparable] struct {
 
 	mu      sync.Mutex
 	members map[K]*member
-	sweep   int // members beyond which those that hold nothing are forgotten
+	sweep   int // number of members from which members that hold nothing are removed
 }
 
 // A member is what is known of a member.
@@ -100,7 +100,7 @@ func NewPlaces(most, perAddress int) *Places {
 	}
 }
 
-// A Place is that of a client.
+// A Place is the place of one client.
 type Place struct {
 	places    *Places
 	address   netip.Addr
@@ -132,7 +132,8 @@ func (p *Place) Prove(namespace string) error {
 	return nil
 }
 
-// Unproven takes the place for a client that proves nothing. others says that there are also clients that do.
+// Unproven takes the place for a client that proves nothing. others is set if there are also
+// clients that prove their identity.
 func (p *Place) Unproven(others bool) error {
 	if err := p.take(); err != nil {
 		return err

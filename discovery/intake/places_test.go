@@ -13,7 +13,7 @@ import (
 )
 
 // pass lets time pass.
-func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // the clock is that of the bubble
+func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // the bubble's clock
 
 // A member of a group holds as much as it may, and takes as much again within a minute. Others do not matter to it.
 func TestGroup(t *testing.T) {

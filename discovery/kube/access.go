@@ -13,15 +13,15 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-// ErrNotInCluster says that the process does not run in a pod with a service account.
+// ErrNotInCluster is returned if the process does not run in a pod with a service account.
 var ErrNotInCluster = errors.New("not in a pod with a service account")
 
 // Access says how to reach an API server, and as which user.
 type Access struct{ config *rest.Config }
 
 // NewAccess returns the access that a kubeconfig file gives in its current context. With an empty
-// path it is that of the pod's service account, whose token is read again as it rotates; outside of
-// a pod the error is [ErrNotInCluster].
+// path it uses the pod's service account, whose token is read again as it rotates; outside of a pod
+// the error is [ErrNotInCluster].
 func NewAccess(path string) (*Access, error) {
 	config, err := load(path)
 	if err != nil {

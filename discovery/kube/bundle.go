@@ -219,7 +219,7 @@ type operation struct {
 	Value any    `json:"value,omitempty"`
 }
 
-// write patches the object, if it is the one that was seen.
+// write patches the object unless it has changed since it was seen.
 func (b *bundler) write(ctx context.Context, seen webhooks, patch []operation) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()

@@ -26,8 +26,8 @@ const (
 	recheck = time.Hour
 )
 
-// errOvertaken says that the Secret is not the one that was seen: another replica was first to write it,
-// or it was deleted.
+// errOvertaken is returned if the Secret has changed since it was seen: another replica was first
+// to write it, or it was deleted.
 var errOvertaken = errors.New("the Secret has changed")
 
 // Certificate keeps the certificate of the server in a Secret that all replicas share. A replica
@@ -175,8 +175,8 @@ func (c *Certificate) keep(ctx context.Context) {
 	}
 }
 
-// step uses the certificates in the Secret, and replaces those that are due. It returns when to take
-// the next step if the Secret does not change.
+// step uses the certificates in the Secret, and replaces the due ones. It returns when to take the
+// next step if the Secret does not change.
 func (c *Certificate) step(ctx context.Context) (due time.Time, err error) {
 	due = time.Now().Add(recheck)
 	all, ok := c.secret.all()
@@ -236,7 +236,7 @@ func (c *Certificate) parse(secret *corev1.Secret) (found *pki.Certificates, sto
 	return c.used, false, nil
 }
 
-// write creates the Secret, or changes the one that was seen.
+// write creates the Secret, or changes it unless it has changed since it was seen.
 func (c *Certificate) write(ctx context.Context, seen *corev1.Secret, certificates *pki.Certificates) error {
 	data, err := certificates.Data()
 	if err != nil {
@@ -304,7 +304,7 @@ func (c *Certificate) note(ctx context.Context, err error) {
 	}
 }
 
-// labels are those of the objects that are made.
+// labels returns the labels of the objects that nametap-discovery makes.
 func labels() map[string]string {
 	return map[string]string{"app.kubernetes.io/managed-by": "nametap-discovery"}
 }

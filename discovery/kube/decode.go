@@ -19,7 +19,8 @@ import (
 type slim struct {
 	object object.Object
 	errs   []object.Error // what is wrong with it is left out of the object
-	// version is that of the resource when the object became what it is, or was removed; 0 if unknown.
+	// version is the resource's version when the object became what it is, or was removed; 0 if
+	// unknown.
 	version uint64
 }
 

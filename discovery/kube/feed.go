@@ -25,8 +25,8 @@ type feed struct {
 	notify    func()     // called after each change, without the lock; must not block
 	selection *selection // of namespaces whose objects count; nil for all
 	structs   structs    // of the goroutine of the Reflector
-	// strict says that an object with errors is not used: its last good form stays, and nothing may be served before
-	// there is one.
+	// strict is set if an object with errors is not used: its last good form stays, and nothing may be
+	// served before there is one.
 	strict bool
 
 	mu      sync.Mutex
@@ -48,7 +48,7 @@ var (
 	_ cache.ReflectorBookmarkStore = (*feed)(nil)
 )
 
-// newFeed returns an empty feed of a resource, with all namespaces or those of a selection.
+// newFeed returns an empty feed of a resource, with all namespaces or the selected ones.
 func newFeed(what string, n *selection, cfg source.ObjectsConfig) *feed {
 	return &feed{
 		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, errs: map[object.Key][]object.Error{}, structs: structs{},
@@ -320,7 +320,7 @@ func (f *feed) copyTo(all map[object.Key]object.Object) {
 	maps.Copy(all, f.objects)
 }
 
-// status returns the state of the feed; h is that of its requests.
+// status returns the state of the feed; h is the health of its requests.
 func (f *feed) status(h *health) source.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -221,7 +221,8 @@ func TestSlowList(t *testing.T) {
 	})
 }
 
-// D60: a watch that an API server is too busy for goes on later: that API server is the one that has ended the last watch.
+// D60: a watch that an API server is too busy for goes on later: the same API server has ended the
+// last watch.
 func TestBusy(t *testing.T) {
 	s := &scripted{bookmarks: time.Minute, busy: 3}
 	s.follow(t, func(*health, *testlog.Buffer) {

@@ -28,7 +28,7 @@ func (r reading) settings() *object.Mesh {
 	return nil
 }
 
-// D11, D18: the settings of the mesh are those of the ConfigMap. A broken one is named, and its last
+// D11, D18: the settings of the mesh come from the ConfigMap. A broken one is named, and its last
 // good form stays.
 func TestMeshSettings(t *testing.T) {
 	t.Parallel()

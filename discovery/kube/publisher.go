@@ -173,9 +173,9 @@ func (p *publisher) note(err error, logged string) string {
 	return logged
 }
 
-// pass creates the ConfigMaps that are missing, and changes those that have other certificates. It returns when to
-// look again, and an error if a write has failed. Where another program writes the ConfigMap, too, there is a pause
-// between two writes.
+// pass creates missing ConfigMaps, and changes ConfigMaps with other certificates. It returns when
+// to look again, and an error if a write has failed. Where another program writes the ConfigMap,
+// too, there is a pause between two writes.
 func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
 	p.mu.Lock()
 	roots, unsure := p.roots, p.unsure

@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// The selectors of EndpointSlices. Those of headless Services have a label, which the API server
-// selects by. Slices that are written by hand, or by another controller, may lack it.
+// The selectors of EndpointSlices. The slices of headless Services have a label, which the API
+// server selects by. Slices that are written by hand, or by another controller, may lack it.
 const (
 	headlessSlices = "service.kubernetes.io/headless"
 	foreignSlices  = "!service.kubernetes.io/headless,endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io"
@@ -192,8 +192,8 @@ func metadataLister(r metadata.ResourceInterface, selector string) lister {
 	}
 }
 
-// servedVersion returns the version of a custom resource that the API server serves: of several, the one
-// that it prefers. The version that it prefers of the group may lack the resource.
+// servedVersion returns the version of a custom resource that the API server serves, the preferred
+// one if there are several. The preferred version of the group may lack the resource.
 func (c *clients) servedVersion(ctx context.Context, resource schema.GroupResource) (schema.GroupVersionResource, error) {
 	ask := func(path string, into any) error {
 		text, err := c.core.Get().AbsPath(path).SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
@@ -206,7 +206,7 @@ func (c *clients) servedVersion(ctx context.Context, resource schema.GroupResour
 	if err := ask("/apis/"+resource.Group, &group); err != nil {
 		return schema.GroupVersionResource{}, fmt.Errorf("asking for the versions of %s: %w", resource.Group, err)
 	}
-	for _, version := range group.Versions { // those that it prefers first
+	for _, version := range group.Versions { // preferred versions first
 		var list metav1.APIResourceList
 		if err := ask("/apis/"+version.GroupVersion, &list); err != nil {
 			return schema.GroupVersionResource{}, fmt.Errorf("asking for the resources of %s: %w", version.GroupVersion, err)

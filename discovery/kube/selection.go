@@ -34,7 +34,7 @@ type selection struct {
 	unwatch func() // ends the watch of labels; owned by the goroutine of run
 }
 
-// namespaces are those that count; nil for all. It does not change.
+// namespaces are the namespaces that count; nil for all. It does not change.
 type namespaces map[string]bool
 
 // have reports whether a namespace counts. Objects without a namespace always do.

@@ -101,8 +101,9 @@ func TestDiscoverySelectors(t *testing.T) {
 	}
 }
 
-// D13: after many changes of selectors, labels and objects, one right after the other, the objects of
-// the namespaces that count are there, and those of a namespace that always counts were never removed.
+// D13: after many changes of selectors, labels and objects, one right after the other, the objects
+// of the namespaces that count are there, and objects of a namespace that always counts were never
+// removed.
 func TestSelectionFollowsEverything(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(5) {

@@ -118,8 +118,8 @@ func (r *running) want(objects ...string) reading {
 	return got
 }
 
-// D6, D7, D8: of EndpointSlices, those of headless Services and those that other controllers
-// write are read. Nothing else is asked for.
+// D6, D7, D8: of EndpointSlices, only slices of headless Services and slices written by
+// other controllers are read. Nothing else is requested.
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	a := fakekube.Start(t)

@@ -138,7 +138,7 @@ func (w *Writer) round(ctx context.Context) error {
 	return failure
 }
 
-// errOutdated says that a ServiceEntry is not the one that the VIPs were computed for.
+// errOutdated is returned if a ServiceEntry has changed since its VIPs were computed.
 var errOutdated = errors.New("the object has changed")
 
 // write writes the VIPs of a ServiceEntry, if it still is what is known of it.

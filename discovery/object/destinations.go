@@ -63,8 +63,8 @@ func (d Destination) Compare(other Destination) int {
 type Destinations struct{ text unique.Handle[string] }
 
 // NewDestinations returns where connections to the hosts of a ServiceEntry lead. Ports for UDP and
-// those without a number are left out. Endpoints count if the resolution says that connections go to
-// them.
+// ports without a number are left out. Endpoints count if connections go to them by the
+// resolution.
 func NewDestinations(resolution string, ports []EntryPort, endpoints []EntryEndpoint) Destinations {
 	switch resolution {
 	case ResolutionStatic, ResolutionDNS, ResolutionRoundRobin:

@@ -42,8 +42,8 @@ func (e Error) Error() string {
 	return s + ": " + e.Msg
 }
 
-// AppendError appends an error to those of the same object, unless it is among them. It names the first ones only, and
-// says that there are others.
+// AppendError appends an error to the errors of the same object, unless it is among them. It names
+// the first errors only, and mentions that there are more.
 func AppendError(errs []Error, e Error) []Error {
 	if len(errs) > maxErrors {
 		return errs

@@ -18,7 +18,7 @@ type Mesh struct {
 	Selectors []string
 }
 
-// Or returns the settings, with those of other where they are not set.
+// Or returns the settings; settings that are not set are taken from other.
 func (m Mesh) Or(other Mesh) Mesh {
 	if m.RootNamespace == "" {
 		m.RootNamespace = other.RootNamespace
@@ -32,8 +32,8 @@ func (m Mesh) Or(other Mesh) Mesh {
 	return m
 }
 
-// Shows says which hosts without an exportTo clients in a namespace see: all of them, or those of
-// their own namespace.
+// Shows says which hosts without an exportTo clients in a namespace see: all hosts, or the hosts
+// of their own namespace.
 func (m Mesh) Shows(namespace string) (all, own bool) {
 	switch {
 	case len(m.ExportTo) == 0 || slices.Contains(m.ExportTo, exportToPublic):

@@ -81,7 +81,7 @@ type Service struct {
 	ExternalName    string // the host that the Service stands for, without a trailing dot; empty for other types
 	Headless        bool
 	ClusterIPs      []netip.Addr
-	Ports           Ports // of a headless Service, those of the Pods that it selects, if their numbers are known
+	Ports           Ports // of a headless Service, the ports of the Pods that it selects, if their numbers are known
 	Selector        map[string]string
 	PublishNotReady bool
 	HeadlessScope   HeadlessScope
@@ -94,8 +94,8 @@ type HeadlessScope uint8
 
 // The scopes of headless Services.
 const (
-	ScopeNetwork HeadlessScope = iota + 1 // those in the network of the endpoints
-	ScopeCluster                          // those of the cluster of the endpoints
+	ScopeNetwork HeadlessScope = iota + 1 // clients in the network of the endpoints
+	ScopeCluster                          // clients in the cluster of the endpoints
 )
 
 // MarshalText returns the name of the scope.
@@ -151,7 +151,7 @@ func NewImportedSlice(labels map[string]string) *ImportedSlice {
 type ServiceImport struct {
 	Headless bool
 	IPs      []netip.Addr
-	Ports    Ports // of the Service; those of a headless one are in its slices
+	Ports    Ports // of the Service; a headless Service's slices have the endpoints' ports
 }
 
 // Endpoint is one endpoint of a slice.
@@ -185,6 +185,6 @@ type ServiceEntry struct {
 	// VIPs are the automatic VIPs that a controller has written to the status, by host as it is in
 	// Hosts.
 	VIPs map[string][]netip.Addr
-	// StaleVIPs says that the status has VIPs of other hosts, or something that is no VIP, too.
+	// StaleVIPs is set if the status also has VIPs of other hosts, or something that is no VIP.
 	StaleVIPs bool
 }

@@ -21,8 +21,8 @@ type Sidecar struct {
 
 // EgressHost is a host, or several, of one namespace or of all.
 type EgressHost struct {
-	Namespace string // "*" for all, "." for that of the workload
-	Host      string // in lower case; "*" for all, "*.suffix" for those that end so
+	Namespace string // "*" for all, "." for the workload's
+	Host      string // in lower case; "*" for all, "*.suffix" for hosts with the suffix
 }
 
 const anything = "*"
@@ -41,7 +41,7 @@ func ParseEgressHost(text string) (h EgressHost, ok bool, err error) {
 	return EgressHost{from, host}, true, nil
 }
 
-// Selects reports whether labels have all those of a selector.
+// Selects reports whether labels have all labels of a selector.
 func Selects(selector, labels map[string]string) bool {
 	for name, value := range selector {
 		if got, ok := labels[name]; !ok || got != value {
@@ -88,8 +88,9 @@ func (s *Sidecar) NewEgress() *Egress {
 	return e
 }
 
-// Shows reports whether a workload sees a host of a namespace. The host may be in any case. workload is
-// the workload's namespace, which is that of the Sidecar unless it is the default of all namespaces.
+// Shows reports whether a workload sees a host of a namespace. The host may be in any case.
+// workload is the workload's namespace, which is the Sidecar's namespace unless the Sidecar is the
+// default of all namespaces.
 func (e *Egress) Shows(workload, namespace, host string) bool {
 	if e == nil {
 		return true

@@ -12,7 +12,7 @@ import (
 	"slices"
 )
 
-// The keys of the data of a Secret. Those of the server are the ones of the type kubernetes.io/tls.
+// The keys of the data of a Secret. The server's keys are the keys of the type kubernetes.io/tls.
 const (
 	keyCertificate  = "tls.crt"
 	keyPrivate      = "tls.key"
@@ -26,10 +26,10 @@ const (
 	blockKey         = "PRIVATE KEY"
 )
 
-// ErrForeign says that data was made by another program.
+// ErrForeign is returned for data that another program made.
 var ErrForeign = errors.New("nametap-discovery has not made it")
 
-// Certificates are those that replicas share. A value never changes. Make one with [Policy.Renewed] or
+// Certificates are shared by the replicas. A value never changes. Make one with [Policy.Renewed] or
 // [Parse].
 type Certificates struct {
 	authorities []authority // in the order of their ends
@@ -77,8 +77,8 @@ func (c *Certificates) Data() (map[string][]byte, error) {
 	}, nil
 }
 
-// Parse returns the certificates in the data of a Secret, or nil if there is no data. The error wraps
-// [ErrForeign] if the data is that of another program.
+// Parse returns the certificates in the data of a Secret, or nil if there is no data. The error
+// wraps [ErrForeign] if another program made the data.
 func Parse(data map[string][]byte) (*Certificates, error) {
 	if len(data) == 0 {
 		return nil, nil //nolint:nilnil // documented
@@ -112,7 +112,8 @@ func (c *Certificates) signedBy(a authority) bool {
 	return c.server.Leaf.CheckSignatureFrom(a.certificate) == nil
 }
 
-// parseAuthorities returns the authorities in PEM. keys holds the keys of those that may sign.
+// parseAuthorities returns the authorities in PEM. keys holds the keys of the authorities that
+// may sign.
 func parseAuthorities(certificates, keys []byte) ([]authority, error) {
 	var all []authority
 	for _, der := range decode(blockCertificate, certificates) {

@@ -1,5 +1,5 @@
-// Package pki makes the certificates that replicas of nametap-discovery share: that of the server,
-// and those of the authorities that sign it and that agents trust.
+// Package pki makes the certificates that replicas of nametap-discovery share: the server's
+// certificate, and the certificates of the authorities that sign it and that agents trust.
 //
 //  1. certificates.go has the certificates as one value, and its form in the data of a Secret.
 //  2. policy.go decides what is due at a time. It is a pure function.

@@ -103,8 +103,8 @@ func TestData(t *testing.T) {
 	}
 }
 
-// A certificate gets the names that a replica misses and keeps those that another one wants, until it
-// is due.
+// A certificate gets the names that a replica misses. It keeps the names that another replica wants
+// until it is due.
 func TestNames(t *testing.T) {
 	c := renewed(t, policy("a.test"), nil, epoch)
 	c = renewed(t, policy("b.test"), c, epoch.Add(day))

@@ -15,7 +15,7 @@ import (
 
 const (
 	day = 24 * time.Hour
-	// authorityLife is that of istiod's authority, too.
+	// authorityLife equals the life of istiod's authority.
 	authorityLife = 3650 * day
 	// serverLife leaves 30 days, from two thirds on, to notice that no replica can renew it.
 	serverLife = 90 * day

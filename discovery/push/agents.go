@@ -23,12 +23,12 @@ type Agent struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	ID        string `json:"id"`
-	// Address is where the connection comes from. TLS says that the client has proven its identity.
+	// Address is where the connection comes from. TLS is set if the client has proven its identity.
 	Address string `json:"address"`
 	TLS     bool   `json:"tls"`
 	// Software is the name and the version of the client's program, if it sends them.
 	Software string `json:"software"`
-	// Mode says what a change sends: "hosts" or "whole". Variant is that of ADS.
+	// Mode is what a change sends: "hosts" or "whole". Variant is the ADS variant.
 	Mode    string `json:"mode"`
 	Variant string `json:"variant"`
 	// View describes the clients that see the same hosts.
@@ -42,7 +42,8 @@ type Agent struct {
 	Digest       string `json:"digest"`
 	ServedDigest string `json:"servedDigest"`
 	Hosts        int    `json:"hosts"`
-	// Current says that both are equal. Behind says that they are not, for longer than pushes take.
+	// Current is set if both are equal. Behind is set if they have differed for longer than pushes
+	// take.
 	Current bool       `json:"current"`
 	Behind  bool       `json:"behind"`
 	State   AgentState `json:"state"`
@@ -64,16 +65,16 @@ type AgentState string
 // The states of clients.
 const (
 	StateWaiting      AgentState = "waiting"      // it has requested no table, or there is none for it yet
-	StateCurrent      AgentState = "current"      // it has the table of now
+	StateCurrent      AgentState = "current"      // it has the current table
 	StateUpdating     AgentState = "updating"     // it was sent a push, or will be, less than behindAfter ago
 	StateUnanswered   AgentState = "unanswered"   // it has not answered the last push for longer
-	StateUnsent       AgentState = "unsent"       // it was not sent the table of now for longer
+	StateUnsent       AgentState = "unsent"       // it was not sent the current table for longer
 	StateRejected     AgentState = "rejected"     // it has rejected the last push that it has answered
 	StateUnsubscribed AgentState = "unsubscribed" // it wants no table
 )
 
-// behindAfter is how long a client may be without the table of now before it is called behind. With 10,000 clients, a push to all
-// takes less than a second.
+// behindAfter is how long a client may be without the current table before it is called behind.
+// With 10,000 clients, a push to all takes less than a second.
 const behindAfter = 10 * time.Second
 
 // The modes of clients, as `nametap status` calls them.
@@ -82,9 +83,9 @@ const (
 	modeWhole = "whole"
 )
 
-// Agents returns the state of the clients that have a stream, of one namespace or, if that is "", of all, sorted by namespace,
-// name, and how long they have been connected. Each state is read when the caller takes it: pushes wait for that of a
-// client at most, never for the caller.
+// Agents returns the state of the clients that have a stream, of one namespace or, if that is "",
+// of all, sorted by namespace, name, and how long they have been connected. Each state is read when
+// the caller takes it: a push waits while one client's state is read, never for the caller.
 func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 	return func(yield func(Agent) bool) {
 		for _, one := range s.streams.sorted(namespace) {
@@ -256,8 +257,8 @@ func (s *session) stateOfTable(a *Agent) (open bool) {
 	return true
 }
 
-// judgeLocked returns the state of a client that has requested its table, and has that of now if current is set. woken is when a
-// change came that it was not sent, if there is one.
+// judgeLocked returns the state of a client that has requested its table; current is set if it has
+// the current one. woken is when a change came that it was not sent, if there is one.
 func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState {
 	r := &s.record
 	switch {

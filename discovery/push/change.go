@@ -22,8 +22,8 @@ const (
 type position struct {
 	at      generation
 	missing digest.Set
-	// rejected says that the client has rejected the table with the checksum sum. It is sent its whole table, but
-	// not before that has changed: it might reject that, too.
+	// rejected is set if the client has rejected the table with the checksum sum. It is sent its whole
+	// table, but only after the table has changed: it might reject the same content again.
 	rejected bool
 	sum      digest.Sum
 }
@@ -80,7 +80,8 @@ func (r *recent) add(changes []hosts.HostChange) {
 	}
 }
 
-// weight returns about how many bytes changed hosts have. What was before is that of an earlier change.
+// weight returns about how many bytes changed hosts have. It leaves out their previous content,
+// which an earlier change counts.
 func weight(changes []hosts.HostChange) (n int) {
 	for _, c := range changes {
 		n += c.New.Weight()
@@ -108,8 +109,8 @@ func (r *recent) since(g generation) *hosts.Span {
 // A delta is what a base, or a view, sees of a span.
 type delta struct {
 	entries []seen
-	added   mem.Buffer // those of entries that are
-	removed []byte     // those of entries that are not any more: fields of a Change
+	added   mem.Buffer // the entries that exist now
+	removed []byte     // the removed entries, as fields of a Change
 }
 
 // seen is an entry that has changed; now is nil if it was removed.
@@ -187,8 +188,9 @@ func (r *recent) seenBy(v *view, g generation, own []hosts.HostChange, complete 
 	return d
 }
 
-// nextChangeLocked returns what leads a client that merges hosts to the table of now. It returns nil if the
-// client has that already, or has rejected it, unless the client has to be sent something.
+// nextChangeLocked returns what leads a client that merges hosts to the current table. It returns
+// nil if the client has that already, or has rejected it, unless the client has to be sent
+// something.
 func (t *tables) nextChangeLocked(s *session) *resource {
 	v, p := s.view, s.position
 	sum := v.sum()

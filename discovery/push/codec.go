@@ -7,8 +7,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Field numbers of the messages that are encoded here. Those of both responses are equal, as far as they
-// have the same fields.
+// Field numbers of the messages that are encoded here. Both responses number the fields that they
+// share equally.
 const (
 	fieldVersion = 1
 	fieldTypeURL = 4
@@ -18,8 +18,8 @@ const (
 
 	fieldResVersion = 1
 
-	// fieldInner is that of what a message is made around: the resources of a response, the resource of a
-	// Resource, the value of an Any.
+	// fieldInner is the field with the content of a message: the resources of a response, the resource
+	// of a Resource, the value of an Any.
 	fieldInner = 2
 )
 
@@ -51,8 +51,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 // An encodedResponse is a DiscoveryResponse or a DeltaDiscoveryResponse.
 type encodedResponse mem.BufferSlice
 
-// encode returns the response in the incremental variant, or in that of state-of-the-world. The nonce is last: a
-// client that knows it has received the whole response.
+// encode returns the response in the incremental or the state-of-the-world variant. The nonce is
+// last: a client that knows it has received the whole response.
 func (p *response) encode(delta bool) encodedResponse {
 	own := appendString(make([]byte, 0, 320), fieldVersion, p.version)
 	own = appendString(own, fieldTypeURL, TypeURL)

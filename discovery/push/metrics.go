@@ -22,7 +22,7 @@ type metrics struct {
 	differ   prometheus.CounterFunc
 }
 
-// newMetrics returns the metrics; differences is that of [Service].
+// newMetrics returns the metrics; differences is the method of [Service].
 func newMetrics(differences func() uint64) *metrics {
 	counters := func(name, help, label string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{

@@ -51,14 +51,15 @@ type subscriber struct {
 	view             hosts.View
 	labels           hosts.Labels
 	cluster, network string // that the client claims to be in; may be empty
-	// mergesHosts says that the client is sent changes. digests are those of the hosts that it has, nil if it
-	// has none; revision is that of its last change.
+	// mergesHosts is set if the client is sent changes. digests are the digests of its hosts, nil if
+	// it has none; revision is the revision of its last change.
 	mergesHosts bool
 	digests     *digest.Digests
 	revision    []byte
 }
 
-// Bounds of what is kept of a client as long as its stream lives, in bytes. Kubernetes has those of names.
+// Bounds of what is kept of a client as long as its stream lives, in bytes. Names have Kubernetes'
+// bounds.
 const (
 	maxRevision = 1 << 10 // revisions are shorter
 	maxName     = 253
@@ -88,7 +89,7 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	captures, asks := meta.flag(metaDNSCapture, true), meta.flag(metaAutoAllocate, false)
 	v.VIPs = captures && asks
 	if v.Namespace == "" {
-		// The name of a pod may contain dots, that of a namespace may not.
+		// The name of a pod may contain dots, the name of a namespace may not.
 		if i := strings.LastIndexByte(parts[2], '.'); i >= 0 {
 			v.Namespace = parts[2][i+1:]
 		}
@@ -123,8 +124,9 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	return client, nil
 }
 
-// software returns the name and the version of the program of a client. Istio's agent sends those of its Envoy, and its
-// own version as metadata. What it says is only shown, so nothing is refused.
+// software returns the name and the version of the program of a client. Istio's agent sends the
+// name and version of its Envoy, and its own version as metadata. What it says is only shown, so
+// nothing is refused.
 func software(node *corev3.Node) string {
 	name, version := node.GetUserAgentName(), node.GetUserAgentVersion()
 	if own := node.GetMetadata().GetFields()[metaIstioVersion].GetStringValue(); version == "" && own != "" {

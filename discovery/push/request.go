@@ -37,7 +37,7 @@ type Request struct {
 	nonce        string // of the push that it answers; empty for none
 	rejected     bool   // it rejects that push
 	reason       string // why
-	names        bool   // it names resources: the requested ones, in the incremental variant those that are added
+	names        bool   // it names resources: the requested ones, in the incremental variant the added ones
 	removesAll   bool   // it removes the wildcard
 	removesTable bool   // it removes the resource without a name
 	version      string // of the resource without a name that the client has at the start of an incremental stream

@@ -129,7 +129,8 @@ func (t *tables) shardLocked(v *view, shard int) mem.Buffer {
 	return b
 }
 
-// A shardID identifies the entries of a shard: those of a base or a view since they changed last.
+// A shardID identifies the entries of a shard, as a base or a view has them since they changed
+// last.
 type shardID struct {
 	of      *identity
 	shard   int

@@ -55,7 +55,7 @@ type Config struct {
 	Room func() error
 	// Replica names this replica in what is shown of clients.
 	Replica string
-	// Comparable says that replicas with the same revision have the same objects.
+	// Comparable is set if replicas with the same revision have the same objects.
 	Comparable bool
 	// Behind reports whether what is served may be older than a revision, of this replica or of another one, that
 	// a client has had since a time. It does so until it is known that there is nothing later. nil means that it never

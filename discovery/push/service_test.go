@@ -42,7 +42,7 @@ func TestStreamWaitsForFirstReading(t *testing.T) {
 						close(served)
 						return nil
 					})
-					if err != context.Canceled { //nolint:errorlint // that of the function
+					if err != context.Canceled { //nolint:errorlint // the function's own error
 						t.Error(err)
 					}
 				}()

@@ -157,7 +157,7 @@ func (s *session) identify(node *corev3.Node) error {
 	return nil
 }
 
-// push sends what has changed. An error says that the stream has ended.
+// push sends what has changed. It returns an error if the stream has ended.
 func (s *session) push() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -37,7 +37,7 @@ type tables struct {
 	revision  []byte // of the objects, see [Service.Update]
 	bases     map[hosts.Base]*base
 	shards    cache[shardID, mem.Buffer]
-	resources cache[resourceID, *resource] // of the table of now
+	resources cache[resourceID, *resource] // of the current table
 	made      uint64                       // resources that were encoded
 }
 
@@ -53,7 +53,7 @@ func newTables(all *hosts.Hosts) *tables {
 func (t *tables) now() time.Duration { return time.Since(t.began) }
 
 // WaitFor sets the reason that is sent to clients while there is no table; an empty string
-// says that there is one.
+// means that there is one.
 func (s *Service) WaitFor(why string) {
 	s.tables.mu.Lock()
 	defer s.tables.mu.Unlock()
@@ -247,8 +247,8 @@ func (t *tables) followLocked(c *change) (woken []*session) {
 	return woken
 }
 
-// wakeLocked appends the sessions of a view that has changed. Those that have the last table but one, which came with
-// the generation before, then have that of the last generation: nothing has changed for them in between.
+// wakeLocked appends the sessions of a view that has changed. A session at the generation before,
+// or later, goes on to the last generation: nothing has changed for it in between.
 func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*session {
 	now := t.now()
 	for s := range v.sessions {
@@ -303,8 +303,9 @@ func (s *session) viewer(scene *hosts.Scene) hosts.Viewer {
 	return scene.Viewer(v)
 }
 
-// join gives a session its view. It reports false if the client has another table than this replica, although
-// it comes from a replica with the same revision. The error says that there is no view yet.
+// join gives a session its view. It reports false if the client has another table than this
+// replica, although it comes from a replica with the same revision. It returns an error if there is
+// no view yet.
 func (t *tables) join(s *session) (same bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -416,7 +417,7 @@ func (t *tables) answered(s *session, version string, rejected bool) {
 		s.accepted = version
 		return
 	}
-	// If the table has changed since that push, the client is sent the table of now.
+	// If the table has changed since that push, the client is sent the current table.
 	s.position = position{at: t.recent.now, missing: digest.All(), rejected: version == s.view.version(), sum: s.view.sum()}
 }
 
@@ -427,8 +428,9 @@ func (t *tables) forget(s *session) {
 	s.position = position{at: t.recent.now, missing: digest.All()}
 }
 
-// next returns what the client of a session does not have; nil if it has everything. made says that it was encoded for
-// this session, is large, and that clients in other namespaces cannot share it. The caller holds session.mu.
+// next returns what the client of a session does not have; nil if it has everything. made is set if
+// the resource was encoded for this session, is large, and cannot be shared with clients in other
+// namespaces. The caller holds session.mu.
 func (t *tables) next(s *session) (r *resource, version string, made bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

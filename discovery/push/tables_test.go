@@ -17,7 +17,7 @@ import (
 
 // pass lets time pass, and all goroutines of the bubble do what they do then.
 func pass(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // the clock is that of the bubble
+	time.Sleep(d) //nolint:forbidigo // the bubble's clock
 	synctest.Wait()
 }
 
@@ -62,7 +62,7 @@ func TestViewsAreDropped(t *testing.T) {
 		if got := views(); got != 1 {
 			t.Errorf("%d views of 1 namespace", got)
 		}
-		for i := range maxUnused + 10 { // those that were dropped count no more
+		for i := range maxUnused + 10 { // dropped shards count no more
 			join(t, s, fmt.Sprint("m", i), mergeHosts).end()
 		}
 		if got := views(); got != 1+maxUnused {
@@ -75,7 +75,7 @@ func TestViewsAreDropped(t *testing.T) {
 	})
 }
 
-// D31: the encoded shards of a table are kept once, and those that have changed are dropped.
+// D31: the encoded shards of a table are kept once; a changed shard is dropped.
 func TestEncodedShardsAreDropped(t *testing.T) {
 	s := newService()
 	private := service("shop", "private", "10.0.0.2")
@@ -176,8 +176,8 @@ func TestRejectedChange(t *testing.T) {
 	}
 }
 
-// D41: a client that rejects a change after the table has changed again is sent the table of now: the one that
-// it has rejected is not served any more.
+// D41: a client that rejects a change after the table has changed again is sent the current table:
+// the rejected one is not served any more.
 func TestRejectionOfAnOldChange(t *testing.T) {
 	s := newService()
 	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1")}})

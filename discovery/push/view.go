@@ -145,7 +145,7 @@ func (v *view) difference(h *hosts.Host) shift {
 		return shift{}
 	}
 	s := shiftOf(h.Key, v.base.viewer.Entry(h), v.viewer.Entry(h))
-	s.shard = 0 // that of the host
+	s.shard = 0 // the host's shard
 	return s
 }
 

@@ -7,7 +7,7 @@ import (
 
 // An Outbox passes the readings of a [Source] from its goroutine to the control plane.
 type Outbox struct {
-	// Changed is that of the source's configuration.
+	// Changed is called after every change, as the source's configuration says.
 	Changed func()
 
 	mu      sync.Mutex

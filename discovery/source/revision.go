@@ -43,10 +43,11 @@ func (h *Heard) Add(upTo uint64, from time.Time) {
 	h.upTo, h.from = append(h.upTo, upTo), append(h.from, from)
 }
 
-// Lacks reports whether the API server may have something of a resource that was not heard, as a revision says that was
-// known at a time. A list that began later, which has the newest state, shows that it has not: the revision is of
-// another API server, of a time before etcd was restored, or invented. Revisions of different releases, which may read
-// other resources, are not compared.
+// Lacks reports whether the API server may have a change of a resource that was not heard yet,
+// because a revision names it that was known at a time. It does not if a list that began later, and
+// so has the newest state, lacks the change: then the revision is of another API server, of a time
+// before etcd was restored, or invented. Revisions of different releases, which may read other
+// resources, are not compared.
 func (h Heard) Lacks(resource int, r Revision, known time.Time) bool {
 	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(known)
 }

@@ -32,21 +32,21 @@ type Source interface {
 
 // A Reading is what has changed in a [Source], and what is known of it now.
 type Reading struct {
-	// Changes are what has changed since the last reading. Those of the own cluster have no Source: the
-	// control plane numbers its sources.
+	// Changes are what has changed since the last reading. Changes of the own cluster have no Source:
+	// the control plane numbers its sources.
 	Changes []hosts.Change
-	Errors  []object.Error // all of now, sorted
+	Errors  []object.Error // all current ones, sorted
 	Notes   []string       // why objects without errors make no host, sorted
 	Kept    int            // objects in use in their last good form, or as they were saved
 	// Waiting says why the reading must not be the first one that is served; empty if it may, once Read is set.
 	Waiting string
-	// Read says that all objects were read once, or that this has failed and is not expected to end soon.
-	// Streams wait for that, for a moment.
+	// Read is set once all objects were read, or once reading has failed in a way that is not expected
+	// to end soon. Streams wait for that, for a moment.
 	Read bool
 	// Missing says why clusters have no objects in use, by name.
 	Missing map[string]string
-	// Changed is the state of the API server at which the objects became what they are, Heard the one
-	// that they are known to be up to date with; nil and zero for other sources.
+	// Changed is the state of the API server at which the objects became what they are, Heard the
+	// state up to which they are known to be complete; nil and zero for other sources.
 	Changed Revision
 	Heard   Heard
 }
@@ -120,7 +120,7 @@ type Status struct {
 	Cluster  string `json:"cluster,omitempty"` // empty for the control plane's own one
 	Resource string `json:"resource"`
 	Objects  int    `json:"objects"`
-	// Synced says that all objects were read once, or that the API server does not have the resource.
+	// Synced is set if all objects were read once, or if the API server does not have the resource.
 	Synced bool `json:"synced"`
 	// Heard is when the API server last sent something about the resource; the zero time if never.
 	Heard time.Time `json:"heard"`
@@ -150,8 +150,8 @@ type ClustersConfig struct {
 	Own string
 	// TokenAudience is the audience of the tokens that clients of the clusters have.
 	TokenAudience string
-	// Wait is how long [Reading.Waiting] says that a cluster is missing, since it was first named. After a
-	// quarter of that its saved objects are used, if there are any.
+	// Wait is how long [Reading.Waiting] names a missing cluster, from when the cluster was first
+	// named. After a quarter of that time its saved objects are used, if there are any.
 	Wait time.Duration
 	// State is the directory in which the last objects of each cluster are saved; nil for none.
 	State *statedir.Dir
@@ -175,7 +175,7 @@ type Clusters interface {
 
 // CertificateConfig configures a [Certificate].
 type CertificateConfig struct {
-	// Namespace and Name are those of the Secret.
+	// Namespace and Name name the Secret.
 	Namespace, Name string
 	// DNSNames are the names of the server.
 	DNSNames []string
