@@ -104,7 +104,7 @@ func (b *forwardBench) start(ctx context.Context) error {
 	return nil
 }
 
-// measureAll measures every server once a round. The one that begins changes.
+// measureAll measures every server once a round. Each round begins with another server.
 func (b *forwardBench) measureAll(ctx context.Context) error {
 	servers := b.results.Servers
 	for round := range b.rounds {

@@ -14,8 +14,8 @@ import (
 	"github.com/nametap/nametap/bench/report"
 )
 
-// Names of the figures of pushes. Those of the sink, the client that only receives,
-// end in sinkSuffix.
+// Names of the figures of pushes. The names for the sink, the client that only
+// receives, end in sinkSuffix.
 const (
 	firstPush  = "first_push_ms"
 	onePush    = "one_changed_push_ms"

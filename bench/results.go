@@ -37,7 +37,7 @@ type serverResults struct {
 	Title   string         `json:"title"`
 	Version string         `json:"version,omitempty"`
 	Figures report.Figures `json:"figures"`
-	// OverEcho are the figures divided by those of the echo in the same round.
+	// OverEcho are the figures divided by the echo's in the same round.
 	OverEcho report.Figures `json:"over_echo,omitempty"`
 }
 
@@ -107,7 +107,7 @@ func (r *results) note(format string, args ...any) {
 	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
 }
 
-// compare divides the figures of all servers by those of the echo.
+// compare divides the figures of all servers by the echo's.
 func (r *results) compare() {
 	echo := r.of(lab.EchoName)
 	for _, s := range r.Servers {

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 }
 
 // With a real nametap-discovery, over TLS, agents that connect again, that are slow and that
-// move between replicas have the table of the server. The figures are those of a small run.
+// move between replicas have the table of the server. The figures come from a small run.
 func TestExperiments(t *testing.T) { // D34
 	built, err := process.Build("nametap-discovery")
 	if err != nil {
@@ -72,7 +72,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// Certificates are those of the authority, and name who has them.
+// The authority signs the certificates, and they name their owners.
 func TestCertificates(t *testing.T) {
 	c, err := newCertificates(t.TempDir(), []string{"shop"})
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 // serverName is the name in the certificate of the control planes.
 const serverName = "nametap-discovery"
 
-// certificates are those of a run: an authority, which signs the certificates of control planes and of
-// agents. All agents of a namespace have the same one.
+// certificates are the certificates of a run: an authority, which signs the certificates of control
+// planes and of agents. All agents of a namespace share one.
 type certificates struct {
 	authority *x509.Certificate
 	key       *ecdsa.PrivateKey

@@ -142,7 +142,7 @@ func (b *bench) measureTargets(ctx context.Context) error {
 	return nil
 }
 
-// raiseLimit lets the process, and those that it starts, have n open files.
+// raiseLimit lets the process, and processes that it starts, have n open files.
 func raiseLimit(n int) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A remote edits ServiceEntries of a real API server: their addresses can change, which those of Services
+// A remote edits ServiceEntries of a real API server: their addresses can change, a Service's
 // cannot.
 type remote struct {
 	client     *http.Client
@@ -22,7 +22,7 @@ type remote struct {
 // remoteHosts is the number of ServiceEntries.
 const remoteHosts = 8
 
-// entriesPath is that of the ServiceEntries.
+// entriesPath is the path of the ServiceEntries.
 const entriesPath = "/apis/networking.istio.io/v1/namespaces/default/serviceentries"
 
 // newRemote creates the ServiceEntries, unless they exist.

@@ -17,7 +17,7 @@ type figure struct {
 	Value float64 `json:"value"`
 }
 
-// figures are those of an experiment with one control plane.
+// figures are the figures of an experiment with one control plane.
 type figures struct {
 	Experiment string   `json:"experiment"`
 	Plane      string   `json:"plane"`
@@ -97,8 +97,8 @@ func (r *reported) print(o options) error {
 	return nil
 }
 
-// tables returns a table for each experiment, with a column for each control plane and, from the second
-// on, one that says how many times its figure that of the first is.
+// tables returns a table for each experiment, with a column for each control plane. From the second
+// control plane on, a further column has its figure divided by the first one's.
 func (r *reported) tables() []report.Table {
 	var all []report.Table
 	byName := map[string][]*figures{}

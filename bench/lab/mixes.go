@@ -12,7 +12,7 @@ import (
 
 // A Mix is one kind of query, with a query for every host.
 type Mix struct {
-	// Name is also that of the file with the queries.
+	// Name is also the name of the file with the queries.
 	Name, What string
 	// wildcards selects the wildcards instead of the Services.
 	wildcards bool

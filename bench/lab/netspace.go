@@ -49,7 +49,7 @@ func enterNetspace() error {
 }
 
 // Do calls f in the namespace. Processes and sockets that f starts and opens are in the
-// namespace, except those of goroutines that f starts.
+// namespace, except in goroutines that f starts.
 func (n *Netspace) Do(f func() error) error {
 	done := make(chan error, 1)
 	n.work <- func() { done <- f() }

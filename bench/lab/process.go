@@ -19,7 +19,7 @@ type Command struct {
 	Argv []string
 	// Core is the processor that it is bound to; empty means all.
 	Core string
-	// User is its uid and gid; 0 means those of bench.
+	// User is its uid and gid; 0 means bench's.
 	User uint32
 	// stdin and stdout may be nil: input is then empty, and output goes to the log.
 	stdin  io.Reader

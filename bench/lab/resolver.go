@@ -19,8 +19,8 @@ type Manner struct {
 	tcp, fresh bool
 }
 
-// Manners are those of the C library's resolver, of a resolver that keeps its socket, and
-// of a program that retries over TCP after a truncated answer.
+// Manners are the manners of the C library's resolver, of a resolver that keeps its
+// socket, and of a program that retries over TCP after a truncated answer.
 func Manners() []Manner {
 	return []Manner{
 		{What: "UDP, a new socket for each query", fresh: true},

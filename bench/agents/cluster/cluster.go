@@ -20,7 +20,7 @@ type Cluster struct {
 	changed chan struct{} // closed at the next edit
 }
 
-// A state is that of a Service.
+// A state is the state of a Service.
 type state struct {
 	edits   int
 	removed bool

@@ -34,7 +34,7 @@ type agent struct {
 	conn     net.Conn   // nil while there is none
 	server   int        // to which conn leads
 	table    *table     // nil before the first change, and in other modes
-	current  digest.Sum // of the last change; that of table, unless it is not known
+	current  digest.Sum // after the last change; the sum of table, unless table is not known
 	revision []byte
 	raw      map[string][]byte // the resources of a full agent in other modes than Hosts, by name
 	pushed   time.Time         // when the last push was received
@@ -185,9 +185,10 @@ func (a *agent) take(now time.Time, skimmed bool) error {
 	return nil
 }
 
-// applyLocked applies a change, unless another agent has a table with its checksum. If the entries are
-// missing, or the table that they change is not known, the agent keeps its previous table beside the
-// checksum; if it connects then, it says that it has that table, as after a restart from a snapshot.
+// applyLocked applies a change, unless another agent has a table with its checksum. If the entries
+// are missing, or the table that they change is not known, the agent keeps its previous table
+// beside the checksum; if it connects then, it reports that table as its own, as after a restart
+// from a snapshot.
 func (a *agent) applyLocked(raw []byte, c wire.Change, skimmed bool) error {
 	before := a.table
 	if before == nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/nametap/nametap/bench/agents/wire"
 )
 
-// serviceAccount is that of all agents.
+// serviceAccount is the service account of all agents.
 const serviceAccount = "default"
 
 const (
@@ -184,7 +184,7 @@ func (f *Fleet) Pause(n int) { f.pauses.begin(f.cfg.Full, n) }
 // Resume ends Pause.
 func (f *Fleet) Resume() { f.pauses.end() }
 
-// pick returns the server for a new connection: a random one of those that are up, or of all.
+// pick returns the server for a new connection: a random one of the live servers, or of all.
 func (f *Fleet) pick() int {
 	var up []int
 	for i := range f.up {

@@ -43,5 +43,5 @@ func (a *agent) node() *corev3.Node {
 	}
 }
 
-// namespace returns that of the agent.
+// namespace returns the agent's namespace.
 func (a *agent) namespace() string { return a.fleet.cfg.Namespaces[a.id%len(a.fleet.cfg.Namespaces)] }

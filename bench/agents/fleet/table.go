@@ -41,8 +41,8 @@ func (t *table) finish() *table {
 	return t
 }
 
-// apply returns the table after a change, whose new entries are in raw, a NameTable. The error says
-// that its checksum is another one than the change has.
+// apply returns the table after a change, whose new entries are in raw, a NameTable. It returns an
+// error if its checksum is not the change's.
 func (t *table) apply(raw []byte, c wire.Change) (*table, error) {
 	var added [digest.Count][]entry
 	removed := map[int][]string{}

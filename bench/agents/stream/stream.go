@@ -37,7 +37,7 @@ const (
 	largeMessage = 64 << 10
 )
 
-// ErrLeft says that the server has ended the stream without an error.
+// ErrLeft is returned if the server has ended the stream without an error.
 var ErrLeft = errors.New("the server has ended the stream")
 
 // A Config says what is the same in many streams. Make one with [NewConfig].
@@ -112,7 +112,7 @@ func (s *Stream) Send(request []byte) error {
 }
 
 // Receive returns the next message, which is valid until the next call. It also answers the PINGs
-// and SETTINGS of the server. The error is that of the end of the stream.
+// and SETTINGS of the server. It returns an error if the stream has ended.
 func (s *Stream) Receive() ([]byte, error) {
 	for {
 		if m, err := s.take(); m != nil || err != nil {
@@ -125,7 +125,7 @@ func (s *Stream) Receive() ([]byte, error) {
 	}
 }
 
-// take returns the next message of those that were received, or nil.
+// take returns the next message that was received, or nil.
 func (s *Stream) take() ([]byte, error) {
 	rest := s.received[s.taken:]
 	if s.skimming > 0 {
@@ -273,7 +273,7 @@ func (s *Stream) credit(ping bool) error {
 	})
 }
 
-// header decodes headers and trailers. The error is that of the end of the stream.
+// header decodes headers and trailers. It returns an error if the stream has ended.
 func (s *Stream) header(h http2.FrameHeader) error {
 	if s.headers == nil {
 		s.fields = map[string]string{}

@@ -99,8 +99,8 @@ func echo(sizes ...int) func(discoveryv3.AggregatedDiscoveryService_DeltaAggrega
 	}
 }
 
-// Messages of all sizes arrive whole, also those of many frames that need more than the window, and the
-// end of the stream has no error.
+// Messages of all sizes arrive whole, also messages of many frames that need more than the window,
+// and the end of the stream has no error.
 func TestMessages(t *testing.T) {
 	t.Parallel()
 	sizes := []int{0, 1, 300, readBuffer, 16 << 10, 700 << 10, 1 << 20, 10, 200 << 10, 0}
@@ -223,7 +223,7 @@ func TestPing(t *testing.T) {
 	})
 }
 
-// The reason of the end of a stream is in the error: a status, or that of the connection.
+// The error has the reason of the end of a stream: a status, or the connection's error.
 func TestEnd(t *testing.T) {
 	t.Parallel()
 	conn, _ := start(t, func(discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {

@@ -48,7 +48,7 @@ func (s *Skimmer) Part(part []byte) {
 	s.rest = append(s.rest[:0], b...)
 }
 
-// pass counts n bytes in all messages that were entered, and leaves those that end.
+// pass counts n bytes in all open messages, and leaves messages that end.
 func (s *Skimmer) pass(n int) {
 	for i := range s.outer {
 		s.outer[i].left -= n
