@@ -48,8 +48,8 @@ echo "vcs $VCS"`
 	}
 }
 
-// TestSourceTime checks that the time of a release is that of the commit, and that an unpacked archive needs
-// one, also inside of another repository. P1.
+// TestSourceTime checks that a release has the time of its commit, and that an unpacked archive
+// needs one, also inside of another repository. P1.
 func TestSourceTime(t *testing.T) {
 	t.Parallel()
 	netns.Need(t, "git", "make")

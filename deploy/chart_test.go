@@ -37,7 +37,7 @@ func TestChart(t *testing.T) { // P9, P10
 	sameKeys(t, "", values, schema)
 }
 
-// sameKeys compares the keys of values with those of their schema.
+// sameKeys compares the keys of values with the keys in their schema.
 func sameKeys(t *testing.T, path string, values, schema map[string]any) {
 	t.Helper()
 	properties, ok := schema["properties"].(map[string]any)

@@ -63,8 +63,8 @@ func TestDiscovery(t *testing.T) {
 	}
 }
 
-// TestDiscoverySelectors checks that everything that selects pods selects those of the Deployment, and
-// that the ports of the Service and of the NetworkPolicy are ports of theirs.
+// TestDiscoverySelectors checks that everything that selects pods selects the Deployment's pods,
+// and that the ports of the Service and of the NetworkPolicy are ports of these pods.
 func TestDiscoverySelectors(t *testing.T) {
 	t.Parallel()
 	all := load(t, "discovery")

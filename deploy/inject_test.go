@@ -19,8 +19,8 @@ import (
 	"github.com/nametap/nametap/inject/webhook"
 )
 
-// TestInjectedEqualsManifest injects the application of each manifest, by the command, and compares the
-// pod with that of the manifest. So a change of one needs the same change of the other.
+// TestInjectedEqualsManifest injects the application of each manifest, by the command, and compares
+// the pod with the manifest's pod. So a change of one needs the same change of the other.
 func TestInjectedEqualsManifest(t *testing.T) { // I1
 	t.Parallel()
 	for variant, rootCert := range map[string]string{"istiod": "istio-ca-root-cert", "discovery": "nametap-ca-root-cert"} {

@@ -48,7 +48,7 @@ func (d fakeDebian) exists(name string) bool {
 	return err == nil
 }
 
-// start starts an installation of commands, in a process group like that of a terminal.
+// start starts an installation of commands, in a process group, as a terminal does.
 func (d fakeDebian) start(commands ...string) *exec.Cmd {
 	d.t.Helper()
 	cmd := command(d.t, nil, "../scripts/install-missing", commands...)
