@@ -129,7 +129,7 @@ func TestMakefileSources(t *testing.T) {
 	}
 }
 
-// packages returns the packages of the module that have code, without those of tests.
+// packages returns the packages of the module that have code other than tests.
 func packages(t *testing.T) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}

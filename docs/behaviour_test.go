@@ -75,8 +75,8 @@ func TestBehaviourTable(t *testing.T) {
 	}
 }
 
-// collect returns the rows that tests cite, by "FILE TEST", and those that everything
-// else cites, by file.
+// collect returns the rows that tests cite, by "FILE TEST", and the rows that
+// everything else cites, by file.
 func collect(t *testing.T) (tests, others citations) {
 	t.Helper()
 	tests, others = citations{}, citations{}
@@ -97,8 +97,8 @@ func collect(t *testing.T) (tests, others citations) {
 	return tests, others
 }
 
-// collectGo adds what the comments of a Go file cite: those of a test, in front of it,
-// inside it or behind its first line, to tests, all others to others.
+// collectGo adds what the comments of a Go file cite: citations of a test, in front of
+// it, inside it or behind its first line, to tests, all other citations to others.
 func collectGo(file, name string, tests, others citations) error {
 	positions := token.NewFileSet()
 	parsed, err := parser.ParseFile(positions, file, nil, parser.ParseComments)

@@ -76,8 +76,8 @@ func files(t *testing.T, extensions ...string) []string {
 	return found
 }
 
-// anchorsOf returns the anchors of a Markdown file: those of its headings, made as GitHub
-// makes them, and those of its rows.
+// anchorsOf returns the anchors of a Markdown file: the anchors of its headings, made as
+// GitHub makes them, and of its rows.
 func anchorsOf(t *testing.T, file string) map[string]bool {
 	t.Helper()
 	text, err := os.ReadFile(file)
