@@ -126,8 +126,8 @@ with these versions, which every mirror of Debian or Debian's archive of snapsho
 	return nil
 }
 
-// sourceOf returns the source package of a control file, and its version. Both are those of the package if the
-// field Source does not name others.
+// sourceOf returns the source package of a control file, and its version. Without the field Source,
+// they are the package's name and version.
 func sourceOf(control string) string {
 	fields := map[string]string{}
 	for line := range strings.Lines(control) {

@@ -58,7 +58,7 @@ func program(t *testing.T, interpreter string, libraries ...string) string {
 	return file.String()
 }
 
-// makeDeb writes a package to a directory. A content that begins with "-> " is that of a link.
+// makeDeb writes a package to a directory. A content that begins with "-> " makes a link.
 func makeDeb(t *testing.T, dir, control string, contents map[string]string) {
 	t.Helper()
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
@@ -91,8 +91,8 @@ func makeDeb(t *testing.T, dir, control string, contents map[string]string) {
 	}
 }
 
-// fakeDebs makes small packages like those of Debian, with links in the places of Debian's: the directories
-// of libraries, the loader, and the tools.
+// fakeDebs makes small packages like Debian's, with links in the places of Debian's: the
+// directories of libraries, the loader, and the tools.
 func fakeDebs(t *testing.T, dir, arch string) {
 	t.Helper()
 	loader, library := "/lib64/ld-linux-x86-64.so.2", "usr/lib/x86_64-linux-gnu/"

@@ -143,8 +143,8 @@ func TestEqualBuilds(t *testing.T) {
 }
 
 // P8: the image of the init container has the tools of iptables, their plugins and libraries, their
-// licenses, and the packages and the Debian that scanners look for. The packages are small ones of this test, or
-// those of Debian in the directory NAMETAP_DEBS.
+// licenses, and the packages and the Debian that scanners look for. The packages are small ones of
+// this test, or Debian's in the directory NAMETAP_DEBS.
 func TestTools(t *testing.T) {
 	o := fakeBinaries(t)
 	list := "libc6 2.41-12 "
@@ -162,7 +162,7 @@ func TestTools(t *testing.T) {
 	}
 	for _, arch := range strings.Fields(o.arches) {
 		if _, err := os.Stat(filepath.Join(o.debs, arch)); err != nil && os.Getenv("NAMETAP_DEBS") != "" {
-			continue // `make release ARCHES=…` needs those of one architecture
+			continue // `make release ARCHES=…` needs the packages of one architecture
 		}
 		t.Run(arch, func(t *testing.T) { checkTools(t, o, arch, list) })
 	}
@@ -271,7 +271,7 @@ func TestIncompletePackages(t *testing.T) {
 	}
 }
 
-// TestRoots checks that the files for the Dockerfile are those of the image. P17.
+// TestRoots checks that the files for the Dockerfile equal the files of the image. P17.
 func TestRoots(t *testing.T) {
 	o := fakeBinaries(t)
 	o.debs, o.roots, o.arches = t.TempDir(), filepath.Join(t.TempDir(), "roots"), "amd64"

@@ -154,7 +154,7 @@ func describe(path string, created time.Time) (bom, error) {
 	return bill, nil
 }
 
-// dependency returns a module, or the one that replaces it.
+// dependency returns a module, or its replacement.
 func dependency(dep *debug.Module) (component, error) {
 	if dep.Replace != nil {
 		dep = dep.Replace

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// programs returns the binaries in NAMETAP_BINARIES, or else that of this test and the one of tools/image, which
-// has modules.
+// programs returns the binaries in NAMETAP_BINARIES, or else this test's binary and the binary of
+// tools/image, which has modules.
 func programs(t *testing.T) []string {
 	t.Helper()
 	if paths := strings.Fields(os.Getenv("NAMETAP_BINARIES")); len(paths) > 0 {
