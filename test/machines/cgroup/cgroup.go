@@ -1,6 +1,6 @@
 // Package cgroup finds and removes the control groups of the machines and nodes that tests run.
 // The name of each begins with a prefix and the process ID of its test, so that a later test
-// finds those that a killed test has left.
+// finds the control groups that a killed test has left.
 package cgroup
 
 import (

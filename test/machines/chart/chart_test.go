@@ -160,8 +160,9 @@ func manifest(t *testing.T, names ...string) objects {
 	return parse(t, text.String())
 }
 
-// TestDefaults checks that the chart with its defaults has the objects of discovery.yaml, and with the webhook
-// also that of webhook.yaml. The Namespace is made by Helm, and the pod is an example.
+// TestDefaults checks that the chart with its defaults has the objects of discovery.yaml, and with
+// the webhook also the object of webhook.yaml. The Namespace is made by Helm, and the pod is an
+// example.
 func TestDefaults(t *testing.T) { // P10
 	want := manifest(t, "crds.yaml", "discovery.yaml")
 	for _, key := range []string{"Namespace /" + namespace, "Pod /shop"} {
@@ -213,8 +214,8 @@ func unlabelled(t *testing.T, all objects) objects {
 	return all
 }
 
-// TestSettings checks that the settings of injection are those of `nametap inject`, and that each can
-// be changed.
+// TestSettings checks that the settings of injection equal the settings of `nametap inject`, and
+// that each can be changed.
 func TestSettings(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
@@ -406,7 +407,7 @@ func TestRefused(t *testing.T) { // P9
 	})
 }
 
-// digest is that of an image.
+// digest is the digest of an image.
 const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 // TestImages checks that each image has a name and a digest of its own.

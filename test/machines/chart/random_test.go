@@ -60,7 +60,7 @@ func TestRandomValues(t *testing.T) { // P9
 	})
 }
 
-// sentence matches the errors of the schema, and those of `fail` in a template.
+// sentence matches the errors of the schema, and errors of `fail` in a template.
 var sentence = regexp.MustCompile(`^values don't meet the specifications of the schema|^execution error at \(nametap/templates/[a-z]+\.yaml:[0-9]+:[0-9]+\): [a-zA-Z-]+(\.[a-zA-Z-]+)* `)
 
 // notSentence says why an error is not a sentence for users; empty if it is one.

@@ -15,8 +15,8 @@ import (
 	"github.com/nametap/nametap/inject"
 )
 
-// TestRootCert checks that pods trust the root certificate of their control plane: that of
-// nametap-discovery or istiod, or one that has to be named.
+// TestRootCert checks that pods trust the root certificate of their control plane:
+// nametap-discovery's, istiod's, or one that has to be named.
 func TestRootCert(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t

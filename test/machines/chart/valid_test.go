@@ -62,7 +62,7 @@ func strict[T any](w *world, key string) T {
 	return typed
 }
 
-// decode decodes an object, and keeps those that others refer to.
+// decode decodes an object, and keeps objects that others refer to.
 func (w *world) decode(key, kind string) {
 	var meta struct{ Metadata metav1.ObjectMeta }
 	text, err := json.Marshal(w.all[key])

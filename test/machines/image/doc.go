@@ -1,3 +1,3 @@
-// Package image reads container images from OCI layouts. Its test builds the Dockerfile with an engine, compares
-// the images with those of `make image`, and runs them.
+// Package image reads container images from OCI layouts. Its test builds the Dockerfile with an
+// engine, compares the images with the images of `make image`, and runs them.
 package image

@@ -29,8 +29,9 @@ func images() map[string]string {
 	return map[string]string{"": "nametap", "init": "nametap-init", "discovery": "nametap-discovery"}
 }
 
-// TestDockerfile builds the last commit by `make image`, and by buildah from the Dockerfile. The images have the
-// same files, byte for byte, and the same configuration. Then it runs those of the Dockerfile. P17.
+// TestDockerfile builds the last commit by `make image`, and by buildah from the Dockerfile. The
+// images have the same files, byte for byte, and the same configuration. Then it runs the
+// Dockerfile's images. P17.
 func TestDockerfile(t *testing.T) {
 	check(t)
 	dir := t.TempDir()

@@ -17,8 +17,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// The name and the address are those of a Service in examples/shop. The nameserver does not exist: rules redirect
-// queries for it to the agent.
+// The name and the address belong to a Service in examples/shop. The nameserver does not exist:
+// rules redirect queries for it to the agent.
 const (
 	meshName   = "redis.data.svc.cluster.local."
 	meshIP     = "10.96.20.10"

@@ -22,7 +22,7 @@ const (
 	eastOnLink = "172.29.0.2"
 )
 
-// reader has the rights that nametap-discovery needs in another cluster, which are a part of those of
+// reader has the rights that nametap-discovery needs in another cluster, a part of the rights of
 // Istio's ClusterRole istio-reader, and a service account with them.
 const reader = `apiVersion: v1
 kind: Namespace

@@ -10,8 +10,8 @@ import (
 )
 
 // differences are the answers in which nametap differs from Istio's agent on purpose, besides
-// those that Istio's agent has for the first domain of the search list only. Each has the row
-// of docs/behaviour.md that says why. NAMESPACE stands for that of the agent.
+// answers that Istio's agent has for the first domain of the search list only. Each has the
+// row of docs/behaviour.md that gives the reason. NAMESPACE stands for the agent's namespace.
 var differences = []struct{ row, name, qtype, istio, nametap string }{
 	// The same address in two entries of a host.
 	{"A7", "merged.example.com", "A", "198.51.100.15 198.51.100.15 198.51.100.16", "198.51.100.15 198.51.100.16"},

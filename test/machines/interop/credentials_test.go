@@ -12,7 +12,7 @@ import (
 )
 
 // C1, C2: over TLS, the token that kubelet projects opens streams of both variants. After the
-// token has expired, the agent connects with the one that replaced it.
+// token has expired, the agent connects with the next token.
 func TestToken(t *testing.T) {
 	d := start(t, options{})
 	expires := time.Now().Add(20 * time.Second)

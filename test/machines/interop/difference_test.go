@@ -67,7 +67,7 @@ func (d *istiod) compare(f families, p pod, flags ...string) comparison {
 	}
 }
 
-// tables returns istiod's table and that of nametap-discovery. If istiod has one of two addresses, by an
+// tables returns istiod's and nametap-discovery's table. If istiod has one of two addresses, by an
 // order that is not defined, the table says so.
 func (c comparison) tables() (istiod, nametap table) {
 	c.d.tb.Helper()
@@ -121,9 +121,10 @@ func phases() []phase {
 	}
 }
 
-// D2, D13: for the same cluster, the table of nametap-discovery is that of istiod, but for
-// tableDifferences, while the settings of the mesh and the labels of namespaces change.
-// D11, D12: so are the tables of workloads with a Sidecar, and what exportTo shows.
+// D2, D13: for the same cluster, the tables of nametap-discovery and istiod are equal but
+// for tableDifferences, while the settings of the mesh and the labels of namespaces
+// change. D11, D12: so are the tables of workloads with a Sidecar, and what exportTo
+// shows.
 func TestDiscoveryTable(t *testing.T) {
 	c := newCluster(t)
 	c.apply(objects)

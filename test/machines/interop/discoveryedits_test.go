@@ -43,8 +43,8 @@ func (w *writer) measure(t *testing.T, ask func(host string) string, e edit, way
 	return seen.Sub(begun), seen.Sub(written)
 }
 
-// D3: with 10,000 Services, half of the edits of a Service and of endpoints show in the answers of an
-// agent within 150 ms. The log has the percentiles, and those of istiod.
+// D3: with 10,000 Services, half of the edits of a Service and of endpoints show in the answers of
+// an agent within 150 ms. The log has the percentiles, and istiod's.
 func TestDiscoveryEdits(t *testing.T) {
 	c := newCluster(t)
 	c.write("mesh.yaml", meshConfig)
@@ -151,8 +151,8 @@ type churn struct {
 	err   atomic.Pointer[error]
 }
 
-// churn starts to edit all Services but those of edits. Half of the edits hide or show a Service, and half
-// change all endpoints of a headless one.
+// churn starts to edit all Services except p.edits. Half of the edits hide or show a
+// Service, and half change all endpoints of a headless one.
 func (w *writer) churn(p population) *churn {
 	ch := &churn{w: w, p: p, edits: make([]atomic.Int32, p.services), done: make(chan struct{})}
 	numbers := make(chan int)

@@ -20,7 +20,7 @@ import (
 var outageFor = flag.Duration("interop.outage", 10*time.Minute, "how long the API server is away in TestDiscoveryOutage")
 
 const (
-	// secondAddr is that of a second API server, which nametap-discovery does not know.
+	// secondAddr is the address of a second API server, which nametap-discovery does not know.
 	secondAddr = "127.0.0.1:6444"
 	// catchUp is how soon after its start the objects of an API server must be served.
 	catchUp = 5 * time.Second
@@ -236,7 +236,8 @@ func (d *discovery) wantOld(t *testing.T, killed time.Time) {
 	}
 }
 
-// awaitAnswers waits until an agent answers the hosts in which two tables differ with those of the second.
+// awaitAnswers waits until an agent answers every host in which two tables differ with the
+// addresses of the second table.
 func (p population) awaitAnswers(t *testing.T, m *machine, before, after table) {
 	t.Helper()
 	conn := m.connect(dnsAddr)

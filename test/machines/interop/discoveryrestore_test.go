@@ -112,9 +112,9 @@ func (c *cluster) version() int {
 	return version
 }
 
-// TestEtcdRestore checks that agents have what etcd has 5 s after it was restored from a backup and the API server
-// started again: also an agent that was not connected meanwhile, if the versions of the API server have reached
-// those of before, and if the restore has raised them.
+// TestEtcdRestore checks that agents have what etcd has 5 s after it was restored from a backup and
+// the API server started again. That includes an agent that was not connected meanwhile, if the API
+// server's versions have grown as far as before the restore, and if the restore has raised them.
 func TestEtcdRestore(t *testing.T) { // D60, D38
 	c := prepareCluster(t)
 	b := &backup{c: c, etcd: c.startEtcd(), path: c.path("backup.db")}

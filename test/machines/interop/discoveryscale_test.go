@@ -78,9 +78,9 @@ func (p population) edits() []edit {
 	}
 }
 
-// D15: with 10,000 Services, nametap-discovery reads all objects again after a restart of the API server,
-// and sends nothing, because nothing has changed. The log has the memory, the processor time and the times
-// that this takes, and those of istiod.
+// D15: with 10,000 Services, nametap-discovery reads all objects again after a restart of the API
+// server, and sends nothing, because nothing has changed. The log has the memory, the processor
+// time and the times that this takes, and istiod's.
 func TestDiscoveryScale(t *testing.T) {
 	c := newCluster(t)
 	c.write("mesh.yaml", meshConfig)

@@ -56,7 +56,7 @@ func (c *cluster) stallingProxy() (p *stallingProxy, kubeconfig string) {
 		if err != nil {
 			c.tb.Fatal(err)
 		}
-		_ = server.Listener.Close() // that of the machine's namespace
+		_ = server.Listener.Close() // the listener in the machine's namespace
 		server.Listener = ln
 	})
 	server.StartTLS()

@@ -49,7 +49,7 @@ func (d *daemon) memory() memory {
 	return m
 }
 
-// resetPeak makes the peak that of the time from now on.
+// resetPeak begins a new peak: earlier memory does not count.
 func (d *daemon) resetPeak() {
 	d.tb.Helper()
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.cmd.Process.Pid), []byte("5"), 0); err != nil {
@@ -194,8 +194,8 @@ func (c *cluster) resources(status string) []resource {
 	return all
 }
 
-// awaitHeard waits until every resource was heard of since a time. It asks ten times a second, so that
-// the processor time of nametap-discovery is that of its work.
+// awaitHeard waits until every resource was heard of since a time. It asks ten times a second, so
+// that the test adds little to the processor time of nametap-discovery.
 func (d *discovery) awaitHeard(since time.Time) {
 	d.tb.Helper()
 	ticker := time.NewTicker(100 * time.Millisecond)

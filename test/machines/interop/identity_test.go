@@ -15,7 +15,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// audience is that of the tokens that istiod accepts.
+// audience is the audience of tokens that istiod accepts.
 const audience = "istio-ca"
 
 // account returns the path of the service account "default" of a namespace, once it exists.
@@ -86,7 +86,7 @@ func (c *cluster) root(namespace string) string {
 	return answer.Data["root-cert.pem"]
 }
 
-// secure returns the flags for an istiod's port with TLS, except those of credentials.
+// secure returns the flags for an istiod's port with TLS, without the flags for credentials.
 func (m *machine) secure(d *istiod) []string {
 	m.tb.Helper()
 	return []string{

@@ -19,8 +19,9 @@ import (
 	"github.com/nametap/nametap/test/machines/peers"
 )
 
-// istiosWebhook applies the configuration of Istio's injector and its webhook, which are those of Istio's own
-// chart, and has the API server find the webhook of istiod. In the namespace shop both injectors are on.
+// istiosWebhook applies the configuration of Istio's injector and its webhook, from Istio's own
+// chart, and has the API server find the webhook of istiod. In the namespace shop both injectors
+// are on.
 func (c *cluster) istiosWebhook(t *testing.T) {
 	t.Helper()
 	c.write("mesh.yaml", "defaultConfig: {proxyMetadata: {ISTIO_META_DNS_CAPTURE: \"true\"}}\n")

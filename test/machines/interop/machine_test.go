@@ -79,7 +79,7 @@ func upstream(query *dns.Msg, network string) *dns.Msg {
 	return fakedns.Rcode(dns.RcodeNameError)(query, network)
 }
 
-// ndots is that of resolv.conf.
+// ndots is the option in resolv.conf.
 const ndots = 5
 
 // searchList returns the search list of a pod in a namespace.

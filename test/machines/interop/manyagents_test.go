@@ -13,8 +13,9 @@ import (
 
 var manyAgents = flag.String("interop.agents", "100,500,1000", "numbers of agents of TestManyAgents, with commas")
 
-// The log has what a changed host and a reconnect cost istiod and nametap-discovery with many simulated
-// agents, from the same API server with 10,000 Services. The agents are those of bench/agents.
+// The log has what a changed host and a reconnect cost istiod and nametap-discovery with many
+// simulated agents, from the same API server with 10,000 Services. bench/agents simulates the
+// agents.
 func TestManyAgents(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "agents")
 	if output, err := exec.CommandContext(t.Context(), "go", "build", "-C", "../../../bench", "-o", binary, "./agents").CombinedOutput(); err != nil {

@@ -51,7 +51,7 @@ func (p population) host(i int) string {
 // headless reports whether a Service is headless. Each namespace has some of these.
 func (population) headless(i int) bool { return i/scaleNamespaces%headlessEvery == 0 }
 
-// nth returns the number of a Service among those that are headless, or are not, from 0.
+// nth returns the number of a Service among the headless ones, or among the others, from 0.
 func (p population) nth(headless bool, n int) int {
 	for i := 0; ; i++ {
 		if p.headless(i) == headless {

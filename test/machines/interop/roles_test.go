@@ -278,8 +278,8 @@ func TestRoles(t *testing.T) { // D7, D20
 	c.compareAudit(t, manifest.rules)
 }
 
-// customResources follows the ways to install the custom resources: those of the project where there are
-// none, again, and those of Istio afterwards. The agent's table has the ServiceEntries.
+// customResources follows the ways to install the custom resources: the project's where there are
+// none, again, and Istio's afterwards. The agent's table has the ServiceEntries.
 func (c *cluster) customResources(t *testing.T, a *agent) {
 	t.Helper()
 	t.Logf("%s", c.mustKubectl("create", "-f", manifests+"crds.yaml"))

@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// workloadTemplate is that of the pods of all workloads.
+// workloadTemplate is the template of the pods of all workloads.
 const workloadTemplate = `
       metadata: {labels: {app: NAME}}
       spec:
@@ -38,8 +38,8 @@ func workload(kind, name string) string {
 	return head + "  schedule: 0 0 1 1 *\n  jobTemplate:\n   spec:\n    template:" + strings.Replace(template, "POLICY", "Never", 1)
 }
 
-// TestInjectedWorkloads compares the pods that Kubernetes' controllers make of workloads that are injected
-// offline, in a namespace without a label, with those that the webhook injects.
+// TestInjectedWorkloads compares the pods that Kubernetes' controllers make of workloads that are
+// injected offline, in a namespace without a label, with pods that the webhook injects.
 func TestInjectedWorkloads(t *testing.T) { // I1
 	c := newInjectedCluster(t)
 	c.injectConfig()

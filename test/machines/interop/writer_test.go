@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Paths of objects at the API server; without a name those of all objects of a namespace, and without
-// a namespace those of the whole cluster.
+// Paths of objects at the API server; without a name the path of all objects of a namespace, and
+// without a namespace of all objects of the cluster.
 func servicePath(namespace, name string) string {
 	return objectPath("/api/v1", namespace, "services", name)
 }

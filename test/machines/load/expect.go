@@ -62,7 +62,7 @@ type Answer struct {
 	Addresses      []netip.Addr
 }
 
-// key identifies a question among those of an expectation.
+// key identifies a question of an expectation.
 type key struct {
 	name  string
 	qtype uint16
@@ -196,7 +196,7 @@ type window struct {
 	expectations []*Expectation
 }
 
-// set begins a window, and drops those that no query in flight can need.
+// set begins a window, and drops windows that no query in flight can need.
 func (w *windows) set(now time.Time, timeout time.Duration, expectations []*Expectation) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -20,8 +20,8 @@ type Config struct {
 	// TCP is the share of queries over TCP, each over a new connection.
 	TCP float64
 	// Kept is the share of queries from a few sockets that stay open as long as the load.
-	// These sockets are not connected, like those of musl. All other queries over UDP have
-	// a connected socket of their own, like those of glibc.
+	// These sockets are not connected, like musl's. All other queries over UDP have a
+	// connected socket of their own, as from glibc.
 	Kept float64
 	// Timeout is the time after which a query without an answer is lost; 0 is 5 s, as in
 	// glibc.
@@ -119,7 +119,7 @@ func Run(ctx context.Context, config Config) (Report, error) {
 }
 
 // Expect changes what is expected from now on. An answer is right if it is right for any of
-// the expectations. The questions are those of the last one.
+// the expectations. The last one has the questions.
 func (l *Load) Expect(expectations ...*Expectation) error {
 	for _, e := range expectations {
 		if err := e.validate(); err != nil {

@@ -16,14 +16,14 @@ import (
 // cgroupPrefix begins the names of all nodes' cgroups; the process ID of the test follows.
 const cgroupPrefix = "nt-node-"
 
-// cgroups are the cgroups of a node: one in each hierarchy, in which kubelet makes those of
-// pods.
+// cgroups are the cgroups of a node: one in each hierarchy, in which kubelet makes the
+// pods' cgroups.
 type cgroups struct {
 	name  string
 	paths []string
 }
 
-// newCgroups makes the cgroups of a node, and removes those that a killed test has left.
+// newCgroups makes the cgroups of a node, and removes cgroups that a killed test has left.
 func newCgroups(t *testing.T) cgroups {
 	t.Helper()
 	left, err := cgroup.Of(cgroupPrefix, cgroup.Ended)
@@ -53,8 +53,8 @@ func newCgroups(t *testing.T) cgroups {
 // remove kills what is left in the cgroups, and removes them, in up to 10 s.
 func (c cgroups) remove() error { return cgroup.Remove(10*time.Second, c.paths...) }
 
-// memory returns the bytes that the cgroup of a container uses, and those that cannot be
-// reclaimed: without pages of files.
+// memory returns how many bytes the cgroup of a container uses, and how many of them
+// cannot be reclaimed: all but pages of files.
 func (c cgroups) memory(t *testing.T, container string) (all, anonymous int64) {
 	t.Helper()
 	for _, root := range c.paths {

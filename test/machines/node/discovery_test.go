@@ -18,8 +18,8 @@ import (
 // system is the namespace of nametap-discovery.
 const system = "nametap-system"
 
-// documented returns the commands of README.md for a pod with nametap-discovery: those that install it,
-// and those that try it.
+// documented returns the commands of README.md for a pod with nametap-discovery, to install it and
+// to try it.
 func documented(t *testing.T) (install, try []string) {
 	t.Helper()
 	_, text, _ := strings.Cut(string(readFile(t, "../../../README.md")), "### In a pod")

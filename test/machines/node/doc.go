@@ -3,7 +3,7 @@
 //
 // The node runs in namespaces of its own (mount, network, PID, UTS and IPC) with a read-only
 // view of the machine's files, so it changes nothing on the machine. Only its cgroups are
-// among those of the machine, below one named nt-node-PID.
+// visible on the machine, below one named nt-node-PID.
 //
 // All checks are subtests of TestNode, which share one node. Each has a namespace of Kubernetes
 // and runs the pods of deploy/kubernetes as they are, with containers added that ask and

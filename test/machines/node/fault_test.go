@@ -71,8 +71,8 @@ func (c killing) test(t *testing.T) {
 	t.Parallel()
 	s := c.space(t, nil)
 	spec := podOf(t, "discovery")
-	// Queries wait in the sockets, so those for mesh names over UDP are late, but not lost. Those
-	// that the agent has forwarded, and its TCP connections, end with it.
+	// Queries wait in the sockets, so queries for mesh names over UDP are late, but not lost.
+	// Queries that the agent has forwarded, and its TCP connections, end with it.
 	spec.Spec.Containers = append(spec.Spec.Containers, s.asker(spec, "mesh", 200, "-expect=/questions/mesh.json", "-tcp=0"))
 	p := s.loaded(spec, 100)
 	supervisor := p.pid("nametap")

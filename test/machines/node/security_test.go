@@ -47,7 +47,7 @@ type podSecurity struct {
 	level string
 }
 
-// test checks what an API server says that enforces a Pod Security level.
+// test checks the reply of an API server that enforces a Pod Security level.
 func (c podSecurity) test(t *testing.T) {
 	t.Parallel()
 	s := c.space(t, map[string]string{"pod-security.kubernetes.io/enforce": c.level})
@@ -97,8 +97,8 @@ func (c *cluster) testRunAsNonRoot(t *testing.T) {
 	}
 }
 
-// testOtherUser checks that no rules redirect the queries of an agent whose user is not that of the
-// manifest, as on OpenShift, and that the log says why.
+// testOtherUser checks that no rules redirect the queries of an agent with another user than the
+// manifest's, as on OpenShift, and that the log gives the reason.
 func (c *cluster) testOtherUser(t *testing.T) {
 	t.Parallel()
 	s := c.space(t, nil)

@@ -22,7 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// root is the directory of the repository, and dir that of the release.
+// root is the directory of the repository, and dir the directory of the release.
 const (
 	root = "../../.."
 	dir  = root + "/bin/release"
@@ -230,7 +230,7 @@ func TestLintian(t *testing.T) {
 	}
 }
 
-// TestBills checks that each bill of materials is that of the binary beside it, and that the
+// TestBills checks that each bill of materials describes the binary beside it, and that the
 // packages have this binary. P11.
 func TestBills(t *testing.T) {
 	for _, bill := range glob(t, "*.cdx.json") {

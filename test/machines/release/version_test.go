@@ -110,7 +110,8 @@ func checkPackage(t *testing.T, built string) {
 	}
 }
 
-// checkChart renders the chart of the release with Helm. Its images are those of the manifests, with the version.
+// checkChart renders the chart of the release with Helm. Its images equal the manifests' images,
+// with the version.
 func checkChart(t *testing.T, built string) {
 	t.Helper()
 	reference := regexp.MustCompile(`image: "?(nametap[^\s"]*)`)

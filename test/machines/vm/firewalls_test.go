@@ -23,7 +23,7 @@ type firewall struct {
 	steps    []string          // shell commands; the first one switches it on
 }
 
-// firewalls are those that V8 is tested with.
+// firewalls returns the firewalls that V8 is tested with.
 func firewalls() []firewall {
 	firewalld := func(backend string) firewall {
 		return firewall{
@@ -123,8 +123,8 @@ COMMIT
 const mendLimit = 6 * time.Second
 
 // TestFirewalls starts, reloads and stops each firewall while nametap runs, and nametap while the
-// firewall runs. nametap's rules are repaired within --capture-reconcile. The rules of the
-// firewall are those that it has without nametap, and nothing of nametap's is left at its end. V8.
+// firewall runs. nametap's rules are repaired within --capture-reconcile. The firewall has the
+// same rules as without nametap, and nothing of nametap's is left at its end. V8.
 func TestFirewalls(t *testing.T) {
 	for _, f := range firewalls() {
 		t.Run(f.name, func(t *testing.T) { f.test(t) })
@@ -174,7 +174,7 @@ func (f firewall) test(t *testing.T) {
 		m.AwaitMesh()
 		wantRules(t, "beside nametap", others(all(m)), others(alone[0]))
 		r := newRepairs(t, m)
-		last := len(f.steps) - 2 // all steps except the one that switches the firewall off
+		last := len(f.steps) - 2 // all steps except the last one, which switches the firewall off
 		for i, step := range f.steps[1 : last+1] {
 			r.after(step, others(alone[i+1]))
 		}
@@ -239,7 +239,7 @@ func (r *repairs) after(step, theirs string) {
 	wantRules(r.t, "after "+step, others(all(r.m)), theirs)
 }
 
-// all returns all rules of the machine, without counters: those of iptables, and those of nft.
+// all returns all rules of the machine, without counters, as iptables and nft list them.
 func all(m *vm.Machine) string {
 	return m.Net.Rules() + "== nft\n" + m.Net.Exec("nft", "--stateless", "list", "ruleset")
 }
@@ -252,9 +252,9 @@ func own(m *vm.Machine) string {
 	})
 }
 
-// others returns the rules and chains among all that are not nametap's: those of iptables, and
-// the tables of nft that iptables does not show. Built-in chains count only if they have a rule or
-// a policy of their own.
+// others returns the rules and chains among all that are not nametap's, from iptables, and the
+// tables of nft that iptables does not show. Built-in chains count only if they have a rule or a
+// policy of their own.
 func others(all string) string {
 	iptables, nft, _ := strings.Cut(all, "== nft\n")
 	native := strings.SplitAfter(nft, "\n}\n")
@@ -298,7 +298,7 @@ func chainOf(line string) string {
 	return "~" + strings.Fields(line)[1]
 }
 
-// wantEnd compares all rules after the end of nametap with those that the firewall has without it.
+// wantEnd compares all rules after the end of nametap with the firewall's rules without it.
 func wantEnd(t *testing.T, got, want string) {
 	t.Helper()
 	wantRules(t, "after nametap has stopped", others(got), others(want))

@@ -23,8 +23,8 @@ func Repository() string {
 	return filepath.Join(filepath.Dir(file), "..", "..", "..")
 }
 
-// Install installs nametap by `make install`, and writes its settings: those of the World, and
-// then settings, one NAME=value each. Nothing is started.
+// Install installs nametap by `make install`, and writes its settings: the World's, and then
+// settings, one NAME=value each. Nothing is started.
 func (m *Machine) Install(settings ...string) {
 	m.tb.Helper()
 	m.InstallFrom(Repository())

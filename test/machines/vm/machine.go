@@ -22,14 +22,14 @@ import (
 // An Option changes the machine that [Boot] boots.
 type Option func(*Machine)
 
-// Packages installs packages of Debian besides those of every machine. The first time it
-// downloads them; later they come from the cache.
+// Packages installs packages of Debian besides every machine's packages. The first time
+// it downloads them; later they come from the cache.
 func Packages(names ...string) Option {
 	return func(m *Machine) { m.packages = append(m.packages, names...) }
 }
 
 // Capabilities gives the machine more capabilities, such as "CAP_SYS_TIME". Every machine
-// has those of a container, CAP_NET_ADMIN and CAP_NET_RAW.
+// has a container's capabilities, CAP_NET_ADMIN and CAP_NET_RAW.
 func Capabilities(names ...string) Option {
 	return func(m *Machine) { m.capabilities = append(m.capabilities, names...) }
 }
@@ -44,7 +44,7 @@ func Before(change func(m *Machine)) Option {
 // of the test may call them.
 type Machine struct {
 	// Net is the network namespace of the machine. Sockets that a test opens in it, by its
-	// method Run, are like those of a program of the machine. A reboot replaces it.
+	// method Run, are like sockets of the machine's programs. A reboot replaces it.
 	Net   *netns.NS
 	World *World
 

@@ -154,8 +154,7 @@ func TestDeb(t *testing.T) {
 }
 
 // TestDebUpgradesUnderLoad upgrades and downgrades the package under load. No query is lost, no
-// answer is that of a nameserver, the agent is that of the package, and edited settings
-// stay. P3, V1.
+// answer comes from a nameserver, the agent is the package's, and edited settings stay. P3, V1.
 func TestDebUpgradesUnderLoad(t *testing.T) {
 	m := vm.Boot(t)
 	other := otherVersion(t, "echo '# A new line of the package.' >>deploy/systemd/nametap.default")

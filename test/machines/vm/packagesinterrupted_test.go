@@ -157,7 +157,7 @@ func TestDebElsewhere(t *testing.T) {
 	const top = "/srv/tree"
 	m.Run("sh", "-euc", `mkdir -p "$1/etc" "$1/var/lib/dpkg/info" "$1/var/lib/dpkg/updates"
 touch "$1/var/lib/dpkg/status" "$1/etc/passwd" "$1/etc/group"`, "sh", top)
-	// state is that of the machine, without the directory.
+	// state returns the machine's state, without the directory's.
 	state := func() string {
 		return running(m) + m.Net.Rules() + m.Run("cat", "/etc/passwd", "/etc/group") + m.Run("systemctl", "is-enabled", "nametap.service", "nametap.socket") +
 			m.Run("sh", "-c", "ls -d /var/lib/nametap /var/lib/nametap-made /run/nametap*")

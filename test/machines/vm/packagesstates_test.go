@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/test/machines/vm"
 )
 
-// states are those of an agent whose package changes.
+// states are the states of an agent whose package changes.
 var states = []struct {
 	name, reach string // and the shell commands that lead to it
 	runs        bool   // an agent runs after an upgrade

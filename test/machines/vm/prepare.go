@@ -25,7 +25,7 @@ func Main(m *testing.M) int {
 	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	go func() {
 		<-interrupted
-		_ = removeCgroups(cgroup.Own) // a later test removes those that are left
+		_ = removeCgroups(cgroup.Own) // a later test removes what is left
 		os.Exit(1)
 	}()
 	return m.Run()

@@ -28,7 +28,7 @@ type rewriter struct {
 	dhcp func(t *testing.T, m *vm.Machine) func(server string)
 }
 
-// rewriters are those that V6 is tested with.
+// rewriters returns the rewriters that V6 is tested with.
 func rewriters() []rewriter {
 	networkManager := func(mode string) rewriter {
 		return rewriter{

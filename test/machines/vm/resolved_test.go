@@ -67,7 +67,7 @@ func bootResolved(t *testing.T, packages ...string) *resolvedMachine {
 	return m
 }
 
-// awaitRegistered returns when the agent says that it is registered.
+// awaitRegistered returns when the agent reports its registration.
 func (m *resolvedMachine) awaitRegistered() {
 	m.t.Helper()
 	wait.Until(m.t, "the agent is registered with systemd-resolved", func() bool {
@@ -136,7 +136,7 @@ func (m *resolvedMachine) checkRemoved() {
 			m.t.Errorf("%s prints:\n%s", command, got)
 		}
 	}
-	if links := m.Run("sh", "-c", "ls /run/systemd/resolve/netif | wc -l"); strings.TrimSpace(links) != "1" { // that of host0
+	if links := m.Run("sh", "-c", "ls /run/systemd/resolve/netif | wc -l"); strings.TrimSpace(links) != "1" { // the file of host0
 		m.t.Errorf("systemd-resolved has saved %s interfaces, want 1", links)
 	}
 	m.check(map[string]string{outside: vm.NamedIP})

@@ -26,7 +26,8 @@ func base() []string {
 //go:embed layer.sh
 var layer string
 
-// mirror returns the address of a mirror of Debian: DEBIAN_MIRROR, or the one that apt of this machine uses.
+// mirror returns the address of a mirror of Debian: DEBIAN_MIRROR, or the mirror that apt of this
+// machine uses.
 func mirror(ctx context.Context) (string, error) {
 	address, err := exec.CommandContext(ctx, filepath.Join(Repository(), "scripts/debian-mirror")).Output()
 	if err != nil {

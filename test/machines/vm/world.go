@@ -58,7 +58,7 @@ func newWorld(tb testing.TB, machine *netns.NS) *World {
 	return w
 }
 
-// link is the name of the world's interface, and nic that of the machine's.
+// link is the name of the world's interface, and nic of the machine's.
 const (
 	link = "vm0"
 	nic  = "host0"
