@@ -1,5 +1,5 @@
-// Command kubectl-nametap is a plugin of kubectl. It runs the commands of nametap in a pod, and those of nametap-discovery in
-// all of its replicas:
+// Command kubectl-nametap is a plugin of kubectl. It runs the commands of nametap in a pod, and
+// commands of nametap-discovery in all of its replicas:
 //
 //	kubectl nametap status web-0 -n shop
 //	kubectl nametap agents --stale

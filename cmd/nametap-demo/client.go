@@ -27,7 +27,7 @@ type unsupported string
 // Error returns the text.
 func (u unsupported) Error() string { return string(u) }
 
-// A client is a network namespace that is connected to that of the process.
+// A client is a network namespace that is connected to the process's namespace.
 type client struct{ namespace *os.File }
 
 // newClient makes a client. The process must be alone in its network namespace.

@@ -67,8 +67,9 @@ func (d *demo) showVIPs(ctx context.Context) error {
 	return nil
 }
 
-// visit runs `nametap-demo vips` in a network namespace of its own, because capture rules in that of
-// the demo would concern other programs, too. As root of a user namespace it needs no rights.
+// visit runs `nametap-demo vips` in a network namespace of its own, because capture rules in the
+// demo's namespace would concern other programs, too. As root of a user namespace it needs no
+// rights.
 func (d *demo) visit(ctx context.Context) (seen visits, err error) {
 	path, err := os.Executable()
 	if err != nil {
@@ -150,7 +151,8 @@ func runVIPs(ctx context.Context, dir string) error {
 	return json.NewEncoder(os.Stdout).Encode(seen)
 }
 
-// captureConfig says that queries and connections to VIPs that come from the client are captured.
+// captureConfig returns a configuration that captures the client's queries and its connections to
+// VIPs.
 func captureConfig() iptables.Config {
 	cfg := iptables.DefaultConfig()
 	cfg.AgentUIDs, cfg.AgentGIDs = []uint32{0}, []uint32{0} // the namespace has no others
@@ -178,7 +180,7 @@ func checkCapture(ctx context.Context) error {
 // --egress do.
 func carryVIPs(cfg *agent.Config) {
 	cfg.DNS.Addr = fmt.Sprintf(":%d", demoDNSPort)
-	cfg.XDS.StateDir = "" // that of the other agent
+	cfg.XDS.StateDir = "" // the other agent uses it
 	cfg.XDS.Node.AutoAllocate = true
 	cfg.Capture = &agent.CaptureConfig{On: true, Because: "the demo", Config: captureConfig(), ResolvConf: cfg.DNS.Forward.ResolvConf}
 	carried := egress.DefaultConfig()

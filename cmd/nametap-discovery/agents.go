@@ -32,7 +32,7 @@ import (
 
 const (
 	agentsPath = "/debug/agents"
-	// The parameters of agentsPath: agents of one namespace, and only those that are behind.
+	// The parameters of agentsPath: agents of one namespace, and only agents that are behind.
 	paramNamespace = "namespace"
 	paramBehind    = "behind"
 	// maxListings is how many clients read agentsPath at a time. The server keeps 16 bytes of each agent meanwhile.
@@ -45,7 +45,7 @@ type listing struct {
 	Summary *fleet `json:"summary,omitempty"`
 }
 
-// A fleet counts agents, those of one namespace if that is set.
+// A fleet counts agents; with a namespace, only its agents.
 type fleet struct {
 	Replica   string                  `json:"replica"`
 	Namespace string                  `json:"namespace,omitempty"`

@@ -48,8 +48,8 @@ type options struct {
 	client discovery.Client // whose table is printed
 	output string
 
-	// stateDirGiven says that the user has set the state directory. If it cannot be used,
-	// that is an error; the default is given up with a warning.
+	// stateDirGiven is set if the user has set the state directory. It is an error if
+	// that cannot be used; the default is given up with a warning.
 	stateDirGiven bool
 }
 
@@ -143,7 +143,7 @@ func (l *logLevel) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// labels are those of a workload.
+// labels are a workload's labels.
 type labels map[string]string
 
 // MarshalText returns "NAME=VALUE,...", sorted.

@@ -22,7 +22,7 @@ type injectOptions struct {
 	file       manifestFile
 	configFile string
 	namespace  string
-	// cfg has the fields that flags can set; they replace those of the file.
+	// cfg has the fields that flags can set; they replace the fields of the file.
 	cfg inject.Config
 }
 
@@ -93,7 +93,7 @@ func (o *injectOptions) declare(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&o.cfg.Nameservers, "nameserver", nil, "`address` of the cluster's DNS, which mode resolv needs; may be repeated")
 }
 
-// config returns the settings of the file, with those of the flags that are set.
+// config returns the settings of the file; flags that are set replace them.
 func (o *injectOptions) config() (inject.Config, error) {
 	cfg := inject.DefaultConfig()
 	if o.configFile != "" {

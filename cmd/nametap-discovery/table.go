@@ -48,7 +48,8 @@ func printTable(ctx context.Context, o *options, stdout, stderr io.Writer) error
 	cfg := o.server
 	table, broken, err := discovery.Table(ctx, cfg, o.client)
 	if errors.Is(err, discovery.ErrVIPs) && !o.stateDirGiven {
-		// A check of objects needs no state, and no rights to read that of a server on this machine.
+		// A check of objects needs no state, nor the right to read the state of a server on this
+		// machine.
 		if _, err := fmt.Fprintf(stderr, "%v: automatic VIPs are allocated anew and may differ from those in use\n", err); err != nil {
 			return fmt.Errorf("printing a warning: %w", err)
 		}
