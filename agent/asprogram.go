@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// ProgramUser is the user and the group of queries that are sent as a program sends them: nobody.
+	// ProgramUser is the user "nobody", and its group: with them queries are sent as a program sends
+	// them.
 	ProgramUser = 65534
 	// programTimeout is how long they may take. A resolver of libc waits 5 s.
 	programTimeout = 2 * time.Second
@@ -39,8 +40,9 @@ func Identify(ctx context.Context, listeners []dnsproxy.Addr) (found Identity, e
 	return found, err
 }
 
-// AsProgram sends a question about the server itself to a nameserver, over UDP and TCP, as a program of another
-// user does, and says whether the agent with an identity answers. It needs root.
+// AsProgram sends a question about the server itself to a nameserver, over UDP and TCP, as a
+// program of another user does, and reports whether the agent with an identity answers. It needs
+// root.
 func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []problems.Sent {
 	networks := []string{"udp", "tcp"}
 	found := make([]problems.Sent, len(networks))

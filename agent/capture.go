@@ -21,7 +21,7 @@ import (
 // A CaptureConfig says which queries are redirected to the agent. It may change while the
 // agent runs, except for ResolvConf and the port: see [Agent.SetCapture].
 type CaptureConfig struct {
-	// On says whether DNS is captured, and Because which setting says so.
+	// On is set if DNS is captured; Because names the setting that decides.
 	On      bool
 	Because string
 	// Config says what is captured. With ResolvConfServers, the nameservers of ResolvConf
@@ -32,7 +32,7 @@ type CaptureConfig struct {
 	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// Resolved says whether the agent registers with systemd-resolved while it captures, if
+	// Resolved is set if the agent registers with systemd-resolved while it captures, if
 	// this host runs it.
 	Resolved bool
 }
@@ -156,7 +156,7 @@ func (c *capture) run(ctx context.Context) error {
 	err := c.kernel.Keep(ctx)
 	stop()
 	followers.Wait()
-	if c.kernel.Captured() { // the rules stay, and so does the registration
+	if c.kernel.Captured() { // the rules and the registration stay
 		return err
 	}
 	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))

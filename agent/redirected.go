@@ -19,8 +19,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// A Redirection says whether queries over one family are redirected to the agent now, as a test
-// query shows. It needs no capability, so it works in the agent's container of a pod.
+// A Redirection tells whether a test query showed that queries over one family are redirected
+// to the agent now. It needs no capability, so it works in the agent's container of a pod.
 type Redirection struct {
 	Family iptables.Family `json:"family"`
 	State  RedirectState   `json:"state"`

@@ -275,7 +275,7 @@ type Status struct {
 	Uptime   string          `json:"uptime"`
 	DNS      []dnsproxy.Addr `json:"dns"`
 	Silent   []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
-	Unserved []string        `json:"unserved,omitempty"` // why other addresses than those for DNS are not open
+	Unserved []string        `json:"unserved,omitempty"` // why other addresses than the DNS addresses are not open
 	// Diagnosis is what is wrong, as package problems finds it.
 	Diagnosis problems.Report `json:"diagnosis"`
 	// Settings are the settings of DNS in use that take effect while the agent runs and differ from their

@@ -13,7 +13,7 @@ type Target struct {
 	address string
 }
 
-// errTarget is the error for what is no target.
+// errTarget is the error for a target in another form.
 var errTarget = errors.New("want unix:///PATH or tcp://HOST:PORT")
 
 // maxPath is the longest path of a unix socket.

@@ -112,7 +112,7 @@ func linkPath(index int32) dbus.ObjectPath {
 	return dbus.ObjectPath(fmt.Sprintf("%s/link/%d", managerPath, index))
 }
 
-// GetLink is a method of systemd-resolved, as are those below.
+// GetLink is a method of systemd-resolved, as are the methods below.
 func (f *fake) GetLink(index int32) (dbus.ObjectPath, *dbus.Error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -88,7 +88,7 @@ func New(cfg Config) *Registrar {
 	return r
 }
 
-// Set says whether the agent is to be registered.
+// Set sets whether the agent is to be registered.
 func (r *Registrar) Set(on bool) {
 	if r.on.Swap(on) != on {
 		r.awake()
