@@ -67,7 +67,7 @@ type captureBench struct {
 
 	binary string
 	paths  []path
-	// found are figures by path and manner, installed those by backend.
+	// found are figures by path and manner, installed are figures by backend.
 	found     map[path]map[lab.Manner]report.Figures
 	installed map[string]report.Figures
 }

@@ -29,7 +29,7 @@ func seenStates() []seenState {
 	}
 }
 
-// A seenState is who reads the queries of an agent.
+// A seenState is how the queries of an agent are read.
 type seenState struct {
 	title   string
 	readers int
@@ -49,7 +49,7 @@ type seenBench struct {
 	plain, tapped *lab.Server
 }
 
-// measureSeen compares an agent whose queries nobody reads with the same agent and readers.
+// measureSeen compares an agent whose queries are not read with the same agent and readers.
 func measureSeen(ctx context.Context, o options, r *results, progress io.Writer) error {
 	tool, err := exec.LookPath("fstrm_capture")
 	if err != nil {

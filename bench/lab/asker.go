@@ -12,7 +12,7 @@ import (
 )
 
 // Patience is how long a client of an experiment waits for an answer: longer than
-// any resolver, to see answers that come too late for those.
+// any resolver, to see answers that come too late for resolvers.
 const Patience = 12 * time.Second
 
 // An Answer is the result of one query.

@@ -157,7 +157,7 @@ func (a *agent) push(s *stream.Stream, message []byte) error {
 	return err
 }
 
-// take puts the resources of a push to use. Of one that was skimmed, the entries are missing.
+// take applies the resources of a push. A skimmed push lacks the entries.
 func (a *agent) take(now time.Time, skimmed bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -175,7 +175,8 @@ func (f *Fleet) Hold() { f.gate.close() }
 // Release lets agents connect, all at once.
 func (f *Fleet) Release() { f.gate.open() }
 
-// SetUp says whether agents may choose a server, as an endpoint of a Service that is ready or not.
+// SetUp sets whether agents may choose a server, like an endpoint of a Service that is ready or
+// not.
 func (f *Fleet) SetUp(server int, up bool) { f.up[server].Store(up) }
 
 // Pause stops the first n agents that are not full from reading after their next push.

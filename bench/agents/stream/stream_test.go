@@ -285,7 +285,7 @@ func TestGoAway(t *testing.T) {
 	})
 }
 
-// What is not gRPC's wire format is an error.
+// A message that is not in gRPC's wire format is an error.
 func TestMalformed(t *testing.T) {
 	t.Parallel()
 	for name, bytes := range map[string]string{

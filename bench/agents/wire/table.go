@@ -22,7 +22,7 @@ type Change struct {
 	Revision []byte
 }
 
-// ParseChange returns the change of a NameTable. ok is false if it has none, and so is a whole table.
+// ParseChange returns the change of a NameTable. ok is false for a whole table, which has none.
 func ParseChange(table []byte) (c Change, ok bool, err error) {
 	const complete, removed, sum, revision = 1, 2, 3, 4
 	err = eachField(table, func(number protowire.Number, value []byte) error {

@@ -136,7 +136,7 @@ func TestSkim(t *testing.T) {
 	}
 }
 
-// The entries of a table are those bytes of which the checksum is taken.
+// The checksum is taken of the bytes of the table's entries.
 func TestTable(t *testing.T) {
 	sum := digest.Of([]byte("x"))
 	set := digest.All()
