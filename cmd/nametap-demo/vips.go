@@ -113,9 +113,9 @@ func isForbidden(errno syscall.Errno) bool {
 	return false
 }
 
-// runVIPs is `nametap-demo vips`: a demo whose agent has --capture and --egress, and whose client is in
-// a network namespace of its own, like a container. What it starts ends with the process, and the
-// rules with its namespace.
+// runVIPs is `nametap-demo vips`: a demo whose agent has --capture and --egress, and whose client
+// is in a network namespace of its own, like a container. Its child processes end with the process,
+// and the rules with its namespace.
 func runVIPs(ctx context.Context, dir string) error {
 	client, err := newClient(ctx)
 	if err == nil {

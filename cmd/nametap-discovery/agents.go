@@ -188,7 +188,7 @@ func (c *agentsCommand) print(lines io.Reader) error {
 			fmt.Fprintln(columns, row(line.Agent))
 		}
 	}
-	err := columns.Flush() // what came is printed, also if more is missing
+	err := columns.Flush() // print the agents that came, even if more are missing
 	if summary != nil && c.output == outputText {
 		fmt.Fprintln(out, summary)
 	}

@@ -40,7 +40,7 @@ func TestFlagsDocument(t *testing.T) {
 	}
 }
 
-// P9: the schema of the chart allows the flags that the chart does not set itself, except those for
+// P9: the schema of the chart allows the flags that the chart does not set itself, except flags for
 // printing a table.
 func TestChartSettings(t *testing.T) {
 	own := []string{
