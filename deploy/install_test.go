@@ -69,8 +69,9 @@ func (d fakeDebian) asked() string {
 
 const forbidden = "the policy exits with 101\n"
 
-// TestInstallMissing installs packages. While apt-get runs, the policy of Debian starts no service. Afterwards
-// it is gone, and so is one that a killed installation has left. The machine's own policy stays.
+// TestInstallMissing installs packages. While apt-get runs, the policy of Debian starts no service.
+// Afterwards the policy is removed, also one that a killed installation has left. The machine's own
+// policy stays.
 func TestInstallMissing(t *testing.T) {
 	d := newFakeDebian(t)
 	write(t, d.path("go"), "")

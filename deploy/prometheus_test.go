@@ -75,8 +75,8 @@ func panels(t *testing.T) map[string][]string {
 	return all
 }
 
-// R4: every metric in the alerts and in the dashboard is one of docs/metrics.md. Of a histogram, the suffixes of its
-// buckets and sums are left out.
+// R4: every metric in the alerts and in the dashboard is one of docs/metrics.md. The suffixes of a
+// histogram's buckets and sums are left out.
 func TestPrometheusMetrics(t *testing.T) {
 	t.Parallel()
 	kinds := map[string]string{

@@ -88,8 +88,8 @@ func TestSignature(t *testing.T) {
 	r.accepted()
 }
 
-// TestUnsignedFiles adds files that are not signed to a release. Each fails the verification, also if
-// its name looks like a pattern that matches names with a signature. P11.
+// TestUnsignedFiles adds files that are not signed to a release. Each fails the verification, even
+// if its name looks like a pattern that matches names with a signature. P11.
 func TestUnsignedFiles(t *testing.T) {
 	t.Parallel()
 	r := newRelease(t)

@@ -51,8 +51,9 @@ func TestVersionInFiles(t *testing.T) {
 	}
 }
 
-// TestManifestsOfARelease writes the chart and the manifests of a release. They differ from those in the
-// repository by the version only, and a second build with other times and another umask is equal. P16.
+// TestManifestsOfARelease writes the chart and the manifests of a release. They differ from the
+// repository's by the version only, and a second build with other times and another umask is equal.
+// P16.
 func TestManifestsOfARelease(t *testing.T) {
 	netns.Need(t, "tar", "gzip")
 	tree := t.TempDir()
