@@ -150,7 +150,8 @@ func TestWebhookDispute(t *testing.T) { // I8
 		t.Error("the metric does not show it")
 	}
 	wait.Until(t, "it pauses", func() bool { return time.Since(begun) > 3*time.Second })
-	// In 3 s: the first restores with a removal of the owner each, and those after 1 and 2 s.
+	// In 3 s: the first restores with a removal of the owner each, and the restores after 1 and 2
+	// s.
 	if n := writes(); n < 4 || n > 40 { // on a busy machine the first ones may take the 3 s
 		t.Errorf("%d writes in 3 s", n)
 	}

@@ -156,7 +156,7 @@ func TestHostsAreMerged(t *testing.T) { // D30, D32, D37
 			behind := openMerging(t, variant, r, &merging{t: t, hosts: before})
 			behind.want("s1", "")
 
-			// What is rejected is not sent again; the next change brings the whole table.
+			// A rejected change is not sent again; the next change brings the whole table.
 			behind.nack()
 			services("10.0.0.1", "10.0.9.2")
 			behind.merge()

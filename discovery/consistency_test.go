@@ -217,8 +217,9 @@ func TestUnconfirmedClient(t *testing.T) { // D38
 	openMerging(t, variantDelta, r, first.ahead()).want("", "")
 }
 
-// TestRestoreIsOvertaken checks that a replica serves what etcd has after it was restored from a backup, also if new
-// changes have reached the version that the replica has heard of before it connects again.
+// TestRestoreIsOvertaken checks that a replica serves what etcd has after it was restored from a
+// backup, even if, before the replica connects again, new changes reach the version that it has
+// heard of.
 func TestRestoreIsOvertaken(t *testing.T) { // D60
 	t.Parallel()
 	a := fakekube.Start(t)

@@ -15,8 +15,9 @@
 //  4. Package push sends the tables to the clients, and to each only what has changed for it. limits.go
 //     bounds what they can occupy, with package intake.
 //
-// server.go starts all of it. listen.go opens the listeners, certificate.go gets the certificate for TLS, and
-// package auth decides who may connect. table.go makes one table and serves nothing.
+// server.go starts all of it. listen.go opens the listeners, certificate.go gets the certificate
+// for TLS, and package auth decides which clients may connect. table.go makes one table and serves
+// nothing.
 //
 // What a client sees depends on its node: its namespace (exportTo), its address families,
 // and whether it asks for automatic VIPs (DNS_AUTO_ALLOCATE).

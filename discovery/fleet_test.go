@@ -87,7 +87,8 @@ func (m member) hosts() map[string]string {
 	return out
 }
 
-// want receives tables until the client has these hosts. Each table must have those in always.
+// want receives tables until the client has these hosts. Each table must have the hosts in
+// always.
 func (m member) want(hosts map[string]string, always ...string) {
 	m.t.Helper()
 	for {

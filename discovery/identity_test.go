@@ -177,7 +177,7 @@ func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48
 	}
 }
 
-// TestAgentsOverTLS checks that clients that have proven who they are are shown as such.
+// TestAgentsOverTLS checks that clients that have proven their identity are shown as such.
 func TestAgentsOverTLS(t *testing.T) { // D66
 	t.Parallel()
 	s := startSecured(t)

@@ -25,7 +25,7 @@ func importedSliceYAML(cluster, ip string) string {
 		"ports: [{name: sql, port: 5432}]\nendpoints: [{addresses: [%[2]s], hostname: db-0}]\n", cluster, ip)
 }
 
-// TestServiceImports checks that ServiceImports of both versions have their hosts, also if their
+// TestServiceImports checks that ServiceImports of both versions have their hosts, even if their
 // definition comes late, and in other clusters.
 func TestServiceImports(t *testing.T) { // D14, D26, D27
 	t.Parallel()

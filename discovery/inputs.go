@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// maxPending is how many changes wait before they are merged. What keeps a server from being ready, such
-	// as a missing right, may last for days.
+	// maxPending is how many changes wait before they are merged. A reason why a server is not ready,
+	// such as a missing right, may last for days.
 	maxPending = 100
 	// checkEvery is how often sources that keep the server from being ready are read without a change: why
 	// they do may have changed. It is also how often saving VIPs is tried again.
@@ -31,7 +31,7 @@ type input struct {
 	last source.Reading
 }
 
-// inputs are the configured sources, those first whose objects are used instead of the same ones of others.
+// inputs are the configured sources. If sources have the same object, the first source's is used.
 type inputs struct {
 	all      []*input
 	kube     source.Objects    // nil without the Kubernetes API
@@ -214,8 +214,8 @@ func (s *Server) isServing() bool {
 	}
 }
 
-// publish serves what is known of the sources. What is served first must be complete, because clients would lose
-// the hosts that are missing.
+// publish serves what is known of the sources. The first table must be complete, because clients
+// would lose the missing hosts.
 func (s *Server) publish(all source.Reading) {
 	if all.Read {
 		defer s.inputs.readOnce()

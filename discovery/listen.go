@@ -23,7 +23,7 @@ type endpoint struct {
 	flag     string // that sets the address
 	addr     string // as configured; empty for no endpoint
 	listener net.Listener
-	clients  *auth.Clients // who may connect; nil lets everyone, without TLS
+	clients  *auth.Clients // the clients that may connect; nil lets everyone, without TLS
 	server   *grpc.Server
 }
 
@@ -116,7 +116,7 @@ func stop(srv *grpc.Server) {
 	srv.GracefulStop()
 }
 
-// newIdentities returns who may connect over TLS; nil without TLS.
+// newIdentities returns the clients that may connect over TLS; nil without TLS.
 func newIdentities(cfg Config) (*auth.Clients, error) {
 	if cfg.TLSAddr == "" {
 		return nil, nil //nolint:nilnil // documented

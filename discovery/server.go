@@ -49,8 +49,8 @@ type Config struct {
 	// GRPCAddr is the "host:port" on which ADS is served in plaintext, to everyone. Port 0 means a
 	// free port, "" that it is not.
 	GRPCAddr string
-	// TLSAddr is the "host:port" on which ADS is served over TLS, to clients that prove who they
-	// are. "" means that it is not.
+	// TLSAddr is the "host:port" on which ADS is served over TLS, to clients that prove their
+	// identity. "" means that it is not.
 	TLSAddr string
 	// TLS are the files of the server's certificate and of the authorities of clients'.
 	TLS auth.Files
@@ -82,8 +82,8 @@ type Config struct {
 	// ClustersNamespace is the namespace, at the API server, of the Secrets with kubeconfigs of other
 	// clusters, whose hosts are served, too. "" means that there are none.
 	ClustersNamespace string
-	// HeadlessScope says which clients get the endpoints of headless Services that do not say it; 0
-	// means those in the network of the endpoints.
+	// HeadlessScope tells which clients get the endpoints of headless Services that do not set it;
+	// 0 means the clients in the network of the endpoints.
 	HeadlessScope object.HeadlessScope
 	// ClusterTimeout is how long another cluster that cannot be read keeps the server from being
 	// ready. 0 means 20 s.

@@ -83,8 +83,8 @@ func TestBrokenAtStartIsLeftOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Of two objects with the same name the one in the first file is used, and the other
-	// one is an error.
+	// If two objects have the same name, the first file's is used, and the other one is
+	// an error.
 	if got := fmt.Sprint(show(table)); got != "map[cart.shop.svc.cluster.local:Kubernetes cart.shop 10.0.0.2]" {
 		t.Errorf("got %s", got)
 	}

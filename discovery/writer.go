@@ -37,7 +37,7 @@ func (s *Server) runWriter(ctx context.Context) error {
 	}
 }
 
-// newLeaseMetric returns the metric that says whether this replica writes.
+// newLeaseMetric returns the metric that is 1 if this replica writes.
 func newLeaseMetric(s *Server) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "nametap", Subsystem: "discovery", Name: "lease_held",

@@ -90,7 +90,7 @@ func TestWriter(t *testing.T) { // D39
 		t.Errorf("writes: %v", a.Writes())
 	}
 
-	// What was written stays no longer than it is needed.
+	// VIPs that were written stay only as long as they are needed.
 	a.Put(fakekube.ServiceEntries, entryYAML("m", "shop", "hosts: ["+names[1]+"]", "resolution: DNS", "addresses: [192.0.2.1]")+
 		"status: {addresses: [{host: "+names[1]+", value: 240.240.9.9}]}\n")
 	wait.Until(t, "needless VIPs are removed", func() bool { return statusOf(t, a, "m") == "" })

@@ -1,6 +1,6 @@
-// Package auth decides who may open a stream. A client proves its identity with a token of its
-// Kubernetes service account, or with a SPIFFE certificate. What the client says of itself must agree
-// with it, so that it gets no table of another namespace.
+// Package auth decides which clients may open a stream. A client proves its identity with a token
+// of its Kubernetes service account, or with a SPIFFE certificate. What the client says of itself
+// must agree with it, so that it gets no table of another namespace.
 package auth
 
 import (

@@ -26,7 +26,7 @@ type Clients struct {
 	Others func(cluster string) *Tokens
 }
 
-// A Client is who has opened a stream.
+// A Client is the client that has opened a stream.
 type Client struct {
 	Identity
 	// Ends is when the token or the certificate ends that proves the identity; the zero time if that is not known.
@@ -36,8 +36,8 @@ type Client struct {
 	cluster string // whose API server has reviewed the token; empty for the own one
 }
 
-// Client returns who has opened a stream: a token comes before a certificate. The error has the
-// code Unauthenticated, or Unavailable if that cannot be found out now.
+// Client returns the client that has opened a stream: a token comes before a certificate. The
+// error has the code Unauthenticated, or Unavailable if that cannot be found out now.
 func (c *Clients) Client(ctx context.Context) (Client, error) {
 	if token, ok := bearer(ctx); ok {
 		cluster := c.other(header(ctx, "clusterid"))

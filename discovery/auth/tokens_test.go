@@ -96,7 +96,7 @@ func testTokens(t *testing.T) {
 	}
 }
 
-// D49: requests with one token at a time share a review, also if the first of them is given up.
+// D49: requests with one token at a time share a review, even if the first request is given up.
 func TestTokensShareReview(t *testing.T) {
 	asked, released := make(chan struct{}), make(chan struct{})
 	var reviews atomic.Int64

@@ -308,7 +308,7 @@ func (c *Clusters) expose() {
 	c.links, c.kept = links, kept
 }
 
-// Status returns the state of each resource that is read, those with the Secrets first.
+// Status returns the state of each resource that is read, the Secrets first.
 func (c *Clusters) Status() []source.Status {
 	c.mu.Lock()
 	links, kept := c.links, c.kept

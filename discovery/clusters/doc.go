@@ -1,5 +1,5 @@
-// Package clusters follows clusters other than the control plane's own one. The API server of the own
-// cluster has a Secret for each, or for several, with a kubeconfig for each cluster.
+// Package clusters follows clusters other than the control plane's own one. The API server of the
+// own cluster has Secrets with a kubeconfig for each of these clusters.
 //
 //  1. wanted.go says which clusters the Secrets name, and what is wrong with the Secrets.
 //  2. remote.go follows the objects of one cluster, with a [kube.Source] for its API server. New

@@ -126,7 +126,7 @@ func (r *remote) read(changes []hosts.Change) []hosts.Change {
 	return append(changes, from.Changes...)
 }
 
-// switchOver makes next live: it has all objects. What is the same stays.
+// switchOver makes next live: it has all objects. Objects that are equal in both stay.
 func (r *remote) switchOver() hosts.Change {
 	r.live.close()
 	r.live, r.next, r.restored, r.tried, r.unsaved = r.next, nil, nil, true, true

@@ -17,8 +17,9 @@ const (
 	serviceTypeNames = "ClusterIP, NodePort, LoadBalancer or ExternalName"
 )
 
-// Decode decodes an object of the kind in its key. Errors are reported by root. What is wrong is left out, so that the
-// rest of a broken object depends on the object alone, and never shows a host to more clients than its author wanted.
+// Decode decodes an object of the kind in its key. Errors are reported by root. Invalid parts are
+// left out, so that the rest of a broken object depends on the object alone, and never shows a host
+// to more clients than its author wanted.
 func Decode(root Field, o *object.Object) {
 	switch o.Key.Kind {
 	case object.KindService:
@@ -264,8 +265,8 @@ func sizeInTables(e *object.ServiceEntry, ports []object.EntryPort, endpoints []
 	return len(e.Hosts) * (address*len(e.Addrs) + size*len(ports))
 }
 
-// addVIPs adds the VIPs in the status of a ServiceEntry. What is no VIP there is no error: the author of the object
-// writes the spec only.
+// addVIPs adds the VIPs in the status of a ServiceEntry. An invalid VIP in it is ignored without an
+// error, because the object's author does not write the status.
 func addVIPs(root Field, e *object.ServiceEntry) {
 	ok := true
 	status := root.To(func(Field, string) { ok = false }).Member("status").Member("addresses")

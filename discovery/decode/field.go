@@ -236,8 +236,8 @@ func (f Field) addrs() []netip.Addr {
 	return all
 }
 
-// scopes returns the scopes in an exportTo of an object in a namespace. Of invalid ones only the rest counts, so
-// that what its author wanted to hide is not shown.
+// scopes returns the scopes in an exportTo of an object in a namespace. Invalid scopes are left
+// out, and the rest counts, so that what its author wanted to hide is not shown.
 func (f Field) scopes(scopes []string, namespace string) object.ExportTo {
 	e, err := object.NewExportTo(scopes, namespace)
 	if err != nil {

@@ -6,10 +6,10 @@
 //  2. parse.go splits a file into documents and documents into objects; package decode decodes each kind of
 //     object, with yaml.go, which knows the line of every field. A broken document affects only its own
 //     objects.
-//  3. merge.go decides which objects are in use. An object that becomes broken, or that cannot be read,
-//     stays in use in its last good form. So does all that was in a file or a directory that is empty
-//     now. An object that is missing stays for a moment: its file may be half written, or it is on its way to
-//     another one.
+//  3. merge.go decides which objects are in use. An object that becomes broken, or that cannot be
+//     read, stays in use in its last good form. So do all objects of a file or a directory that is
+//     empty now. An object that is missing stays for a moment: its file may be half written, or it
+//     is on its way to another one.
 //  4. state.go saves the last good form of every object in the state directory.
 //
 // source.go repeats this, and tells the control plane what has changed.

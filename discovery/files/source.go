@@ -178,7 +178,7 @@ func (s *Source) cannotRead(err error) {
 	s.out.Put(r)
 }
 
-// use makes objects those in use, and returns what has changed.
+// use takes good as the objects in use, and returns what has changed.
 func (s *Source) use(good map[object.Key]located) []hosts.Change {
 	var c hosts.Change
 	for key, o := range good {

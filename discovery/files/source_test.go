@@ -153,8 +153,8 @@ func TestFilesAreReplacedOneByOne(t *testing.T) { // D43
 	})
 }
 
-// TestMissingObjects checks that an object that is missing is removed after a second, however often other files
-// change, also if it is missing when a process starts.
+// TestMissingObjects checks that an object that is missing is removed after a second, however often
+// other files change, even if it is missing when a process starts.
 func TestMissingObjects(t *testing.T) { // D43
 	t.Parallel()
 	for name, restart := range map[string]bool{"removed": false, "half written at the start": true} {
@@ -300,7 +300,7 @@ func TestEmptyAndUnreadable(t *testing.T) { // D18, D43
 	t.Parallel()
 	loop := func(t *testing.T, path string) {
 		t.Helper()
-		// A link to itself cannot be opened, even by root, who can open files without permissions.
+		// A link to itself cannot be opened, even by root, which can open files without permissions.
 		if err := os.Symlink(path, path); err != nil {
 			t.Fatal(err)
 		}

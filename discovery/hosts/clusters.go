@@ -18,7 +18,7 @@ type cluster struct {
 	index
 	name    string                         // empty for the own one
 	network string                         // empty if it is not known
-	sources []map[object.Key]object.Object // those first whose objects count
+	sources []map[object.Key]object.Object // a source whose objects count comes before others
 	made    map[object.Key][]claim         // by the object that makes them
 }
 

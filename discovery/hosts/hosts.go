@@ -52,8 +52,8 @@ type Change struct {
 	// Cluster is the name of the objects' cluster, which the first change adds; empty for the
 	// control plane's own one.
 	Cluster string
-	// Source is the number of the source, from 0. An object counts instead of the same one of a
-	// source with a higher number. Clusters other than the own one have one source, 0.
+	// Source is the number of the source, from 0. If two sources have the same object, the
+	// lower number's counts. Clusters other than the own one have one source, 0.
 	Source  int
 	Updated []object.Object // new, or with another content
 	Removed []object.Key

@@ -76,7 +76,8 @@ func vipsOfSlot(name string) string {
 	return fmt.Sprintf("[{%s %s} {%s %s}]", name, slotAddr4(slot), name, slotAddr6(slot))
 }
 
-// D39: what the status of a ServiceEntry should be takes little time, also if it has many hosts and VIPs.
+// D39: what the status of a ServiceEntry should be takes little time, even if it has many hosts and
+// VIPs.
 func TestStatusOfManyHosts(t *testing.T) {
 	const n = 100_000
 	e := &object.ServiceEntry{Resolution: object.ResolutionDNS}

@@ -21,8 +21,8 @@ type frames struct {
 // newFrames returns the frames of a new connection.
 func newFrames() frames { return frames{skip: len(http2.ClientPreface)} }
 
-// read follows the next bytes. It returns how many DATA frames begin in them, and the bytes of these frames without
-// padding, also if they are yet to come: gRPC makes room for a whole frame.
+// read follows the next bytes. It returns how many DATA frames begin in them, and the bytes of
+// these frames without padding, even if they are yet to come: gRPC makes room for a whole frame.
 func (f *frames) read(p []byte) (count, data int) {
 	for len(p) > 0 {
 		switch {

@@ -90,8 +90,8 @@ type Places struct {
 	open, unproven int
 }
 
-// NewPlaces returns places for a number of clients, and for a number of each address. Clients of one namespace, and
-// all those without proof if there are others, get half of them.
+// NewPlaces returns places for a number of clients, and for a number of each address. Clients of
+// one namespace get half of them, and so do all clients without proof if there are others.
 func NewPlaces(most, perAddress int) *Places {
 	share := max(1, most/2)
 	return &Places{
@@ -105,7 +105,7 @@ type Place struct {
 	places    *Places
 	address   netip.Addr
 	taken     bool   // of all places
-	unproven  bool   // of those without proof
+	unproven  bool   // of clients without proof
 	namespace string // whose place it is; empty if none
 }
 

@@ -44,7 +44,7 @@ type election struct {
 
 	// The fields below are owned by the goroutine of run.
 	seen    *coordinationv1.Lease // as last read or written; nil for none
-	free    time.Time             // when the Lease of another holder ends, also if it is deleted before that
+	free    time.Time             // when the Lease of another holder ends, even if it is deleted before that
 	renewed time.Time             // when this process began to send the last renewal that worked
 	// The last failures that were logged and have not ended: one may read but not write.
 	reading, writing string

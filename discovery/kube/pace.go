@@ -19,7 +19,7 @@ type pace struct {
 	last     time.Time // when it was written last
 }
 
-// left returns how long to wait before a text is written: not at all if it is another one than before.
+// left returns how long to wait before a text is written: not at all if the text has changed.
 func (p *pace) left(text string) time.Duration {
 	if text != p.written {
 		return 0

@@ -268,7 +268,7 @@ func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed i
 	return disputed, lasts
 }
 
-// write creates a ConfigMap, or changes its certificates. What other programs have added to it stays. If
+// write creates a ConfigMap, or changes its certificates. Other programs' additions stay. If
 // another replica was first, or the namespace is being deleted, done is false without an error: the
 // publisher sees both soon.
 func (p *publisher) write(ctx context.Context, namespace, roots string, exists bool) (done bool, err error) {

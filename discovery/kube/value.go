@@ -11,8 +11,8 @@ import (
 	"github.com/nametap/nametap/discovery/decode"
 )
 
-// A value is a part of an object from client-go: of one of the API's types, or of a custom resource, whose parts are
-// maps, lists and scalars. The names of members are those in JSON.
+// A value is a part of an object from client-go: of one of the API's types, or of a custom
+// resource, whose parts are maps, lists and scalars. Members have their names in JSON.
 type value struct {
 	of      reflect.Value // neither a pointer nor an interface; invalid for null
 	structs structs

@@ -9,8 +9,8 @@ import (
 // Sidecar holds the fields of an Istio Sidecar that are used: it limits the hosts that the
 // workloads it selects see.
 type Sidecar struct {
-	// Labels select workloads of the Sidecar's namespace; without any it is the default of the
-	// namespace.
+	// Labels select workloads of the Sidecar's namespace; without any, it is the namespace's
+	// default Sidecar.
 	Labels map[string]string
 	// Egress are the visible hosts; nil means all.
 	Egress []EgressHost
@@ -98,7 +98,7 @@ func (e *Egress) Shows(workload, namespace, host string) bool {
 	return e.from[anything].covers(host) || e.from[namespace].covers(host) || workload == namespace && e.from[exportToPrivate].covers(host)
 }
 
-// covers reports whether a host, which may be a wildcard itself, is among those shown, or below one.
+// covers reports whether a host, which may be a wildcard itself, is a shown host, or below one.
 func (s *shown) covers(host string) bool {
 	switch {
 	case s == nil:

@@ -187,7 +187,8 @@ func TestDamagedData(t *testing.T) {
 	}
 }
 
-// FuzzParse parses arbitrary data. What can be parsed can be renewed and written again.
+// FuzzParse parses arbitrary data. Certificates that can be parsed can be renewed and written
+// again.
 func FuzzParse(f *testing.F) {
 	c, err := policy(name).Renewed(nil, epoch)
 	if err != nil {

@@ -59,7 +59,7 @@ type Nack struct {
 	Seconds float64 `json:"seconds"` // ago
 }
 
-// An AgentState says whether a client has its table and, if not, why.
+// An AgentState tells whether a client has its table and, if not, why.
 type AgentState string
 
 // The states of clients.

@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// A broadcaster pushes to the sessions for which something has changed. It works in rounds, and after each
-// pauses as long as the round took: half of the processors' time is left to answers, new clients and
-// further changes. What changes meanwhile is in the next round, in one push for each client.
+// A broadcaster pushes to the sessions for which something has changed. It works in rounds, and
+// after each pauses as long as the round took: half of the processors' time is left to answers, new
+// clients and further changes. Changes meanwhile are in the next round, in one push for each
+// client.
 type broadcaster struct {
 	mu    sync.Mutex
 	queue []*session

@@ -21,6 +21,7 @@
 //
 //   - Nothing, as Istio's agent: one unnamed table. A change sends all of it.
 //   - Hosts ("hosts"): one unnamed table. A change sends the hosts that have changed, and the
-//     checksum of the table after it. A client that connects says which hosts it has, by 256 checksums,
-//     and is sent the shards that differ. So is one that is further behind than the last changes that are kept.
+//     checksum of the table after it. A client that connects says which hosts it has, by 256
+//     checksums, and is sent the shards that differ. The same goes for a client that is further
+//     behind than the kept changes.
 package push

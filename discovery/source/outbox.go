@@ -14,7 +14,8 @@ type Outbox struct {
 	reading Reading // with all changes since the last Read
 }
 
-// Put makes r what is known of the source; its changes follow those before. It calls Changed unless nothing is new.
+// Put sets what is known of the source to r, and appends r's changes to the earlier ones. It calls
+// Changed unless nothing is new.
 func (o *Outbox) Put(r Reading) {
 	o.mu.Lock()
 	last := o.reading

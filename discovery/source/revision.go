@@ -19,7 +19,7 @@ func (r Revision) Encode() []byte {
 	return b
 }
 
-// ParseRevision returns the revision in b. What follows a damaged part is left out.
+// ParseRevision returns the revision in b. It leaves out everything from a damaged part on.
 func ParseRevision(b []byte) Revision {
 	var r Revision
 	for len(b) > 0 {

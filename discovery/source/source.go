@@ -88,11 +88,11 @@ type Namespaces interface {
 
 // ObjectsConfig configures [Objects].
 type ObjectsConfig struct {
-	// Cluster is the name of the API server's cluster; empty for the control plane's own one. Of other
-	// clusters, Istio's custom resources are not read: as in istiod, they are settings of the mesh.
+	// Cluster is the name of the API server's cluster; empty for the control plane's own one. Istio's
+	// custom resources are not read from other clusters: as in istiod, they are settings of the mesh.
 	Cluster string
 	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh; empty if they are
-	// not read, so all namespaces count. Of other clusters they are not read, see [Clusters.Select].
+	// not read, so all namespaces count. They are not read from other clusters, see [Clusters.Select].
 	RootNamespace string
 	// Selected is called with the discovery selectors of the mesh when they are known, and when they
 	// have changed. It must not block. It may be nil.
