@@ -96,7 +96,7 @@ func TestAliasPorts(t *testing.T) { // D9, D22
 	}
 }
 
-// An alias that is not valid is left out, and so is a CNAME record that would make a loop.
+// An invalid alias is left out, and so is a CNAME record that would make a loop.
 func TestBadAlias(t *testing.T) { // D9
 	t.Parallel()
 	p, _ := startMesh(t, hosts{

@@ -65,7 +65,7 @@ func TestAutopath(t *testing.T) { // N5
 	})
 }
 
-// The first matching domain of the list wins, also if one domain is a suffix of another.
+// The first matching domain of the list wins, even if one domain is a suffix of another.
 func TestAutopathOrder(t *testing.T) { // N5
 	t.Parallel()
 	for _, c := range []struct{ search, target string }{

@@ -49,9 +49,9 @@ type Config struct {
 	// Domain is the cluster domain, with or without "namespace.svc." before it.
 	// Default cluster.local.
 	Domain string
-	// Forward configures what happens to queries that the table does not answer. Its
-	// Logger and Registerer are replaced by those below. The search list of its ResolvConf
-	// is also used for mesh names.
+	// Forward configures what happens to queries that the table does not answer. The
+	// Logger and Registerer below replace its own. The search list of its ResolvConf is
+	// also used for mesh names.
 	Forward forward.Config
 	// Bypass lists suffixes whose names are forwarded as if the table had no hosts below
 	// them. A longer suffix in LocalOnly wins. Default none.

@@ -18,7 +18,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// deadZone is a handler that answers every name except those below dead.zone.example, like
+// deadZone is a handler that answers every name except names below dead.zone.example, like
 // a resolver that waits for that zone's nameservers.
 func deadZone(query *dns.Msg, _ string) *dns.Msg {
 	name := query.Question[0].Name

@@ -107,8 +107,8 @@ type rules struct {
 }
 
 // decide decides on a question by the rules that the package comment numbers; [screen]
-// applies those for the rest of the message. current is nil before the first push. s must
-// be kept as long as the decision.
+// applies the rules for the rest of the message. current is nil before the first push. s
+// must be kept as long as the decision.
 func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) decision {
 	switch q.Class {
 	case dns.ClassINET:
@@ -237,8 +237,8 @@ func (r *rules) decideBeforeSync(name wire.Name, localOnly bool) decision {
 	return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errNotSynced}
 }
 
-// screen applies the rules before those for the question: opcode, number of questions, EDNS.
-// It reports false if none of them decides.
+// screen applies the rules that come before the question's rules: opcode, number of
+// questions, EDNS. It reports false if none of them decides.
 func screen(req *dns.Msg) (d decision, decided bool) {
 	if req.Opcode != dns.OpcodeQuery {
 		return decision{action: actForward}, true

@@ -38,7 +38,8 @@ func destinationsOf(h *table.Host) []string {
 	return texts
 }
 
-// E6: a table has the destinations of external hosts. What is not valid is left out with a reason.
+// E6: a table has the destinations of external hosts. Invalid destinations are left out with a
+// reason.
 func TestDestinations(t *testing.T) {
 	t.Parallel()
 	c, err := table.NewCluster("shop", "cluster.local")

@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 )
 
-// V5: the domains of a table cover all of its hosts, except those below the cluster domain and
+// V5: the domains of a table cover all of its hosts, except hosts below the cluster domain and
 // a wildcard of the root.
 func TestDomains(t *testing.T) {
 	current := table.Empty(must(table.NewCluster("shop", "cluster.local")))

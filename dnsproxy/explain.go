@@ -16,8 +16,8 @@ type Explanation struct {
 	// Name and Type are the question.
 	Name string `json:"name"`
 	Type string `json:"type"`
-	// Rows are the rows of docs/behaviour.md that apply: first those for the name, then
-	// the one for the type.
+	// Rows are the rows of docs/behaviour.md that apply: first the rows for the name,
+	// then the row for the type.
 	Rows []string `json:"rows"`
 	// Rule is the rule by which the table has the name.
 	Rule table.Rule `json:"rule"`
@@ -123,8 +123,8 @@ func whyName(rule table.Rule, m table.Match, key string) string {
 	return ""
 }
 
-// rows returns the rows of docs/behaviour.md by which a question was decided: first those for
-// its name, then the one for its type.
+// rows returns the rows of docs/behaviour.md by which a question was decided: first the rows
+// for its name, then the row for its type.
 func (d *decision) rows(q wire.Question) []string {
 	switch d.action {
 	case actHold:

@@ -22,7 +22,7 @@ const (
 
 // fast is the fast path: it appends to dst the response to a query that need not wait, from
 // wire form to wire form, on the goroutine that has read the query. Queries for nameservers,
-// those before the first table, and whatever is rare or malformed are for [handler.slow];
+// queries before the first table, and whatever is rare or malformed are for [handler.slow];
 // dst is unchanged then. Answers from the table and the cache take no allocation. The
 // scratch belongs to the goroutine; the task does not refer to it afterwards.
 //

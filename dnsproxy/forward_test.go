@@ -87,7 +87,7 @@ func TestDeadServers(t *testing.T) { // F3
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append([]upstream.Spec{first}, servers(good)...)}})
 		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 	}
-	// If all servers are dead the query fails at once, also if one is listed twice.
+	// If all servers are dead the query fails at once, even if one is listed twice.
 	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{dead, dead}}})
 	began := time.Now()
 	resp := p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))

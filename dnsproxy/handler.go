@@ -226,7 +226,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		// The name exists, but has no records of this type anywhere: NODATA.
 		return h.respondMesh(dst, q, d, limit), outcome{dns.RcodeSuccess, sourceTable}
 	case found.Relayed != nil:
-		// Of the slow path alone, which has no dst.
+		// Only the slow path comes here, which has no dst.
 		response := reply.Cut(h.relayed(t, found.Relayed, q.EDNS), limit)
 		return response, outcome{reply.Rcode(response), found.Source}
 	}

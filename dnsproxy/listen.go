@@ -256,8 +256,8 @@ func splitAddr(addr string) (hosts []string, port string, err error) {
 	return hosts, port, nil
 }
 
-// openAll opens UDP and TCP sockets on every host. It returns the listeners, those it could
-// not open, and the joined errors of the latter.
+// openAll opens UDP and TCP sockets on every host. It returns the listeners, the listeners
+// it could not open, and the joined errors of the latter.
 func (ls *listeners) openAll(ctx context.Context, hosts []string, port string) (listeners []listener, missing []missingListener, err error) {
 	for _, host := range hosts {
 		for _, network := range []string{"udp", "tcp"} {

@@ -226,7 +226,7 @@ func TestShutdown(t *testing.T) { // R1
 	}
 }
 
-// A held query is in flight, too, also if it is held for longer than the upstream timeout.
+// A held query is in flight, too, even if it is held for longer than the upstream timeout.
 func TestShutdownWhileHeld(t *testing.T) { // R1, C6
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -193,7 +193,7 @@ func TestTrace(t *testing.T) { // R18
 	if from := trace("other.example", 1232, dnsproxy.AskProvenance); from.Attempts != nil {
 		t.Errorf("without asking: %+v", from)
 	}
-	// What does not fit is counted.
+	// Attempts that do not fit are counted.
 	fake.Handle(fakedns.Silence)
 	if from := trace("silent.example", 512, dnsproxy.AskTrace); from.MoreAttempts == 0 || from.Source != "upstream" {
 		t.Errorf("in 512 bytes: %+v", from)

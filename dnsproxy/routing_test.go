@@ -265,7 +265,7 @@ func TestLoopsAreFound(t *testing.T) { // F6
 	}
 }
 
-// What a forwarder adds to queries, in each round anew, does not hide the loop.
+// Options that a forwarder adds to queries, different in each round, do not hide the loop.
 func TestLoopThatChangesQueries(t *testing.T) { // F6
 	t.Parallel()
 	changes := map[string]func(query *dns.Msg){

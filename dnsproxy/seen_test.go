@@ -198,7 +198,7 @@ func TestNoteworthyNameservers(t *testing.T) { // R13, F3, F4
 	}
 }
 
-// A query that is refused at a bound is kept, also if the fast path refuses it.
+// A query that is refused at a bound is kept, even if the fast path refuses it.
 func TestNoteworthyOverload(t *testing.T) { // R13, F10
 	t.Parallel()
 	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, fakedns.Silence)), MaxInflight: 1}})

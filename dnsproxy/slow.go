@@ -144,7 +144,7 @@ func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source 
 		return response, sourceProbe
 	}
 	// A query with more than a question and an OPT record, such as a signed one. Answers
-	// that are not forwarded are those to the same query of the usual shape.
+	// that are not forwarded equal the answers to the same query of the usual shape.
 	again := &task{from: t.from, usual: true}
 	if err := makeUsual(&again.query, req); err != nil {
 		t.decision = decision{action: actReject, rcode: dns.RcodeFormatError, reason: err}

@@ -246,7 +246,7 @@ func TestPushOfSeveralTables(t *testing.T) { // C9
 	}
 }
 
-// Held queries count as in flight: those beyond the bound are refused at once.
+// Held queries count as in flight: queries beyond the bound are refused at once.
 func TestHeldInflight(t *testing.T) { // C6, F10
 	t.Parallel()
 	p := start(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold, Forward: forward.Config{MaxInflight: 1}})

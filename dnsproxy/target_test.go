@@ -182,8 +182,8 @@ func TestTargetIsLocal(t *testing.T) { // F12, D9
 	}
 }
 
-// TestTrustAD checks that AD reaches clients only with trust-ad, also in replies that are relayed and in
-// those for the target of a mesh name.
+// TestTrustAD checks that AD reaches clients only with trust-ad, also in relayed replies and in
+// replies for the target of a mesh name.
 func TestTrustAD(t *testing.T) { // F1
 	t.Parallel()
 	for _, options := range []string{"options ndots:1", "options trust-ad"} {
@@ -204,8 +204,8 @@ func TestTrustAD(t *testing.T) { // F1
 	}
 }
 
-// TestLongTarget asks for records of a target that nearly fill a message. Over TCP, those are left out that the
-// CNAME record leaves no room for.
+// TestLongTarget asks for records of a target that nearly fill a message. Over TCP, records for
+// which the CNAME record leaves no room are left out.
 func TestLongTarget(t *testing.T) { // A4, A9
 	t.Parallel()
 	const target, txt = "api.example.com.", 255

@@ -99,8 +99,9 @@ func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
 	return least, kind == fresh
 }
 
-// hold adds n bytes to what a connection holds. If that is too much for all together, it closes those whose
-// clients have taken nothing for the longest. What closed connections have yet to release does not count.
+// hold adds n bytes to what a connection holds. If all connections together hold too much, it
+// closes the connections whose clients have taken nothing for the longest. Bytes that closed
+// connections have yet to release do not count.
 func (p *tcpClients) hold(c *tcpConn, n int64) {
 	if c.held.Add(n) == n {
 		c.progress.Store(p.now())

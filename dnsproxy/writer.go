@@ -336,8 +336,8 @@ func (w *writer) shuffle(owner, rrtype uint16, packed []byte, n int) {
 	}
 }
 
-// maxSampled bounds the addresses from which a sample is drawn. Of more, it is drawn from that many, in a
-// row from a random one.
+// maxSampled bounds the addresses from which a sample is drawn. If there are more, it is drawn from
+// maxSampled consecutive ones, from a random one on.
 const maxSampled = 1 << 14
 
 // sample writes n of the packed addresses, of which there are more than maxShuffled times n.

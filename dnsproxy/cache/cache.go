@@ -166,9 +166,9 @@ func newStore(cfg Config) *store {
 	return st
 }
 
-// Configure changes the limits. The entries are then as if they had been stored with these limits, and
-// the cache evicts those for which there is no room. Get and Put wait only while one shard is copied;
-// what they store and count before all shards are copied may be lost.
+// Configure changes the limits. The entries are then as if they had been stored with these limits,
+// and the cache evicts entries for which there is no room. Get and Put wait only while one shard is
+// copied; what they store and count before all shards are copied may be lost.
 func (c *Cache) Configure(cfg Config, now time.Time) {
 	c.changing.Lock()
 	defer c.changing.Unlock()

@@ -33,7 +33,7 @@ type CacheEntry struct {
 // A CacheContent is what the cache has.
 type CacheContent struct {
 	Total   int          `json:"total"`   // questions that were selected
-	Entries []CacheEntry `json:"entries"` // of those, sorted by name and type
+	Entries []CacheEntry `json:"entries"` // of these questions, sorted by name and type
 }
 
 // match returns a function that reports whether s selects a question, nil for all.

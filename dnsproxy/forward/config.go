@@ -107,7 +107,7 @@ func (o *Order) UnmarshalText(text []byte) error {
 type Route struct {
 	// Suffix is a domain name; the route applies to it and all names below it.
 	Suffix string
-	// Servers are those nameservers, at least one.
+	// Servers are the nameservers, at least one.
 	Servers []upstream.Spec
 }
 

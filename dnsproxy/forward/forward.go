@@ -118,7 +118,8 @@ func (f *Forwarder) Upstreams() []upstream.Spec {
 	return slices.Clone(f.routing.Load().fallback.servers)
 }
 
-// Groups returns the nameservers in use: first those for all names, then those for suffixes.
+// Groups returns the nameservers in use: first the group for all names, then the groups for
+// suffixes.
 func (f *Forwarder) Groups() []Group {
 	r := f.routing.Load()
 	groups := []Group{{Servers: slices.Clone(r.fallback.servers)}}
@@ -168,8 +169,8 @@ func (f *Forwarder) Hold() (release func(), ok bool) {
 
 // flush removes the replies to the questions that match from the cache, all if match is
 // nil. Clients that ask from now on do not get what was asked before. A flight's
-// nameservers are chosen after it was joined, so one that begins from now on asks those in
-// use now.
+// nameservers are chosen after it was joined, so a flight that begins from now on asks the
+// nameservers in use now.
 func (f *Forwarder) flush(match func(cache.Key) bool) {
 	f.flights.shut()
 	f.cache.Flush(match)

@@ -266,9 +266,9 @@ func (f *Forwarder) followAddresses(ctx context.Context) {
 	}
 }
 
-// useLocked makes the routing of a resolv.conf, the settings and the addresses of this host and
-// puts it to use. It removes the replies to the questions for which that changes the nameservers
-// from the cache, and those in flight are not cached.
+// useLocked makes the routing of a resolv.conf, the settings and the addresses of this host, and
+// uses it. If that changes the nameservers for a question, it removes the question's replies
+// from the cache, and replies in flight are not cached.
 func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	r := &routing{conf: conf, returned: f.returned, local: local, timeout: f.settings.Timeout}
 	r.readSearch()

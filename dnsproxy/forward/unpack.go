@@ -20,9 +20,10 @@ var compressing = [...]uint16{ //nolint:gochecknoglobals // a constant
 	dns.TypeSRV,
 }
 
-// Derive returns a result with another reply, which edit makes of r's, with the TTLs that are left. r has
-// what was found for name and the other fields of the question of key. Its Relayed and Err are nil. Of r's
-// reply, edit gets what fits in limit bytes, so that the cost follows from the response.
+// Derive returns a result with another reply, which edit makes of r's, with the TTLs that are left.
+// r has what was found for name and the other fields of the question of key. Its Relayed and Err
+// are nil. edit gets as much of r's reply as fits in limit bytes, so that the cost follows from the
+// response.
 func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns.Msg)) (Result, error) {
 	msg, err := r.message(name, key, limit)
 	if err != nil {

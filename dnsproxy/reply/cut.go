@@ -6,10 +6,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Cut makes a message of any opcode that is relayed fit limit bytes: it keeps as many whole
-// records as fit, and OPT (RFC 6891, section 7), and sets TC. If only additional records do not fit
-// in a reply to a query that is neither a referral nor signed, it leaves out all of these, and TC stays.
-// Of a message that cannot be walked Cut keeps the header and the questions, or the header. A
+// Cut makes a message of any opcode that is relayed fit limit bytes: it keeps as many whole records
+// as fit, and OPT (RFC 6891, section 7), and sets TC. If only additional records do not fit in a
+// reply to a query that is neither a referral nor signed, it leaves out all of these, and TC stays.
+// If a message cannot be walked, Cut keeps the header and the questions, or only the header. A
 // message that fits is unchanged.
 //
 // The result is in msg's memory, which Cut changes.

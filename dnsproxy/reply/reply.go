@@ -130,8 +130,8 @@ func Rcode(msg []byte) int {
 	return rcode
 }
 
-// A Checker says whether replies can be parsed, and what they say, without an allocation
-// for each. The zero Checker is ready for use, by any number of goroutines.
+// A Checker checks whether replies can be parsed, and classifies them, without an
+// allocation for each. The zero Checker is ready for use, by any number of goroutines.
 type Checker struct {
 	pool sync.Pool // of *Reply
 }

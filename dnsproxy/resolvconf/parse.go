@@ -145,7 +145,7 @@ func hostOf(addr netip.Addr) netip.Addr {
 	return addr
 }
 
-// option parses one word of an options line. Of several with the same name the last one wins.
+// option parses one word of an options line. If several have the same name, the last one wins.
 func (p *parser) option(option string) {
 	name, value, _ := strings.Cut(option, ":")
 	switch name {

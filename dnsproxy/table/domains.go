@@ -6,9 +6,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Domains returns domains that all hosts of the table are at or below, except those below the
-// cluster domain and a wildcard of the root. A host's own name is such a domain, and so is the suffix of a wildcard;
-// domains below another host's are left out. They come in no order, without duplicates.
+// Domains returns domains that all hosts of the table are at or below, except hosts below the
+// cluster domain and a wildcard of the root. A host's own name is such a domain, and so is the
+// suffix of a wildcard; domains below another host's are left out. They come in no order, without
+// duplicates.
 //
 // The fingerprint covers the names of all hosts: tables of one series with equal names have
 // equal fingerprints.

@@ -18,8 +18,8 @@ import (
 // A fieldTag is the number of a field and its wire type, as on the wire.
 type fieldTag uint64
 
-// The fields of a NameTable; api/nds.proto explains them. Those with another number or wire
-// type are of later versions of the message.
+// The fields of a NameTable; api/nds.proto explains them. Fields with another number or
+// wire type are of later versions of the message.
 const (
 	bytesType  = fieldTag(protowire.BytesType)
 	varintType = fieldTag(protowire.VarintType)

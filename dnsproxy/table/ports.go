@@ -59,7 +59,8 @@ type port struct {
 	near   [2]uint32 // how many of v4 and v6 are near, as in [Host]
 }
 
-// maxPorts is the largest number of ports of a host. SRV queries compare a port with those before it.
+// maxPorts is the largest number of ports of a host. SRV queries compare a port with the ports
+// before it.
 const maxPorts = 100
 
 // somePorts is the bit of a port's protocol that is set if its addresses follow.

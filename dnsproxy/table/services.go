@@ -151,9 +151,9 @@ func countPacked(v4, v6 []byte) int {
 }
 
 // Targets calls yield for the targets for a name until it returns false: all hosts for the first
-// port, then those for the next one. Hosts that have a port's number by an earlier port are left
-// out. The hosts begin at the one with the index first, which may be any number. Of very many endpoints
-// some are left out, too.
+// port, then all hosts for the next one. Hosts that have a port's number by an earlier port are
+// left out. The hosts begin at the index first, which may be any number. If there are very many
+// endpoints, some are left out, too.
 func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
 	s := t.newServices(m)
 	s.targets(first, yield)
@@ -263,8 +263,9 @@ func (e *effort) add(n int) bool {
 	return !e.over
 }
 
-// endpoints calls yield for each endpoint of a headless Service that has a port: those with an IPv4
-// address, then those with IPv6. It reports false if yield does, or after maxEffort.
+// endpoints calls yield for each endpoint of a headless Service that has a port: first endpoints
+// with an IPv4 address, then endpoints with IPv6. It reports false if yield does, or after
+// maxEffort.
 func (s *services) endpoints(p *port, first int, yield func(Target) bool) bool {
 	for _, list := range [...]struct {
 		packed []byte

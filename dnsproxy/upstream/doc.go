@@ -22,7 +22,7 @@
 //
 //  3. Servers that live, or were never asked, rank before silent ones, and these before servers
 //     that are down; among equals the order of configuration decides. With Options.Fastest SRTT
-//     decides, and the order of configuration only among those about as fast as the fastest
+//     decides, and the order of configuration only among servers about as fast as the fastest
 //     (1.5 times its SRTT plus 5 ms). Servers to which a query came back to this host
 //     ([Group.Suspect]) are not asked.
 //
@@ -103,10 +103,10 @@
 // for this question, and no sign against EDNS.
 //
 // Servers that are not configured, to which clients send queries of their own choice
-// ([Client.Elsewhere]), follow the same rules within bounds of their own:
-// 512 servers are remembered, and 512 sockets are open to all of them together. From 256
-// on each new server evicts those asked least recently that have not replied.
-// At most one line a second is logged about them.
+// ([Client.Elsewhere]), follow the same rules within bounds of their own: 512 servers
+// are remembered, and 512 sockets are open to all of them together. From 256 on each new
+// server evicts the servers asked least recently that have not replied. At most one line
+// a second is logged about them.
 //
 // A zone transfer over TCP has a connection of its own, and all of its messages are passed
 // on; there are at most 16 at a time.

@@ -14,9 +14,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// F18: a server behind a middlebox that drops packets with an OPT record is asked without
-// one, for ten minutes, and then with one again; also if another server does not know the name,
-// and if the client wants signatures.
+// F18: a server behind a middlebox that drops packets with an OPT record is asked without one,
+// for ten minutes, and then with one again; even if another server does not know the name, and
+// if the client wants signatures.
 func TestEDNSIsDropped(t *testing.T) {
 	for name, tc := range map[string]struct {
 		servers int

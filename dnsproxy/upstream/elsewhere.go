@@ -93,9 +93,9 @@ func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*se
 	return group, victims
 }
 
-// evict removes the server with open sockets that was asked least recently, and those without
-// that were asked even earlier, and appends them to victims. A server that has replied is moved
-// to the front instead, unless all have.
+// evict removes the server with open sockets that was asked least recently, and servers without
+// sockets that were asked even earlier, and appends them to victims. A server that has replied
+// is moved to the front instead, unless all have.
 func (e *elsewhere) evict(victims []*server) []*server {
 	const steps = 32 // a bound, since a flood calls this for each of its queries
 	for range min(steps, e.recent.Len()) {

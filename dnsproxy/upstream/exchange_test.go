@@ -42,8 +42,8 @@ func specs(servers ...*raw) (all []upstream.Spec) {
 
 func code(reply []byte) byte { return reply[3] & 0x0f }
 
-// truncating returns a handler that truncates replies over UDP, and appends whole to those over
-// TCP.
+// truncating returns a handler that truncates replies over UDP, and appends whole to replies
+// over TCP.
 func truncating(whole []byte) handler {
 	return func(query []byte, network string) [][]byte {
 		r := reply(query, 0)

@@ -301,7 +301,7 @@ func (s *schedule) next() int {
 	if best < 0 || !s.options.Fastest {
 		return best
 	}
-	fastest := tries[best] // of those about as fast, the first in the order of configuration is asked
+	fastest := tries[best] // of the servers about as fast, the first in the order of configuration is asked
 	fastest.standing.rtt = fastest.standing.rtt*3/2 + 5*time.Millisecond
 	for i := range tries[:best] {
 		if t := &tries[i]; !t.done && t.before(&fastest, true) {

@@ -134,9 +134,10 @@ func HopByHop(code uint16, option []byte) bool {
 	return isProvenance(code, option)
 }
 
-// An option with the code Provenance, one of those for local use (RFC 6891, section 9), asks this agent where
-// its answer comes from, and says so in the response. Its data begin with ProvenanceMark, since others may use
-// the code for something else. Data that are TraceMark ask what nameservers were sent, too.
+// An option with the code Provenance, a code for local use (RFC 6891, section 9), asks this agent
+// where its answer comes from, and says so in the response. Its data begin with ProvenanceMark,
+// since others may use the code for something else. Data that are TraceMark ask what nameservers
+// were sent, too.
 const (
 	Provenance     uint16 = 65353
 	ProvenanceMark        = "nametap"

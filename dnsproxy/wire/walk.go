@@ -172,8 +172,8 @@ func (w *Walker) Type() uint16 { return binary.BigEndian.Uint16(w.msg[w.Fixed:])
 // walkName walks the name at off and returns where it ends. same reports whether it equals
 // the first question's name, without regard to case; the question must have been walked.
 //
-// What a pointer leads to begins and ends before the labels that the pointer follows, so
-// that every walk ends.
+// The labels that a pointer leads to begin and end before the labels that the pointer
+// follows, so that every walk ends.
 func walkName(msg []byte, off int) (end int, same bool, err error) {
 	same = true
 	start, bound := off, len(msg) // of the labels that off is among
