@@ -76,8 +76,8 @@ func mergeContainer(container, generated *yaml.Node, previous string) {
 	}
 }
 
-// withOthers returns a list with those elements of the current one that others have added: an element with another
-// key, unless it is one that injection generates under other circumstances.
+// withOthers returns a list with the elements of the current one that others have added: elements
+// with another key, unless injection generates the key under other circumstances.
 func withOthers(generated, current *yaml.Node, key string, own func(string) bool) *yaml.Node {
 	if current == nil || current.Kind != yaml.SequenceNode {
 		return generated
@@ -99,7 +99,7 @@ func withOthers(generated, current *yaml.Node, key string, own func(string) bool
 	return list
 }
 
-// withOtherKeys returns a map with those keys of the current one that it does not have.
+// withOtherKeys returns a map with the keys of the current one that generated does not have.
 func withOtherKeys(generated, current *yaml.Node) *yaml.Node {
 	if current == nil || current.Kind != yaml.MappingNode {
 		return generated

@@ -65,7 +65,7 @@ type Config struct {
 	// get them.
 	Settings map[string]string `yaml:"settings"`
 
-	// IgnoredNamespaces are namespaces whose pods are never injected, also if they are labelled.
+	// IgnoredNamespaces are namespaces whose pods are never injected, even if they are labelled.
 	IgnoredNamespaces []string `yaml:"ignoredNamespaces"`
 }
 

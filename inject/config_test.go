@@ -91,8 +91,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestConfigDocument checks that docs/injection.md has every key with its default, or an example for
-// those without one.
+// TestConfigDocument checks that docs/injection.md has every key with its default, or an example
+// for keys without one.
 func TestConfigDocument(t *testing.T) { // R7
 	t.Parallel()
 	text, err := os.ReadFile("../docs/injection.md")

@@ -36,7 +36,7 @@ const (
 	Refused Outcome = "refused"
 )
 
-// Reasons to inject or to skip a pod. Those to refuse one have details.
+// Reasons to inject or to skip a pod. Reasons to refuse a pod have details.
 const (
 	ReasonPod             = `the pod has the label ` + Label + `: "true"`
 	ReasonRequested       = "no label " + Label + " excludes it"

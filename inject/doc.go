@@ -11,11 +11,12 @@
 //  3. newEdits: the changes, as a value (edits.go, containers.go)
 //  4. apply: the changes made (apply.go)
 //
-// The annotation Status lists what was added and what it replaced. newEdits looks at the pod as it was
-// without that, so that the result of a second injection is the same, also after other injectors have
-// moved containers. What is added is generated from that and the Config alone. The marks of its parts are in the
-// annotation, too, and a part with the same mark stays, whatever others have made of it (additions.go). The author of a
-// pod can write any annotation; it then keeps fields that the author can set anyway, and what checks pods comes after.
+// The annotation Status lists what was added and what it replaced. newEdits looks at the pod as it
+// was without that, so that the result of a second injection is the same, also after other
+// injectors have moved containers. The additions are generated from that and the Config alone. The
+// marks of its parts are in the annotation, too, and a part with the same mark stays, whatever
+// others have made of it (additions.go). The author of a pod can write any annotation; it then
+// keeps fields that the author can set anyway, and what checks pods comes after.
 //
 // Admit is Pod for the webhook: it takes JSON, and returns a JSON patch (admission.go).
 package inject

@@ -127,8 +127,9 @@ func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *st
 	return nil
 }
 
-// ownDNS returns what the pod would have without an injection in mode Resolv: what it had before, with the
-// changes since. What was removed from the nameservers cannot be seen, because the pod has only the agent.
+// ownDNS returns the DNS fields that the pod would have without an injection in mode Resolv: its
+// previous fields, with the changes since. Nameservers removed since cannot be seen, because the
+// pod has only the agent.
 func ownDNS(p *pod, previous status) dnsFields {
 	now := dnsFields{policy: p.Spec.DNSPolicy}
 	if p.Spec.DNSConfig != nil {

@@ -71,8 +71,9 @@ type document struct {
 	root   *yaml.Node // nil without an object
 }
 
-// split returns the documents of a text. Those without an object have no root. A line that begins
-// with `---` or `...` separates documents wherever it is, also in a quoted text (YAML 1.2, 9.1.2).
+// split returns the documents of a text. A document without an object has no root. A line that
+// begins with `---` or `...` separates documents wherever it is, also in a quoted text (YAML 1.2,
+// 9.1.2).
 func split(text []byte) ([]*document, error) {
 	var documents []*document
 	current, number := &document{}, 0

@@ -211,7 +211,7 @@ func TestErrors(t *testing.T) { // I13
 		"\xff":       "line ",
 		"\x00\x01":   "line ",
 		"a: {{ x }}": "",
-		// What would be lost, or be one of two.
+		// Fields that would be lost, or would be there twice.
 		jsonPod + jsonPod:                              "line 1: ",
 		jsonPod + "\n" + jsonPod:                       "write a line --- before a second one",
 		pod + "---\n" + jsonPod + " more":              "write a line --- before a second one",

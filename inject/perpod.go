@@ -78,7 +78,7 @@ func (c Config) withAmounts(annotations map[string]string) (Config, error) {
 	return c, nil
 }
 
-// isAmbient reports whether a pod is one of Istio's ambient mode. Those with a sidecar are not.
+// isAmbient reports whether a pod is in Istio's ambient mode. A pod with a sidecar is not.
 func (p *pod) isAmbient(ns Namespace) bool {
 	mode, labelled := p.Metadata.Labels[dataplaneMode]
 	if !labelled {

@@ -8,8 +8,8 @@ import (
 
 const mergeTag = "!!merge"
 
-// clone returns a copy of a tree. Aliases inside it lead to the copies of what they name, and those
-// to nodes outside it to the same nodes.
+// clone returns a copy of a tree. Aliases to nodes inside it lead to the copies, and aliases to
+// nodes outside it to the same nodes.
 func clone(node *yaml.Node) *yaml.Node {
 	copies := map[*yaml.Node]*yaml.Node{}
 	var walk func(*yaml.Node) *yaml.Node

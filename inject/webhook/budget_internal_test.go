@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestBudget checks that requests get their bytes in order, and that those with slow clients are ended when
-// others wait, and only then.
+// TestBudget checks that requests get their bytes in order, and that requests with slow clients are
+// ended only when others wait.
 func TestBudget(t *testing.T) { // I10
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -128,7 +128,7 @@ func (w *Webhook) decide(ctx context.Context, path string, request *request) (*a
 	return response, string(result.Outcome)
 }
 
-// namespace returns the namespace of a pod. The path says whether it is labelled.
+// namespace returns the namespace of a pod. The path tells whether it is labelled.
 func (w *Webhook) namespace(ctx context.Context, path, name string) (inject.Namespace, error) {
 	namespace := inject.Namespace{Name: name}
 	if w.read != nil {

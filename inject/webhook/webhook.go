@@ -27,8 +27,8 @@ import (
 	"github.com/nametap/nametap/internal/httpguard"
 )
 
-// The paths. The configuration of the webhook selects the pods for each by labels, so that a path says
-// whether the namespace is labelled, and namespaces need not be read.
+// The paths. The configuration of the webhook selects the pods for each by labels, so that a path
+// tells whether the namespace is labelled, and namespaces need not be read.
 const (
 	// PathNamespace is for pods without a label in a namespace that is labelled.
 	PathNamespace = "/inject/namespace"
