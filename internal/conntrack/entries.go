@@ -18,8 +18,9 @@ const (
 	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
 	messageStats  = unix.NFNL_SUBSYS_CTNETLINK<<8 | 5 // IPCTNL_MSG_CT_GET_STATS
 
-	// What the library has no names for: CTA_STATS_GLOBAL_ENTRIES; CTA_FILTER, CTA_STATUS_MASK, CTA_TUPLE_ZONE,
-	// CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG(CTA_PROTO_NUM), (CTA_PROTO_SRC_PORT), (CTA_PROTO_DST_PORT).
+	// Constants without a name in the library: CTA_STATS_GLOBAL_ENTRIES; CTA_FILTER, CTA_STATUS_MASK,
+	// CTA_TUPLE_ZONE, CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG(CTA_PROTO_NUM), (CTA_PROTO_SRC_PORT),
+	// (CTA_PROTO_DST_PORT).
 	statsEntries                                 = 1
 	entryFilter, entryStatusMask                 = 25, 26
 	tupleZone                                    = 3
@@ -70,8 +71,8 @@ func (e Entry) Key() string { return string(e.key) }
 // Replied reports whether a packet of the other direction was seen.
 func (e Entry) Replied() bool { return e.Status&SeenReply != 0 }
 
-// parseEntry reads the attributes of an entry, without the key. What is missing or malformed stays
-// zero.
+// parseEntry reads the attributes of an entry, without the key. Fields that are missing or
+// malformed stay zero.
 func parseEntry(b []byte) Entry {
 	original := FindAttribute(b, nl.CTA_TUPLE_ORIG)
 	e := Entry{Original: parseTuple(original), Reply: parseTuple(FindAttribute(b, nl.CTA_TUPLE_REPLY))}
@@ -128,7 +129,7 @@ func uint16Of(b []byte) uint16 {
 	return binary.BigEndian.Uint16(b)
 }
 
-// A Filter limits a dump to some entries. What is zero limits nothing.
+// A Filter limits a dump to some entries. A zero field limits nothing.
 type Filter struct {
 	Protocol                    uint8
 	SourcePort, DestinationPort uint16 // of the original direction; only with a protocol

@@ -125,8 +125,8 @@ func Adopt(flags *pflag.FlagSet, values map[string][]string, source string) erro
 	return errors.Join(failed...)
 }
 
-// Copy copies the values in from that something set and for which wanted returns true, with their sources.
-// Flags that to does not have are left out.
+// Copy copies the values in from that were set and for which wanted returns true, with their
+// sources. Flags that to does not have are left out.
 func Copy(to, from *pflag.FlagSet, wanted func(flag *pflag.Flag) bool) error {
 	var failed []error
 	from.VisitAll(func(flag *pflag.Flag) {
@@ -288,8 +288,9 @@ func setFromNode(flag *pflag.Flag, path string, value *yaml.Node) error {
 	return nil
 }
 
-// setChecked sets a flag that is not set yet. Of another one it only checks the value: a
-// mistake in the file should not stay hidden until the command line no longer sets the flag.
+// setChecked sets a flag that is not set yet. If the flag is set already, it only checks the
+// value: a mistake in the file should not stay hidden until the command line no longer sets
+// the flag.
 func setChecked(flag *pflag.Flag, texts []string) error {
 	list, isList := flag.Value.(pflag.SliceValue)
 	if !isList && len(texts) != 1 {

@@ -2,11 +2,11 @@ package settings
 
 import "strings"
 
-// ParseEnvironmentFile returns the variables ("KEY=value") of a file that a unit of systemd names in
-// EnvironmentFile=, as systemd reads it (systemd.exec(5)): without expansions, with quotes at the beginning of
-// a value only, with a backslash at the end of a line for a value that continues, and without lines that begin
-// with "#" or ";" or have no "=". No library reads this form: those for shells and for .env files expand
-// variables and know "export".
+// ParseEnvironmentFile returns the variables ("KEY=value") of a file that a unit of systemd names
+// in EnvironmentFile=, as systemd reads it (systemd.exec(5)): without expansions, with quotes at
+// the beginning of a value only, with a backslash at the end of a line for a value that continues,
+// and without lines that begin with "#" or ";" or have no "=". No library reads this form:
+// libraries for shells and for .env files expand variables and know "export".
 func ParseEnvironmentFile(text string) []string {
 	var found []string
 	s := scanner{rest: text}
@@ -115,7 +115,7 @@ func (s *scanner) double() string {
 // plain reads a text without quotes up to the end of its line, without the blanks at its end.
 func (s *scanner) plain() string {
 	var text strings.Builder
-	end, i := 0, 0 // of the text without those blanks
+	end, i := 0, 0 // of the text without these blanks
 	for ; i < len(s.rest) && !strings.ContainsRune(newlines, rune(s.rest[i])); i++ {
 		c := s.rest[i]
 		if c == '\\' {

@@ -256,7 +256,7 @@ func (l *list[T]) Append(s string) error {
 	return err
 }
 
-// Replace takes these values instead of those before.
+// Replace sets the values to these.
 func (l *list[T]) Replace(texts []string) error {
 	values, err := l.read(texts)
 	if err == nil {

@@ -94,8 +94,8 @@ func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 	}
 }
 
-// settle waits until the files read the same for a while, since they may be changing still, and reports
-// whether they differ from those at the last report then.
+// settle waits until the files read the same for a while, since they may be changing still, and
+// then reports whether they differ from the last report.
 func (w *Watcher) settle(ctx context.Context) bool {
 	last, since := readFiles(w.files), time.Now()
 	timer := time.NewTimer(watchSettle)
@@ -122,8 +122,8 @@ func (w *Watcher) settle(ctx context.Context) bool {
 	}
 }
 
-// compare reports whether texts differ from those at the last report, and how long they must
-// stay so to be reported.
+// compare reports whether texts differ from the last report, and how long they must stay so
+// to be reported.
 func (w *Watcher) compare(texts map[string]string) (settle time.Duration, changed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -163,7 +163,7 @@ func TestLoss(t *testing.T) {
 			answered++
 		}
 	}
-	// Six standard deviations of a binomial distribution. What came late counts later.
+	// Six standard deviations of a binomial distribution. Late answers count later.
 	if lost := queries - answered; lost < 213 || lost > 387 {
 		t.Errorf("%d of %d packets lost, want about %v", lost, queries, p*queries)
 	}

@@ -91,7 +91,7 @@ type API struct {
 	busy     int                  // reviews in flight
 	busiest  int                  // the most of them
 	writes   map[string]int       // how often a request that writes had a status
-	held     int                  // further requests that write for which those before wait
+	held     int                  // further requests that write for which the earlier ones wait
 	released chan struct{}        // closed when they go on; nil if none waits
 	ahead    time.Duration        // of the clock
 	required string               // token that requests must have; empty for none

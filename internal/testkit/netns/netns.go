@@ -166,7 +166,7 @@ func Connect(a, b End) {
 			if strings.Contains(addr, ":") {
 				// With duplicate address detection, an address would be tentative until a
 				// workqueue of the kernel has processed it, and no socket could be bound to
-				// it, also if the sysctl accept_dad turns detection off.
+				// it, even if the sysctl accept_dad turns detection off.
 				args = append(args, "nodad")
 			}
 			end.NS.Exec("ip", args...)

@@ -63,7 +63,7 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// After Run, the thread is in its old namespace, also if the test fails in Run.
+// After Run, the thread is in its old namespace, even if the test fails in Run.
 func TestRunLeavesTheNamespace(t *testing.T) {
 	netns.Need(t, "ip", "cat")
 	home, err := os.Readlink("/proc/thread-self/ns/net")
