@@ -10,8 +10,8 @@ import (
 // legacy.
 type side struct {
 	backend Backend
-	tools   map[Family]tools // of those families that have tools
-	saved   map[Family]saved // the rules of those families that could be read
+	tools   map[Family]tools // of the families that have tools
+	saved   map[Family]saved // the rules of the families that could be read
 	reason  map[Family]error // why the others could not
 }
 

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Desired says whether DNS is to be captured, and how.
+// Desired tells whether DNS is to be captured, and how.
 type Desired struct {
 	On bool
 	// Because says what decides that, for the log.
@@ -126,8 +126,8 @@ const (
 	stepRemove             // remove the rest
 )
 
-// next returns the next step from a phase to the desired value. due says whether the time for
-// a step has come.
+// next returns the next step from a phase to the desired value. due is set if the time for a
+// step has come.
 func next(desired *target, now phase, due bool) step {
 	switch {
 	case !desired.set, !desired.On && now == removed:
@@ -344,13 +344,13 @@ func (c *Capture) Keep(ctx context.Context) error {
 	return errors.Join(err, c.end(ctx))
 }
 
-// Apply installs the rules in place of any others of nametap, and removes those in the other
+// Apply installs the rules in place of any others of nametap, and removes rules in the other
 // backend. It changes nothing if they are installed already. Each family has all of its rules
 // or none.
 //
-// What this machine lacks (a family, the zone) is left out, and logged. Any other failure is
-// retried for about 2 s. After that the rules that work are installed, and Apply returns
-// [ErrIncomplete]. After any other error the first Apply leaves no rules.
+// A family or zone that this machine does not support is left out, and logged. Any other
+// failure is retried for about 2 s. After that the rules that work are installed, and Apply
+// returns [ErrIncomplete]. After any other error the first Apply leaves no rules.
 func (c *Capture) Apply(ctx context.Context) error { return c.once(ctx, true) }
 
 // Remove removes all rules and chains of nametap, in both backends and families, whatever

@@ -98,7 +98,7 @@ func (f Family) other() Family {
 	return IPv4
 }
 
-// Choice says whether something is wanted.
+// Choice tells whether something is wanted.
 type Choice string
 
 // The values of a Choice. With IfAvailable, what is missing is left out and logged.

@@ -68,7 +68,7 @@ func TestFirewallInsertsByNumber(t *testing.T) {
 	}
 }
 
-// K10: table filter is repaired also if another program changes rules all the time.
+// K10: table filter is repaired even if another program changes rules all the time.
 func TestFirewallWithoutPause(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, kind{iptables.NFT, iptables.IPv4})

@@ -32,7 +32,7 @@ func quick(c *iptables.Config) { c.Interval = 100 * time.Millisecond }
 // impatient is a change of the configuration for tools that hang and removals that fail.
 func impatient(c *iptables.Config) { c.Patience = 3 * time.Second }
 
-// K10: Apply returns when the rules are installed, also if that takes longer than the time between
+// K10: Apply returns when the rules are installed, even if that takes longer than the time between
 // two checks.
 func TestApplyChecksNothing(t *testing.T) {
 	t.Parallel()

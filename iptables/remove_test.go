@@ -73,7 +73,7 @@ func TestRemove(t *testing.T) {
 	})
 }
 
-// K3, V8: tables that nametap made are deleted also if another program has removed all rules and
+// K3, V8: tables that nametap made are deleted even if another program has removed all rules and
 // chains from them meanwhile, as firewalld does when it starts.
 func TestRemoveAfterFlush(t *testing.T) {
 	t.Parallel()
@@ -102,8 +102,8 @@ func TestRemoveAfterFlush(t *testing.T) {
 	})
 }
 
-// K3, V8: tables that nametap made are deleted also if another program has removed their chains between reading
-// and writing, as netfilter-persistent does when it flushes all rules.
+// K3, V8: tables that nametap made are deleted even if another program has removed their chains
+// between reading and writing, as netfilter-persistent does when it flushes all rules.
 func TestRemoveAfterFlushMeanwhile(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, kind{iptables.NFT, iptables.IPv4})

@@ -15,7 +15,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// K8, K10: a TCP connection takes the path of the current rules, also if an earlier connection
+// K8, K10: a TCP connection takes the path of the current rules, even if an earlier connection
 // from the same port took another one.
 func TestTCPPortReused(t *testing.T) {
 	t.Parallel()

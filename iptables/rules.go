@@ -438,9 +438,9 @@ const (
 	LevelOff         Level = "off"         // not wanted
 )
 
-// parts are the parts of the rules that a machine may lack, the least important first: what a variant is
-// without, as text for a log, and how to leave it out of a configuration. The second result says whether the
-// configuration had it.
+// parts are the parts of the rules that a machine may lack, the least important first: what a
+// variant is without, as text for a log, and how to leave it out of a configuration. The second
+// result is true if the configuration had it.
 func parts() []part {
 	return []part{
 		{"comments (match comment)", func(c *Config) bool { had := !c.NoComments; c.NoComments = true; return had }},
@@ -465,7 +465,7 @@ func (v variant) level() Level {
 }
 
 // variants returns the rules for a configuration, best first: as configured, and then without each
-// combination of parts, those with the fewest first.
+// combination of parts, the smallest combinations first.
 func variants(cfg Config) ([]variant, error) {
 	var vs []variant
 	for choice := range 1 << len(parts()) {

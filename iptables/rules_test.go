@@ -151,8 +151,8 @@ func TestNeeds(t *testing.T) {
 	}
 }
 
-// K6, K17: a listener serves the rules of its family on loopback and on all addresses, and those
-// for virtual interfaces on all addresses only.
+// K6, K17: a listener serves the rules of its family on loopback and on all addresses, and the
+// rules for virtual interfaces on all addresses only.
 func TestServes(t *testing.T) {
 	t.Parallel()
 	cfg := iptables.DefaultConfig()

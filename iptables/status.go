@@ -58,7 +58,8 @@ type FamilyStatus struct {
 	Port uint16 `json:"port,omitempty"`
 	// Zone reports whether captured queries have a conntrack zone of their own.
 	Zone bool `json:"zone"`
-	// Lease says whether the rules capture now, if the kernel ends the capture without an agent; "" if it does not.
+	// Lease tells whether the rules capture now, if the kernel ends the capture without an agent; ""
+	// if it does not.
 	Lease LeaseState `json:"lease,omitempty"`
 	// Without describes what the rules lack.
 	Without []string `json:"without,omitempty"`

@@ -40,9 +40,9 @@ func (c class) drop(f Family) (deleted int, err error) {
 	return deleted, err
 }
 
-// A sweep tells which conntrack entries keep queries on a path that the rules no longer
-// give them. A TCP connection stays with the peer it was made to, or breaks, so it concerns UDP,
-// and those entries of TCP connections that the next connection from the same port would take
+// A sweep finds conntrack entries that keep queries on a path that the rules no longer give
+// them. A TCP connection stays with the peer it was made to, or breaks. So the sweep concerns
+// UDP, and entries of TCP connections that the next connection from the same port would take
 // over: see [unanswered], [reset] and [pickedUp].
 type sweep struct {
 	ports []uint16 // of the agent, now or previously

@@ -46,8 +46,8 @@ type toolbox struct {
 // toolbox returns the toolbox of a configuration with defaults.
 func (c Config) toolbox() toolbox { return toolbox{c.ToolDir, c.Patience} }
 
-// find returns the tools with the backend in their names, or those without, if they are
-// of that backend.
+// find returns the tools with the backend in their names, or the tools without, if they
+// are of that backend.
 func (x toolbox) find(ctx context.Context, b Backend, f Family) (tools, error) {
 	base := "iptables"
 	if f == IPv6 {
