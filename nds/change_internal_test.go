@@ -75,8 +75,8 @@ func hostsAfter(table *hostTable, c *change) map[string][]byte {
 	return all
 }
 
-// C11, C12: the parser of changes does not panic on any bytes. What it accepts leads to the table that one
-// computes from all hosts, with its checksums; and the table is written and read as it is.
+// C11, C12: the parser of changes does not panic on any bytes. An accepted change leads to the
+// table computed from all hosts, with its checksums; and the table is written and read as it is.
 func FuzzChange(f *testing.F) {
 	all := digest.All()
 	var some digest.Set

@@ -176,8 +176,8 @@ func (t *hostTable) since(before *hostTable) map[int][]byte {
 // shared reports whether both are the same bytes in memory.
 func shared(a, b []byte) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
-// summed returns the table with the checksums of its entries as they are: after a difference they may be others
-// than those in t.
+// summed returns the table with newly computed checksums of its entries: after a difference, t's
+// may be wrong.
 func (t *hostTable) summed() *hostTable {
 	actual := *t
 	actual.sums = digest.Sums{}
@@ -193,8 +193,7 @@ func (t *hostTable) summed() *hostTable {
 	return &actual
 }
 
-// difference returns the error for a change after which the table has not the checksum that it should
-// have.
+// difference returns the error for a change whose checksum does not match the resulting table.
 func (c *change) difference() error {
 	hosts := make([]string, 0, len(c.hosts))
 	for host := range c.hosts {

@@ -273,7 +273,7 @@ func TestStateDirUsableLater(t *testing.T) {
 	}
 }
 
-// C7: a disk that does not answer delays no push. What was pushed meanwhile is saved when it
+// C7: a disk that does not answer delays no push. Tables pushed meanwhile are saved when it
 // answers again.
 func TestSlowDisk(t *testing.T) {
 	t.Parallel()

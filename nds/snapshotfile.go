@@ -36,7 +36,7 @@ const (
 type savedTable struct {
 	snapshot
 	// lost is the length of the end of the log that cannot be read: a record that was not
-	// written entirely, or is damaged, and those after it.
+	// written entirely, or is damaged, and the records after it.
 	lost int
 }
 
@@ -149,8 +149,8 @@ func (s *savedTable) setTable(value, log []byte) error {
 	return err
 }
 
-// replay adds the changes in the log to c, up to the first record that is damaged. A damaged record makes
-// those after it useless, because they change the table that it leads to.
+// replay adds the changes in the log to c, up to the first record that is damaged. A damaged record
+// makes the later ones useless, because they change the table that it leads to.
 func (s *savedTable) replay(all *change, log []byte) {
 	for len(log) > 0 {
 		r, n := parseRecord(log)

@@ -61,9 +61,9 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 	return fmt.Errorf("sending a request: %w", err)
 }
 
-// After a push the client rests restFactor times as long as it took, at most maxRest: pushes take a tenth of a
-// processor. An object with hosts in all shards makes agents build their whole table, and its author may change it again
-// and again. What changes meanwhile comes in one push.
+// After a push the client rests restFactor times as long as it took, at most maxRest: pushes take a
+// tenth of a processor. An object with hosts in all shards makes agents build their whole table,
+// and its author may change it again and again. All changes meanwhile come in one push.
 const (
 	restFactor = 9
 	maxRest    = time.Second
