@@ -70,8 +70,8 @@ func Of(prefix string, match func(pid int) bool) ([]string, error) {
 	return matching, nil
 }
 
-// Remove kills the processes in cgroups of version 2, and removes all the cgroups with those
-// below them when their last process has ended. It waits up to limit for that.
+// Remove kills the processes in cgroups of version 2, and removes the cgroups and all
+// cgroups below them when their last process has ended. It waits up to limit for that.
 func Remove(limit time.Duration, dirs ...string) error {
 	for _, dir := range dirs {
 		_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // only version 2 has the file

@@ -158,8 +158,8 @@ func (c *cluster) deploymentHas(replicas int32, arg string) {
 	}
 }
 
-// uninstallCommands returns the commands of docs/chart.md that remove what Helm leaves, without those for
-// the custom resource definitions.
+// uninstallCommands returns the commands of docs/chart.md that remove what Helm leaves, except the
+// commands for the custom resource definitions.
 func uninstallCommands(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/chart.md")

@@ -39,8 +39,8 @@ const (
 )
 
 // N1, N2, N4, N5, N7, N9, N11, A2, A4: beside Istio's agent on the same istiod, nametap gives the
-// same answers for every host of the table, its short names, their search expansions, names
-// below and absent names, in every case of letters. The differences are exactly those above.
+// same answers for every host of the table, its short names, their search expansions, names below
+// and absent names, in every case of letters. The differences are exactly the ones above.
 func TestBesideIstiosAgent(t *testing.T) {
 	d := start(t, options{})
 	for _, namespace := range []string{"shop", "back"} {

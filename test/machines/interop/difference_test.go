@@ -123,8 +123,8 @@ func phases() []phase {
 
 // D2, D13: for the same cluster, the tables of nametap-discovery and istiod are equal but
 // for tableDifferences, while the settings of the mesh and the labels of namespaces
-// change. D11, D12: so are the tables of workloads with a Sidecar, and what exportTo
-// shows.
+// change. D11, D12: the tables of workloads with a Sidecar are equal, too, and what
+// exportTo shows.
 func TestDiscoveryTable(t *testing.T) {
 	c := newCluster(t)
 	c.apply(objects)

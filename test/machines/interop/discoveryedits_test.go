@@ -198,7 +198,8 @@ func (ch *churn) stop(t *testing.T) {
 	}
 }
 
-// edit edits a random Service that is headless, or is not, so that it is another one than before.
+// edit edits a random Service, headless or not; each edit of a Service differs from its previous
+// one.
 func (ch *churn) edit(headless bool) error {
 	i := rand.IntN(ch.p.services) //nolint:gosec // a test's choice
 	for ch.p.headless(i) != headless || i == ch.p.nth(headless, 0) {

@@ -43,7 +43,7 @@ metadata: {name: api, namespace: shop}
 spec: {hosts: [api.example.com], addresses: [198.51.100.21], resolution: NONE, ports: [{number: 80, name: http, protocol: HTTP}]}
 `
 
-// What is removed and changed after the backup.
+// Objects removed and changed after the backup.
 const (
 	afterBackupRemoved = `apiVersion: v1
 kind: Service

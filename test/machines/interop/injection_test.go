@@ -100,7 +100,7 @@ func (c *injectedCluster) inCluster(t *testing.T, pods map[string]string) map[st
 		if err != nil {
 			continue
 		}
-		// What is injected already stays the same, byte for byte.
+		// Injected objects stay the same, byte for byte.
 		again, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": pod.Name, "labels": pod.Labels, "annotations": pod.Annotations}, "spec": pod.Spec})
 		if err != nil {
 			t.Fatal(err)

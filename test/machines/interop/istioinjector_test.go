@@ -103,8 +103,8 @@ type injectors struct {
 	native bool
 }
 
-// shopPod is a pod with probes, which Istio's injector redirects. Its dnsPolicy is the default, which the
-// API server would set before Istio's injector and not before nametap's.
+// shopPod is a pod with probes, which Istio's injector redirects. Its dnsPolicy is the default,
+// which the API server would set before Istio's injector, but only after nametap's.
 const shopPod = `
 apiVersion: v1
 kind: Pod

@@ -102,7 +102,7 @@ func (c *cluster) mustKubectl(args ...string) string {
 	return output
 }
 
-// auditPolicy makes the API server log who requests what.
+// auditPolicy makes the API server log requests with their users.
 const auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
 
 // An auditEvent is a line of the API server's log.

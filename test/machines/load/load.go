@@ -130,7 +130,7 @@ func (l *Load) Expect(expectations ...*Expectation) error {
 	return nil
 }
 
-// Report returns the report of all queries so far, except those in flight.
+// Report returns the report of all queries so far, except queries in flight.
 func (l *Load) Report() Report { return l.tally.report(l.config) }
 
 // Cut returns the report since the previous Cut, or since the start. A query belongs to the

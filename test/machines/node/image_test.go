@@ -35,8 +35,8 @@ type image struct {
 	cmd        []string
 }
 
-// buildImages builds the images of the project by `make image`, and those for the checks. It
-// returns the files of the former. There is no engine and no registry.
+// buildImages builds the images of the project by `make image`, and the images for the
+// checks. It returns the files of the former. There is no engine and no registry.
 func buildImages(t *testing.T) (layouts []string, checks []image) {
 	t.Helper()
 	begun := time.Now()

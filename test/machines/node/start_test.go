@@ -58,7 +58,7 @@ func (c *cluster) testDelay(t *testing.T) {
 }
 
 // idle replaces the sidecar by one that sleeps, and `capture apply` by a program that ends at once.
-// What such a pod is late is kubelet's and containerd's time.
+// The delay of such a pod is the time of kubelet and containerd.
 func idle(spec *corev1.Pod) {
 	for i, command := range [][]string{{"sleep", "infinity"}, {"true"}} {
 		c := &spec.Spec.InitContainers[i]

@@ -28,7 +28,8 @@ const (
 	dir  = root + "/bin/release"
 )
 
-// arches returns the architectures of the release, with their names in rpm and apk: those in ARCHES, or all.
+// arches returns the architectures of the release, with their names in rpm and apk: the
+// architectures in ARCHES, or all.
 func arches() map[string]string {
 	all := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 	if text := os.Getenv("ARCHES"); text != "" {
@@ -72,7 +73,7 @@ func (l listing) add(path string, mode int64, owner, content string) {
 	}
 }
 
-// addTar adds the files of a tar file, except those at its top, which are apk's own.
+// addTar adds the files of a tar file, except files at its top, which are apk's own.
 func (l listing) addTar(t *testing.T, content io.Reader) {
 	t.Helper()
 	for archive := tar.NewReader(content); ; {

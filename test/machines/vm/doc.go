@@ -10,5 +10,5 @@
 // Beside the machine is a network with a control plane and two nameservers, see [World].
 //
 // The root directory is made by debootstrap once and kept in the cache. A machine has an
-// overlay of it in memory. A machine ends with its test, also if the test is interrupted.
+// overlay of it in memory. A machine ends with its test, even if the test is interrupted.
 package vm

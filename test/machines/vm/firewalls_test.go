@@ -267,8 +267,9 @@ func others(all string) string {
 	}) + strings.TrimSpace(strings.Join(native, ""))
 }
 
-// tables returns the lines of iptables-save that match, by table and chain. What is made anew comes
-// last in the output of iptables-save, so both are sorted; the order of a chain's rules is kept.
+// tables returns the lines of iptables-save that match, by table and chain. New tables and chains
+// come last in the output of iptables-save, so both are sorted; the order of a chain's rules is
+// kept.
 func tables(saved string, match func(line string) bool) string {
 	tool, table := "", ""
 	lines := map[string][]string{}

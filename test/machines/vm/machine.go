@@ -204,7 +204,7 @@ func (m *Machine) awaitLeader(notify *net.UnixConn) int {
 }
 
 // Reboot reboots the machine. It gets a new network namespace, because a kernel that boots
-// has no rules. What its programs have written to the disk stays.
+// has no rules. Files that its programs have written to the disk stay.
 func (m *Machine) Reboot() {
 	m.tb.Helper()
 	_, _ = m.Try("systemctl", "reboot") // may be killed by the reboot

@@ -95,9 +95,9 @@ func (s state) compare(t *testing.T, before state) {
 }
 
 // TestDeb installs the package, starts the agent, and removes and purges the package. The
-// installation alone leaves the DNS of the machine as it was, also over a reboot, and so does one
-// over an agent that was stopped. P4. The removal leaves the settings and the state, the purge
-// leaves nothing. P2.
+// installation alone leaves the DNS of the machine unchanged, also over a reboot. The same goes
+// for an installation over a stopped agent. P4. The removal leaves the settings and the state,
+// the purge leaves nothing. P2.
 func TestDeb(t *testing.T) {
 	m := vm.Boot(t)
 	deb := put(t, m, buildDeb(t, vm.Repository(), "0.1.0"))

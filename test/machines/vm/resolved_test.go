@@ -208,7 +208,7 @@ func TestResolvedFollowsTable(t *testing.T) {
 	m.check(names)
 }
 
-// V5: a registration that another program changes is repaired, also if polkit decides which users
+// V5: a registration that another program changes is repaired, even if polkit decides which users
 // may change it.
 func TestResolvedRepaired(t *testing.T) {
 	m := bootResolved(t, "polkitd")

@@ -15,7 +15,7 @@ import (
 const queriesPerSecond = 2000
 
 // A traffic is the queries of a machine's programs to the nameserver in its resolv.conf. A tenth
-// is sent over IPv6. Of five queries, four are for the mesh name and one is for a name that is
+// is sent over IPv6. Four of five queries are for the mesh name, and one is for a name that is
 // in no cache.
 type traffic struct {
 	t     *testing.T
@@ -104,7 +104,7 @@ func (tr *traffic) end() {
 }
 
 // stop stops the queries, logs the reports, and returns the number of queries for the mesh name
-// and for other names that ended in other ways than those.
+// and for other names that ended in other ways than allowed.
 func (tr *traffic) stop(allowed ...load.Kind) (mesh, forwarded int) {
 	tr.t.Helper()
 	for i, l := range tr.loads {
