@@ -2,7 +2,7 @@
 // agents over ADS.
 //
 // The full name istio.networking.nds.v1.NameTable, which is the type URL, and the field
-// numbers are those of Istio, so that nametap's agent works with istiod, and Istio's agent
+// numbers are Istio's, so that nametap's agent works with istiod, and Istio's agent
 // with nametap-discovery. They must not change. Fields with numbers above 1000 are
 // nametap's own: istiod sends none of them, and agents that do not know them ignore them.
 
@@ -106,10 +106,10 @@ type NameTable_NameInfo struct {
 	// ExternalName. The host is then a CNAME record to it, and has neither ports nor
 	// endpoints of its own.
 	Alias string `protobuf:"bytes,1001,opt,name=alias,proto3" json:"alias,omitempty"`
-	// The ports of a Service; only for registry "Kubernetes". Those of a headless Service
-	// are the ports of its endpoints. The hosts of its pods have none of their own.
+	// The ports of a Service; only for registry "Kubernetes". A headless Service
+	// has the ports of its endpoints. The hosts of its pods have none of their own.
 	Ports []*NameTable_Port `protobuf:"bytes,1002,rep,name=ports,proto3" json:"ports,omitempty"`
-	// The host is a headless Service: ips are those of its endpoints. Only for registry
+	// The host is a headless Service: ips are its endpoints. Only for registry
 	// "Kubernetes"; not set for the hosts of its pods.
 	Headless bool `protobuf:"varint,1003,opt,name=headless,proto3" json:"headless,omitempty"`
 	// The first ips, so many, are endpoints in the agent's cluster, and the others are in other
@@ -228,12 +228,12 @@ type NameTable_Port struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty for the unnamed port.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The port that clients connect to: of a headless Service, that of the endpoints.
+	// The port that clients connect to: of a headless Service, the endpoints' port.
 	Number uint32 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
 	// "UDP" or "SCTP"; empty for TCP.
 	Protocol string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// Of the ips of a headless Service, those of the endpoints that have this port; empty
-	// if all have it.
+	// The ips of a headless Service whose endpoints have this port; empty if all have
+	// it.
 	Ips           []string `protobuf:"bytes,4,rep,name=ips,proto3" json:"ips,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -362,14 +362,14 @@ func (x *NameTable_Destination) GetEndpoints() []string {
 	return nil
 }
 
-// Change says that the table is not complete but changes the one that the agent has. Only agents
+// Change means that the table is not complete but changes the agent's table. Only agents
 // that ask for it are sent one (node metadata NAMETAP_MERGE: "hosts").
 //
 // Hosts are spread over 256 shards by a hash of their names in wire form (RFC 1035, section 3.1): labels in
 // lower case, each after its length, without the empty one at the end, and only the first 255 bytes. The hash
 // begins with the number of bytes. For each eight of them, as a little endian number, it is combined with this by
-// exclusive or, and multiplied by 0x9e3779b97f4a7c15. The last eight bytes are those at the end of the name, some
-// of which may come twice; a shorter name ends with zeros. The shard is the highest byte.
+// exclusive or, and multiplied by 0x9e3779b97f4a7c15. The last eight bytes are the end of the name, of which
+// some bytes may come twice; a shorter name ends with zeros. The shard is the highest byte.
 type NameTable_Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The shards whose hosts are all in table, a bit each, the lowest bit of the first byte for
@@ -378,13 +378,13 @@ type NameTable_Change struct {
 	// Further hosts that are removed, in lower case.
 	Removed []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
 	// The checksum of the table after the change, 16 bytes: the sum, modulo 2^128, of the first 16
-	// bytes, big endian, of the SHA-256 of each entry. That of an entry is taken of its bytes in the
+	// bytes, big endian, of the SHA-256 of each entry. The hash is taken of the entry's bytes in the
 	// table, tag and length included.
 	Sum []byte `protobuf:"bytes,3,opt,name=sum,proto3" json:"sum,omitempty"`
 	// What the control plane had read when it made the change, in a form of its own. An agent sends the
 	// last one back when it connects (node metadata NAMETAP_REVISION, in base64), so that a replica that
 	// has read less waits before it serves the agent, and one that has read the same compares the hosts.
-	// An agent that says something else of itself than before, or whose hosts are damaged, does not.
+	// An agent whose node has changed since, or whose hosts are damaged, does not.
 	Revision      []byte `protobuf:"bytes,4,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
