@@ -45,8 +45,8 @@ type Config struct {
 	// Drain is how long queries are still answered at the end. With 0 the agent ends at
 	// once.
 	Drain time.Duration
-	// Service is set if a unit of systemd starts the agent again when it ends, and holds its sockets,
-	// so that queries wait meanwhile.
+	// Service is true if a unit of systemd starts the agent again when it ends, and holds its
+	// sockets, so that queries wait meanwhile.
 	Service bool
 	// DrainCaptured makes an agent of a Service drain after it has removed its rules.
 	DrainCaptured bool
@@ -193,7 +193,7 @@ func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
 	return ticks, changed
 }
 
-// noteTable is called after a push. large is set if it leaves garbage as large as the table.
+// noteTable is called after a push. large is true if it leaves garbage as large as the table.
 func (a *Agent) noteTable(large bool) {
 	if large {
 		a.memory.note()

@@ -21,7 +21,7 @@ import (
 // A CaptureConfig says which queries are redirected to the agent. It may change while the
 // agent runs, except for ResolvConf and the port: see [Agent.SetCapture].
 type CaptureConfig struct {
-	// On is set if DNS is captured; Because names the setting that decides.
+	// On is true if DNS is captured; Because names the setting that decides.
 	On      bool
 	Because string
 	// Config says what is captured. With ResolvConfServers, the nameservers of ResolvConf
@@ -32,8 +32,8 @@ type CaptureConfig struct {
 	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// Resolved is set if the agent registers with systemd-resolved while it captures, if
-	// this host runs it.
+	// Resolved is true if the agent registers with systemd-resolved while it captures,
+	// if this host runs it.
 	Resolved bool
 }
 
@@ -218,8 +218,8 @@ func (c *capture) noteListeners() {
 }
 
 // endSoon reports whether the agent ends without a drain, and makes the end of run as quick. With
-// handOver the rules stay, if the kernel ends the capture in case no agent follows. drains is set
-// if the agent drains after a removal.
+// handOver the rules stay, if the kernel ends the capture in case no agent follows. drains is
+// true if the agent drains after a removal.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
 	case handOver && c.kernel.Leased():

@@ -307,7 +307,7 @@ type Upstream struct {
 	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP, FORMERR or
 	// "other". Codes that the nameserver has not sent are left out.
 	Responses map[string]uint64 `json:"responses,omitempty"`
-	// Refusing is set if the last ten replies at least were no answer.
+	// Refusing is true if the last ten replies at least were no answer.
 	Refusing    bool      `json:"refusing,omitempty"`
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`

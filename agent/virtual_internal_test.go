@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// V5: systemd-resolved is told the domains of the PTR names of automatic VIPs.
+// V5: systemd-resolved gets the domains of the PTR names of automatic VIPs.
 func TestVirtualReverse(t *testing.T) {
 	t.Parallel()
 	want := []string{"240.240.in-addr.arpa", "0.0.0.0.2.0.0.0.1.0.0.2.ip6.arpa"}

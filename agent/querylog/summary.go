@@ -61,7 +61,7 @@ func (g *group) due() time.Time {
 	return at
 }
 
-// take returns what was counted, for a line, and begins anew.
+// take returns what was counted, for a line, and resets the counts.
 func (g *group) take(now time.Time) *group {
 	line := *g
 	g.count, g.logged = 0, now

@@ -36,7 +36,7 @@ var (
 	errDenied = errors.New("only root may register with systemd-resolved: start nametap-resolved.socket, or run the agent as root")
 )
 
-// A Registration is what systemd-resolved is told: to send queries for names below Domains to
+// A Registration is sent to systemd-resolved: it sends queries for names below Domains to
 // Server, as a nameserver of an interface.
 type Registration struct {
 	Link    int            `json:"link"` // index of the interface

@@ -165,7 +165,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// V5: after systemd-resolved starts, or starts anew without what it had, the agent registers at
+// V5: after systemd-resolved starts, or restarts without its settings, the agent registers at
 // once.
 func TestResolvedRestarts(t *testing.T) {
 	startBus(t)
