@@ -52,7 +52,7 @@ func parseOptions(argv []string, w io.Writer) (options, error) {
 	flags.BoolVar(&o.forward, "forward", false, "measure the cost of a cache miss and of a cache hit")
 	flags.BoolVar(&o.faults, "faults", false, "measure latencies while nameservers are silent or lose packets")
 	flags.BoolVar(&o.flood, "flood", false, "measure a flood of queries while nameservers are silent")
-	flags.BoolVar(&o.replay, "replay", false, "compare forwarded answers with those of the nameserver")
+	flags.BoolVar(&o.replay, "replay", false, "compare forwarded answers with the nameserver's answers")
 	flags.BoolVar(&o.getaddrinfo, "getaddrinfo", false, "count the queries of getaddrinfo in a pod")
 	flags.BoolVar(&o.capture, "capture", false, "measure the cost of capture, and the time to install its rules")
 	flags.IntVar(&o.queries, "queries", 100_000, "queries of -replay")

@@ -152,7 +152,7 @@ func replayAll(ctx context.Context, addr netip.AddrPort, questions []dns.Questio
 // Kinds of differences.
 var (
 	errUnanswered = errors.New("no answer")
-	errNewer      = errors.New("TTL above that of the nameserver")
+	errNewer      = errors.New("TTL above the nameserver's")
 )
 
 // add counts the result of a comparison.

@@ -231,7 +231,7 @@ func (c *control) StreamAggregatedResources(stream discoveryv3.AggregatedDiscove
 		}
 		r, err := stream.Recv()
 		if err == nil && (r.GetResponseNonce() != nonce || r.GetErrorDetail() == nil && r.GetVersionInfo() != "v"+nonce) {
-			c.t.Errorf("an answer with nonce %q and version %q, want those of %q", r.GetResponseNonce(), r.GetVersionInfo(), nonce)
+			c.t.Errorf("an answer with nonce %q and version %q, want the nonce and version of %q", r.GetResponseNonce(), r.GetVersionInfo(), nonce)
 		}
 		return r.GetErrorDetail().GetMessage(), err
 	})
