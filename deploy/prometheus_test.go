@@ -61,7 +61,7 @@ func panels(t *testing.T) map[string][]string {
 			continue
 		}
 		if len(p.Targets) == 0 || all[p.Title] != nil {
-			t.Errorf("panel %q has no expression, or its title is that of another one", p.Title)
+			t.Errorf("panel %q has no expression, or another one's title", p.Title)
 		}
 		for _, target := range p.Targets {
 			all[p.Title] = append(all[p.Title], target.Expr)

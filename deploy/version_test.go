@@ -82,7 +82,7 @@ func TestManifestsOfARelease(t *testing.T) {
 	chart := got["nametap-9.8.7.tgz"]
 	delete(got, "nametap-9.8.7.tgz")
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("the manifests of the repository with the version (-) and those of the release (+):\n%s", diff)
+		t.Errorf("the manifests of the repository with the version (-) and the manifests of the release (+):\n%s", diff)
 	}
 	first, unpacked := untar(t, chart)
 	want = map[string]string{}
@@ -91,7 +91,7 @@ func TestManifestsOfARelease(t *testing.T) {
 	}
 	want["nametap/Chart.yaml"] = strings.ReplaceAll(want["nametap/Chart.yaml"], version.Release(), "9.8.7")
 	if diff := cmp.Diff(want, unpacked); diff != "" || first != "nametap/Chart.yaml" {
-		t.Errorf("the chart of the repository with the version (-) and that of the release (+), which begins with %s:\n%s", first, diff)
+		t.Errorf("the chart of the repository with the version (-) and the chart of the release (+), which begins with %s:\n%s", first, diff)
 	}
 }
 

@@ -146,7 +146,7 @@ missing. */}}
 {{- dict "app.kubernetes.io/name" "nametap" "app.kubernetes.io/instance" .Release.Name "app.kubernetes.io/component" "nametap-discovery" | toJson }}
 {{- end }}
 
-{{/* The labels of pods, in JSON. No selector has them, because that of a Deployment cannot change. */}}
+{{/* The labels of pods, in JSON. No selector has them, because a Deployment's selector cannot change. */}}
 {{- define "nametap.podLabels" -}}
 {{- merge (include "nametap.selectorLabels" . | fromJson) (dict "app.kubernetes.io/version" .Chart.AppVersion) | toJson }}
 {{- end }}
