@@ -183,7 +183,7 @@ func TestAgentOfClusterThatIsDown(t *testing.T) {
 		t.Errorf("%d hosts, and the status is %+v", table.current.Load().Len(), s)
 	}
 	east.Return()
-	wait.Until(t, "the agent has the table of now", func() bool { return client.Status().Digest != before.Digest })
+	wait.Until(t, "the agent has the current table", func() bool { return client.Status().Digest != before.Digest })
 	if s := client.Status(); !s.Connected || s.LastError != "" || s.Rejected != 0 || table.current.Load().Len() != 2 {
 		t.Errorf("%d hosts, and the status is %+v", table.current.Load().Len(), s)
 	}

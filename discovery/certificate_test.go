@@ -257,7 +257,7 @@ func TestUnusableSecret(t *testing.T) { // D50
 			if !late.presents(t, good.Roots(), good.Server().Leaf) {
 				t.Error("the new replica presents another certificate")
 			}
-			wait.Until(t, "the log says that it can be used", func() bool { return r.log.Count("the Secret of the TLS certificate can be used again") > 0 })
+			wait.Until(t, "the log of the Secret's recovery", func() bool { return r.log.Count("the Secret of the TLS certificate can be used again") > 0 })
 		})
 	}
 }

@@ -147,7 +147,7 @@ func (c *churnClient) take(reject bool) (taken, ok bool) {
 	return true, c.send(nonce, rejection) == nil && ok
 }
 
-// apply puts a push to use.
+// apply applies a push.
 func (c *churnClient) apply(m proto.Message) error {
 	switch m := m.(type) {
 	case *discoveryv3.DeltaDiscoveryResponse:
@@ -211,7 +211,7 @@ func (c *churnClient) parse(table []byte) (entries map[string]string, change []b
 	return entries, change
 }
 
-// merge puts a change of the table to use, unless the checksum is wrong.
+// merge applies a change of the table, unless the checksum is wrong.
 func (c *churnClient) merge(table []byte) error {
 	entries, encoded := c.parse(table)
 	var change api.NameTable_Change

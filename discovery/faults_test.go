@@ -249,9 +249,9 @@ func (c *churn) settled(agents []*faultyAgent, round int) {
 	}
 }
 
-// TestFaults disturbs agents in random ways: their connections to two replicas are cut, held and truncated, agents and
-// replicas start anew, disks fail and snapshots are damaged, while objects change. After each round, every agent has
-// the table of a client of a new server, entry by entry.
+// TestFaults disturbs agents in random ways: their connections to two replicas are cut, held and
+// truncated, agents and replicas restart, disks fail and snapshots are damaged, while objects
+// change. After each round, every agent has the table of a client of a new server, entry by entry.
 func TestFaults(t *testing.T) { // C7, C11, C12, D37, D38, D41
 	t.Parallel()
 	seed := cmp.Or(*faultsSeed, uint64(time.Now().UnixNano()))

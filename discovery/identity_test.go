@@ -191,8 +191,8 @@ func TestAgentsOverTLS(t *testing.T) { // D66
 	}
 }
 
-// TestOneReview checks that a token is reviewed once, and that a client that is known connects while
-// the API server is away. A new one is told to come back.
+// TestOneReview checks that a token is reviewed once, and that a client that is known connects
+// while the API server is away. A new client gets an error that tells it to retry.
 func TestOneReview(t *testing.T) { // D49
 	t.Parallel()
 	s := startSecured(t)

@@ -288,7 +288,7 @@ func TestChangesWhileNotReady(t *testing.T) { // D43
 	publish(last, "")
 	sameAsLast := hosts.Change{Updated: []object.Object{{Key: web, Service: &object.Service{ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.3.232")}}}}}
 	if u := s.push.Update([]hosts.Change{sameAsLast}, nil, func(hosts.Update, hosts.Counts) {}); len(u.Hosts) > 0 {
-		t.Errorf("the Service has another address than that of the last change: %+v", u.Hosts)
+		t.Errorf("the Service does not have the last change's address: %+v", u.Hosts)
 	}
 	another := hosts.Change{Removed: []object.Key{web}}
 	if u := s.push.Update([]hosts.Change{another}, nil, func(hosts.Update, hosts.Counts) {}); len(u.Hosts) != 1 {

@@ -56,7 +56,7 @@ type Config struct {
 	TLS auth.Files
 	// TLSSecret is the Secret of the server's certificate, instead of files; nil for files.
 	TLSSecret *TLSSecret
-	// Certificate is set if the caller serves something with the certificate of the server, too.
+	// Certificate is true if the caller serves something with the certificate of the server, too.
 	Certificate bool
 	// TokenAudience is the audience of clients' tokens, which the Kubernetes API reviews; ""
 	// means "istio-ca".

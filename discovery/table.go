@@ -22,7 +22,7 @@ import (
 type Client struct {
 	// Namespace is the client's namespace.
 	Namespace string
-	// AutoAllocate is set if the client asks for automatic VIPs.
+	// AutoAllocate is true if the client asks for automatic VIPs.
 	AutoAllocate bool
 	// Labels are the labels of the client's workload, by which Sidecars select it.
 	Labels map[string]string

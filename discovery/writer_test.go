@@ -140,7 +140,7 @@ func TestLeaseForbidden(t *testing.T) { // D39
 	})
 	a.Refuse(lease, 0)
 	wait.Until(t, "the VIPs are written", func() bool { return statusOf(t, a, "e") != "" })
-	wait.Until(t, "the log says that it has ended", func() bool { return r.log.Count("the Lease can be used again") == 1 })
+	wait.Until(t, "the log of the end of the failure", func() bool { return r.log.Count("the Lease can be used again") == 1 })
 	if n := r.log.Count("cannot use the Lease"); n != 1 {
 		t.Errorf("%d lines about the failure, want 1", n)
 	}
@@ -159,11 +159,11 @@ func TestWriterBesideIstiod(t *testing.T) { // D39
 	lock(time.Now())
 	putEntry(a, "e", "a.example.com")
 	r := startWriting(t, a, "only")
-	wait.Until(t, "the log says that istiod writes", func() bool { return r.log.Count("automatic VIPs are not written", "istiod-1") == 1 })
+	wait.Until(t, "the log that istiod writes", func() bool { return r.log.Count("automatic VIPs are not written", "istiod-1") == 1 })
 	// istiod renews its lock, and the clock of this machine is ahead.
 	a.SetClock(-2 * time.Hour)
 	lock(time.Now().Add(-2 * time.Hour))
-	wait.Until(t, "the log says that the clocks differ", func() bool { return r.log.Count("automatic VIPs are not written", "istiod-1", "is 2h0m0s ahead") == 1 })
+	wait.Until(t, "the log that the clocks differ", func() bool { return r.log.Count("automatic VIPs are not written", "istiod-1", "is 2h0m0s ahead") == 1 })
 	if statusOf(t, a, "e") != "" {
 		t.Error("istiod and the replica write VIPs")
 	}

@@ -28,7 +28,7 @@ func OfUser(name string) (Identity, error) {
 	account, ok := strings.CutPrefix(name, userPrefix)
 	namespace, account, found := strings.Cut(account, ":")
 	if !ok || !found || namespace == "" || len(namespace) > maxNamespace || account == "" || len(account) > maxAccount || strings.Contains(account, ":") {
-		return Identity{}, fmt.Errorf("the token is of user %q: want that of a service account", name)
+		return Identity{}, fmt.Errorf("the token is of user %q: want a service account's", name)
 	}
 	return Identity{namespace, account}, nil
 }

@@ -76,7 +76,7 @@ func NewTokens(review Review) *Tokens {
 // most once in five minutes. While no review is possible, the last answer counts until the token ends.
 func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Time, error) {
 	if len(token) > maxToken {
-		return Identity{}, time.Time{}, fmt.Errorf("the token has %d bytes: want that of a service account", len(token))
+		return Identity{}, time.Time{}, fmt.Errorf("the token has %d bytes: want a service account's token", len(token))
 	}
 	key := sha256.Sum256([]byte(token))
 	known, ok, err := t.known(key)

@@ -178,7 +178,7 @@ func (c *Clusters) read(r *remote, u *source.Reading) {
 	}
 }
 
-// restore puts the saved objects of a cluster to use, if there are any.
+// restore applies the saved objects of a cluster, if there are any.
 func (c *Clusters) restore(r *remote, u *source.Reading) {
 	r.tried = true
 	from, err := c.saved.load(r.name)

@@ -30,7 +30,7 @@ type remote struct {
 	overdue      bool      // that was logged
 	unwanted     time.Time // since when no Secret names the cluster; zero while one does
 
-	tried    bool      // to put the saved objects to use
+	tried    bool      // to apply the saved objects
 	restored *snapshot // the saved objects that are in use; nil for none
 	unsaved  bool      // the saved objects are older than live
 	saved    time.Time // when the objects were last saved

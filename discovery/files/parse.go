@@ -21,7 +21,7 @@ type parsed struct {
 	errs    []object.Error
 	// broken holds the keys of the objects that have errors.
 	broken map[object.Key]bool
-	// unnamed is set if a document is so broken that its objects are not known.
+	// unnamed is true if a document is so broken that its objects are not known.
 	unnamed bool
 	// notes say why objects without errors make no host.
 	notes []string

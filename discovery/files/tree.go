@@ -29,7 +29,7 @@ type tree struct {
 	files map[string]*file // by path below the root
 	dirs  map[string]dir   // "" is the root
 	errs  []object.Error   // what could not be read
-	// transient is set if the reason for one of them may pass.
+	// transient is true if the reason for one of them may pass.
 	transient bool
 }
 

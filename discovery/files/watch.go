@@ -20,7 +20,7 @@ type watcher struct {
 	fs    *fsnotify.Watcher // nil while nothing is watched
 	root  string
 	dirs  map[string]dir // that are watched, as in a tree
-	stale bool           // they must be watched anew
+	stale bool           // they must be watched again
 }
 
 func (w *watcher) close() {

@@ -83,7 +83,8 @@ func TestEntryOfManyClaims(t *testing.T) {
 	}
 }
 
-// D65: a ServiceEntry of another namespace takes over no Service: not one without an address, nor one that is an alias.
+// D65: a ServiceEntry of another namespace takes over no Service, even if that has no address or is
+// an alias.
 func TestServiceIsNotTakenOver(t *testing.T) {
 	host := func(name string) string { return name + ".shop.svc." + domain }
 	services := []object.Object{
@@ -107,6 +108,6 @@ func TestServiceIsNotTakenOver(t *testing.T) {
 		t.Errorf("with the ServiceEntries of another namespace: %v, want %v", got, want)
 	}
 	if own := see("shop"); !strings.Contains(own[host("empty")], "203.0.113.66") {
-		t.Errorf("with those of its own namespace: %v", own)
+		t.Errorf("with the hosts of its own namespace: %v", own)
 	}
 }

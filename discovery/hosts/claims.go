@@ -29,8 +29,8 @@ type claim struct {
 	// destinations are where connections to the VIP lead; none if the ports are not known.
 	destinations object.Destinations
 
-	// endpoints is set if addrs belong to endpoints, not to a Service; clusterOnly if only clients
-	// of the object's cluster get them.
+	// endpoints is true if addrs belong to endpoints, not to a Service; clusterOnly if only
+	// clients of the object's cluster get them.
 	endpoints, clusterOnly bool
 	imported               bool // of a ServiceImport
 	cluster                clusterID

@@ -41,7 +41,7 @@ func (c *cluster) get(key object.Key) (object.Object, bool) {
 	return object.Object{}, false
 }
 
-// put puts an object of a source to use, or removes it if it is nil. It returns the objects that
+// put sets an object of a source, or removes it if it is nil. It returns the objects that
 // counted before and count now; the zero Object stands for none.
 func (c *cluster) put(source int, key object.Key, o *object.Object) (before, now object.Object) {
 	before, _ = c.get(key)

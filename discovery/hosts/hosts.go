@@ -57,9 +57,9 @@ type Change struct {
 	Source  int
 	Updated []object.Object // new, or with another content
 	Removed []object.Key
-	// Whole is set if Updated has all objects of the source: others are removed.
+	// Whole is true if Updated has all objects of the source: others are removed.
 	Whole bool
-	// Dropped is set if the cluster, which is not the own one, is removed with all its objects.
+	// Dropped is true if the cluster, which is not the own one, is removed with all its objects.
 	Dropped bool
 }
 
@@ -71,13 +71,13 @@ func (c Change) HasEntry() bool {
 // An Update is what a change of objects has changed.
 type Update struct {
 	Hosts []HostChange // sorted by key
-	// Views is set if a setting of the mesh, the clusters or a cluster's network have changed, so
-	// a client may have another view, and a view may show other hosts.
+	// Views is true if a setting of the mesh, the clusters or a cluster's network have changed,
+	// so a client may have another view, and a view may show other hosts.
 	Views bool
 	// Sidecars are the namespaces of Sidecars that have changed, so their clients, or with the root
 	// namespace all, may have another view.
 	Sidecars map[string]bool
-	// VIPs is set if the automatic VIPs have to be saved.
+	// VIPs is true if the automatic VIPs have to be saved.
 	VIPs bool
 	// Moved are hosts that had to leave their automatic VIP, because an object claims it; sorted.
 	Moved []string
@@ -106,8 +106,8 @@ type updating struct {
 	owners map[objectID]bool // whose claims may change
 }
 
-// Update puts changes of sources to use, all at once. The order of the changes does not matter for
-// the result.
+// Update applies changes of sources, all at once. The order of the changes does not matter for the
+// result.
 func (h *Hosts) Update(changes ...Change) Update {
 	u := updating{Update{Sidecars: map[string]bool{}}, map[objectID]bool{}}
 	var dropped []clusterID
@@ -195,7 +195,7 @@ func (h *Hosts) exchange(id clusterID, before, now object.Object, u *updating) {
 	u.Views = c.setNetwork(before, now) || views || u.Views
 }
 
-// claim makes the claims of an object anew, and notes which hosts have changed.
+// claim makes the claims of an object again, and notes which hosts have changed.
 func (h *Hosts) claim(by objectID, changed map[string]bool, vips *vipChange) {
 	c := h.clusters[by.cluster]
 	old := c.made[by.key]
@@ -272,8 +272,8 @@ func counting(claims []claimOf) []claimOf {
 	return own
 }
 
-// renew makes a host anew after its claims, its VIP or the target of its alias have changed. It
-// returns nil if there is none. The target of an alias is set later.
+// renew makes a host again after its claims, its VIP or the target of its alias have changed.
+// It returns nil if there is none. The target of an alias is set later.
 func (h *Hosts) renew(key string) *Host {
 	claims := h.byHost[key]
 	if len(claims) == 0 {

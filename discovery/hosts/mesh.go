@@ -17,7 +17,7 @@ func (h *Hosts) SetDefaults(defaults object.Mesh) {
 	h.Scene = h.newScene()
 }
 
-// put puts an object that has changed to use, and reports whether it has settings of the mesh.
+// put applies an object that has changed, and reports whether it has settings of the mesh.
 func (m *mesh) put(before, now object.Object) bool {
 	if before.Mesh == nil && now.Mesh == nil {
 		return false

@@ -56,7 +56,7 @@ func (s *Set) Next(changes []HostChange) [digest.Count][]*Host {
 	return next
 }
 
-// Apply puts changes to use, with the result of Next.
+// Apply applies changes, with the result of Next.
 func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 	s.shards = next
 	if s.exported == nil {

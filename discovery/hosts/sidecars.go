@@ -18,7 +18,7 @@ type sidecar struct {
 	egress   *object.Egress
 }
 
-// put puts an object that has changed to use, and reports whether it is a Sidecar.
+// put applies an object that has changed, and reports whether it is a Sidecar.
 func (s sidecars) put(before, now object.Object) bool {
 	if before.Sidecar != nil {
 		s.remove(before)

@@ -168,6 +168,6 @@ func TestVIPsExhausted(t *testing.T) {
 	v.allocate(hosts, claimed)
 	hosts["newcomer"] = true
 	if slots, _ = v.allocate(hosts, claimed); slots["newcomer"] != before["h7"].Slot {
-		t.Errorf("newcomer got slot %d, want that of h7, %d", slots["newcomer"], before["h7"].Slot)
+		t.Errorf("newcomer got slot %d, want h7's, %d", slots["newcomer"], before["h7"].Slot)
 	}
 }

@@ -132,8 +132,8 @@ func (p *Place) Prove(namespace string) error {
 	return nil
 }
 
-// Unproven takes the place for a client that proves nothing. others is set if there are also
-// clients that prove their identity.
+// Unproven takes the place for a client that proves nothing. others is true if there are
+// also clients that prove their identity.
 func (p *Place) Unproven(others bool) error {
 	if err := p.take(); err != nil {
 		return err

@@ -255,7 +255,7 @@ func (c *Certificate) write(ctx context.Context, seen *corev1.Secret, certificat
 	return c.clients.update(ctx, secrets, secret)
 }
 
-// use puts certificates to use, unless they are nil.
+// use uses certificates, unless they are nil.
 func (c *Certificate) use(certificates *pki.Certificates) {
 	if certificates == nil {
 		return

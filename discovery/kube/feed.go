@@ -25,8 +25,8 @@ type feed struct {
 	notify    func()     // called after each change, without the lock; must not block
 	selection *selection // of namespaces whose objects count; nil for all
 	structs   structs    // of the goroutine of the Reflector
-	// strict is set if an object with errors is not used: its last good form stays, and nothing may be
-	// served before there is one.
+	// strict is true if an object with errors is not used: its last good form stays, and nothing may
+	// be served before there is one.
 	strict bool
 
 	mu      sync.Mutex
@@ -199,7 +199,7 @@ func (f *feed) Add(whole any) error { return f.event(whole, f.putLocked) }
 // Update is Add.
 func (f *feed) Update(whole any) error { return f.Add(whole) }
 
-// putLocked puts an object to use.
+// putLocked applies an object.
 func (f *feed) putLocked(s *slim) {
 	key := s.object.Key
 	if !f.selectsLocked(key.Namespace) {

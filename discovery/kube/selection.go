@@ -130,7 +130,7 @@ func matching(selectors []string, all map[cache.ObjectName]klabels.Set) namespac
 	return names
 }
 
-// use puts a selection to use.
+// use applies a selection.
 func (n *selection) use(selectors []string, names namespaces, from *mirror[klabels.Set]) {
 	n.mu.Lock()
 	first, same := !n.inUse, (n.names == nil) == (names == nil) && maps.Equal(n.names, names)

@@ -232,6 +232,6 @@ func TestUnselectedNeedNoMemory(t *testing.T) {
 	all := heap()
 	a.Put(fakekube.ConfigMaps, selectors)
 	s.want(wanted...)
-	t.Logf("heap, with that of the test: %d of %d Services %d KiB, all %d KiB, again some %d KiB",
+	t.Logf("heap, including the test's: %d of %d Services %d KiB, all %d KiB, again some %d KiB",
 		len(wanted)-1, namespaces*each, (some-before)>>10, (all-before)>>10, (heap()-before)>>10)
 }

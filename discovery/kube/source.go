@@ -127,8 +127,8 @@ func (s *Source) Heard() source.Heard {
 	return heard
 }
 
-// CatchUp lists again what is lacking of a revision that was known at a time, see [source.Objects].
-// For a custom resource, that may be the definition.
+// CatchUp lists the resources again of which a revision has more than was heard; it was known at a
+// time, see [source.Objects]. For a custom resource, that may be the definition.
 func (s *Source) CatchUp(r source.Revision, known time.Time) {
 	heard := s.Heard()
 	for i, f := range s.all() {

@@ -266,5 +266,5 @@ func TestRelist(t *testing.T) {
 	if got := r.Objects[0].Service.ClusterIPs[0].String(); got != "10.96.0.3" {
 		t.Errorf("kept has the address %s", got)
 	}
-	wait.Until(t, "the log says that it reads again", func() bool { return s.log.Count("reading from the Kubernetes API again", "what=services") == 1 })
+	wait.Until(t, "the log of the recovery", func() bool { return s.log.Count("reading from the Kubernetes API again", "what=services") == 1 })
 }

@@ -185,6 +185,6 @@ type ServiceEntry struct {
 	// VIPs are the automatic VIPs that a controller has written to the status, by host as it is in
 	// Hosts.
 	VIPs map[string][]netip.Addr
-	// StaleVIPs is set if the status also has VIPs of other hosts, or something that is no VIP.
+	// StaleVIPs is true if the status also has VIPs of other hosts, or something that is no VIP.
 	StaleVIPs bool
 }

@@ -122,7 +122,7 @@ func parseAuthorities(certificates, keys []byte) ([]authority, error) {
 			return nil, fmt.Errorf("%s: %w", keyAuthorities, err)
 		}
 		if !certificate.IsCA {
-			return nil, fmt.Errorf("%s: the certificate of %q is not that of an authority", keyAuthorities, certificate.Subject)
+			return nil, fmt.Errorf("%s: the certificate of %q is not an authority's", keyAuthorities, certificate.Subject)
 		}
 		all = append(all, authority{certificate: certificate})
 	}

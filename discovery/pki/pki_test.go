@@ -165,7 +165,7 @@ func TestDamagedData(t *testing.T) {
 		{"no PEM", "tls.crt", []byte("nonsense"), "tls.crt and tls.key: tls: failed to find any PEM data"},
 		{"other key", "tls.key", other["tls.key"], "tls.crt and tls.key: tls: private key does not match"},
 		{"other authority", "ca.crt", other["ca.crt"], "want the certificate of an authority and its key"},
-		{"no authority", "ca.crt", good["tls.crt"], "is not that of an authority"},
+		{"no authority", "ca.crt", good["tls.crt"], "is not an authority's"},
 		{"no key of the authority", "ca.key", []byte{}, "want the certificate of an authority and its key"},
 		{"unusable key of the authority", "ca.key", []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"), "ca.key: "},
 	} {

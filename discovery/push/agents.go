@@ -23,7 +23,8 @@ type Agent struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	ID        string `json:"id"`
-	// Address is where the connection comes from. TLS is set if the client has proven its identity.
+	// Address is where the connection comes from. TLS is true if the client has proven its
+	// identity.
 	Address string `json:"address"`
 	TLS     bool   `json:"tls"`
 	// Software is the name and the version of the client's program, if it sends them.
@@ -42,8 +43,8 @@ type Agent struct {
 	Digest       string `json:"digest"`
 	ServedDigest string `json:"servedDigest"`
 	Hosts        int    `json:"hosts"`
-	// Current is set if both are equal. Behind is set if they have differed for longer than pushes
-	// take.
+	// Current is true if both are equal. Behind is true if they have differed for longer than
+	// pushes take.
 	Current bool       `json:"current"`
 	Behind  bool       `json:"behind"`
 	State   AgentState `json:"state"`
@@ -99,8 +100,8 @@ func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 // maxNacks is how many clients without a stream there may be whose last answer, a NACK, is kept.
 const maxNacks = 1 << 10
 
-// streams are the open streams. An agent whose table has not the checksum of a push rejects the push and connects again, so that
-// its NACK is kept until then.
+// streams are the open streams. An agent whose table does not have the checksum of a push rejects
+// the push and connects again, so that its NACK is kept until then.
 type streams struct {
 	mu    sync.Mutex
 	open  map[*session]struct{}
@@ -257,8 +258,8 @@ func (s *session) stateOfTable(a *Agent) (open bool) {
 	return true
 }
 
-// judgeLocked returns the state of a client that has requested its table; current is set if it has
-// the current one. woken is when a change came that it was not sent, if there is one.
+// judgeLocked returns the state of a client that has requested its table; current is true if it
+// has the current one. woken is when a change came that it was not sent, if there is one.
 func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState {
 	r := &s.record
 	switch {

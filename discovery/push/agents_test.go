@@ -45,7 +45,7 @@ func TestAgentStates(t *testing.T) {
 			s.updateAll(t, c.edit(2))
 			c.want(StateUpdating, false)
 			pass(behindAfter - time.Second)
-			s.updateAll(t, c.edit(3)) // which does not make it wait anew
+			s.updateAll(t, c.edit(3)) // which does not restart its wait
 			c.want(StateUpdating, false)
 			pass(time.Second)
 			c.want(StateUnanswered, true)

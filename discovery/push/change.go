@@ -22,8 +22,8 @@ const (
 type position struct {
 	at      generation
 	missing digest.Set
-	// rejected is set if the client has rejected the table with the checksum sum. It is sent its whole
-	// table, but only after the table has changed: it might reject the same content again.
+	// rejected is true if the client has rejected the table with the checksum sum. It is sent its
+	// whole table, but only after the table has changed: it might reject the same content again.
 	rejected bool
 	sum      digest.Sum
 }

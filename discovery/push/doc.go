@@ -3,8 +3,8 @@
 //
 // To follow a change, read in this order:
 //
-//  1. tables.go: [Service.Update] puts changed objects to use, updates the views, and queues the sessions
-//     of their clients. broadcast.go pushes to them.
+//  1. tables.go: [Service.Update] applies changed objects, updates the views, and queues the
+//     sessions of their clients. broadcast.go pushes to them.
 //  2. view.go: a view is what the clients of one namespace see: a base that it shares with others, except for
 //     the hosts that only this namespace sees. Both are checksums by shard, and neither has a host.
 //  3. session.go: a session is a stream. It sends its client what is new as soon as the client has

@@ -72,7 +72,7 @@ func (c *fakeClient) nack() {
 	}
 }
 
-// updateAll puts changes to use, and pushes what has changed to all clients before it returns.
+// updateAll applies changes, and pushes what has changed to all clients before it returns.
 func (s *Service) updateAll(tb testing.TB, changes ...hosts.Change) {
 	tb.Helper()
 	_, woken := s.tables.update(changes, nil, func(hosts.Update, hosts.Counts) {})

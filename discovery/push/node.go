@@ -51,8 +51,8 @@ type subscriber struct {
 	view             hosts.View
 	labels           hosts.Labels
 	cluster, network string // that the client claims to be in; may be empty
-	// mergesHosts is set if the client is sent changes. digests are the digests of its hosts, nil if
-	// it has none; revision is the revision of its last change.
+	// mergesHosts is true if the client is sent changes. digests are the digests of its hosts, nil
+	// if it has none; revision is the revision of its last change.
 	mergesHosts bool
 	digests     *digest.Digests
 	revision    []byte

@@ -55,7 +55,7 @@ type Config struct {
 	Room func() error
 	// Replica names this replica in what is shown of clients.
 	Replica string
-	// Comparable is set if replicas with the same revision have the same objects.
+	// Comparable is true if replicas with the same revision have the same objects.
 	Comparable bool
 	// Behind reports whether what is served may be older than a revision, of this replica or of another one, that
 	// a client has had since a time. It does so until it is known that there is nothing later. nil means that it never
@@ -117,7 +117,7 @@ func (s *Service) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscover
 var (
 	errStopping = status.Error(codes.Unavailable, "this control plane stops: connect to another one")
 	errLate     = errors.New("late")
-	errBehind   = status.Error(codes.Unavailable, "this control plane has read less of the Kubernetes API than the one that you come from, and cannot read more now: "+
+	errBehind   = status.Error(codes.Unavailable, "this control plane has read less of the Kubernetes API than your last one, and cannot read more now: "+
 		"keep your table, and connect to another one, or later")
 )
 

@@ -108,7 +108,7 @@ func (s *session) handleLocked(r *Request) error {
 		s.record.answered(s.service.tables.now(), r.rejected, r.reason)
 		s.service.tables.answered(s, s.sent, r.rejected)
 	}
-	again := r.nonce == "" && !s.delta() && !first // the client subscribes anew, and expects everything
+	again := r.nonce == "" && !s.delta() && !first // the client subscribes again, and expects everything
 	if again {
 		s.service.tables.forget(s)
 	}

@@ -68,9 +68,9 @@ func (s *Service) SetMissing(clusters map[string]string) {
 	s.tables.missing = clusters
 }
 
-// Update puts changes of the objects to use, and sends each client what has changed for it. Before that
-// it calls note with the result, so that no client has a VIP that is not saved, or a table whose errors
-// are not reported. No client waits for note, and it does not wait for clients.
+// Update applies changes of the objects, and sends each client what has changed for it. Before that
+// it calls note with the result, so that no client has a VIP that is not saved, or a table whose
+// errors are not reported. No client waits for note, and it does not wait for clients.
 //
 // The revision says which state of the sources the objects are of; nil means that this is not known.
 func (s *Service) Update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) hosts.Update {
@@ -96,7 +96,7 @@ type change struct {
 	made   map[hosts.Base]*base // new bases
 }
 
-// update puts changes of the objects to use, and returns the sessions for which something may have
+// update applies changes of the objects, and returns the sessions for which something may have
 // changed.
 func (t *tables) update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) (hosts.Update, []*session) {
 	t.building.Lock()
@@ -124,8 +124,8 @@ func (t *tables) update(changes []hosts.Change, revision []byte, note func(hosts
 	return u, t.moveLocked(&c, woken)
 }
 
-// makeLocked makes what a change needs of many hosts: the entries that bases and views have anew, and new bases.
-// Meanwhile it unlocks mu.
+// makeLocked makes what a change needs of many hosts: the new entries of bases and views, and new
+// bases. Meanwhile it unlocks mu.
 func (t *tables) makeLocked(c *change) {
 	var some []func()
 	for _, b := range t.bases {
@@ -218,7 +218,7 @@ func (t *tables) specialLocked(c *change, b *base, do func(*view, []hosts.HostCh
 	}
 }
 
-// followLocked puts a change to use in the bases that stay, and returns the sessions that see it.
+// followLocked applies a change to the bases that stay, and returns the sessions that see it.
 func (t *tables) followLocked(c *change) (woken []*session) {
 	for _, b := range t.bases {
 		shifts, before := c.shifts[b], b.last
@@ -330,8 +330,8 @@ func (t *tables) join(s *session) (same bool, err error) {
 	return same, nil
 }
 
-// makeBaseLocked returns the base of a session, which it makes if need be. Meanwhile it unlocks mu. It locks making, so
-// that nothing changes until the caller has put the base to use.
+// makeBaseLocked returns the base of a session, which it makes if need be. Meanwhile it unlocks mu.
+// It locks making, so that nothing changes until the caller uses the base.
 func (t *tables) makeBaseLocked(s *session) *base {
 	t.mu.Unlock()
 	t.making.Lock()
@@ -428,9 +428,9 @@ func (t *tables) forget(s *session) {
 	s.position = position{at: t.recent.now, missing: digest.All()}
 }
 
-// next returns what the client of a session does not have; nil if it has everything. made is set if
-// the resource was encoded for this session, is large, and cannot be shared with clients in other
-// namespaces. The caller holds session.mu.
+// next returns what the client of a session does not have; nil if it has everything. made is true
+// if the resource was encoded for this session, is large, and cannot be shared with clients in
+// other namespaces. The caller holds session.mu.
 func (t *tables) next(s *session) (r *resource, version string, made bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -188,7 +188,7 @@ func TestRejectionOfAnOldChange(t *testing.T) {
 	sent := c.last.GetNonce()
 	c.nack()
 	if c.last.GetNonce() == sent {
-		t.Fatal("the client was not sent the table of now")
+		t.Fatal("the client was not sent the current table")
 	}
 	if change, _ := c.change(); len(change.GetComplete()) == 0 {
 		t.Errorf("the client was sent %v, want the whole table", change)
@@ -199,8 +199,8 @@ func TestRejectionOfAnOldChange(t *testing.T) {
 	}
 }
 
-// D41: a client that has rejected its table is not sent it again because views are made anew, for example when
-// a Sidecar of another namespace changes. It is if its table changes with them.
+// D41: a client that has rejected its table is not sent it again when views are made again, for
+// example because a Sidecar of another namespace changes. It is sent its table if that changes.
 func TestRejectedTableOfANewView(t *testing.T) {
 	s := newService()
 	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1"), service("data", "db", "10.0.0.2")}})

@@ -82,7 +82,7 @@ func differ(a, b *hosts.Entry) bool {
 	return a != b && (a == nil || b == nil || a.Sum != b.Sum)
 }
 
-// follow puts shifts to use.
+// follow applies shifts.
 func (b *base) follow(shifts []shift, now generation) {
 	for _, s := range shifts {
 		b.sums[s.shard], b.total = b.sums[s.shard].Add(s.sum), b.total.Add(s.sum)

@@ -52,7 +52,7 @@ func (h Heard) Lacks(resource int, r Revision, known time.Time) bool {
 	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(known)
 }
 
-// Includes reports whether no resource is lacking, see [Heard.Lacks].
+// Includes reports whether h lacks no resource, see [Heard.Lacks].
 func (h Heard) Includes(r Revision, known time.Time) bool {
 	for i := range h.upTo {
 		if h.Lacks(i, r, known) {

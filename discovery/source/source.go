@@ -110,8 +110,9 @@ type Objects interface {
 	Source
 	// Heard returns the state of the API server that the next call of Read will include.
 	Heard() Heard
-	// CatchUp lists again what is lacking of a revision that was known at a time, see [Heard.Lacks]. It does nothing
-	// while a list is under way or shortly after one, and it does not wait.
+	// CatchUp lists the resources again that lack something of a revision, see [Heard.Lacks]; it was
+	// known at a time. It does nothing while a list is under way or shortly after one, and it does not
+	// wait.
 	CatchUp(r Revision, known time.Time)
 }
 
@@ -120,7 +121,8 @@ type Status struct {
 	Cluster  string `json:"cluster,omitempty"` // empty for the control plane's own one
 	Resource string `json:"resource"`
 	Objects  int    `json:"objects"`
-	// Synced is set if all objects were read once, or if the API server does not have the resource.
+	// Synced is true if all objects were read once, or if the API server does not have the
+	// resource.
 	Synced bool `json:"synced"`
 	// Heard is when the API server last sent something about the resource; the zero time if never.
 	Heard time.Time `json:"heard"`
