@@ -150,7 +150,7 @@ func TestConfigureKeepsReplies(t *testing.T) { // R10, F8, F17
 			ServeStale: -1, Timeout: wait.Limit, Order: forward.OrderFastest,
 		}, [3]string{"0.2", "0.1", "0.1"}},
 		{"the suffix", forward.Config{Upstreams: one, Routes: suffix("b.example")}, [3]string{"3.1", "3.2", "0.1"}},
-		{"others than those of a suffix", forward.Config{Upstreams: three, Routes: suffix("b.example")}, [3]string{"4.3", "3.2", "4.3"}},
+		{"other nameservers than the ones of a suffix", forward.Config{Upstreams: three, Routes: suffix("b.example")}, [3]string{"4.3", "3.2", "4.3"}},
 		{"no suffix", forward.Config{Upstreams: three}, [3]string{"4.3", "5.3", "4.3"}},
 		{"no cache", forward.Config{Upstreams: three, CacheSize: -1}, [3]string{"6.3", "6.3", "6.3"}},
 		{"a cache again", forward.Config{Upstreams: three}, [3]string{"7.3", "7.3", "7.3"}},

@@ -38,8 +38,8 @@
 //  4. Class CH: version.bind and id.server. Every other class except IN: REFUSED.
 //  5. A special-use name (wire/names.go has the list): answered by nametap, unless a
 //     setting names a suffix in that zone (--upstream onion=…, --bypass).
-//  6. A bypassed name: forwarded. None of the rules below finds a host whose FQDN is
-//     bypassed: neither by a short name nor by a search domain nor by its address.
+//  6. A bypassed name: forwarded. The rules below never find a host whose FQDN is
+//     bypassed, by a short name, a search domain or its address.
 //  7. No table yet: as [BeforeSync] says.
 //  8. The PTR name of a mesh host's address: the FQDNs of all hosts with it, sorted; 64 of
 //     them if they are more. A headless Service stands for its endpoint. Other types as for
@@ -82,8 +82,8 @@
 //
 // # Ownership
 //
-// A [table.Table] is immutable. [Server.Load] builds the next one and puts it into use with one
-// atomic store. A query loads it once, so the whole answer comes from one table. So it is with the
-// settings of answers: they are in an immutable [handler], and [Server.Configure] makes the next one. The
-// forwarder has its settings, with what resolv.conf says, in an immutable routing.
+// A [table.Table] is immutable. [Server.Load] builds the next one and stores it with one atomic
+// store. A query loads it once, so the whole answer comes from one table. So it is with the
+// settings of answers: they are in an immutable [handler], and [Server.Configure] makes the next
+// one. The forwarder has its settings, with what resolv.conf says, in an immutable routing.
 package dnsproxy

@@ -20,11 +20,11 @@ type hostile struct {
 	question string
 	qtype    uint16
 	over     transport
-	// each is set if the answer grows, too: the cost of each byte of it is compared.
+	// each is true if the answer grows, too: the cost of each byte of it is compared.
 	each bool
-	// first is set if the first query after each push counts.
+	// first is true if the first query after each push counts.
 	first bool
-	// passed is set if the query is passed to a worker, which forwards it.
+	// passed is true if the query is passed to a worker, which forwards it.
 	passed bool
 }
 

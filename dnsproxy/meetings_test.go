@@ -308,7 +308,7 @@ func TestNamesStale(t *testing.T) { // F9, F12, F13, F15, F5
 		wait.Until(t, "the new search list", func() bool { return outcome(m.ask(t, "web.lab.example", dns.TypeA)) == lab[0].want })
 		m.converse(t, lab)
 		if m.asked("none.secret.example.lab.example.") > 0 || m.asked("none.secret.example.corp.example.") == 0 {
-			t.Error("the local names are not those of the search list that there is now")
+			t.Error("the local names do not follow the current search list")
 		}
 		for name, k := range kinds(0) {
 			if name == "autopath" {

@@ -102,8 +102,8 @@ func isService(name, domain wire.Name) bool {
 	return rest == "\x03svc"
 }
 
-// explain sets the rows and the reason of a query from its decision. missing is set if the name has
-// the form of a Service's and does not exist.
+// explain sets the rows and the reason of a query from its decision. missing is true if the name
+// has the form of a Service's and does not exist.
 func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	d := &t.decision
 	if d.action == actForward && d.match.Rule == "" { // a client that has waited keeps no more than its query

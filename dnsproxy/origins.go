@@ -49,7 +49,7 @@ type origins struct {
 	errors prometheus.Counter
 	open   func() (originFinder, error)
 	udp    atomic.Pointer[originFinder] // nil: not open
-	// unsupported is set if it cannot be opened because something is missing.
+	// unsupported is true if it cannot be opened because something is missing.
 	unsupported atomic.Bool
 	pauses      atomic.Int64 // queries in a pause
 

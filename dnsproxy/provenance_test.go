@@ -36,7 +36,8 @@ func wantProvenance(t *testing.T, ask string, got, want dnsproxy.Provenance) {
 	}
 }
 
-// A client that asks is told which nameserver sent the reply, also one of the cache; a table's answer has none.
+// A client that asks for it gets the nameserver that sent the reply, also for a reply from the
+// cache; a table's answer has none.
 func TestProvenance(t *testing.T) { // R12
 	t.Parallel()
 	refuses := nameserver(t, fakedns.Rcode(dns.RcodeRefused))
@@ -151,7 +152,8 @@ func TestProvenanceOption(t *testing.T) { // R12, F19
 	}
 }
 
-// A client that asks is told what each nameserver was sent and what came of it, as far as that fits into a response.
+// A client that asks for it gets what each nameserver was sent and what came of it, as far as that
+// fits into a response.
 func TestTrace(t *testing.T) { // R18
 	t.Parallel()
 	refuses, silent := nameserver(t, fakedns.Rcode(dns.RcodeRefused)), nameserver(t, fakedns.Silence)

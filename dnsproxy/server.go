@@ -268,11 +268,11 @@ func (s *Server) ReadExchanges(lost func(messages int)) *seen.Exchanges {
 	return s.handler.seen.ReadExchanges(seen.All(), lost)
 }
 
-// Load replaces shards of the table (digest.ShardOf) and puts the result into use: shards has all entries of
-// each, a NameTable in wire form, and the other shards stay. Every query that arrives after Load has returned
-// is answered from the new table. It costs as much as the shards that differ. On an error the current table
-// stays in use. It logs only what the current table does not leave out, too. Load must not be called
-// concurrently. It does not keep shards.
+// Load replaces shards of the table (digest.ShardOf) and uses the result: shards has all entries of
+// each, a NameTable in wire form, and the other shards stay. Every query that arrives after Load
+// has returned is answered from the new table. It costs as much as the shards that differ. On an
+// error the current table stays in use. It logs only what the current table does not leave out,
+// too. Load must not be called concurrently. It does not keep shards.
 func (s *Server) Load(shards map[int][]byte) error {
 	s.building.Lock()
 	defer s.building.Unlock()
@@ -298,7 +298,7 @@ func (s *Server) latestLocked() *table.Table {
 	return s.empty
 }
 
-// use puts a table into use.
+// use stores a table for the next queries.
 func (s *Server) use(next *table.Table) {
 	first := s.handler.table.Swap(next) == nil
 	if first {

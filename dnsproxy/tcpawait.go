@@ -17,9 +17,9 @@ const (
 )
 
 // await waits for the client's next query. It reports false if the connection is to be closed.
-// answered is set if an answer was just written. After the stop of the listener, the connection
-// is closed right after an answer, when the client is the least likely to have sent the next
-// query, or if none arrives for tcpDrainTime.
+// answered is true if an answer was just written. After the stop of the listener, the
+// connection is closed right after an answer, when the client is the least likely to have sent
+// the next query, or if none arrives for tcpDrainTime.
 func (c *tcpConn) await(answered bool) bool {
 	if !answered {
 		c.idleSince.Store(c.listener.clients.now())

@@ -338,7 +338,7 @@ func TestGeneration(t *testing.T) {
 	c.Put(key("b"), failure, clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
-	// Nor do they replace replies to queries from after the flush.
+	// They do not replace replies to queries from after the flush, either.
 	c.Put(key("a"), replied(c, r), clock.Time)
 	before.Reply = nxdomain(t, 300)
 	c.Put(key("a"), before, clock.Time)

@@ -24,7 +24,7 @@ const staleAfter = 1800 * time.Millisecond
 type lookup struct {
 	state  cache.State
 	result Result // the answer if final, otherwise a stale reply or none
-	// refresh is set if this caller, and no other, is to ask nameservers again.
+	// refresh is true if this caller, and no other, is to ask nameservers again.
 	refresh bool
 	// generation is the cache's from before the lookup.
 	generation uint64

@@ -232,7 +232,7 @@ func (f *Forwarder) SetReturned(domains []string) {
 	f.routing.Store(&next)
 }
 
-// useResolvConf makes the routing of a resolv.conf and puts it to use.
+// useResolvConf makes the routing of a resolv.conf and uses it.
 func (f *Forwarder) useResolvConf(conf *resolvconf.Config) {
 	f.changing.Lock()
 	defer f.changing.Unlock()

@@ -42,7 +42,7 @@ type Reply struct {
 // A record is the place of a record in a Reply. It begins where the previous one ends.
 type record struct {
 	fixed uint16 // where its fixed part begins, behind the owner
-	// respell is set if the owner is the question's name, and more than a pointer to it.
+	// respell is true if the owner is the question's name, and more than a pointer to it.
 	respell bool
 }
 

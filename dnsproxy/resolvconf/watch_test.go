@@ -327,7 +327,7 @@ func testWatchStub(t *testing.T) {
 func TestReadMissing(t *testing.T) {
 	_, err := resolvconf.Files{Path: filepath.Join(t.TempDir(), "no")}.Read()
 	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("error %v, want that of a missing file", err)
+		t.Errorf("error %v, want the error of a missing file", err)
 	}
 }
 

@@ -29,8 +29,8 @@ type envelope struct {
 	control [controlLen]byte
 }
 
-// NewMessage returns a message for packets of up to size bytes; wildcard is set if the
-// socket is bound to all addresses.
+// NewMessage returns a message for packets of up to size bytes; wildcard is true if
+// the socket is bound to all addresses.
 func NewMessage(size int, wildcard bool) *Message {
 	m := &Message{Packet: make([]byte, size)}
 	if wildcard {

@@ -1,6 +1,6 @@
-// Package table holds the mesh's names. A [Table] is immutable: the next one is built from the shards of
-// a push by [Table.With] and shares with its predecessor every shard that the push did not
-// change, so a push that changes one host of 100,000 builds some 400 anew.
+// Package table holds the mesh's names. A [Table] is immutable: the next one is built from the
+// shards of a push by [Table.With] and shares with its predecessor every shard that the push did
+// not change, so a push that changes one host of 100,000 builds some 400 again.
 //
 // A host is stored once, under its FQDN. Short names, search-list expansions, names of
 // endpoints and ports, and PTR names are derived at query time, so they cost lookups and no

@@ -13,7 +13,7 @@ type Target struct {
 	Port uint16
 	// V4 and V6 are the packed addresses of the host.
 	V4, V6 []byte
-	// Again is set if an earlier record has the same host. Only Hosts sets it.
+	// Again is true if an earlier record has the same host. Only Hosts sets it.
 	Again bool
 
 	// The name of the host is label, in wire form, before name. It is copied, so that it needs
@@ -37,12 +37,12 @@ type services struct {
 	match *Match
 	// holder is the host that has the ports.
 	holder Host
-	// each is set if there is a record for each endpoint of a headless Service; otherwise there
-	// is one for each port.
+	// each is true if there is a record for each endpoint of a headless Service; otherwise
+	// there is one for each port.
 	each bool
 	// having are the ports that the host has, by their index, unless each is set.
 	having [(maxPorts + 63) / 64]uint64
-	// again is set if Target.Again is wanted.
+	// again is true if Target.Again is wanted.
 	again bool
 	// looked is what was looked at for the targets, and compared what was looked at to set Target.Again. They
 	// are apart so that Hosts has the targets of Targets.

@@ -104,8 +104,8 @@ type Match struct {
 	// Host is the host of all rules but RuleNone and RulePTR. For RuleEndpoint it is the headless
 	// Service, with the address of the endpoint alone.
 	Host Host
-	// Short is set if the host was found by a short name. For RuleEndpoint and RulePort, Prefix
-	// has the labels before the name of the host.
+	// Short is true if the host was found by a short name. For RuleEndpoint and RulePort,
+	// Prefix has the labels before the name of the host.
 	Short  bool
 	Prefix wire.Name
 	// For RuleAutopath: Target is the target of the CNAME record, Base the rule that found the

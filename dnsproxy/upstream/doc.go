@@ -5,10 +5,10 @@
 //
 // The order is strict: it depends on whether servers live, not on what they answer.
 //
-//  1. A server is late for a query after SRTT + 4 RTTVAR (RFC 6298), but never before 50 ms
-//     nor after 400 ms; without any reply so far, after 200 ms. RTTVAR shrinks sixteen times
-//     slower than in RFC 6298, so that a server of which one reply in fifty takes long is late
-//     for few of them.
+//  1. A server is late for a query after SRTT + 4 RTTVAR (RFC 6298), but at least after 50 ms
+//     and at most after 400 ms; without any reply so far, after 200 ms. RTTVAR shrinks sixteen
+//     times slower than in RFC 6298, so that a server of which one reply in fifty takes long
+//     is late for few of them.
 //
 //  2. Any reply, to a query or a probe, shows that a server lives. One that has been late for a
 //     query, and has sent nothing since the query was sent, is probed: it is asked one question

@@ -33,7 +33,7 @@ const (
 	Traced How = 1 << 5
 )
 
-// A Receiver is told what a query came to.
+// A Receiver gets the result of a query.
 type Receiver interface {
 	// Receive takes the answer of a query, or the error if there is none. It is called once, perhaps
 	// before [Group.Start] returns, from any goroutine; after a provisional answer perhaps again, with the

@@ -65,8 +65,8 @@ func (s *server) sendProbe(now time.Time) {
 	s.carrier(a.stream).send(a, wire.NewQuery(question))
 }
 
-// refuses reports whether an error is a sign that the server does not serve. A timeout is
-// not, nor is an error of this host.
+// refuses reports whether an error is a sign that the server does not serve. A timeout or
+// an error of this host is none.
 func refuses(err error) bool {
 	for _, sign := range []error{
 		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN,

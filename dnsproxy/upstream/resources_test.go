@@ -45,7 +45,7 @@ func TestResources(t *testing.T) {
 	})
 	t.Logf("%d goroutines, %d MiB", most, memory>>20)
 	if most > 50 {
-		t.Errorf("%d goroutines beside those that ask", most)
+		t.Errorf("%d goroutines beside the askers", most)
 	}
 	if memory > 128<<20 {
 		t.Errorf("%d MiB in use", memory>>20)

@@ -101,7 +101,7 @@ func (d *driver) receive(arg int) {
 	before := d.schedule
 	d.schedule.receive(o, d.now)
 	if s := &d.schedule; before.answered && (before.replaced && s.winner != before.winner || s.winner > before.winner) {
-		d.t.Fatalf("the answer of %d is replaced by that of %d", before.winner, s.winner)
+		d.t.Fatalf("the answer of %d was replaced by the answer of %d", before.winner, s.winner)
 	}
 	d.takeActions()
 }

@@ -154,7 +154,7 @@ func TestRepetitions(t *testing.T) {
 			},
 		},
 		{
-			name: "rules 7 and 8: sent to one of those that are down", servers: []standing{down, down}, once: true, want: "send 0, wake at 50ms",
+			name: "rules 7 and 8: sent to one of the servers that are down", servers: []standing{down, down}, once: true, want: "send 0, wake at 50ms",
 			steps: []step{{50 * ms, wake, "wake at 2.05s"}},
 		},
 	})

@@ -52,7 +52,7 @@ func TestFailures(t *testing.T) {
 			},
 		},
 		{
-			name: "rule 5: without any reply those that are down are asked", servers: []standing{up, down}, want: "send 0, wake at 50ms",
+			name: "rule 5: without any reply the servers that are down are asked", servers: []standing{up, down}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{1 * ms, lost(0, syscall.ECONNREFUSED), "send 1, wake at 51ms"},
 				{51 * ms, wake, "hedge 1, send 1, wake at 151ms"},

@@ -20,7 +20,7 @@ type Attempt struct {
 	// waits for this result before it asks the next server.
 	Usual    float64 `json:"usualSeconds,omitempty"`
 	Patience float64 `json:"patienceSeconds,omitempty"`
-	// Repeated is set if the query was sent because another server was late.
+	// Repeated is true if the query was sent because another server was late.
 	Repeated bool `json:"repeated,omitempty"`
 	Plain    bool `json:"plain,omitempty"` // without an OPT record
 	Used     bool `json:"used,omitempty"`  // Result is the answer
