@@ -217,7 +217,7 @@ func (c Config) checkAddresses() error {
 		}
 	}
 	if c.Mode == Resolv && len(c.Nameservers) == 0 {
-		return fmt.Errorf("nameservers: mode %s needs the addresses of the cluster's DNS: those of `kubectl --namespace kube-system get service kube-dns`", Resolv)
+		return fmt.Errorf("nameservers: mode %s needs the addresses of the cluster's DNS: get them from `kubectl --namespace kube-system get service kube-dns`", Resolv)
 	}
 	for _, text := range c.Nameservers {
 		addr, err := netip.ParseAddr(text)

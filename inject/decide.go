@@ -19,8 +19,8 @@ const mirror = "kubernetes.io/config.mirror"
 type Namespace struct {
 	Name                string
 	Labels, Annotations map[string]string
-	// Requested is set if a pod without a label is injected unless its namespace has another value
-	// than Enabled.
+	// Requested is true if a pod without a label is injected unless its namespace has another
+	// value than Enabled.
 	Requested bool
 }
 

@@ -252,7 +252,7 @@ const (
 // Reasons of newResolvConf to refuse a pod.
 
 func longSearchList() string {
-	return fmt.Sprintf("with the search list of the cluster, that of dnsConfig has more than %d domains or %d characters: remove some, or use the mode %s", maxSearches, maxSearchList, Rules)
+	return fmt.Sprintf("the search lists of the cluster and of dnsConfig together have more than %d domains or %d characters: remove some, or use the mode %s", maxSearches, maxSearchList, Rules)
 }
 
 const noNameservers = "dnsPolicy is None and dnsConfig has no nameservers: add one"
@@ -262,7 +262,7 @@ func notForwarding(nameserver string) string {
 }
 
 func otherPolicy(policy string) string {
-	return fmt.Sprintf("dnsPolicy is %s, so the nameservers are those of the node, which mode %s does not know: set another policy, or use the mode %s", policy, Resolv, Rules)
+	return fmt.Sprintf("dnsPolicy is %s, so the pod has the node's nameservers, which mode %s does not know: set another policy, or use the mode %s", policy, Resolv, Rules)
 }
 
 // distinct returns the list without repetitions, as kubelet does with search domains.
