@@ -126,8 +126,8 @@ const (
 	stepRemove             // remove the rest
 )
 
-// next returns the next step from a phase to the desired value. due is set if the time for a
-// step has come.
+// next returns the next step from a phase to the desired value. due is true if the time for
+// a step has come.
 func next(desired *target, now phase, due bool) step {
 	switch {
 	case !desired.set, !desired.On && now == removed:

@@ -24,7 +24,7 @@ import (
 type Finding struct {
 	What string `json:"what"`
 	OK   bool   `json:"ok"`
-	// Needed is set if nothing is captured without it. Otherwise the rules are reduced.
+	// Needed is true if nothing is captured without it. Otherwise the rules are reduced.
 	Needed bool `json:"needed"`
 	// Detail describes what was found, or what is wrong.
 	Detail string `json:"detail,omitempty"`
@@ -88,7 +88,7 @@ func (f Finding) after(err error) Finding {
 }
 
 // probe tries the variants of the rules, best first, where they capture nothing. The first one
-// that works tells what is missing. needed is set if one of them must work.
+// that works tells what is missing. needed is true if one of them must work.
 func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
 	var first error

@@ -166,10 +166,10 @@ type Config struct {
 	// program may listen on the UDP port with this number.
 	EgressPort uint16
 
-	// Pod is set if the network namespace is a pod's. Queries that the agent sends to other hosts then
-	// skip the rest of table nat, such as rules of Istio's ambient mode, which would redirect them to
-	// the agent. Elsewhere they pass through the rest, because a host may have other rules for them
-	// (DNAT).
+	// Pod is true if the network namespace is a pod's. Queries that the agent sends to other hosts
+	// then skip the rest of table nat, such as rules of Istio's ambient mode, which would redirect
+	// them to the agent. Elsewhere they pass through the rest, because a host may have other rules for
+	// them (DNAT).
 	Pod bool
 
 	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone,

@@ -376,7 +376,8 @@ func (c *Capture) removeAll(ctx context.Context) error {
 }
 
 // removeSides removes everything of nametap in both backends, except where unhook has just found
-// nothing: each tool takes long on a busy machine. again is set if what failed may succeed soon.
+// nothing: each tool takes long on a busy machine. again is true if what failed may succeed
+// soon.
 func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
 	var failed, unseen error
 	for _, b := range []Backend{NFT, Legacy} {
@@ -438,8 +439,8 @@ func (c *Capture) onlyOthers(err error) bool {
 	return errors.Is(err, ErrUnseen) || errors.Is(err, ErrCapability) && len(c.placed) == 0
 }
 
-// logRemoval logs the failure of a step of a removal. had is set if this process had rules
-// installed.
+// logRemoval logs the failure of a step of a removal. had is true if this process had
+// rules installed.
 func (c *Capture) logRemoval(had bool, err error) {
 	switch {
 	case err == nil:
@@ -461,7 +462,7 @@ type retries struct {
 }
 
 // failed postpones a step of a removal that has failed, and returns the error if it is to be
-// reported now. again is set if the step may succeed soon.
+// reported now. again is true if the step may succeed soon.
 func (c *Capture) failed(err error, again bool) error {
 	r, now := &c.retries, time.Now()
 	if r.n == 0 {
