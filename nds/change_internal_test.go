@@ -50,7 +50,7 @@ func testChange(tb testing.TB, table *hostTable, entries []byte, m *api.NameTabl
 	}
 }
 
-// sumAfter returns the checksum of a table after a change, computed anew from all hosts.
+// sumAfter returns the checksum of a table after a change, computed from all hosts.
 func sumAfter(table *hostTable, c *change) (sum digest.Sum) {
 	for _, raw := range hostsAfter(table, c) {
 		sum = sum.Add(digest.Of(raw))
@@ -120,7 +120,7 @@ func FuzzChange(f *testing.F) {
 			t.Fatal("the change has changed the table before it")
 		}
 		if actual := after.summed(); actual.sums != after.sums {
-			t.Fatalf("the sums are not those of %q", after.content())
+			t.Fatalf("the sums do not match %q", after.content())
 		}
 		parts, err := snapshot{owner: "o", table: after, pushed: time.Unix(1, 0)}.marshal()
 		if err != nil {

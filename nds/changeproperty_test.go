@@ -47,7 +47,7 @@ func (m *meshTable) apply(shards map[int][]byte) error {
 	return err
 }
 
-// wantAnew checks that the table equals one that is built anew from all hosts of p.
+// wantAnew checks that the table equals one built from all hosts of p.
 func (m *meshTable) wantAnew(t *testing.T, p *plane) {
 	t.Helper()
 	p.mu.Lock()

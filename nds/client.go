@@ -84,11 +84,11 @@ type Client struct {
 	// tableNode is the fingerprint of the node to which it was sent, if it came as changes.
 	table     *hostTable
 	tableNode string
-	// undetected is set if the table differs from the control plane's although its digests are the
-	// same.
+	// undetected is true if the table differs from the control plane's although its digests are
+	// the same.
 	undetected bool
-	// snapshotUnread is set if the snapshot could not be read. Every connect tries again
-	// until a table is in use.
+	// snapshotUnread is true if the snapshot could not be read. Every connect tries
+	// again until a table is in use.
 	snapshotUnread bool
 
 	// slept is how long the machine had been suspended when Run noticed that last.
@@ -185,8 +185,8 @@ func (c *Client) Run(ctx context.Context) error {
 	return nil
 }
 
-// resumed is called after the machine was suspended. The back-off begins anew, and the workload
-// certificate is checked, which may have expired meanwhile.
+// resumed is called after the machine was suspended. The back-off begins again, and the
+// workload certificate is checked, which may have expired meanwhile.
 func (c *Client) resumed() {
 	c.slept, c.failures = c.cfg.Clock.Slept(), 0
 	c.renewer.check()
@@ -341,8 +341,8 @@ func pause(failures int, part float64) time.Duration {
 // streamEnd describes the end of a stream, or of an attempt to open one.
 type streamEnd struct {
 	err error
-	// expected is set if the stream had worked until then. istiod ends every stream after
-	// 30 minutes, which deserves no warning.
+	// expected is true if the stream had worked until then. istiod ends every stream
+	// after 30 minutes, which deserves no warning.
 	expected bool
 	wait     time.Duration
 }

@@ -38,8 +38,9 @@
 //     the response is NACKed with the hosts that it changes, and the stream ends.
 //   - If the table in use came as changes, the first request of a stream has its checksums by shard
 //     (NAMETAP_HOSTS) and the revision of the last change (NAMETAP_REVISION), and the control plane
-//     sends the shards that differ. After a difference they are computed anew from the entries. After one in the
-//     first change of a stream they do not show what differs, and the next request has none.
+//     sends the shards that differ. After a difference they are computed again from the entries. If
+//     the first change of a stream has the difference, the checksums do not show what differs, and
+//     the next request has none.
 //
 // The node of a stream is what [Config.Refresh] returns when the client connects. When it
 // returns another node later, the client ends the stream and connects again.

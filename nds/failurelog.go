@@ -21,8 +21,8 @@ type failureLog struct {
 	message, text string
 	repeats       int
 	logged        time.Time
-	// recovered is set if the recovery was logged. A failure that comes and goes is
-	// logged once, and its recovery once, until reset.
+	// recovered is true if the recovery was logged. A failure that comes and goes
+	// is logged once, and its recovery once, until reset.
 	recovered bool
 }
 

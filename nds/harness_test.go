@@ -54,7 +54,7 @@ type options struct {
 	config func(*nds.Config)
 	// apply is called first; if it returns an error, the shards are not applied.
 	apply nds.ApplyFunc
-	// many is set if more is applied than the test waits for.
+	// many is true if more is applied than the test waits for.
 	many bool
 }
 

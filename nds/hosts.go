@@ -200,7 +200,7 @@ func (c *change) difference() error {
 		hosts = append(hosts, host)
 	}
 	slices.Sort(hosts)
-	return &differenceError{fmt.Sprintf("with this change the table does not have the checksum %s: it changes %s", c.sum, someOf("host", hosts))}
+	return &differenceError{fmt.Sprintf("the change's checksum %s does not match the resulting table: it changes %s", c.sum, someOf("host", hosts))}
 }
 
 // someOf lists names, or the first ones of many.

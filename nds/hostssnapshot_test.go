@@ -119,8 +119,8 @@ func TestDamagedHostsSnapshot(t *testing.T) {
 	}
 }
 
-// C7, C11: a record that was not written entirely is ignored, as after a power failure. The control plane then
-// sends what is missing, and the next change writes the snapshot anew.
+// C7, C11: a record that was not written entirely is ignored, as after a power failure. The control
+// plane then sends what is missing, and the next change rewrites the snapshot.
 func TestTornSnapshot(t *testing.T) {
 	t.Parallel()
 	p := startPlane(t)
@@ -170,7 +170,7 @@ func TestTornSnapshot(t *testing.T) {
 	}
 }
 
-// C7, C11: the log is bounded. When it is full, the snapshot is written anew.
+// C7, C11: the log is bounded. When it is full, the snapshot is rewritten.
 func TestSnapshotLogIsBounded(t *testing.T) {
 	t.Parallel()
 	p := startPlane(t)

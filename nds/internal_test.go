@@ -86,8 +86,8 @@ func TestChangeEndsPause(t *testing.T) {
 	})
 }
 
-// V7, C5: a suspend ends the pause before the next connect, the pauses begin anew, and the
-// workload certificate is checked. A brief suspend has no effect.
+// V7, C5: a suspend ends the pause before the next connect, the pauses begin again, and
+// the workload certificate is checked. A brief suspend has no effect.
 func TestResumeEndsPause(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -27,8 +27,8 @@ type plane struct {
 	mu      sync.Mutex
 	entries map[string][]byte // by host; in wire form, with tag and length
 	version int
-	// away is set if another control plane answers on the same address: it sends the state of
-	// server.
+	// away is true if another control plane answers on the same address: it sends the state
+	// of server.
 	away bool
 	// damage, if not nil, changes the next NameTable that is sent.
 	damage func([]byte)

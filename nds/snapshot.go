@@ -38,8 +38,8 @@ type saving struct {
 // of one cluster is wrong for another.
 func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
-// restore puts the snapshot to use. A snapshot that cannot be read now is read again by
-// the next connect. A snapshot that is damaged or belongs to another node is renamed, so
+// restore applies the snapshot. A snapshot that cannot be read now is read again by the
+// next connect. A snapshot that is damaged or belongs to another node is renamed, so
 // that it is neither used nor lost.
 func (c *Client) restore() {
 	c.snapshotUnread = false
@@ -79,7 +79,7 @@ func (c *Client) restore() {
 		"path", path, "version", s.version, "pushed", s.pushed)
 }
 
-// useSnapshot puts a snapshot to use.
+// useSnapshot applies a snapshot.
 func (c *Client) useSnapshot(s *savedTable) error {
 	if err := c.apply(s.table.since(nil)); err != nil {
 		return err
@@ -131,7 +131,7 @@ type snapshotSaver struct {
 
 	// The fields below are owned by the goroutine of run.
 
-	// unsaved is set if the file does not hold the table of the last snapshot.
+	// unsaved is true if the file does not hold the table of the last snapshot.
 	unsaved bool
 	// base and length are the lengths of the base and of the file that this saver has written
 	// for a table of hosts. base is 0 if changes cannot be added to the file.

@@ -9,14 +9,14 @@ import (
 
 // Status describes what a client is doing. It is printed as JSON.
 type Status struct {
-	// Connected is set if the stream is open and has received a response.
+	// Connected is true if the stream is open and has received a response.
 	Connected bool   `json:"connected"`
 	Address   string `json:"address"`
 	// Variant is the variant in use, which may be the fallback.
 	Variant string `json:"variant"`
-	// Loaded is set if a table is in use. Version is the table's version. LastPush is
-	// when the control plane last sent it and TableAge how many seconds ago. Stale is
-	// set if the table is from the snapshot and no push has confirmed it.
+	// Loaded is true if a table is in use. Version is the table's version. LastPush
+	// is when the control plane last sent it and TableAge how many seconds ago. Stale
+	// is true if the table is from the snapshot and no push has confirmed it.
 	Loaded   bool      `json:"loaded"`
 	Version  string    `json:"version"`
 	LastPush time.Time `json:"lastPush,omitzero"`

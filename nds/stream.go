@@ -113,8 +113,8 @@ func (s *stream) handle(r response) error {
 	return err
 }
 
-// use applies a response, and returns what has to be saved. first is set if no earlier response of
-// the stream was accepted.
+// use applies a response, and returns what has to be saved. first is true if no earlier response
+// of the stream was accepted.
 func (c *Client) use(r response, first bool) (saving, error) {
 	value, there, err := tableOf(r)
 	if err != nil {
@@ -229,8 +229,8 @@ type response struct {
 	typeURL, version, nonce string
 	// bytes is the length in wire form.
 	bytes int
-	// whole is set if a response without a resource means an empty table; otherwise it means no
-	// table.
+	// whole is true if a response without a resource means an empty table; otherwise it means
+	// no table.
 	whole     bool
 	resources []*discoveryv3.Resource
 	removed   []string

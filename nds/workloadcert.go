@@ -71,8 +71,8 @@ type certRenewer struct {
 
 	// The fields below are owned by the goroutine of run; load uses them before.
 
-	// unread is set if the certificate file could not be read; run tries again until
-	// there is a certificate.
+	// unread is true if the certificate file could not be read; run tries again
+	// until there is a certificate.
 	unread bool
 	// fileFailures logs why the certificate is not read or saved, renewFailures why there
 	// is no certificate, or no newer one.
