@@ -117,7 +117,7 @@ func (f files) addPackages(of map[string]files) error {
 		sources = append(sources, sourceOf(string(control)))
 	}
 	slices.Sort(sources)
-	text := `The programs and libraries of this image, except nametap, are those of Debian, unchanged. Their licenses are in
+	text := `The programs and libraries of this image, except nametap, are Debian's, unchanged. Their licenses are in
 /usr/share/doc/*/copyright and /usr/share/common-licenses. Their sources are these source packages of Debian,
 with these versions, which every mirror of Debian or Debian's archive of snapshots has:
 

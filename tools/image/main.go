@@ -59,7 +59,7 @@ func main() {
 func run(o options, epoch string, images []string) error {
 	seconds, err := strconv.ParseInt(epoch, 10, 64)
 	if err != nil {
-		return fmt.Errorf("SOURCE_DATE_EPOCH=%q: want seconds since 1970, such as those of `git log -1 --format=%%ct`", epoch)
+		return fmt.Errorf("SOURCE_DATE_EPOCH=%q: want seconds since 1970, such as the output of `git log -1 --format=%%ct`", epoch)
 	}
 	if o.tag == "" {
 		return errors.New("want a tag: set -tag")

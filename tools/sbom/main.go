@@ -22,7 +22,7 @@ import (
 )
 
 func main() {
-	out := flag.String("out", "", "`file` to write; default is that of the binary with .cdx.json behind it")
+	out := flag.String("out", "", "`file` to write; default is the binary's with .cdx.json behind it")
 	notices := flag.Bool("licenses", false, "print the licenses and notices of the modules instead")
 	flag.Parse()
 	err := error(nil)
@@ -82,7 +82,7 @@ func epoch() (time.Time, error) {
 	text := os.Getenv("SOURCE_DATE_EPOCH")
 	seconds, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH=%q: want seconds since 1970, such as those of `git log -1 --format=%%ct`", text)
+		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH=%q: want seconds since 1970, such as the output of `git log -1 --format=%%ct`", text)
 	}
 	return time.Unix(seconds, 0).UTC(), nil
 }
