@@ -110,7 +110,7 @@ func TestAdditionsOfCluster(t *testing.T) { // I1, I2
 	restricted := map[string]string{"restricted": "apiVersion: v1\nkind: Pod\nmetadata: {name: app}\nspec: {securityContext: {runAsNonRoot: true}, containers: [" + restrictedContainer + "]}\n"}
 	for _, order := range []struct{ name, reinvocation string }{{"a-images", "IfNeeded"}, {"z-images", "Never"}} {
 		c.startMirror(order.name, order.reinvocation)
-		wait.Until(t, "the images are those of the mirror", func() bool {
+		wait.Until(t, "the images come from the mirror", func() bool {
 			pod, err := c.dryRun("offline-privileged", plainPod)
 			return err == nil && strings.HasPrefix(pod.Spec.Containers[0].Image, mirror)
 		})

@@ -215,7 +215,7 @@ func wantPopulation(t *testing.T, a *agent, want table) {
 			t.Errorf("the API server (-) and the agent (+) have different tables:\n%.2000s", diff)
 		}
 	}()
-	wait.Until(t, "the agent's table is that of the API server", func() bool {
+	wait.Until(t, "the agent's table matches the API server", func() bool {
 		diff = want.diff(a.table().scaled())
 		return diff == ""
 	})

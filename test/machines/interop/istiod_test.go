@@ -188,7 +188,7 @@ func (d *istiod) wantTable(a *agent) table {
 			a.tb.Errorf("istiod (-) and the agent (+) have different tables:\n%s", diff)
 		}
 	}()
-	wait.Until(a.tb, "the agent's table is that of istiod", func() bool {
+	wait.Until(a.tb, "the agent's table matches istiod's", func() bool {
 		var ok bool
 		if want, ok = d.table(a.proxy()); !ok {
 			diff = "istiod has no stream of " + a.proxy()

@@ -159,8 +159,8 @@ func (p population) slice(i, version int) *discoveryv1.EndpointSlice {
 
 // table returns the part of a workload's table that must follow from the population at the API
 // server. It knows what the tests make of it: hosts that all workloads see, and hosts that none
-// sees. pods is set if endpoints have hosts; istiod takes endpoints' hosts from Pods, and there are
-// none.
+// sees. pods is true if endpoints have hosts; istiod takes endpoints' hosts from Pods, and there
+// are none.
 func (w *writer) table(pods bool) table {
 	w.c.tb.Helper()
 	var all corev1.ServiceList

@@ -66,7 +66,7 @@ func TestTwoInstallations(t *testing.T) { // D50
 	before, begun := c.revision(), time.Now()
 	wait.Until(t, "ten seconds have passed", func() bool { return time.Since(begun) > 10*time.Second })
 	writes := c.revision() - before
-	t.Logf("%d writes in 10 s, those of Leases and of the controllers included", writes)
+	t.Logf("%d writes in 10 s, including Leases and the controllers' writes", writes)
 	if writes > 300 {
 		t.Errorf("%d writes in 10 s", writes)
 	}

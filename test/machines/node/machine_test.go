@@ -183,7 +183,7 @@ func (s *service) run() {
 	go func(cmd *exec.Cmd) { end <- cmd.Wait() }(s.cmd)
 }
 
-// restart kills a service and starts it anew.
+// restart kills a service and starts it again.
 func (s *service) restart(t *testing.T) {
 	t.Helper()
 	for _, pid := range process.Children(s.cmd.Process.Pid) { // nsenter waits for the service

@@ -94,7 +94,7 @@ func TestFullDisk(t *testing.T) {
 		awaitHost(t, m, prefix, "10.1.0.3")
 	}
 	const said = "snapshot of the table not written"
-	wait.Until(t, "the agent says that the table is not saved", func() bool { return strings.Contains(m.Journal("nametap.service"), said) })
+	wait.Until(t, "the agent logs that the table is not saved", func() bool { return strings.Contains(m.Journal("nametap.service"), said) })
 	if n := strings.Count(m.Journal("nametap.service"), said); n != 1 {
 		t.Errorf("the agent says %d times that the table is not saved, want once", n)
 	}

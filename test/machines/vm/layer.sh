@@ -1,6 +1,6 @@
 # layer.sh ROOT DIR PACKAGE... installs packages in an overlay of ROOT and copies what
 # differs from ROOT to DIR, which becomes a layer above ROOT. It runs in a mount namespace of
-# its own. The overlay is in memory, because that of another overlay cannot be on one.
+# its own. The overlay is in memory, because the upper directory of an overlay cannot be on an overlay.
 root=$1 dir=$2
 shift 2
 
