@@ -19,7 +19,7 @@ import (
 	"strings"
 )
 
-const usage = `Run commands of nametap in a pod, and those of nametap-discovery in all replicas.
+const usage = `Run commands of nametap in a pod, and commands of nametap-discovery in all replicas.
 
 Usage:
   kubectl nametap status POD      the agent's connection, table, nameservers and capture
@@ -32,7 +32,7 @@ POD may also be TYPE/NAME, as for kubectl exec. What follows it is passed to the
 pod: kubectl nametap query web-0 -n shop api.example.com AAAA --output json
 
 Flags:
-  -n, --namespace NS        the namespace of the pod; with agents, that of the agents to show
+  -n, --namespace NS        the namespace of the pod; with agents, the namespace of the agents to show
   -c, --container NAME      the container of the agent (default nametap)
   --discovery-namespace NS  the namespace of nametap-discovery (default nametap-system)
   --context, --kubeconfig, --cluster, --user, --as, --as-group, --request-timeout: as for kubectl

@@ -181,7 +181,7 @@ func (c *agentsCommand) print(lines io.Reader) error {
 		case line.Summary != nil:
 			summary = line.Summary
 		case line.Agent == nil:
-			failure = errors.New("the reply is not that of a nametap-discovery")
+			failure = errors.New("the reply is not from nametap-discovery")
 		case c.output == outputJSON:
 			failure = encoder.Encode(line.Agent)
 		default:

@@ -330,7 +330,7 @@ func TestAgentsIncomplete(t *testing.T) { // D66
 	for reply, want := range map[string]string{
 		`{"namespace":"shop","name":"web-0","id":"x"}` + "\n": "the list is not complete: unexpected EOF",
 		`{"namespace":"shop","name":"we`:                      "the list is not complete: unexpected EOF",
-		`{}`:                                                  "the reply is not that of a nametap-discovery",
+		`{}`:                                                  "the reply is not from nametap-discovery",
 		`<html>`:                                              "the list is not complete: invalid character",
 	} {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")

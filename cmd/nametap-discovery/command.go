@@ -48,8 +48,8 @@ type options struct {
 	client discovery.Client // whose table is printed
 	output string
 
-	// stateDirGiven is set if the user has set the state directory. It is an error if
-	// that cannot be used; the default is given up with a warning.
+	// stateDirGiven is true if the user has set the state directory. It is an error
+	// if that cannot be used; the default is given up with a warning.
 	stateDirGiven bool
 }
 
@@ -75,7 +75,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
 	g.String(&o.server.RootNamespace, "root-namespace", "`namespace` of the default Sidecar and, at the Kubernetes API, of the ConfigMap \"istio\" with the settings of the mesh")
 	g.String(&o.server.DefaultServiceExportTo, "default-service-export-to", "`namespaces` that see the hosts of Services and ServiceEntries without an exportTo, unless the settings of the mesh say that: names, ., * or ~, separated by commas")
-	g.String(&o.server.StateDir, "state-dir", "`directory` in which automatic VIPs, the last good objects and those of other clusters are saved; empty keeps them in memory")
+	g.String(&o.server.StateDir, "state-dir", "`directory` in which automatic VIPs, the last good objects and other clusters' objects are saved; empty keeps them in memory")
 
 	g = settings.NewGroup(f, "Serving, status and logging")
 	g.String(&o.server.GRPCAddr, "grpc-addr", "`address` that serves name tables (ADS) in plaintext, to everyone; empty serves none")
@@ -87,8 +87,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.TokenAudience, "token-audience", "`audience` of clients' tokens, which the Kubernetes API reviews")
 	g.String(&o.server.TrustDomain, "trust-domain", "`domain` of clients' SPIFFE certificates; default is the one of Services")
 	g.String(&o.server.ClusterID, "cluster-id", "`name` that clients with a token may claim as their cluster; empty allows any")
-	g.Var(settings.Int(&o.server.MaxClients, settings.ZeroRefused), "max-clients", "`number` of clients served at a time; others are refused. Those of one namespace, and all in plaintext if --tls-addr is set, get half of them")
-	g.Var(settings.Int(&o.server.MaxClientsPerAddress, settings.ZeroRefused), "max-clients-per-address", "`number` of clients at one IP address served at a time, and of those that connect within a minute")
+	g.Var(settings.Int(&o.server.MaxClients, settings.ZeroRefused), "max-clients", "`number` of clients served at a time; others are refused. Clients of one namespace, and all in plaintext if --tls-addr is set, get half of them")
+	g.Var(settings.Int(&o.server.MaxClientsPerAddress, settings.ZeroRefused), "max-clients-per-address", "`number` of clients at one IP address served at a time, and of clients that connect from it within a minute")
 	g.Var(settings.Duration(&o.server.MaxConnectionAge, settings.ZeroRefused), "max-connection-age",
 		"`time`, give or take a tenth, after which a client is asked to connect again, so that clients spread over replicas")
 	g.Var(settings.Duration(&o.drain, settings.ZeroIsZero), "drain", "`time` to serve on after SIGTERM, so that load balancers stop sending clients before their streams end")

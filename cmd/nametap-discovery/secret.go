@@ -19,7 +19,7 @@ type tlsSecret struct {
 
 func (s *tlsSecret) addFlags(g settings.Group) {
 	g.String(&s.secret, "tls-secret", "`NAMESPACE/NAME` of the Secret in which replicas make, keep and renew the certificate for --tls-addr, instead of files")
-	g.String(&s.names, "tls-names", "`names` of the server in that certificate, separated by commas; default: those of the Service nametap-discovery in the namespace of the Secret")
+	g.String(&s.names, "tls-names", "`names` of the server in that certificate, separated by commas; default: the names of the Service nametap-discovery in the namespace of the Secret")
 	g.String(&s.configMap, "tls-ca-configmap", "`name` of the ConfigMap that gets the root certificate of --tls-secret in every namespace; empty publishes none")
 }
 
