@@ -40,8 +40,8 @@ type Build struct {
 	// Version is the release's version, such as v0.2.0, or else the module's: a tag, a pseudo-version,
 	// or "devel" for a build of a working copy without one.
 	Version string `json:"version"`
-	// Commit is the revision of the working copy, or empty if it is unknown. Dirty is set
-	// if the copy had uncommitted changes.
+	// Commit is the revision of the working copy, or empty if it is unknown. Dirty is
+	// true if the copy had uncommitted changes.
 	Commit string `json:"commit,omitempty"`
 	Dirty  bool   `json:"dirty,omitempty"`
 	Go     string `json:"go"`

@@ -53,7 +53,7 @@ type variant struct {
 	send func(r *response, nonce string) error
 	// has reports whether r holds a response for this variant.
 	has func(r *response) bool
-	// again is set if a request without a nonce is answered with the state.
+	// again is true if a request without a nonce is answered with the state.
 	again bool
 }
 
