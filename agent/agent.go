@@ -397,8 +397,8 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	return a.capture.change(func(in *inputs) { in.CaptureConfig = cfg })
 }
 
-// HandOver ends the agent and leaves the capture rules to the next one. If the kernel would not end the
-// capture without a next one, the agent removes them.
+// HandOver ends the agent and leaves the capture rules to the next one. If the kernel does not end
+// the capture by itself when no agent follows, the agent removes the rules.
 func (a *Agent) HandOver() {
 	a.handOver.Store(true)
 	a.quit()

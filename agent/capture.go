@@ -162,9 +162,9 @@ func (c *capture) run(ctx context.Context) error {
 	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))
 }
 
-// takeOver renews the lease of the previous agent once, before this one answers: queries wait in the sockets
-// that systemd holds. It does not after a start that has failed, so that an agent that fails at each start does
-// not keep the capture alive. It reports whether a lease is alive.
+// takeOver renews the lease of the previous agent once, before this one answers: queries wait in
+// the sockets that systemd holds. After a failed start it does not renew, so that an agent that
+// fails at each start does not keep the capture alive. It reports whether a lease is alive.
 func (c *capture) takeOver() (alive bool) { return c.extend(firstStart()) }
 
 // extend reports whether a lease is alive. With renew it renews live leases, for the next agent.
