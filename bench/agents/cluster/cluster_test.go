@@ -13,7 +13,7 @@ import (
 	"github.com/nametap/nametap/bench/agents/cluster"
 )
 
-// An event is one of a watch.
+// An event is an event of a watch.
 type event struct {
 	Type   string
 	Object struct {

@@ -22,7 +22,7 @@ type table struct {
 	digests func() string // of node metadata, computed once
 }
 
-// An entry is one of a table.
+// An entry is an entry of a table.
 type entry struct {
 	host string
 	sum  digest.Sum
@@ -120,7 +120,7 @@ func (t *tables) get(sum digest.Sum) *table {
 	return t.bySum[sum]
 }
 
-// add adds a table, and returns the one of its checksum that was there before.
+// add adds a table. If there is one with its checksum already, add returns that.
 func (t *tables) add(next *table) *table {
 	t.mu.Lock()
 	defer t.mu.Unlock()
