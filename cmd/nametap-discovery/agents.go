@@ -226,7 +226,8 @@ func row(a *push.Agent) string {
 	return strings.Join(cells, "\t")
 }
 
-// printable returns a text of a client for a terminal: quoted if it has what is not printed as it is.
+// printable returns a text of a client for a terminal: quoted if it has characters that a terminal
+// does not print.
 func printable(text string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return text
