@@ -145,7 +145,8 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// R4, R15: each code of a problem that an agent finds has one alert. NametapProblem has those of no other one.
+// R4, R15: each code of a problem that an agent finds has one alert. NametapProblem has the codes
+// without an alert of their own.
 func TestAlertOfProblem(t *testing.T) {
 	t.Parallel()
 	owners := map[string]string{
