@@ -267,7 +267,7 @@ func New(cfg Config) (server *Server, err error) {
 		Hosts: cfg.newHosts(len(s.inputs.all), s.vips.VIPs), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
 		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger, Replica: cfg.Identity,
 		Room:       func() error { return s.memory.check(tableShare) },
-		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // a revision is of the own API server
+		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // revisions come from the own API server
 	})
 	s.memory = newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
 	if s.writer, err = s.newWriter(); err != nil {

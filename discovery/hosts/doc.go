@@ -1,5 +1,5 @@
-// Package hosts turns objects into hosts and their addresses, and keeps them up to date: a changed
-// object costs what depends on it, not what there is.
+// Package hosts turns objects into hosts and their addresses, and keeps them up to date: the cost
+// of a changed object depends on the hosts that depend on it, not on the number of objects.
 //
 // The steps are objects, claims, hosts, entries. A claim is what one object says about one host. A
 // [Host] has all claims to it and its automatic VIP. An [Entry] is its line in the name table of the

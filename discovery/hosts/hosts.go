@@ -302,7 +302,7 @@ func (h *Hosts) host(key string) *Host { return h.hosts[key] }
 // All yields all hosts, in no order.
 func (h *Hosts) All() iter.Seq[*Host] { return maps.Values(h.hosts) }
 
-// Counts are numbers of what there is.
+// Counts are the numbers of hosts and objects.
 type Counts struct {
 	Objects map[string]int // by kind
 	Hosts   int            // with an address for some client

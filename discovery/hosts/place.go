@@ -79,7 +79,7 @@ func (s *surroundings) leading(claims []*claim) *claim {
 	return first
 }
 
-// counts reports whether a claim counts beside the leading one: it is of the same cluster, or adds
+// counts reports whether a claim counts beside the leading one: it has the same cluster, or adds
 // endpoints to a headless Service. The name of a pod stands for the pod of one cluster, and a
 // ServiceImport already has the endpoints of all.
 func (s *surroundings) counts(c, leading *claim) bool {

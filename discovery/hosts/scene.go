@@ -7,7 +7,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Scene is what decides, besides the hosts, about what a client sees: Sidecars, settings of the mesh, and the
+// A Scene decides, besides the hosts, what a client sees: Sidecars, settings of the mesh, and the
 // clusters. It does not change.
 type Scene struct {
 	sidecars sidecars

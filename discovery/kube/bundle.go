@@ -180,8 +180,8 @@ func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
 	return recheck, nil
 }
 
-// inapplicable reports whether a patch is of a part that the object has no more. The API server finds that out
-// before it compares the versions. An error about a value names its field.
+// inapplicable reports whether a patch changes a part that was removed from the object. The API
+// server finds that out before it compares the versions. An error about a value names its field.
 func inapplicable(err error) bool {
 	status := new(apierrors.StatusError)
 	return errors.As(err, &status) && apierrors.IsInvalid(err) && (status.ErrStatus.Details == nil || len(status.ErrStatus.Details.Causes) == 0)
@@ -212,7 +212,7 @@ func (b *bundler) count(roots string, seen webhooks) {
 		"configuration", b.name, "field_managers", seen.writers, "restored", b.pace.restored)
 }
 
-// An operation is one of a JSON patch (RFC 6902).
+// An operation is an operation of a JSON patch (RFC 6902).
 type operation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`

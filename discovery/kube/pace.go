@@ -11,8 +11,8 @@ const (
 	calm = time.Minute
 )
 
-// A pace says when to write an object that another program may write, too. The zero value is of an object that was
-// not written.
+// A pace says when to write an object that another program may write, too. The zero value is for an
+// object that was not written.
 type pace struct {
 	written  string    // what was written last
 	restored int       // how often that was written without calm between

@@ -29,7 +29,7 @@ func newSharedClients(a *Access) (*sharedClients, error) {
 	return c, err
 }
 
-// A namespaced object is one of a resource that has namespaces.
+// A namespaced object has a namespace.
 type namespaced interface {
 	runtime.Object
 	metav1.Object

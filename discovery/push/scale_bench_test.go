@@ -64,8 +64,8 @@ func BenchmarkNamespaces(b *testing.B) {
 	}
 }
 
-// BenchmarkSidecar measures a change of a Sidecar of one namespace of 500, with 20,000 hosts, beside one of a
-// Service.
+// BenchmarkSidecar measures a change of a Sidecar of one namespace of 500, with 20,000 hosts,
+// beside a change of a Service.
 func BenchmarkSidecar(b *testing.B) {
 	const all, namespaces = 20_000, 500
 	for _, sidecar := range []bool{false, true} {

@@ -104,8 +104,8 @@ func TestStreamWithoutTable(t *testing.T) {
 	}
 }
 
-// D38: a client is not sent an older table than it has while it is not known that there is no later one. It is refused
-// after a while.
+// D38: a client is not sent an older table than it has until it is known that there is no later
+// one. After a while it is refused.
 func TestRevisionThatNeverComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, began := newService(), time.Now()

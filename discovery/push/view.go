@@ -47,7 +47,7 @@ type shift struct {
 	entries int
 }
 
-// hosts returns how many hosts a shift of at most one is of.
+// hosts returns the number of hosts in a shift of at most one.
 func (s shift) hosts() int {
 	if s == (shift{}) {
 		return 0

@@ -45,9 +45,9 @@ func (h *Heard) Add(upTo uint64, from time.Time) {
 
 // Lacks reports whether the API server may have a change of a resource that was not heard yet,
 // because a revision names it that was known at a time. It does not if a list that began later, and
-// so has the newest state, lacks the change: then the revision is of another API server, of a time
-// before etcd was restored, or invented. Revisions of different releases, which may read other
-// resources, are not compared.
+// so has the newest state, lacks the change: then the revision comes from another API server, from
+// a time before etcd was restored, or is invented. Revisions of different releases, which may read
+// other resources, are not compared.
 func (h Heard) Lacks(resource int, r Revision, known time.Time) bool {
 	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(known)
 }
