@@ -223,7 +223,7 @@ func (c *Config) validate() error {
 	)
 }
 
-// A textValue is one of a few texts.
+// A textValue has one of a few texts.
 type textValue interface {
 	encoding.TextMarshaler
 	encoding.TextUnmarshaler

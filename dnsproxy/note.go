@@ -14,8 +14,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// measuredOf is of how many queries that the fast path answers one is measured. Reading the clock twice and
-// the histogram take longer than an answer, so to measure one of 16 would cost more than 5 % of each.
+// measuredOf is how many queries the fast path answers for each one that is measured. Reading the
+// clock twice and the histogram take longer than an answer, so to measure one of 16 would cost more
+// than 5 % of each.
 const measuredOf = 1024
 
 // measure reads the clock, unless that was done, for a query whose time goes into metrics: one that the fast path

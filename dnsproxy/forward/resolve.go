@@ -211,7 +211,7 @@ func (l *flight) how(how upstream.How) upstream.How {
 	return how
 }
 
-// relays reports whether the flight is of a message that is relayed.
+// relays reports whether the flight relays its message.
 func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
 
 // nameserversFailed reports whether nameservers were asked and failed to answer, so that

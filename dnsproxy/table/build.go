@@ -32,8 +32,8 @@ func Empty(c Cluster) *Table { return &Table{Cluster: c, seed: maphash.MakeSeed(
 // all are, it returns t.
 //
 // Keys that are not valid names and addresses that do not parse are left out and listed by
-// [Table.Skipped]. An error means that no entry is used: the bytes are not a NameTable, or an entry is of
-// another shard. The table does not keep shards.
+// [Table.Skipped]. An error means that no entry is used: the bytes are not a NameTable, or an entry
+// belongs to another shard. The table does not keep shards.
 func (t *Table) With(shards map[int][]byte) (*Table, error) {
 	b := builder{cluster: &t.Cluster, seed: t.seed}
 	var entries [digest.Count][][]byte

@@ -81,7 +81,7 @@ func viewHost(b []byte) Host {
 	return h
 }
 
-// Kubernetes reports whether the host is of the registry Kubernetes: a Service.
+// Kubernetes reports whether the host comes from the registry Kubernetes: a Service.
 func (h *Host) Kubernetes() bool { return h.flags&flagKubernetes != 0 }
 func (h *Host) wildcard() bool   { return h.flags&flagWildcard != 0 }
 func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }

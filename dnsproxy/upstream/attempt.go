@@ -16,7 +16,7 @@ type attempt struct {
 	server *server
 	sent   time.Time
 
-	// The exchange that waits for the reply, as long as it is of this generation; nil for
+	// The exchange that waits for the reply, as long as it has this generation; nil for
 	// probes.
 	exchange   *exchange
 	generation uint64

@@ -94,8 +94,9 @@ type Status struct {
 	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP and FORMERR,
 	// and "other" for all others, since a nameserver could send each of 4,096. Replies to probes do not count.
 	Responses map[string]uint64
-	// Refusing says that the last replies to queries, ten at least and for names of three domains, were no answer, leaving
-	// out queries for which a server that answers other ones has failed before.
+	// Refusing is true if the last replies to queries, ten at least and for names of three domains,
+	// were no answer. A query does not count if a server that answers other queries has failed for it
+	// before.
 	Refusing bool
 
 	LastError   string // empty if there was none
@@ -151,7 +152,7 @@ func NewClient(config Config) *Client {
 }
 
 // Configure changes the Timeout and TLSRootsFile of the client, and ignores the other fields of
-// config. The timeout of a [Group] is that of when it was made. It must not be called concurrently.
+// config. A [Group] keeps the timeout with which it was made. It must not be called concurrently.
 func (c *Client) Configure(config Config) {
 	if config.Timeout <= 0 {
 		config.Timeout = defaultTimeout

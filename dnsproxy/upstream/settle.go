@@ -59,8 +59,8 @@ func (s *schedule) win(o outcome, now time.Time) {
 	s.late = now.Add(maxLate)
 }
 
-// giveUp ends the query with what there is: an answer, a truncated reply, one that is held, the
-// best failure, or nothing because of cause.
+// giveUp ends the query with the best result so far: an answer, a truncated or held reply, the
+// best failure, or no reply because of cause.
 func (s *schedule) giveUp(cause error, now time.Time) {
 	cut := slices.IndexFunc(s.tries, func(t try) bool { return t.truncated.reply != nil })
 	switch {

@@ -30,7 +30,7 @@ type socket struct {
 	closed  bool                // then it is retired, too
 }
 
-// since returns the time since t, which is of the client's clock.
+// since returns the time since t on the client's clock.
 func (s *socket) since(t time.Time) time.Duration { return s.server.client.config.Clock.Since(t) }
 
 // addLocked adds an attempt and returns its ID, an unpredictable one that no other attempt
