@@ -63,7 +63,7 @@ type manifest struct {
 	reports    []Report
 }
 
-// A document is one of a manifest.
+// A document is a document of a manifest.
 type document struct {
 	marker []byte // the line that begins it, if any
 	body   []byte

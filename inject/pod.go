@@ -57,7 +57,7 @@ type nodeSelectorTerm struct {
 	MatchExpressions []nodeSelectorRequirement `yaml:"matchExpressions"`
 }
 
-// A nodeSelectorRequirement is one of a term.
+// A nodeSelectorRequirement is a requirement of a term.
 type nodeSelectorRequirement struct {
 	Key      string   `yaml:"key"`
 	Operator string   `yaml:"operator"`

@@ -61,7 +61,7 @@ func hasTemplate(object *yaml.Node) bool {
 	return object.Kind == yaml.SequenceNode
 }
 
-// An object is one of a document.
+// An object is an object in a document.
 type object struct {
 	node          *yaml.Node
 	version, kind string
