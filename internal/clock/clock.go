@@ -11,8 +11,8 @@
 //   - The age of something that others change meanwhile: a [Clock]. These are TTLs and
 //     staleness of replies, the age of the table, and the age of sockets to nameservers.
 //   - How long something has not answered, and how long to wait for it: time.Now and timers, which
-//     stand still with the machine. A nameserver does not fail by the time that this machine
-//     slept, and the clients on this machine have waited no longer than it was awake.
+//     stop while the machine sleeps. That time does not count as a nameserver's delay, and the
+//     clients on this machine did not wait during it.
 //   - When a certificate or a token expires, and the time of a push in the snapshot file, which
 //     is compared after a reboot: the wall clock.
 package clock
@@ -65,7 +65,7 @@ func (c *Clock) Now() time.Time {
 	return now.Add(c.sleptAt(now))
 }
 
-// Since returns the time since t, which is of this clock.
+// Since returns the time since t on this clock.
 func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
 // Slept returns for how long the machine was suspended since the clock was made.

@@ -109,7 +109,7 @@ func parseDestination(b []byte) netip.AddrPort {
 	return parseAddrPort(b, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
 }
 
-// parseAddrPort reads an address, which is of one of two kinds, and a port from the
+// parseAddrPort reads an address of one of two kinds, and a port, from the
 // attributes of a tuple.
 func parseAddrPort(b []byte, kind4, kind6, port uint16) netip.AddrPort {
 	ip := FindAttribute(b, nl.CTA_TUPLE_IP)

@@ -26,7 +26,7 @@ type Dumps struct {
 	what  string
 }
 
-// NewDumps returns the dumps of a number of clients at a time. what is what they read.
+// NewDumps returns the dumps for up to limit clients at a time. what names what they read.
 func NewDumps(limit int64, what string) *Dumps {
 	return &Dumps{slots: semaphore.NewWeighted(limit), max: limit, what: what}
 }

@@ -9,8 +9,8 @@ import (
 	"os"
 )
 
-// ErrDamaged reports a file of [Dir.Save] that exists but cannot be trusted: it was truncated, edited by hand,
-// or is of another program.
+// ErrDamaged reports a file of [Dir.Save] that exists but cannot be trusted: it was truncated,
+// edited by hand, or written by another program.
 var ErrDamaged = errors.New("damaged")
 
 // checked is the content of a file. Sum is the checksum of Data.

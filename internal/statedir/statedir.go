@@ -96,7 +96,7 @@ func unsupported(err error) bool {
 }
 
 // lockInPlaceLocked reports whether the lock file that d holds is still the one in the
-// directory. It is not after the directory, or the file, was removed.
+// directory. It is false after the directory, or the file, was removed.
 func (d *Dir) lockInPlaceLocked() bool {
 	held, err := d.lock.Stat()
 	if err != nil {

@@ -105,7 +105,7 @@ type Token struct {
 	Error     string // why it is refused
 }
 
-// A change is one of an object, which before and after it is nil if there is none.
+// A change is a change of an object. before and after are nil if there is none.
 type change struct {
 	path          string
 	before, after *unstructured.Unstructured

@@ -14,7 +14,7 @@ const (
 	multiClusterGroup = "/apis/multicluster.x-k8s.io"
 )
 
-// A Version is one of a group of custom resources.
+// A Version is a version of a group of custom resources.
 type Version struct {
 	Name      string
 	Resources []string // that the API server says it has
