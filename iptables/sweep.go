@@ -117,20 +117,20 @@ func ofReply(e conntrack.Entry) bool {
 		e.Original.Source.Port() == dnsPort && e.Original.Destination.Port() != dnsPort
 }
 
-// unanswered reports whether an entry is of a TCP connection whose SYN has no reply. The entry
-// stays for two minutes, and repetitions of the SYN and further connections from the same port
-// follow it. If it is dropped, the next SYN is the first packet of a new entry.
+// unanswered reports whether an entry belongs to a TCP connection whose SYN has no reply. The
+// entry stays for two minutes, and repetitions of the SYN and further connections from the
+// same port follow it. If it is dropped, the next SYN is the first packet of a new entry.
 func unanswered(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPSynSent }
 
-// reset reports whether an entry is of a TCP connection that a RST has ended. The entry stays for
-// 10 s, and if the last packet was the server's, the next connection from the same port follows
-// it. After all other ends the kernel makes a new entry for the next connection.
+// reset reports whether an entry belongs to a TCP connection that a RST has ended. The entry
+// stays for 10 s, and if the last packet was the server's, the next connection from the same port
+// follows it. After all other ends the kernel makes a new entry for the next connection.
 func reset(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPClose }
 
-// pickedUp reports whether an entry is of a packet in the middle of a TCP connection, without a
-// reply. The kernel makes such entries when it begins to track connections again, as after `nft
-// flush ruleset`. They stay for five minutes, and further connections from the same port follow
-// them. If the connection goes on after all, its next packet makes the entry again.
+// pickedUp reports whether an entry was made by a packet in the middle of a TCP connection,
+// without a reply. The kernel makes such entries when it begins to track connections again, as
+// after `nft flush ruleset`. They stay for five minutes, and further connections from the same
+// port follow them. If the connection goes on after all, its next packet makes the entry again.
 func pickedUp(e conntrack.Entry) bool {
 	return tcpDNS(e) && e.TCP == conntrack.TCPEstablished && !e.Replied()
 }
@@ -151,7 +151,7 @@ func (c Config) bypassesVIPs(e conntrack.Entry) bool {
 	return vip && connects && to.Port() != dnsPort && e.Reply.Source.Port() != c.EgressPort && !e.Replied()
 }
 
-// tcpDNS reports whether an entry is of a TCP connection to port 53.
+// tcpDNS reports whether an entry belongs to a TCP connection to port 53.
 func tcpDNS(e conntrack.Entry) bool {
 	return e.Original.Protocol == unix.IPPROTO_TCP && e.Original.Destination.Port() == dnsPort
 }
@@ -172,7 +172,7 @@ func (s sweep) orphaned(e conntrack.Entry) bool {
 	return ended || e.Zone == 0 && s.toAgent(e)
 }
 
-// toAgent reports whether an entry is of a UDP query that is redirected to the agent.
+// toAgent reports whether an entry belongs to a UDP query that is redirected to the agent.
 func (s sweep) toAgent(e conntrack.Entry) bool {
 	return e.Original.Protocol == unix.IPPROTO_UDP && e.Original.Destination.Port() == dnsPort && s.redirected(e)
 }
