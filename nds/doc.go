@@ -28,9 +28,9 @@
 //     a Change (api/nds.proto), changes the table in use. The client asks for changes
 //     (NAMETAP_MERGE); istiod sends whole tables. Both are split into the same shards, and take the
 //     same way from there.
-//   - A state-of-the-world response without a NameTable is an empty table. An incremental one changes
-//     nothing, but as the first one of a stream it is an empty table, unless the client has said that
-//     it has one.
+//   - A state-of-the-world response without a NameTable means an empty table. An incremental one
+//     changes nothing, except as the first response of a stream: then it means an empty table,
+//     unless the client has reported a table.
 //   - A table with the same shards as the one in use is not applied again.
 //   - A response is ACKed after its table is in use. If it is malformed, or the apply
 //     function returns an error, it is NACKed with the reason, and the table stays as it is.

@@ -290,14 +290,14 @@ func TestEmptyIncremental(t *testing.T) {
 	h.wantACK(h.server.PushResponses(empty, nil))
 	h.wantNothingApplied()
 
-	// As the first one of a stream it means an empty table.
+	// As the first response of a stream it means an empty table.
 	h.server.CutStreams(nil)
 	h.wantApplied(nil)
 	h.wantStatus(func(s nds.Status) bool { return s.Loaded })
 }
 
-// C3: a state-of-the-world response without resources is an empty table, even as the
-// first one.
+// C3: a state-of-the-world response without resources means an empty table, even as
+// the first response.
 func TestEmptyStateOfTheWorld(t *testing.T) {
 	t.Parallel()
 	h := start(t, options{config: sotw})
