@@ -36,7 +36,8 @@ type image struct {
 }
 
 // buildImages builds the images of the project by `make image`, and the images for the
-// checks. It returns the files of the former. There is no engine and no registry.
+// checks. It returns the layouts of the project's images. There is no engine and no
+// registry.
 func buildImages(t *testing.T) (layouts []string, checks []image) {
 	t.Helper()
 	begun := time.Now()

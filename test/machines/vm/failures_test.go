@@ -32,8 +32,8 @@ const (
 	noteTime = 100 * time.Millisecond
 )
 
-// R13: of 10,000 failures in 5 s, of ten programs in ten units, `nametap tail --failed` has the last 1,000, each with its
-// unit. Those that it shows while they fail have their units, too.
+// R13: of 10,000 failures in 5 s, of ten programs in ten units, `nametap tail --failed` has the
+// last 1,000, each with its unit. Failures that a running tail shows have their units, too.
 func TestFloodOfFailures(t *testing.T) {
 	m := vm.Boot(t)
 	m.Install()
