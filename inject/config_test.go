@@ -66,7 +66,7 @@ func TestConfig(t *testing.T) {
 		"settings: {capture-conntrack-zone: 65536}\n":                         "want a whole number from 0 to 65535",
 		"settings: {egress-mark: 4294967296}\n":                               "want a whole number from 0 to 4294967295",
 		"settings: {cache-size: 0, drain: 0s, serve-stale: 0, max-answers: 0x400, egress-mark: 0, ready-timeout: 0s}\n": "",
-		"image: registry.example.com:5000/a/nametap:v1.2_3@sha256:" + strings.Repeat("0a", 32) + "\n":                     "",
+		"image: registry.example.com:5000/a/nametap:v1.2_3@sha256:" + strings.Repeat("0a", 32) + "\n":                   "",
 		"image: 'localhost:5000/nametap'\n":      "",
 		"rootCert: Other\n":                      `rootCert "Other": want the name of a ConfigMap`,
 		"clusterDomain: 'a b'\n":                 `clusterDomain "a b": want a domain`,
