@@ -347,7 +347,7 @@ func TestOneDomainFails(t *testing.T) {
 func TestNameserverRefusesTheRest(t *testing.T) {
 	t.Parallel()
 	part := func(query *dns.Msg, network string) *dns.Msg {
-		if strings.HasSuffix(query.Question[0].Name, ".fails.example.") {
+		if strings.Contains(query.Question[0].Name, ".fails") {
 			return fakedns.Rcode(dns.RcodeServerFailure)(query, network)
 		}
 		return fakedns.Answer()(query, network)
@@ -361,7 +361,7 @@ func TestNameserverRefusesTheRest(t *testing.T) {
 		return list
 	}
 	for i := range 30 {
-		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), "NXDOMAIN"}, {fmt.Sprintf("w%d.fails.example A", i), "SERVFAIL"}})
+		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), "NXDOMAIN"}, {fmt.Sprintf("w.fails%d.example A", i), "SERVFAIL"}})
 	}
 	if got := refusing(); got != [2]bool{} {
 		t.Errorf("a part of the names fails: refusing %v", got)

@@ -310,6 +310,9 @@ func (f *fleet) checkEnded(ended time.Time) {
 			if s == nil {
 				continue
 			}
+			if s.ended.IsZero() {
+				s.ended = time.Now() // at least
+			}
 			took := s.ended.Sub(ended)
 			fmt.Fprintf(&b, "\n%-26s %-10s for %-4v fired after %5.0f s, ended after %4.0f s  %s", name, fault.name, f.holds[name], s.fired.Sub(fault.began).Seconds(), took.Seconds(), s.summary)
 			if s.state != "" || took > clears {
