@@ -80,7 +80,7 @@ egress: ## test connections to automatic VIPs with real servers (needs root)
 chart: ## test the Helm chart with Helm 3 and 4 (`make interop ARGS=-run=TestChart` installs it)
 	$(MACHINES) ./chart $(ARGS)
 
-soak: ## query the agent while everything around it fails, for 20 minutes; alerts, 35 minutes (ARGS=-soak.for=3m; needs root)
+soak: ## query the agent while everything around it fails, for 20 minutes; with loss, 10 minutes; alerts, 35 minutes (ARGS=-soak.for=3m; needs root)
 	@scripts/install-missing ip nft iptables-nft promtool
 	$(MACHINES) -timeout 90m ./soak $(ARGS)
 

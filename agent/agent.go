@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/egress"
@@ -67,6 +68,8 @@ type Config struct {
 	// Settings returns the settings that affect capture and differ from their defaults, by their names.
 	// The commands for capture ask for them. It may be nil.
 	Settings func() map[string][]string
+	// FileSettings returns what has become of changes of the files with settings. It may be nil.
+	FileSettings func() problems.Settings
 	// DNSSettings returns the settings of DNS that [Agent.Configure] changes, as they are in use, if they
 	// differ from their defaults, by their names. The status shows them. It may be nil.
 	DNSSettings func() map[string][]string

@@ -43,7 +43,7 @@ func config(t *testing.T, xdsAddr string) agent.Config {
 	t.Helper()
 	return agent.Config{
 		DNS: dnsproxy.Config{
-			Addr: "127.0.0.1:0", Namespace: "ns1", Domain: "ns1.svc.cluster.local",
+			Addr: "127.0.0.1:0", Namespace: "ns1", Domain: "ns1.svc.cluster.local", ID: "web-0", Version: "nametap test",
 			Forward: forward.Config{ResolvConf: filepath.Join(t.TempDir(), "absent")},
 		},
 		XDS: nds.Config{Addr: xdsAddr, Plaintext: true, Node: nds.Node{
@@ -376,7 +376,7 @@ func TestStatus(t *testing.T) {
 	}
 	got.XDS, got.Uptime, got.Redirected, got.Diagnosis = nds.Status{}, "", nil, problems.Report{}
 	want := agent.Status{
-		Ready: true, DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "up"}}, Hosts: hosts,
+		Ready: true, Version: "nametap test", DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "up"}}, Hosts: hosts,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)

@@ -1,13 +1,16 @@
 package agent
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/iptables"
@@ -25,6 +28,9 @@ type diagnosis struct {
 	refused  uint64 // queries for a limit, at the last reading
 	refusing bool   // there were more of them then
 	silent   bool   // a listener was silent in the last reading of listeners
+	ticks    int    // readings so far
+	repairs  uint64 // of capture rules, at the last reading
+	repaired []time.Time
 	// refusals are the replies of nameservers that were no answers.
 	refusals map[upstream.Spec]refusals
 }
@@ -68,17 +74,25 @@ func (d *diagnosis) run(ctx context.Context) {
 	}
 }
 
-// tick takes a reading of what costs little. Listeners that were silent are probed again.
+// probeEvery is how many readings of what costs little there are for one of the UDP listeners.
+const probeEvery = 4
+
+// tick takes a reading of what costs little. Each time it also probes all listeners if some were silent, also in a
+// reading for the status.
 func (d *diagnosis) tick(ctx context.Context) {
 	refused := d.agent.proxy.Overflows()
 	d.mu.Lock()
 	d.refusing, d.refused = refused > d.refused, refused
-	probing := d.silent
-	d.mu.Unlock()
-	var texts []string
-	if probing {
-		texts = silent(ctx, d.agent.proxy.Addrs())
+	d.ticks++
+	var listeners []dnsproxy.Addr
+	switch {
+	case d.silent:
+		listeners = d.agent.proxy.Addrs()
+	case d.ticks%probeEvery == 0:
+		listeners = udpListeners(d.agent.proxy)
 	}
+	d.mu.Unlock()
+	texts := silent(ctx, listeners)
 	if ctx.Err() == nil {
 		d.add(texts)
 	}
@@ -96,18 +110,40 @@ func (d *diagnosis) add(silent []string) problems.Report {
 	refused, refusing := d.refused, d.refusing
 	d.mu.Unlock()
 	reading := &problems.Agent{
-		Silent: silent, Missing: a.proxy.Missing(), Unserved: a.status.unserved(), StateDir: a.config.XDS.StateDir,
+		Silent: silent, Missing: a.proxy.Missing(), Unserved: a.status.unserved(), StateDir: a.config.XDS.StateDir, Domain: a.proxy.ClusterDomain(),
 		XDS: a.client.Status(), Token: a.client.Token(), Servers: d.servers(now), Refusing: refusing, Refused: refused,
-		Failures: a.proxy.Failures(now.Add(-problems.FailuresSince)),
+		Failures: a.proxy.Failures(now.Add(-problems.FailuresSince)), Settings: a.fileSettings(),
+		Conntrack: conntrackEntries(), Descriptors: descriptors(), Memory: cgroupMemory(),
 	}
 	for _, self := range a.proxy.SelfUpstreams() {
 		reading.Self = append(reading.Self, self.String())
 	}
 	if a.capture != nil {
 		reading.Capture = a.capture.reading()
+		d.noteRepairs(now, reading.Capture)
 	}
 	d.window.Add(now, problems.Find(&problems.Readings{Now: now, Agent: reading}), problems.Unread(reading))
 	return d.window.Report()
+}
+
+// noteRepairs notes whether there were repairs of capture rules since the last reading, and adds when there were.
+func (d *diagnosis) noteRepairs(now time.Time, found *problems.Capture) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if found.Repairs > d.repairs {
+		d.repairs = found.Repairs
+		d.repaired = append(d.repaired, now)
+	}
+	d.repaired = slices.DeleteFunc(d.repaired, func(at time.Time) bool { return now.Sub(at) > problems.RepairsIn })
+	found.Repaired = slices.Clone(d.repaired)
+}
+
+// fileSettings returns what has become of files with settings that have changed.
+func (a *Agent) fileSettings() problems.Settings {
+	if a.config.FileSettings == nil {
+		return problems.Settings{}
+	}
+	return a.config.FileSettings()
 }
 
 // open reports whether the DNS listeners are open.
@@ -132,7 +168,8 @@ func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
 			s := states[spec]
 			servers = append(servers, problems.Server{
 				Name: spec.String(), Suffix: group.Suffix, State: s.State.String(), Refuses: s.Refusing, RefusedAt: d.refusedAt(now, s), Responses: s.Responses,
-				Error: s.LastError, ErrorAt: s.LastErrorAt,
+				Error: s.LastError, ErrorAt: s.LastErrorAt, Barred: s.Barred,
+				TCPError: s.TCP.LastError, TCPSince: s.TCP.Since, TCPErrorAt: s.TCP.LastErrorAt,
 			})
 		}
 	}
@@ -142,7 +179,8 @@ func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
 // reading returns the state of capture as the last steps and probes left it. It does not read the kernel.
 func (c *capture) reading() *problems.Capture {
 	in := c.current()
-	found := &problems.Capture{On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{}}
+	stats := c.kernel.Stats()
+	found := &problems.Capture{On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{}, Repairs: stats.Repairs, Drift: stats.Drift}
 	select {
 	case <-c.kernel.Begun():
 	default:
@@ -153,7 +191,7 @@ func (c *capture) reading() *problems.Capture {
 			continue
 		}
 		why := "the log says why"
-		if err := in.without[f]; err != nil {
+		if err := cmp.Or(in.without[f], c.kernel.Failure(f)); err != nil {
 			why = err.Error()
 		}
 		found.Failed[f.String()] = why

@@ -20,6 +20,7 @@
 //	readings.go       the state of the kernel, once for all requests
 //	systemd.go        notifications to systemd
 //	probe.go          probes of the agent's own listeners
+//	resources.go      what runs out: connection tracking, descriptors, memory
 //	redirected.go     whether queries are redirected to the agent, by a test query
 //	await.go          waiting for an agent in another container
 //	capture.go        the desired state of capture: from the settings, the nameservers of

@@ -273,6 +273,7 @@ type Status struct {
 	Ready    bool            `json:"ready"`
 	Reason   string          `json:"reason,omitempty"` // why it is not ready
 	Uptime   string          `json:"uptime"`
+	Version  string          `json:"version"`
 	DNS      []dnsproxy.Addr `json:"dns"`
 	Silent   []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
 	Unserved []string        `json:"unserved,omitempty"` // why other addresses than the DNS addresses are not open
@@ -342,7 +343,7 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	}
 	status := Status{
 		Reason: a.notReady(), Uptime: (time.Since(a.started) + a.clock.Slept()).Round(time.Second).String(),
-		DNS: a.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
+		Version: a.config.DNS.Version, DNS: a.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
 		Diagnosis: a.diagnosis.add(read.silent),
 		Capture:   read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
 	}

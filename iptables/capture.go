@@ -152,6 +152,7 @@ type Capture struct {
 	log *slog.Logger
 
 	checks, repairs, failures atomic.Uint64
+	drift                     atomic.Pointer[string]    // see Stats
 	watched                   atomic.Bool               // the kernel announces changes of nft rules
 	begins                    atomic.Bool               // a lease begins
 	announced                 atomic.Pointer[time.Time] // the last change of nft rules, also of nametap

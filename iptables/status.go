@@ -124,7 +124,10 @@ func (c *Capture) level(f Family) Level {
 func (c *Capture) Levels() map[Family]Level { return c.report.Load().levels }
 
 // Missing reports whether the last attempt to install the rules of a family has failed.
-func (c *Capture) Missing(f Family) bool { return c.report.Load().in.missing[f] != nil }
+func (c *Capture) Missing(f Family) bool { return c.Failure(f) != nil }
+
+// Failure returns why the last attempt to install the rules of a family has failed, nil if it has not.
+func (c *Capture) Failure(f Family) error { return c.report.Load().in.missing[f] }
 
 // Captured reports whether rules were installed and not removed since.
 func (c *Capture) Captured() bool { return c.report.Load().captured }
@@ -160,11 +163,16 @@ type Stats struct {
 	Checks   uint64 // checks of the rules
 	Repairs  uint64 // drifts that were repaired
 	Failures uint64 // checks, repairs and retries that failed
+	Drift    string // that was repaired last
 }
 
 // Stats returns the counts so far.
 func (c *Capture) Stats() Stats {
-	return Stats{Checks: c.checks.Load(), Repairs: c.repairs.Load(), Failures: c.failures.Load()}
+	stats := Stats{Checks: c.checks.Load(), Repairs: c.repairs.Load(), Failures: c.failures.Load()}
+	if drift := c.drift.Load(); drift != nil {
+		stats.Drift = *drift
+	}
+	return stats
 }
 
 // Status reads both backends. It changes nothing and does not wait for Keep.

@@ -223,6 +223,8 @@ func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
 	case len(drifts) > 0:
 		c.log.Warn("capture rules had drifted and were repaired", "drift", drifts)
+		text := strings.Join(drifts, "; ")
+		c.drift.Store(&text)
 		c.repairs.Add(1)
 	default:
 		c.logCaptured(changed, nil)

@@ -269,6 +269,7 @@ func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted t
 	if err != nil {
 		return 0, err
 	}
+	c.setOpen()
 	s := &stream{client: c, rpc: rpc, cancel: cancel}
 	err = s.run(ctx, c.firstNode())
 	if !s.acceptedAt.IsZero() {

@@ -86,7 +86,7 @@ func TestStatusJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"connected":false,"address":"[::1]:15010","variant":"incremental","loaded":false,"version":"",` +
+	want := `{"connected":false,"open":false,"address":"[::1]:15010","variant":"incremental","loaded":false,"version":"",` +
 		`"tableAgeSeconds":0,"stale":false,"checksumDifferences":0,"pushes":0,"rejected":0,"reconnects":0}`
 	if string(got) != want {
 		t.Errorf("status is\n%s, want\n%s", got, want)

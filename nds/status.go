@@ -9,8 +9,9 @@ import (
 
 // Status describes what a client is doing. It is printed as JSON.
 type Status struct {
-	// Connected is true if the stream is open and has received a response.
+	// Connected is true if the stream is open and has received a response, and Open if it is open.
 	Connected bool   `json:"connected"`
+	Open      bool   `json:"open"`
 	Address   string `json:"address"`
 	// Variant is the variant in use, which may be the fallback.
 	Variant string `json:"variant"`
@@ -140,6 +141,13 @@ func (c *Client) setDifference(reason, digest string) {
 	c.state.Digest = digest
 }
 
+// setOpen records that the stream was opened.
+func (c *Client) setOpen() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.Open = true
+}
+
 // setConnected records that a response arrived.
 func (c *Client) setConnected(nonce string) {
 	c.mu.Lock()
@@ -152,7 +160,7 @@ func (c *Client) setConnected(nonce string) {
 func (c *Client) setDisconnected(reason error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.state.Connected = false
+	c.state.Connected, c.state.Open = false, false
 	c.state.LastError = reason.Error()
 }
 

@@ -7,6 +7,7 @@
 //   - vm_test.go: a vm, a host whose agent captures DNS and whose nameservers are on
 //     another machine;
 //   - agent_test.go: an agent, its log, its process and its status server;
+//   - hosts_test.go: hosts that `nametap doctor` examines, broken ones and healthy ones;
 //   - command_test.go: other commands of nametap, and their results;
 //   - clients_test.go: DNS clients, such as dig;
 //   - load_test.go: many clients at a time, none of whose queries may be lost;

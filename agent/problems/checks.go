@@ -15,10 +15,10 @@ type check struct {
 
 // checks returns all checks in the order of causes: a problem is explained by earlier ones only.
 func checks() []check {
-	all := slices.Concat(hostChecks(), localChecks(), controlChecks(), forwardChecks(), captureChecks(), wayChecks())
+	all := slices.Concat(hostChecks(), resourceChecks(), localChecks(), forwardChecks(), controlChecks(), captureChecks(), queryChecks(), wayChecks())
 	for i := range all {
-		if all[i].code != AgentAbsent && !all[i].host {
-			all[i].grounds = append(all[i].grounds, AgentAbsent)
+		if !all[i].host {
+			all[i].grounds = append(slices.Clip(all[i].grounds), SettingsWrong, AgentAbsent)
 		}
 	}
 	return all
@@ -37,9 +37,12 @@ func Codes() []Code {
 func Unread(a *Agent) map[Code]string {
 	unread := map[Code]string{}
 	if a.Capture == nil {
-		for _, c := range captureChecks() {
+		for _, c := range append(captureChecks(), check{code: CaptureBarred}) {
 			unread[c.code] = "the agent installs no rules"
 		}
+	}
+	if a.Memory.Limit == 0 {
+		unread[Memory] = "the memory of the agent has no limit"
 	}
 	if a.Token.File == "" {
 		unread[TokenExpired], unread[TokenExpires] = "no token is sent", "no token is sent"

@@ -2,6 +2,7 @@ package problems
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -11,14 +12,17 @@ const clockTolerance = time.Minute
 
 // controlChecks returns the checks of the control plane.
 func controlChecks() []check {
-	unconnected := []Code{ClockBehind, TokenExpired, ControlRefuses, ControlUnreachable}
+	before := []Code{ConntrackFull, ClockBehind, ControlFile, TokenExpired}
+	unconnected := append(slices.Clone(before), ControlUnresolved, ControlRefuses, ControlUnreachable)
 	return []check{
 		{code: ClockBehind, title: "the clock is not behind that of the cluster", find: clockBehind},
+		{code: ControlFile, title: "the files for the control plane can be read", find: controlFile},
 		{code: TokenExpired, title: "the token has not expired", find: tokenExpired},
 		{code: TokenExpires, title: "the token is renewed in time", grounds: []Code{TokenExpired}, find: tokenExpires},
 		{code: Certificate, title: "the workload certificate is renewed", grounds: unconnected, find: certificate},
-		{code: ControlRefuses, title: "the control plane accepts the agent", grounds: []Code{ClockBehind, TokenExpired}, find: controlRefuses},
-		{code: ControlUnreachable, title: "the control plane is connected", grounds: []Code{ClockBehind, TokenExpired}, find: controlUnreachable},
+		{code: ControlUnresolved, title: "the name of the control plane resolves", grounds: append(unanswered(), before...), find: controlUnresolved},
+		{code: ControlRefuses, title: "the control plane accepts the agent", grounds: before, find: controlRefuses},
+		{code: ControlUnreachable, title: "the control plane is connected", grounds: append(slices.Clone(before), ListenerSilent), find: controlUnreachable},
 		{code: PushRejected, title: "the last push is in use", grounds: unconnected, find: pushRejected},
 		{code: TableAbsent, title: "there is a table of mesh names", grounds: append(unconnected, PushRejected), find: tableAbsent},
 		{code: TableStale, title: "the control plane has confirmed the table", grounds: append(unconnected, PushRejected), find: tableStale},
@@ -28,7 +32,7 @@ func controlChecks() []check {
 // without returns what no connection means, and how bad that is.
 func (a *Agent) without() (Severity, string) {
 	switch {
-	case a.XDS.Connected:
+	case a.XDS.Connected && a.XDS.Loaded:
 		return Minor, "none until the connection ends"
 	case !a.XDS.Loaded:
 		return Severe, "no mesh name resolves: there is no table"
@@ -108,6 +112,49 @@ func certificate(r *Readings) []Problem {
 	}}
 }
 
+// connected reports whether there is a stream, also before its first push.
+func (a *Agent) connected() bool { return a.XDS.Connected || a.XDS.Open }
+
+// unread returns the file of the control plane that the agent cannot read, with its setting, and why; "" if it can read
+// all.
+func (a *Agent) unread() (file, why string) {
+	if text, found := strings.CutPrefix(a.XDS.LastError, "reading "); found && !a.connected() {
+		file, why, _ = strings.Cut(text, ": ")
+	}
+	return file, why
+}
+
+func controlFile(r *Readings) []Problem {
+	file, why := r.Agent.unread()
+	if file == "" {
+		return nil
+	}
+	severity, effect := r.Agent.without()
+	mend := "put that file in place; nothing needs a restart"
+	if strings.HasSuffix(why, "permission denied") {
+		mend = "let the user of the agent read that file; nothing needs a restart"
+	}
+	return []Problem{{
+		Severity: severity, What: "the agent cannot read " + file, Evidence: why, Effect: effect, Mend: mend, Rows: []string{"C1"},
+	}}
+}
+
+// unresolved reports whether the name of the control plane does not resolve.
+func (a *Agent) unresolved() bool {
+	return strings.Contains(a.XDS.LastError, ": lookup ") || strings.Contains(a.XDS.LastError, "no such host")
+}
+
+func controlUnresolved(r *Readings) []Problem {
+	if r.Agent.connected() || !r.Agent.unresolved() {
+		return nil
+	}
+	severity, effect := r.Agent.without()
+	return []Problem{{
+		Severity: severity, What: fmt.Sprintf("the name of the control plane %s does not resolve", r.Agent.XDS.Address),
+		Evidence: lastError(r), Effect: effect, Mend: "set --xds-addr to a name that the nameservers of this host know, or to an address", Rows: []string{"C5"},
+	}}
+}
+
 // refusals are the parts of errors with which a control plane refuses an agent.
 func refusals() []string {
 	return []string{"code = Unauthenticated", "code = PermissionDenied", "remote error: tls", "certificate"}
@@ -137,30 +184,52 @@ func lastError(r *Readings) string {
 }
 
 func controlRefuses(r *Readings) []Problem {
-	if r.Agent.XDS.Connected || !r.Agent.refuses() {
+	if file, _ := r.Agent.unread(); file != "" || r.Agent.connected() || !r.Agent.refuses() {
 		return nil
 	}
 	severity, effect := r.Agent.without()
-	mend := "compare --xds-root-ca, --xds-server-name and --xds-cert with the certificate of the control plane"
-	if strings.Contains(r.Agent.XDS.LastError, "code = ") && r.Agent.Token.File != "" {
+	what, mend := "the control plane %s refuses the agent", "compare the namespace, the service account and --xds-cert with what the control plane accepts: its log says why"
+	switch text := r.Agent.XDS.LastError; {
+	case strings.Contains(text, "x509: ") && !strings.Contains(text, "remote error: "):
+		what = "the agent does not accept the certificate of the control plane %s"
+		mend = "compare --xds-root-ca and --xds-server-name with what openssl s_client -showcerts -connect " + r.Agent.XDS.Address + " prints"
+	case strings.Contains(text, "code = Unauthenticated") && r.Agent.Token.File != "":
 		mend = "put a token at " + r.Agent.Token.File + " that the control plane accepts; nothing needs a restart"
 	}
 	return []Problem{{
-		Severity: severity, What: fmt.Sprintf("the control plane %s and the agent do not accept each other", r.Agent.XDS.Address),
+		Severity: severity, What: fmt.Sprintf(what, r.Agent.XDS.Address),
 		Evidence: lastError(r), Effect: effect, Mend: mend, Rows: []string{"C5"},
 	}}
 }
 
 func controlUnreachable(r *Readings) []Problem {
-	if r.Agent.XDS.Connected || r.Agent.refuses() {
+	if file, _ := r.Agent.unread(); file != "" || r.Agent.connected() || r.Agent.refuses() || r.Agent.unresolved() {
 		return nil
 	}
 	severity, effect := r.Agent.without()
+	what, mend := r.Agent.unreachable()
 	return []Problem{{
-		Severity: severity, What: fmt.Sprintf("the control plane %s is not connected", r.Agent.XDS.Address),
-		Evidence: lastError(r), Effect: effect,
-		Mend: "look at the control plane's log, and at --xds-addr", Rows: []string{"C5"},
+		Severity: severity, What: fmt.Sprintf("the control plane %s %s", r.Agent.XDS.Address, what),
+		Evidence: lastError(r), Effect: effect, Mend: mend, Rows: []string{"C5"},
 	}}
+}
+
+// unreachable returns why the control plane is not connected, and what ends that.
+func (a *Agent) unreachable() (what, mend string) {
+	for _, known := range []struct{ text, what, mend string }{
+		{"operation not permitted", "cannot be reached: a firewall of this host drops the connections of the agent", "allow that connection for the agent's user in that firewall"},
+		{"connection refused", "refuses connections", "start the control plane, or correct --xds-addr"},
+		{"handshake failed: context deadline exceeded", "accepts connections, and does not answer TLS", "look at the control plane's log, and at what is between it and this host; --xds-addr may have the wrong port"},
+		{"does not look like a TLS handshake", "does not speak TLS", "correct the port of --xds-addr, or set --xds-plaintext"},
+		{"i/o timeout", "does not answer", "look at the firewalls between this host and the control plane, and at --xds-addr"},
+		{"deadline exceeded", "does not answer", "look at the firewalls between this host and the control plane, and at --xds-addr"},
+		{"unreachable", "cannot be reached from this host", "ip route get ADDRESS with the address of the control plane"},
+	} {
+		if strings.Contains(a.XDS.LastError, known.text) {
+			return known.what, known.mend
+		}
+	}
+	return "is not connected", "look at the control plane's log, and at --xds-addr"
 }
 
 func pushRejected(r *Readings) []Problem {
@@ -180,7 +249,7 @@ func pushRejected(r *Readings) []Problem {
 }
 
 func tableAbsent(r *Readings) []Problem {
-	if r.Agent.XDS.Loaded {
+	if r.Agent.XDS.Loaded || !r.Agent.connected() {
 		return nil
 	}
 	return []Problem{{
@@ -192,7 +261,7 @@ func tableAbsent(r *Readings) []Problem {
 
 func tableStale(r *Readings) []Problem {
 	xds := r.Agent.XDS
-	if !xds.Loaded || !xds.Stale {
+	if !xds.Loaded || !xds.Stale || !r.Agent.connected() {
 		return nil
 	}
 	return []Problem{{

@@ -9,7 +9,8 @@
 //	readings.go  Readings: what the checks look at
 //	control.go   the control plane, tokens and certificates, the table
 //	forward.go   nameservers, limits, and queries that fail
-//	local.go     listeners, the state directory, capture
+//	resource.go  what runs out: connection tracking, descriptors, memory
+//	local.go     settings, listeners, the state directory, capture
 //	host.go      what only the command reads: the unit, resolv.conf, nsswitch.conf, the way of a query
 //	window.go    Window: problems that last
 //
@@ -20,5 +21,7 @@
 //     it, and clears it after 15 s in which none has.
 //   - A negative answer is a success. A nameserver that is not needed, such as the second one while the first one
 //     answers, makes a warning at most.
-//   - A check is skipped if another problem explains what it would find: without a nameserver all queries fail.
+//   - A check is skipped if another problem explains what it would find: without a nameserver all queries fail. What a
+//     reading shows then is no evidence, also while the other problem is being cleared.
+//   - Problems come before warnings, and causes before what they may explain.
 package problems

@@ -11,26 +11,43 @@ import (
 )
 
 const (
-	// failing is how many names must fail for one reason: a name may fail because of its own nameservers.
+	// failing is how many domains must fail for one reason: the names of a domain may fail because of its own nameservers.
 	failing = 3
-	// FailuresSince is how far back failures count, and failuresLast how long ago the last one may be.
-	FailuresSince = 5 * time.Minute
-	failuresLast  = 20 * time.Second
+	// FailuresSince is how far back failures count, and failuresLast how long ago the last one may be. They must be in so
+	// many slots of that time: a nameserver that is silent for a second makes many failures, and is no problem.
+	FailuresSince = time.Minute
+	failuresLast  = 10 * time.Second
+	failuresSlot  = 5 * time.Second
+	failuresSlots = 3
 	// serverLast is how old the evidence against a nameserver may be. One that is down is probed every 30 s, while
 	// queries come; without queries its state is not known.
 	serverLast = 45 * time.Second
 )
 
+// unanswered are the problems because of which nameservers do not answer the agent.
+func unanswered() []Code {
+	return []Code{NameserversNone, CaptureBarred, NameserverBarred, NameserverDown, NameserverLoops, NameserverRefuses}
+}
+
 // forwardChecks returns the checks of nameservers.
 func forwardChecks() []check {
-	servers := []Code{NameserversNone, NameserverDown, NameserverLoops, NameserverRefuses}
 	return []check{
 		{code: NameserversNone, title: "there is a nameserver", grounds: []Code{ResolvConfUnread, ResolvConfEmpty}, find: nameserversNone},
+		{code: CaptureBarred, title: "the agent may query nameservers while it captures", grounds: []Code{ListenerSilent}, find: ways(CaptureBarred)},
+		{code: NameserverBarred, title: "the agent may query nameservers", grounds: []Code{ListenerSilent, CaptureBarred}, find: nameserverBarred},
 		{code: NameserverLoops, title: "no nameserver forwards to the agent", find: nameserverLoops},
-		{code: NameserverDown, title: "all nameservers reply", find: nameserverDown},
+		{code: NameserverDown, title: "all nameservers reply", grounds: []Code{ConntrackFull, ListenerSilent, CaptureBarred, NameserverBarred}, find: nameserverDown},
 		{code: NameserverRefuses, title: "all nameservers answer", find: nameserverRefuses},
-		{code: Overflow, title: "no query is refused for a limit", grounds: servers, find: overflow},
-		{code: QueriesFail, title: "queries do not fail", grounds: append(servers, Overflow), find: queriesFail},
+		{code: NameserverTCP, title: "all nameservers reply over TCP", grounds: []Code{Descriptors, ConntrackFull, ListenerSilent, CaptureBarred, NameserverBarred, NameserverDown}, find: nameserverTCP},
+	}
+}
+
+// queryChecks returns the checks of queries, whose failures the other checks explain.
+func queryChecks() []check {
+	explained := append(unanswered(), ConntrackFull, NameserverTCP)
+	return []check{
+		{code: Overflow, title: "no query is refused for a limit", grounds: explained, find: overflow},
+		{code: QueriesFail, title: "queries do not fail", grounds: append(explained, Overflow), find: queriesFail},
 	}
 }
 
@@ -96,11 +113,45 @@ func (s Server) said(now time.Time) string {
 	return fmt.Sprintf("%s, %v ago", s.Error, now.Sub(s.ErrorAt).Round(time.Second))
 }
 
+// barred reports whether a firewall drops the queries to a nameserver.
+func (s Server) barred(now time.Time) bool { return s.Barred && now.Sub(s.ErrorAt) <= serverLast }
+
+// nameserverBarred finds nameservers that the agent may not query.
+func nameserverBarred(r *Readings) []Problem {
+	return ill(r, func(s Server) bool { return s.barred(r.Now) }, func(s Server) Problem {
+		return Problem{
+			What: "cannot be queried: a firewall of this host drops the queries of the agent", Evidence: s.said(r.Now),
+			Mend: "allow DNS for the agent's user in that firewall", Rows: []string{"F4"},
+		}
+	})
+}
+
+// tcpFails is how long queries over TCP must have failed: a connection that breaks ends several at once.
+const tcpFails = 10 * time.Second
+
+func nameserverTCP(r *Readings) []Problem {
+	found := ill(r, func(s Server) bool {
+		return s.State == "up" && s.TCPError != "" && s.TCPErrorAt.Sub(s.TCPSince) >= tcpFails && r.Now.Sub(s.TCPErrorAt) <= serverLast
+	}, func(s Server) Problem {
+		return Problem{
+			What: "does not reply over TCP", Evidence: fmt.Sprintf("%s, %v ago; no reply over TCP for %v", s.TCPError, r.Now.Sub(s.TCPErrorAt).Round(time.Second), r.Now.Sub(s.TCPSince).Round(time.Second)),
+			Mend: "dig +tcp @" + dig(s.Name) + " example.org; allow TCP to that nameserver in the firewalls on the way", Rows: []string{"F2"},
+		}
+	})
+	for i := range found {
+		found[i].Severity, found[i].Effect = Minor, "long answers, which do not fit in a UDP packet, arrive truncated or not at all"
+	}
+	return found
+}
+
+// dig returns a server as dig wants it.
+func dig(server string) string { return strings.Replace(server, ":", " -p ", 1) }
+
 func nameserverDown(r *Readings) []Problem {
-	return ill(r, func(s Server) bool { return s.State == "down" && r.Now.Sub(s.ErrorAt) <= serverLast }, func(s Server) Problem {
+	return ill(r, func(s Server) bool { return s.State == "down" && !s.Barred && r.Now.Sub(s.ErrorAt) <= serverLast }, func(s Server) Problem {
 		return Problem{
 			What: "does not reply", Evidence: s.said(r.Now),
-			Mend: "dig @" + strings.Replace(s.Name, ":", " -p ", 1) + " example.org; if it stays silent, take it out of resolv.conf or --upstream", Rows: []string{"F4"},
+			Mend: "dig @" + dig(s.Name) + " example.org; if it stays silent, take it out of resolv.conf or --upstream", Rows: []string{"F4"},
 		}
 	})
 }
@@ -118,7 +169,7 @@ func nameserverRefuses(r *Readings) []Problem {
 	return ill(r, func(s Server) bool { return s.State == "up" && s.Refuses && r.Now.Sub(s.RefusedAt) <= serverLast }, func(s Server) Problem {
 		var counts []string
 		for _, code := range slices.Sorted(maps.Keys(s.Responses)) {
-			if code != "NOERROR" && code != "NXDOMAIN" {
+			if code != "NOERROR" && code != "NXDOMAIN" && s.Responses[code] > 0 {
 				counts = append(counts, fmt.Sprintf("%d %s", s.Responses[code], code))
 			}
 		}
@@ -151,12 +202,14 @@ func queriesFail(r *Readings) (found []Problem) {
 	}
 	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
 		records := reasons[reason]
-		names := map[string]bool{}
+		names, domains, slots := map[string]bool{}, map[string]bool{}, map[int64]bool{}
 		for _, record := range records {
 			names[record.Name] = true
+			domains[r.Agent.domainOf(record.Name)] = true
+			slots[record.Time.Unix()/int64(failuresSlot.Seconds())] = true
 		}
 		last := records[len(records)-1]
-		if len(names) < failing || r.Now.Sub(last.Time) > failuresLast {
+		if len(domains) < failing || len(slots) < failuresSlots || r.Now.Sub(last.Time) > failuresLast {
 			continue
 		}
 		client := last.Client.Addr().String()
@@ -171,6 +224,17 @@ func queriesFail(r *Readings) (found []Problem) {
 		})
 	}
 	return found
+}
+
+// domainOf returns the last two labels of a name, or the whole name if it is below the cluster domain, whose names have
+// one nameserver.
+func (a *Agent) domainOf(name string) string {
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	if a.Domain != "" && below(name, a.Domain) {
+		return name
+	}
+	labels := strings.Split(name, ".")
+	return strings.Join(labels[max(0, len(labels)-2):], ".")
 }
 
 // reasonOf returns why a query has failed, without its name.

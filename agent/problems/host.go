@@ -1,6 +1,7 @@
 package problems
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,7 +14,9 @@ const maxServers = 3
 // hostChecks returns the checks that the command makes before it asks the agent.
 func hostChecks() []check {
 	return []check{
-		{host: true, code: AgentAbsent, title: "an agent runs", find: agentAbsent},
+		{host: true, code: SettingsWrong, title: "the settings can be read", find: settingsWrong},
+		{host: true, code: AgentAbsent, title: "an agent runs", grounds: []Code{SettingsWrong}, find: agentAbsent},
+		{host: true, code: AgentVersion, title: "the agent has the version of this command", grounds: []Code{SettingsWrong, AgentAbsent}, find: agentVersion},
 		{host: true, code: ResolvConfUnread, title: "resolv.conf can be read", find: resolvConfUnread},
 		{host: true, code: ResolvConfEmpty, title: "resolv.conf names a nameserver", grounds: []Code{ResolvConfUnread}, find: resolvConfEmpty},
 		{host: true, code: ResolvConfMany, title: "resolv.conf names at most three nameservers", grounds: []Code{ResolvConfUnread}, find: resolvConfMany},
@@ -25,7 +28,7 @@ func hostChecks() []check {
 // wayChecks returns the checks of the way of a query from a program to the agent.
 func wayChecks() []check {
 	grounds := []Code{
-		AgentAbsent, ResolvConfUnread, ResolvConfEmpty, ListenerSilent, CaptureAbsent, CaptureBarred, CaptureBroken, CaptureEnded,
+		SettingsWrong, AgentAbsent, ResolvConfUnread, ResolvConfEmpty, ConntrackFull, ListenerSilent, CaptureAbsent, CaptureBarred, CaptureBroken, CaptureEnded,
 	}
 	return []check{
 		{host: true, code: QueriesGoElsewhere, title: "the agent answers the queries of programs", grounds: grounds, find: queriesGoElsewhere},
@@ -33,17 +36,47 @@ func wayChecks() []check {
 	}
 }
 
+func settingsWrong(r *Readings) []Problem {
+	if r.Host.Settings == "" {
+		return nil
+	}
+	return []Problem{{
+		Severity: Severe, What: r.Host.SettingsOf + " cannot be used", Evidence: r.Host.Settings,
+		Effect: "an agent with this setting does not start: no mesh name resolves", Mend: "correct that setting, then systemctl restart nametap", Rows: []string{"R7"},
+	}}
+}
+
+func agentVersion(r *Readings) []Problem {
+	if r.Host.Running == "" || r.Host.Running == r.Host.Version {
+		return nil
+	}
+	return []Problem{{
+		Severity: Minor, What: "the agent that runs is of another version than this command", Evidence: "the agent is nametap " + r.Host.Running + ", the command nametap " + r.Host.Version,
+		Effect: "the agent lacks the changes of the installed version", Mend: "systemctl restart nametap", Rows: []string{"V2"},
+	}}
+}
+
 func agentAbsent(r *Readings) []Problem {
 	if r.Host.Absent == "" {
 		return nil
 	}
-	mend, evidence := "start it: systemctl restart nametap", r.Host.Absent
+	what, mend, evidence := "no agent answers on this host", "start it: systemctl restart nametap", r.Host.Absent
 	if r.Host.Unit != "" {
 		evidence += "; nametap.service is " + r.Host.Unit
 		mend = "journalctl -u nametap says why it does not run; then systemctl restart nametap"
 	}
+	if len(r.Host.Taken) > 0 {
+		program := cmp.Or(r.Host.Taken[0].Program, "another program")
+		what = fmt.Sprintf("no agent answers on this host, and %s has its port", program)
+		mend = "end " + program + ", or set another --dns-addr; then systemctl restart nametap"
+		texts := []string{evidence}
+		for _, taken := range r.Host.Taken {
+			texts = append(texts, cmp.Or(taken.Program, "a program")+" listens at "+taken.Address)
+		}
+		evidence = strings.Join(texts, "; ")
+	}
 	return []Problem{{
-		Severity: Severe, What: "no agent answers on this host", Evidence: evidence,
+		Severity: Severe, What: what, Evidence: evidence,
 		Effect: "no mesh name resolves", Mend: mend, Rows: []string{"V2"},
 	}}
 }
@@ -123,10 +156,14 @@ func queriesGoElsewhere(r *Readings) (found []Problem) {
 		})
 	}
 	return append(found, sent(r, func(s Sent) bool { return s.Other }, func(s Sent) Problem {
+		evidence := "the answer to id.server is not that of the agent"
+		if len(r.Host.Others) > 0 {
+			evidence += "; " + strings.Join(r.Host.Others, "; ")
+		}
 		return Problem{
 			What:     fmt.Sprintf("another server answers the queries of programs to %s over %s", s.To, s.Network),
-			Evidence: "the answer to id.server is not that of the agent",
-			Effect:   "programs do not find mesh names", Mend: "nametap capture check",
+			Evidence: evidence,
+			Effect:   "programs do not find mesh names", Mend: "nft list ruleset shows the rules of all programs: take out the one for port 53",
 		}
 	})...)
 }

@@ -5,29 +5,54 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 )
 
 // localChecks returns the checks of what the agent has on its host.
 func localChecks() []check {
 	return []check{
+		{code: SettingsRefused, title: "the settings in the files are in use", find: settingsRefused},
+		{code: SettingsPending, title: "no setting waits for a restart", grounds: []Code{SettingsRefused}, find: settingsPending},
 		{code: AddressTaken, title: "all addresses of the agent are open", find: addressTaken},
 		{code: ListenerMissing, title: "all DNS listeners are open", find: listenerMissing},
-		{code: ListenerSilent, title: "all DNS listeners answer", find: listenerSilent},
+		{code: ListenerSilent, title: "all DNS listeners answer", grounds: []Code{ConntrackFull, Descriptors}, find: listenerSilent},
 		{code: StateDir, title: "the table is saved in the state directory", find: stateDir},
 	}
 }
 
 // captureChecks returns the checks of capture.
 func captureChecks() []check {
-	listeners := []Code{ListenerSilent}
+	listeners := []Code{ConntrackFull, ListenerSilent}
 	return []check{
 		{code: CaptureAbsent, title: "the capture rules are in place", find: captureAbsent},
+		{code: CaptureRepaired, title: "no other program changes the capture rules", grounds: []Code{CaptureAbsent}, find: captureRepaired},
 		{code: CaptureRemains, title: "rules that are not wanted are removed", find: captureRemains},
-		{code: CaptureBarred, title: "the agent may query nameservers", grounds: listeners, find: ways(CaptureBarred)},
 		{code: CaptureBroken, title: "captured queries reach the agent", grounds: listeners, find: ways(CaptureBroken)},
 		{code: CaptureElsewhere, title: "no other rules redirect queries", grounds: listeners, find: ways(CaptureElsewhere)},
-		{code: CaptureEnded, title: "the rules capture", grounds: []Code{ListenerSilent, CaptureAbsent, CaptureBarred, CaptureBroken}, find: captureEnded},
+		{code: CaptureEnded, title: "the rules capture", grounds: append(listeners, CaptureAbsent, CaptureBarred, CaptureBroken), find: captureEnded},
 	}
+}
+
+func settingsRefused(r *Readings) []Problem {
+	if r.Agent.Settings.Refused == "" {
+		return nil
+	}
+	return []Problem{{
+		Severity: Minor, What: "the files with settings have changed, and cannot be used", Evidence: r.Agent.Settings.Refused,
+		Effect: "the agent uses the previous settings, and does not start again with these", Mend: "correct that setting; nothing needs a restart", Rows: []string{"R10"},
+	}}
+}
+
+func settingsPending(r *Readings) []Problem {
+	names := r.Agent.Settings.Pending
+	if len(names) == 0 {
+		return nil
+	}
+	return []Problem{{
+		Severity: Minor, What: "settings have changed that take effect after a restart: " + strings.Join(names, ", "),
+		Evidence: "the files with settings have other values than the agent had at its start", Effect: "the agent uses the previous values",
+		Mend: "systemctl restart nametap; in a pod, replace the pod", Rows: []string{"R10"},
+	}}
 }
 
 func addressTaken(r *Readings) (found []Problem) {
@@ -44,12 +69,18 @@ func addressTaken(r *Readings) (found []Problem) {
 func listenerMissing(r *Readings) (found []Problem) {
 	for _, text := range r.Agent.Missing {
 		found = append(found, Problem{
-			Severity: Minor, Subject: text, What: "a DNS listener cannot be opened; retrying",
+			Severity: Minor, Subject: text, What: "a DNS listener cannot be opened; retrying: " + listener(text),
 			Evidence: text, Effect: "queries of this family and protocol are not answered by the agent",
 			Mend: "ss -lnutp shows which program has the port: end it, or set --dns-addr", Rows: []string{"R3"},
 		})
 	}
 	return found
+}
+
+// listener returns the listener that an error of package net is about: "listen udp [::1]:15053: bind: …".
+func listener(text string) string {
+	name, _, _ := strings.Cut(strings.TrimPrefix(text, "listen "), ": ")
+	return name
 }
 
 func listenerSilent(r *Readings) []Problem {
@@ -67,10 +98,14 @@ func stateDir(r *Readings) []Problem {
 	if r.Agent.XDS.SnapshotError == "" {
 		return nil
 	}
+	const again = "; the agent tries again at the next push, and after 30 min at most"
+	mend := "let the agent's user write to " + r.Agent.StateDir + ", or set --state-dir" + again
+	if strings.Contains(r.Agent.XDS.SnapshotError, "no space left") {
+		mend = "df " + r.Agent.StateDir + "; make room on that file system, or set --state-dir" + again
+	}
 	return []Problem{{
 		Severity: Minor, What: "the table cannot be saved in " + r.Agent.StateDir, Evidence: r.Agent.XDS.SnapshotError,
-		Effect: "after a restart without the control plane no mesh name resolves",
-		Mend:   "let the agent's user write to " + r.Agent.StateDir + ", or set --state-dir", Rows: []string{"C7"},
+		Effect: "after a restart without the control plane no mesh name resolves", Mend: mend, Rows: []string{"C7"},
 	}}
 }
 
@@ -86,6 +121,38 @@ func captureAbsent(r *Readings) (found []Problem) {
 		})
 	}
 	return found
+}
+
+// RepairsIn is how far back repairs of capture rules count.
+const RepairsIn = 3 * time.Minute
+
+const (
+	// repairs is how many readings within RepairsIn that were after repairs show that another program changes the rules
+	// again and again, repairsApart how long these go on, since a firewall that is loaded changes them several times, and
+	// repairsLast how long ago the last one may be.
+	repairs      = 4
+	repairsApart = 20 * time.Second
+	repairsLast  = 20 * time.Second
+)
+
+func captureRepaired(r *Readings) []Problem {
+	if r.Agent.Capture == nil {
+		return nil
+	}
+	times := slices.DeleteFunc(slices.Clone(r.Agent.Capture.Repaired), func(at time.Time) bool { return r.Now.Sub(at) > RepairsIn })
+	if len(times) < repairs {
+		return nil
+	}
+	first, last := times[0], times[len(times)-1]
+	if last.Sub(first) < repairsApart || r.Now.Sub(last) > repairsLast {
+		return nil
+	}
+	return []Problem{{
+		Severity: Minor, What: "another program removes or changes the capture rules again and again",
+		Evidence: fmt.Sprintf("%d repairs since the start, the last one up to %v ago: %s", r.Agent.Capture.Repairs, r.Now.Sub(last).Round(time.Second)+time.Second, r.Agent.Capture.Drift),
+		Effect:   "until each repair, queries go to the nameservers, which do not know mesh names",
+		Mend:     "nft monitor shows what changes rules; make that program keep the chains NAMETAP_*", Rows: []string{"K10"},
+	}}
 }
 
 func captureRemains(r *Readings) []Problem {

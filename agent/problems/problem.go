@@ -11,38 +11,49 @@ type Code string
 
 // The codes, in the order of causes.
 const (
+	SettingsWrong       Code = "settings_wrong"
 	AgentAbsent         Code = "agent_absent"
+	AgentVersion        Code = "agent_version"
 	ResolvConfUnread    Code = "resolv_conf_unreadable"
 	ResolvConfEmpty     Code = "resolv_conf_empty"
 	ResolvConfMany      Code = "resolv_conf_servers"
 	NsswitchNoDNS       Code = "nsswitch_dns"
 	NsswitchMDNS        Code = "nsswitch_mdns"
+	SettingsRefused     Code = "settings_refused"
+	SettingsPending     Code = "settings_pending"
+	ConntrackFull       Code = "conntrack_full"
+	Descriptors         Code = "descriptors"
+	Memory              Code = "memory"
 	AddressTaken        Code = "address_taken"
 	ListenerMissing     Code = "listener_missing"
 	ListenerSilent      Code = "listener_silent"
 	StateDir            Code = "state_dir"
+	NameserversNone     Code = "nameservers_none"
+	CaptureBarred       Code = "capture_barred"
+	NameserverBarred    Code = "nameserver_barred"
+	NameserverLoops     Code = "nameserver_loops"
+	NameserverDown      Code = "nameserver_down"
+	NameserverRefuses   Code = "nameserver_refuses"
+	NameserverTCP       Code = "nameserver_tcp"
 	ClockBehind         Code = "clock_behind"
+	ControlFile         Code = "control_plane_file"
 	TokenExpired        Code = "token_expired"
 	TokenExpires        Code = "token_expires"
 	Certificate         Code = "certificate"
+	ControlUnresolved   Code = "control_plane_unresolved"
 	ControlRefuses      Code = "control_plane_refuses"
 	ControlUnreachable  Code = "control_plane_unreachable"
 	PushRejected        Code = "push_rejected"
 	TableAbsent         Code = "table_absent"
 	TableStale          Code = "table_stale"
-	NameserversNone     Code = "nameservers_none"
-	NameserverSelf      Code = "nameserver_self"
-	NameserverLoops     Code = "nameserver_loops"
-	NameserverDown      Code = "nameserver_down"
-	NameserverRefuses   Code = "nameserver_refuses"
-	Overflow            Code = "overflow"
-	QueriesFail         Code = "queries_fail"
 	CaptureAbsent       Code = "capture_absent"
+	CaptureRepaired     Code = "capture_repaired"
 	CaptureRemains      Code = "capture_remains"
-	CaptureBarred       Code = "capture_barred"
 	CaptureBroken       Code = "capture_broken"
 	CaptureElsewhere    Code = "capture_elsewhere"
 	CaptureEnded        Code = "capture_ended"
+	Overflow            Code = "overflow"
+	QueriesFail         Code = "queries_fail"
 	QueriesGoElsewhere  Code = "queries_go_elsewhere"
 	QueriesGoUnanswered Code = "queries_go_unanswered"
 )
@@ -82,7 +93,7 @@ type Skip struct {
 
 // A Report is the result of all checks.
 type Report struct {
-	// Problems are in the order of causes.
+	// Problems are the severe ones and then the others, each in the order of causes.
 	Problems []Problem `json:"problems"`
 	// Suspected are problems that have not lasted yet.
 	Suspected []Problem `json:"suspected,omitempty"`
@@ -102,8 +113,8 @@ func (r Report) Worst() Severity {
 	return worst
 }
 
-// Judge puts problems in the order of causes, and leaves out those that another one explains. Suspected problems explain
-// others, too. Unread has the reasons why checks were not made.
+// Judge puts severe problems before the others, and each in the order of causes. It leaves out those that another one
+// explains. Suspected problems explain others, too. Unread has the reasons why checks were not made.
 func Judge(found, suspected []Problem, unread map[Code]string) Report {
 	return judge(checks(), found, suspected, unread)
 }
@@ -132,8 +143,14 @@ func judge(checks []check, found, suspected []Problem, unread map[Code]string) R
 			report.Suspected = append(report.Suspected, only(suspected, has)...)
 		}
 	}
+	for _, list := range [][]Problem{report.Problems, report.Suspected} {
+		slices.SortStableFunc(list, func(a, b Problem) int { return a.Severity.rank() - b.Severity.rank() })
+	}
 	return report
 }
+
+// rank returns the place of a severity in a report.
+func (s Severity) rank() int { return slices.Index([]Severity{Severe, Minor}, s) }
 
 // only returns the problems that match.
 func only(all []Problem, match func(Problem) bool) []Problem {

@@ -39,7 +39,7 @@ func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
 	if w.known == nil {
 		w.known = make(map[subject]*lasting)
 	}
-	for _, p := range found {
+	for _, p := range w.unexplainedLocked(found) {
 		key := subject{p.Code, p.Subject}
 		known := w.known[key]
 		if known == nil {
@@ -56,6 +56,24 @@ func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
 			delete(w.known, key)
 		}
 	}
+}
+
+// unexplainedLocked returns the problems that no other one of the reading explains, and none that was raised.
+func (w *Window) unexplainedLocked(found []Problem) []Problem {
+	there := map[Code]bool{}
+	for _, p := range found {
+		there[p.Code] = true
+	}
+	for key, known := range w.known {
+		if known.raised {
+			there[key.code] = true
+		}
+	}
+	explained := map[Code]bool{}
+	for _, c := range checks() {
+		explained[c.code] = slices.ContainsFunc(c.grounds, func(ground Code) bool { return there[ground] })
+	}
+	return slices.DeleteFunc(slices.Clone(found), func(p Problem) bool { return explained[p.Code] })
 }
 
 // Report returns the problems that last, and those that are suspected.

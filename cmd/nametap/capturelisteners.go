@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/iptables"
 )
@@ -68,13 +69,12 @@ const agentAdvice = "start it (on a VM `systemctl restart nametap`, in a pod the
 const portAdvice = "end that program, or set another port for the agent with --dns-addr (in a pod, in both containers): Istio's agent listens on port 15053, and in a pod of Istio's ambient mode so does ztunnel's DNS proxy"
 
 // fullTable returns a finding if conntrack is full, in which case no probe reaches a listener.
-func fullTable() []iptables.Finding {
-	count, limit, full := conntrack.Full()
-	if !full {
-		return nil
+func fullTable() (findings []iptables.Finding) {
+	count, limit, _ := conntrack.Full()
+	for _, p := range problems.Conntrack(problems.Resource{Used: uint64(count), Limit: uint64(limit)}) {
+		findings = append(findings, iptables.Finding{What: "conntrack", Detail: p.Evidence + ": " + p.Effect, Advice: p.Mend})
 	}
-	return []iptables.Finding{{What: "conntrack", Detail: fmt.Sprintf("%d of at most %d entries: the kernel drops new flows, those of DNS, too", count, limit),
-		Advice: "raise net.netfilter.nf_conntrack_max, or find what opens so many flows with `conntrack -L`"}}
+	return findings
 }
 
 // listenerFindings returns what check says about listeners. Without rules it says nothing about those that
@@ -93,6 +93,11 @@ func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed 
 		case full: // see fullTable
 		case other:
 			finding.Advice = portAdvice
+			for _, taken := range programsAt(l.Address) {
+				if taken.Program != "" && strings.HasPrefix(taken.Address, l.Network+" ") {
+					finding.Detail += "; " + taken.Program + " listens at " + taken.Address
+				}
+			}
 		default:
 			finding.Advice = agentAdvice
 		}

@@ -17,10 +17,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
 )
@@ -42,12 +44,14 @@ func newDoctorCommand() *cobra.Command {
 		Use:   "doctor",
 		Short: "Show what is wrong, why, and what ends it",
 		Long: `Show what is wrong with the agent and with DNS on this host: since when, the evidence, the
-effect, and a command or a file that ends it. Causes come first, and what they explain is
-left out. Run it as root, which may send queries as another user.
+effect, and a command or a file that ends it. Problems come before warnings, causes before
+what they may explain, and what they do explain is left out. Run it as root, which may send
+queries as another user.
 
 The agent reports a problem that has lasted for 15 s, and until 15 s after its end. The
-command itself checks that an agent runs, resolv.conf, nsswitch.conf, and that the agent
-answers the queries that programs send.
+command itself checks that an agent runs, or else the settings of its unit and which program
+has its port; its version, resolv.conf, nsswitch.conf, and that the agent answers the queries
+that programs send.
 
 The exit code is 0 without a problem, 1 with one, 3 with warnings only, 2 if this user may
 not ask the agent.`,
@@ -67,20 +71,33 @@ not ask the agent.`,
 
 func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	var status agent.Status
-	err := d.client.get(ctx, "/debug/status", nil, &status)
+	host := new(problems.Host)
+	wrong := d.client.options.resolve() // a file with settings may be what is wrong
+	err := wrong
+	if wrong != nil {
+		host.Settings, host.SettingsOf = wrong.Error(), "a setting of this command"
+	} else {
+		err = d.client.get(ctx, "/debug/status", nil, &status)
+	}
 	switch {
-	case errors.Is(err, fs.ErrPermission):
+	case errors.Is(err, fs.ErrPermission) && wrong == nil:
 		return usageError{err}
 	case errors.As(err, new(usageError)), ctx.Err() != nil:
 		return err
 	}
-	host := &problems.Host{Domain: d.client.options.agent.DNS.Domain, MDNS: exists("/run/avahi-daemon/socket"), Hosts: hostsServices()}
+	host.Domain, host.MDNS, host.Hosts = d.client.options.agent.DNS.Domain, exists("/run/avahi-daemon/socket"), hostsServices()
+	host.Version, host.Running = version.String(), strings.TrimPrefix(status.Version, "nametap ")
 	unread := map[problems.Code]string{}
 	for _, s := range status.Diagnosis.Skipped {
 		unread[s.Code] = s.Reason
 	}
-	if err != nil {
-		host.Absent, host.Unit = err.Error(), unitState(ctx)
+	if err != nil && wrong == nil {
+		d.readAbsent(ctx, host, err)
+	}
+	if status.Capture != nil && status.Capture.Rules != nil {
+		for _, f := range status.Capture.Rules.Families {
+			host.Others = append(host.Others, f.Others...)
+		}
 	}
 	servers := d.readResolvConf(host)
 	skipped := ""
@@ -109,6 +126,23 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 		return exitError(exitWarnings)
 	}
 	return nil
+}
+
+// readAbsent reads why no agent answers.
+func (d *doctorCommand) readAbsent(ctx context.Context, host *problems.Host, err error) {
+	host.Absent, host.Unit = err.Error(), unitState(ctx)
+	if os.Getenv(inPod) == "" {
+		unit := readUnit(ctx)
+		own := newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
+		err := settings.Resolve(own.flags, append(unit.environ, os.Environ()...))
+		if err == nil {
+			_, err = own.config()
+		}
+		if err != nil && len(unit.environ) > 0 {
+			host.Settings, host.SettingsOf = err.Error(), "a setting of nametap.service ("+strings.Join(unit.files, ", ")+")"
+		}
+	}
+	host.Taken = programsAt(d.client.options.agent.DNS.Addr)
 }
 
 // exists reports whether there is a file.

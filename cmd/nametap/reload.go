@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/settings"
 )
@@ -72,6 +73,8 @@ type reloader struct {
 	// inUse has the settings in use: those that the agent takes while it runs are as read last, the others
 	// as it was started with.
 	inUse atomic.Pointer[options]
+	// files is what has become of changes of the files.
+	files atomic.Pointer[problems.Settings]
 }
 
 // newReloader returns a reloader for an agent that was started with these settings. It calls running for
@@ -81,11 +84,13 @@ func newReloader(o *options, log *slog.Logger, running func() configurable) *rel
 	id, _ := readIdentity(o.flags, os.Environ()) // without an error, or the agent would not run
 	r := &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, agent: running}
 	r.inUse.Store(o)
+	r.files.Store(&problems.Settings{})
 	return r
 }
 
 // showIn makes an agent show the settings in use.
 func (r *reloader) showIn(cfg *agent.Config) {
+	cfg.FileSettings = func() problems.Settings { return *r.files.Load() }
 	cfg.Settings = func() map[string][]string { return r.values(affectsCapture) }
 	cfg.DNSSettings = func() map[string][]string {
 		return r.values(func(name string) bool { return takenBy(name) == byDNS })
@@ -125,6 +130,7 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 func (r *reloader) reload() {
 	next, err := r.read()
 	if err != nil {
+		r.files.Store(&problems.Settings{Refused: err.Error(), Pending: r.files.Load().Pending})
 		if text := err.Error(); text != r.failed {
 			r.failed = text
 			r.log.Error("the settings stay unchanged", "error", err)
@@ -145,7 +151,18 @@ func (r *reloader) reload() {
 		r.log.Warn("ISTIO_META variables changed: they take effect after a restart")
 	}
 	r.last = next.read
+	r.files.Store(&problems.Settings{Pending: r.pending()})
 	r.apply(next)
+}
+
+// pending returns the settings as read last that a restart would change.
+func (r *reloader) pending() (names []string) {
+	for _, c := range changes(r.running, r.last) {
+		if takenBy(c.name) == byRestart {
+			names = append(names, "--"+c.name)
+		}
+	}
+	return names
 }
 
 // apply makes the agent use settings.

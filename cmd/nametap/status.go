@@ -133,7 +133,11 @@ func describeUpstream(u agent.Upstream) string {
 func printXDS(w io.Writer, status agent.Status) {
 	xds := status.XDS
 	connection := "connected to " + xds.Address + ", " + xds.Variant
-	if !xds.Connected {
+	switch {
+	case xds.Connected:
+	case xds.Open:
+		connection = "connected to " + xds.Address + ", " + xds.Variant + ", no push so far"
+	default:
 		connection = "not connected to " + xds.Address
 	}
 	fmt.Fprintf(w, "control plane\t%s\n", connection)

@@ -102,6 +102,16 @@ type Status struct {
 	LastError   string // empty if there was none
 	LastErrorAt time.Time
 	Barred      bool // the last query could not be sent: a firewall of this host drops it (EPERM)
+
+	// TCP says what became of queries over TCP, if the server is also queried over UDP.
+	TCP TCPStatus
+}
+
+// A TCPStatus says since when queries over TCP have had no reply, and why. It is zero if the last one had one.
+type TCPStatus struct {
+	Since       time.Time
+	LastError   string
+	LastErrorAt time.Time
 }
 
 // A Client asks nameservers. It is safe for concurrent use.

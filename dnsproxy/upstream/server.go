@@ -3,6 +3,7 @@ package upstream
 import (
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -55,11 +56,19 @@ type server struct {
 	lastError   string
 	lastErrorAt time.Time
 	barred      bool // see Status.Barred
+	overTCP     overTCP
 	loggedDown  bool // the last line in the log reports it as down
 
 	loopProbe  time.Time // when the last one was sent
 	loopProbes int       // sent in short succession
 	redirected int       // loop probes in a row that the kernel redirected to the agent
+}
+
+// overTCP is what became of the queries over TCP to a server that is also queried over UDP, since its last reply
+// over TCP.
+type overTCP struct {
+	first, last time.Time // failures; zero if there is none
+	err         string    // the last one
 }
 
 // carrier returns the server's connections if stream is set, else its UDP sockets.
@@ -141,6 +150,9 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	rtt := now.Sub(a.sent)
 	s.mu.Lock()
 	s.barred = false
+	if a.stream {
+		s.overTCP = overTCP{}
+	}
 	s.history.replied(now, rtt, r)
 	if a.probe != noProbe {
 		s.nextProbe = a.probe
@@ -252,7 +264,17 @@ func (s *server) failed(a *attempt, err error) {
 	s.failures.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lastError, s.lastErrorAt, s.barred = err.Error(), time.Now(), errors.Is(err, syscall.EPERM)
+	if errors.Is(err, net.ErrClosed) { // the socket was retired
+		return
+	}
+	now := time.Now()
+	s.lastError, s.lastErrorAt, s.barred = err.Error(), now, errors.Is(err, syscall.EPERM)
+	if a.stream && s.udp != nil {
+		if s.overTCP.first.IsZero() {
+			s.overTCP.first = now
+		}
+		s.overTCP.last, s.overTCP.err = now, err.Error()
+	}
 	// A server that does not accept connections may still answer over UDP.
 	if refuses(err) && (!a.stream || s.udp == nil) && a.probe == noProbe {
 		s.history.refused(a.sent)
@@ -300,8 +322,9 @@ func (s *server) status(now time.Time) Status {
 	for i, name := range rcodeNames() {
 		responses[name] = s.responses[i]
 	}
+	tcp := TCPStatus{Since: s.overTCP.first, LastError: s.overTCP.err, LastErrorAt: s.overTCP.last}
 	return Status{
-		Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
+		TCP: tcp, Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
 		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),
 		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError,
 		LastErrorAt: s.lastErrorAt, Barred: s.barred, Responses: responses, Refusing: s.refused.all(),

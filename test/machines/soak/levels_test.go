@@ -1,9 +1,9 @@
 package soak
 
 import (
-	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -119,24 +119,33 @@ func anonymous(pid int) int {
 
 // metric returns the value of a metric of the agent without labels, -1 if it cannot be read.
 func (l *levels) metric(name string) float64 {
-	request, err := http.NewRequestWithContext(l.world.tb.Context(), http.MethodGet, "http://"+statusAddr+"/metrics", nil)
+	metrics, err := l.get("/metrics")
 	if err != nil {
 		return -1
 	}
-	response, err := l.client.Do(request)
-	if err != nil {
-		return -1
-	}
-	defer response.Body.Close()
-	lines := bufio.NewScanner(response.Body)
-	for lines.Scan() {
-		if text, found := strings.CutPrefix(lines.Text(), name+" "); found {
+	for line := range strings.Lines(metrics) {
+		if text, found := strings.CutPrefix(strings.TrimSpace(line), name+" "); found {
 			if value, err := strconv.ParseFloat(text, 64); err == nil {
 				return value
 			}
 		}
 	}
 	return -1
+}
+
+// get returns what the agent answers to a request of its status address.
+func (l *levels) get(path string) (string, error) {
+	request, err := http.NewRequestWithContext(l.world.tb.Context(), http.MethodGet, "http://"+statusAddr+path, nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := l.client.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return string(text), err
 }
 
 // lowest returns the lowest value in the samples of a time; -1 if it is unknown in all. A leak

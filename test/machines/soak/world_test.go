@@ -161,17 +161,19 @@ func forwardedAddress(name string) netip.Addr {
 	return netip.AddrFrom4([4]byte{198, 18 + byte(n>>16&1), byte(n >> 8), byte(n)})
 }
 
+// checkForwarded returns an error unless an answer is that of the nameservers.
+func checkForwarded(a load.Answer) error {
+	if want := forwardedAddress(a.Name); a.Rcode != dns.RcodeSuccess || len(a.Addresses) != 1 || a.Addresses[0] != want {
+		return fmt.Errorf("want %v", want)
+	}
+	return nil
+}
+
 // expectation returns what the loads ask.
 func (w *world) expectation() *load.Expectation {
-	check := func(a load.Answer) error {
-		if want := forwardedAddress(a.Name); a.Rcode != dns.RcodeSuccess || len(a.Addresses) != 1 || a.Addresses[0] != want {
-			return fmt.Errorf("want %v", want)
-		}
-		return nil
-	}
-	questions := append(w.tables.questions(), load.Question{Name: "*.unique.example", Weight: hosts / 8, Check: check})
+	questions := append(w.tables.questions(), load.Question{Name: "*.unique.example", Weight: hosts / 8, Check: checkForwarded})
 	for n := range 200 {
-		questions = append(questions, load.Question{Name: fmt.Sprintf("n%d.cached.example", n), Weight: 4, Check: check})
+		questions = append(questions, load.Question{Name: fmt.Sprintf("n%d.cached.example", n), Weight: 4, Check: checkForwarded})
 	}
 	return &load.Expectation{Questions: questions, Foreign: []netip.Prefix{
 		netip.MustParsePrefix(foreign4 + "/32"), netip.MustParsePrefix(foreign6 + "/128"),

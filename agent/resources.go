@@ -1,0 +1,85 @@
+package agent
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/internal/conntrack"
+)
+
+// conntrackEntries returns how full connection tracking is.
+func conntrackEntries() problems.Resource {
+	count, limit, _ := conntrack.Full()
+	return problems.Resource{Used: uint64(count), Limit: uint64(limit)}
+}
+
+// openFiles is the directory with a file for each descriptor. Its size is their number, since Linux 6.2.
+const openFiles = "/proc/self/fd"
+
+// descriptors returns how many descriptors the process has open, and how many it may have.
+func descriptors() problems.Resource {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return problems.Resource{}
+	}
+	found := problems.Resource{Limit: limit.Cur}
+	if info, err := os.Stat(openFiles); err == nil && info.Size() > 0 {
+		found.Used = uint64(info.Size())
+		return found
+	}
+	files, err := os.ReadDir(openFiles)
+	if err != nil { // perhaps because there is none to open the directory
+		return problems.Resource{}
+	}
+	found.Used = uint64(len(files))
+	return found
+}
+
+// The files of control groups.
+const (
+	ownGroup  = "/proc/self/cgroup"
+	groupRoot = "/sys/fs/cgroup"
+)
+
+// cgroupMemory returns the memory that the control group of the process uses and the kernel cannot free, and the limit of
+// the group. It knows cgroup v2 only, and no limits of groups above.
+func cgroupMemory() (found problems.Resource) {
+	text, err := os.ReadFile(ownGroup)
+	if err != nil {
+		return found
+	}
+	_, group, v2 := strings.Cut("\n"+string(text), "\n0::")
+	if !v2 {
+		return found
+	}
+	group, _, _ = strings.Cut(group, "\n")
+	read := func(name string) string {
+		value, err := os.ReadFile(filepath.Join(groupRoot, group, name))
+		if err != nil {
+			return ""
+		}
+		return string(bytes.TrimSpace(value))
+	}
+	limit, err := strconv.ParseUint(read("memory.max"), 10, 64) // or "max"
+	if err != nil {
+		return found
+	}
+	used, err := strconv.ParseUint(read("memory.current"), 10, 64)
+	if err != nil {
+		return found
+	}
+	for line := range strings.Lines(read("memory.stat")) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if name == "active_file" || name == "inactive_file" || name == "slab_reclaimable" {
+			free, _ := strconv.ParseUint(value, 10, 64) // 0 on an error
+			used -= min(free, used)
+		}
+	}
+	return problems.Resource{Used: used, Limit: limit}
+}
