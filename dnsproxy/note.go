@@ -125,7 +125,7 @@ func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []
 	q := queryOf(t, result, response)
 	q.Took = h.took(t)
 	h.metrics.measure(t, q.Took, result.source, response)
-	q.Kind = kindOf(t, result, q.Took)
+	q.Kind, q.Opcode = kindOf(t, result, q.Took), uint8(req.Opcode) //nolint:gosec // four bits
 	if len(req.Question) > 0 {
 		if name, err := wire.PackName(req.Question[0].Name); err == nil {
 			q.Name = wire.Fold(name)
