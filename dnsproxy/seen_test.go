@@ -274,6 +274,65 @@ func TestNoteworthyLongQueries(t *testing.T) { // R13, F10
 	}
 }
 
+// A truncated response is noteworthy if its client does not ask again over TCP, or if that is truncated, too.
+func TestNoteworthyTruncated(t *testing.T) { // R13, A9, F2
+	t.Parallel()
+	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		name := query.Question[0].Name
+		if strings.HasPrefix(name, "cut") {
+			resp := new(dns.Msg).SetReply(query)
+			resp.Truncated = true
+			return resp
+		}
+		return fakedns.Answer(name+` 300 IN TXT "`+strings.Repeat("x", 250)+`" "`+strings.Repeat("y", 250)+`" "z"`)(query, network)
+	})
+	server := fake.Addr.String()
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
+	before := p.read(t, "failed=1")
+	defer before.Close()
+	all := p.read(t, "")
+	defer all.Close()
+	large := func(name, network string) {
+		t.Helper()
+		if resp := p.exchange(t, network, question(name, dns.TypeTXT)); resp.Truncated != (network == "udp") {
+			t.Errorf("%s over %s: %v", name, network, resp)
+		}
+	}
+	large("again.example", "udp")
+	large("lost.example", "udp")
+	large("AGAIN.example", "tcp")
+	large("lost2.example", "udp") // from the cache
+	large("lost2.example", "udp")
+	cut := p.exchange(t, "tcp", question("cut.example", dns.TypeA))
+	if !cut.Truncated {
+		t.Errorf("%v", cut)
+	}
+	of := func(name, source string) seen.Record {
+		return seen.Record{
+			Name: name, Type: "TXT", Rcode: "NOERROR", Truncated: true, Source: source, Server: server,
+			Reason: "truncated, and not asked again over TCP within 5s", Rows: []string{"A9"}, Noteworthy: true,
+		}
+	}
+	twice := seen.Record{
+		Name: "cut.example", Transport: "tcp", Rcode: "NOERROR", Truncated: true, Source: "upstream", Server: server,
+		Reason: "truncated also over TCP: no nameserver has sent the whole reply", Rows: []string{"F2"}, Noteworthy: true,
+	}
+	wantSeen(t, p.past(t, ""), twice)
+	wantSeen(t, next(t, before, 4), twice, of("lost.example", "upstream"), of("lost2.example", "upstream"), of("lost2.example", "cache"))
+	past := p.past(t, "")
+	wantSeen(t, past, of("lost.example", "upstream"), of("lost2.example", "upstream"), of("lost2.example", "cache"), twice)
+	for _, r := range past {
+		if r.UID == nil || int(*r.UID) != os.Getuid() {
+			t.Errorf("%s: the uid is %v", r.Name, r.UID)
+		}
+	}
+	for _, r := range next(t, all, 6)[:5] {
+		if r.Noteworthy || r.Truncated != (r.Transport == "udp") {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
 // A filter selects by what its parameters mean, whatever their form, and a wrong one is named.
 func TestFilters(t *testing.T) { // R13
 	t.Parallel()

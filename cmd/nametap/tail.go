@@ -138,8 +138,9 @@ func newTailCommand() *cobra.Command {
 		Long: `Show the queries that the agent answers: the client, the question, the result, where it
 came from, and why it is none. With NAME, show those for the name and all names below it.
 
-The agent keeps the last 1,000 failures, and the last 1,000 queries that were slow (500 ms)
-or for names of Services that do not exist; --since and --no-follow show them. --failed
+The agent keeps the last 1,000 failures, the last 1,000 queries that were slow (500 ms)
+or for names of Services that do not exist, and the last truncated answers whose clients
+have not asked again over TCP; --since and --no-follow show them. --failed
 shows no others.
 
 The exit code is 1 if --no-follow or --for found no query.`,
@@ -158,7 +159,7 @@ The exit code is 1 if --no-follow or --for found no query.`,
 	}
 	flags := command.Flags()
 	t.declare(flags)
-	flags.BoolVar(&t.who, "who", false, "look up the client of every query, not only of failures: this costs the agent up to 2 % of a processor")
+	flags.BoolVar(&t.who, "who", false, "look up the client of every query, not only of failures: this costs the agent up to 2 % more of a processor")
 	flags.DurationVar(&t.since, "since", 0, "begin with the queries of this last `duration` that the agent has kept")
 	flags.IntVarP(&t.count, "count", "n", 0, "end after this `number` of queries")
 	flags.BoolVar(&t.noFollow, "no-follow", false, "end after the queries that the agent has kept")

@@ -220,8 +220,8 @@ func (s server) in(text string) bool {
 // may reports whether a query may be selected, as far as is known without Rows, Reason and Who.
 func (f *Filter) may(q *Query) bool {
 	switch {
-	case f.noteworthy && q.Kind == Ordinary,
-		q.Kind == Ordinary && q.Source == probe && f.source != probe,
+	case f.noteworthy && !q.Kind.noteworthy(),
+		!q.Kind.noteworthy() && q.Source == probe && f.source != probe,
 		f.failures && q.Kind != Failure,
 		f.qtype != nil && q.Type != *f.qtype,
 		f.slow > 0 && q.Took < f.slow,
@@ -230,7 +230,7 @@ func (f *Filter) may(q *Query) bool {
 		f.addr.IsValid() && !f.addr.Contains(q.Client.Addr().WithZone("")),
 		f.port != 0 && q.Client.Port() != f.port,
 		f.rcode != nil && q.Rcode != *f.rcode,
-		f.server.addr.IsValid() && q.Kind == Ordinary && !f.server.is(q.Server):
+		f.server.addr.IsValid() && !q.Kind.noteworthy() && !f.server.is(q.Server):
 		return false
 	}
 	return true

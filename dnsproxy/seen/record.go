@@ -62,7 +62,7 @@ func record(q *Query, path string) Record {
 		Time: q.Time.UTC(), Client: q.Client, Cgroup: path, Unit: unitOf(path), Transport: "udp",
 		Name: q.Name.String(), Type: typeName(q.Type), Rcode: rcodeName(q.Rcode), Truncated: q.Truncated,
 		Source: q.Source, Server: q.Server, Age: int(q.Age / time.Second), Expired: int(q.Expired / time.Second),
-		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind != Ordinary,
+		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind.noteworthy(),
 	}
 	if q.TCP {
 		r.Transport = "tcp"
