@@ -66,7 +66,7 @@ func (h *handler) note(t *task, result outcome, response []byte) {
 	if q.Kind == seen.Ordinary && !wanted {
 		return
 	}
-	if q.Rows, q.Reason = reasonOf(t.found); q.Rows == nil {
+	if q.Rows, q.Reason = reasonOf(t.found, took >= seen.Slow); q.Rows == nil {
 		h.explain(&q, t, missing)
 	}
 	h.record(&q, t.from, who)
@@ -138,7 +138,7 @@ func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []
 	if q.Kind == seen.Ordinary && !wanted {
 		return
 	}
-	if q.Rows, q.Reason = reasonOf(t.found); q.Rows == nil {
+	if q.Rows, q.Reason = reasonOf(t.found, q.Took >= seen.Slow); q.Rows == nil {
 		q.Rows = t.decision.rows(wire.Question{Name: q.Name, Type: q.Type, Class: q.Class})
 	}
 	if q.Reason == "" && q.Kind == seen.Failure && t.decision.reason != nil {
@@ -200,16 +200,18 @@ func (h *handler) record(q *seen.Query, from *arrival, who bool) {
 
 // reasonOf returns the rows of docs/behaviour.md about what the forwarder has found, and why there is no answer, a
 // stale one, or a late one. It returns none for another answer.
-func reasonOf(found *forward.Result) (rows []string, reason string) {
+func reasonOf(found *forward.Result, late bool) (rows []string, reason string) {
 	if found == nil {
 		return nil, ""
 	}
 	reason = found.Failure()
-	if found.Others != "" {
-		if reason == "" {
-			return []string{"F4"}, found.Others // it was late
+	if others := upstream.Others(found.Attempts); others != "" && found.Err == nil {
+		switch {
+		case reason != "":
+			reason += "; " + others
+		case late:
+			return []string{"F4"}, others
 		}
-		reason += "; " + found.Others
 	}
 	switch {
 	case found.Source == forward.SourceStale:
