@@ -207,6 +207,31 @@ func TestNoteworthyNameservers(t *testing.T) { // R13, F3, F4
 	}
 }
 
+// A nameserver that sends something, but no reply to the query, is told apart from a silent one.
+func TestNoteworthyWrongReplies(t *testing.T) { // R13, F4, F11
+	t.Parallel()
+	wrong := rawNameserver(t, func(query *dns.Msg, reply func([]byte)) {
+		msg := new(dns.Msg).SetReply(query)
+		msg.Id++
+		packet, err := msg.Pack()
+		if err != nil {
+			t.Error(err)
+		}
+		reply(packet)
+	})
+	silent := nameserver(t, fakedns.Silence)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append(servers(silent), wrong), Timeout: 600 * time.Millisecond}})
+	p.ask(t, "www.example", dns.TypeA)
+	wantSeen(t, p.past(t, ""), seen.Record{
+		Name: "www.example", Rcode: "SERVFAIL", Source: "upstream", Rows: []string{"F4"}, Noteworthy: true,
+		Reason: "no nameserver answered: " + silent.Addr.String() + ": no reply in time; " + wrong.String() + ": no reply in time, only packets that are no reply to a query in flight",
+	})
+	// Text after an address does not hide it from a filter.
+	if got := p.past(t, "server="+wrong.String()); len(got) != 1 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A query that is refused at a bound is kept, even if the fast path refuses it.
 func TestNoteworthyOverload(t *testing.T) { // R13, F10
 	t.Parallel()
