@@ -31,7 +31,7 @@ func newNoReply(e *exchange) *noReply {
 		}
 		text.WriteString(separator)
 		text.WriteString(e.servers[i].name + ": " + cause.Error())
-		if t := &e.schedule.tries[i]; t.asked > 0 && errors.Is(cause, ErrTimeout) && e.servers[i].server.strayedSince(t.first) {
+		if t := &e.schedule.tries[i]; t.asked > 0 && errors.Is(cause, ErrTimeout) && e.servers[i].strayedSince(t.first) {
 			text.WriteString(strays)
 		}
 		separator = "; "

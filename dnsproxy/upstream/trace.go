@@ -164,7 +164,7 @@ func (e *exchange) attempts(now time.Time) []Attempt {
 	for i := range s.tries {
 		t, made := &s.tries[i], Attempt{Server: e.servers[i].name, Used: i == s.winner}
 		if t.asked > 0 {
-			made.Protocol = e.servers[i].server.protocol(t.stream)
+			made.Protocol = e.servers[i].protocol(t.stream)
 			made.Sent, made.Took = seconds(t.first.Sub(first)), seconds(now.Sub(t.first))
 		}
 		switch {
