@@ -41,6 +41,9 @@ func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) 
 		t.measure()
 		return dst, later
 	}
+	if t.from.over == overTCP {
+		h.seen.Retried(t.from.client().Addr().Unmap(), t.query.Name, t.query.Type)
+	}
 	t.decision = h.decide(t.query.Question, h.table.Load(), s)
 	response, result, ok := h.respond(dst, t)
 	if !ok {

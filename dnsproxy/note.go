@@ -51,9 +51,9 @@ func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 func (h *handler) note(t *task, result outcome, response []byte) {
 	took := h.took(t)
 	h.metrics.measure(t, took, result.source, response)
-	kind := kindOf(t, result, took)
+	kind := kindOf(t, result, took, response)
 	missing := result.rcode == dns.RcodeNameError && isService(t.query.Name, h.cluster.Domain)
-	if kind == seen.Ordinary && missing {
+	if kind != seen.Failure && missing {
 		kind = seen.Odd
 	}
 	if kind == seen.Ordinary && !h.seen.Watched() {
@@ -66,7 +66,7 @@ func (h *handler) note(t *task, result outcome, response []byte) {
 	if q.Kind == seen.Ordinary && !wanted {
 		return
 	}
-	if q.Rows, q.Reason = reasonOf(t.found); q.Rows == nil {
+	if q.Rows, q.Reason = reasonOf(t.found, took >= seen.Slow); q.Rows == nil {
 		h.explain(&q, t, missing)
 	}
 	h.record(&q, t.from, who)
@@ -113,6 +113,8 @@ func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	}
 	q.Rows = d.rows(t.query.Question)
 	switch {
+	case q.Truncated && q.TCP && t.found != nil:
+		q.Rows, q.Reason = []string{"F2"}, "truncated also over TCP: no nameserver has sent the whole reply"
 	case q.Kind == seen.Failure && d.reason != nil:
 		q.Reason = d.reason.Error()
 	case missing:
@@ -125,7 +127,7 @@ func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []
 	q := queryOf(t, result, response)
 	q.Took = h.took(t)
 	h.metrics.measure(t, q.Took, result.source, response)
-	q.Kind = kindOf(t, result, q.Took)
+	q.Kind, q.Opcode = kindOf(t, result, q.Took, response), uint8(req.Opcode) //nolint:gosec // four bits
 	if len(req.Question) > 0 {
 		if name, err := wire.PackName(req.Question[0].Name); err == nil {
 			q.Name = wire.Fold(name)
@@ -136,7 +138,7 @@ func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []
 	if q.Kind == seen.Ordinary && !wanted {
 		return
 	}
-	if q.Rows, q.Reason = reasonOf(t.found); q.Rows == nil {
+	if q.Rows, q.Reason = reasonOf(t.found, q.Took >= seen.Slow); q.Rows == nil {
 		q.Rows = t.decision.rows(wire.Question{Name: q.Name, Type: q.Type, Class: q.Class})
 	}
 	if q.Reason == "" && q.Kind == seen.Failure && t.decision.reason != nil {
@@ -154,12 +156,14 @@ func (h *handler) took(t *task) time.Duration {
 }
 
 // kindOf returns the kind of a query, whatever its name.
-func kindOf(t *task, result outcome, took time.Duration) seen.Kind {
+func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.Kind {
 	switch {
 	case result.rcode != dns.RcodeSuccess && result.rcode != dns.RcodeNameError, t.stale():
 		return seen.Failure
-	case took >= seen.Slow:
+	case took >= seen.Slow, truncated(response) && t.from.over == overTCP:
 		return seen.Odd
+	case truncated(response):
+		return seen.Truncated
 	}
 	return seen.Ordinary
 }
@@ -196,16 +200,18 @@ func (h *handler) record(q *seen.Query, from *arrival, who bool) {
 
 // reasonOf returns the rows of docs/behaviour.md about what the forwarder has found, and why there is no answer, a
 // stale one, or a late one. It returns none for another answer.
-func reasonOf(found *forward.Result) (rows []string, reason string) {
+func reasonOf(found *forward.Result, late bool) (rows []string, reason string) {
 	if found == nil {
 		return nil, ""
 	}
 	reason = found.Failure()
-	if found.Others != "" {
-		if reason == "" {
-			return []string{"F4"}, found.Others // it was late
+	if others := upstream.Others(found.Attempts); others != "" && found.Err == nil {
+		switch {
+		case reason != "":
+			reason += "; " + others
+		case late:
+			return []string{"F4"}, others
 		}
-		reason += "; " + found.Others
 	}
 	switch {
 	case found.Source == forward.SourceStale:

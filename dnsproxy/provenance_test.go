@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -179,7 +181,7 @@ func TestTrace(t *testing.T) { // R18
 		used           bool
 	}{{refuses.Addr.String(), "REFUSED", false}, {silent.Addr.String(), "", false}, {fake.Addr.String(), "NOERROR", true}} {
 		a := got[i]
-		if a.Server != want.server || a.Protocol != "udp" || a.Result != want.result || a.Used != want.used || (a.Took > 0) != (a.Result != "") {
+		if a.Server != want.server || a.Protocol != "udp" || a.Result != want.result || a.Used != want.used || a.Took <= 0 {
 			t.Errorf("attempt %d: %+v, want %+v", i, a, want)
 		}
 	}
@@ -200,6 +202,53 @@ func TestTrace(t *testing.T) { // R18
 	if from := trace("silent.example", 512, dnsproxy.AskTrace); from.MoreAttempts == 0 || from.Source != "upstream" {
 		t.Errorf("in 512 bytes: %+v", from)
 	}
+}
+
+// Over TCP a nameserver is one attempt more. A client that waits for the query of another one, which has not asked for a
+// trace, is told what came of a query that failed, with each nameserver once.
+func TestTraceMeetings(t *testing.T) { // R18
+	t.Parallel()
+	asked, release := make(chan struct{}, 1), make(chan struct{})
+	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		name := query.Question[0].Name
+		if strings.HasPrefix(name, "fails") {
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+			<-release
+			return fakedns.Rcode(dns.RcodeServerFailure)(query, network)
+		}
+		resp := fakedns.Answer(name+" 300 IN A 192.0.2.1")(query, network)
+		resp.Truncated = network == "udp"
+		return resp
+	})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Timeout: wait.Limit, Upstreams: servers(fake)}})
+	trace := func(name string) []upstream.Attempt {
+		t.Helper()
+		query := withEDNS(question(name, dns.TypeA), 1232)
+		dnsproxy.AskTrace(query)
+		from, err := dnsproxy.ReadProvenance(p.exchange(t, "udp", query))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return from.Attempts
+	}
+	got := trace("large.example")
+	if len(got) != 2 || got[0].Protocol != "udp" || got[0].Result != "NOERROR, truncated" || got[0].Used || got[1].Protocol != "tcp" || !got[1].Used {
+		t.Errorf("over TCP: %+v", got)
+	}
+	var asking sync.WaitGroup
+	asking.Go(func() { p.ask(t, "fails.example", dns.TypeA) })
+	<-asked
+	asking.Go(func() {
+		if got := trace("fails.example"); len(got) != 1 || got[0].Server != fake.Addr.String() || got[0].Protocol != "udp" || got[0].Result != "SERVFAIL" || !got[0].Used || got[0].Took <= 0 {
+			t.Errorf("of the query of another client: %+v", got)
+		}
+	})
+	p.await(t, "nametap_dns_inflight", 2)
+	close(release)
+	asking.Wait()
 }
 
 // A stale answer says what was sent to the nameservers that have not answered yet.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -114,6 +116,11 @@ func TestNoteworthy(t *testing.T) { // R13
 	other := question("www.example", dns.TypeA)
 	other.Question[0].Qclass = dns.ClassHESIOD
 	p.exchange(t, "udp", other)
+	other = question("version.example", dns.TypeTXT)
+	other.Question[0].Qclass = dns.ClassCHAOS
+	p.exchange(t, "udp", other)
+	update := new(dns.Msg).SetUpdate("servfail.example.")
+	p.exchange(t, "udp", update)
 	noReply := "no nameserver answered: " + server + ": no reply in time"
 	failed := server + ": SERVFAIL"
 	got := p.past(t, "")
@@ -124,6 +131,8 @@ func TestNoteworthy(t *testing.T) { // R13
 		seen.Record{Name: "nx.shop.svc.cluster.local", Rcode: "NXDOMAIN", Source: "upstream", Server: server, Reason: "not in the mesh table: forwarded", Rows: []string{"N9"}, Noteworthy: true},
 		seen.Record{Name: "www.example", Rcode: "BADVERS", Source: "self", Rows: []string{"A10"}, Noteworthy: true},
 		seen.Record{Name: "www.example", Class: "HS", Rcode: "REFUSED", Source: "self", Reason: "nametap serves class IN", Rows: []string{"A10"}, Noteworthy: true},
+		seen.Record{Name: "version.example", Type: "TXT", Class: "CH", Rcode: "REFUSED", Source: "probe", Reason: "nametap serves class IN", Rows: []string{"A10"}, Noteworthy: true},
+		seen.Record{Opcode: "UPDATE", Name: "servfail.example", Type: "SOA", Rcode: "SERVFAIL", Source: "upstream", Server: server, Reason: failed, Rows: []string{"F3"}, Noteworthy: true},
 	)
 	for _, r := range got {
 		if slow := r.Name == "silent.example."; slow != (r.Took != nil && *r.Took >= 0.5) {
@@ -198,6 +207,31 @@ func TestNoteworthyNameservers(t *testing.T) { // R13, F3, F4
 	}
 }
 
+// A nameserver that sends something, but no reply to the query, is told apart from a silent one.
+func TestNoteworthyWrongReplies(t *testing.T) { // R13, F4, F11
+	t.Parallel()
+	wrong := rawNameserver(t, func(query *dns.Msg, reply func([]byte)) {
+		msg := new(dns.Msg).SetReply(query)
+		msg.Id++
+		packet, err := msg.Pack()
+		if err != nil {
+			t.Error(err)
+		}
+		reply(packet)
+	})
+	silent := nameserver(t, fakedns.Silence)
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append(servers(silent), wrong), Timeout: 600 * time.Millisecond}})
+	p.ask(t, "www.example", dns.TypeA)
+	wantSeen(t, p.past(t, ""), seen.Record{
+		Name: "www.example", Rcode: "SERVFAIL", Source: "upstream", Rows: []string{"F4"}, Noteworthy: true,
+		Reason: "no nameserver answered: " + silent.Addr.String() + ": no reply in time; " + wrong.String() + ": no reply in time, only packets that are no reply to a query in flight",
+	})
+	// Text after an address does not hide it from a filter.
+	if got := p.past(t, "server="+wrong.String()); len(got) != 1 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A query that is refused at a bound is kept, even if the fast path refuses it.
 func TestNoteworthyOverload(t *testing.T) { // R13, F10
 	t.Parallel()
@@ -262,6 +296,101 @@ func TestNoteworthyLongQueries(t *testing.T) { // R13, F10
 	got := p.past(t, "name=id.server&rcode=SERVFAIL")
 	if len(got) != 1 || got[0].Transport != "tcp" || got[0].Class != "CH" || got[0].Rcode != "SERVFAIL" || fmt.Sprint(got[0].Rows) != "[F10]" {
 		t.Errorf("%+v", got)
+	}
+}
+
+// A truncated response is noteworthy if its client does not ask again over TCP, or if that is truncated, too.
+func TestNoteworthyTruncated(t *testing.T) { // R13, A9, F2
+	t.Parallel()
+	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		name := query.Question[0].Name
+		if strings.HasPrefix(name, "cut") {
+			resp := new(dns.Msg).SetReply(query)
+			resp.Truncated = true
+			return resp
+		}
+		return fakedns.Answer(name+` 300 IN TXT "`+strings.Repeat("x", 250)+`" "`+strings.Repeat("y", 250)+`" "z"`)(query, network)
+	})
+	server := fake.Addr.String()
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
+	before := p.read(t, "failed=1")
+	defer before.Close()
+	all := p.read(t, "")
+	defer all.Close()
+	large := func(name, network string) {
+		t.Helper()
+		if resp := p.exchange(t, network, question(name, dns.TypeTXT)); resp.Truncated != (network == "udp") {
+			t.Errorf("%s over %s: %v", name, network, resp)
+		}
+	}
+	large("again.example", "udp")
+	large("lost.example", "udp")
+	large("AGAIN.example", "tcp")
+	large("lost2.example", "udp") // from the cache
+	large("lost2.example", "udp")
+	cut := p.exchange(t, "tcp", question("cut.example", dns.TypeA))
+	if !cut.Truncated {
+		t.Errorf("%v", cut)
+	}
+	of := func(name, source string) seen.Record {
+		return seen.Record{
+			Name: name, Type: "TXT", Rcode: "NOERROR", Truncated: true, Source: source, Server: server,
+			Reason: "truncated, and not asked again over TCP within 5s", Rows: []string{"A9"}, Noteworthy: true,
+		}
+	}
+	twice := seen.Record{
+		Name: "cut.example", Transport: "tcp", Rcode: "NOERROR", Truncated: true, Source: "upstream", Server: server,
+		Reason: "truncated also over TCP: no nameserver has sent the whole reply", Rows: []string{"F2"}, Noteworthy: true,
+	}
+	wantSeen(t, p.past(t, ""), twice)
+	wantSeen(t, next(t, before, 4), twice, of("lost.example", "upstream"), of("lost2.example", "upstream"), of("lost2.example", "cache"))
+	past := p.past(t, "")
+	wantSeen(t, past, of("lost.example", "upstream"), of("lost2.example", "upstream"), of("lost2.example", "cache"), twice)
+	for _, r := range past {
+		if r.UID == nil || int(*r.UID) != os.Getuid() {
+			t.Errorf("%s: the uid is %v", r.Name, r.UID)
+		}
+	}
+	for _, r := range next(t, all, 6)[:5] {
+		if r.Noteworthy || r.Truncated != (r.Transport == "udp") {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+// A filter selects by what its parameters mean, whatever their form, and a wrong one is named.
+func TestFilters(t *testing.T) { // R13
+	t.Parallel()
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{
+		{Addr: netip.MustParseAddrPort("127.0.0.11:1")}, {Addr: netip.MustParseAddrPort("[::1]:1")},
+	}, Timeout: 2 * time.Second}})
+	p.ask(t, "www.xn--bcher-kva.example", 0)
+	for params, want := range map[string]bool{
+		"server=127.0.0.11": true, "server=127.0.0.11:1": true, "server=::1": true, "server=0:0::1": true, "server=[::1]:1": true, "server=[::1]": true,
+		"server=127.0.0.1": false, "server=127.0.0.11:53": false, "server=10.127.0.0": false,
+		"type=0": true, "type=type0": true, "type=A": false, "type=1": false,
+		"rcode=servfail": true, "rcode=2": true, "rcode=RCODE2": true, "rcode=NXDOMAIN": false, "rcode=3": false, "rcode=dropped": false, "rcode=BADSIG": false,
+		"client=127.0.0.1": true, "client=::ffff:127.0.0.1": true, "client=127.0.0.0/8": true, "client=127.0.0.1:1": false, "client=127.0.0.2": false,
+		"name=xn--bcher-kva.example": true, "name=XN--BCHER-KVA.example.": true, "name=.": true, "name=cher-kva.example": false,
+	} {
+		if got := p.past(t, params); (len(got) == 1) != want {
+			t.Errorf("%s: %+v", params, got)
+		}
+	}
+	if r := p.past(t, "")[0]; r.Type != "TYPE0" || len(p.past(t, "client="+r.Client.String())) != 1 {
+		t.Errorf("%+v", r)
+	}
+	for _, params := range []string{
+		"server=nonsense", "server=SERVFAIL", "server=10.96.0", "type=NOPE", "type=65536", "type=-1", "rcode=NOPE", "rcode=RCODEX", "rcode=4096",
+		"name=b%C3%BCcher.example", "name=a..b", "source=nope", "slow=5", "slow=-1s",
+	} {
+		values, err := url.ParseQuery(params)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := seen.ParseFilter(values); err == nil || !strings.Contains(err.Error(), "want") {
+			t.Errorf("%s: %v", params, err)
+		}
 	}
 }
 

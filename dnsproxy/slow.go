@@ -140,7 +140,11 @@ func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source 
 		t.decision = d
 		return own(h.failure(req, d.failure()))
 	case req.Question[0].Qclass == dns.ClassCHAOS:
-		response, _ = own(h.chaos(req, h.version, h.id))
+		resp := h.chaos(req, h.version, h.id)
+		if resp.Rcode != dns.RcodeSuccess {
+			t.decision = decision{action: actReject, rcode: resp.Rcode, reason: errOtherClass}
+		}
+		response, _ = own(resp)
 		return response, sourceProbe
 	}
 	// A query with more than a question and an OPT record, such as a signed one. Answers

@@ -25,6 +25,9 @@ const (
 	finishTimeout = time.Second
 	// The pause before another connection doubles from minPause to maxPause.
 	minPause, maxPause = 250 * time.Millisecond, 30 * time.Second
+	// steady is how long a connection lasts after which the next one is made without a long pause. What accepts
+	// messages and ends each connection, such as a proxy without a receiver behind it, is connected to ever more rarely.
+	steady = time.Second
 	// fullBuffer is the length of frames in bytes that are sent at once, at least, while more wait.
 	fullBuffer = 32 << 10
 )
@@ -66,9 +69,8 @@ func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(message
 	log := s.config.Logger.With("receiver", to)
 	pause, reported := minPause, ""
 	for ctx.Err() == nil {
-		connected := false
+		began := time.Now()
 		err := s.connection(ctx, to, exchanges, func() {
-			connected = true
 			s.metrics.connected.Set(1)
 			log.Info("dnstap: the receiver accepts messages")
 		})
@@ -76,7 +78,7 @@ func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(message
 		if ctx.Err() != nil {
 			return
 		}
-		if connected {
+		if time.Since(began) >= steady {
 			pause, reported = minPause, ""
 		}
 		if text := err.Error(); text != reported {

@@ -26,9 +26,15 @@ Usage:
   kubectl nametap query POD NAME  an answer, and the rule that gave it
   kubectl nametap table POD       the agent's table
   kubectl nametap cache POD       the agent's cache
+  kubectl nametap doctor POD      what is wrong
+  kubectl nametap tail POD        the queries that fail, and all others as they are answered
+  kubectl nametap top POD         which names, clients or nameservers have most queries
+  kubectl nametap explain POD ROW|CODE|TEXT
+                                  what the documents of that version say about it
+  kubectl nametap version POD     the agent's version
   kubectl nametap agents          the agents of all replicas of nametap-discovery
 
-POD may also be TYPE/NAME, as for kubectl exec. What follows it is passed to the command in the
+POD may also be TYPE/NAME, as for kubectl exec, which takes one pod of it. What follows it is passed to the command in the
 pod: kubectl nametap query web-0 -n shop api.example.com AAAA --output json
 
 Flags:
@@ -87,7 +93,7 @@ var errHelp = errors.New("help is wanted")
 
 // commands are what can be run in a pod of an agent. The others of nametap are for its start.
 func commands() []string {
-	return []string{"status", "doctor", "tail", "query", "table", "cache", "version"}
+	return []string{"status", "doctor", "tail", "top", "query", "table", "cache", "explain", "version"}
 }
 
 // parse parses a command line.
@@ -146,6 +152,8 @@ func (r *request) check() error {
 		return errHelp
 	case r.command == agents:
 		return nil
+	case r.command == "":
+		return fmt.Errorf("%s: want %s or %s first", r.args[0], strings.Join(commands(), ", "), agents)
 	case !slices.Contains(commands(), r.command):
 		return fmt.Errorf("%q: want %s or %s first", r.command, strings.Join(commands(), ", "), agents)
 	case r.pod == "":

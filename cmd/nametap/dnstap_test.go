@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
@@ -35,6 +36,7 @@ type tapReceiver struct {
 	listener net.Listener
 	serving  sync.WaitGroup
 	stalled  atomic.Bool // it accepts a connection and then reads nothing
+	closing  atomic.Bool // it accepts a connection and then closes it
 
 	mu       sync.Mutex
 	conns    []net.Conn
@@ -108,6 +110,10 @@ func (r *tapReceiver) serve(conn net.Conn) {
 	r.mu.Lock()
 	r.begun++
 	r.mu.Unlock()
+	if r.closing.Load() {
+		_ = conn.Close()
+		return
+	}
 	if r.stalled.Load() {
 		return // close closes the connection
 	}
@@ -468,6 +474,29 @@ func TestDnstapReceiverAway(t *testing.T) {
 	wait.Until(t, "the agent has connected again", func() bool { _, begun, _ := r.received(); return begun > 0 })
 	a.takes("no receiver", func() { a.write("upstream: [ONE]\n") }, func() bool { _, _, finished := r.received(); return finished == 1 })
 	a.awaitReceiver(0)
+}
+
+// R20: what accepts messages and closes each connection, such as a proxy without a receiver, is connected to ever more
+// rarely, and the log does not say so each time.
+func TestDnstapReceiverCloses(t *testing.T) {
+	t.Parallel()
+	r := startReceiver(t, "unix", filepath.Join(t.TempDir(), "tap.sock"))
+	r.closing.Store(true)
+	a := startLive(t, "upstream: [ONE]\n", "--log-level", "info", "--dnstap", "unix://"+r.listener.Addr().String())
+	begun := func(n int) {
+		t.Helper()
+		wait.Until(t, fmt.Sprintf("the agent has connected %d times", n), func() bool { _, begun, _ := r.received(); return begun >= n })
+	}
+	begun(1)
+	start := time.Now()
+	begun(5)
+	const least = (250 + 500 + 1000 + 2000) / 2 * time.Millisecond // half of each pause is random
+	if took := time.Since(start); took < least-100*time.Millisecond {
+		t.Errorf("four more connections took %v, want %v at least", took, least)
+	}
+	if n := a.log.Count("dnstap: no receiver takes messages"); n != 1 {
+		t.Errorf("%d lines about the receiver, want one", n)
+	}
 }
 
 // R21: failures are logged in one line for each suffix and reason, with a count, the first client and an example, and

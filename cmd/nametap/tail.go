@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 	"unicode"
@@ -126,8 +127,10 @@ type tailCommand struct {
 	count    int
 	noFollow bool
 
+	began  time.Time
 	shown  int
 	header bool
+	colour bool
 }
 
 func newTailCommand() *cobra.Command {
@@ -138,8 +141,9 @@ func newTailCommand() *cobra.Command {
 		Long: `Show the queries that the agent answers: the client, the question, the result, where it
 came from, and why it is none. With NAME, show those for the name and all names below it.
 
-The agent keeps the last 1,000 failures, and the last 1,000 queries that were slow (500 ms)
-or for names of Services that do not exist; --since and --no-follow show them. --failed
+The agent keeps the last 1,000 failures, the last 1,000 queries that were slow (500 ms)
+or for names of Services that do not exist, and the last truncated answers whose clients
+have not asked again over TCP; --since and --no-follow show them. --failed
 shows no others.
 
 The exit code is 1 if --no-follow or --for found no query.`,
@@ -149,16 +153,17 @@ The exit code is 1 if --no-follow or --for found no query.`,
   nametap tail --slow 200ms --server 10.96.0.10 --for 30s --output json`,
 		Args: usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(command *cobra.Command, args []string) error {
+			t.colour = isTerminal(command.OutOrStdout()) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 			err := t.run(command.Context(), command.OutOrStdout(), args)
-			if t.lost > 0 {
-				printError(command.ErrOrStderr(), fmt.Sprintf("%d more queries came faster than this command read them\n", t.lost))
+			if err == nil || errors.Is(err, errTailEnded) || errors.Is(err, exitError(exitFailed)) { // it has read queries
+				t.printEnd(command.Context(), command.ErrOrStderr())
 			}
 			return err
 		},
 	}
 	flags := command.Flags()
 	t.declare(flags)
-	flags.BoolVar(&t.who, "who", false, "look up the client of every query, not only of failures: this costs the agent up to 2 % of a processor")
+	flags.BoolVar(&t.who, "who", false, "look up the client of every query, not only of failures: this costs the agent up to 2 % more of a processor")
 	flags.DurationVar(&t.since, "since", 0, "begin with the queries of this last `duration` that the agent has kept")
 	flags.IntVarP(&t.count, "count", "n", 0, "end after this `number` of queries")
 	flags.BoolVar(&t.noFollow, "no-follow", false, "end after the queries that the agent has kept")
@@ -198,6 +203,7 @@ func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error
 	}
 	limited, cancel := t.limited(ctx)
 	defer cancel()
+	t.began = time.Now()
 	err = t.read(limited, params, func(r *seen.Record) (more bool, err error) { return t.show(w, r) })
 	switch {
 	case limited.Err() != nil: // --for, or a signal
@@ -209,6 +215,25 @@ func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error
 		return exitError(exitFailed)
 	}
 	return nil
+}
+
+// printEnd prints how many queries were shown and how many were lost: to a program only if some were.
+func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
+	switch {
+	case isTerminal(w):
+		text, since := "", t.began.Add(-t.since)
+		if ctx.Err() != nil {
+			text = "\n" // after the ^C of the terminal
+		}
+		if t.since == allOf {
+			text += fmt.Sprintf("-- %d of the queries that the agent has kept\n", t.shown)
+		} else {
+			text += fmt.Sprintf("-- %d queries since %s; %d lost\n", t.shown, strings.TrimSuffix(clock(since), since.Local().Format(".000")), t.lost)
+		}
+		printError(w, text)
+	case t.lost > 0:
+		printError(w, fmt.Sprintf("%d more queries came faster than this command read them\n", t.lost))
+	}
 }
 
 // show prints a query, and reports whether more are wanted.
@@ -223,18 +248,37 @@ func (t *tailCommand) show(w io.Writer, r *seen.Record) (more bool, err error) {
 }
 
 // tailRow is the format of a line. The columns are as wide as most values; longer ones move the rest of the line.
-const tailRow = "%-12s  %-26s  %-36s  %-8s  %-16s  %s\n"
+const tailRow = "%-12s  %-26s  %-36s  %s  %-16s  %s\n"
+
+// resultColumn is the width of the column with the result, without its colour.
+const resultColumn = 8
+
+// Colours of a terminal (ECMA-48, SGR).
+const (
+	red    = "31"
+	yellow = "33"
+	faint  = "2"
+)
+
+// coloured returns a text in a colour, if the output has colours.
+func (t *tailCommand) coloured(text, colour string) string {
+	if !t.colour || colour == "" {
+		return text
+	}
+	return "\x1b[" + colour + "m" + text + "\x1b[m"
+}
 
 // print prints a query in one line, and the reason, if there is one, in another.
 func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	var text strings.Builder
 	if !t.header {
-		fmt.Fprintf(&text, tailRow, "TIME", "CLIENT", "QUESTION", "RESULT", "FROM", "TOOK")
+		fmt.Fprintf(&text, tailRow, "TIME", "CLIENT", "QUESTION", fmt.Sprintf("%-*s", resultColumn, "RESULT"), "FROM", "TOOK")
 		t.header = true
 	}
-	fmt.Fprintf(&text, tailRow, clock(r.Time), printable(r.Who()), r.Question(), tailResult(r), tailFrom(r), tailTook(r))
+	result := t.coloured(fmt.Sprintf("%-*s", resultColumn, tailResult(r)), tailColour(r))
+	fmt.Fprintf(&text, tailRow, clock(r.Time), printable(r.Who()), r.Question(), result, tailFrom(r), tailTook(r))
 	if r.Reason != "" {
-		fmt.Fprintf(&text, "%14s%s  [%s]\n", "", printable(r.Reason), strings.Join(r.Rows, " "))
+		fmt.Fprintf(&text, "%14s%s\n", "", t.coloured(fmt.Sprintf("%s  [%s]", printable(r.Reason), strings.Join(r.Rows, " ")), faint))
 	}
 	_, err := io.WriteString(w, text.String())
 	return err
@@ -259,6 +303,17 @@ func tailResult(r *seen.Record) string {
 	return r.Rcode
 }
 
+// tailColour returns the colour of a result: red for a failure, yellow for another query worth a look.
+func tailColour(r *seen.Record) string {
+	switch {
+	case !r.Noteworthy:
+		return ""
+	case r.Source != "stale" && r.Rcode != "NOERROR" && r.Rcode != "NXDOMAIN":
+		return red
+	}
+	return yellow
+}
+
 func tailFrom(r *seen.Record) string {
 	switch r.Source {
 	case "upstream":
@@ -275,6 +330,13 @@ func tailFrom(r *seen.Record) string {
 }
 
 func tailTook(r *seen.Record) string {
+	if r.Transport == "tcp" {
+		return tookText(r) + ", TCP"
+	}
+	return tookText(r)
+}
+
+func tookText(r *seen.Record) string {
 	if r.Took == nil {
 		return "-"
 	}

@@ -83,12 +83,10 @@ type Result struct {
 	Source  string
 	// Server names the nameserver that sent the reply, as [upstream.Spec.String] does.
 	Server string
-	// Others says what other nameservers did, as [upstream.Answer.Others].
-	Others string
 	Err    error // why there is no reply; nil otherwise
 
-	// Attempts are what nameservers were sent, for the first of the clients that sent the same query, if that has
-	// asked for it.
+	// Attempts are what nameservers were sent, as [upstream.Answer.Attempts]: all of them if the first of the clients
+	// that sent the same query has asked for it.
 	Attempts []upstream.Attempt
 
 	failure string // of a stale reply, see Failure
@@ -111,7 +109,7 @@ func (r *Result) Rcode() int {
 // because returns a stale reply that is used since asking nameservers came to result.
 func (r *Result) because(result *Result) *Result {
 	stale := *r
-	stale.failure, stale.Others, stale.Attempts = result.Failure(), result.Others, result.Attempts
+	stale.failure, stale.Attempts = result.Failure(), result.Attempts
 	return &stale
 }
 

@@ -174,7 +174,7 @@ func (f *Forwarder) lead(led *flight, state cache.State) {
 // Receive takes the nameservers' answer: it is cached, and given to the clients.
 func (l *flight) Receive(answer upstream.Answer, err error) {
 	f := l.forwarder
-	result := &Result{Source: SourceUpstream, Server: answer.Server, Others: answer.Others, Err: err, Attempts: answer.Attempts}
+	result := &Result{Source: SourceUpstream, Server: answer.Server, Err: err, Attempts: answer.Attempts}
 	if l.relays() {
 		result.Relayed = answer.Reply
 		f.flights.land(l, result)

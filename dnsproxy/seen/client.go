@@ -51,10 +51,11 @@ type clients struct {
 
 func newClients() *clients {
 	c := &clients{fd: -1}
-	c.budgets[Ordinary] = budget{share: 0.02, burst: 20 * time.Millisecond} // while a reader asks for it
 	// On a busy machine a lookup takes up to 20 µs: this is enough for 2,000 failures a second.
 	c.budgets[Failure] = budget{share: 0.05, burst: 100 * time.Millisecond}
 	c.budgets[Odd] = budget{share: 0.003, burst: 5 * time.Millisecond}
+	c.budgets[Truncated] = budget{share: 0.002, burst: 5 * time.Millisecond}
+	c.budgets[Ordinary] = budget{share: 0.02, burst: 20 * time.Millisecond} // while a reader asks for it
 	return c
 }
 

@@ -1,12 +1,14 @@
 // Package seen records which queries were answered, how, and for which client.
 //
 // The last 1,000 failures, and the last 1,000 other noteworthy queries, are kept in two rings, so that slow
-// queries do not push out failures ([Kind] says which is which). A [Reader] also gets the queries that are
+// queries do not push out failures ([Kind] says which is which). A third one has the last 256 truncated responses, which
+// become noteworthy while a reader looks at them, if their clients have not asked again over TCP. A [Reader] also gets the queries that are
 // answered from now on, as a [Filter] selects them; clients may have 8 readers at most. [Exchanges] also reads the
 // messages.
 //
 //	query.go      Query: what the query path knows of a query; its form in a slot
 //	ring.go       slots that a writer never waits for
+//	truncated.go  truncated responses, whose clients should ask again
 //	recorder.go   Recorder: the rings, and the readers
 //	reader.go     Reader: what is in the rings, then what comes
 //	exchanges.go  Exchanges: queries with their messages, in a queue
@@ -27,5 +29,5 @@
 //
 // A writer takes a slot by an atomic add and marks it by a sequence number. It takes no lock, allocates nothing and
 // waits for no reader. A reader that is overtaken counts what it has lost. The slots are allocated when the first
-// query is written: 1 MB for the two rings, and 130 KB for each reader.
+// query is written: 1 MB for two rings, and 130 KB for the third one and for each reader.
 package seen

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/miekg/dns"
 
@@ -19,14 +20,15 @@ type Filter struct {
 	noteworthy bool
 	failures   bool
 	name       wire.Name // the names below it
-	qtype      uint16
-	rcode      string
+	qtype      *uint16
+	rcode      *uint16
 	source     string
-	server     string
+	server     server
 	slow       time.Duration
 
-	// The client: one of these, or none.
+	// The client: one of these, or none. A port is besides its address.
 	addr netip.Prefix
+	port uint16
 	uid  *uint32
 	unit string
 	// who says that the owner of the client's socket is to be found.
@@ -57,24 +59,27 @@ func sources() []string {
 // ParseFilter returns the filter with parameters; those that are missing select all queries. An error says which
 // one is wrong.
 func ParseFilter(params url.Values) (f *Filter, err error) {
-	f = &Filter{noteworthy: params.Get(ParamFailed) != "", server: params.Get(ParamServer), source: params.Get(ParamSource), who: params.Get(ParamWho) != ""}
+	f = &Filter{noteworthy: params.Get(ParamFailed) != "", source: params.Get(ParamSource), who: params.Get(ParamWho) != ""}
 	if text := params.Get(ParamName); text != "" {
-		packed, err := wire.PackName(text)
-		if err != nil {
-			return nil, fmt.Errorf("name %q: want a domain name: %w", text, err)
+		if f.name, err = parseName(text); err != nil {
+			return nil, err
 		}
-		f.name = wire.Fold(packed)
 	}
 	if text := params.Get(ParamType); text != "" {
 		if f.qtype, err = parseType(text); err != nil {
 			return nil, err
 		}
 	}
-	if text := strings.ToUpper(params.Get(ParamRcode)); text != "" {
-		if _, known := dns.StringToRcode[text]; !known && text != droppedName && !strings.HasPrefix(text, "RCODE") {
-			return nil, fmt.Errorf("rcode %q: want the name of a response code such as SERVFAIL, or RCODE17", text)
+	if text := params.Get(ParamRcode); text != "" {
+		if f.rcode, err = parseRcode(text); err != nil {
+			return nil, err
 		}
-		f.rcode = text
+	}
+	if text := params.Get(ParamServer); text != "" {
+		var ok bool
+		if f.server, ok = parseServer(text); !ok {
+			return nil, fmt.Errorf("server %q: want the address of a nameserver such as 10.96.0.10 or 10.96.0.10:5353", text)
+		}
 	}
 	if f.source != "" && !slices.Contains(sources(), f.source) {
 		return nil, fmt.Errorf("source %q: want one of %s", f.source, strings.Join(sources(), ", "))
@@ -97,18 +102,48 @@ func All() *Filter { return &Filter{who: true} }
 // ordinary reports whether the filter may select an ordinary query.
 func (f *Filter) ordinary() bool { return !f.noteworthy && !f.failures }
 
-func parseType(text string) (uint16, error) {
-	text = strings.ToUpper(text)
-	if code, known := dns.StringToType[text]; known {
-		return code, nil
+func parseName(text string) (wire.Name, error) {
+	if strings.ContainsFunc(text, func(r rune) bool { return r > unicode.MaxASCII }) {
+		return "", fmt.Errorf("name %q: want it as programs ask for it, such as xn--bcher-kva.example", text)
 	}
-	if code, err := strconv.ParseUint(strings.TrimPrefix(text, "TYPE"), 10, 16); err == nil {
-		return uint16(code), nil
+	packed, err := wire.PackName(text)
+	if err != nil {
+		return "", fmt.Errorf("name %q: want a domain name", text)
 	}
-	return 0, fmt.Errorf("type %q: want a record type such as A, or TYPE65", text)
+	return wire.Fold(packed), nil
 }
 
-// setClient sets the client from an address, a prefix, a uid, or the name of a unit.
+func parseType(text string) (*uint16, error) {
+	upper := strings.ToUpper(text)
+	if code, known := dns.StringToType[upper]; known {
+		return &code, nil
+	}
+	if code, err := strconv.ParseUint(strings.TrimPrefix(upper, numberedType), 10, 16); err == nil {
+		small := uint16(code)
+		return &small, nil
+	}
+	return nil, fmt.Errorf("type %q: want a record type such as A, or TYPE65", text)
+}
+
+func parseRcode(text string) (*uint16, error) {
+	upper := strings.ToUpper(text)
+	dropped := uint16(Dropped)
+	if upper == droppedName {
+		return &dropped, nil
+	}
+	if code, known := dns.StringToRcode[upper]; known {
+		small := uint16(code) //nolint:gosec // twelve bits
+		return &small, nil
+	}
+	const bits = 12
+	if code, err := strconv.ParseUint(strings.TrimPrefix(upper, numberedRcode), 10, bits); err == nil {
+		small := uint16(code)
+		return &small, nil
+	}
+	return nil, fmt.Errorf("rcode %q: want the name of a response code such as SERVFAIL, or RCODE17", text)
+}
+
+// setClient sets the client from an address, with or without a port, a prefix, a uid, or the name of a unit.
 func (f *Filter) setClient(text string) {
 	if text == "" {
 		return
@@ -117,12 +152,13 @@ func (f *Filter) setClient(text string) {
 		f.addr = prefix.Masked()
 		return
 	}
-	if addr, err := netip.ParseAddr(text); err == nil {
-		f.addr = netip.PrefixFrom(addr, addr.BitLen())
+	if addr, port, ok := parseAddr(text); ok {
+		f.addr, f.port = netip.PrefixFrom(addr, addr.BitLen()), port
 		return
 	}
 	f.who = true
-	if n, err := strconv.ParseUint(text, 10, 32); err == nil {
+	const digits = 10 // of the largest uid; the number of a container has more, and may have no letter
+	if n, err := strconv.ParseUint(text, 10, 32); err == nil && len(text) <= digits {
 		uid := uint32(n)
 		f.uid = &uid
 		return
@@ -130,19 +166,71 @@ func (f *Filter) setClient(text string) {
 	f.unit = text
 }
 
+// parseAddr returns an address, and its port if it has one.
+func parseAddr(text string) (addr netip.Addr, port uint16, ok bool) {
+	if both, err := netip.ParseAddrPort(text); err == nil {
+		addr, port = both.Addr(), both.Port()
+	} else if addr, err = netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")); err != nil {
+		return addr, 0, false
+	}
+	return addr.Unmap().WithZone(""), port, true
+}
+
+// A server is a nameserver that is selected: all of its ports if port is 0. The zero server selects all.
+type server struct {
+	addr netip.Addr
+	port uint16
+}
+
+const tlsScheme = "tls://"
+
+// parseServer returns the nameserver with a name as upstream.Spec has it: the port is that of the protocol if it is
+// missing, which for a filter means all.
+func parseServer(name string) (server, bool) {
+	name, _, _ = strings.Cut(strings.TrimPrefix(name, tlsScheme), "#")
+	addr, port, ok := parseAddr(name)
+	return server{addr, port}, ok
+}
+
+// is reports whether a nameserver with a name is selected.
+func (s server) is(name string) bool {
+	const dnsPort, tlsPort = 53, 853
+	other, ok := parseServer(name)
+	switch {
+	case !ok || other.addr != s.addr:
+		return false
+	case other.port == 0 && strings.HasPrefix(name, tlsScheme):
+		other.port = tlsPort
+	case other.port == 0:
+		other.port = dnsPort
+	}
+	return s.port == 0 || s.port == other.port
+}
+
+// in reports whether a text about nameservers names the one that is selected.
+func (s server) in(text string) bool {
+	for word := range strings.FieldsSeq(text) {
+		if s.is(strings.TrimSuffix(word, ":")) {
+			return true
+		}
+	}
+	return false
+}
+
 // may reports whether a query may be selected, as far as is known without Rows, Reason and Who.
 func (f *Filter) may(q *Query) bool {
 	switch {
-	case f.noteworthy && q.Kind == Ordinary,
-		q.Kind == Ordinary && q.Source == probe && f.source != probe,
+	case f.noteworthy && !q.Kind.noteworthy(),
+		!q.Kind.noteworthy() && q.Source == probe && f.source != probe,
 		f.failures && q.Kind != Failure,
-		f.qtype != 0 && q.Type != f.qtype,
+		f.qtype != nil && q.Type != *f.qtype,
 		f.slow > 0 && q.Took < f.slow,
 		f.source != "" && q.Source != f.source,
 		f.name != "" && !q.Name.Below(f.name),
-		f.addr.IsValid() && !f.addr.Contains(q.Client.Addr()),
-		f.rcode != "" && rcodeName(q.Rcode) != f.rcode,
-		f.server != "" && q.Kind == Ordinary && !isServer(q.Server, f.server):
+		f.addr.IsValid() && !f.addr.Contains(q.Client.Addr().WithZone("")),
+		f.port != 0 && q.Client.Port() != f.port,
+		f.rcode != nil && q.Rcode != *f.rcode,
+		f.server.addr.IsValid() && !q.Kind.noteworthy() && !f.server.is(q.Server):
 		return false
 	}
 	return true
@@ -150,7 +238,7 @@ func (f *Filter) may(q *Query) bool {
 
 // is reports whether a query is selected for which may is true, whatever its unit.
 func (f *Filter) is(q *Query) bool {
-	if f.server != "" && !isServer(q.Server, f.server) && !strings.Contains(q.Reason, f.server) {
+	if f.server.addr.IsValid() && !f.server.is(q.Server) && !f.server.in(q.Reason) {
 		return false
 	}
 	return f.uid == nil || q.Who.Known && q.Who.UID == *f.uid
@@ -159,17 +247,11 @@ func (f *Filter) is(q *Query) bool {
 // owner reports whether the owner of the client's socket matters.
 func (f *Filter) owner() bool { return f.uid != nil || f.unit != "" }
 
-// isServer reports whether a nameserver has an address, with or without its port.
-func isServer(server, addr string) bool {
-	return server == addr || strings.Contains("//"+strings.TrimPrefix(server, "tls://"), "//"+addr+":") ||
-		strings.HasPrefix(server, "["+addr+"]") || strings.HasPrefix(server, "tls://"+addr)
-}
-
 // isUnit reports whether the client of a query has the unit that is selected. path is the path of its cgroup.
 func (f *Filter) isUnit(path string) bool {
 	if f.unit == "" {
 		return true
 	}
 	return path != "" && (unitOf(path) == f.unit || path == f.unit || strings.Contains(path+"/", "/"+f.unit+"/") ||
-		strings.Contains(path+"/", "/"+f.unit+".service/"))
+		strings.Contains(path+"/", "/"+f.unit+".service/") || isContainer(path, f.unit))
 }

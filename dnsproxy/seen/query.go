@@ -18,8 +18,13 @@ const (
 	Failure
 	// Odd: slower than [Slow], or NXDOMAIN for the name of a Service.
 	Odd
+	// Truncated: a truncated response over UDP. It becomes Odd if the client does not ask again over TCP.
+	Truncated
 	kinds
 )
+
+// noteworthy reports whether a query of the kind is noteworthy by itself.
+func (k Kind) noteworthy() bool { return k == Failure || k == Odd }
 
 // Slow is how long a query may take that is not noteworthy.
 const Slow = 500 * time.Millisecond
@@ -38,6 +43,7 @@ type Query struct {
 	Took      time.Duration // negative if it was not measured
 	Client    netip.AddrPort
 	TCP       bool
+	Opcode    uint8
 	Name      wire.Name
 	Type      uint16
 	Class     uint16
@@ -95,6 +101,7 @@ func (q *Query) pack(b *[slotSize]byte) int {
 	order.PutUint16(b[44:], q.Type)
 	order.PutUint16(b[46:], q.Class)
 	order.PutUint16(b[48:], q.Rcode)
+	b[50] = q.Opcode
 	order.PutUint32(b[52:], q.Who.UID)
 	order.PutUint64(b[56:], q.Who.Cgroup)
 	order.PutUint32(b[64:], uint32(min(max(q.Age, 0)/time.Second, 1<<31)))     //nolint:gosec // bounded

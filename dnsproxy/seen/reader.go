@@ -24,6 +24,7 @@ type Reader struct {
 
 	number uint64              // of the next query in live
 	past   map[uint64]struct{} // the queries that Past has returned
+	cut    uint64              // of the next truncated response that may become noteworthy
 	lost   uint64
 	missed atomic.Uint64 // may have been selected, but their clients were not looked up
 
@@ -51,7 +52,7 @@ func (r *Reader) miss() {
 func (r *Reader) Past(since time.Time) []Record {
 	var records []Record
 	r.past = map[uint64]struct{}{}
-	for kind := Failure; kind < kinds; kind++ {
+	for _, kind := range []Kind{Failure, Odd} {
 		r.recorder.recent[kind].all(func(b *packed) {
 			if b.time().Before(since) {
 				return
@@ -62,6 +63,15 @@ func (r *Reader) Past(since time.Time) []Record {
 			}
 		})
 	}
+	r.cut, _ = r.recorder.cut.overdue(0, time.Now(), func(b *packed, q *Query) {
+		if q.Time.Before(since) {
+			return
+		}
+		r.past[q.id] = struct{}{}
+		if r.filter.may(q) && r.filter.is(q) {
+			records = r.append(records, b, q)
+		}
+	})
 	slices.SortStableFunc(records, func(a, b Record) int { return a.Time.Compare(b.Time) })
 	return records
 }
@@ -78,21 +88,41 @@ func (r *Reader) append(records []Record, b *packed, q *Query) []Record {
 	return append(records, record(q, path))
 }
 
-// Next waits for queries and returns them, in the order in which they were answered. Lost is how many others there
+// overdue appends the truncated responses that have become noteworthy. It returns when the next one may, if there is one.
+// Another reader than one of noteworthy queries has got them when they were sent.
+func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
+	if !r.filter.noteworthy {
+		return records, due
+	}
+	r.cut, due = r.recorder.cut.overdue(r.cut, time.Now(), func(b *packed, q *Query) {
+		if r.filter.may(q) && r.filter.is(q) {
+			records = r.append(records, b, q)
+		}
+	})
+	return records, due
+}
+
+// Next waits for queries and returns them, in the order in which they were answered; truncated ones come when they have
+// become noteworthy. Lost is how many others there
 // were meanwhile that the filter selects. After the end of ctx it returns its error.
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {
-		records = r.drain()
+		var due time.Time
+		records, due = r.overdue(r.drain())
 		if lost, r.lost = r.lost+r.missed.Swap(0), 0; len(records) > 0 || lost > 0 {
 			return records, lost, nil
 		}
-		var hole <-chan time.Time
+		var hole, wait <-chan time.Time
+		if !due.IsZero() {
+			wait = time.After(time.Until(due))
+		}
 		if r.number < r.live.next.Load() {
 			hole = time.After(holeWait)
 		}
 		select {
 		case <-r.wake:
 			gather(ctx, r.half)
+		case <-wait:
 		case <-hole:
 			var b packed
 			if r.live.get(r.number, &b) == early {

@@ -20,6 +20,7 @@ type Record struct {
 	Unit       string         `json:"unit,omitempty"`
 	Cgroup     string         `json:"cgroup,omitempty"`
 	Transport  string         `json:"transport"`
+	Opcode     string         `json:"opcode,omitempty"` // if it is not QUERY
 	Name       string         `json:"name"`
 	Type       string         `json:"type"`
 	Class      string         `json:"class,omitempty"` // if it is not IN
@@ -44,7 +45,7 @@ func (b *packed) unpack() Query {
 		Took:   time.Duration(order.Uint64(b[16:])), //nolint:gosec // bits
 		Client: netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[24:40])).Unmap(), order.Uint16(b[40:])),
 		TCP:    b[42]&flagTCP != 0, Truncated: b[42]&flagTruncated != 0,
-		Type: order.Uint16(b[44:]), Class: order.Uint16(b[46:]), Rcode: order.Uint16(b[48:]),
+		Type: order.Uint16(b[44:]), Class: order.Uint16(b[46:]), Rcode: order.Uint16(b[48:]), Opcode: b[50],
 		Age: time.Duration(order.Uint32(b[64:])) * time.Second, Expired: time.Duration(order.Uint32(b[68:])) * time.Second,
 		Who:  Who{Known: b[42]&flagKnown != 0, UID: order.Uint32(b[52:]), Cgroup: b.cgroup()},
 		Name: wire.Name(texts[0]), Source: texts[1], Server: texts[2], Reason: texts[4],
@@ -59,9 +60,9 @@ func (b *packed) unpack() Query {
 func record(q *Query, path string) Record {
 	r := Record{
 		Time: q.Time.UTC(), Client: q.Client, Cgroup: path, Unit: unitOf(path), Transport: "udp",
-		Name: q.Name.String(), Type: dns.Type(q.Type).String(), Rcode: rcodeName(q.Rcode), Truncated: q.Truncated,
+		Name: q.Name.String(), Type: typeName(q.Type), Rcode: rcodeName(q.Rcode), Truncated: q.Truncated,
 		Source: q.Source, Server: q.Server, Age: int(q.Age / time.Second), Expired: int(q.Expired / time.Second),
-		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind != Ordinary,
+		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind.noteworthy(),
 	}
 	if q.TCP {
 		r.Transport = "tcp"
@@ -71,6 +72,9 @@ func record(q *Query, path string) Record {
 	}
 	if q.Who.Known {
 		r.UID = &q.Who.UID
+	}
+	if q.Opcode != dns.OpcodeQuery {
+		r.Opcode = opcodeName(q.Opcode)
 	}
 	if q.Took >= 0 {
 		took := q.Took.Round(time.Microsecond).Seconds()
@@ -101,9 +105,34 @@ func (r *Record) Question() string {
 		name = "."
 	}
 	if r.Class != "" {
-		return name + " " + r.Class + " " + r.Type
+		name += " " + r.Class
+	}
+	if r.Opcode != "" {
+		name = r.Opcode + " " + name
 	}
 	return name + " " + r.Type
+}
+
+// opcodeName returns the name of an opcode.
+func opcodeName(opcode uint8) string {
+	if name, named := dns.OpcodeToString[int(opcode)]; named {
+		return name
+	}
+	return "OPCODE" + strconv.Itoa(int(opcode))
+}
+
+// What numbers without a name begin with (RFC 3597, section 5, of types).
+const (
+	numberedType  = "TYPE"
+	numberedRcode = "RCODE"
+)
+
+// typeName returns the name of a record type. The library has words for the two types that never have a name.
+func typeName(code uint16) string {
+	if name, named := dns.TypeToString[code]; named && code != dns.TypeNone && code != dns.TypeReserved {
+		return name
+	}
+	return numberedType + strconv.Itoa(int(code))
 }
 
 // rcodeName returns the name of a response code. The library's name for 16 is BADSIG, which it is in TSIG records.
@@ -115,7 +144,7 @@ func rcodeName(rcode uint16) string {
 	case rcode == Dropped:
 		return droppedName
 	case !named:
-		return "RCODE" + strconv.Itoa(int(rcode))
+		return numberedRcode + strconv.Itoa(int(rcode))
 	}
 	return name
 }

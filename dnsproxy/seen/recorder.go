@@ -3,10 +3,14 @@ package seen
 import (
 	"context"
 	"errors"
+	"hash/maphash"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 const (
@@ -27,7 +31,8 @@ type Recorder struct {
 	readers atomic.Pointer[[]*Reader] // nil without one
 	all     atomic.Bool               // a reader may want an ordinary query
 	ids     atomic.Uint64
-	recent  [kinds]ring // by kind; that of Ordinary is not used
+	recent  [kinds]ring // by kind; those of Ordinary and Truncated are not used
+	cut     truncated
 	clients *clients
 	units   *units
 
@@ -40,6 +45,7 @@ func New() *Recorder {
 	for kind := range r.recent {
 		r.recent[kind].size = recentSize
 	}
+	r.cut.size, r.cut.seed = truncatedSize, maphash.MakeSeed()
 	return r
 }
 
@@ -94,15 +100,22 @@ func (r *Recorder) Record(q *Query) {
 	q.id = r.ids.Add(1)
 	var b packed
 	n := 0
-	if q.Kind != Ordinary {
+	switch {
+	case q.Kind.noteworthy():
 		n = q.pack((*[slotSize]byte)(&b))
 		r.recent[q.Kind].put(&b, n)
+	case q.Kind == Truncated:
+		n = q.pack((*[slotSize]byte)(&b))
+		r.cut.keep(&b, n, q)
 	}
 	readers := r.readers.Load()
 	if readers == nil {
 		return
 	}
 	for _, reader := range *readers {
+		if q.Kind == Truncated && reader.filter.noteworthy {
+			reader.wake.send() // so that it sets its timer
+		}
 		if !reader.filter.may(q) {
 			continue
 		}
@@ -122,6 +135,11 @@ func (r *Recorder) Record(q *Query) {
 			reader.put(&b, n)
 		}
 	}
+}
+
+// Retried notes that a client has asked a question over TCP: perhaps since the response over UDP was truncated.
+func (r *Recorder) Retried(client netip.Addr, name wire.Name, qtype uint16) {
+	r.cut.retried(client, name, qtype)
 }
 
 // Failures returns the failures since a time that are kept, sorted by time.
@@ -165,7 +183,7 @@ func (r *Recorder) ReadExchanges(filter *Filter, lost func(messages int)) *Excha
 }
 
 func newReader(r *Recorder, filter *Filter) *Reader {
-	reader := &Reader{recorder: r, filter: filter, wake: newSignal(), half: newSignal()}
+	reader := &Reader{recorder: r, filter: filter, wake: newSignal(), half: newSignal(), cut: r.cut.next.Load()}
 	reader.live.size = liveSize
 	return reader
 }

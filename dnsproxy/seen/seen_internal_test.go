@@ -22,7 +22,7 @@ import (
 func TestPack(t *testing.T) { // R13
 	t.Parallel()
 	q := Query{
-		id: 7, Kind: Odd, Time: time.Unix(1, 2), Took: 3 * time.Second, Client: netip.MustParseAddrPort("192.0.2.1:53"), TCP: true,
+		id: 7, Kind: Odd, Time: time.Unix(1, 2), Took: 3 * time.Second, Client: netip.MustParseAddrPort("192.0.2.1:53"), TCP: true, Opcode: 5,
 		Name: "\x03www\x07example", Type: 28, Class: 1, Rcode: 16, Truncated: true, Source: "upstream", Server: "[2001:db8::1]:53",
 		Rows: []string{"N5", "N1", "A1"}, Reason: "why", Age: time.Minute, Expired: time.Second, Who: Who{Known: true, UID: 998, Cgroup: 1 << 40},
 	}
@@ -286,6 +286,26 @@ func TestUnitOf(t *testing.T) { // R13
 	}
 }
 
+// A container is selected by its name here, or by its number as its tools show it, or in full.
+func TestContainers(t *testing.T) { // R13
+	t.Parallel()
+	id := strings.Repeat("0123456789abcdef", 4)
+	for unit, want := range map[string]bool{
+		"docker-0123456789ab": true, "0123456789ab": true, id: true, id[:20]: true, "docker-" + id + ".scope": true,
+		"0123456789": false, "123456789abc": false, "0123456789ac": false, id + "0": false,
+	} {
+		var f Filter
+		f.setClient(unit)
+		if got := f.isUnit("/system.slice/docker-" + id + ".scope"); got != want && f.uid == nil {
+			t.Errorf("%s: %v", unit, got)
+		}
+	}
+	var f Filter
+	if f.setClient("012345678901"); f.uid != nil {
+		t.Error("the number of a container is taken for a uid")
+	}
+}
+
 // FuzzReply: no reply of the kernel makes the parser fail.
 func FuzzReply(f *testing.F) { // R13
 	f.Add([]byte{}, uint32(1))
@@ -365,7 +385,8 @@ func TestReadersOfFailuresCostNothing(t *testing.T) { // R13, R21
 	for kind := range kinds {
 		r.Record(&Query{Kind: kind, Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x01x"})
 	}
-	for reader, want := range map[*Reader]int{failures: 1, noteworthy: 2} {
+	// The truncated one has no time, so the time to ask again over TCP has passed.
+	for reader, want := range map[*Reader]int{failures: 1, noteworthy: 3} {
 		records, lost, err := reader.Next(t.Context())
 		if len(records) != want || lost != 0 || err != nil {
 			t.Errorf("%d records, %d lost, %v; want %d", len(records), lost, err, want)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -168,4 +169,10 @@ func unitOf(path string) string {
 		unit = strings.TrimSuffix(strings.Replace(unit, id, id[:shortID], 1), ".scope")
 	}
 	return unit
+}
+
+// isContainer reports whether the path of a cgroup has a container whose number begins with id, which has the digits
+// that the tools of containers show, or more.
+func isContainer(path, id string) bool {
+	return len(id) >= shortID && slices.ContainsFunc(containerID.FindAllString(path, -1), func(number string) bool { return strings.HasPrefix(number, id) })
 }

@@ -62,12 +62,12 @@ func (c *Client) newAttempt(s *server) *attempt {
 	return a
 }
 
-// protocol returns the name of what the attempt is sent over.
-func (a *attempt) protocol() string {
+// protocol returns the name of what a query is sent over.
+func (s *server) protocol(stream bool) string {
 	switch {
-	case a.server.spec.TLS:
+	case s.spec.TLS:
 		return "tls"
-	case a.stream:
+	case stream:
 		return "tcp"
 	}
 	return "udp"

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"errors"
 	"strings"
 )
 
@@ -10,6 +11,9 @@ type noReply struct {
 	text   string
 	causes []error
 }
+
+// strays follows the cause of a server that has sent something.
+const strays = ", only packets that are no reply to a query in flight"
 
 // newNoReply returns the error of an exchange that is over, with the cause for each server.
 func newNoReply(e *exchange) *noReply {
@@ -27,6 +31,9 @@ func newNoReply(e *exchange) *noReply {
 		}
 		text.WriteString(separator)
 		text.WriteString(e.servers[i].name + ": " + cause.Error())
+		if t := &e.schedule.tries[i]; t.asked > 0 && errors.Is(cause, ErrTimeout) && e.servers[i].strayedSince(t.first) {
+			text.WriteString(strays)
+		}
 		separator = "; "
 		err.causes = append(err.causes, cause)
 	}

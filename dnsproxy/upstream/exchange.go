@@ -3,7 +3,6 @@ package upstream
 import (
 	"math/rand/v2"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +28,7 @@ const (
 	// whether the server handles EDNS or not. The reply is
 	// returned as it was received except for its ID; its question may be in another case.
 	Verbatim How = 1 << 4
-	// Traced may be added, too: the answer has its Attempts.
+	// Traced may be added, too: the answer has all Attempts.
 	Traced How = 1 << 5
 )
 
@@ -51,18 +50,16 @@ type Answer struct {
 	// Provisional reports that a server that stands before Server may have another answer
 	// (rule 6). Reply is to be kept for 30 s at most, not prolonged, and never served stale.
 	Provisional bool
-	// Others says what the other servers did that the query was sent to, if Reply is a failure or came late.
-	// The text is short.
-	Others string
 	// Plain reports that the query was sent without the OPT record that it has. If it asks for
 	// signatures, Reply lacks them.
 	Plain bool
 	// Attempts are what each server was sent and what came of it, in this order, then the servers that were not asked,
-	// of a query that is Traced. They are there without a reply, too.
+	// of a query that is Traced. They are there without a reply, too. If another query has a failure or a late reply, they
+	// have each server once, and none that was not asked, unless it could not be.
 	Attempts []Attempt
 }
 
-// tellAfter is how long an answer takes that says what other servers did.
+// tellAfter is how long an answer takes that has Attempts though the query is not Traced.
 const tellAfter = 500 * time.Millisecond
 
 // Start sends a query in wire form and returns. The receiver gets the first usable reply (NOERROR or
@@ -108,7 +105,7 @@ func (s Started) Cancel() {
 }
 
 // Attempts returns what was sent so far, if the query is Traced.
-func (s Started) Attempts() []Attempt { return s.trace.soFar() }
+func (s Started) Attempts() []Attempt { return s.trace.soFar(time.Now()) }
 
 // An exchange is one query in flight: a value that events drive. They are its start, the outcomes of its
 // attempts, its timer and its cancellation. An event runs the exchange on its own goroutine, or leaves that to
@@ -383,7 +380,7 @@ func (e *exchange) tryPlain(i int, now time.Time) bool {
 func (e *exchange) answer() (Answer, error) {
 	s := &e.schedule
 	if s.reply == nil {
-		return Answer{Attempts: e.trace.whole(e)}, newNoReply(e)
+		return Answer{Attempts: e.trace.whole(e, time.Now())}, newNoReply(e)
 	}
 	reply := s.reply
 	if e.verbatim {
@@ -391,37 +388,7 @@ func (e *exchange) answer() (Answer, error) {
 	} else {
 		reply = restore(reply, e.query, e.question)
 	}
-	return Answer{Reply: reply, Server: e.servers[s.winner].name, Others: e.others(time.Now()), Provisional: s.provisional, Plain: s.plain, Attempts: e.trace.whole(e)}, nil
-}
-
-// others returns [Answer.Others].
-func (e *exchange) others(now time.Time) string {
-	s := &e.schedule
-	first := now
-	for i := range s.tries {
-		if t := &s.tries[i]; t.asked > 0 && t.first.Before(first) {
-			first = t.first
-		}
-	}
-	if s.tries[s.winner].failure == nil && now.Sub(first) < tellAfter {
-		return ""
-	}
-	var texts []string
-	for i := range s.tries {
-		t, did := &s.tries[i], ""
-		switch {
-		case i == s.winner || t.asked == 0 && t.err == nil:
-			continue
-		case t.failure != nil:
-			did = RcodeName(t.code)
-		case t.err != nil:
-			did = t.err.Error()
-		default:
-			did = "no reply for " + now.Sub(t.first).Round(time.Millisecond).String()
-		}
-		texts = append(texts, e.servers[i].name+": "+did)
-	}
-	return strings.Join(texts, "; ")
+	return Answer{Reply: reply, Server: e.servers[s.winner].name, Provisional: s.provisional, Plain: s.plain, Attempts: e.attempts(time.Now())}, nil
 }
 
 // RcodeName returns the name of a response code. The DNS library calls 16 BADSIG, which is BADVERS in a reply to a

@@ -45,6 +45,8 @@ type server struct {
 
 	requests, failures, wrong, malformed, hedges atomic.Uint64
 
+	strayed atomic.Pointer[time.Time] // when the last packet came that was no reply to a query in flight; nil for never
+
 	mu          sync.Mutex
 	history     history
 	options     Options        // of the last group that it was put into
@@ -279,6 +281,19 @@ func (s *server) failed(a *attempt, err error) {
 	if refuses(err) && (!a.stream || s.udp == nil) && a.probe == noProbe {
 		s.history.refused(a.sent)
 	}
+}
+
+// stray counts a packet that is no reply to a query in flight.
+func (s *server) stray(counter *atomic.Uint64) {
+	counter.Add(1)
+	now := time.Now()
+	s.strayed.Store(&now)
+}
+
+// strayedSince reports whether such a packet came after a time.
+func (s *server) strayedSince(since time.Time) bool {
+	at := s.strayed.Load()
+	return at != nil && at.After(since)
 }
 
 // noteMalformed notes a malformed reply.

@@ -72,7 +72,7 @@ func (s *socket) removeIf(match func(*attempt) bool) (removed []*attempt) {
 // isResponse reports whether a message can be a reply. If not it is counted.
 func (s *socket) isResponse(message []byte) bool {
 	if len(message) < wire.HeaderLen || message[wire.FlagsOffset]&wire.QR == 0 {
-		s.server.malformed.Add(1)
+		s.server.stray(&s.server.malformed)
 		return false
 	}
 	return true
@@ -85,7 +85,7 @@ func (s *socket) removeRepliedLocked(response []byte) *attempt {
 	id := binary.BigEndian.Uint16(response)
 	a := s.pending[id]
 	if a == nil || !replies(response, a.opcode, a.question) {
-		s.server.wrong.Add(1)
+		s.server.stray(&s.server.wrong)
 		return nil
 	}
 	delete(s.pending, id)

@@ -1,8 +1,12 @@
 package upstream
 
 import (
+	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // An Attempt is what was sent to one server for a traced query, and what came of it.
@@ -10,7 +14,7 @@ type Attempt struct {
 	Server string `json:"server"`
 	// Protocol is udp, tcp or tls. It is empty for a server that was not asked.
 	Protocol string `json:"protocol,omitempty"`
-	// Sent is how long after the first attempt, in seconds; Took is how long the result took.
+	// Sent is how long after the first attempt, in seconds; Took is how long the result took, or was waited for.
 	Sent float64 `json:"sentSeconds"`
 	Took float64 `json:"tookSeconds,omitempty"`
 	// Result is a response code, the error, or why the server was not asked. It is empty if the answer was there
@@ -55,7 +59,7 @@ func (t *trace) sent(e *exchange, a *attempt) {
 	}
 	s := &e.schedule
 	made := traced{at: a.sent, try: a.try, asked: a.asked, Attempt: Attempt{
-		Server: a.server.name, Protocol: a.protocol(), Plain: a.plain, Repeated: t.repeated,
+		Server: a.server.name, Protocol: a.server.protocol(a.stream), Plain: a.plain, Repeated: t.repeated,
 		Usual: seconds(a.server.rtt()), Patience: seconds(max(0, earlier(s.late, s.deadline).Sub(a.sent))),
 	}}
 	t.repeated = false
@@ -97,7 +101,7 @@ func (o *outcome) text() string {
 }
 
 // soFar returns the attempts until now. It may be called while the exchange runs.
-func (t *trace) soFar() []Attempt {
+func (t *trace) soFar(now time.Time) []Attempt {
 	if t == nil {
 		return nil
 	}
@@ -105,14 +109,18 @@ func (t *trace) soFar() []Attempt {
 	defer t.mu.Unlock()
 	all := make([]Attempt, 0, len(t.attempts))
 	for i := range t.attempts {
-		all = append(all, t.attempts[i].Attempt)
+		a := t.attempts[i].Attempt
+		if a.Result == "" {
+			a.Took = seconds(now.Sub(t.attempts[i].at))
+		}
+		all = append(all, a)
 	}
 	return all
 }
 
 // whole returns the attempts of an exchange that has an answer, and the servers that were not asked.
-func (t *trace) whole(e *exchange) []Attempt {
-	all := t.soFar()
+func (t *trace) whole(e *exchange, now time.Time) []Attempt {
+	all := t.soFar(now)
 	if t == nil {
 		return nil
 	}
@@ -135,6 +143,72 @@ func (t *trace) whole(e *exchange) []Attempt {
 		}
 	}
 	return all
+}
+
+// attempts returns [Answer.Attempts] of an exchange that has a reply.
+func (e *exchange) attempts(now time.Time) []Attempt {
+	if e.trace != nil {
+		return e.trace.whole(e, now)
+	}
+	s := &e.schedule
+	first := now
+	for i := range s.tries {
+		if t := &s.tries[i]; t.asked > 0 && t.first.Before(first) {
+			first = t.first
+		}
+	}
+	if s.tries[s.winner].failure == nil && now.Sub(first) < tellAfter {
+		return nil
+	}
+	all := make([]Attempt, 0, len(s.tries))
+	for i := range s.tries {
+		t, made := &s.tries[i], Attempt{Server: e.servers[i].name, Used: i == s.winner}
+		if t.asked > 0 {
+			made.Protocol = e.servers[i].protocol(t.stream)
+			made.Sent, made.Took = seconds(t.first.Sub(first)), seconds(now.Sub(t.first))
+		}
+		switch {
+		case made.Used:
+			made.Result = RcodeName(int(s.reply[wire.FlagsOffset+1] & 0x0f))
+		case t.failure != nil:
+			made.Result = RcodeName(t.code)
+		case t.err != nil:
+			made.Result = t.err.Error()
+		case t.asked == 0:
+			continue
+		}
+		all = append(all, made)
+	}
+	return all
+}
+
+// Others says what servers did other than the one whose reply is used; empty if there are none. The text is short.
+func Others(attempts []Attempt) string {
+	var texts []string
+	for i := range attempts {
+		server := attempts[i].Server
+		same := func(a Attempt) bool { return a.Server == server }
+		if slices.ContainsFunc(attempts[:i], same) {
+			continue
+		}
+		did, used := "", false
+		for j := range attempts[i:] {
+			a := &attempts[i+j]
+			switch {
+			case !same(*a):
+				continue
+			case a.Result != "":
+				did = a.Result
+			case did == "":
+				did = "no reply for " + time.Duration(a.Took*float64(time.Second)).Round(time.Millisecond).String()
+			}
+			used = used || a.Used
+		}
+		if !used {
+			texts = append(texts, server+": "+did)
+		}
+	}
+	return strings.Join(texts, "; ")
 }
 
 // seconds returns a duration in seconds, to 10 µs.

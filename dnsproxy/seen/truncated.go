@@ -1,0 +1,83 @@
+package seen
+
+import (
+	"hash/maphash"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+const (
+	// truncatedSize is how many truncated responses over UDP are kept.
+	truncatedSize = 256
+	// retryWait is how long a client may take to ask again over TCP.
+	retryWait = 5 * time.Second
+)
+
+// truncated are the last truncated responses over UDP. One becomes noteworthy if its client does not ask again over TCP,
+// which readers find out by its age: no query has a timer.
+type truncated struct {
+	ring
+
+	seed maphash.Seed
+	// keys has the client and the question of each slot of the ring; 0 if the client has asked again.
+	keys [truncatedSize]atomic.Uint64
+}
+
+// key returns a number for a client and a question.
+func (t *truncated) key(client netip.Addr, name wire.Name, qtype uint16) uint64 {
+	var h maphash.Hash
+	h.SetSeed(t.seed)
+	addr := client.As16()
+	_, _ = h.Write(addr[:]) // it never fails
+	_, _ = h.WriteString(string(name))
+	_ = h.WriteByte(byte(qtype >> 8)) //nolint:gosec,mnd // its bytes
+	_ = h.WriteByte(byte(qtype))      //nolint:gosec // its bytes
+	return h.Sum64() | 1
+}
+
+// keep keeps a packed query of n bytes.
+func (t *truncated) keep(b *packed, n int, q *Query) {
+	number := t.put(b, n)
+	// After put: a reader that finds the query of an earlier number then has its key.
+	t.keys[number%truncatedSize].Store(t.key(q.Client.Addr(), q.Name, q.Type))
+}
+
+// retried notes that a client has asked a question over TCP.
+func (t *truncated) retried(client netip.Addr, name wire.Name, qtype uint16) {
+	n := t.next.Load()
+	if n == 0 {
+		return
+	}
+	key := t.key(client, name, qtype)
+	for i := range min(n, truncatedSize) {
+		t.keys[i].CompareAndSwap(key, 0)
+	}
+}
+
+// overdue calls visit with the queries from a number on that were not asked again in time, as queries of the kind Odd. It
+// returns the number after the last one whose time has passed, and when that of the next one will have passed, if there
+// is one.
+func (t *truncated) overdue(number uint64, now time.Time, visit func(b *packed, q *Query)) (next uint64, due time.Time) {
+	end := t.next.Load()
+	number = max(number, end-min(end, truncatedSize))
+	for ; number < end; number++ {
+		var b packed
+		key := t.keys[number%truncatedSize].Load()
+		if t.get(number, &b) != there {
+			continue
+		}
+		if due = b.time().Add(retryWait); due.After(now) {
+			return number, due
+		}
+		if key == 0 {
+			continue
+		}
+		q := b.unpack()
+		q.Kind, q.Rows, q.Reason = Odd, []string{"A9"}, "truncated, and not asked again over TCP within 5s"
+		visit(&b, &q)
+	}
+	return number, time.Time{}
+}
