@@ -151,7 +151,7 @@ func nameserverDown(r *Readings) []Problem {
 	return ill(r, func(s Server) bool { return s.State == "down" && !s.Barred && r.Now.Sub(s.ErrorAt) <= serverLast }, func(s Server) Problem {
 		return Problem{
 			What: "does not reply", Evidence: s.said(r.Now),
-			Mend: "dig @" + dig(s.Name) + " example.org; if it stays silent, take it out of resolv.conf or --upstream", Rows: []string{"F4"},
+			Mend: "dig @" + dig(s.Name) + " example.org; if it stays silent, name another one in resolv.conf or --upstream", Rows: []string{"F4"},
 		}
 	})
 }
@@ -175,7 +175,7 @@ func nameserverRefuses(r *Readings) []Problem {
 		}
 		return Problem{
 			What: "answers no query", Evidence: "the last ten replies at least were no answers: " + strings.Join(counts, ", "),
-			Mend: "look at the log of that nameserver, or take it out of resolv.conf or --upstream", Rows: []string{"F3"},
+			Mend: "look at the log of that nameserver, or name another one in resolv.conf or --upstream", Rows: []string{"F3"},
 		}
 	})
 }

@@ -76,10 +76,10 @@ func TestRepeat(t *testing.T) { // R21
 			s.addLost(7, now)
 		}
 	})
-	failed := `level=WARN msg="queries failed" count=%d suffix=example.com rcode=SERVFAIL reason="no reply in time" row=F4 first_client="192.0.2.1 (-)" example="n%d.example.com A"`
+	failed := `level=WARN msg="queries failed" count=%d suffix=example.com rcode=SERVFAIL reason="no reply in time" row=F4 first_client=192.0.2.1 example="n%d.example.com A"`
 	want := []string{
 		"1s " + fmt.Sprintf(failed, 101, 0),
-		`6s level=WARN msg="queries got stale answers" count=1 suffix=example.com reason="10.0.0.53: SERVFAIL" row=F9 first_client="192.0.2.1 (-)" example="old.example.com A"`,
+		`6s level=WARN msg="queries got stale answers" count=1 suffix=example.com reason="10.0.0.53: SERVFAIL" row=F9 first_client=192.0.2.1 example="old.example.com A"`,
 		`7s level=WARN msg="queries that are not in the log, since there were too many at once" count=7`,
 		"1m1s " + fmt.Sprintf(failed, 6000, 101),
 		"2m1s " + fmt.Sprintf(failed, 2899, 6101),

@@ -131,6 +131,8 @@ type tailCommand struct {
 	shown  int
 	header bool
 	colour bool
+	recent map[string]*repeats // of queries that were printed, by what is printed of them
+	hidden int
 }
 
 func newTailCommand() *cobra.Command {
@@ -226,11 +228,14 @@ func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 			text = "\n" // after the ^C of the terminal
 		}
 		if t.since == allOf {
-			text += fmt.Sprintf("-- %d of the queries that the agent has kept\n", t.shown)
+			text += fmt.Sprintf("-- %d of the queries that the agent has kept", t.shown)
 		} else {
-			text += fmt.Sprintf("-- %d queries since %s; %d lost\n", t.shown, strings.TrimSuffix(clock(since), since.Local().Format(".000")), t.lost)
+			text += fmt.Sprintf("-- %d queries since %s; %d lost", t.shown, strings.TrimSuffix(clock(since), since.Local().Format(".000")), t.lost)
 		}
-		printError(w, text)
+		if t.hidden > 0 {
+			text += fmt.Sprintf("; %d repeats within a second are not shown", t.hidden)
+		}
+		printError(w, text+"\n")
 	case t.lost > 0:
 		printError(w, fmt.Sprintf("%d more queries came faster than this command read them\n", t.lost))
 	}
@@ -268,20 +273,67 @@ func (t *tailCommand) coloured(text, colour string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[m"
 }
 
+// repeatTime is how long further queries like one that was printed are only counted, and maxRecent of how many.
+const (
+	repeatTime = time.Second
+	maxRecent  = 1000
+)
+
+// repeats are further queries like one that was printed.
+type repeats struct {
+	printed time.Time
+	count   int
+}
+
+// repeats counts a query that was printed a moment ago, and reports whether it is one, and how many there were since the
+// last one that was printed. Programs and forwarders repeat questions that fail.
+func (t *tailCommand) repeats(r *seen.Record) (repeat bool, before int) {
+	if !r.Noteworthy {
+		return false, 0
+	}
+	key := fmt.Sprint(r.Who(), r.Question(), tailResult(r), tailFrom(r), r.Rows)
+	last := t.recent[key]
+	if last != nil && r.Time.Sub(last.printed).Abs() < repeatTime {
+		last.count++
+		t.hidden++
+		return true, 0
+	}
+	if last != nil {
+		before = last.count
+	}
+	if t.recent == nil || len(t.recent) >= maxRecent {
+		t.recent = map[string]*repeats{}
+	}
+	t.recent[key] = &repeats{printed: r.Time}
+	return false, before
+}
+
 // print prints a query in one line, and the reason, if there is one, in another.
 func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
+	repeat, before := t.repeats(r)
+	if repeat {
+		return nil
+	}
 	var text strings.Builder
 	if !t.header {
 		fmt.Fprintf(&text, tailRow, "TIME", "CLIENT", "QUESTION", fmt.Sprintf("%-*s", resultColumn, "RESULT"), "FROM", "TOOK")
 		t.header = true
 	}
 	result := t.coloured(fmt.Sprintf("%-*s", resultColumn, tailResult(r)), tailColour(r))
-	fmt.Fprintf(&text, tailRow, clock(r.Time), printable(r.Who()), r.Question(), result, tailFrom(r), tailTook(r))
+	fmt.Fprintf(&text, tailRow, clock(r.Time), printable(r.Who()), r.Question(), result, tailFrom(r), tailTook(r)+more(before))
 	if r.Reason != "" {
 		fmt.Fprintf(&text, "%14s%s\n", "", t.coloured(fmt.Sprintf("%s  [%s]", printable(r.Reason), strings.Join(r.Rows, " ")), faint))
 	}
 	_, err := io.WriteString(w, text.String())
 	return err
+}
+
+// more returns how many queries like this one were not printed.
+func more(repeats int) string {
+	if repeats == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d more before", repeats)
 }
 
 // clock returns the time of day, after the date if that is not today's.

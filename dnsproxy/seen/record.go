@@ -85,17 +85,22 @@ func record(q *Query, path string) Record {
 
 const droppedName = "DROPPED"
 
-// Who returns the client for people: its unit, or else its address, and its user if it is known. A user may choose
-// the name of a unit, so it may have any characters.
+// Who returns the client for people: its unit and its user, or else its address. The address of a socket of this host
+// says nothing of the program. A user may choose the name of a unit, so it may have any characters.
 func (r *Record) Who() string {
-	name, uid := r.Unit, "-"
-	if name == "" {
-		name = r.Client.Addr().String()
-	}
+	uid := ""
 	if r.UID != nil {
-		uid = strconv.FormatUint(uint64(*r.UID), 10)
+		uid = "uid " + strconv.FormatUint(uint64(*r.UID), 10)
 	}
-	return name + " (" + uid + ")"
+	switch {
+	case r.Unit == "" && uid == "":
+		return r.Client.Addr().String()
+	case r.Unit == "":
+		return uid
+	case uid == "":
+		return r.Unit
+	}
+	return r.Unit + " (" + uid + ")"
 }
 
 // Question returns the question for people.
