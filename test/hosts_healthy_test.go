@@ -30,7 +30,7 @@ func (e *examined) stays(healthy time.Duration) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for end := time.Now().Add(healthy); time.Now().Before(end); <-tick.C {
-		if text := e.get("/healthz/ready"); !strings.HasSuffix(text, "\nready\n") {
+		if text := e.health(); !strings.HasSuffix(text, "\nready\n") {
 			e.tb.Fatalf("the agent says: %s", text)
 		}
 	}
