@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -76,7 +77,8 @@ func embedded(a netip.Addr) (netip.Addr, bool) {
 }
 
 // forbids returns an error if an address of a name must not be connected to.
-func (s *Server) forbids(addr netip.Addr, port uint16) error {
+func (s *Server) forbids(ctx context.Context, to netip.AddrPort) error {
+	addr, port := to.Addr().Unmap(), to.Port()
 	plain := addr.WithZone("")
 	for _, a := range []netip.Addr{plain, inner(plain)} {
 		at := slices.IndexFunc(s.forbidden, func(r addressRange) bool { return r.prefix.Contains(a) })

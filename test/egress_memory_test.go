@@ -15,7 +15,7 @@ func TestEgressLongBeginnings(t *testing.T) {
 	e := newEgressVM(t, "nft")
 	e.serve(serverA+":443", greeter("one"))
 	e.resolve("a.apps.example.org", serverA)
-	e.capture("--egress-hello-timeout", "1m")
+	e.capture()
 	long := []byte("GET / HTTP/1.1\r\nX: " + strings.Repeat("x", 60_000))
 	const clients = 600
 	refused := 0

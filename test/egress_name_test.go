@@ -166,7 +166,7 @@ func TestEgressNames(t *testing.T) {
 		}
 	}
 	e.resolve("other.example.org", serverA)
-	a := e.capture("--egress-hello-timeout", "300ms")
+	a := e.capture()
 	long := records(append([]byte{1, 1, 0, 1}, make([]byte, 70_000)...), 16_384)
 	for _, test := range []struct {
 		name, reason string
