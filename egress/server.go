@@ -57,7 +57,7 @@ type Server struct {
 // the host's is that of one attempt.
 const descriptorsPerConn = 2
 
-// waitTime is how long a lack of descriptors is waited out while no client waits.
+// waitTime is how long the server waits for a client at a time while there are no descriptors.
 const waitTime = 100 * time.Millisecond
 
 // bytesPerConn is the memory of a connection that has sent little, in bytes: in the kernel, two sockets, and in the
@@ -289,8 +289,9 @@ func (s *Server) accept(serving context.Context, l *net.TCPListener) error {
 			return nil
 		case sockets.Dead(err):
 			return fmt.Errorf("the listener for connections to VIPs on %s failed: %w", l.Addr(), err)
-		case sockets.OutOfDescriptors(err) && !sockets.Waiting(l, waitTime):
-			// accept(2) needs a descriptor before it looks for a client.
+		case sockets.OutOfDescriptors(err) && !sockets.Waiting(l, 0):
+			// accept(2) needs a descriptor before it looks for a client. When one comes, there may be descriptors again.
+			sockets.Waiting(l, waitTime)
 		case sockets.OutOfDescriptors(err) && s.reserve.Spend():
 			// The client is told at once instead of waiting in the queue of the listener.
 			if conn, err := l.AcceptTCP(); err == nil {
