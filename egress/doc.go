@@ -38,6 +38,7 @@
 //	proxy.go     CONNECT
 //	copy.go      step 8: both directions, half-close and reset
 //	sweep.go     step 9, and room for new connections
+//	quic.go      clients of QUIC, which use TCP after a Version Negotiation packet
 //	refusals.go  why connections are refused
 //	status.go    what the server counts for each host
 package egress

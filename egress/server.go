@@ -279,6 +279,7 @@ func isClosed(c <-chan struct{}) bool {
 
 // accept accepts the connections of one listener until the end.
 func (s *Server) accept(serving context.Context, l *net.TCPListener) error {
+	defer s.answerQUIC(serving, l.Addr().(*net.TCPAddr).AddrPort())()
 	pacer := &sockets.Pacer{Log: s.log, Listener: "egress " + l.Addr().String()}
 	for {
 		conn, err := l.AcceptTCP()
