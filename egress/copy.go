@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,10 +16,11 @@ const (
 	// bufferSize is the size in bytes of the buffers for directions that are not busy. A direction is
 	// busy while its source has as many bytes waiting.
 	bufferSize = 16 << 10
-	// chunkSize is how many bytes a busy direction moves at a time, through a pipe within the kernel. maxPipes
-	// bounds those that wait for their destination meanwhile.
-	chunkSize = 256 << 10
-	maxPipes  = 128
+	// chunkSize is how many bytes a busy direction moves at a time, through a pipe within the kernel: the size of the
+	// pipes of net. maxPipes bounds those that wait for their destination meanwhile. It is less than the number of
+	// such pipes that the kernel gives a user without privileges (fs.pipe-user-pages-soft, 64).
+	chunkSize = 1 << 20
+	maxPipes  = 32
 )
 
 // A pair is a client's connection and the host's, joined. Two goroutines copy its directions.
@@ -28,6 +30,7 @@ type pair struct {
 	up, down     direction    // from the client to the host, and back
 	running      atomic.Int32 // directions
 	abort        func()       // resets both connections; may be called any number of times
+	half         bool         // known to have ended in one direction; of the sweep
 	done         func()
 	failed       atomic.Bool
 }
@@ -65,13 +68,17 @@ func (s *Server) join(client *net.TCPConn, t target, c *counts, done func()) {
 // copy runs one direction to its end, and closes the connections at the end of both.
 func (p *pair) copy(d, other *direction, first []byte) {
 	err := p.move(d, first)
-	// A reset is read as an end if a write has got the error.
-	if reset := failure(d.fromRaw); err == nil && !other.ended.Load() {
-		err = reset
+	if err == nil && !other.ended.Load() {
+		// A reset is read as an end if a write has got the error. After the end of both directions, a connection looks the same.
+		if failed := failure(d.fromRaw); !other.ended.Load() {
+			err = failed
+		}
 	}
 	if err == nil {
 		d.ended.Store(true)
-		err = d.to.CloseWrite()
+		if !other.ended.Load() { // else the connections are closed
+			err = d.to.CloseWrite()
+		}
 	}
 	if err != nil {
 		p.failed.Store(true)
@@ -84,7 +91,6 @@ func (p *pair) copy(d, other *direction, first []byte) {
 		_, _ = p.client.Close(), p.host.Close() // both have sent all and received all, or were reset
 		p.done()
 	case err == nil:
-		p.keepHalf()
 	case !other.ended.Load() && failure(other.fromRaw) != nil:
 		// The other direction passes on what the destination sent before its reset.
 	default:
@@ -100,6 +106,7 @@ func (p *pair) move(d *direction, first []byte) error {
 	for busy := false; err == nil; {
 		if busy {
 			busy, err = p.moveChunk(d)
+			p.server.look.atIntervals(time.Since(p.server.began))
 			continue
 		}
 		var buffer *[bufferSize]byte
@@ -145,15 +152,6 @@ func (p *pair) moveChunk(d *direction) (busy bool, err error) {
 	n, err := d.to.ReadFrom(&io.LimitedReader{R: d.from, N: int64(min(waiting, chunkSize))})
 	d.copied.Add(n)
 	return true, err
-}
-
-// keepHalf probes the connections more often, because data has ended in one direction. Connection tracking
-// forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules then
-// no longer translate its addresses, so what the host sends does not reach the client.
-func (p *pair) keepHalf() {
-	often := keepAlive()
-	often.Idle = often.Interval
-	_, _ = p.client.SetKeepAliveConfig(often), p.host.SetKeepAliveConfig(often) // one that has failed needs none
 }
 
 // retry calls call until it is not interrupted by a signal.

@@ -37,6 +37,7 @@
 //	dial.go      steps 6 and 7: from a name to addresses, and to a connection by net.Dialer
 //	proxy.go     CONNECT
 //	copy.go      step 8: both directions, half-close and reset
+//	look.go      what lets queries through while streams are copied
 //	sweep.go     step 9, and room for new connections
 //	quic.go      clients of QUIC, which use TCP after a Version Negotiation packet
 //	refusals.go  why connections are refused

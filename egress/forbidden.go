@@ -2,10 +2,12 @@ package egress
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -77,17 +79,37 @@ func embedded(a netip.Addr, at int) netip.Addr {
 const (
 	// nat64Name has addresses only where a nameserver makes those for a NAT64 (RFC 7050).
 	nat64Name = "ipv4only.arpa"
-	// nat64Timeout is how long its lookup may take.
-	nat64Timeout = time.Second
+	// nat64Timeout is how long its lookup may take, and nat64Hold how long the result is kept at least. The cache of
+	// the forwarder keeps it for its TTL, but not every answer that there is none.
+	nat64Timeout, nat64Hold = time.Second, time.Minute
 )
 
-// nat64 returns the translations of this network's NAT64: the address of [nat64Name] has one of two IPv4 addresses at
-// the place that follows from the length of the prefix. The cache of the forwarder keeps the answer for its TTL, also if
-// there is none.
-func (s *Server) nat64(ctx context.Context) (found []translation) {
+// A nat64 remembers the translations of this network's NAT64. The zero value is ready for use.
+type nat64 struct {
+	mu    sync.Mutex
+	found []translation
+	until time.Time
+}
+
+// translations returns the translations of this network's NAT64.
+func (n *nat64) translations(ctx context.Context, s *Server) []translation {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if time.Now().After(n.until) {
+		found, err := s.findNAT64(context.WithoutCancel(ctx)) // others wait for the result, too
+		if !errors.Is(err, context.DeadlineExceeded) {
+			n.found, n.until = found, time.Now().Add(nat64Hold)
+		}
+	}
+	return n.found
+}
+
+// findNAT64 looks the translations up: the address of [nat64Name] has one of two IPv4 addresses at the place that
+// follows from the length of the prefix.
+func (s *Server) findNAT64(ctx context.Context) (found []translation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nat64Timeout)
 	defer cancel()
-	addrs, _, _ := s.config.Resolve(ctx, nat64Name, IPv6, false) // without an answer there is no NAT64
+	addrs, _, err := s.config.Resolve(ctx, nat64Name, IPv6, false)
 	for _, addr := range addrs {
 		for _, bits := range []int{32, 40, 48, 56, 64, 96} {
 			v4 := embedded(addr, bits/8)
@@ -96,7 +118,7 @@ func (s *Server) nat64(ctx context.Context) (found []translation) {
 			}
 		}
 	}
-	return found
+	return found, err
 }
 
 // forbids returns an error if an address of a name must not be connected to.
@@ -105,7 +127,7 @@ func (s *Server) forbids(ctx context.Context, to netip.AddrPort) error {
 	plain := addr.WithZone("")
 	all := []netip.Addr{plain}
 	if plain.Is6() {
-		for _, t := range append(translations(), s.nat64(ctx)...) {
+		for _, t := range append(translations(), s.nat64.translations(ctx, s)...) {
 			if t.prefix.Contains(plain) {
 				all = append(all, embedded(plain, t.at))
 			}

@@ -30,6 +30,9 @@ type Server struct {
 	attempts  *semaphore.Weighted // to connect, beside the first one of a connection
 	pipes     *semaphore.Weighted // of busy directions
 	buffers   sync.Pool
+	look      look
+	began     time.Time
+	nat64     nat64
 	hosts     hostCounts
 	metrics   *metrics
 	refusals  refusals
@@ -75,6 +78,10 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{config: cfg, log: cfg.Logger, forbidden: forbidden(), conns: map[*net.TCPConn]*pair{}, pipes: semaphore.NewWeighted(maxPipes)}
+	s.began = time.Now()
+	if err := s.look.open(); err != nil {
+		return nil, fmt.Errorf("opening a pipe: %w", err)
+	}
 	s.ended, s.hastened = make(chan struct{}), make(chan struct{})
 	s.end, s.hasten = sync.OnceFunc(func() { close(s.ended) }), sync.OnceFunc(func() { close(s.hastened) })
 	s.buffers.New = func() any { return new([bufferSize]byte) }
@@ -143,6 +150,7 @@ func (s *Server) testMark(ctx context.Context) error {
 // goroutines: nil at the end, an error if a listener failed.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.reserve.Close()
+	defer s.look.close()
 	// Connections outlive ctx by the drain.
 	serving, abort := context.WithCancel(context.WithoutCancel(ctx))
 	defer abort()

@@ -37,10 +37,13 @@ func (s *Server) sweep(ctx context.Context) {
 		}
 		var idle []idlePair
 		for _, p := range s.pairs() {
+			if !p.half && (p.up.ended.Load() || p.down.ended.Load()) {
+				p.keepHalf()
+			}
 			switch since := p.idle(); {
 			case p.vanished():
 				p.abort()
-			case since >= s.config.IdleTimeout, since >= s.config.IdleTimeout/halfClosedShare && (p.up.ended.Load() || p.down.ended.Load()):
+			case since >= s.config.IdleTimeout, p.half && since >= s.config.IdleTimeout/halfClosedShare:
 				s.metrics.idle.Inc()
 				p.abort()
 			case since >= s.config.IdleTimeout/newShare:
@@ -52,6 +55,16 @@ func (s *Server) sweep(ctx context.Context) {
 		s.longIdle = idle
 		s.mu.Unlock()
 	}
+}
+
+// keepHalf probes the connections more often, because data has ended in one direction. Connection tracking
+// forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules then
+// no longer translate its addresses, so what the host sends does not reach the client.
+func (p *pair) keepHalf() {
+	p.half = true
+	often := keepAlive()
+	often.Idle = often.Interval
+	_, _ = p.client.SetKeepAliveConfig(often), p.host.SetKeepAliveConfig(often) // one that has failed needs none
 }
 
 // An idlePair is a pair that was idle in the last sweep, and for how long.

@@ -32,7 +32,7 @@ func TestEgressLongBeginnings(t *testing.T) {
 	}
 	wait.Until(t, "the beginnings are refused or wait", func() bool {
 		refused = int(e.refusals("limit"))
-		return e.metric("nametap_egress_open_connections") <= 300
+		return refused > 0 && e.metric("nametap_egress_open_connections") <= 300
 	})
 	if refused == 0 || refused == clients {
 		t.Errorf("%d of %d are refused", refused, clients)
@@ -67,7 +67,7 @@ func memoryCgroup(t *testing.T, limit int) (dir, usage string) {
 		"/sys/fs/cgroup/memory": {"memory.limit_in_bytes", "memory.max_usage_in_bytes"}, "/sys/fs/cgroup": {"memory.max", "memory.peak"},
 	} {
 		dir := filepath.Join(root, fmt.Sprintf("nametap-test-%d", os.Getpid()))
-		if os.Mkdir(dir, 0o755) != nil {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil || os.Mkdir(dir, 0o755) != nil {
 			continue
 		}
 		t.Cleanup(func() {
