@@ -44,7 +44,7 @@ type Config struct {
 	// Table returns the current table.
 	Table func() *table.Table
 	// Synced is closed when there is a table. Until then Table may return nil, and connections wait for
-	// up to DialTimeout.
+	// up to ten seconds.
 	Synced <-chan struct{}
 	// Resolve returns the addresses of a name as nameservers know it, in any order. An error says why
 	// there are none. With onlyCached it does not wait, and known is false if it would have to.
@@ -55,8 +55,6 @@ type Config struct {
 	// Ports limits the ports of VIPs that clients may connect to; empty allows those of the host, or
 	// all if they are not known.
 	Ports []uint16
-	// AnyPort also carries connections to ports that the host does not have.
-	AnyPort bool
 	// Sources are the addresses that connections to hosts come from, at most one of each family. If only
 	// one family has an address here, the other family is not used. Without any, the kernel chooses.
 	Sources []netip.Addr
@@ -67,10 +65,12 @@ type Config struct {
 	Proxy string
 	// MaxConns limits the connections that are open at a time.
 	MaxConns int
-	// HelloTimeout is how long a client may take to say the name of a host behind a wildcard.
-	HelloTimeout time.Duration
-	// DialTimeout is how long the name's resolution and all attempts to connect may take together.
-	DialTimeout time.Duration
+	// Memory is the memory in bytes that the process and its sockets may use; 0 if it has no limit. It limits the
+	// connections, too.
+	Memory int64
+	// IdleTimeout is how long a connection may send nothing in both directions before it is closed. One that has
+	// ended in one direction has a twelfth of that time.
+	IdleTimeout time.Duration
 	// Drain is how long open connections go on at the end.
 	Drain time.Duration
 	// Logger is the log.
@@ -83,7 +83,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Addr: "localhost:15054", MaxConns: 20_000,
-		HelloTimeout: 5 * time.Second, DialTimeout: 10 * time.Second, Drain: 5 * time.Second,
+		IdleTimeout: time.Hour, Drain: 5 * time.Second,
 	}
 }
 
@@ -108,8 +108,8 @@ func (c *Config) Validate() error {
 	if c.MaxConns < 1 {
 		return fmt.Errorf("egress connections %d: want 1 or more", c.MaxConns)
 	}
-	if c.HelloTimeout <= 0 || c.DialTimeout <= 0 || c.Drain < 0 {
-		return fmt.Errorf("egress timeouts %v and %v, drain %v: want more than 0, and 0 or more", c.HelloTimeout, c.DialTimeout, c.Drain)
+	if c.IdleTimeout <= 0 || c.Drain < 0 {
+		return fmt.Errorf("egress idle timeout %v and drain %v: want more than 0, and 0 or more", c.IdleTimeout, c.Drain)
 	}
 	if c.Proxy == "" {
 		return nil

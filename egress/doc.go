@@ -5,22 +5,23 @@
 //
 // # The way of a connection
 //
-//  1. It is accepted. Beyond [Config.MaxConns] it is reset at once.
+//  1. It is accepted. Beyond [Config.MaxConns] the longest idle one is closed for it; without any, it is reset at once.
 //  2. Connection tracking says which VIP and port the client connected to (conntrack.OriginalTCP).
 //  3. The table says which host has the VIP. An unknown VIP is refused.
 //  4. The port must be one of the host's, if the table has them, and of [Config.Ports], if set.
 //  5. The name of an exact host is known, so nothing is read: in many protocols the server speaks
 //     first. Behind the VIP of a wildcard, or of several hosts, the client says which name it wants:
 //     by the ClientHello of TLS (SNI) or by the Host field of HTTP/1. That name must be one that the
-//     VIP stands for. Up to [MaxHello] bytes are read, for up to [Config.HelloTimeout].
+//     VIP stands for. Up to [MaxHello] bytes are read, for up to five seconds.
 //  6. Nameservers say which addresses the name has. The table is not asked, so that a VIP does not
 //     lead back to itself. If the table has endpoints for the port, these count instead of the name:
 //     addresses, or names that nameservers resolve. Addresses of this host, of links and of clouds'
-//     metadata, and VIPs, are refused.
+//     metadata, and VIPs, are refused when they are dialled.
 //  7. The addresses are dialled as RFC 8305 says, from [Config.Sources], with [Config.Mark], or through
 //     [Config.Proxy].
 //  8. Both directions are copied until both have ended. What a peer sees is what the other one did:
 //     the end of its data, or a reset. A connection that is refused is reset.
+//  9. A sweep over all connections closes those that are idle for [Config.IdleTimeout].
 //
 // The name chooses the destination, never an address that the client chose. A client can still send
 // another name inside TLS than in its SNI ("domain fronting"), to a server that has both; only a
@@ -30,17 +31,15 @@
 //	listen.go    the listeners, also those that another process holds
 //	server.go    steps 1 and 8: accepting, limits, the end
 //	route.go     steps 2 to 4: from a VIP and a port to a host
-//	name.go      step 5: reading the beginning of a connection
-//	hello.go     the server name of a ClientHello
-//	http.go      the host of a request of HTTP/1
-//	resolve.go   step 6: from a name to addresses
+//	name.go      step 5: reading the beginning of a connection, parsed by crypto/tls or net/http
 //	endpoints.go step 4: from a port to the endpoints of the host
 //	forbidden.go addresses that are refused
-//	race.go      step 7: which address is dialled when
-//	dial.go      step 7: one attempt, from the source and with the mark
+//	dial.go      steps 6 and 7: from a name to addresses, and to a connection by net.Dialer
 //	proxy.go     CONNECT
 //	copy.go      step 8: both directions, half-close and reset
-//	pipes.go     pipes for splice(2)
+//	look.go      what lets queries through while streams are copied
+//	sweep.go     step 9, and room for new connections
+//	quic.go      clients of QUIC, which use TCP after a Version Negotiation packet
 //	refusals.go  why connections are refused
 //	status.go    what the server counts for each host
 package egress

@@ -32,7 +32,7 @@ func (s *Server) destinationOf(h *table.Host, port uint16) (destination, error) 
 		}
 		ports = append(ports, to.Port)
 	}
-	if len(ports) == 0 || s.config.AnyPort {
+	if len(ports) == 0 {
 		return destination{port: port, known: len(ports) > 0}, nil
 	}
 	slices.Sort(ports)
@@ -43,7 +43,7 @@ func (s *Server) destinationOf(h *table.Host, port uint16) (destination, error) 
 	if more := len(ports) - len(list); more > 0 {
 		list = append(list, fmt.Sprintf("%d more", more))
 	}
-	return destination{}, refuse(ReasonPort, "%s port %d: the host has only the ports %s (--egress-any-port allows others)",
+	return destination{}, refuse(ReasonPort, "%s port %d: the host has only the ports %s",
 		hostText(h.Name), port, strings.Join(list, ", "))
 }
 

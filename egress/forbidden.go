@@ -1,10 +1,14 @@
 package egress
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
+	"time"
 )
 
 // An addressRange is a range of addresses that no connection is made to.
@@ -42,43 +46,94 @@ func forbidden() []addressRange {
 	return ranges
 }
 
-// Prefixes of IPv6 addresses that hold an IPv4 address, and where in it (RFC 6052, section 2.1; RFC
-// 3056, section 2; RFC 4291, section 2.5.5.1; RFC 2765, section 2.1). Of the prefix for local translators (RFC
-// 8215), whose operators choose where the address is, it is the usual place.
+// A translation is a prefix of IPv6 addresses that lead to an IPv4 address through a translator or a tunnel, and where
+// in the address that is, in bytes.
+type translation struct {
+	prefix netip.Prefix
+	at     int
+}
+
+// translations returns the well-known translations (RFC 6052, section 2.1; RFC 3056, section 2; RFC 4291, section
+// 2.5.5.1; RFC 2765, section 2.1). Of the prefix for local translators (RFC 8215), whose operators choose where the
+// address is, it is the usual place.
+func translations() []translation {
+	return []translation{
+		{netip.MustParsePrefix("64:ff9b::/96"), 12}, {netip.MustParsePrefix("64:ff9b:1::/48"), 12}, {netip.MustParsePrefix("2002::/16"), 2},
+		{netip.MustParsePrefix("::/96"), 12}, {netip.MustParsePrefix("::ffff:0:0:0/96"), 12},
+	}
+}
+
+// embedded returns the IPv4 address at some place of an IPv6 address. It leaves out byte 8 (RFC 6052, section 2.2).
+func embedded(a netip.Addr, at int) netip.Addr {
+	all, found := a.As16(), [4]byte{}
+	for i := range found {
+		if at == 8 {
+			at++
+		}
+		found[i] = all[at]
+		at++
+	}
+	return netip.AddrFrom4(found)
+}
+
 const (
-	nat64Offset      = 12
-	sixToFourOffset  = 2
-	compatibleOffset = 12
-	translatedOffset = 12
+	// nat64Name has addresses only where a nameserver makes those for a NAT64 (RFC 7050).
+	nat64Name = "ipv4only.arpa"
+	// nat64Timeout is how long its lookup may take, and nat64Hold how long the result is kept at least. The cache of
+	// the forwarder keeps it for its TTL, but not every answer that there is none.
+	nat64Timeout, nat64Hold = time.Second, time.Minute
 )
 
-// embedded returns the IPv4 address that an IPv6 address leads to through a translator or a tunnel.
-func embedded(a netip.Addr) (netip.Addr, bool) {
-	if a.Is4() {
-		return netip.Addr{}, false
-	}
-	for _, kind := range []struct {
-		prefix netip.Prefix
-		offset int
-	}{
-		{netip.MustParsePrefix("64:ff9b::/96"), nat64Offset},
-		{netip.MustParsePrefix("64:ff9b:1::/48"), nat64Offset},
-		{netip.MustParsePrefix("2002::/16"), sixToFourOffset},
-		{netip.MustParsePrefix("::/96"), compatibleOffset},
-		{netip.MustParsePrefix("::ffff:0:0:0/96"), translatedOffset},
-	} {
-		if kind.prefix.Contains(a) {
-			b := a.As16()
-			return netip.AddrFrom4([4]byte(b[kind.offset : kind.offset+4])), true
+// A nat64 remembers the translations of this network's NAT64. The zero value is ready for use.
+type nat64 struct {
+	mu    sync.Mutex
+	found []translation
+	until time.Time
+}
+
+// translations returns the translations of this network's NAT64.
+func (n *nat64) translations(ctx context.Context, s *Server) []translation {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if time.Now().After(n.until) {
+		found, err := s.findNAT64(context.WithoutCancel(ctx)) // others wait for the result, too
+		if !errors.Is(err, context.DeadlineExceeded) {
+			n.found, n.until = found, time.Now().Add(nat64Hold)
 		}
 	}
-	return netip.Addr{}, false
+	return n.found
+}
+
+// findNAT64 looks the translations up: the address of [nat64Name] has one of two IPv4 addresses at the place that
+// follows from the length of the prefix.
+func (s *Server) findNAT64(ctx context.Context) (found []translation, err error) {
+	ctx, cancel := context.WithTimeout(ctx, nat64Timeout)
+	defer cancel()
+	addrs, _, err := s.config.Resolve(ctx, nat64Name, IPv6, false)
+	for _, addr := range addrs {
+		for _, bits := range []int{32, 40, 48, 56, 64, 96} {
+			v4 := embedded(addr, bits/8)
+			if prefix, err := addr.Prefix(bits); err == nil && (v4 == netip.AddrFrom4([4]byte{192, 0, 0, 170}) || v4 == netip.AddrFrom4([4]byte{192, 0, 0, 171})) {
+				found = append(found, translation{prefix, bits / 8})
+			}
+		}
+	}
+	return found, err
 }
 
 // forbids returns an error if an address of a name must not be connected to.
-func (s *Server) forbids(addr netip.Addr, port uint16) error {
+func (s *Server) forbids(ctx context.Context, to netip.AddrPort) error {
+	addr, port := to.Addr().Unmap(), to.Port()
 	plain := addr.WithZone("")
-	for _, a := range []netip.Addr{plain, inner(plain)} {
+	all := []netip.Addr{plain}
+	if plain.Is6() {
+		for _, t := range append(translations(), s.nat64.translations(ctx, s)...) {
+			if t.prefix.Contains(plain) {
+				all = append(all, embedded(plain, t.at))
+			}
+		}
+	}
+	for _, a := range all {
 		at := slices.IndexFunc(s.forbidden, func(r addressRange) bool { return r.prefix.Contains(a) })
 		if at >= 0 {
 			return fmt.Errorf("%s is %s", addr, s.forbidden[at].what)
@@ -88,14 +143,6 @@ func (s *Server) forbids(addr netip.Addr, port uint16) error {
 		return fmt.Errorf("%s port %d is this agent", addr, port)
 	}
 	return nil
-}
-
-// inner returns the embedded address, or the address itself.
-func inner(a netip.Addr) netip.Addr {
-	if v4, ok := embedded(a); ok {
-		return v4
-	}
-	return a
 }
 
 // ownAddress reports whether this host has an address now.

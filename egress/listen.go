@@ -12,6 +12,8 @@ import (
 	"slices"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
@@ -160,12 +162,30 @@ func (s *Server) adopt() error {
 // listenOn opens one listener.
 func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, string, syscall.RawConn) error) (*net.TCPListener, error) {
 	config := sockets.TCPConfig()
-	config.KeepAliveConfig, config.Control = keepAlive(), control
+	config.KeepAlive = -1 // connections inherit the options of the socket
+	config.Control = func(network, address string, conn syscall.RawConn) error {
+		controlErr := conn.Control(inheritKeepAlive)
+		if control == nil {
+			return controlErr
+		}
+		return errors.Join(controlErr, control(network, address, conn))
+	}
 	listener, err := config.Listen(ctx, fmt.Sprintf("tcp%d", familyOf(addr.Addr())), addr.String())
 	if err != nil {
 		return nil, err
 	}
 	return listener.(*net.TCPListener), nil
+}
+
+// inheritKeepAlive sets the options of [keepAlive] on a listening socket.
+func inheritKeepAlive(fd uintptr) {
+	probes := keepAlive()
+	for _, o := range [][3]int{
+		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(probes.Idle.Seconds())},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(probes.Interval.Seconds())}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, probes.Count},
+	} {
+		_ = unix.SetsockoptInt(int(fd), o[0], o[1], o[2]) //nolint:gosec // a descriptor; without it, the idle timeout is left
+	}
 }
 
 // opened returns the open listeners.

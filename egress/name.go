@@ -1,100 +1,187 @@
 package egress
 
 import (
+	"bufio"
+	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// firstRead is the length in bytes of the first buffer for the beginning of a connection. Most
-// ClientHellos fit, also those with post-quantum key shares.
-const firstRead = 2 << 10
+const (
+	// MaxHello is the length in bytes up to which the start of a connection is read for a name: the longest
+	// handshake message that crypto/tls accepts, and as much for HTTP.
+	MaxHello = 64 << 10
+	// maxFraming bounds the headers of the records of a ClientHello, in bytes: some 3,000 records.
+	maxFraming = 16 << 10
+	// helloTimeout is how long a client may take to say the name of a host behind a wildcard.
+	helloTimeout = 5 * time.Second
+	// firstRead is the length in bytes that a beginning has without a part of maxBeginnings. Most ClientHellos fit,
+	// also those with post-quantum key shares.
+	firstRead = 2 << 10
+	// maxBeginnings bounds the memory in bytes for beginnings that are longer than firstRead, of all connections
+	// together: some 1,000 of 8 KiB, since the parser holds up to three times of what was read.
+	maxBeginnings = 32 << 20
+	parserShare   = 4
+	// recordHandshake is the first byte of a ClientHello (RFC 8446, section 5.1).
+	recordHandshake = 22
+)
 
-// maxBeginnings bounds the memory in bytes for beginnings that are longer than firstRead, of all connections
-// together: some 4,000 of 8 KiB.
-const maxBeginnings = 32 << 20
+// Errors of [beginning.name].
+var (
+	// errNoName says that the client sent no name.
+	errNoName = errors.New("the client sent no name")
+	// errTooLong says that a beginning has reached its bound in bytes.
+	errTooLong = fmt.Errorf("no name within %d bytes", MaxHello)
+	// errMemory says that beginnings take all of maxBeginnings.
+	errMemory = errors.New("other clients use all memory for longer beginnings")
+	// errStop ends a handshake once crypto/tls has parsed the ClientHello.
+	errStop = errors.New("the name is known")
+)
 
-// grow returns a buffer with the contents of buf and four times its capacity, which releaseBeginning gives back.
-// It reports false if that is too much memory.
-func (s *Server) grow(buf []byte) ([]byte, bool) {
-	size := 4 * cap(buf)
-	more := int64(size - cap(buf))
-	if s.beginnings.Add(more) > maxBeginnings {
-		s.beginnings.Add(-more)
-		return buf, false
-	}
-	return append(make([]byte, 0, size), buf...), true
+// A beginning is the start of a client's connection. It keeps what the parser of a name reads, for the host. A parser
+// that answers writes nothing.
+type beginning struct {
+	net.Conn
+
+	all  *atomic.Int64 // bytes that are reserved for all beginnings
+	held int64         // bytes of these
+	read []byte
+	next int   // byte of read that the parser gets next
+	err  error // why there are no more bytes
 }
 
-// releaseBeginning ends what grow began.
-func (s *Server) releaseBeginning(buf []byte) {
-	if more := cap(buf) - firstRead; more > 0 {
-		s.beginnings.Add(-int64(more))
+// Read gives the parser the bytes of the connection.
+func (b *beginning) Read(p []byte) (int, error) {
+	if b.next == len(b.read) && b.err == nil {
+		b.more(min(len(p), firstRead))
 	}
+	n := copy(p, b.read[b.next:])
+	if b.next += n; n > 0 {
+		return n, nil
+	}
+	return 0, b.err
+}
+
+// more reads up to n bytes from the connection.
+func (b *beginning) more(n int) {
+	if len(b.read) > MaxHello+maxFraming {
+		b.err = errTooLong
+		return
+	}
+	if len(b.read)+n > cap(b.read) {
+		size := max(firstRead, 2*cap(b.read))
+		more := int64(size-max(firstRead, cap(b.read))) * parserShare
+		if b.held += more; b.all.Add(more) > maxBeginnings {
+			b.err = errMemory
+			return
+		}
+		b.read = append(make([]byte, 0, size), b.read...)
+	}
+	got, err := b.Conn.Read(b.read[len(b.read) : len(b.read)+n])
+	b.read, b.err = b.read[:len(b.read)+got], err
+}
+
+// release gives back the memory, once the bytes are no longer needed.
+func (b *beginning) release() { b.all.Add(-b.held) }
+
+// Write discards the alerts of crypto/tls.
+func (*beginning) Write(p []byte) (int, error) { return len(p), nil }
+
+// Close leaves the connection open.
+func (*beginning) Close() error { return nil }
+
+// name returns the name that the beginning of a connection says: by the server name of a ClientHello (SNI), or by the
+// host of an HTTP/1 request, without the port. It reads no more than it needs. The error is errNoName if the client
+// says none, and another one if the beginning is malformed, or if reading it failed.
+func (b *beginning) name() (string, error) {
+	if _, b.err = io.ReadFull(b, make([]byte, 1)); b.err != nil {
+		return "", b.err
+	}
+	b.next = 0
+	name, err := "", error(nil)
+	switch first := b.read[0]; {
+	case first == recordHandshake:
+		name, err = helloName(b)
+	case first < 'A' || first > 'Z': // of a method
+		err = errors.New("the first bytes are neither TLS nor HTTP/1")
+	default:
+		name, err = httpName(b)
+	}
+	switch {
+	case err != nil && b.err != nil:
+		err = b.err
+	case err == nil && name == "":
+		err = errNoName
+	}
+	return name, err
+}
+
+// helloName returns the server name of a ClientHello, as crypto/tls parses it; of an encrypted one, the outer name.
+func helloName(b *beginning) (string, error) {
+	name := ""
+	server := tls.Server(b, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		name = hello.ServerName
+		return nil, errStop
+	}})
+	if err := server.HandshakeContext(context.Background()); !errors.Is(err, errStop) {
+		return "", err
+	}
+	return name, nil
+}
+
+// httpName returns the host of an HTTP/1 request: that of the target if it has one, else that of the Host field (RFC
+// 9112, section 3.2).
+func httpName(b *beginning) (string, error) {
+	request, err := http.ReadRequest(bufio.NewReaderSize(b, firstRead))
+	switch {
+	case err != nil:
+		return "", err
+	case request.ProtoMajor != 1:
+		return "", errors.New("HTTP/2 without TLS, whose host cannot be read") // its names are compressed
+	}
+	host := request.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	return host, nil
 }
 
 // readName reads the beginning of a connection until it says a name that a host of the route has. It
-// returns the name and what was read, for [Server.releaseBeginning], or a refusal.
-func (s *Server) readName(conn *net.TCPConn, r *route) (name wire.Name, first []byte, err error) {
-	if err := conn.SetReadDeadline(time.Now().Add(s.config.HelloTimeout)); err != nil {
-		return wire.Root, nil, refuse(ReasonClosed, "setting a deadline: %w", err)
+// returns the name, or a refusal.
+func (s *Server) readName(conn *net.TCPConn, b *beginning, r *route) (wire.Name, error) {
+	if err := conn.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return wire.Root, refuse(ReasonClosed, "setting a deadline: %w", err)
 	}
-	buf := make([]byte, 0, firstRead)
-	defer func() {
-		if err != nil {
-			s.releaseBeginning(buf)
-		}
-	}()
-	for {
-		text, err := clientsName(buf)
-		switch {
-		case err == nil:
-			name, err := s.check(text, r)
-			return name, buf, errors.Join(err, conn.SetReadDeadline(time.Time{}))
-		case errors.Is(err, errNoName):
-			return wire.Root, nil, refuse(ReasonNoName, "%s needs a name, by SNI or the Host field: %w", r.text(), err)
-		case !errors.Is(err, errMore):
-			return wire.Root, nil, refuse(ReasonProtocol, "%s needs TLS or HTTP/1: %w", r.text(), err)
-		case len(buf) > MaxHello+maxFraming:
-			return wire.Root, nil, refuse(ReasonProtocol, "%s: no name within %d bytes", r.text(), MaxHello)
-		}
-		if len(buf) == cap(buf) {
-			var ok bool
-			if buf, ok = s.grow(buf); !ok {
-				return wire.Root, nil, refuse(ReasonLimit, "%s: no name within %d bytes, and other clients use all memory for longer beginnings", r.text(), len(buf))
-			}
-		}
-		n, err := conn.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return wire.Root, nil, refuse(ReasonSlow, "%s: no name within %v, %d bytes read", r.text(), s.config.HelloTimeout, len(buf))
-		case errors.Is(err, io.EOF):
-			return wire.Root, nil, refuse(ReasonClosed, "%s: the client ended its data after %d bytes, before it said a name", r.text(), len(buf))
-		case err != nil:
-			return wire.Root, nil, refuse(ReasonClosed, "%s: reading a name: %w", r.text(), err)
-		}
-	}
-}
-
-// maxFraming bounds the headers of the records of a ClientHello, in bytes: some 3,000 records.
-const maxFraming = 16 << 10
-
-// clientsName returns the name that the beginning of a connection says, by TLS or HTTP/1. The
-// errors are those of [helloName].
-func clientsName(b []byte) (string, error) {
-	switch {
-	case len(b) == 0:
-		return "", errMore
-	case b[0] == recordHandshake:
-		return helloName(b)
+	text, err := b.name()
+	switch n := len(b.read); {
+	case err == nil:
+		name, err := s.check(text, r)
+		return name, errors.Join(err, conn.SetReadDeadline(time.Time{}))
+	case errors.Is(err, errMemory):
+		err = refuse(ReasonLimit, "%s: no name within %d bytes, and %w", r.text(), n, err)
+	case errors.Is(err, errTooLong):
+		err = refuse(ReasonProtocol, "%s: %w", r.text(), err)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = refuse(ReasonSlow, "%s: no name within %v, %d bytes read", r.text(), helloTimeout, n)
+	case errors.Is(err, io.EOF):
+		err = refuse(ReasonClosed, "%s: the client ended its data after %d bytes, before it said a name", r.text(), n)
+	case b.err != nil:
+		err = refuse(ReasonClosed, "%s: reading a name: %w", r.text(), err)
+	case errors.Is(err, errNoName):
+		err = refuse(ReasonNoName, "%s needs a name, by SNI or the Host field: %w", r.text(), err)
 	default:
-		return httpName(b)
+		err = refuse(ReasonProtocol, "%s needs TLS or HTTP/1: %.300s", r.text(), err) // which may quote all that was read
 	}
+	return wire.Root, err
 }
 
 // check returns the name that a client said, or a refusal if no host of the route has it.

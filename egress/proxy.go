@@ -18,7 +18,7 @@ import (
 // connect returns a connection to a name, or to the endpoints of its destination: by their addresses, or
 // through the proxy. The error is a refusal.
 func (s *Server) connect(ctx context.Context, name wire.Name, to destination) (*net.TCPConn, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.config.DialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	targets, err := to.targets(hostText(name))
 	if err != nil {
@@ -44,8 +44,8 @@ func (s *Server) connect(ctx context.Context, name wire.Name, to destination) (*
 func (s *Server) connectByProxy(ctx context.Context, target endpoint) (*net.TCPConn, error) {
 	switch {
 	case target.name == "":
-		if f := s.allowed(target, []netip.Addr{target.addr}, false); f.err != nil {
-			return nil, f.err
+		if err := s.forbids(ctx, netip.AddrPortFrom(target.addr, target.port)); err != nil {
+			return nil, refuse(ReasonAddress, "the endpoint %s is refused: %w", target, err)
 		}
 	case endsInNumber(target.name):
 		return nil, refuse(ReasonAddress, "%s is refused: it ends in a number, so the proxy would take it for an address", target.name)

@@ -35,7 +35,7 @@ func (s *Server) route(ctx context.Context, conn *net.TCPConn) (route, error) {
 	if !redirected {
 		return route{}, refuse(ReasonDirect, "the client did not connect to a VIP but to this port itself")
 	}
-	timer := time.NewTimer(s.config.DialTimeout)
+	timer := time.NewTimer(connectTimeout)
 	defer timer.Stop()
 	select {
 	case <-s.config.Synced:

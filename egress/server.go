@@ -28,8 +28,11 @@ type Server struct {
 	max       int64 // connections at a time
 	reserve   *sockets.Reserve
 	attempts  *semaphore.Weighted // to connect, beside the first one of a connection
-	pipes     pipes
+	pipes     *semaphore.Weighted // of busy directions
 	buffers   sync.Pool
+	look      look
+	began     time.Time
+	nat64     nat64
 	hosts     hostCounts
 	metrics   *metrics
 	refusals  refusals
@@ -43,8 +46,9 @@ type Server struct {
 	hasten   func()        // closes hastened; may be called any number of times
 	hastened chan struct{} // closed when connections have to end
 
-	mu    sync.Mutex
-	conns map[*net.TCPConn]func() // of clients, and how each is reset; nil once the end resets them
+	mu       sync.Mutex
+	conns    map[*net.TCPConn]*pair // of clients, nil until it is joined; the map is nil once the end resets all
+	longIdle []idlePair             // in the last sweep, the one that is idle longest last
 
 	listenersMu sync.Mutex
 	listeners   []*net.TCPListener
@@ -56,6 +60,13 @@ type Server struct {
 // the host's is that of one attempt.
 const descriptorsPerConn = 2
 
+// waitTime is how long the server waits for a client at a time while there are no descriptors.
+const waitTime = 100 * time.Millisecond
+
+// bytesPerConn is the memory of a connection that has sent little, in bytes: in the kernel, two sockets, and in the
+// process, two goroutines and what they use. Half of the memory is for connections.
+const bytesPerConn = 24 << 10
+
 // attemptShare is the share of the descriptors for connections, one part in that many, which is for attempts to
 // connect beside the first one.
 const attemptShare = 8
@@ -66,7 +77,11 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{config: cfg, log: cfg.Logger, forbidden: forbidden(), conns: map[*net.TCPConn]func(){}}
+	s := &Server{config: cfg, log: cfg.Logger, forbidden: forbidden(), conns: map[*net.TCPConn]*pair{}, pipes: semaphore.NewWeighted(maxPipes)}
+	s.began = time.Now()
+	if err := s.look.open(); err != nil {
+		return nil, fmt.Errorf("opening a pipe: %w", err)
+	}
 	s.ended, s.hastened = make(chan struct{}), make(chan struct{})
 	s.end, s.hasten = sync.OnceFunc(func() { close(s.ended) }), sync.OnceFunc(func() { close(s.hastened) })
 	s.buffers.New = func() any { return new([bufferSize]byte) }
@@ -86,9 +101,12 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	s.max = int64(cfg.MaxConns)
 	limit, attempts := descriptorLimits()
 	s.attempts = semaphore.NewWeighted(attempts)
+	what := "descriptors"
+	if byMemory := max(cfg.Memory/2/bytesPerConn, 1); cfg.Memory > 0 && byMemory < limit {
+		limit, what = byMemory, "memory"
+	}
 	if s.max > limit {
-		s.log.Warn("fewer connections to VIPs than --egress-max-conns: the limit of descriptors is too low",
-			"want", s.max, "have", limit)
+		s.log.Warn("fewer connections to VIPs than --egress-max-conns: the limit of "+what+" is too low", "want", s.max, "have", limit)
 		s.max = limit
 	}
 	s.reserve = sockets.NewReserve(len(s.listeners) + len(s.missing))
@@ -131,8 +149,8 @@ func (s *Server) testMark(ctx context.Context) error {
 // for those that are open for up to [Config.Drain] before it resets them. It returns after all its
 // goroutines: nil at the end, an error if a listener failed.
 func (s *Server) Run(ctx context.Context) error {
-	defer s.pipes.close()
 	defer s.reserve.Close()
+	defer s.look.close()
 	// Connections outlive ctx by the drain.
 	serving, abort := context.WithCancel(context.WithoutCancel(ctx))
 	defer abort()
@@ -140,6 +158,11 @@ func (s *Server) Run(ctx context.Context) error {
 	for _, l := range s.opened() {
 		group.Go(func() error { return s.accept(serving, l) })
 	}
+	swept := make(chan struct{})
+	go func() {
+		defer close(swept)
+		s.sweep(serving)
+	}()
 	opening, stop := context.WithCancel(ctx)
 	group.Go(func() error {
 		s.openMissing(opening, func(l *net.TCPListener) {
@@ -159,6 +182,8 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	err := group.Wait()
 	s.drain(abort)
+	abort()
+	<-swept
 	return err
 }
 
@@ -200,8 +225,12 @@ func (s *Server) resetAll() {
 	all := s.conns
 	s.conns = nil
 	s.mu.Unlock()
-	for _, abort := range all {
-		abort()
+	for conn, p := range all {
+		if p == nil {
+			reset(conn)
+			continue
+		}
+		p.abort()
 	}
 }
 
@@ -212,20 +241,31 @@ func (s *Server) add(conn *net.TCPConn) bool {
 	if s.conns == nil {
 		return false
 	}
-	s.conns[conn] = func() { reset(conn) }
+	s.conns[conn] = nil
 	return true
 }
 
-// joined records how the connection of a client is reset together with that of its host. It reports false
-// if the server resets all.
-func (s *Server) joined(conn *net.TCPConn, abort func()) bool {
+// joined records the pair of a client's connection. It reports false if the server resets all.
+func (s *Server) joined(conn *net.TCPConn, p *pair) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conns == nil {
 		return false
 	}
-	s.conns[conn] = abort
+	s.conns[conn] = p
 	return true
+}
+
+// pairs returns the joined connections.
+func (s *Server) pairs() (all []*pair) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.conns {
+		if p != nil {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // remove ends what add began.
@@ -247,6 +287,7 @@ func isClosed(c <-chan struct{}) bool {
 
 // accept accepts the connections of one listener until the end.
 func (s *Server) accept(serving context.Context, l *net.TCPListener) error {
+	defer s.answerQUIC(serving, l.Addr().(*net.TCPAddr).AddrPort())()
 	pacer := &sockets.Pacer{Log: s.log, Listener: "egress " + l.Addr().String()}
 	for {
 		conn, err := l.AcceptTCP()
@@ -257,6 +298,9 @@ func (s *Server) accept(serving context.Context, l *net.TCPListener) error {
 			return nil
 		case sockets.Dead(err):
 			return fmt.Errorf("the listener for connections to VIPs on %s failed: %w", l.Addr(), err)
+		case sockets.OutOfDescriptors(err) && !sockets.Waiting(l, 0):
+			// accept(2) needs a descriptor before it looks for a client. When one comes, there may be descriptors again.
+			sockets.Waiting(l, waitTime)
 		case sockets.OutOfDescriptors(err) && s.reserve.Spend():
 			// The client is told at once instead of waiting in the queue of the listener.
 			if conn, err := l.AcceptTCP(); err == nil {
@@ -271,9 +315,9 @@ func (s *Server) accept(serving context.Context, l *net.TCPListener) error {
 
 // accepted starts a goroutine for a connection, unless there are too many.
 func (s *Server) accepted(ctx context.Context, conn *net.TCPConn) {
-	if s.open.Add(1) > s.max {
+	if s.open.Add(1) > s.max && !s.makeRoom() {
 		s.open.Add(-1)
-		s.refused(conn, refuse(ReasonLimit, "%d connections are open (--egress-max-conns)", s.max))
+		s.refused(conn, refuse(ReasonLimit, "%d connections are open (--egress-max-conns), and none is idle", s.max))
 		return
 	}
 	if !s.add(conn) {
@@ -299,7 +343,7 @@ func (s *Server) carry(ctx context.Context, client *net.TCPConn) {
 	}
 	c := s.hosts.of(t, r.vip)
 	s.metrics.connections.Inc()
-	s.join(client, t, c, func(error) {
+	s.join(client, t, c, func() {
 		c.open.Add(-1)
 		s.remove(client)
 		s.open.Add(-1)
@@ -320,10 +364,12 @@ type target struct {
 func (s *Server) target(ctx context.Context, client *net.TCPConn, r *route) (t target, err error) {
 	name, exact := r.exact()
 	if !exact {
-		if name, t.first, err = s.readName(client, r); err != nil {
+		b := &beginning{Conn: client, all: &s.beginnings}
+		defer b.release()
+		if name, err = s.readName(client, b, r); err != nil {
 			return t, err
 		}
-		defer s.releaseBeginning(t.first)
+		t.first = b.read
 	}
 	h := r.hostOf(name)
 	if h.refused != nil {

@@ -166,6 +166,7 @@ func (s *Server) Status() Status {
 type metrics struct {
 	server      *Server
 	connections prometheus.Counter
+	idle        prometheus.Counter
 	refusals    *prometheus.Desc
 	open, limit *prometheus.Desc
 	bytes       *prometheus.Desc
@@ -177,6 +178,9 @@ func newMetrics(s *Server) *metrics {
 		connections: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nametap_egress_connections_total", Help: "Connections to VIPs that were carried to a host.",
 		}),
+		idle: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "nametap_egress_idle_closed_total", Help: "Connections to VIPs that were closed because they were idle.",
+		}),
 		refusals: prometheus.NewDesc("nametap_egress_refusals_total", "Connections to VIPs that were refused, by reason.", []string{"reason"}, nil),
 		open:     prometheus.NewDesc("nametap_egress_open_connections", "Connections to VIPs that are open.", nil, nil),
 		limit:    prometheus.NewDesc("nametap_egress_max_connections", "Limit of open connections to VIPs.", nil, nil),
@@ -187,6 +191,7 @@ func newMetrics(s *Server) *metrics {
 // Describe implements [prometheus.Collector].
 func (m *metrics) Describe(descs chan<- *prometheus.Desc) {
 	m.connections.Describe(descs)
+	m.idle.Describe(descs)
 	descs <- m.refusals
 	descs <- m.open
 	descs <- m.limit
@@ -196,6 +201,7 @@ func (m *metrics) Describe(descs chan<- *prometheus.Desc) {
 // Collect implements [prometheus.Collector].
 func (m *metrics) Collect(metrics chan<- prometheus.Metric) {
 	m.connections.Collect(metrics)
+	m.idle.Collect(metrics)
 	for _, reason := range AllReasons() {
 		metrics <- prometheus.MustNewConstMetric(m.refusals, prometheus.CounterValue, float64(m.server.refusals.count(reason)), string(reason))
 	}

@@ -158,12 +158,12 @@ type Config struct {
 	VirtualInterfaces []string
 
 	// VIPs are destinations that the agent connects clients of: TCP connections to them are
-	// redirected to its EgressPort, and UDP packets are refused (ICMP port unreachable).
+	// redirected to its EgressPort, UDP packets to port 443 as well, and other UDP packets are refused (ICMP port
+	// unreachable).
 	// The exclusions apply to them, except that Servers is for DNS alone. If it is 0, they
 	// pass through.
 	VIPs []netip.Prefix
-	// EgressPort is the agent's TCP port for VIPs, on the same addresses as Port. No
-	// program may listen on the UDP port with this number.
+	// EgressPort is the agent's TCP port for VIPs, and its UDP port for QUIC, on the same addresses as Port.
 	EgressPort uint16
 
 	// Pod is true if the network namespace is a pod's. Queries that the agent sends to other hosts

@@ -159,6 +159,7 @@ func (b builder) redirected() (rules []string) {
 	accept(fmt.Sprintf("--ctorigdstport %d", dnsPort), b.cfg.Port)
 	for _, vip := range b.vipRanges() {
 		accept("--ctorigdst "+vip, b.cfg.EgressPort)
+		accept("--ctorigdst "+vip, refusedPort)
 	}
 	return rules
 }
@@ -270,16 +271,25 @@ func (b builder) hops() string {
 	return "-m hl --hl-eq"
 }
 
-// vips makes the rules that redirect connections to VIPs from an interface, or from anywhere. UDP
-// packets are redirected, too: no program has the UDP port, so the kernel refuses them at once.
+// quicPort is the UDP port of HTTP/3. refusedPort is a UDP port that no program has (RFC 1078).
+const quicPort, refusedPort = 443, 1
+
+// vips makes the rules that redirect connections to VIPs from an interface, or from anywhere. Packets of HTTP/3 are
+// redirected to the agent, which answers that it has no version of QUIC. Other UDP packets are redirected to a port
+// that no program has, so the kernel refuses them at once.
 func (b builder) vips(in string) (rules []string) {
 	for _, vip := range b.vipRanges() {
-		for _, p := range []string{"udp", "tcp"} {
-			m := matches("-d", vip, "-i", in, "-p", p)
+		m := matches("-d", vip, "-i", in, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
+		rules = append(rules, b.rule(m, "QUIC to VIPs", fmt.Sprintf("REDIRECT --to-ports %d", b.cfg.EgressPort)))
+		for _, to := range []struct {
+			protocol string
+			port     uint16
+		}{{"udp", refusedPort}, {"tcp", b.cfg.EgressPort}} {
+			m := matches("-d", vip, "-i", in, "-p", to.protocol)
 			if len(b.cfg.Servers) == 0 { // which captures queries to VIPs, too
-				m += fmt.Sprintf(" -m %s ! --dport %d", p, dnsPort)
+				m += fmt.Sprintf(" -m %s ! --dport %d", to.protocol, dnsPort)
 			}
-			rules = append(rules, b.rule(m, "VIPs", fmt.Sprintf("REDIRECT --to-ports %d", b.cfg.EgressPort)))
+			rules = append(rules, b.rule(m, "VIPs", fmt.Sprintf("REDIRECT --to-ports %d", to.port)))
 		}
 	}
 	return rules

@@ -148,7 +148,8 @@ func (c Config) bypassesVIPs(e conntrack.Entry) bool {
 	to := e.Original.Destination
 	vip := slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
 	connects := e.Original.Protocol == unix.IPPROTO_TCP || e.Original.Protocol == unix.IPPROTO_UDP
-	return vip && connects && to.Port() != dnsPort && e.Reply.Source.Port() != c.EgressPort && !e.Replied()
+	from := e.Reply.Source.Port()
+	return vip && connects && to.Port() != dnsPort && from != c.EgressPort && from != refusedPort && !e.Replied()
 }
 
 // tcpDNS reports whether an entry belongs to a TCP connection to port 53.

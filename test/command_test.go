@@ -58,6 +58,9 @@ func (h *host) command(args ...string) *exec.Cmd {
 	if h.descriptors > 0 {
 		cmd = exec.Command("prlimit", append([]string{fmt.Sprintf("--nofile=%d", h.descriptors), binary(h.tb)}, args...)...)
 	}
+	if h.cgroup != "" {
+		cmd = exec.Command("sh", append([]string{"-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, h.cgroup, binary(h.tb)}, args...)...)
+	}
 	if h.chroot != "" {
 		cmd.Path = imageBinary
 	}

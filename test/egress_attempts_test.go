@@ -23,7 +23,7 @@ func TestEgressAttempts(t *testing.T) {
 	e.resolve(exactA, addrs...)
 	e.resolve(exactB, addrs...)
 	e.descriptors = 1400
-	a := e.capture("--egress-connect-timeout", "3s")
+	a := e.capture()
 	for range 180 {
 		e.mustDial(vipA, "7")
 	}

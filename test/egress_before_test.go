@@ -33,7 +33,7 @@ func TestEgressBefore(t *testing.T) {
 			}
 			var quic net.Conn
 			var err error
-			e.Run(func() { quic, err = net.Dial("udp", net.JoinHostPort(vipA, "443")) })
+			e.Run(func() { quic, err = net.Dial("udp", net.JoinHostPort(vipA, "4433")) })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,11 +1,17 @@
 package test
 
 import (
+	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"regexp"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -38,5 +44,128 @@ func TestEgressHalfClosedIdle(t *testing.T) {
 	close(release)
 	if got, err := io.ReadAll(conn); err != nil || string(got) != "answer" {
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// E18: a connection that sends nothing in both directions is reset after the idle timeout, and a half-closed one after a
+// twelfth of it. A busy one lives on, also if it is half-closed.
+func TestEgressIdleTimeout(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	e.serve(serverA+":8", func(conn *net.TCPConn) { // goes on after the client's end
+		_, _ = io.Copy(io.Discard, conn)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			if _, err := conn.Write([]byte("x")); err != nil {
+				return
+			}
+			<-tick.C
+		}
+	})
+	e.serve(serverA+":9", func(conn *net.TCPConn) {
+		_, _ = io.Copy(io.Discard, conn)
+		_, _ = conn.Read(make([]byte, 1))
+		<-t.Context().Done()
+	})
+	const timeout = 12 * time.Second
+	e.capture("--egress-idle-timeout", timeout.String())
+	began := time.Now()
+	idle, busy := e.open(), e.open()
+	half, talking := e.mustDial(vipA, "9"), e.mustDial(vipA, "8")
+	for _, conn := range []*net.TCPConn{half, talking} {
+		if err := conn.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ends := func(conn net.Conn, name string, earliest time.Duration) {
+		t.Helper()
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: %v, want a reset", name, err)
+		}
+		if took := time.Since(began); took < earliest || took > earliest+timeout/2 {
+			t.Errorf("%s: ended after %v, want %v", name, took, earliest)
+		}
+	}
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	asking.Go(func() {
+		for time.Since(began) < 3*timeout/2 {
+			busy.lives("the time of others")
+			if _, err := talking.Read(make([]byte, 1)); err != nil {
+				t.Errorf("half-closed, while the host sends: %v", err)
+				return
+			}
+		}
+	})
+	ends(half, "a half-closed connection", timeout/12)
+	ends(idle, "an idle connection", timeout)
+	if got := e.metric("nametap_egress_idle_closed_total"); got != 2 {
+		t.Errorf("%v idle connections were closed, want 2", got)
+	}
+}
+
+// E17: at the limit, the connection that has been idle longest makes room for a new one. Without an idle one, the new one
+// is reset.
+func TestEgressRoom(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	e.capture("--egress-max-conns", "10", "--egress-idle-timeout", "1m") // a sixtieth is 1 s
+	oldest := e.open()
+	var conns []*openConn
+	for range 9 {
+		conns = append(conns, e.open())
+	}
+	talk := func() {
+		for _, conn := range conns {
+			conn.lives("a new connection")
+		}
+	}
+	if got := e.greeting(vipA, "7"); !strings.Contains(got, "reset") || e.refusals("limit") != 1 {
+		t.Errorf("while no connection is idle: %q", got)
+	}
+	wait.Until(t, "the idle connection makes room", func() bool {
+		talk()
+		return e.greeting(vipA, "7") == "220 one"
+	})
+	if _, err := oldest.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the idle connection: %v, want a reset", err)
+	}
+	talk()
+	if got := e.metric("nametap_egress_idle_closed_total"); got != 1 {
+		t.Errorf("%v idle connections were closed, want 1", got)
+	}
+}
+
+// E17: after a momentary lack of descriptors, the next clients are carried.
+func TestEgressDescriptorsLater(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	e.serve("["+server6A+"]:7", greeter("one"))
+	a := e.capture()
+	for _, vip := range []string{vipA, vip6A} {
+		if got := e.greeting(vip, "7"); got != "220 one" {
+			t.Fatalf("%s: %q", vip, got)
+		}
+	}
+	wait.Until(t, "the connections have ended", func() bool { return e.metric("nametap_egress_open_connections") == 0 })
+	free := 0
+	for taken := error(nil); taken == nil; free++ {
+		_, taken = os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", a.Process.Pid, free+1))
+	}
+	a.limitFiles(uint64(free)) // descriptors are numbers below the limit
+	for _, vip := range []string{vipA, vip6A} {
+		if got := e.greeting(vip, "7"); !strings.Contains(got, "reset") {
+			t.Errorf("%s without descriptors: %q", vip, got)
+		}
+	}
+	a.limitFiles(10_000)
+	for _, vip := range []string{vipA, vip6A} {
+		if got := e.greeting(vip, "7"); got != "220 one" {
+			t.Errorf("%s: %q, though there are descriptors again", vip, got)
+		}
 	}
 }

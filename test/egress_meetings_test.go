@@ -145,7 +145,7 @@ func TestEgressSilentClients(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	e.serve(serverA+":7", greeter("one"))
-	a := e.capture("--egress-hello-timeout", "1s")
+	a := e.capture()
 	before := a.openFiles()
 	for range 200 {
 		e.mustDial(vipWild, "443")
@@ -242,7 +242,7 @@ func TestEgressOutage(t *testing.T) {
 		e.serve(addr+":7", greeter(name))
 	}
 	e.resolve(exactA, serverA)
-	e.capture("--serve-stale", "1h", "--egress-connect-timeout", "3s")
+	e.capture("--serve-stale", "1h")
 	if got := e.greeting(vipA, "7"); got != "220 one" {
 		t.Fatal(got)
 	}

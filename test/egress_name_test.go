@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -166,7 +167,7 @@ func TestEgressNames(t *testing.T) {
 		}
 	}
 	e.resolve("other.example.org", serverA)
-	a := e.capture("--egress-hello-timeout", "300ms")
+	a := e.capture()
 	long := records(append([]byte{1, 1, 0, 1}, make([]byte, 70_000)...), 16_384)
 	for _, test := range []struct {
 		name, reason string
@@ -239,7 +240,8 @@ func TestEgressServerFirst(t *testing.T) {
 	}
 }
 
-// E11: a UDP packet to a VIP is refused at once, so that QUIC falls back to TCP.
+// E11, E19: a UDP packet to a VIP is refused at once, and one of QUIC is answered that there is no version in common, so
+// that clients fall back to TCP, also those whose sockets are not connected.
 func TestEgressUDP(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"nft", "legacy"} {
@@ -251,18 +253,44 @@ func TestEgressUDP(t *testing.T) {
 				if err := e.sendUDP(vip); err == nil || !strings.Contains(err.Error(), "refused") {
 					t.Errorf("%s: %v, want that it is refused", vip, err)
 				}
+				e.negotiates(vip)
 			}
 		})
 	}
 }
 
-// sendUDP sends a packet to port 443 of an address and waits for an answer. The error says why there is
+// negotiates checks that the first packet of a QUIC client to port 443 has an answer with a reserved version only, from
+// the address that it was sent to.
+func (e *egressVM) negotiates(addr string) {
+	e.tb.Helper()
+	to := netip.AddrPortFrom(netip.MustParseAddr(addr), 443)
+	var conn *net.UDPConn
+	var err error
+	e.Run(func() { conn, err = net.ListenUDP("udp", nil) })
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(wait.Limit))
+	packet := append([]byte{0xc0, 0, 0, 0, 1, 4, 'h', 'o', 's', 't', 2, 'm', 'e'}, make([]byte, 1200)...)
+	if _, err := conn.WriteToUDPAddrPort(packet, to); err != nil {
+		e.tb.Fatal(err)
+	}
+	answer := make([]byte, 1500)
+	n, from, err := conn.ReadFromUDPAddrPort(answer)
+	want := []byte{0xc0, 0, 0, 0, 0, 2, 'm', 'e', 4, 'h', 'o', 's', 't', 0x1a, 0x2a, 0x3a, 0x4a}
+	if err != nil || !bytes.Equal(answer[:n], want) || from.Port() != 443 || from.Addr().Unmap() != to.Addr() {
+		e.tb.Errorf("%s answers %x from %s, %v, want %x", addr, answer[:n], from, err, want)
+	}
+}
+
+// sendUDP sends a packet to port 4433 of an address and waits for an answer. The error says why there is
 // none.
 func (e *egressVM) sendUDP(addr string) error {
 	e.tb.Helper()
 	var conn net.Conn
 	var err error
-	e.Run(func() { conn, err = net.Dial("udp", net.JoinHostPort(addr, "443")) })
+	e.Run(func() { conn, err = net.Dial("udp", net.JoinHostPort(addr, "4433")) })
 	if err != nil {
 		return err
 	}

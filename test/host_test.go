@@ -50,6 +50,7 @@ type host struct {
 	terminal     bool       // its agents have a terminal that controls them
 	chroot       string     // root directory of its agents, with nametap at the place that it has in the image; empty is that of the test
 	descriptors  int        // limit of its agents; 0 means that of the test
+	cgroup       string     // directory of the cgroup of its agents
 }
 
 // capNetAdmin is the capability that the agent has for its rules.

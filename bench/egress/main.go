@@ -53,7 +53,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 7, "rounds of each measurement")
 	flag.IntVar(&o.connects, "connects", 1000, "connections in a round")
 	flag.IntVar(&o.idle, "idle", 4200, "idle connections, for which each proxy needs two descriptors; 0 leaves this out")
-	flag.Int64Var(&o.bytes, "bytes", 4<<30, "bytes of a stream")
+	flag.Int64Var(&o.bytes, "bytes", 4<<30, "bytes of a stream; 0 leaves streams out")
 	flag.StringVar(&o.binary, "nametap", "", "path of the agent (default: it is built)")
 	flag.Parse()
 	var err error
@@ -62,6 +62,8 @@ func main() {
 		err = enter()
 	case "server":
 		err = serve()
+	case "asker":
+		err = ask()
 	default:
 		err = measure(o)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/cgroup"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
@@ -60,6 +61,7 @@ func (o *options) config() (agent.Config, error) {
 	}
 	if o.carries {
 		cfg.Egress = &o.egress
+		cfg.Egress.Memory = cgroup.MemoryLimit("/")
 		if !o.flags.Changed("dns-auto-allocate") {
 			node.AutoAllocate = true
 		}

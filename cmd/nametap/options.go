@@ -176,13 +176,11 @@ func (o *options) declareEgress(g settings.Group) {
 	g.Bool(&o.carries, "egress", "carry TCP connections to automatic VIPs to their hosts: ask for VIPs, listen for connections, and redirect these with the capture rules")
 	g.String(&cfg.Addr, egressAddrFlag, "listen for connections to VIPs on `host:port`; localhost is 127.0.0.1 and ::1, no host is all addresses")
 	g.Var(settings.List(&cfg.Ports, settings.ParseUint[uint16]), "egress-ports", "carry connections to this `port` of VIPs only; may be repeated (default all)")
-	g.Bool(&cfg.AnyPort, "egress-any-port", "also carry connections to ports that the host does not have")
 	g.Var(settings.List(&cfg.Sources, netip.ParseAddr), "egress-source", "`address` of this host that connections to hosts come from; one of each family")
 	g.Var(settings.Uint(&cfg.Mark), "egress-mark", "mark (SO_MARK) of the packets to hosts, for rules and routes; 0 for none; needs CAP_NET_ADMIN")
 	g.String(&cfg.Proxy, "egress-proxy", "HTTP proxy, `host:port`, that connects to the hosts by CONNECT")
 	g.Var(settings.Int(&cfg.MaxConns, settings.ZeroRefused), "egress-max-conns", "limit of open connections to VIPs; further ones are reset")
-	g.Var(settings.Duration(&cfg.HelloTimeout, settings.ZeroRefused), "egress-hello-timeout", "how long a client may take to say the name of a host behind a wildcard")
-	g.Var(settings.Duration(&cfg.DialTimeout, settings.ZeroRefused), "egress-connect-timeout", "time limit of finding a host's addresses and connecting to one")
+	g.Var(settings.Duration(&cfg.IdleTimeout, settings.ZeroRefused), "egress-idle-timeout", "how long a connection to a VIP may send nothing in both directions; one that has ended in one direction, a twelfth of it")
 	g.Var(settings.Duration(&cfg.Drain, settings.ZeroIsZero), "egress-drain", "how long open connections to VIPs go on at the end")
 }
 

@@ -62,7 +62,8 @@ func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 		case dns[port]:
 			cfg.DNS.Sockets = append(cfg.DNS.Sockets, file)
 		default:
-			cfg.Logger.Warn("a TCP socket of nametap.socket is not used: no setting names its port", "port", port)
+			cfg.Logger.Warn("a TCP socket of nametap.socket is not used: its ListenStream and --"+egressAddrFlag+" have different ports; change one of them",
+				"ListenStream", sockets.TCPAddr(file), egressAddrFlag, egressAddr)
 			_ = file.Close() // systemd holds it, too
 		}
 	}

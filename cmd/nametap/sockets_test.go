@@ -1,14 +1,19 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/agent"
 )
 
 // shared opens a UDP socket with SO_REUSEADDR, as systemd does.
@@ -67,6 +72,28 @@ func TestSquatter(t *testing.T) {
 	} {
 		if got, _ := squatter(heading+test.table, map[string]bool{"7": true}); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// TestSocketOfAnotherPort checks that the log names both settings if systemd holds a socket for connections to VIPs, as in
+// a drop-in of nametap.socket, with another port than --egress-addr. E13, V1.
+func TestSocketOfAnotherPort(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	file, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	cfg := agent.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	shareSockets(&cfg, "localhost:1", []*os.File{file})
+	for _, want := range []string{"ListenStream=" + listener.Addr().String(), "egress-addr=localhost:1 ", "different ports"} {
+		if !strings.Contains(strings.TrimSpace(log.String())+" ", want) {
+			t.Errorf("want %q in %s", want, &log)
 		}
 	}
 }

@@ -1,0 +1,174 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sys/unix"
+)
+
+// A zone has the addresses of names, and how long each family takes.
+type zone struct {
+	addrs map[string][]string
+	takes map[Family]time.Duration
+	asked atomic.Int64 // for nat64Name
+}
+
+func (z *zone) resolve(_ context.Context, name string, family Family, onlyCached bool) (addrs []netip.Addr, known bool, err error) {
+	if name == nat64Name {
+		z.asked.Add(1)
+	}
+	if onlyCached && z.takes[family] > 0 {
+		return nil, false, nil
+	}
+	time.Sleep(z.takes[family]) //nolint:forbidigo // in a bubble of synctest
+	for _, text := range z.addrs[name] {
+		if addr := netip.MustParseAddr(text); familyOf(addr) == family {
+			addrs = append(addrs, addr)
+		}
+	}
+	if len(addrs) == 0 {
+		return nil, true, errors.New("the name has no records")
+	}
+	return addrs, true, nil
+}
+
+// resolver returns a server that resolves names in z.
+func resolver(z *zone) *Server {
+	return &Server{
+		config: Config{Resolve: z.resolve}, log: slog.New(slog.DiscardHandler), forbidden: forbidden(),
+		attempts: semaphore.NewWeighted(10),
+	}
+}
+
+// E10: the addresses of a name are dialled with the families in turn, IPv6 first, and those of a slow lookup later.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		takes map[Family]time.Duration
+		want  string
+		after time.Duration
+	}{
+		"both are cached":     {nil, "::a 1.1.1.1 ::b 1.1.1.2 1.1.1.3", 0},
+		"IPv6 takes a little": {map[Family]time.Duration{IPv6: 20 * time.Millisecond}, "::a 1.1.1.1 ::b 1.1.1.2 1.1.1.3", 20 * time.Millisecond},
+		"IPv6 takes long":     {map[Family]time.Duration{IPv6: time.Second}, "1.1.1.1 1.1.1.2 1.1.1.3 ::a ::b", resolutionDelay},
+		"IPv4 takes long":     {map[Family]time.Duration{IPv4: time.Second}, "::a ::b 1.1.1.1 1.1.1.2 1.1.1.3", resolutionDelay},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				z := &zone{addrs: map[string][]string{"a.example.org": {"1.1.1.1", "1.1.1.2", "1.1.1.3", "::a", "::b"}}, takes: test.takes}
+				d := &dialing{addrs: make(chan netip.AddrPort)}
+				lookups, n := resolver(z).lookUp(t.Context(), []endpoint{{name: "a.example.org", port: 7}})
+				began := time.Now()
+				go d.follow(t.Context(), lookups, n, true)
+				var got []string
+				for addr := range d.addrs {
+					if len(got) == 0 && time.Since(began) != test.after {
+						t.Errorf("the first address after %v, want %v", time.Since(began), test.after)
+					}
+					got = append(got, addr.Addr().String())
+				}
+				if text := strings.Join(got, " "); text != test.want {
+					t.Errorf("%s, want %s", text, test.want)
+				}
+			})
+		})
+	}
+}
+
+// E10: an address that does not answer delays the next one by 250 ms only; all errors are in the text.
+func TestRace(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := listener.Addr().(*net.TCPAddr).AddrPort().Port()
+	full := fullListener(t, port)
+	z := &zone{addrs: map[string][]string{"a.example.org": {full, "127.0.0.1"}, "lost.example.org": {"127.0.0.3", "127.0.0.4"}}}
+	s := resolver(z)
+	began := time.Now()
+	conn, err := s.race(t.Context(), []endpoint{{name: "a.example.org", port: port}}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	if took := time.Since(began); conn.RemoteAddr().String() != listener.Addr().String() || took < attemptDelay || took > 4*attemptDelay {
+		t.Errorf("%s after %v", conn.RemoteAddr(), took)
+	}
+	_, err = s.race(t.Context(), []endpoint{{name: "lost.example.org", port: port}}, true)
+	if r, ok := errors.AsType[*refusal](err); !ok || r.reason != ReasonConnect || strings.Count(err.Error(), "connection refused") != 2 {
+		t.Errorf("%v", err)
+	}
+}
+
+// fullListener returns an address at which connections to a port have no answer.
+func fullListener(t *testing.T, port uint16) string {
+	t.Helper()
+	const addr = "127.0.0.2"
+	listener, err := net.Listen("tcp", fmt.Sprintf("%s:%d", addr, port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	raw, err := listener.(*net.TCPListener).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) { err = listenBacklog(int(fd)) }); err != nil {
+		t.Fatal(err)
+	}
+	for { // until the queue is full
+		conn, err := net.DialTimeout("tcp", listener.Addr().String(), 100*time.Millisecond)
+		if err != nil {
+			return addr
+		}
+		t.Cleanup(func() { conn.Close() })
+	}
+}
+
+// E8: forbidden addresses are recognised in the form that the network's NAT64 gives them, which is asked for IPv6 only.
+func TestNAT64(t *testing.T) {
+	t.Parallel()
+	z := &zone{addrs: map[string][]string{nat64Name: {"2001:db8:64::c000:aa", "2001:db8:48:c000:0:ab00::"}}}
+	s := resolver(z)
+	for addr, want := range map[string]string{
+		"2001:db8:64::7f00:1":        "loopback",
+		"2001:db8:64::a9fe:a9fe":     "link-local",
+		"2001:db8:64::f0f0:1":        "an automatic VIP",
+		"2001:db8:48:7f00:0:100::":   "loopback",
+		"2001:db8:48:a9fe:a9:fe00::": "link-local",
+		"2001:db8:64::a00:b":         "",
+		"2001:db8:65::7f00:1":        "",
+		"2001:db8:48:a00:0:b00::":    "",
+		"64:ff9b::7f00:1":            "loopback",
+		"2002:7f00:1::":              "loopback",
+		"::ffff:0:7f00:1":            "loopback",
+	} {
+		err := s.forbids(t.Context(), netip.AddrPortFrom(netip.MustParseAddr(addr), 80))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", addr, err, want)
+		}
+	}
+	if asked := z.asked.Load(); asked != 1 {
+		t.Errorf("%s was looked up %d times, want once", nat64Name, asked)
+	}
+	s = resolver(z)
+	if err := s.forbids(t.Context(), netip.MustParseAddrPort("192.0.2.1:80")); err != nil || z.asked.Load() != 1 {
+		t.Errorf("IPv4: %v, looked up %d times in all", err, z.asked.Load())
+	}
+}
+
+// listenBacklog makes the queue of a listening socket as short as possible.
+func listenBacklog(fd int) error { return unix.Listen(fd, 0) }

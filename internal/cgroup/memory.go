@@ -1,0 +1,55 @@
+// Package cgroup finds out how much memory the cgroup of this process may use.
+package cgroup
+
+import (
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// MemoryLimit returns the memory limit of the cgroup of this process, in bytes, as the file system at root shows it; 0
+// for none. Limits of the cgroups around it count, too.
+func MemoryLimit(root string) (limit int64) {
+	text, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
+	if err != nil {
+		return 0 // not Linux, or there is no /proc
+	}
+	for line := range strings.Lines(string(text)) {
+		id, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		controllers, group, _ := strings.Cut(rest, ":")
+		mount, file := "sys/fs/cgroup", "memory.max"
+		switch {
+		case id == "0" && controllers == "": // version 2
+		case slices.Contains(strings.Split(controllers, ","), "memory"): // version 1
+			mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+		default:
+			continue
+		}
+		// In a container, the path of a cgroup of version 1 is the one on the host, and is missing.
+		for group = path.Clean("/" + group); ; group = path.Dir(group) {
+			if n := readLimit(filepath.Join(root, mount, group, file)); n > 0 && (limit == 0 || n < limit) {
+				limit = n
+			}
+			if group == "/" {
+				break
+			}
+		}
+	}
+	return limit
+}
+
+// readLimit returns the limit in a file of a cgroup; 0 for none.
+func readLimit(name string) int64 {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return 0
+	}
+	limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil || limit > 1<<60 { // "max", or the largest number of version 1
+		return 0
+	}
+	return limit
+}
