@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -342,7 +343,7 @@ func (w *ways) publish() {
 	for _, known := range w.known {
 		all = append(all, known.WayStatus)
 	}
-	slices.SortFunc(all, func(a, b WayStatus) int { return a.Nameserver.Compare(b.Nameserver) })
+	sort.Slice(all, func(i, j int) bool { return all[i].Nameserver.Less(all[j].Nameserver) })
 	w.status.Store(&all)
 }
 

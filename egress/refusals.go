@@ -1,10 +1,9 @@
 package egress
 
 import (
-	"cmp"
 	"fmt"
 	"log/slog"
-	"slices"
+	"sort"
 	"sync"
 	"time"
 )
@@ -112,6 +111,6 @@ func (r *refusals) status() []RefusalStatus {
 	for _, c := range r.byReason {
 		all = append(all, c.RefusalStatus)
 	}
-	slices.SortFunc(all, func(a, b RefusalStatus) int { return cmp.Compare(a.Reason, b.Reason) })
+	sort.Slice(all, func(i, j int) bool { return all[i].Reason < all[j].Reason })
 	return all
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/table"
@@ -60,7 +61,7 @@ func (s *Server) routeOf(vip netip.AddrPort) (route, error) {
 	case len(s.config.Ports) > 0 && !slices.Contains(s.config.Ports, vip.Port()):
 		return r, refuse(ReasonPort, "%s port %d: not one of --egress-ports", hostText(r.hosts[0].name), vip.Port())
 	}
-	slices.SortFunc(r.hosts, func(a, b vipHost) int { return a.name.CompareText(b.name) })
+	sort.Slice(r.hosts, func(i, j int) bool { return r.hosts[i].name.CompareText(r.hosts[j].name) < 0 })
 	// If one of several hosts has the port, the client's name decides.
 	if !slices.ContainsFunc(r.hosts, func(h vipHost) bool { return h.refused == nil }) {
 		return r, r.hosts[0].refused

@@ -1,9 +1,8 @@
 package egress
 
 import (
-	"cmp"
 	"net/netip"
-	"slices"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -157,7 +156,7 @@ func (s *Server) Status() Status {
 			Sent: c.sent.Load(), Received: c.received.Load(),
 		})
 	}
-	slices.SortFunc(status.Hosts, func(a, b HostStatus) int { return cmp.Compare(a.Name, b.Name) })
+	sort.Slice(status.Hosts, func(i, j int) bool { return status.Hosts[i].Name < status.Hosts[j].Name })
 	status.Refused = s.refusals.status()
 	return status
 }

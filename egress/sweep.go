@@ -1,10 +1,9 @@
 package egress
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
+	"sort"
 	"syscall"
 	"time"
 
@@ -50,7 +49,7 @@ func (s *Server) sweep(ctx context.Context) {
 				idle = append(idle, idlePair{p, since})
 			}
 		}
-		slices.SortFunc(idle, func(a, b idlePair) int { return cmp.Compare(a.since, b.since) })
+		sort.Slice(idle, func(i, j int) bool { return idle[i].since < idle[j].since })
 		s.mu.Lock()
 		s.longIdle = idle
 		s.mu.Unlock()

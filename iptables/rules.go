@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 )
 
@@ -496,7 +497,7 @@ func variants(cfg Config) ([]variant, error) {
 		v.zone, v.lease, v.accepts = reduced.Zone, reduced.Lease, !reduced.NoAccept
 		vs = append(vs, v)
 	}
-	slices.SortStableFunc(vs, func(a, b variant) int { return len(a.without) - len(b.without) })
+	sort.SliceStable(vs, func(i, j int) bool { return len(vs[i].without) < len(vs[j].without) })
 	return vs, nil
 }
 

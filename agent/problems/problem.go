@@ -143,14 +143,12 @@ func judge(checks []check, found, suspected []Problem, unread map[Code]string) R
 			report.Suspected = append(report.Suspected, only(suspected, has)...)
 		}
 	}
-	for _, list := range [][]Problem{report.Problems, report.Suspected} {
-		slices.SortStableFunc(list, func(a, b Problem) int { return a.Severity.rank() - b.Severity.rank() })
-	}
+	severe := func(p Problem) bool { return p.Severity == Severe }
+	minor := func(p Problem) bool { return !severe(p) }
+	report.Problems = append(only(report.Problems, severe), only(report.Problems, minor)...)
+	report.Suspected = append(only(report.Suspected, severe), only(report.Suspected, minor)...)
 	return report
 }
-
-// rank returns the place of a severity in a report.
-func (s Severity) rank() int { return slices.Index([]Severity{Severe, Minor}, s) }
 
 // only returns the problems that match.
 func only(all []Problem, match func(Problem) bool) []Problem {

@@ -3,6 +3,7 @@ package problems
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"sync"
 	"time"
 )
@@ -89,8 +90,8 @@ func (w *Window) Report() Report {
 		}
 	}
 	for _, list := range [][]Problem{raised, suspected} {
-		slices.SortFunc(list, func(a, b Problem) int {
-			return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Subject, b.Subject))
+		sort.Slice(list, func(i, j int) bool {
+			return cmp.Or(list[i].Since.Compare(list[j].Since), cmp.Compare(list[i].Subject, list[j].Subject)) < 0
 		})
 	}
 	own := slices.DeleteFunc(checks(), func(c check) bool { return c.host })

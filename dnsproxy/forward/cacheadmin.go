@@ -2,8 +2,7 @@ package forward
 
 import (
 	"fmt"
-	"slices"
-	"strings"
+	"sort"
 	"time"
 
 	"github.com/miekg/dns"
@@ -80,9 +79,8 @@ func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheCont
 		}
 		content.Entries = append(content.Entries, entry)
 	}
-	slices.SortFunc(content.Entries, func(a, b CacheEntry) int {
-		return strings.Compare(a.Name+" "+a.Type, b.Name+" "+b.Type)
-	})
+	all := content.Entries
+	sort.Slice(all, func(i, j int) bool { return all[i].Name+" "+all[i].Type < all[j].Name+" "+all[j].Type })
 	return content, nil
 }
 

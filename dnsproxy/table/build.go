@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/nametap/nametap/api/digest"
@@ -142,7 +143,7 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 		sorted[i] = &b.candidates[i]
 	}
 	slices.SortFunc(sorted, (*candidate).compare)
-	slices.SortFunc(s.skipped, compareSkipped)
+	sortSkipped(s.skipped)
 	s.index = newIndex(len(b.candidates))
 	for _, c := range sorted {
 		hash := maphash.String(b.seed, string(c.Name))
@@ -381,8 +382,10 @@ func (s *shard) skip(key, reason string) {
 	s.skipped = append(s.skipped, Skipped{Key: strings.ToValidUTF8(strings.Clone(key), "\uFFFD"), Reason: reason})
 }
 
-func compareSkipped(x, y Skipped) int {
-	return cmp.Or(cmp.Compare(x.Key, y.Key), cmp.Compare(x.Reason, y.Reason))
+func sortSkipped(all []Skipped) {
+	sort.Slice(all, func(i, j int) bool {
+		return cmp.Or(cmp.Compare(all[i].Key, all[j].Key), cmp.Compare(all[i].Reason, all[j].Reason)) < 0
+	})
 }
 
 func collision(name wire.Name, winner, loser string) Collision {

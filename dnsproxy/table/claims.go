@@ -3,6 +3,7 @@ package table
 import (
 	"cmp"
 	"slices"
+	"sort"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -110,8 +111,9 @@ func (t *Table) findCollisions() {
 			}
 		}
 	}
-	slices.SortFunc(found, func(x, y Collision) int {
-		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Winner, y.Winner), cmp.Compare(x.Loser, y.Loser))
+	sort.Slice(found, func(i, j int) bool {
+		x, y := found[i], found[j]
+		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Winner, y.Winner), cmp.Compare(x.Loser, y.Loser)) < 0
 	})
 	t.collisions = slices.Compact(found)
 }

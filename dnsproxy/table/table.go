@@ -50,7 +50,7 @@ func (t *Table) Skipped() []Skipped {
 	for i := range t.shards {
 		skipped = append(skipped, t.shards[i].skipped...)
 	}
-	slices.SortFunc(skipped, compareSkipped)
+	sortSkipped(skipped)
 	return skipped
 }
 

@@ -8,7 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
-	"strings"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -299,7 +299,7 @@ func (c *Client) Status() []Status {
 	for _, s := range servers {
 		all = append(all, s.status(now))
 	}
-	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.Spec.String(), b.Spec.String()) })
+	sort.Slice(all, func(i, j int) bool { return all[i].Spec.String() < all[j].Spec.String() })
 	return all
 }
 

@@ -126,7 +126,7 @@ func TestResolveRefuses(t *testing.T) {
 		{name: "mapping", file: "drain: {a: b}\n", want: []string{"line 1", "drain"}},
 		{name: "null", file: "drain:\n", want: []string{"line 1", "drain", "want a value"}},
 		{name: "no mapping", file: "- drain\n", want: []string{"line 1", "want keys"}},
-		{name: "both names", file: "upstream: 192.0.2.1\nservers: 192.0.2.2\n", want: []string{"line 2", "upstream", "already set on line 1"}},
+		{name: "twice", file: "upstream: 192.0.2.1\nupstream: 192.0.2.2\n", want: []string{"line 2", "upstream", "already set on line 1"}},
 		{
 			name: "every mistake", file: "drain: soon\ndrian: 1s\n", env: []string{"NAMETAP_MAX_TCP_CONNS=0"},
 			want: []string{"NAMETAP_MAX_TCP_CONNS", "more than 0", "line 1", "line 2"},
