@@ -163,7 +163,7 @@ func TestLockHeld(t *testing.T) {
 		}
 		l.keep(c)
 		wait.Until(t, "the rules are replaced", func() bool { return state(t, c) == iptables.InPlace })
-		if saves := l.saves(); !strings.Contains(saves, "--sport 5353") {
+		if saves := l.saves(); !strings.Contains(saves, "--uid-owner 5353") {
 			t.Error(saves)
 		}
 	})

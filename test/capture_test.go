@@ -302,20 +302,20 @@ func TestRepair(t *testing.T) { // K10
 		} {
 			began := time.Now()
 			v.Exec("sh", "-ec", fmt.Sprintf(damage, v.backend))
-			wait.Until(t, "the rules are repaired", func() bool { return v.metric("nametap_capture_repairs_total") == float64(n+1) })
+			// The agent may repair what one command has done before the next one.
+			wait.Until(t, "the rules are repaired", func() bool {
+				return v.metric("nametap_capture_repairs_total") >= float64(n+1) && v.Rules() == rules
+			})
 			if took := time.Since(began); took > 5*time.Second {
 				t.Errorf("repaired after %v", took)
 			} else {
 				t.Logf("repaired after %v", took)
 			}
-			if now := v.Rules(); now != rules {
-				t.Errorf("rules before:\n%s\nand after:\n%s", rules, now)
-			}
 			v.asked(named, meshIP)
 			v.asked(named6, meshIP)
 		}
-		if n := a.log.Count("capture rules had drifted and were repaired"); n != 2 {
-			t.Errorf("logged %d times:\n%s", n, a.log)
+		if n, repairs := a.log.Count("capture rules had drifted and were repaired"), v.metric("nametap_capture_repairs_total"); float64(n) != repairs {
+			t.Errorf("%v repairs, logged %d times:\n%s", repairs, n, a.log)
 		}
 	})
 }

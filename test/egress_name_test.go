@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -284,8 +286,8 @@ func (e *egressVM) negotiates(addr string) {
 	}
 }
 
-// sendUDP sends a packet to port 4433 of an address and waits for an answer. The error says why there is
-// none.
+// sendUDP sends packets to port 4433 of an address, as a client repeats them, and waits for an answer. The error says why
+// there is none.
 func (e *egressVM) sendUDP(addr string) error {
 	e.tb.Helper()
 	var conn net.Conn
@@ -295,12 +297,16 @@ func (e *egressVM) sendUDP(addr string) error {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
-		return err
+	for end := time.Now().Add(wait.Limit); time.Now().Before(end); {
+		if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+			return err
+		}
+		if _, err = conn.Write([]byte("initial")); err == nil {
+			_, err = conn.Read(make([]byte, 1))
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
 	}
-	if _, err := conn.Write([]byte("initial")); err != nil {
-		return err
-	}
-	_, err = conn.Read(make([]byte, 1))
 	return err
 }

@@ -511,7 +511,7 @@ func TestQueryLog(t *testing.T) {
 	}
 	a.ask("web")
 	wait.Until(t, "both suffixes are logged", func() bool { return a.log.Count(lines) >= 2 })
-	who := fmt.Sprintf(`(%d)" example="n1.one.bad.example A"`, os.Getuid())
+	who := fmt.Sprintf(`first_client="uid %d" example="n1.one.bad.example A"`, os.Getuid())
 	reason := fmt.Sprintf(`rcode=SERVFAIL reason="%s: SERVFAIL" row=F3`, a.one.Addr)
 	for suffix, parts := range map[string][]string{"bad.example": {reason, who}, "other.test": {reason}} {
 		if n := a.log.Count(append(parts, "level=WARN", lines, "suffix="+suffix+" ", "count=")...); n != 1 {
