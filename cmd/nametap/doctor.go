@@ -301,6 +301,9 @@ func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.
 		text.WriteString("; --all lists them")
 	}
 	text.WriteString("\n")
+	if len(report.Problems) == 0 {
+		text.WriteString("queries for single names may fail all the same: nametap tail --failed --since 10m\n")
+	}
 	_, err := io.WriteString(w, text.String())
 	return err
 }

@@ -290,6 +290,6 @@ func (q *recentQueries) print(w io.Writer) {
 			codes = append(codes, fmt.Sprintf("%d %s", q.Rcodes[code], code))
 		}
 		fmt.Fprintf(w, "  in the last %s, failures and slow queries for this name: %s; the last %s ago by %s\n",
-			ago(traceBack), strings.Join(codes, ", "), ago(time.Since(q.Last.Time)), printable(q.Last.Who()))
+			ago(traceBack), strings.Join(codes, ", "), ago(time.Since(q.Last.Time)), new(clientNames).of(q.Last))
 	}
 }

@@ -32,6 +32,7 @@ type seenQueries struct {
 	who    bool
 	limit  time.Duration
 	lost   uint64
+	names  clientNames
 }
 
 // declare declares the flags.
@@ -127,12 +128,13 @@ type tailCommand struct {
 	count    int
 	noFollow bool
 
-	began  time.Time
-	shown  int
-	header bool
-	colour bool
-	recent map[string]*repeats // of queries that were printed, by what is printed of them
-	hidden int
+	began   time.Time
+	shown   int
+	header  bool
+	colour  bool
+	recent  map[string]*repeats // of queries that were printed, by what is printed of them
+	hidden  int
+	reasons bool // were printed
 }
 
 func newTailCommand() *cobra.Command {
@@ -235,6 +237,9 @@ func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 		if t.hidden > 0 {
 			text += fmt.Sprintf("; %d repeats within a second are not shown", t.hidden)
 		}
+		if t.reasons {
+			text += "; `nametap explain F4` explains [F4]"
+		}
 		printError(w, text+"\n")
 	case t.lost > 0:
 		printError(w, fmt.Sprintf("%d more queries came faster than this command read them\n", t.lost))
@@ -291,7 +296,7 @@ func (t *tailCommand) repeats(r *seen.Record) (repeat bool, before int) {
 	if !r.Noteworthy {
 		return false, 0
 	}
-	key := fmt.Sprint(r.Who(), r.Question(), tailResult(r), tailFrom(r), r.Rows)
+	key := fmt.Sprint(t.names.of(r), r.Question(), tailResult(r), tailFrom(r), r.Rows)
 	last := t.recent[key]
 	if last != nil && r.Time.Sub(last.printed).Abs() < repeatTime {
 		last.count++
@@ -320,8 +325,9 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 		t.header = true
 	}
 	result := t.coloured(fmt.Sprintf("%-*s", resultColumn, tailResult(r)), tailColour(r))
-	fmt.Fprintf(&text, tailRow, clock(r.Time), printable(r.Who()), r.Question(), result, tailFrom(r), tailTook(r)+more(before))
+	fmt.Fprintf(&text, tailRow, clock(r.Time), t.names.of(r), r.Question(), result, tailFrom(r), tailTook(r)+more(before))
 	if r.Reason != "" {
+		t.reasons = true
 		fmt.Fprintf(&text, "%14s%s\n", "", t.coloured(fmt.Sprintf("%s  [%s]", printable(r.Reason), strings.Join(r.Rows, " ")), faint))
 	}
 	_, err := io.WriteString(w, text.String())

@@ -57,7 +57,7 @@ The exit code is 1 if --for found no query.`,
 func (t *topCommand) key(r *seen.Record) string {
 	switch t.by {
 	case "client":
-		return printable(r.Who())
+		return t.names.of(r)
 	case "server":
 		switch {
 		case r.Source != "upstream":
