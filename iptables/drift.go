@@ -162,11 +162,6 @@ func (t table) wants(name string) bool {
 // unmark returns the text that removes the mark of a table.
 func unmark(name string) string { return fmt.Sprintf("*%s\n-X %s\nCOMMIT\n", name, tableMark) }
 
-// deletable reports whether nametap has made a table and no program uses it.
-func (t *savedTable) deletable() bool {
-	return t.hasMark() && t.foreign()+len(t.ownChains())+len(t.jumps()) == 0
-}
-
 // Text returns the rules of a family as iptables-restore --noflush reads them, for a machine
 // without rules of nametap; "" if that family has none. The text that Apply restores also
 // removes previous rules: see [Capture.Plan].

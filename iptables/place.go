@@ -13,8 +13,7 @@ type place struct {
 	family   Family
 	tools    tools
 	attempts int // to write, 1 or more
-	// made has the tables that this process has made. It is nil for a place that is only removed
-	// from.
+	// made has the tables that this process has made; nil if it has made none. Another program may delete their marks.
 	made map[string]bool
 	// spare is a table that is not written; "" for none.
 	spare string
@@ -79,7 +78,23 @@ func (p place) converge(ctx context.Context, have saved, rules Rules) (reading, 
 // marks reports whether a table is to get the mark of nametap: it is new, or nametap has made it,
 // another program has deleted the mark with all other chains, and no program uses it.
 func (p place) marks(name string, have *savedTable) bool {
-	return p.backend == NFT && (have == nil || p.made[name] && !have.hasMark() && have.foreign() == 0)
+	if p.backend != NFT {
+		return false
+	}
+	if have == nil && p.made != nil {
+		p.made[name] = true
+	}
+	return have == nil || p.made[name] && !have.hasMark() && have.foreign() == 0
+}
+
+// deletable reports whether nametap has made a table and no program uses it.
+func (p place) deletable(name string, t *savedTable) bool {
+	return t != nil && (t.hasMark() || p.made[name]) && t.foreign()+len(t.ownChains())+len(t.jumps()) == 0
+}
+
+// untidy reports whether there may be tables that nametap has made.
+func (p place) untidy(s saved) bool {
+	return s.hasMark() || slices.ContainsFunc(tableNames(), func(name string) bool { return s[name] != nil && p.made[name] })
 }
 
 // A reading is what the kernel had at a generation of its nft rules, if that is known.
@@ -161,7 +176,7 @@ func (p place) unhook(ctx context.Context, have saved) error {
 // marks, and whether there was anything.
 func (p place) remove(ctx context.Context, have saved) (after saved, changed bool, err error) {
 	now, changed, err := p.converge(ctx, have, Rules{})
-	if err != nil || !now.hasMark() {
+	if err != nil || !p.untidy(now.saved) {
 		return now.saved, changed, err
 	}
 	return now.saved, true, p.tidy(ctx, now)
@@ -178,7 +193,7 @@ func (p place) tidy(ctx context.Context, now reading) error {
 	}
 	var deletable []string
 	for _, name := range tableNames() {
-		if now.saved[name].deletable() {
+		if p.deletable(name, now.saved[name]) {
 			deletable = append(deletable, name)
 		}
 	}
@@ -186,13 +201,18 @@ func (p place) tidy(ctx context.Context, now reading) error {
 		deletable = nil // another program has changed rules, or uses a table
 	}
 	for _, name := range tableNames() {
-		if !now.saved[name].hasMark() || slices.Contains(deletable, name) || p.deleteTable(ctx, name) == nil {
+		marked := now.saved[name].hasMark()
+		switch {
+		case slices.Contains(deletable, name), !marked && !p.deletable(name, now.saved[name]):
+			continue
+		case p.deleteTable(ctx, name) == nil, !marked:
 			continue
 		}
 		if err := p.tools.write(ctx, unmark(name)); err != nil {
 			return err
 		}
 	}
+	clear(p.made)
 	return nil
 }
 
@@ -210,22 +230,24 @@ func (p place) deleteTable(ctx context.Context, name string) error {
 	switch {
 	case err != nil:
 		return err
-	case !now.known || !now.saved[name].deletable():
+	case !now.known || !p.deletable(name, now.saved[name]):
 		return fmt.Errorf("other programs use table %s", name)
 	}
 	return deleteNFTTables(p.family, now.generation, name)
 }
 
 // removeSide removes everything of nametap in one backend, as far as it can be read, and
-// reports whether there was anything.
-func removeSide(ctx context.Context, s *side, attempts int) (bool, error) {
+// reports whether there was anything. made has the tables that this process has made.
+func removeSide(ctx context.Context, s *side, attempts int, made map[site]map[string]bool) (bool, error) {
 	changed := false
 	var errs []error
 	for _, f := range families() {
-		if s.saved[f] == nil || !s.saved[f].hasOwn() && !s.saved[f].hasMark() {
+		p := s.place(f, attempts)
+		p.made = made[site{s.backend, f}]
+		if s.saved[f] == nil || !s.saved[f].hasOwn() && !p.untidy(s.saved[f]) {
 			continue
 		}
-		after, did, err := s.place(f, attempts).remove(ctx, s.saved[f])
+		after, did, err := p.remove(ctx, s.saved[f])
 		changed = changed || did
 		errs = append(errs, err)
 		if err == nil {

@@ -131,6 +131,27 @@ func TestRemoveAfterFlushMeanwhile(t *testing.T) {
 	})
 }
 
+// K3, V8: tables that nametap made are deleted even if another program has removed all chains since, as firewalld does
+// when it starts. Tables that another program has made stay.
+func TestRemoveAfterLastFlush(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, kind{iptables.NFT, iptables.IPv4})
+	l.ns.Run(func() {
+		l.sh("%s -w 5 -t filter -P OUTPUT ACCEPT", tool(t, "iptables-nft")) // makes a table
+		untouched := l.saves()
+		c := l.with(l.config())
+		apply(t, c)
+		for _, table := range []string{"raw", "nat", "filter"} {
+			flush := tool(t, "iptables-nft") + " -w 5 -t " + table
+			l.sh("%[1]s -F && %[1]s -X", flush)
+		}
+		remove(t, c)
+		if after := l.saves(); after != untouched {
+			t.Errorf("left behind:\n%s\nwant\n%s", after, untouched)
+		}
+	})
+}
+
 // K3: a table that nametap made and that other programs use now stays, without nametap's
 // rules.
 func TestRemoveFromSharedTable(t *testing.T) {

@@ -39,7 +39,7 @@ func (c *Capture) apply(ctx context.Context, m machine, attempts int) (changed b
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		return changed, err
 	}
-	removed, otherErr := removeSide(ctx, other, attempts)
+	removed, otherErr := removeSide(ctx, other, attempts, c.made)
 	changed = changed || removed
 	if changed {
 		c.entries.sweep(cfg, c.in, true)
@@ -93,7 +93,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		if c.in.backend == "" {
 			ctx := context.WithoutCancel(ctx)
-			_, removeErr := removeSide(ctx, c.goal.Config.toolbox().inspect(ctx, s.backend), brief)
+			_, removeErr := removeSide(ctx, c.goal.Config.toolbox().inspect(ctx, s.backend), brief, c.made)
 			err = errors.Join(err, removeErr)
 		}
 		return changed, err
@@ -383,11 +383,11 @@ func (c *Capture) removeAll(ctx context.Context) error {
 func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
 	var failed, unseen error
 	for _, b := range []Backend{NFT, Legacy} {
-		if c.bare[b] {
+		if c.bare[b] && !c.hasMade(b) {
 			continue
 		}
 		s := c.goal.Config.toolbox().inspect(ctx, b)
-		_, err := removeSide(ctx, s, patient)
+		_, err := removeSide(ctx, s, patient, c.made)
 		if err == nil {
 			c.cleared(s)
 		}
@@ -402,6 +402,11 @@ func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
 		return again, failed
 	}
 	return false, unseen
+}
+
+// hasMade reports whether this process has made tables in a backend.
+func (c *Capture) hasMade(b Backend) bool {
+	return slices.ContainsFunc(families(), func(f Family) bool { return len(c.made[site{b, f}]) > 0 })
 }
 
 // unread returns an error if a backend that may have rules of nametap could not be read: an
