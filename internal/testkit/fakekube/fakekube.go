@@ -185,6 +185,9 @@ func (a *API) undo(n int) {
 		c := a.changes[len(a.changes)-1]
 		a.changes = a.changes[:len(a.changes)-1]
 		if c.before != nil {
+			if a.objects[c.path] == nil {
+				a.objects[c.path] = map[string]*unstructured.Unstructured{}
+			}
 			a.objects[c.path][c.before.GetNamespace()+"/"+c.before.GetName()] = c.before
 		} else if c.after != nil {
 			delete(a.objects[c.path], c.after.GetNamespace()+"/"+c.after.GetName())
