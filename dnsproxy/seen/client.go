@@ -3,7 +3,6 @@ package seen
 import (
 	"encoding/binary"
 	"errors"
-	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -45,8 +44,7 @@ type clients struct {
 	buffer  []byte
 	budgets [kinds]budget
 
-	addresses   map[netip.Addr]bool // of this host
-	addressesAt time.Time
+	host HostAddrs
 }
 
 func newClients() *clients {
@@ -87,34 +85,12 @@ func (c *clients) find(q *Query, sent Sent) Who {
 	if !found.Known && !sure {
 		found = c.byPortLocked(q)
 	}
-	if found.wildcard && !c.isLocalLocked(q.Client.Addr(), now) {
+	// A socket that is bound to all addresses and has the port of a client elsewhere, such as in a container, is not the
+	// client's.
+	if found.wildcard && !c.host.Has(q.Client.Addr(), now) {
 		return Who{}
 	}
 	return found.Who
-}
-
-// addressesAge is how long the addresses of this host are used.
-const addressesAge = 5 * time.Second
-
-// isLocalLocked reports whether an address is one of this host. A socket that is bound to all addresses and has the
-// port of a client elsewhere, such as in a container, is not the client's.
-func (c *clients) isLocalLocked(addr netip.Addr, now time.Time) bool {
-	if addr.IsLoopback() {
-		return true
-	}
-	if now.Sub(c.addressesAt) > addressesAge {
-		addresses, err := net.InterfaceAddrs()
-		if err != nil {
-			return false
-		}
-		c.addresses, c.addressesAt = map[netip.Addr]bool{}, now
-		for _, a := range addresses {
-			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-				c.addresses[prefix.Addr().WithZone("")] = true
-			}
-		}
-	}
-	return c.addresses[addr.WithZone("")]
 }
 
 // An owner is the owner of a socket.

@@ -1,0 +1,37 @@
+package seen
+
+import (
+	"net"
+	"net/netip"
+	"time"
+)
+
+// hostAddrsAge is how long the addresses of this host are used.
+const hostAddrsAge = 5 * time.Second
+
+// HostAddrs are the addresses of this host. The zero value reads them when it is asked. Only one goroutine may use it at a
+// time.
+type HostAddrs struct {
+	all map[netip.Addr]bool
+	at  time.Time // when they were read
+}
+
+// Has reports whether an address is one of this host. It is false for all but loopback if they cannot be read.
+func (h *HostAddrs) Has(addr netip.Addr, now time.Time) bool {
+	if addr.IsLoopback() {
+		return true
+	}
+	if now.Sub(h.at) > hostAddrsAge {
+		addresses, err := net.InterfaceAddrs()
+		if err != nil {
+			return false
+		}
+		h.all, h.at = map[netip.Addr]bool{}, now
+		for _, a := range addresses {
+			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+				h.all[prefix.Addr().WithZone("")] = true
+			}
+		}
+	}
+	return h.all[addr.WithZone("")]
+}
