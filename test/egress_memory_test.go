@@ -88,7 +88,7 @@ func memoryCgroup(t *testing.T, limit int) (dir, usage string) {
 		}
 		return dir, filepath.Join(dir, files[1])
 	}
-	t.Skip("there is no memory controller of cgroups")
+	t.Skip("LEFT OUT: connections to VIPs in a cgroup, there is no memory controller of cgroups")
 	return "", ""
 }
 
