@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/internal/conntrack"
 )
 
@@ -34,10 +35,14 @@ func descriptors() problems.Resource {
 		return found
 	}
 	files, err := os.ReadDir(openFiles)
-	if err != nil { // perhaps because there is none to open the directory
+	switch {
+	case err == nil:
+		found.Used = uint64(len(files))
+	case sockets.OutOfDescriptors(err):
+		found.Used = found.Limit
+	default:
 		return problems.Resource{}
 	}
-	found.Used = uint64(len(files))
 	return found
 }
 

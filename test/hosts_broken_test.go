@@ -144,7 +144,7 @@ func brokenLocally() []hostCase {
 		{name: "no descriptor is free", says: "PROBLEM  the agent has no free descriptors", make: func(e *examined) {
 			e.sameUser = true
 			a := e.agent()
-			a.limitFiles(a.openFiles())
+			a.limitFiles(a.freeFile())
 			e.mend = func() { a.limitFiles(1024) }
 		}},
 		{name: "memory is nearly used up", says: "WARNING  the memory of the agent is nearly at its limit", make: func(e *examined) {
