@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/internal/httpguard"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // maxStatusConns is the most connections to an endpoint, to which every host that reaches this

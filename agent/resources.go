@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/agent/problems"
-	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/internal/conntrack"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // conntrackEntries returns how full connection tracking is.

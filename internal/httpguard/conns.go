@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // acceptWait is how long a client may take to connect before a lack of descriptors is no

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // Limits of one request. Probes and scrapes are short; the table of a large mesh takes
