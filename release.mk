@@ -12,7 +12,7 @@ BIN      ?= bin
 # What `make packages` and `make image` build. The time of the commit is the time of all files in
 # them, so that equal sources give equal packages and images. An unpacked archive has none.
 ARCHES   ?= amd64 arm64
-FORMATS  ?= deb rpm apk
+FORMATS  ?= deb rpm
 SOURCE_DATE_EPOCH ?= $(shell tools/commit-time)
 LINK     = -s -w -X github.com/nametap/nametap/internal/version.release=$(VERSION)
 RELEASE  = LINK='$(LINK)' GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
@@ -66,7 +66,7 @@ clean: ## remove what was built
 
 ##@ release
 .PHONY: packages image image-roots image-check image-update image-test release reproducible release-test sign verify vuln
-packages: ## build deb, rpm and apk with VERSION in bin/release (ARCHES, FORMATS)
+packages: ## build deb and rpm with VERSION in bin/release (ARCHES, FORMATS)
 	@$(RELEASE) tools/binaries
 	@$(RELEASE) tools/packages
 
