@@ -80,10 +80,12 @@ func (s *side) unseen() error {
 }
 
 // inspect reads a backend.
-func (x toolbox) inspect(ctx context.Context, b Backend) *side { return x.inspecting(ctx, b)() }
+func inspect(ctx context.Context, cfg Config, b Backend) *side {
+	return inspecting(ctx, newToolbox(cfg), b)()
+}
 
 // inspecting starts to read a backend. The function that it returns waits for it.
-func (x toolbox) inspecting(ctx context.Context, b Backend) (wait func() *side) {
+func inspecting(ctx context.Context, x toolbox, b Backend) (wait func() *side) {
 	s := &side{
 		backend: b,
 		tools:   make(map[Family]tools),
@@ -117,8 +119,9 @@ type machine struct {
 }
 
 // inspectAll reads both backends.
-func (x toolbox) inspectAll(ctx context.Context) machine {
-	nft, legacy := x.inspecting(ctx, NFT), x.inspecting(ctx, Legacy)
+func inspectAll(ctx context.Context, cfg Config) machine {
+	x := newToolbox(cfg)
+	nft, legacy := inspecting(ctx, x, NFT), inspecting(ctx, x, Legacy)
 	return machine{plain: x.plainBackend(ctx), nft: nft(), legacy: legacy()}
 }
 
@@ -186,4 +189,18 @@ func (x toolbox) plainBackend(ctx context.Context) Backend {
 		return b
 	}
 	return NFT
+}
+
+// endsByItself reports whether all rules of nametap have a lease, and whether there are any.
+func (m machine) endsByItself() bool {
+	found := false
+	for _, side := range []*side{m.nft, m.legacy} {
+		for f, s := range side.saved {
+			if s.hasOwn() && !s.leased(f) {
+				return false
+			}
+			found = found || s.hasOwn()
+		}
+	}
+	return found
 }

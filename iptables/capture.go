@@ -77,13 +77,13 @@ func (in installed) unleased() bool {
 
 // acceptable returns an error if no family is installed, a required one is missing, or anything
 // is missing that this machine may support.
-func (c Config) acceptable(in installed) error {
+func (in installed) acceptable(cfg Config) error {
 	var refused, passing []error
 	for _, f := range families() {
 		if err := in.missing[f]; err != nil {
 			err = fmt.Errorf("capturing DNS over %s: %w", f, err)
 			switch {
-			case len(in.families) == 0 || c.Family(f) == On:
+			case len(in.families) == 0 || cfg.Family(f) == On:
 				refused = append(refused, err)
 			case !unsupported(in.missing[f]):
 				passing = append(passing, err)
@@ -126,9 +126,9 @@ const (
 	stepRemove             // remove the rest
 )
 
-// next returns the next step from a phase to the desired value. due is true if the time for
+// nextStep returns the next step from a phase to the desired value. due is true if the time for
 // a step has come.
-func next(desired *target, now phase, due bool) step {
+func nextStep(desired *target, now phase, due bool) step {
 	switch {
 	case !desired.set, !desired.On && now == removed:
 		return stepNone
@@ -149,8 +149,6 @@ func next(desired *target, now phase, due bool) step {
 // Keep, Apply and Remove change rules; only one of them may run at a time. All other methods may
 // be called at any time, and never wait for these.
 type Capture struct {
-	log *slog.Logger
-
 	checks, repairs, failures atomic.Uint64
 	drift                     atomic.Pointer[string]    // see Stats
 	watched                   atomic.Bool               // the kernel announces changes of nft rules
@@ -168,28 +166,18 @@ type Capture struct {
 
 	// The rest belongs to the goroutine that changes rules.
 
-	goal     *target                  // the target that the steps are for
-	phase    phase                    // what is known of the kernel
-	due      time.Time                // the earliest time of the next step
-	attempts int                      // to write the rules of goal
-	settle   time.Duration            // for which the chains stay after they are unhooked
-	retries  retries                  // of a removal
-	in       installed                // what this process has installed
-	applied  machine                  // what the last step apply has left
-	captured bool                     // rules were installed and not removed
-	unleased bool                     // the rules of a family had no lease
-	changes  bool                     // rules were installed or changed since the last report
-	placed   map[site]bool            // where rules were written and may still be
-	made     map[site]map[string]bool // the tables that this process has made
-	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
-	logged   string                   // the last failure that was logged
-	entries  entries
-	firewall firewall
+	installer
+	phase    phase         // what is known of the kernel
+	due      time.Time     // the earliest time of the next step
+	attempts int           // to write the rules of goal
+	settle   time.Duration // for which the chains stay after they are unhooked
+	retries  retries       // of a removal
+	applied  machine       // what the last step apply has left
+	captured bool          // rules were installed and not removed
+	logged   string        // the last failure that was logged
 	seed     maphash.Seed  // of fingerprints
 	seen     fingerprint   // of the kernel when all rules were there, zero if that is not known
 	ready    time.Time     // the earliest time of a check that an announcement makes due
-	lacks    time.Duration // the pause before what this machine does not support is tried again; 0 if there is none
-	lacksDue time.Time     // when that is
 	paced    time.Time     // when the steps so far would have ended at one in each Config.Interval
 
 	open      func() bool // reports connections to VIPs; nil if there are never any
@@ -204,15 +192,11 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	c := &Capture{
-		log:       log,
+		installer: newInstaller(log),
 		changed:   make(chan struct{}, 1),
 		rules:     make(chan struct{}, 1),
 		installed: make(chan struct{}, 1),
 		begun:     make(chan struct{}),
-		placed:    make(map[site]bool),
-		made:      make(map[site]map[string]bool),
-		bare:      make(map[Backend]bool),
-		entries:   newEntries(log),
 		seed:      maphash.MakeSeed(),
 	}
 	c.target.Store(&target{})
@@ -505,7 +489,7 @@ func (c *Capture) restart() {
 }
 
 // next returns the next step now.
-func (c *Capture) next() step { return next(c.goal, c.phase, !time.Now().Before(c.due)) }
+func (c *Capture) next() step { return nextStep(c.goal, c.phase, !time.Now().Before(c.due)) }
 
 // sleep returns when the desired value changed, the next step is due, or ctx ends.
 func (c *Capture) sleep(ctx context.Context, s step) {
@@ -532,7 +516,7 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	began := time.Now()
 	switch s {
 	case stepApply:
-		m := c.goal.Config.toolbox().inspectAll(ctx)
+		m := inspectAll(ctx, c.goal.Config)
 		changed, err := c.apply(ctx, m, c.attempts)
 		c.firewall.note(m, c.in)
 		c.applied = m

@@ -46,7 +46,7 @@ func (e *entries) sweep(cfg Config, in installed, changed bool) {
 			e.replies = now.Add(cfg.Settle)
 		}
 		if changed && cfg.hasVIPs(f) {
-			_, ok := e.drop(f, cfg.bypassingVIPs())
+			_, ok := e.drop(f, bypassingVIPs(cfg))
 			e.failed = e.failed || !ok
 		}
 	}

@@ -39,7 +39,7 @@ func TestNext(t *testing.T) {
 		{off, removed, false, stepNone},
 	} {
 		t.Run(fmt.Sprintf("set %v on %v phase %d due %v", test.desired.set, test.desired.On, test.now, test.due), func(t *testing.T) {
-			if got := next(test.desired, test.now, test.due); got != test.want {
+			if got := nextStep(test.desired, test.now, test.due); got != test.want {
 				t.Errorf("step %d, want %d", got, test.want)
 			}
 		})
@@ -53,7 +53,7 @@ func TestRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const patience = 15 * time.Second
 		goal := &target{Desired: Desired{Config: Config{Patience: patience}}}
-		c := &Capture{goal: goal}
+		c := &Capture{installer: installer{goal: goal}}
 		failure := errors.New("a failure")
 		start := time.Now()
 		for c.failed(failure, true) == nil {
@@ -65,7 +65,7 @@ func TestRetries(t *testing.T) {
 		if took := time.Since(start); took < patience || c.retries.reported == nil || time.Now().Before(c.due) {
 			t.Errorf("reported after %v, tried again in %v", took, time.Until(c.due))
 		}
-		c = &Capture{goal: goal}
+		c = &Capture{installer: installer{goal: goal}}
 		if err := c.failed(failure, false); err == nil || time.Until(c.due) != patience {
 			t.Errorf("%v, tried again after %v", err, time.Until(c.due))
 		}

@@ -32,12 +32,12 @@ const (
 
 // leaseName returns the name of the list of match recent that holds the lease of a family. Its mask makes all
 // addresses equal, so it has one entry or none: the time of the last renewal.
-func (f Family) leaseName() string { return ownPrefix + strings.ToUpper(f.String()) }
+func leaseName(f Family) string { return ownPrefix + strings.ToUpper(f.String()) }
 
 // recent returns a match with the lease of a family.
-func (f Family) recent(command string) string {
+func recent(f Family, command string) string {
 	every := netip.PrefixFrom(f.Loopback(), 0).Masked().Addr()
-	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", command, f.leaseName(), every)
+	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", command, leaseName(f), every)
 }
 
 // leaseAlive is the command of match recent that matches while the lease has time left.
@@ -48,7 +48,7 @@ func (b builder) unleased() []string {
 	if !b.cfg.Lease {
 		return nil
 	}
-	return []string{b.rule(b.family.recent("! "+leaseAlive), "no agent", "RETURN")}
+	return []string{b.rule(recent(b.family, "! "+leaseAlive), "no agent", "RETURN")}
 }
 
 // leases makes the chain that carries out requests about the lease.
@@ -62,10 +62,10 @@ func (b builder) leases() []chain {
 	c := chain{name: leaseChain, parent: "OUTPUT", jumps: []string{b.rule(jump, "lease", leaseChain)}}
 	for _, agent := range b.agents() {
 		c.rules = append(c.rules,
-			b.rule(to(leaseRenewal)+" "+agent+" "+b.family.recent("--set"), "renewal", "DROP"),
-			b.rule(to(leaseEnd)+" "+agent+" "+b.family.recent("--remove"), "end", "DROP"))
+			b.rule(to(leaseRenewal)+" "+agent+" "+recent(b.family, "--set"), "renewal", "DROP"),
+			b.rule(to(leaseEnd)+" "+agent+" "+recent(b.family, "--remove"), "end", "DROP"))
 	}
-	c.rules = append(c.rules, b.rule(to(leaseQuery)+" "+b.family.recent(leaseAlive), "query", "DROP"))
+	c.rules = append(c.rules, b.rule(to(leaseQuery)+" "+recent(b.family, leaseAlive), "query", "DROP"))
 	return []chain{c}
 }
 

@@ -22,8 +22,8 @@ const (
 	legacyEntries = 65
 )
 
-// revisions returns the options for the revision of a match and of a target.
-func (f Family) revisions() (match, target int) {
+// legacyRevisions returns the options for the revision of a match and of a target.
+func legacyRevisions(f Family) (match, target int) {
 	if f == IPv6 {
 		return 68, 69
 	}
@@ -73,7 +73,7 @@ func lacksLegacyTable(f Family, table string) bool {
 // the kernel says it does not have, or "". iptables-legacy does not print the error of a
 // commit.
 func lacksLegacyExtension(f Family, text string) string {
-	match, target := f.revisions()
+	match, target := legacyRevisions(f)
 	asked := map[string]bool{}
 	for line := range strings.Lines(text) {
 		if !strings.HasPrefix(line, "-A ") && !strings.HasPrefix(line, "-I ") {

@@ -236,9 +236,9 @@ func (p place) deleteTable(ctx context.Context, name string) error {
 	return deleteNFTTables(p.family, now.generation, name)
 }
 
-// removeSide removes everything of nametap in one backend, as far as it can be read, and
+// remove removes everything of nametap in the backend, as far as it can be read, and
 // reports whether there was anything. made has the tables that this process has made.
-func removeSide(ctx context.Context, s *side, attempts int, made map[site]map[string]bool) (bool, error) {
+func (s *side) remove(ctx context.Context, attempts int, made map[site]map[string]bool) (bool, error) {
 	changed := false
 	var errs []error
 	for _, f := range families() {

@@ -106,12 +106,12 @@ func (c *Capture) publish() {
 }
 
 // level returns the level of a family.
-func (c *Capture) level(f Family) Level {
-	v, ok := c.in.families[f]
+func (i *installer) level(f Family) Level {
+	v, ok := i.in.families[f]
 	switch {
-	case !c.goal.On || len(c.goal.variants[0].rules.tables(f)) == 0:
+	case !i.goal.On || len(i.goal.variants[0].rules.tables(f)) == 0:
 		return LevelOff
-	case !ok && unsupported(c.in.missing[f]):
+	case !ok && unsupported(i.in.missing[f]):
 		return LevelUnavailable
 	case !ok:
 		return LevelFailed
@@ -178,7 +178,7 @@ func (c *Capture) Stats() Stats {
 // Status reads both backends. It changes nothing and does not wait for Keep.
 func (c *Capture) Status(ctx context.Context) (Status, error) {
 	r := c.report.Load()
-	return r.status(r.goal.Config.toolbox().inspectAll(ctx))
+	return r.status(inspectAll(ctx, r.goal.Config))
 }
 
 // Applied is Status as the last [Capture.Apply] has left the rules. It reads nothing, and must not be called while
@@ -208,17 +208,7 @@ func (r *report) status(m machine) (Status, error) {
 // EndsByItself reports whether all rules of nametap in the kernel have a lease: they capture nothing when no
 // agent renews it.
 func (c *Capture) EndsByItself(ctx context.Context) bool {
-	found := false
-	m := c.goal.Config.toolbox().inspectAll(ctx)
-	for _, side := range []*side{m.nft, m.legacy} {
-		for f, s := range side.saved {
-			if s.hasOwn() && !s.leased(f) {
-				return false
-			}
-			found = found || s.hasOwn()
-		}
-	}
-	return found
+	return inspectAll(ctx, c.goal.Config).endsByItself()
 }
 
 // sides returns both backends, the one for the rules first.
@@ -280,7 +270,12 @@ type Step struct {
 // to texts without it.
 func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 	r := c.report.Load()
-	s, other, _, err := r.sides(r.goal.Config.toolbox().inspectAll(ctx))
+	return r.plan(inspectAll(ctx, r.goal.Config))
+}
+
+// plan returns the texts that turn what the kernel has into the rules of the goal.
+func (r *report) plan(m machine) ([]Step, error) {
+	s, other, _, err := r.sides(m)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -13,11 +14,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// An installer installs and removes the rules of both families in both backends. It knows what this process has
+// installed. It belongs to the goroutine that changes rules.
+type installer struct {
+	log      *slog.Logger
+	goal     *target                  // the target that the steps are for
+	in       installed                // what this process has installed
+	unleased bool                     // the rules of a family had no lease
+	changes  bool                     // rules were installed or changed since the last report
+	placed   map[site]bool            // where rules were written and may still be
+	made     map[site]map[string]bool // the tables that this process has made
+	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
+	entries  entries
+	firewall firewall
+	lacks    time.Duration // the pause before what this machine does not support is tried again; 0 if there is none
+	lacksDue time.Time     // when that is
+}
+
+func newInstaller(log *slog.Logger) installer {
+	return installer{
+		log:     log,
+		placed:  make(map[site]bool),
+		made:    make(map[site]map[string]bool),
+		bare:    make(map[Backend]bool),
+		entries: newEntries(log),
+	}
+}
+
 // apply installs the rules of the goal with this many attempts, and reports whether that changed
 // anything. m is what the kernel had a moment ago.
-func (c *Capture) apply(ctx context.Context, m machine, attempts int) (changed bool, err error) {
-	defer func() { c.changes = c.changes || changed }()
-	cfg := c.goal.Config
+func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed bool, err error) {
+	defer func() { i.changes = i.changes || changed }()
+	cfg := i.goal.Config
 	if err := checkMapped(cfg); err != nil {
 		return false, err
 	}
@@ -26,11 +54,11 @@ func (c *Capture) apply(ctx context.Context, m machine, attempts int) (changed b
 		return false, err
 	}
 	other := m.side(chosen.backend.other())
-	changed, err = c.install(ctx, chosen, reason, attempts)
+	changed, err = i.install(ctx, chosen, reason, attempts)
 	if cfg.Backend == Auto && errors.Is(err, errNoTable) && !errors.Is(err, ErrIncomplete) && other.usable() {
 		chosen, other = other, chosen
 		var err2 error
-		changed, err2 = c.install(ctx, chosen, "the kernel has no tables for "+string(other.backend), attempts)
+		changed, err2 = i.install(ctx, chosen, "the kernel has no tables for "+string(other.backend), attempts)
 		if err2 != nil {
 			err2 = errors.Join(err2, err)
 		}
@@ -39,13 +67,13 @@ func (c *Capture) apply(ctx context.Context, m machine, attempts int) (changed b
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		return changed, err
 	}
-	removed, otherErr := removeSide(ctx, other, attempts, c.made)
+	removed, otherErr := other.remove(ctx, attempts, i.made)
 	changed = changed || removed
 	if changed {
-		c.entries.sweep(cfg, c.in, true)
+		i.entries.sweep(cfg, i.in, true)
 	}
 	if otherErr == nil {
-		c.cleared(other)
+		i.cleared(other)
 		return changed, err
 	}
 	otherErr = fmt.Errorf("%w: %w, %s: %w", ErrIncomplete, errElsewhere, other.backend, otherErr)
@@ -54,11 +82,11 @@ func (c *Capture) apply(ctx context.Context, m machine, attempts int) (changed b
 
 // install installs the rules in one backend. If that fails and this process had none installed,
 // it leaves none; otherwise it keeps what works.
-func (c *Capture) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
+func (i *installer) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
 	in := installed{backend: s.backend, reason: reason,
 		families: make(map[Family]variant), missing: make(map[Family]error), reduced: make(map[Family]error)}
 	for _, f := range families() {
-		variants := c.goal.variantsFor(f, s.saved[f])
+		variants := i.goal.variantsFor(f, s.saved[f])
 		p := s.place(f, attempts)
 		wanted := len(variants[0].rules.tables(f)) > 0
 		var a applied
@@ -72,8 +100,8 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 		case !wanted:
 			a.have, a.changed, err = p.remove(ctx, s.saved[f])
 		default:
-			p.made, p.spare = c.place(site{s.backend, f}), c.firewall.spare(f)
-			supported, lacks := c.candidates(variants, site{s.backend, f}, s.saved[f])
+			p.made, p.spare = i.place(site{s.backend, f}), i.firewall.spare(f)
+			supported, lacks := i.candidates(variants, site{s.backend, f}, s.saved[f])
 			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
 				in.families[f] = a.variant
 				a.reduced = cmp.Or(a.reduced, lacks)
@@ -89,49 +117,49 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 			in.reduced[f] = a.reduced
 		}
 	}
-	err = c.goal.Config.acceptable(in)
+	err = in.acceptable(i.goal.Config)
 	if err != nil && !errors.Is(err, ErrIncomplete) {
-		if c.in.backend == "" {
+		if i.in.backend == "" {
 			ctx := context.WithoutCancel(ctx)
-			_, removeErr := removeSide(ctx, c.goal.Config.toolbox().inspect(ctx, s.backend), brief, c.made)
+			_, removeErr := inspect(ctx, i.goal.Config, s.backend).remove(ctx, brief, i.made)
 			err = errors.Join(err, removeErr)
 		}
 		return changed, err
 	}
 	if ctx.Err() == nil {
-		c.logMissing(in)
+		i.logMissing(in)
 	}
-	c.noteLacks(in)
-	c.in, c.unleased = in, in.unleased()
+	i.noteLacks(in)
+	i.in, i.unleased = in, in.unleased()
 	return changed, err
 }
 
 // candidates returns the variants that the machine may support with have in the kernel, and why
 // others are left out. Unsupported variants are tried again when they are due.
-func (c *Capture) candidates(vs []variant, at site, have saved) (left []variant, lacks error) {
+func (i *installer) candidates(vs []variant, at site, have saved) (left []variant, lacks error) {
 	left, lacks = possible(vs, have)
-	if reduced := c.in.reduced[at.family]; reduced != nil && at.backend == c.in.backend && !c.retryDue() {
-		return c.in.families[at.family].orLess(left), reduced
+	if reduced := i.in.reduced[at.family]; reduced != nil && at.backend == i.in.backend && !i.retryDue() {
+		return i.in.families[at.family].orLess(left), reduced
 	}
 	return left, lacks
 }
 
 // noteLacks sets when to try again what this machine does not support, after an attempt if that was due.
-func (c *Capture) noteLacks(in installed) {
+func (i *installer) noteLacks(in installed) {
 	switch {
 	case in.complete() || in.failed():
-		c.lacks = 0
-	case c.lacks == 0 || c.retryDue():
-		c.lacks = min(max(2*c.lacks, c.goal.Config.Interval), quietInterval)
-		c.lacksDue = time.Now().Add(c.lacks)
+		i.lacks = 0
+	case i.lacks == 0 || i.retryDue():
+		i.lacks = min(max(2*i.lacks, i.goal.Config.Interval), quietInterval)
+		i.lacksDue = time.Now().Add(i.lacks)
 	}
 }
 
 // retryDue reports whether to try again what is missing: at each check what has failed for a reason that may pass,
 // and ever more rarely what this machine does not support. Each attempt writes rules to one table, and may not to
 // the next one, so queries pass through until the rules are as before.
-func (c *Capture) retryDue() bool {
-	return !c.in.complete() && (c.lacks == 0 || !time.Now().Before(c.lacksDue))
+func (i *installer) retryDue() bool {
+	return !i.in.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
 }
 
 // failed reports whether anything is missing that this machine may support.
@@ -151,39 +179,39 @@ func (v variant) orLess(vs []variant) []variant {
 }
 
 // place records that rules are written to a site, and returns the tables that this process has made there.
-func (c *Capture) place(at site) (made map[string]bool) {
-	c.placed[at] = true
-	if c.made[at] == nil {
-		c.made[at] = make(map[string]bool)
+func (i *installer) place(at site) (made map[string]bool) {
+	i.placed[at] = true
+	if i.made[at] == nil {
+		i.made[at] = make(map[string]bool)
 	}
-	return c.made[at]
+	return i.made[at]
 }
 
 // logMissing logs changes of what is missing.
-func (c *Capture) logMissing(in installed) {
+func (i *installer) logMissing(in installed) {
 	for _, f := range families() {
-		was, is := c.in.families[f], in.families[f]
-		switch err, before := in.missing[f], c.in.missing[f]; {
+		was, is := i.in.families[f], in.families[f]
+		switch err, before := in.missing[f], i.in.missing[f]; {
 		case err != nil && before == nil:
-			c.log.Warn("DNS over one family is not captured", "family", f, "error", err)
+			i.log.Warn("DNS over one family is not captured", "family", f, "error", err)
 		case err == nil && before != nil && len(is.rules.tables(f)) > 0:
-			c.log.Info("DNS over a family that was missing is captured now", "family", f)
+			i.log.Info("DNS over a family that was missing is captured now", "family", f)
 		}
 		switch {
 		case slices.Equal(is.without, was.without):
 		case len(is.without) > 0:
-			c.log.Warn("the capture rules leave out what this machine does not support",
+			i.log.Warn("the capture rules leave out what this machine does not support",
 				"family", f, "without", strings.Join(is.without, ", "), "error", in.reduced[f])
 		case len(is.rules.tables(f)) > 0:
-			c.log.Info("capture rules are complete now", "family", f)
+			i.log.Info("capture rules are complete now", "family", f)
 		}
 	}
 }
 
 // cleared records that nothing of nametap is in the families of a backend that could be read.
-func (c *Capture) cleared(s *side) {
+func (i *installer) cleared(s *side) {
 	for f := range s.saved {
-		delete(c.placed, site{s.backend, f})
+		delete(i.placed, site{s.backend, f})
 	}
 }
 
@@ -191,7 +219,7 @@ func (c *Capture) cleared(s *side) {
 // is missing.
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
-	now, err := c.fingerprint() // before the rules are read, or a change in between would be missed
+	now, err := takeFingerprint(c.seed) // before the rules are read, or a change in between would be missed
 	known := err == nil
 	c.firewall.look(c.lastChange())
 	if begins := c.begins.Swap(false); begins || c.entries.pending() {
@@ -211,7 +239,7 @@ func (c *Capture) check(ctx context.Context) error {
 // repair reads the rules and repairs what differs, except for a table that is left to a later check. same reports
 // that nothing differs.
 func (c *Capture) repair(ctx context.Context) (same bool, err error) {
-	m := c.goal.Config.toolbox().inspectAll(ctx)
+	m := inspectAll(ctx, c.goal.Config)
 	drifts, err := c.drifted(m)
 	if err != nil || len(drifts) == 0 && !c.retryDue() {
 		c.firewall.note(m, c.in)
@@ -239,14 +267,14 @@ type fingerprint struct {
 	legacy     uint64 // a hash
 }
 
-// fingerprint takes a fingerprint, which costs far less than reading the rules.
-func (c *Capture) fingerprint() (fingerprint, error) {
+// takeFingerprint takes a fingerprint, which costs far less than reading the rules.
+func takeFingerprint(seed maphash.Seed) (fingerprint, error) {
 	generation, err := nftGeneration()
 	if err != nil && !isAny(err, unix.EOPNOTSUPP, unix.EINVAL, unix.EPROTONOSUPPORT) { // no nft
 		return fingerprint{}, err
 	}
 	var hash maphash.Hash
-	hash.SetSeed(c.seed)
+	hash.SetSeed(seed)
 	for _, f := range families() {
 		if err := legacyPrint(&hash, f); err != nil {
 			return fingerprint{}, err
@@ -257,12 +285,12 @@ func (c *Capture) fingerprint() (fingerprint, error) {
 
 // drifted lists how the kernel differs from what was installed, without a table that is left to a later check; empty
 // if it does not.
-func (c *Capture) drifted(m machine) ([]string, error) {
-	s, other := m.side(c.in.backend), m.side(c.in.backend.other())
+func (i *installer) drifted(m machine) ([]string, error) {
+	s, other := m.side(i.in.backend), m.side(i.in.backend.other())
 	var drifts []string
 	var errs []error
 	for _, f := range families() {
-		v, ok := c.in.families[f]
+		v, ok := i.in.families[f]
 		if ok && s.reason[f] != nil {
 			errs = append(errs, s.reason[f])
 			continue
@@ -270,8 +298,8 @@ func (c *Capture) drifted(m machine) ([]string, error) {
 		if err := other.reason[f]; temporary(err) {
 			errs = append(errs, err)
 		}
-		if ok || c.in.missing[f] == nil {
-			for _, d := range v.rules.sparing(c.firewall.spare(f)).drift(f, s.saved[f]) {
+		if ok || i.in.missing[f] == nil {
+			for _, d := range v.rules.sparing(i.firewall.spare(f)).drift(f, s.saved[f]) {
 				drifts = append(drifts, fmt.Sprintf("%s: %s", f, d))
 			}
 		}
@@ -311,15 +339,15 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 // unhook deletes the jumps to nametap's chains in both backends. It reports whether queries
 // were captured recently, so that replies may be in flight, and whether what failed may
 // succeed soon.
-func (c *Capture) unhook(ctx context.Context) (used, again bool, err error) {
+func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 	var sides []*side
 	var errs []error
 	changed := false
-	for _, b := range c.ownFirst() {
-		s := c.goal.Config.toolbox().inspect(ctx, b)
+	for _, b := range i.ownFirst() {
+		s := inspect(ctx, i.goal.Config, b)
 		sides = append(sides, s)
-		c.bare[b] = s.bare()
-		err := c.unreadPlaced(s)
+		i.bare[b] = s.bare()
+		err := i.unreadPlaced(s)
 		again = again || temporary(err)
 		errs = append(errs, err)
 		for f, saved := range s.saved {
@@ -328,7 +356,7 @@ func (c *Capture) unhook(ctx context.Context) (used, again bool, err error) {
 			}
 			changed = true
 			used = used || inUse(f, saved)
-			err := c.unhookFamily(ctx, s.place(f, patient), saved)
+			err := i.unhookFamily(ctx, s.place(f, patient), saved)
 			again = again || temporary(err)
 			errs = append(errs, err)
 		}
@@ -340,15 +368,15 @@ func (c *Capture) unhook(ctx context.Context) (used, again bool, err error) {
 		return false, a.unclear() || b.unclear(), errors.Join(a.err(), b.err())
 	}
 	if err = errors.Join(errs...); changed && err == nil {
-		c.log.Info("DNS is no longer captured")
+		i.log.Info("DNS is no longer captured")
 	}
 	return used, again, err
 }
 
-// ownFirst returns both backends, the one in which c has installed rules first: a tool of the
+// ownFirst returns both backends, the one in which this process has installed rules first: a tool of the
 // other one may hang until there is no time left.
-func (c *Capture) ownFirst() []Backend {
-	if c.placed[site{Legacy, IPv4}] || c.placed[site{Legacy, IPv6}] {
+func (i *installer) ownFirst() []Backend {
+	if i.placed[site{Legacy, IPv4}] || i.placed[site{Legacy, IPv6}] {
 		return []Backend{Legacy, NFT}
 	}
 	return []Backend{NFT, Legacy}
@@ -358,13 +386,13 @@ func (c *Capture) ownFirst() []Backend {
 // that would still redirect to the agent. With a zone, no UDP socket uses these entries, and they
 // are dropped before the zone is removed, because sockets would use them again. Without a
 // zone, and over TCP, sockets use them until the jumps are deleted.
-func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
+func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error {
 	s := sweep{ports: ports(have.redirections())}
 	if len(have["raw"].ownChains()) > 0 {
-		c.entries.drop(p.family, s.orphans())
+		i.entries.drop(p.family, s.orphans())
 	}
 	err := p.unhook(ctx, have)
-	c.entries.drop(p.family, s.orphans())
+	i.entries.drop(p.family, s.orphans())
 	return err
 }
 
@@ -380,18 +408,18 @@ func (c *Capture) removeAll(ctx context.Context) error {
 // removeSides removes everything of nametap in both backends, except where unhook has just found
 // nothing: each tool takes long on a busy machine. again is true if what failed may succeed
 // soon.
-func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
+func (i *installer) removeSides(ctx context.Context) (again bool, err error) {
 	var failed, unseen error
 	for _, b := range []Backend{NFT, Legacy} {
-		if c.bare[b] && !c.hasMade(b) {
+		if i.bare[b] && !i.hasMade(b) {
 			continue
 		}
-		s := c.goal.Config.toolbox().inspect(ctx, b)
-		_, err := removeSide(ctx, s, patient, c.made)
+		s := inspect(ctx, i.goal.Config, b)
+		_, err := s.remove(ctx, patient, i.made)
 		if err == nil {
-			c.cleared(s)
+			i.cleared(s)
 		}
-		mayBe, unread := c.unread(s)
+		mayBe, unread := i.unread(s)
 		again = again || temporary(err) || temporary(unread)
 		failed, unseen = errors.Join(failed, err, unread), errors.Join(unseen, mayBe)
 	}
@@ -405,14 +433,14 @@ func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
 }
 
 // hasMade reports whether this process has made tables in a backend.
-func (c *Capture) hasMade(b Backend) bool {
-	return slices.ContainsFunc(families(), func(f Family) bool { return len(c.made[site{b, f}]) > 0 })
+func (i *installer) hasMade(b Backend) bool {
+	return slices.ContainsFunc(families(), func(f Family) bool { return len(i.made[site{b, f}]) > 0 })
 }
 
 // unread returns an error if a backend that may have rules of nametap could not be read: an
-// [ErrUnseen] if that is permanent and c has installed none there, otherwise a failure.
-func (c *Capture) unread(s *side) (unseen, failed error) {
-	failed = c.unreadPlaced(s)
+// [ErrUnseen] if that is permanent and this process has installed none there, otherwise a failure.
+func (i *installer) unread(s *side) (unseen, failed error) {
+	failed = i.unreadPlaced(s)
 	if failed == nil {
 		unseen = s.unseen()
 	}
@@ -424,10 +452,10 @@ func (c *Capture) unread(s *side) (unseen, failed error) {
 
 // unreadPlaced returns an error if families of a backend could not be read in which c has
 // installed rules.
-func (c *Capture) unreadPlaced(s *side) error {
+func (i *installer) unreadPlaced(s *side) error {
 	var errs []error
 	for f, err := range s.reason {
-		if c.placed[site{s.backend, f}] && !knownEmpty(s.backend, f, err) {
+		if i.placed[site{s.backend, f}] && !knownEmpty(s.backend, f, err) {
 			errs = append(errs, fmt.Errorf("reading the rules of backend %s, %s: %w", s.backend, f, err))
 		}
 	}
@@ -442,8 +470,8 @@ func (c *Capture) allRemoved(unseen error) error {
 
 // onlyOthers reports whether the error of a removal says only that rules of another process
 // may remain.
-func (c *Capture) onlyOthers(err error) bool {
-	return errors.Is(err, ErrUnseen) || errors.Is(err, ErrCapability) && len(c.placed) == 0
+func (i *installer) onlyOthers(err error) bool {
+	return errors.Is(err, ErrUnseen) || errors.Is(err, ErrCapability) && len(i.placed) == 0
 }
 
 // logRemoval logs the failure of a step of a removal. had is true if this process had

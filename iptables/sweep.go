@@ -86,8 +86,10 @@ func (c Config) hasVIPs(f Family) bool {
 }
 
 // bypassingVIPs returns the class of entries that let packets to VIPs bypass the agent.
-func (c Config) bypassingVIPs() class {
-	return class{filters: []conntrack.Filter{{StatusMask: conntrack.SeenReply}}, match: c.bypassesVIPs}
+func bypassingVIPs(cfg Config) class {
+	return class{filters: []conntrack.Filter{{StatusMask: conntrack.SeenReply}}, match: func(e conntrack.Entry) bool {
+		return bypassesVIPs(cfg, e)
+	}}
 }
 
 // stale reports whether an entry has to be dropped after rules were installed.
@@ -144,12 +146,12 @@ func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
 // bypassesVIPs reports whether an entry of a packet to a VIP has to be dropped after a change of
 // rules: it is not redirected and has no reply. A client that connected before the rules were
 // installed repeats its SYN for two minutes, or its first packets of QUIC, and all of them follow the entry.
-func (c Config) bypassesVIPs(e conntrack.Entry) bool {
+func bypassesVIPs(cfg Config, e conntrack.Entry) bool {
 	to := e.Original.Destination
-	vip := slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
+	vip := slices.ContainsFunc(cfg.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
 	connects := e.Original.Protocol == unix.IPPROTO_TCP || e.Original.Protocol == unix.IPPROTO_UDP
 	from := e.Reply.Source.Port()
-	return vip && connects && to.Port() != dnsPort && from != c.EgressPort && from != refusedPort && !e.Replied()
+	return vip && connects && to.Port() != dnsPort && from != cfg.EgressPort && from != refusedPort && !e.Replied()
 }
 
 // tcpDNS reports whether an entry belongs to a TCP connection to port 53.

@@ -43,8 +43,8 @@ type toolbox struct {
 	limit time.Duration
 }
 
-// toolbox returns the toolbox of a configuration with defaults.
-func (c Config) toolbox() toolbox { return toolbox{c.ToolDir, c.Patience} }
+// newToolbox returns the toolbox of a configuration with defaults.
+func newToolbox(c Config) toolbox { return toolbox{c.ToolDir, c.Patience} }
 
 // find returns the tools with the backend in their names, or the tools without, if they
 // are of that backend.
