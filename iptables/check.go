@@ -32,12 +32,18 @@ type Finding struct {
 	Advice string `json:"advice,omitempty"`
 }
 
-// Check lists what this machine has and lacks for the configured rules, and how to get it. It
-// changes nothing: it tries the rules in a network namespace of their own. Where that cannot
-// be made, it tests their syntax only.
-func (c *Capture) Check(ctx context.Context) []Finding {
-	goal := c.report.Load().goal
-	return checkMachine(ctx, goal.Config, goal.variants)
+// after returns the finding with the result of a test: OK if err is nil, otherwise with the
+// error as its detail.
+func (f Finding) after(err error) Finding {
+	if f.OK = err == nil; f.OK {
+		f.Advice = ""
+	} else {
+		f.Detail = err.Error()
+	}
+	if errors.Is(err, errPermission) || errors.Is(err, os.ErrPermission) {
+		f.Advice = "run this as root, or with the capabilities above, in the user namespace that owns the network namespace"
+	}
+	return f
 }
 
 // checkMachine lists what this machine has and lacks for a configuration and the variants of its rules.
@@ -74,20 +80,6 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 		findings = append(findings, probe(ctx, s.place(f, 1), vs, cfg.Needs(f))...)
 	}
 	return findings
-}
-
-// after returns the finding with the result of a test: OK if err is nil, otherwise with the
-// error as its detail.
-func (f Finding) after(err error) Finding {
-	if f.OK = err == nil; f.OK {
-		f.Advice = ""
-	} else {
-		f.Detail = err.Error()
-	}
-	if errors.Is(err, errPermission) || errors.Is(err, os.ErrPermission) {
-		f.Advice = "run this as root, or with the capabilities above, in the user namespace that owns the network namespace"
-	}
-	return f
 }
 
 // probe tries the variants of the rules, best first, where they capture nothing. The first one
@@ -334,20 +326,6 @@ func (c ruleCheck) run(ctx context.Context, v variant) Finding {
 	}
 	finding.Detail = fmt.Sprintf("all %d are in the kernel", total)
 	return finding.after(nil)
-}
-
-// all returns the rules of a table, the jumps included.
-func (t table) all() []savedRule {
-	var all []savedRule
-	for _, c := range t.chains {
-		for _, spec := range c.jumps {
-			all = append(all, savedRule{chain: c.parent, spec: spec})
-		}
-		for _, spec := range c.rules {
-			all = append(all, savedRule{chain: c.name, spec: spec})
-		}
-	}
-	return all
 }
 
 // arguments returns a rule as arguments of a program.

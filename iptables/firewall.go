@@ -1,6 +1,8 @@
 package iptables
 
-import "time"
+import (
+	"time"
+)
 
 const (
 	// firewallPause is how long no nft rule has to change before table filter is repaired.

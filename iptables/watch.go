@@ -49,11 +49,3 @@ func (a announcer) next() (bool, error) {
 	}
 	return false, err
 }
-
-// wake sends to a channel unless a value waits in it, which stands for several.
-func wake(channel chan<- struct{}) {
-	select {
-	case channel <- struct{}{}:
-	default:
-	}
-}

@@ -5,13 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"log/slog"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // An installer installs and removes the rules of both families in both backends. It knows what this process has
@@ -162,22 +159,6 @@ func (i *installer) retryDue() bool {
 	return !i.in.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
 }
 
-// failed reports whether anything is missing that this machine may support.
-func (in installed) failed() bool {
-	for _, f := range families() {
-		if err := cmp.Or(in.missing[f], in.reduced[f]); err != nil && !unsupported(err) {
-			return true
-		}
-	}
-	return false
-}
-
-// orLess returns the variants that are not better than v.
-func (v variant) orLess(vs []variant) []variant {
-	better := slices.IndexFunc(vs, func(other variant) bool { return slices.Equal(other.without, v.without) })
-	return vs[max(better, 0):]
-}
-
 // place records that rules are written to a site, and returns the tables that this process has made there.
 func (i *installer) place(at site) (made map[string]bool) {
 	i.placed[at] = true
@@ -215,74 +196,6 @@ func (i *installer) cleared(s *side) {
 	}
 }
 
-// check compares the kernel with what was installed, repairs what differs, and tries again what
-// is missing.
-func (c *Capture) check(ctx context.Context) error {
-	c.checks.Add(1)
-	now, err := takeFingerprint(c.seed) // before the rules are read, or a change in between would be missed
-	known := err == nil
-	c.firewall.look(c.lastChange())
-	if begins := c.begins.Swap(false); begins || c.entries.pending() {
-		c.entries.sweep(c.goal.Config, c.in, begins)
-	}
-	if known && c.in.complete() && now == c.seen && !c.firewall.due() {
-		return nil
-	}
-	c.seen = fingerprint{}
-	same, err := c.repair(ctx)
-	if same && known {
-		c.seen = now
-	}
-	return err
-}
-
-// repair reads the rules and repairs what differs, except for a table that is left to a later check. same reports
-// that nothing differs.
-func (c *Capture) repair(ctx context.Context) (same bool, err error) {
-	m := inspectAll(ctx, c.goal.Config)
-	drifts, err := c.drifted(m)
-	if err != nil || len(drifts) == 0 && !c.retryDue() {
-		c.firewall.note(m, c.in)
-		return err == nil, err
-	}
-	changed, err := c.apply(ctx, m, brief)
-	c.firewall.note(m, c.in)
-	switch {
-	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
-	case len(drifts) > 0:
-		c.log.Warn("capture rules had drifted and were repaired", "drift", drifts)
-		text := strings.Join(drifts, "; ")
-		c.drift.Store(&text)
-		c.repairs.Add(1)
-	default:
-		c.logCaptured(changed, nil)
-	}
-	return false, err
-}
-
-// A fingerprint tells whether rules may have changed in the kernel. If two are equal, no rule
-// changed between them, except for changes of legacy's rules that were undone.
-type fingerprint struct {
-	generation uint32 // of nft
-	legacy     uint64 // a hash
-}
-
-// takeFingerprint takes a fingerprint, which costs far less than reading the rules.
-func takeFingerprint(seed maphash.Seed) (fingerprint, error) {
-	generation, err := nftGeneration()
-	if err != nil && !isAny(err, unix.EOPNOTSUPP, unix.EINVAL, unix.EPROTONOSUPPORT) { // no nft
-		return fingerprint{}, err
-	}
-	var hash maphash.Hash
-	hash.SetSeed(seed)
-	for _, f := range families() {
-		if err := legacyPrint(&hash, f); err != nil {
-			return fingerprint{}, err
-		}
-	}
-	return fingerprint{generation, hash.Sum64()}, nil
-}
-
 // drifted lists how the kernel differs from what was installed, without a table that is left to a later check; empty
 // if it does not.
 func (i *installer) drifted(m machine) ([]string, error) {
@@ -308,32 +221,6 @@ func (i *installer) drifted(m machine) ([]string, error) {
 		}
 	}
 	return drifts, errors.Join(errs...)
-}
-
-// unhookAll is the step unhook. It keeps chains that replies in flight need for the settle
-// time.
-func (c *Capture) unhookAll(ctx context.Context) error {
-	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, firewall{}
-	for _, f := range families() {
-		if err := c.lease.end(f); err != nil {
-			c.log.Warn("the capture ends with the removal of the rules", "error", err)
-		}
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.goal.Config.Patience)
-	defer cancel()
-	used, again, err := c.unhook(ctx)
-	if used {
-		c.settle = c.goal.Config.Settle
-	}
-	if err = withoutCapability(err); err == nil {
-		c.phase, c.due, c.openSince = unhooked, time.Now().Add(c.settle), time.Time{}
-		c.retries.n, c.retries.failure = 0, nil
-		return nil
-	}
-	if c.onlyOthers(err) {
-		return c.allRemoved(err)
-	}
-	return c.failed(err, again)
 }
 
 // unhook deletes the jumps to nametap's chains in both backends. It reports whether queries
@@ -396,15 +283,6 @@ func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error
 	return err
 }
 
-// removeAll is the step remove.
-func (c *Capture) removeAll(ctx context.Context) error {
-	again, err := c.removeSides(context.WithoutCancel(ctx))
-	if err == nil || c.onlyOthers(err) {
-		return c.allRemoved(err)
-	}
-	return c.failed(err, again)
-}
-
 // removeSides removes everything of nametap in both backends, except where unhook has just found
 // nothing: each tool takes long on a busy machine. again is true if what failed may succeed
 // soon.
@@ -462,54 +340,22 @@ func (i *installer) unreadPlaced(s *side) error {
 	return errors.Join(errs...)
 }
 
-// allRemoved records the end of a removal, and returns its error.
-func (c *Capture) allRemoved(unseen error) error {
-	c.phase, c.captured, c.settle, c.retries, c.openSince = removed, false, 0, retries{}, time.Time{}
-	return unseen
-}
-
 // onlyOthers reports whether the error of a removal says only that rules of another process
 // may remain.
 func (i *installer) onlyOthers(err error) bool {
 	return errors.Is(err, ErrUnseen) || errors.Is(err, ErrCapability) && len(i.placed) == 0
 }
 
-// logRemoval logs the failure of a step of a removal. had is true if this process had
-// rules installed.
-func (c *Capture) logRemoval(had bool, err error) {
+// level returns the level of a family.
+func (i *installer) level(f Family) Level {
+	v, ok := i.in.families[f]
 	switch {
-	case err == nil:
-	case !c.onlyOthers(err):
-		c.log.Error("the capture rules cannot be removed; retrying", "error", err)
-	case had:
-		c.log.Info("removed the capture rules of this agent; others may remain", "error", err)
-	default:
-		c.log.Warn("capture rules of an earlier agent may remain", "error", err)
+	case !i.goal.On || len(i.goal.variants[0].rules.tables(f)) == 0:
+		return LevelOff
+	case !ok && unsupported(i.in.missing[f]):
+		return LevelUnavailable
+	case !ok:
+		return LevelFailed
 	}
-}
-
-// retries are the retries of a removal.
-type retries struct {
-	n        int       // failures since
-	since    time.Time // the first of them
-	failure  error     // the last one; nil if the last step did not fail
-	reported error     // the last one that was reported; nil after the removal or an apply
-}
-
-// failed postpones a step of a removal that has failed, and returns the error if it is to be
-// reported now. again is true if the step may succeed soon.
-func (c *Capture) failed(err error, again bool) error {
-	r, now := &c.retries, time.Now()
-	if r.n == 0 {
-		r.since = now
-	}
-	r.failure = err
-	if again && now.Sub(r.since) < c.goal.Config.Patience {
-		c.due = now.Add(backOff(r.n))
-		r.n++
-		return nil
-	}
-	r.n, r.reported = 0, err
-	c.due = r.since.Add(c.goal.Config.Patience)
-	return err
+	return v.level()
 }
