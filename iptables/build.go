@@ -22,7 +22,7 @@ func buildFamily(cfg Config, f Family) []table {
 	}
 	b := builder{cfg: cfg, family: f, destinations: destinations}
 	redirect := fmt.Sprintf("REDIRECT --to-ports %d", cfg.Port)
-	chains := b.chains(capture{protocols: []string{"udp", "tcp"}, target: redirect, why: "to the agent", vips: true})
+	chains := b.chains(action{protocols: []string{"udp", "tcp"}, target: redirect, why: "to the agent", vips: true})
 	test := netip.PrefixFrom(TestAddr(f), TestAddr(f).BitLen()).String()
 	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
 	var tables []table
@@ -33,7 +33,7 @@ func buildFamily(cfg Config, f Family) []table {
 	raw := table{name: "raw", chains: b.leases()}
 	if cfg.Zone != 0 {
 		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
-		chains := b.chains(capture{protocols: []string{"udp"}, target: zone, why: "apart from the agent"})
+		chains := b.chains(action{protocols: []string{"udp"}, target: zone, why: "apart from the agent"})
 		raw.chains = append(raw.chains, b.looped(b.replies(chains))...)
 	}
 	if len(raw.chains) > 0 {
@@ -67,7 +67,7 @@ type builder struct {
 }
 
 // chains makes the chains of one table.
-func (b builder) chains(to capture) []chain {
+func (b builder) chains(to action) []chain {
 	output := chain{name: outputChain, parent: "OUTPUT"}
 	for _, p := range to.protocols {
 		if !b.cfg.NoProbe {
@@ -205,8 +205,8 @@ func destinations(cfg Config, f Family) []destination {
 	return ds
 }
 
-// capture is what the chains of one table do with queries that are not excluded.
-type capture struct {
+// action is what the chains of one table do with queries that are not excluded.
+type action struct {
 	protocols   []string
 	target, why string
 	vips        bool // connections to VIPs are redirected, too
@@ -214,7 +214,7 @@ type capture struct {
 
 // prerouting makes the chain for packets from virtual interfaces. They have no socket on this
 // host, so no owner, and no outgoing interface yet.
-func (b builder) prerouting(to capture) chain {
+func (b builder) prerouting(to action) chain {
 	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleased(), b.exclusions()...)}
 	for _, name := range b.cfg.VirtualInterfaces {
 		if to.vips {

@@ -19,10 +19,9 @@ import (
 // be called at any time, and never wait for these.
 type Capture struct {
 	checks, repairs, failures atomic.Uint64
-	drift                     atomic.Pointer[string]    // see Stats
-	watched                   atomic.Bool               // the kernel announces changes of nft rules
-	begins                    atomic.Bool               // a lease begins
-	announced                 atomic.Pointer[time.Time] // the last change of nft rules, also of nametap
+	drift                     atomic.Pointer[string] // see Stats
+	watch                     watch
+	begins                    atomic.Bool // a lease begins
 
 	target    atomic.Pointer[target] // the desired value
 	changed   chan struct{}          // receives when target changed
@@ -108,21 +107,6 @@ func (c *Capture) aim(t *target) error {
 	return nil
 }
 
-// An Ending says what Keep does with the rules at its end.
-type Ending int32
-
-const (
-	// Settle removes the rules, and waits for replies in flight: the zero value.
-	Settle Ending = iota
-	// Soon removes the rules, and waits only soonSettle for replies in flight.
-	Soon
-	// Leave leaves the rules to another process.
-	Leave
-)
-
-// soonSettle is the settle time of Soon. Nameservers that are near have replied by then.
-const soonSettle = 100 * time.Millisecond
-
 // SetEnding sets what Keep does at its end. Rules that Config.FailClosed keeps stay in any case.
 func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 
@@ -169,15 +153,10 @@ func (c *Capture) Keep(ctx context.Context) error {
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	defer stop()
-	if announced, err := watchRules(); err == nil {
-		c.watched.Store(true)
+	if announced, err := c.watch.start(); err == nil {
 		watcher.Go(func() {
-			err := announced.forward(watching, func() {
-				now := time.Now()
-				c.announced.Store(&now)
-				wake(c.rules)
-			})
-			if c.watched.Store(false); watching.Err() == nil {
+			err := c.watch.follow(watching, announced, func() { wake(c.rules) })
+			if watching.Err() == nil {
 				c.log.Warn("changes of rules are found by checks only", "error", err)
 				wake(c.rules)
 			}
@@ -219,8 +198,8 @@ func (c *Capture) once(ctx context.Context, on bool) error {
 		return err
 	}
 	c.goal = c.target.Load()
-	if c.phase == removed {
-		c.phase = untouched // another process may have installed rules since
+	if c.phase == phaseRemoved {
+		c.phase = phaseUntouched // another process may have installed rules since
 	}
 	c.restart()
 	return c.reach(ctx)
@@ -241,7 +220,7 @@ func (c *Capture) loop(ctx context.Context) error {
 			continue
 		}
 		// The goal may change because a firewall is changing rules, so that queries pass through.
-		if changed := c.lastChange(); s == stepApply && c.in.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
+		if changed := c.watch.last(); s == stepApply && c.in.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
 			c.firewall.look(changed)
 		}
 		had := c.captured
@@ -278,10 +257,10 @@ func (c *Capture) take() {
 
 // restart lets the next step begin at once, from what is in the kernel.
 func (c *Capture) restart() {
-	if c.phase == captured {
-		c.phase = outdated
+	if c.phase == phaseCaptured {
+		c.phase = phaseOutdated
 	}
-	if c.phase != unhooked || c.goal.On || c.retries.failure != nil {
+	if c.phase != phaseUnhooked || c.goal.On || c.retries.failure != nil {
 		c.due = time.Time{} // in the other case replies are in flight
 	}
 	c.attempts, c.logged, c.lacks = patient, "", 0
@@ -304,7 +283,7 @@ func (c *Capture) sleep(ctx context.Context, s step) {
 	case <-ctx.Done():
 	case <-c.changed:
 	case <-c.rules:
-		if c.phase == captured && c.ready.Before(c.due) {
+		if c.phase == phaseCaptured && c.ready.Before(c.due) {
 			c.due = c.ready
 		}
 	case <-due:
@@ -316,7 +295,7 @@ func (c *Capture) sleep(ctx context.Context, s step) {
 func (c *Capture) reach(ctx context.Context) error {
 	for {
 		switch s := c.next(); {
-		case s == stepNone, c.phase == captured:
+		case s == stepNone, c.phase == phaseCaptured:
 			return nil
 		case s != stepWait:
 			if err := c.act(ctx, s); err != nil {
@@ -347,10 +326,10 @@ func (c *Capture) act(ctx context.Context, s step) error {
 		c.applied = m
 		c.due, c.attempts = c.nextCheck(began), brief
 		if err == nil || errors.Is(err, ErrIncomplete) {
-			c.phase, c.captured = captured, true
+			c.phase, c.captured = phaseCaptured, true
 			c.settle, c.retries = 0, retries{}
 		} else {
-			c.phase, c.captured = outdated, c.captured && c.in.backend != ""
+			c.phase, c.captured = phaseOutdated, c.captured && c.in.backend != ""
 		}
 		c.logCaptured(changed, err)
 		return withoutCapability(err)
@@ -379,7 +358,7 @@ func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
 	now, err := takeFingerprint(c.seed) // before the rules are read, or a change in between would be missed
 	known := err == nil
-	c.firewall.look(c.lastChange())
+	c.firewall.look(c.watch.last())
 	if begins := c.begins.Swap(false); begins || c.entries.pending() {
 		c.entries.sweep(c.goal.Config, c.in, begins)
 	}
@@ -421,7 +400,7 @@ func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 // unhookAll is the step unhook. It keeps chains that replies in flight need for the settle
 // time.
 func (c *Capture) unhookAll(ctx context.Context) error {
-	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, firewall{}
+	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, filterRepair{}
 	for _, f := range families() {
 		if err := c.lease.end(f); err != nil {
 			c.log.Warn("the capture ends with the removal of the rules", "error", err)
@@ -434,7 +413,7 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 		c.settle = c.goal.Config.Settle
 	}
 	if err = withoutCapability(err); err == nil {
-		c.phase, c.due, c.openSince = unhooked, time.Now().Add(c.settle), time.Time{}
+		c.phase, c.due, c.openSince = phaseUnhooked, time.Now().Add(c.settle), time.Time{}
 		c.retries.n, c.retries.failure = 0, nil
 		return nil
 	}
@@ -455,7 +434,7 @@ func (c *Capture) removeAll(ctx context.Context) error {
 
 // allRemoved records the end of a removal, and returns its error.
 func (c *Capture) allRemoved(unseen error) error {
-	c.phase, c.captured, c.settle, c.retries, c.openSince = removed, false, 0, retries{}, time.Time{}
+	c.phase, c.captured, c.settle, c.retries, c.openSince = phaseRemoved, false, 0, retries{}, time.Time{}
 	return unseen
 }
 
@@ -493,14 +472,6 @@ func (c *Capture) inUse() bool {
 	return c.open != nil && (c.openUntil.IsZero() || time.Now().Before(c.openUntil)) && c.open()
 }
 
-// lastChange returns when the kernel has announced a change of nft rules last.
-func (c *Capture) lastChange() (at time.Time) {
-	if announced := c.announced.Load(); announced != nil {
-		at = *announced
-	}
-	return at
-}
-
 // nextCheck returns when to check the rules after a step that has just ended, if no program changes them
 // before. On a machine where steps take longer than Config.Interval, half of the time is left to other
 // programs. An announcement makes a check due at c.ready.
@@ -518,7 +489,7 @@ func (c *Capture) nextCheck(began time.Time) time.Time {
 	if len(c.firewall.lacks) > 0 {
 		return began.Add(max(firewallPause, 2*took))
 	}
-	if c.watched.Load() && c.in.backend == NFT && c.in.complete() && !c.entries.pending() {
+	if c.watch.works() && c.in.backend == NFT && c.in.complete() && !c.entries.pending() {
 		return began.Add(quietInterval)
 	}
 	return began.Add(max(interval, 2*took))
@@ -527,9 +498,6 @@ func (c *Capture) nextCheck(began time.Time) time.Time {
 // checksAtOnce is how many checks may follow announcements at once. Programs that change nft rules all the time,
 // or want other rules than nametap, then get one check in each Config.Interval.
 const checksAtOnce = 10
-
-// quietInterval is the time between checks of complete rules in nft, whose changes the kernel announces.
-const quietInterval = time.Hour
 
 // endTimeout bounds the removal at the end of Keep: the settle time, and the time of the tools.
 const endTimeout = 15 * time.Second
@@ -540,12 +508,12 @@ func (c *Capture) end(ctx context.Context) error {
 	kept := c.goal.On && c.goal.Config.FailClosed
 	ending := Ending(c.ending.Load())
 	switch {
-	case ending == Leave && c.goal.On && c.phase != unhooked:
+	case ending == Leave && c.goal.On && c.phase != phaseUnhooked:
 		c.log.Info("the capture rules stay for the next agent")
 		return nil
-	case c.phase == removed, c.phase == untouched && (c.goal.On || !c.goal.set), kept && !c.captured:
+	case c.phase == phaseRemoved, c.phase == phaseUntouched && (c.goal.On || !c.goal.set), kept && !c.captured:
 		return nil
-	case kept && c.phase != unhooked:
+	case kept && c.phase != phaseUnhooked:
 		c.log.Warn("the capture rules stay: queries wait for the next agent, or are refused; `nametap capture remove` removes them")
 		return nil
 	}
@@ -610,7 +578,7 @@ func (c *Capture) logRemoval(had bool, err error) {
 
 // publish makes the state visible to other goroutines.
 func (c *Capture) publish() {
-	r := &report{goal: c.goal, in: c.in, outdated: c.phase != captured, unleased: c.unleased, captured: c.captured, levels: make(map[Family]Level)}
+	r := &report{goal: c.goal, in: c.in, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured, levels: make(map[Family]Level)}
 	if c.retries.reported != nil {
 		r.remaining = c.retries.reported.Error()
 	}

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"reflect"
+	"time"
 )
 
 // Desired tells whether DNS is to be captured, and how.
@@ -39,11 +40,11 @@ func (t *target) variantsFor(f Family, have saved) []variant {
 type phase int
 
 const (
-	untouched phase = iota // no step was taken
-	captured               // the rules of the goal are installed, as far as this machine supports them
-	outdated               // other rules are installed, or may be
-	unhooked               // nothing is captured; chains stay for replies in flight
-	removed                // nothing of nametap is left
+	phaseUntouched phase = iota // no step was taken
+	phaseCaptured               // the rules of the goal are installed, as far as this machine supports them
+	phaseOutdated               // other rules are installed, or may be
+	phaseUnhooked               // nothing is captured; chains stay for replies in flight
+	phaseRemoved                // nothing of nametap is left
 )
 
 // A step is one thing to do.
@@ -62,16 +63,31 @@ const (
 // a step has come.
 func nextStep(desired *target, now phase, due bool) step {
 	switch {
-	case !desired.set, !desired.On && now == removed:
+	case !desired.set, !desired.On && now == phaseRemoved:
 		return stepNone
 	case !due:
 		return stepWait
-	case desired.On && now == captured:
+	case desired.On && now == phaseCaptured:
 		return stepCheck
 	case desired.On:
 		return stepApply
-	case now == unhooked:
+	case now == phaseUnhooked:
 		return stepRemove
 	}
 	return stepUnhook
 }
+
+// An Ending says what Keep does with the rules at its end.
+type Ending int32
+
+const (
+	// Settle removes the rules, and waits for replies in flight: the zero value.
+	Settle Ending = iota
+	// Soon removes the rules, and waits only soonSettle for replies in flight.
+	Soon
+	// Leave leaves the rules to another process.
+	Leave
+)
+
+// soonSettle is the settle time of Soon. Nameservers that are near have replied by then.
+const soonSettle = 100 * time.Millisecond

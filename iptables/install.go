@@ -23,7 +23,7 @@ type installer struct {
 	made     map[site]map[string]bool // the tables that this process has made
 	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
 	entries  entries
-	firewall firewall
+	firewall filterRepair
 	lacks    time.Duration // the pause before what this machine does not support is tried again; 0 if there is none
 	lacksDue time.Time     // when that is
 }
@@ -151,6 +151,9 @@ func (i *installer) noteLacks(in installed) {
 		i.lacksDue = time.Now().Add(i.lacks)
 	}
 }
+
+// quietInterval is the time between checks of complete rules in nft, whose changes the kernel announces.
+const quietInterval = time.Hour
 
 // retryDue reports whether to try again what is missing: at each check what has failed for a reason that may pass,
 // and ever more rarely what this machine does not support. Each attempt writes rules to one table, and may not to
