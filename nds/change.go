@@ -30,8 +30,8 @@ type change struct {
 	revision []byte
 }
 
-// tableOf returns the NameTable of a response, and whether there is one.
-func tableOf(r response) (table []byte, there bool, err error) {
+// table returns the NameTable of a response, and whether there is one.
+func (r response) table() (table []byte, there bool, err error) {
 	if r.typeURL != TypeURL {
 		return nil, false, fmt.Errorf("response of type %q: want %q", r.typeURL, TypeURL)
 	}

@@ -49,13 +49,10 @@ type ApplyFunc func(shards map[int][]byte) error
 // Client keeps a stream to a control plane open. Make one with [New].
 type Client struct {
 	cfg      Config
-	apply    ApplyFunc
 	log      *slog.Logger
-	metrics  *metrics
 	renewer  *certRenewer
 	saver    *snapshotSaver
-	dir      *statedir.Dir
-	ready    chan struct{} // closed by setTable
+	state    state
 	restored chan struct{} // closed by Run after it has tried to use the snapshot
 
 	// The fields below are owned by the goroutine of Run.
@@ -70,35 +67,18 @@ type Client struct {
 	// the token (see skipCertificateAfter); nil if it did not.
 	skippedCertificate *tls.Certificate
 	// failures counts the connects since the last stream that lasted stableAfter.
-	failures int
-	// streamFailures logs why there is no stream, restoreFailures why the snapshot could
-	// not be read.
-	streamFailures, restoreFailures failureLog
+	failures       int
+	streamFailures failureLog // why there is no stream
 	// variant is the variant of the next connect. If the control plane does not implement
 	// the incremental RPC, it is StateOfTheWorld for incrementalAgain from fellBack on.
 	// fallbacks counts how often that happened.
 	variant   Variant
 	fellBack  time.Time // of cfg.Clock
 	fallbacks int
-	// table is the table that apply accepted last, from any stream or from the snapshot; nil before that.
-	// tableNode is the fingerprint of the node to which it was sent, if it came as changes.
-	table     *hostTable
-	tableNode string
-	// undetected is true if the table differs from the control plane's although its digests are
-	// the same.
-	undetected bool
-	// snapshotUnread is true if the snapshot could not be read. Every connect tries
-	// again until a table is in use.
-	snapshotUnread bool
+	receiver  receiver
 
 	// slept is how long the machine had been suspended when Run noticed that last.
 	slept time.Duration
-
-	// state is what Status and the metrics return, except TableAge. received is when the
-	// table in use was received, by cfg.Clock; zero for the table of the snapshot.
-	mu       sync.Mutex
-	state    Status
-	received time.Time
 }
 
 // New returns a client that has not connected yet. It fails if a setting is invalid, or if
@@ -113,23 +93,22 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	}
 	dir := statedir.New(cfg.StateDir, lockName)
 	c := &Client{
-		cfg:             cfg,
-		apply:           apply,
-		log:             cfg.Logger,
-		ready:           make(chan struct{}),
-		restored:        make(chan struct{}),
-		dir:             dir,
-		renewer:         newCertRenewer(cfg, dir),
-		saver:           newSnapshotSaver(dir, cfg.Logger),
-		pingAfter:       pingAfter,
-		streamFailures:  failureLog{log: cfg.Logger},
-		restoreFailures: failureLog{log: cfg.Logger},
-		variant:         cfg.Variant,
-		state:           Status{Address: cfg.Addr, Variant: cfg.Variant.String()},
+		cfg:            cfg,
+		log:            cfg.Logger,
+		restored:       make(chan struct{}),
+		renewer:        newCertRenewer(cfg, dir),
+		saver:          newSnapshotSaver(dir, cfg.Logger),
+		state:          state{clock: cfg.Clock, ready: make(chan struct{}), status: Status{Address: cfg.Addr, Variant: cfg.Variant.String()}},
+		pingAfter:      pingAfter,
+		streamFailures: failureLog{log: cfg.Logger},
+		variant:        cfg.Variant,
 	}
-	c.metrics = newMetrics(c.Status)
+	c.receiver = receiver{
+		cfg: cfg, apply: apply, log: cfg.Logger, metrics: newMetrics(c.Status), state: &c.state, saver: c.saver, dir: dir,
+		restoreFailures: failureLog{log: cfg.Logger},
+	}
 	if cfg.Registerer != nil {
-		if err := cfg.Registerer.Register(c.metrics); err != nil {
+		if err := cfg.Registerer.Register(c.receiver.metrics); err != nil {
 			return nil, fmt.Errorf("registering the metrics of the control plane client: %w", err)
 		}
 	}
@@ -138,7 +117,10 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 
 // Ready returns a channel that is closed when the first table, pushed or from the
 // snapshot, is in use.
-func (c *Client) Ready() <-chan struct{} { return c.ready }
+func (c *Client) Ready() <-chan struct{} { return c.state.ready }
+
+// Token reads the token for the control plane.
+func (c *Client) Token() Token { return tokenOf(c.cfg) }
 
 // Restored returns a channel that is closed when the snapshot is in use, or could not be
 // used.
@@ -148,7 +130,7 @@ func (c *Client) Restored() <-chan struct{} { return c.restored }
 // until ctx ends, and returns nil. All its goroutines have ended when it returns, except
 // one that waits for a disk that does not answer. It must be called only once.
 func (c *Client) Run(ctx context.Context) error {
-	c.restore()
+	c.receiver.restore()
 	close(c.restored)
 	c.renewer.load()
 	ctx, stop := context.WithCancel(ctx)
@@ -161,12 +143,10 @@ func (c *Client) Run(ctx context.Context) error {
 	stopSaving := c.saver.start()
 	defer stopSaving()
 	for ctx.Err() == nil {
-		if c.snapshotUnread && c.table == nil {
-			c.restore()
-		}
+		c.receiver.restoreAgain()
 		lasted, err := c.connect(ctx)
 		err = advise(c.cfg, c.cfg.Addr, "--xds-addr", err)
-		c.setDisconnected(err)
+		c.state.setDisconnected(err)
 		if errors.Is(err, errResumed) {
 			c.resumed()
 		}
@@ -201,7 +181,7 @@ func (c *Client) wait(ctx context.Context, pause time.Duration) {
 		c.resumed()
 	}
 	if ctx.Err() == nil {
-		c.countReconnect()
+		c.state.countReconnect()
 	}
 }
 
@@ -269,9 +249,9 @@ func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted t
 	if err != nil {
 		return 0, err
 	}
-	c.setOpen()
-	s := &stream{client: c, rpc: rpc, cancel: cancel}
-	err = s.run(ctx, c.firstNode())
+	c.state.setOpen()
+	s := &stream{receiver: &c.receiver, rpc: rpc, cancel: cancel, accepted: c.streamAccepted}
+	err = s.run(ctx, c.receiver.firstNode(c.sentNode))
 	if !s.acceptedAt.IsZero() {
 		lasted = max(1, time.Since(s.acceptedAt)) // the clock may be coarse
 	}
@@ -324,9 +304,7 @@ func (c *Client) retryIncremental() {
 // setVariant sets the variant of the next connect.
 func (c *Client) setVariant(v Variant) {
 	c.variant = v
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.Variant = v.String()
+	c.state.setVariant(v)
 }
 
 // pause returns how long to wait after a number of failures in a row: a random part, from

@@ -54,7 +54,7 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 		// would keep them: 3 MB after a push of 10,000 hosts.
 		experimental.WithBufferPool(mem.NopBufferPool{}),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithContextDialer(cfg.dialer()),
+		grpc.WithContextDialer(dialer(cfg)),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(cfg.MaxPushBytes)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithStaticStreamWindowSize(window),
@@ -69,13 +69,13 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 	return conn, nil
 }
 
-// dialer returns c.Dial, or its default.
-func (c Config) dialer() func(ctx context.Context, addr string) (net.Conn, error) {
-	if c.Dial != nil {
-		return c.Dial
+// dialer returns cfg.Dial, or its default.
+func dialer(cfg Config) func(ctx context.Context, addr string) (net.Conn, error) {
+	if cfg.Dial != nil {
+		return cfg.Dial
 	}
 	// TCP notices a dead host within 25 s, even where HTTP/2 pings are not permitted.
-	dialer := net.Dialer{Resolver: c.Resolver, KeepAliveConfig: net.KeepAliveConfig{
+	dialer := net.Dialer{Resolver: cfg.Resolver, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3,
 	}}
 	return func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }
@@ -191,12 +191,12 @@ type Token struct {
 	Expires time.Time `json:"expires,omitzero"`
 }
 
-// Token reads the token.
-func (c *Client) Token() Token {
-	if c.cfg.Plaintext || c.cfg.TokenFile == "" {
+// tokenOf reads the token.
+func tokenOf(cfg Config) Token {
+	if cfg.Plaintext || cfg.TokenFile == "" {
 		return Token{}
 	}
-	found := Token{File: c.cfg.TokenFile}
+	found := Token{File: cfg.TokenFile}
 	if token, err := readToken(found.File); err == nil {
 		found.Issued, found.Expires = claims(token)
 	}

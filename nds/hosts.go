@@ -231,3 +231,14 @@ func (t *hostTable) marshal() ([][]byte, error) {
 	end, err := marshalChange(&api.NameTable_Change{Complete: complete[:], Sum: t.sums.Sum().Bytes(), Revision: t.revision})
 	return append(parts, end), err
 }
+
+// status describes the table, which may be nil, without its version and time.
+func (t *hostTable) status() tableStatus {
+	switch {
+	case t == nil:
+		return tableStatus{}
+	case t.mode == ModeHosts:
+		return tableStatus{mode: ModeHosts, digest: t.sums.Sum().String(), revision: t.revision}
+	}
+	return tableStatus{mode: t.mode}
+}

@@ -337,7 +337,7 @@ func FuzzResponse(f *testing.F) {
 		if proto.Unmarshal(data, m) != nil {
 			return
 		}
-		value, there, err := tableOf(response{typeURL: m.GetTypeUrl(), resources: m.GetResources()})
+		value, there, err := response{typeURL: m.GetTypeUrl(), resources: m.GetResources()}.table()
 		if err != nil {
 			return
 		}

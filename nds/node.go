@@ -3,7 +3,6 @@ package nds
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -94,22 +93,6 @@ const (
 	metadataHosts    = "NAMETAP_HOSTS"
 	metadataRevision = "NAMETAP_REVISION"
 )
-
-// firstNode returns the node for the first request of a stream. If the table in use came as changes of
-// hosts, it says what the client has: then the control plane sends only what differs.
-func (c *Client) firstNode() *corev3.Node {
-	if c.table == nil || c.table.mode != ModeHosts || c.undetected {
-		return c.sentNode
-	}
-	node := proto.CloneOf(c.sentNode)
-	fields := node.GetMetadata().GetFields()
-	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(c.table.sums.Digests().Bytes()))
-	// Replicas compare what clients with the same revision have: it must be what this node was sent.
-	if len(c.table.revision) > 0 && c.tableNode == fingerprint(c.sentNode) {
-		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(c.table.revision))
-	}
-	return node
-}
 
 // fingerprint returns the same text for nodes that say the same of themselves. The version of the agent does not count: what a
 // node is sent does not depend on it, and a snapshot outlives an upgrade.

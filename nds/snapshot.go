@@ -4,10 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
@@ -37,82 +34,6 @@ type saving struct {
 // snapshotOwner identifies the nodes that may use a snapshot: the table of one namespace
 // of one cluster is wrong for another.
 func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
-
-// restore applies the snapshot. A snapshot that cannot be read now is read again by the
-// next connect. A snapshot that is damaged or belongs to another node is renamed, so
-// that it is neither used nor lost.
-func (c *Client) restore() {
-	c.snapshotUnread = false
-	if c.cfg.StateDir == "" {
-		return
-	}
-	lockErr := c.dir.Lock()
-	path := c.dir.File(snapshotName)
-	data, err := os.ReadFile(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return
-	case err != nil:
-		c.snapshotUnread = true
-		c.restoreFailures.report("snapshot of the table not read: it is read again at the next connect", slog.LevelWarn, err)
-		return
-	}
-	s, err := parseSnapshot(data)
-	if owner := snapshotOwner(c.cfg.Node); err == nil && s.owner != owner {
-		err = fmt.Errorf("it belongs to %q, this node is %q", s.owner, owner)
-	}
-	if err == nil {
-		err = c.useSnapshot(&s)
-	}
-	if err != nil {
-		c.setAside(path, err, lockErr)
-		return
-	}
-	if s.lost > 0 {
-		c.log.Warn("the last changes in the snapshot of the table are damaged, older hosts are used until the control plane sends newer ones",
-			"path", path, "bytes", s.lost)
-	}
-	t := c.inUseTable()
-	t.version, t.pushed, t.stale = s.version, s.pushed, true
-	c.setTable(t)
-	c.log.Info("using the table of the snapshot until the control plane sends one",
-		"path", path, "version", s.version, "pushed", s.pushed)
-}
-
-// useSnapshot applies a snapshot.
-func (c *Client) useSnapshot(s *savedTable) error {
-	if err := c.apply(s.table.since(nil)); err != nil {
-		return err
-	}
-	c.table, c.tableNode = s.table, s.node
-	return nil
-}
-
-// setAside renames a snapshot that cannot be used for the given reason. If lockErr is not
-// nil, another process owns the snapshot, so setAside leaves it in place.
-func (c *Client) setAside(path string, reason, lockErr error) {
-	aside := path + ".bad"
-	err := lockErr
-	if err == nil {
-		err = os.Rename(path, aside)
-	}
-	if err != nil {
-		c.log.Warn("snapshot of the table not used", "path", path, "error", errors.Join(reason, err))
-		return
-	}
-	c.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
-}
-
-// save passes the table in use to the goroutine that writes the snapshot.
-func (c *Client) save(changed saving) {
-	if c.cfg.StateDir == "" {
-		return
-	}
-	state := c.Status()
-	c.saver.put(snapshot{
-		owner: snapshotOwner(c.cfg.Node), version: state.Version, pushed: state.LastPush, table: c.table, node: c.tableNode,
-	}, changed)
-}
 
 // A snapshotSaver writes snapshots from a goroutine of its own, so that a disk that is slow
 // or does not answer delays no push.

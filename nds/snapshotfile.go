@@ -120,7 +120,7 @@ func parseSnapshot(data []byte) (savedTable, error) {
 		node:    m.GetNonce(),
 		pushed:  time.Unix(0, int64(binary.BigEndian.Uint64(data[len(snapshotMagic):]))), //nolint:gosec // written by marshal
 	}}
-	value, _, err := tableOf(response{typeURL: m.GetTypeUrl(), resources: m.GetResources()})
+	value, _, err := response{typeURL: m.GetTypeUrl(), resources: m.GetResources()}.table()
 	if err == nil {
 		err = s.setTable(value, data[end:])
 	}

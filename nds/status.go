@@ -2,7 +2,10 @@ package nds
 
 import (
 	"math"
+	"sync"
 	"time"
+
+	"github.com/nametap/nametap/internal/clock"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -59,20 +62,21 @@ const (
 	ModeHosts Mode = "hosts"
 )
 
+// A state is what the goroutines of a client record for Status. Its methods are safe for concurrent use.
+type state struct {
+	clock *clock.Clock
+	ready chan struct{} // closed when the first table is in use
+
+	// status is what Status and the metrics return, except TableAge. received is when the
+	// table in use was received, by clock; zero for the table of the snapshot.
+	mu       sync.Mutex
+	status   Status
+	received time.Time
+}
+
 // Status returns what the client is doing now. It is safe for concurrent use.
 func (c *Client) Status() Status {
-	c.mu.Lock()
-	s, received := c.state, c.received
-	c.mu.Unlock()
-	switch {
-	case !s.Loaded:
-	case received.IsZero():
-		// The wall clock is the only one that a reboot does not reset. It may have been set
-		// back since the snapshot was written.
-		s.TableAge = max(0, time.Since(s.LastPush.Round(0)).Seconds())
-	default:
-		s.TableAge = c.cfg.Clock.Since(received).Seconds()
-	}
+	s := c.state.now()
 	if certificate := c.renewer.valid(); certificate != nil {
 		s.CertificateExpires = certificate.Leaf.NotAfter
 	}
@@ -80,8 +84,25 @@ func (c *Client) Status() Status {
 	return s
 }
 
-// table is the part of Status that describes the table in use.
-type table struct {
+// now returns the recorded status.
+func (s *state) now() Status {
+	s.mu.Lock()
+	status, received := s.status, s.received
+	s.mu.Unlock()
+	switch {
+	case !status.Loaded:
+	case received.IsZero():
+		// The wall clock is the only one that a reboot does not reset. It may have been set
+		// back since the snapshot was written.
+		status.TableAge = max(0, time.Since(status.LastPush.Round(0)).Seconds())
+	default:
+		status.TableAge = s.clock.Since(received).Seconds()
+	}
+	return status
+}
+
+// tableStatus is the part of Status that describes the table in use.
+type tableStatus struct {
 	version  string
 	pushed   time.Time
 	stale    bool
@@ -90,85 +111,81 @@ type table struct {
 	revision []byte
 }
 
-// inUseTable returns the description of the table in use, without version and time.
-func (c *Client) inUseTable() table {
-	switch {
-	case c.table == nil:
-		return table{}
-	case c.table.mode == ModeHosts:
-		return table{mode: ModeHosts, digest: c.table.sums.Sum().String(), revision: c.table.revision}
-	}
-	return table{mode: c.table.mode}
-}
-
 // setTable records the table in use, and reports whether it is the first one.
-func (c *Client) setTable(t table) (first bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	first = !c.state.Loaded
-	c.state.Loaded = true
-	c.state.Version, c.state.LastPush, c.state.Stale = t.version, t.pushed, t.stale
-	c.received = time.Time{}
+func (s *state) setTable(t tableStatus) (first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first = !s.status.Loaded
+	s.status.Loaded = true
+	s.status.Version, s.status.LastPush, s.status.Stale = t.version, t.pushed, t.stale
+	s.received = time.Time{}
 	if !t.stale {
-		c.received = c.cfg.Clock.Now()
+		s.received = s.clock.Now()
 	}
-	c.state.Mode, c.state.Digest, c.state.Revision = t.mode, t.digest, t.revision
-	c.state.LastError = ""
+	s.status.Mode, s.status.Digest, s.status.Revision = t.mode, t.digest, t.revision
+	s.status.LastError = ""
 	if !t.stale {
-		c.state.Pushes++
+		s.status.Pushes++
 	}
 	if first {
-		close(c.ready)
+		close(s.ready)
 	}
 	return first
 }
 
 // setRejected records that a push was rejected.
-func (c *Client) setRejected(reason error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.Pushes++
-	c.state.Rejected++
-	c.state.LastError = reason.Error()
+func (s *state) setRejected(reason error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Pushes++
+	s.status.Rejected++
+	s.status.LastError = reason.Error()
 }
 
 // setDifference records that a table does not have its checksum, and the checksum of the one in use.
-func (c *Client) setDifference(reason, digest string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.ChecksumDifferences++
-	c.state.LastChecksumDifference = reason
-	c.state.Digest = digest
+func (s *state) setDifference(reason, digest string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.ChecksumDifferences++
+	s.status.LastChecksumDifference = reason
+	s.status.Digest = digest
 }
 
 // setOpen records that the stream was opened.
-func (c *Client) setOpen() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.Open = true
+func (s *state) setOpen() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Open = true
 }
 
 // setConnected records that a response arrived.
-func (c *Client) setConnected(nonce string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.Connected = true
-	c.state.Nonce = nonce
+func (s *state) setConnected(nonce string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Connected = true
+	s.status.Nonce = nonce
 }
 
 // setDisconnected records that the stream ended, or could not be opened.
-func (c *Client) setDisconnected(reason error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.Connected, c.state.Open = false, false
-	c.state.LastError = reason.Error()
+func (s *state) setDisconnected(reason error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Connected, s.status.Open = false, false
+	s.status.LastError = reason.Error()
+}
+
+// setVariant records the variant of the next connect.
+func (s *state) setVariant(v Variant) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Variant = v.String()
 }
 
 // countReconnect counts an attempt to connect after the first one.
-func (c *Client) countReconnect() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.Reconnects++
+func (s *state) countReconnect() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Reconnects++
 }
 
 // The values of the label "result" of the counter of pushes.

@@ -1,12 +1,10 @@
 package nds
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -28,9 +26,10 @@ const maxReason = 4 << 10
 // A stream is one ADS stream and its protocol state, which the goroutine of Client.Run
 // owns. Every stream starts with the zero values.
 type stream struct {
-	client *Client
-	rpc    rpc
-	cancel context.CancelFunc // ends the RPC
+	receiver *receiver
+	rpc      rpc
+	cancel   context.CancelFunc // ends the RPC
+	accepted func()             // called after the first accepted response
 
 	// version is the version of the last accepted response; a rejected response leaves it
 	// unchanged, so a NACK carries the previous version. (There is no field for the
@@ -50,7 +49,7 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 		if r, err = s.rpc.receive(); err != nil {
 			return explainEnd(err)
 		}
-		s.client.setConnected(r.nonce)
+		s.receiver.state.setConnected(r.nonce)
 		began := time.Now()
 		if err = s.handle(r); differs(err) {
 			s.end()
@@ -94,9 +93,9 @@ func (s *stream) end() {
 // handle applies a response and answers it. It returns an error if the answer could not
 // be sent, or a differenceError if the stream has to end.
 func (s *stream) handle(r response) error {
-	changed, err := s.client.use(r, s.acceptedAt.IsZero())
+	changed, err := s.receiver.use(r, s.acceptedAt.IsZero())
 	if err != nil {
-		s.client.reject(r, err)
+		s.receiver.reject(r, err)
 		sent := s.rpc.answer(answer{nonce: r.nonce, version: s.version, rejection: rejection(err)})
 		if differs(err) {
 			return err
@@ -105,98 +104,12 @@ func (s *stream) handle(r response) error {
 	}
 	if s.acceptedAt.IsZero() {
 		s.acceptedAt = time.Now()
-		s.client.streamAccepted()
+		s.accepted()
 	}
 	s.version = r.version
 	err = s.rpc.answer(answer{nonce: r.nonce, version: s.version})
-	s.client.save(changed)
+	s.receiver.save(changed)
 	return err
-}
-
-// use applies a response, and returns what has to be saved. first is true if no earlier response
-// of the stream was accepted.
-func (c *Client) use(r response, first bool) (saving, error) {
-	value, there, err := tableOf(r)
-	if err != nil {
-		return saving{}, err
-	}
-	isChange, err := hasChange(value)
-	if err != nil {
-		return saving{}, fmt.Errorf("a table of %d bytes: %w", len(value), err)
-	}
-	next := c.table
-	switch {
-	case isChange:
-		next, err = c.changed(value, first)
-	case there, r.whole, slices.Contains(r.removed, ""), next == nil, first && next.mode == ModeWhole:
-		next, err = wholeTable(value)
-	}
-	if err != nil {
-		return saving{}, err
-	}
-	shards, result := next.since(c.table), resultUnchanged
-	if len(shards) > 0 {
-		result = resultApplied
-		start := time.Now()
-		err := c.apply(shards)
-		c.metrics.duration.Observe(time.Since(start).Seconds())
-		if err != nil {
-			return saving{}, err
-		}
-		if next.len() == 0 && c.table != nil && c.table.len() > 0 {
-			c.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", r.version)
-		}
-	}
-	save := saving{all: len(shards) > 0}
-	if node := fingerprint(c.sentNode); isChange {
-		save.all = c.table == nil || c.table.mode != ModeHosts || node != c.tableNode
-		if !save.all && (len(shards) > 0 || !bytes.Equal(c.table.revision, next.revision)) {
-			save.change = value
-		}
-		c.tableNode = node
-	}
-	c.table = next
-	c.pushed(r, result)
-	return save, nil
-}
-
-// changed returns the table after a change, a NameTable in wire form. If that does not have its checksum, the next
-// stream asks for what is missing, and for everything after the first change of a stream: what differs then has the
-// same digests.
-func (c *Client) changed(value []byte, first bool) (*hostTable, error) {
-	parsed, err := parseChange(value)
-	if err != nil {
-		return nil, err
-	}
-	next, err := c.table.with(&parsed)
-	if c.undetected = err != nil && first; err == nil {
-		return next, nil
-	}
-	if c.table != nil && c.table.mode == ModeHosts {
-		c.table = c.table.summed()
-	}
-	c.setDifference(err.Error(), c.inUseTable().digest)
-	return nil, err
-}
-
-// pushed counts and logs a response that was accepted. Its table is in use.
-func (c *Client) pushed(r response, result string) {
-	c.metrics.pushed(result, r.bytes)
-	t := c.inUseTable()
-	t.version, t.pushed = r.version, time.Now()
-	first := c.setTable(t)
-	log := c.log.Debug
-	if first {
-		log = c.log.Info
-	}
-	log("table pushed", "version", r.version, "result", result, "mode", t.mode, "hosts", c.table.len(), "bytes", r.bytes)
-}
-
-// reject counts and logs a response that is not used.
-func (c *Client) reject(r response, reason error) {
-	c.metrics.pushed(resultRejected, r.bytes)
-	c.setRejected(reason)
-	c.log.Warn("push rejected, the current table stays", "version", r.version, "nonce", r.nonce, "error", reason)
 }
 
 // rejection returns the error detail of a NACK. It replaces bytes that a protobuf string
@@ -333,7 +246,7 @@ func (r sotwRPC) receive() (response, error) {
 	for i, body := range m.GetResources() {
 		wrapped := &discoveryv3.Resource{}
 		if !body.MessageIs(wrapped) || body.UnmarshalTo(wrapped) != nil {
-			// A malformed wrapper stays wrapped, and tableOf refuses its type.
+			// A malformed wrapper stays wrapped, and response.table refuses its type.
 			wrapped = &discoveryv3.Resource{Resource: body}
 		}
 		converted.resources[i] = wrapped

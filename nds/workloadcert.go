@@ -280,8 +280,12 @@ func (r *certRenewer) untilRenewal() time.Duration {
 
 // renew obtains a certificate and makes it the current one.
 func (r *certRenewer) renew(ctx context.Context) error {
-	pair, err := r.requestCertificate(ctx)
+	current := r.certificate()
+	pair, err := requestCertificate(ctx, r.cfg, current)
 	if err != nil {
+		if current != nil && r.cfg.CertFile == "" && certificateRefused(err) {
+			r.setRefused(current, true)
+		}
 		return err
 	}
 	if err := r.use(pair, time.Now()); err != nil {
