@@ -104,35 +104,3 @@ func newRequest(cfg Config) (request, key []byte, err error) {
 	}
 	return request, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
-
-// spiffePath returns the node's SPIFFE identity without the trust domain.
-func (n Node) spiffePath() string {
-	account := n.ServiceAccount
-	if account == "" {
-		account = "default"
-	}
-	return "/ns/" + n.Namespace + "/sa/" + account
-}
-
-// checkCertificate returns an error if a certificate has expired or is for another
-// identity than the node's.
-func (n Node) checkCertificate(leaf *x509.Certificate) error {
-	if now := time.Now(); !now.Before(leaf.NotAfter) {
-		return fmt.Errorf("the certificate expired at %s", leaf.NotAfter.Format(time.RFC3339))
-	}
-	var identities []string
-	for _, uri := range leaf.URIs {
-		if uri.Scheme != "spiffe" {
-			continue
-		}
-		if uri.Path == n.spiffePath() {
-			return nil
-		}
-		identities = append(identities, uri.String())
-	}
-	if len(identities) == 0 {
-		return errors.New("the certificate has no SPIFFE identity")
-	}
-	return fmt.Errorf("the certificate is for %s, and this node is %s: see --namespace and --service-account",
-		strings.Join(identities, ", "), n.spiffePath())
-}

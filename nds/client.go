@@ -15,7 +15,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -126,6 +128,16 @@ func (c *Client) Token() Token { return tokenOf(c.cfg) }
 // used.
 func (c *Client) Restored() <-chan struct{} { return c.restored }
 
+// Status returns what the client is doing now. It is safe for concurrent use.
+func (c *Client) Status() Status {
+	s := c.state.now()
+	if certificate := c.renewer.valid(); certificate != nil {
+		s.CertificateExpires = certificate.Leaf.NotAfter
+	}
+	s.CertificateError, s.SnapshotError = c.renewer.lastFailure(), c.saver.lastFailure()
+	return s
+}
+
 // Run uses the snapshot, if there is one, then keeps a stream to the control plane open
 // until ctx ends, and returns nil. All its goroutines have ended when it returns, except
 // one that waits for a disk that does not answer. It must be called only once.
@@ -164,6 +176,71 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 	return nil
 }
+
+// currentNode returns the node as it is now.
+func (c *Client) currentNode() (*corev3.Node, error) {
+	node := c.cfg.Node
+	if c.cfg.Refresh != nil {
+		var err error
+		if node, err = c.cfg.Refresh(node); err == nil {
+			node, err = node.withDefaults()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading the addresses and labels of this node: %w", err)
+		}
+	}
+	return node.proto()
+}
+
+// awaitChange returns errNodeChanged when the node differs from sent, errResumed when the
+// machine was suspended, and nil when ctx ends before that.
+func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
+	resumed, stopResumed := c.cfg.Clock.Poll(clock.Tick, func() bool { return c.cfg.Clock.Slept()-c.slept >= briefSleep })
+	defer stopResumed()
+	recheck, stopRecheck := c.cfg.Clock.Poll(nodeInterval, func() bool { return true })
+	defer stopRecheck()
+	var settled <-chan time.Time // set between a signal and its check: further signals do not delay that
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-resumed:
+			return errResumed
+		case <-c.cfg.Changed:
+			if settled == nil {
+				settled = time.After(nodeSettle)
+			}
+			continue
+		case <-settled:
+			settled = nil
+		case <-recheck:
+		}
+		// The next connect reports an error; until then the open stream is better than none.
+		if node, err := c.currentNode(); err == nil && !proto.Equal(node, sent) {
+			return errNodeChanged
+		}
+	}
+}
+
+var (
+	// errNodeChanged ends a stream after the node has changed.
+	errNodeChanged = errors.New("the addresses or labels of this node have changed")
+	// errResumed ends a stream after the machine was suspended. The peer, or a NAT on the way,
+	// has usually forgotten the connection; pings would notice that after up to 30 s, since the
+	// timers stand still in a suspend.
+	errResumed = errors.New("this machine was suspended")
+)
+
+const (
+	// nodeInterval is how often the node is checked without a signal on Config.Changed.
+	nodeInterval = 12 * clock.Tick
+	// nodeSettle is how long after a signal the node is checked: the addresses of several
+	// families and interfaces change one after the other.
+	nodeSettle = time.Second
+
+	// briefSleep is the length of the shortest suspend that a connection does not outlive.
+	briefSleep = 10 * time.Second
+)
 
 // resumed is called after the machine was suspended. The back-off begins again, and the
 // workload certificate is checked, which may have expired meanwhile.

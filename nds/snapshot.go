@@ -16,24 +16,11 @@ const (
 	snapshotName = "nametable.snapshot"
 )
 
-// snapshot is the content of the snapshot file, or a part of it that is to be written.
-type snapshot struct {
-	owner   string
-	version string
-	pushed  time.Time
-	table   *hostTable
-	node    string // see Client.tableNode
-}
-
 // saving says how the table in use differs from the last one that was saved.
 type saving struct {
 	all    bool   // entirely
 	change []byte // by this change, a NameTable in wire form; nil for none
 }
-
-// snapshotOwner identifies the nodes that may use a snapshot: the table of one namespace
-// of one cluster is wrong for another.
-func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
 // A snapshotSaver writes snapshots from a goroutine of its own, so that a disk that is slow
 // or does not answer delays no push.
