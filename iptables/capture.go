@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/internal/logonce"
 )
 
 // Capture makes the kernel of its network namespace capture DNS as desired.
@@ -42,11 +44,11 @@ type Capture struct {
 	retries  retries       // of a removal
 	applied  machine       // what the last step apply has left
 	captured bool          // rules were installed and not removed
-	logged   string        // the last failure that was logged
-	seed     maphash.Seed  // of fingerprints
-	seen     fingerprint   // of the kernel when all rules were there, zero if that is not known
-	ready    time.Time     // the earliest time of a check that an announcement makes due
-	paced    time.Time     // when the steps so far would have ended at one in each Config.Interval
+	logged   logonce.Failure
+	seed     maphash.Seed // of fingerprints
+	seen     fingerprint  // of the kernel when all rules were there, zero if that is not known
+	ready    time.Time    // the earliest time of a check that an announcement makes due
+	paced    time.Time    // when the steps so far would have ended at one in each Config.Interval
 
 	open      func() bool // reports connections to VIPs; nil if there are never any
 	openSince time.Time   // when the chains were found to be in use first, after they were unhooked
@@ -263,7 +265,8 @@ func (c *Capture) restart() {
 	if c.phase != phaseUnhooked || c.goal.On || c.retries.failure != nil {
 		c.due = time.Time{} // in the other case replies are in flight
 	}
-	c.attempts, c.logged, c.lacks = patient, "", 0
+	c.attempts, c.lacks = patient, 0
+	c.logged.Forget()
 	c.firewall.spared = nil
 	c.retries.failure, c.retries.n = nil, 0
 }
@@ -545,16 +548,12 @@ func (c *Capture) logCaptured(changed bool, err error) {
 // logFailure counts a failure of a check, a repair or a retry, and logs it unless it is the same
 // as the previous one.
 func (c *Capture) logFailure(err error) {
-	if err == nil {
-		c.logged = ""
+	if err != nil {
+		c.failures.Add(1)
+	}
+	if !c.logged.Differs(err) {
 		return
 	}
-	c.failures.Add(1)
-	text := err.Error()
-	if text == c.logged {
-		return
-	}
-	c.logged = text
 	if errors.Is(err, ErrIncomplete) {
 		c.log.Error("capture is incomplete; retrying", "error", err)
 		return

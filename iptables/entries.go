@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/nametap/nametap/internal/logonce"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/conntrack"
@@ -19,11 +21,13 @@ type entries struct {
 	leftovers map[string]time.Time // entries, by their keys, that are dropped later; when they were first seen
 	replies   time.Time            // until then replies to queries of dropped entries may arrive; zero if none may
 	closing   time.Time            // until then connections from before the last change may be reset
-	logged    map[Family]string    // the last failure that was logged
-	failed    bool                 // the last sweep failed
+	logged    map[Family]*logonce.Failure
+	failed    bool // the last sweep failed
 }
 
-func newEntries(log *slog.Logger) entries { return entries{log: log, logged: make(map[Family]string)} }
+func newEntries(log *slog.Logger) entries {
+	return entries{log: log, logged: map[Family]*logonce.Failure{IPv4: {}, IPv6: {}}}
+}
 
 // pending reports whether a sweep is due although the rules have not changed since the last one.
 func (e *entries) pending() bool {
@@ -91,11 +95,7 @@ func (e *entries) settled(key string, previous map[string]time.Time, by time.Tim
 // drop drops the entries of a family in a class, and returns how many. It logs a failure once.
 func (e *entries) drop(f Family, c class) (dropped int, ok bool) {
 	dropped, err := c.drop(f)
-	switch {
-	case err == nil:
-		delete(e.logged, f)
-	case e.logged[f] != err.Error():
-		e.logged[f] = err.Error()
+	if e.logged[f].Differs(err) {
 		e.log.Warn("dropping conntrack entries failed: open sockets may keep their previous path until they are closed",
 			"family", f, "error", err)
 	}

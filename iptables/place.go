@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // place is where rules are written to: one family in one backend.
@@ -123,7 +125,7 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 		case writeErr != nil:
 			failure = writeErr
 		}
-		if !pause(ctx, n) {
+		if !clock.Sleep(ctx, backOff(n)) {
 			return now, true, fmt.Errorf("%w; previous error: %v", ctx.Err(), failure) //nolint:errorlint // the end of ctx is what counts
 		}
 		if have, err = p.tools.read(ctx); err != nil {

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nametap/nametap/internal/clock"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -110,7 +112,7 @@ func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 			return NFT, nil
 		case err == nil:
 			return Legacy, nil
-		case n == readAttempts-1 || !pause(ctx, n):
+		case n == readAttempts-1 || !clock.Sleep(ctx, backOff(n)):
 			return "", err
 		}
 	}
@@ -136,7 +138,7 @@ func (t tools) parsed(ctx context.Context, output func() ([]byte, error)) (saved
 		if err == nil {
 			s, err = parseSave(out)
 		}
-		if err == nil || failsAgain(err) || n == readAttempts-1 || !pause(ctx, n) {
+		if err == nil || failsAgain(err) || n == readAttempts-1 || !clock.Sleep(ctx, backOff(n)) {
 			return s, err
 		}
 	}
@@ -157,21 +159,8 @@ func (t tools) write(ctx context.Context, text string) error {
 // backOff returns how long to wait after the nth failure, counted from 0: longer each
 // time, and at random, so that two programs that disturb each other get out of step.
 func backOff(n int) time.Duration {
-	wait := longestPause
-	if n < 10 { // a larger shift overflows in the end
-		wait = min(firstPause<<n, longestPause)
-	}
+	wait := clock.BackOff(n, firstPause, longestPause)
 	return wait + rand.N(wait)
-}
-
-// pause waits after the nth failure, and returns false if ctx ends.
-func pause(ctx context.Context, n int) bool {
-	select {
-	case <-time.After(backOff(n)):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // run runs a tool and returns its output.

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/internal/logonce"
+
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -22,11 +24,6 @@ import (
 )
 
 const (
-	// The upper bound of the pause before the next connect starts at minPause and
-	// doubles up to maxPause.
-	minPause = 100 * time.Millisecond
-	maxPause = 30 * time.Second
-
 	// A stream that ends earlier than this after its first accepted push counts as a
 	// failure. Without it, a client would connect several times a second to a control
 	// plane that pushes and then closes the stream.
@@ -41,12 +38,6 @@ const (
 	// connection before it says so.
 	skipCertificateAfter = 3
 )
-
-// ApplyFunc puts shards of the table (digest.ShardOf) to use: shards has all entries of each, a NameTable in
-// wire form. The other shards stay as they are. An error rejects the push: the control plane is sent the
-// reason, and all shards stay. It is called from one goroutine, never concurrently. It may keep the entries but
-// not change them.
-type ApplyFunc func(shards map[int][]byte) error
 
 // Client keeps a stream to a control plane open. Make one with [New].
 type Client struct {
@@ -70,7 +61,7 @@ type Client struct {
 	skippedCertificate *tls.Certificate
 	// failures counts the connects since the last stream that lasted stableAfter.
 	failures       int
-	streamFailures failureLog // why there is no stream
+	streamFailures logonce.Log // why there is no stream
 	// variant is the variant of the next connect. If the control plane does not implement
 	// the incremental RPC, it is StateOfTheWorld for incrementalAgain from fellBack on.
 	// fallbacks counts how often that happened.
@@ -102,12 +93,12 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 		saver:          newSnapshotSaver(dir, cfg.Logger),
 		state:          state{clock: cfg.Clock, ready: make(chan struct{}), status: Status{Address: cfg.Addr, Variant: cfg.Variant.String()}},
 		pingAfter:      pingAfter,
-		streamFailures: failureLog{log: cfg.Logger},
+		streamFailures: logonce.New(cfg.Logger),
 		variant:        cfg.Variant,
 	}
 	c.receiver = receiver{
 		cfg: cfg, apply: apply, log: cfg.Logger, metrics: newMetrics(c.Status), state: &c.state, saver: c.saver, dir: dir,
-		restoreFailures: failureLog{log: cfg.Logger},
+		restoreFailures: logonce.New(cfg.Logger),
 	}
 	if cfg.Registerer != nil {
 		if err := cfg.Registerer.Register(c.receiver.metrics); err != nil {
@@ -149,7 +140,7 @@ func (c *Client) Run(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
-	defer c.streamFailures.reset()
+	defer c.streamFailures.Reset()
 	tasks.Go(func() { c.renewer.run(ctx) })
 	// The saver outlives ctx, because the last push may still be on the way to it.
 	stopSaving := c.saver.start()
@@ -164,7 +155,7 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		if lasted >= stableAfter {
 			c.failures = 0
-			c.streamFailures.reset()
+			c.streamFailures.Reset()
 		}
 		if c.fallBack(err) {
 			continue
@@ -340,7 +331,7 @@ func (c *Client) streamAccepted() {
 	if c.skippedCertificate != nil { // the token works where the certificate did not
 		c.renewer.markRefused(c.skippedCertificate)
 	}
-	c.streamFailures.recover("the stream to the control plane is back", "address", c.cfg.Addr)
+	c.streamFailures.Recover("the stream to the control plane is back", "address", c.cfg.Addr)
 }
 
 // pingLess makes later connections ping half as often, because the control plane ended
@@ -384,16 +375,6 @@ func (c *Client) setVariant(v Variant) {
 	c.state.setVariant(v)
 }
 
-// pause returns how long to wait after a number of failures in a row: a random part, from
-// 0 to 1, of an upper bound that doubles (full jitter).
-func pause(failures int, part float64) time.Duration {
-	bound := maxPause
-	if failures < 16 { // 0.1 s doubled 16 times exceeds maxPause
-		bound = min(maxPause, minPause<<failures)
-	}
-	return time.Duration(part * float64(bound))
-}
-
 // streamEnd describes the end of a stream, or of an attempt to open one.
 type streamEnd struct {
 	err error
@@ -416,5 +397,5 @@ func (c *Client) logEnd(ctx context.Context, end streamEnd) {
 	if end.expected {
 		level = slog.LevelInfo
 	}
-	c.streamFailures.report("no stream to the control plane", level, end.err, "address", c.cfg.Addr, "retry_in", end.wait)
+	c.streamFailures.Report("no stream to the control plane", level, end.err, "address", c.cfg.Addr, "retry_in", end.wait)
 }

@@ -11,6 +11,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/nametap/nametap/internal/clock"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
@@ -21,6 +23,11 @@ import (
 )
 
 const (
+	// The upper bound of the pause before the next connect starts at minPause and
+	// doubles up to maxPause.
+	minPause = 100 * time.Millisecond
+	maxPause = 30 * time.Second
+
 	// connectTimeout bounds lookup, TCP connect and TLS handshake.
 	connectTimeout = 10 * time.Second
 
@@ -38,6 +45,12 @@ const (
 	// unless it is configured otherwise.
 	maxPingAfter = 6 * time.Minute
 )
+
+// pause returns how long to wait before the next connect after a number of failures in a row: a random part, from
+// 0 to 1, of an upper bound that doubles (full jitter).
+func pause(failures int, part float64) time.Duration {
+	return time.Duration(part * float64(clock.BackOff(failures, minPause, maxPause)))
+}
 
 // dial prepares a connection to addr. Each attempt to connect needs a new one, so that
 // the address is looked up and the credentials are read again. A connection that is

@@ -26,15 +26,6 @@ type hostShard struct {
 	hosts   int
 }
 
-// A Mode is the form in which a control plane sends a table.
-type Mode string
-
-// The modes.
-const (
-	ModeWhole Mode = "whole"
-	ModeHosts Mode = "hosts"
-)
-
 // wholeTable returns the table of a NameTable in wire form that is no change. It does not keep table.
 func wholeTable(table []byte) (*hostTable, error) {
 	shards, err := digest.Split(table)

@@ -11,12 +11,20 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nametap/nametap/internal/logonce"
+
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/nametap/nametap/internal/statedir"
 )
+
+// ApplyFunc puts shards of the table (digest.ShardOf) to use: shards has all entries of each, a NameTable in
+// wire form. The other shards stay as they are. An error rejects the push: the control plane is sent the
+// reason, and all shards stay. It is called from one goroutine, never concurrently. It may keep the entries but
+// not change them.
+type ApplyFunc func(shards map[int][]byte) error
 
 // A receiver applies pushes and the snapshot. The goroutine of Client.Run owns it.
 type receiver struct {
@@ -40,7 +48,7 @@ type receiver struct {
 	// snapshotUnread is true if the snapshot could not be read. Every connect tries
 	// again until a table is in use.
 	snapshotUnread  bool
-	restoreFailures failureLog // why the snapshot could not be read
+	restoreFailures logonce.Log // why the snapshot could not be read
 }
 
 // restore applies the snapshot. A snapshot that cannot be read now is read again by the
@@ -59,7 +67,7 @@ func (r *receiver) restore() {
 		return
 	case err != nil:
 		r.snapshotUnread = true
-		r.restoreFailures.report("snapshot of the table not read: it is read again at the next connect", slog.LevelWarn, err)
+		r.restoreFailures.Report("snapshot of the table not read: it is read again at the next connect", slog.LevelWarn, err)
 		return
 	}
 	s, err := parseSnapshot(data)
@@ -70,7 +78,7 @@ func (r *receiver) restore() {
 		err = r.useSnapshot(&s)
 	}
 	if err != nil {
-		r.setAside(path, err, lockErr)
+		r.setAside(err, lockErr)
 		return
 	}
 	if s.lost > 0 {
@@ -102,11 +110,10 @@ func (r *receiver) useSnapshot(s *savedTable) error {
 
 // setAside renames a snapshot that cannot be used for the given reason. If lockErr is not
 // nil, another process owns the snapshot, so setAside leaves it in place.
-func (r *receiver) setAside(path string, reason, lockErr error) {
-	aside := path + ".bad"
-	err := lockErr
+func (r *receiver) setAside(reason, lockErr error) {
+	path, aside, err := r.dir.File(snapshotName), "", lockErr
 	if err == nil {
-		err = os.Rename(path, aside)
+		aside, err = r.dir.SetAside(snapshotName, "bad")
 	}
 	if err != nil {
 		r.log.Warn("snapshot of the table not used", "path", path, "error", errors.Join(reason, err))

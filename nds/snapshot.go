@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/internal/logonce"
+
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -44,7 +46,7 @@ type snapshotSaver struct {
 	// base and length are the lengths of the base and of the file that this saver has written
 	// for a table of hosts. base is 0 if changes cannot be added to the file.
 	base, length int64
-	failures     failureLog
+	failures     logonce.Log
 
 	log     *slog.Logger
 	timeout time.Duration // how long the end waits for the last snapshot
@@ -56,7 +58,7 @@ const saveTimeout = 3 * time.Second
 
 func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
 	return &snapshotSaver{
-		dir: dir, wake: make(chan struct{}, 1), failures: failureLog{log: log}, log: log, timeout: saveTimeout, again: saveAgain,
+		dir: dir, wake: make(chan struct{}, 1), failures: logonce.New(log), log: log, timeout: saveTimeout, again: saveAgain,
 	}
 }
 
@@ -165,7 +167,7 @@ func (s *snapshotSaver) saveNext() {
 			s.next = next
 		}
 		s.mu.Unlock()
-		s.failures.report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
+		s.failures.Report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
 		return
 	}
 	s.succeeded()
@@ -177,7 +179,7 @@ func (s *snapshotSaver) saveNext() {
 
 // succeeded notes that the snapshot is written.
 func (s *snapshotSaver) succeeded() {
-	s.failures.reset()
+	s.failures.Reset()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failure = ""

@@ -50,6 +50,15 @@ type Status struct {
 	LastError string `json:"lastError,omitempty"`
 }
 
+// A Mode is the form in which a control plane sends a table.
+type Mode string
+
+// The modes.
+const (
+	ModeWhole Mode = "whole"
+	ModeHosts Mode = "hosts"
+)
+
 // A state is what the goroutines of a client record for Status. Its methods are safe for concurrent use.
 type state struct {
 	clock *clock.Clock

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/internal/logonce"
+
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -49,7 +51,7 @@ type certRenewer struct {
 	unread bool
 	// fileFailures logs why the certificate is not read or saved, renewFailures why there
 	// is no certificate, or no newer one.
-	fileFailures, renewFailures failureLog
+	fileFailures, renewFailures logonce.Log
 
 	// mu guards the fields below. It is not held while files are read, because Status
 	// needs it and a disk may not answer.
@@ -65,7 +67,7 @@ type certRenewer struct {
 func newCertRenewer(cfg Config, dir *statedir.Dir) *certRenewer {
 	return &certRenewer{
 		cfg: cfg, dir: dir, log: cfg.Logger, wake: make(chan struct{}, 1),
-		fileFailures: failureLog{log: cfg.Logger}, renewFailures: failureLog{log: cfg.Logger},
+		fileFailures: logonce.New(cfg.Logger), renewFailures: logonce.New(cfg.Logger),
 	}
 }
 
@@ -203,7 +205,7 @@ func (r *certRenewer) run(ctx context.Context) {
 			switch {
 			case err == nil:
 				failures = 0
-				r.renewFailures.reset()
+				r.renewFailures.Reset()
 				continue
 			case errors.Is(err, errNoAuthority):
 				wait = authorityPoll
@@ -213,7 +215,7 @@ func (r *certRenewer) run(ctx context.Context) {
 			}
 			if ctx.Err() == nil {
 				r.setFailure(err)
-				r.renewFailures.report("no workload certificate, using the token", r.level(err), err)
+				r.renewFailures.Report("no workload certificate, using the token", r.level(err), err)
 			}
 		}
 		select {
@@ -286,10 +288,10 @@ func (r *certRenewer) save() {
 	}
 	err := r.dir.Write(certificateFile, append(bytes.TrimSpace(pair.key), append([]byte("\n"), pair.chain...)...))
 	if err != nil {
-		r.fileFailures.report("workload certificate not saved: a restart needs the token", slog.LevelWarn, err)
+		r.fileFailures.Report("workload certificate not saved: a restart needs the token", slog.LevelWarn, err)
 		return
 	}
-	r.fileFailures.reset()
+	r.fileFailures.Reset()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.saved = true // only the goroutine of run, which calls save, changes pair
@@ -310,7 +312,7 @@ func (r *certRenewer) load() {
 		return
 	case err != nil:
 		r.unread = true
-		r.fileFailures.report("the saved workload certificate cannot be read; retrying", slog.LevelWarn, err)
+		r.fileFailures.Report("the saved workload certificate cannot be read; retrying", slog.LevelWarn, err)
 		return
 	}
 	if err := r.use(splitPEM(data), time.Time{}); err != nil {
