@@ -93,29 +93,17 @@ func DefaultConfig() Config {
 
 // An Agent is one running nametap. [New] makes it, [Agent.Run] runs it.
 type Agent struct {
-	config      Config
-	log         *slog.Logger
-	proxy       *dnsproxy.Server
-	client      *nds.Client
-	status      *statusServer
-	diagnosis   *diagnosis
-	capture     *capture       // nil: captures nothing
-	egress      *egress.Server // nil: carries no connections
-	egressEnded chan struct{}  // closed when all connections to VIPs have ended
-	vipsHeld    atomic.Bool    // another process holds listeners for them
-
-	started  time.Time
-	clock    *clock.Clock
-	draining atomic.Bool
-	quit     func()           // closes quitting; may be called any number of times
-	quitting chan struct{}    // closed when the agent has to end
-	hasten   func()           // closes hastened; may be called any number of times
-	hastened chan struct{}    // closed when the drain has to end
-	handOver atomic.Bool      // the rules stay for the next agent
-	changed  [2]chan struct{} // receive when addresses of the interfaces changed: the query path, the push path
-	memory   *memory
-	records  *records
-	ready    chan struct{} // closed when queries are answered from a table
+	*core
+	status    *statusServer
+	diagnosis *diagnosis
+	hasten    func()           // closes hastened; may be called any number of times
+	hastened  chan struct{}    // closed when the drain has to end
+	quitting  chan struct{}    // closed when the agent has to end
+	handOver  atomic.Bool      // the rules stay for the next agent
+	changed   [2]chan struct{} // receive when addresses of the interfaces changed: the query path, the push path
+	memory    *memory
+	records   *records
+	ready     chan struct{} // closed when queries are answered from a table
 }
 
 // New checks the configuration and opens the sockets of the status endpoints and for VIPs, so that
@@ -146,16 +134,12 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{
-		config:      cfg,
-		log:         cfg.Logger,
-		proxy:       proxy,
-		quitting:    make(chan struct{}),
-		hastened:    make(chan struct{}),
-		clock:       ticks,
-		changed:     changed,
-		memory:      newMemory(),
-		ready:       make(chan struct{}),
-		egressEnded: make(chan struct{}),
+		core:     &core{config: cfg, log: cfg.Logger, proxy: proxy, clock: ticks},
+		quitting: make(chan struct{}),
+		hastened: make(chan struct{}),
+		changed:  changed,
+		memory:   newMemory(),
+		ready:    make(chan struct{}),
 	}
 	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.records = newRecords(&cfg, registry)
@@ -173,16 +157,16 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		if a.capture, err = newCapture(cfg, proxy, ticks); err != nil {
 			return nil, err
 		}
-		a.capture.registrar = a.newRegistrar(cfg.Capture.Config.Interval)
+		a.capture.registrar = newRegistrar(a.core, cfg.Capture.Config.Interval)
 	}
 	a.capture.register(registry)
-	if a.egress, err = newEgress(ctx, cfg, a); err != nil {
+	if a.vips, err = newVIPs(ctx, a.core); err != nil {
 		return nil, err
 	}
-	if a.status, err = newStatusServer(ctx, a, registry); err != nil {
+	a.diagnosis = &diagnosis{core: a.core, unserved: func() []string { return a.status.unserved() }}
+	if a.status, err = newStatusServer(ctx, a.diagnosis, registry); err != nil {
 		return nil, err
 	}
-	a.diagnosis = &diagnosis{agent: a}
 	registry.MustRegister(a.diagnosis)
 	return a, nil
 }
@@ -247,8 +231,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	group.Go(func() error { return a.runEgress(serving) })
-	group.Go(func() error { return a.runRecords(serving) })
+	group.Go(func() error { return a.vips.run(serving) })
+	group.Go(func() error { return a.records.run(serving, a.proxy, a.log) })
 	group.Go(func() error { return a.status.Run(serving) })
 	group.Go(func() error {
 		a.diagnosis.run(serving)
@@ -265,7 +249,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return a.capture.run(capturing)
 	})
-	group.Go(func() error { return a.notifySystemd(serving) })
+	group.Go(func() error { return notifySystemd(serving, a.core) })
 	group.Go(func() error {
 		defer stop()
 		timeout := a.drain(ctx, serving, release)
@@ -334,13 +318,13 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 		return 0
 	}
 	a.draining.Store(true)
-	a.forgetStarts()
+	forgetStarts(a.log)
 	if a.endSoon() {
 		if a.handOver.Load() {
-			a.drainEgress(serving)
+			a.vips.drain(serving, a.hastened)
 		}
 		a.log.Info("ending without a drain")
-		a.endEgress(false)
+		a.vips.end(false)
 		release()
 		if !a.handOver.Load() {
 			return stopTimeout
@@ -350,7 +334,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	}
 	a.log.Info("draining: queries are still answered", "for", a.config.Drain)
 	if a.capture != nil { // in a pod, the rules stay, so connections are accepted until the end
-		a.endEgress(true)
+		a.vips.end(true)
 	}
 	release()
 	timer := time.NewTimer(a.config.Drain)
@@ -359,7 +343,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	case <-timer.C:
 	case <-a.hastened:
 		a.log.Info("drain ended early")
-		a.endEgress(false)
+		a.vips.end(false)
 	case <-serving.Done():
 	}
 	return 0
@@ -400,6 +384,9 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	return a.capture.change(func(in *inputs) { in.CaptureConfig = cfg })
 }
 
+// SetRecords changes where the records of queries go. It returns at once.
+func (a *Agent) SetRecords(cfg RecordsConfig) { a.records.set(cfg) }
+
 // HandOver ends the agent and leaves the capture rules to the next one. If the kernel does not end
 // the capture by itself when no agent follows, the agent removes the rules.
 func (a *Agent) HandOver() {
@@ -412,7 +399,7 @@ func (a *Agent) HandOver() {
 func (a *Agent) Hasten() {
 	a.hasten()
 	if a.draining.Load() {
-		a.endEgress(false)
+		a.vips.end(false)
 	}
 }
 

@@ -26,8 +26,18 @@ func (c *capture) register(registry prometheus.Registerer) {
 		func(s iptables.Stats) uint64 { return s.Repairs })
 	count("nametap_capture_failures_total", "Checks and repairs of the capture rules that failed.",
 		func(s iptables.Stats) uint64 { return s.Failures })
-	registry.MustRegister(captureLevels{c})
-	registry.MustRegister(captureWays{c})
+	registry.MustRegister(captureLevels(func() map[iptables.Family]iptables.Level {
+		if c == nil {
+			return map[iptables.Family]iptables.Level{iptables.IPv4: iptables.LevelOff, iptables.IPv6: iptables.LevelOff}
+		}
+		return c.kernel.Levels()
+	}))
+	registry.MustRegister(captureWays(func() []WayStatus {
+		if c == nil {
+			return nil
+		}
+		return c.ways.states()
+	}))
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nametap_resolved_registered", Help: "1 while systemd-resolved asks the agent for mesh names.",
 	}, func() float64 {
@@ -47,39 +57,32 @@ func (c *capture) register(registry prometheus.Registerer) {
 }
 
 // captureLevels collects how much of each family is captured.
-type captureLevels struct{ capture *capture }
+type captureLevels func() map[iptables.Family]iptables.Level
 
 // Describe describes no metric, so the registry does not compare them.
 func (captureLevels) Describe(chan<- *prometheus.Desc) {}
 
 // Collect makes a metric for the level of each family.
 func (l captureLevels) Collect(metrics chan<- prometheus.Metric) {
-	levels := map[iptables.Family]iptables.Level{iptables.IPv4: iptables.LevelOff, iptables.IPv6: iptables.LevelOff}
-	if l.capture != nil {
-		levels = l.capture.kernel.Levels()
-	}
 	desc := prometheus.NewDesc("nametap_capture_level", "1 for the level at which a family is captured.", []string{"family", "level"}, nil)
-	for family, current := range levels {
+	for family, current := range l() {
 		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, 1, family.String(), string(current))
 	}
 }
 
 // captureWays collects whether queries of clients reach the agent.
-type captureWays struct{ capture *capture }
+type captureWays func() []WayStatus
 
 // Describe describes no metric, so the registry does not compare them.
 func (captureWays) Describe(chan<- *prometheus.Desc) {}
 
 // Collect makes a metric for each nameserver of resolv.conf, or one for "none".
-func (c captureWays) Collect(metrics chan<- prometheus.Metric) {
+func (w captureWays) Collect(metrics chan<- prometheus.Metric) {
 	desc := prometheus.NewDesc("nametap_capture_reached", "1 while queries of clients to a nameserver reach the agent.", []string{"nameserver"}, nil)
 	add := func(nameserver string, value float64) {
 		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, nameserver)
 	}
-	var ways []WayStatus
-	if c.capture != nil {
-		ways = c.capture.ways.states()
-	}
+	ways := w()
 	for _, way := range ways {
 		value := 0.0
 		if way.State == WayReached {

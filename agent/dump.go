@@ -56,7 +56,7 @@ func (d *dump) entry(first bool, prefix string, value []byte) {
 // handleTable shows the table in the format of Istio's agent, for the scripts that read it.
 // With ?collisions=1 it shows the entries that were skipped and the names that two hosts claim.
 func (s *statusServer) handleTable(w *dump, r *http.Request) {
-	current := s.agent.proxy.Table()
+	current := s.core.proxy.Table()
 	w.Header().Set("Content-Type", "application/json")
 	if current == nil {
 		w.WriteHeader(http.StatusNotFound)
@@ -101,7 +101,7 @@ func writeList[T table.Skipped | table.Collision | forward.CacheEntry](w *dump, 
 const maxCacheEntries = 10_000
 
 func (s *statusServer) handleCache(w *dump, r *http.Request) {
-	content, err := s.agent.proxy.CacheContent(selection(r), maxCacheEntries)
+	content, err := s.core.proxy.CacheContent(selection(r), maxCacheEntries)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return

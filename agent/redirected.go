@@ -53,12 +53,11 @@ func OnlyNameserverOf(path string, listeners []netip.AddrPort) string {
 	return path
 }
 
-const (
-	// testTimeout is how long the answer of a test query may take.
-	testTimeout = 500 * time.Millisecond
-	// versionPrefix is how the version of every agent begins.
-	versionPrefix = "nametap "
-)
+// testTimeout is how long the answer of a test query may take.
+const testTimeout = 500 * time.Millisecond
+
+// versionPrefix is how the version of every agent begins.
+const versionPrefix = "nametap "
 
 // Redirections sends a test query for each of the families to [iptables.TestAddr]. The rules of
 // nametap redirect it to the agent's listener, which answers it with its version (RFC 4892).

@@ -29,9 +29,10 @@ import (
 // all clients on the status address, and what is private on a unix socket. It serves until the end
 // of the drain, so that the drain can be watched.
 type statusServer struct {
-	agent    *Agent
-	readings *readings
-	dumps    dumps
+	core      *core
+	diagnosis *diagnosis
+	readings  *readings
+	dumps     dumps
 	// public are on the status address: one, or one for each inherited socket.
 	public  []*endpoint
 	private *endpoint // nil without a directory for its socket
@@ -42,8 +43,9 @@ type statusServer struct {
 
 // newStatusServer opens the endpoints. It returns an error if the status address is wrong. If
 // the address is taken, or the private socket cannot be opened, they are opened later.
-func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registry) (*statusServer, error) {
-	s := &statusServer{agent: a, readings: newReadings(a.read), dumps: newDumps()}
+func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Registry) (*statusServer, error) {
+	c := d.core
+	s := &statusServer{core: c, diagnosis: d, dumps: newDumps(), readings: newReadings(func(ctx context.Context) reading { return read(ctx, c) })}
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	public := http.NewServeMux()
 	s.handlePublic(public, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
@@ -51,13 +53,13 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	if err := s.openPublic(ctx, public); err != nil {
 		return nil, err
 	}
-	if len(a.config.SocketDirs) > 0 {
+	if len(c.config.SocketDirs) > 0 {
 		private := http.NewServeMux()
 		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 		s.handlePrivate(private)
-		s.private = &endpoint{what: "the private socket", handler: peersOnly(private), peers: true, log: a.log}
+		s.private = &endpoint{what: "the private socket", handler: peersOnly(private), peers: true, log: c.log}
 		s.private.listen = func(context.Context) (net.Listener, error) {
-			return listenPrivate(SocketPaths(a.config.SocketDirs, s.addr()))
+			return listenPrivate(SocketPaths(c.config.SocketDirs, s.addr()))
 		}
 		_ = s.private.open(ctx) // Run opens it later
 	}
@@ -109,31 +111,31 @@ func (s *statusServer) elsewhere() http.Handler {
 
 // openPublic opens the status address, or adopts its sockets.
 func (s *statusServer) openPublic(ctx context.Context, handler http.Handler) error {
-	a := s.agent
+	c := s.core
 	listen := func(ctx context.Context) (net.Listener, error) {
 		var config net.ListenConfig
-		listener, err := config.Listen(ctx, "tcp", a.config.StatusAddr)
+		listener, err := config.Listen(ctx, "tcp", c.config.StatusAddr)
 		if err == nil {
-			storeSocket(StatusFDName, listener, a.log)
+			storeSocket(StatusFDName, listener, c.log)
 		}
 		return listener, err
 	}
-	for _, file := range a.config.StatusSockets {
-		listener, err := adoptStatus(a.config.StatusAddr, file)
+	for _, file := range c.config.StatusSockets {
+		listener, err := adoptStatus(c.config.StatusAddr, file)
 		if err != nil {
 			return err
 		}
-		e := &endpoint{what: "the status address " + a.config.StatusAddr, handler: handler, listen: listen, log: a.log}
+		e := &endpoint{what: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
 		e.use(listener)
 		s.public = append(s.public, e)
 	}
 	if len(s.public) > 0 {
 		return nil
 	}
-	e := &endpoint{what: "the status address " + a.config.StatusAddr, handler: handler, listen: listen, log: a.log}
+	e := &endpoint{what: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
 	s.public = []*endpoint{e}
 	if err := e.open(ctx); sockets.WrongAddr(err) {
-		return fmt.Errorf("status address %q: want a host:port of this host (--status-addr): %w", a.config.StatusAddr, err)
+		return fmt.Errorf("status address %q: want a host:port of this host (--status-addr): %w", c.config.StatusAddr, err)
 	}
 	return nil
 }
@@ -170,37 +172,23 @@ func (s *statusServer) unserved() []string {
 			texts = append(texts, e.what+": "+err.Error())
 		}
 	}
-	if s.agent.egress != nil {
-		texts = append(texts, s.agent.egress.Unserved()...)
+	if s.core.vips != nil {
+		texts = append(texts, s.core.vips.Unserved()...)
 	}
 	return texts
 }
 
 // addr returns the host:port that the endpoints for all clients are on, or are to be on.
 func (s *statusServer) addr() string {
-	return cmp.Or(s.public[0].addr(), s.agent.config.StatusAddr)
+	return cmp.Or(s.public[0].addr(), s.core.config.StatusAddr)
 }
 
 func (s *statusServer) handleLive(w http.ResponseWriter, r *http.Request) {
-	if err := s.agent.hangs(r.Context()); err != nil {
+	if err := s.core.hangs(r.Context()); err != nil {
 		http.Error(w, "no DNS listener answers: "+err.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	_, _ = fmt.Fprintln(w, "live") // fails only if the client has disconnected
-}
-
-// hangs returns an error if queries to the open UDP listeners get no answer, so that a restart
-// would help. An agent that starts or ends does not hang.
-func (a *Agent) hangs(ctx context.Context) error {
-	select {
-	case <-a.proxy.Ready():
-	default:
-		return nil
-	}
-	if a.draining.Load() {
-		return nil
-	}
-	return anyAnswers(ctx, udpListeners(a.proxy))
 }
 
 // userHeader is the header with the user and the group of the agent's process, as UID:GID.
@@ -209,8 +197,8 @@ const userHeader = "Nametap-User"
 
 func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set(userHeader, fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid()))
-	switch reason := s.agent.notReady(); {
-	case s.agent.draining.Load():
+	switch reason := s.core.notReady(); {
+	case s.core.draining.Load():
 		http.Error(w, reason, http.StatusServiceUnavailable)
 	case reason != "":
 		http.Error(w, reason+s.problems(), http.StatusServiceUnavailable)
@@ -222,32 +210,10 @@ func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
 // problems returns a line for each problem. They are for all users, so they name no query.
 func (s *statusServer) problems() string {
 	var text strings.Builder
-	for _, p := range s.agent.diagnosis.window.Report().Problems {
+	for _, p := range s.diagnosis.window.Report().Problems {
 		fmt.Fprintf(&text, "\n%s: %s: %s", p.Severity, p.Code, p.What)
 	}
 	return text.String()
-}
-
-// notReady returns the reason why queries should not be sent to this agent yet, or any longer.
-// It is empty if they should.
-func (a *Agent) notReady() string {
-	if a.draining.Load() {
-		return "draining"
-	}
-	select {
-	case <-a.proxy.Ready():
-	default:
-		return "the DNS listeners are not open yet"
-	}
-	select {
-	case <-a.proxy.Synced():
-		return ""
-	default:
-	}
-	if time.Since(a.started) >= a.config.ReadyTimeout {
-		return ""
-	}
-	return "no table of mesh hosts has been received yet"
 }
 
 func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {
@@ -260,7 +226,7 @@ func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {
 	if qtype == "" {
 		qtype = "A"
 	}
-	explanation, err := s.agent.proxy.Explain(name, qtype)
+	explanation, err := s.core.proxy.Explain(name, qtype)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -336,26 +302,26 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 }
 
 func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
-	a := s.agent
+	c := s.core
 	read, err := s.readings.current(r.Context())
 	if err != nil {
 		return // the client has disconnected
 	}
 	status := Status{
-		Reason: a.notReady(), Uptime: (time.Since(a.started) + a.clock.Slept()).Round(time.Second).String(),
-		Version: a.config.DNS.Version, DNS: a.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
-		Diagnosis: a.diagnosis.add(read.silent),
+		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).String(),
+		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(), Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
+		Diagnosis: s.diagnosis.add(read.silent),
 		Capture:   read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
 	}
 	status.Ready = status.Reason == ""
-	if a.config.DNSSettings != nil {
-		status.Settings = a.config.DNSSettings()
+	if c.config.DNSSettings != nil {
+		status.Settings = c.config.DNSSettings()
 	}
-	if table := a.proxy.Table(); table != nil {
+	if table := c.proxy.Table(); table != nil {
 		status.Hosts = table.Len()
 	}
-	if a.egress != nil {
-		carried := a.egress.Status()
+	if c.vips != nil {
+		carried := c.vips.Status()
 		status.Egress = &carried
 	}
 	writeJSON(w, status)
@@ -364,7 +330,7 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 // handleSettings shows the settings in use that affect capture.
 func (s *statusServer) handleSettings(w http.ResponseWriter, _ *http.Request) {
 	values := map[string][]string{}
-	if settings := s.agent.config.Settings; settings != nil {
+	if settings := s.core.config.Settings; settings != nil {
 		values = settings()
 	}
 	writeJSON(w, values)
@@ -373,12 +339,12 @@ func (s *statusServer) handleSettings(w http.ResponseWriter, _ *http.Request) {
 // handleDrain makes the agent not ready while it still answers, so that a load balancer or a
 // script can remove it before it ends.
 func (s *statusServer) handleDrain(w http.ResponseWriter, _ *http.Request) {
-	s.agent.draining.Store(true)
+	s.core.draining.Store(true)
 	_, _ = fmt.Fprintln(w, "draining")
 }
 
 func (s *statusServer) handleQuit(w http.ResponseWriter, _ *http.Request) {
-	s.agent.quit()
+	s.core.quit()
 	_, _ = fmt.Fprintln(w, "ending")
 }
 
@@ -405,7 +371,7 @@ func selection(r *http.Request) forward.CacheSelection {
 }
 
 func (s *statusServer) handleCacheFlush(w http.ResponseWriter, r *http.Request) {
-	n, err := s.agent.proxy.FlushCache(selection(r))
+	n, err := s.core.proxy.FlushCache(selection(r))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return

@@ -24,18 +24,18 @@ import (
 // in other cases, so the watchdog is notified in them, too: one of two families is switched
 // off on this host, the TCP listeners have reached their limit of clients, or no listener can
 // be probed because the host cannot send packets.
-func (a *Agent) notifySystemd(ctx context.Context) error {
+func notifySystemd(ctx context.Context, c *core) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
 		return fmt.Errorf("reading the interval of systemd's watchdog: %w", err)
 	}
 	select {
-	case <-a.proxy.Ready():
+	case <-c.proxy.Ready():
 	case <-ctx.Done():
 		return nil
 	}
-	if a.capture != nil {
-		a.capture.awaitBegun(ctx)
+	if c.capture != nil {
+		c.capture.awaitBegun(ctx)
 	}
 	if ctx.Err() != nil {
 		return nil
@@ -57,16 +57,16 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-steady.C:
-			a.forgetStarts()
+			forgetStarts(c.log)
 			continue
 		case <-tick:
 		}
-		if err := anyAnswers(ctx, udpListeners(a.proxy)); err != nil {
-			a.log.Warn("no DNS listener answers: systemd's watchdog is not notified", "error", err)
+		if err := anyAnswers(ctx, udpListeners(c.proxy)); err != nil {
+			c.log.Warn("no DNS listener answers: systemd's watchdog is not notified", "error", err)
 			continue
 		}
 		if err := notify(ctx, daemon.SdNotifyWatchdog); err != nil {
-			a.log.Warn("notifying systemd's watchdog failed", "error", err)
+			c.log.Warn("notifying systemd's watchdog failed", "error", err)
 		}
 	}
 }
@@ -94,9 +94,9 @@ func (c *capture) awaitBegun(ctx context.Context) {
 const SteadyTime = time.Second
 
 // forgetStarts calls ForgetStarts for nametap.service.
-func (a *Agent) forgetStarts() {
+func forgetStarts(log *slog.Logger) {
 	if dir := runtimePath(""); dir != "" {
-		ForgetStarts(dir, a.log)
+		ForgetStarts(dir, log)
 	}
 }
 

@@ -42,7 +42,7 @@ func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	reader, err := s.agent.proxy.Read(filter)
+	reader, err := s.core.proxy.Read(filter)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
