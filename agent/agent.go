@@ -1,12 +1,9 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"log/slog"
 	"net/netip"
-	"os"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -16,80 +13,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/nametap/nametap/agent/problems"
-	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clock"
-	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/nds"
 )
-
-// A Config configures an [Agent].
-type Config struct {
-	// DNS configures the query path. Its Logger and Registerer are set by New.
-	DNS dnsproxy.Config
-	// XDS configures the push path. Its Logger, Registerer and Changed are set by New.
-	XDS nds.Config
-	// StatusAddr is the host:port of the status endpoints. An empty host means all
-	// addresses, port 0 a free port.
-	StatusAddr string
-	// StatusSockets are listening TCP sockets on the port of StatusAddr that another process holds.
-	// They replace the socket that New would open. New closes the files.
-	StatusSockets []*os.File
-	// SocketDirs are the directories in which the socket of the private status endpoints may be:
-	// see [SocketDirs]. Without any, there are no private endpoints.
-	SocketDirs []string
-	// StateDirRequired makes it an error that the state directory (XDS.StateDir) cannot be
-	// used. Otherwise the agent logs it and runs without a snapshot.
-	StateDirRequired bool
-	// Drain is how long queries are still answered at the end. With 0 the agent ends at
-	// once.
-	Drain time.Duration
-	// Service is true if a unit of systemd starts the agent again when it ends, and holds its
-	// sockets, so that queries wait meanwhile.
-	Service bool
-	// DrainCaptured makes an agent of a Service drain after it has removed its rules.
-	DrainCaptured bool
-	// ReadyTimeout is how long the agent is not ready for want of a table. After that it
-	// is ready and forwards, because a pod must start without a control plane too.
-	ReadyTimeout time.Duration
-	// Capture configures the redirection of queries to the agent. Nil redirects none.
-	Capture *CaptureConfig
-	// Egress configures the connections to automatic VIPs. Its Table, Resolve, OwnPorts, Logger
-	// and Registerer are set by New. Nil carries none.
-	Egress *egress.Config
-	// Records says where the records of queries go.
-	Records RecordsConfig
-	// Identity is the name of this agent in messages of dnstap.
-	Identity string
-	// Restarts is how often the supervisor has restarted the agent.
-	Restarts int
-	// Settings returns the settings that affect capture and differ from their defaults, by their names.
-	// The commands for capture ask for them. It may be nil.
-	Settings func() map[string][]string
-	// FileSettings returns what has become of changes of the files with settings. It may be nil.
-	FileSettings func() problems.Settings
-	// DNSSettings returns the settings of DNS that [Agent.Configure] changes, as they are in use, if they
-	// differ from their defaults, by their names. The status shows them. It may be nil.
-	DNSSettings func() map[string][]string
-	// Logger is the log.
-	Logger *slog.Logger
-	// Collectors are added to the agent's metrics.
-	Collectors []prometheus.Collector
-}
-
-// DefaultConfig returns a Config with all defaults. It captures nothing. It lacks what has no
-// default: a logger, and the name and the addresses of the node.
-func DefaultConfig() Config {
-	cfg := Config{
-		DNS: dnsproxy.DefaultConfig(), XDS: nds.DefaultConfig(),
-		StatusAddr: ":15020", Drain: 5 * time.Second, ReadyTimeout: 30 * time.Second,
-		Records: RecordsConfig{QueryLog: querylog.Failed},
-	}
-	cfg.DNS.OriginalDestination = true
-	return cfg
-}
 
 // An Agent is one running nametap. [New] makes it, [Agent.Run] runs it.
 type Agent struct {
@@ -171,15 +98,6 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// setClock gives all parts one clock, and the channels that receive when addresses change.
-func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
-	ticks = clock.ForPolling(clock.Tick)
-	c.DNS.Forward.Clock, c.XDS.Clock = ticks, cmp.Or(c.XDS.Clock, ticks)
-	changed = [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
-	c.DNS.Forward.AddressesChanged, c.XDS.Changed = changed[0], changed[1]
-	return ticks, changed
-}
-
 // noteTable is called after a push. large is true if it leaves garbage as large as the table.
 func (a *Agent) noteTable(large bool) {
 	if large {
@@ -188,21 +106,6 @@ func (a *Agent) noteTable(large bool) {
 	if a.capture != nil {
 		a.capture.registrar.Note()
 	}
-}
-
-// prepareStateDir makes the directory of the snapshot. Without one, a restart while the
-// control plane is down loses the mesh names, but all others are still answered. So it is an
-// error only if the user has set the directory, which [Config.Validate] checks.
-func (c *Config) prepareStateDir() {
-	if c.XDS.StateDir == "" || c.StateDirRequired {
-		return
-	}
-	err := statedir.Check(c.XDS.StateDir)
-	if err == nil {
-		return
-	}
-	c.Logger.Warn("the table cannot be saved: after a restart without the control plane there are no mesh names; set --state-dir",
-		"dir", c.XDS.StateDir, "error", err)
 }
 
 // Run answers queries until ctx ends or a client of the status endpoints ends the agent. Then

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -13,7 +12,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/clock"
-	"github.com/nametap/nametap/iptables"
 )
 
 // diagnoseInterval is how often the readings for problems are taken.
@@ -157,32 +155,6 @@ func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
 		}
 	}
 	return servers
-}
-
-// reading returns the state of capture as the last steps and probes left it. It does not read the kernel.
-func (c *capture) reading() *problems.Capture {
-	in := c.current()
-	stats := c.kernel.Stats()
-	found := &problems.Capture{On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{}, Repairs: stats.Repairs, Drift: stats.Drift}
-	select {
-	case <-c.kernel.Begun():
-	default:
-		found.Active = true // no rules were wanted yet
-	}
-	for f, level := range c.kernel.Levels() {
-		if level != iptables.LevelFailed && (level != iptables.LevelUnavailable || !in.Config.Needs(f)) {
-			continue
-		}
-		why := "the log says why"
-		if err := cmp.Or(in.without[f], c.kernel.Failure(f)); err != nil {
-			why = err.Error()
-		}
-		found.Failed[f.String()] = why
-	}
-	for _, way := range c.ways.states() {
-		found.Elsewise = append(found.Elsewise, problems.Way{Nameserver: way.Nameserver, State: string(way.State), Detail: way.Detail})
-	}
-	return found
 }
 
 // Describe implements [prometheus.Collector].

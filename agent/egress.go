@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -99,11 +98,4 @@ func (v *vips) drain(serving context.Context, hastened <-chan struct{}) {
 	case <-hastened:
 	case <-serving.Done():
 	}
-}
-
-// portOf returns the port of a host:port, which was checked before; 0 if the kernel chooses it.
-func portOf(addr string) uint16 {
-	_, text, _ := net.SplitHostPort(addr)
-	port, _ := strconv.ParseUint(text, 10, 16)
-	return uint16(port)
 }

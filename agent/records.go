@@ -12,14 +12,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 )
 
-// A RecordsConfig says where the records of queries go, besides to the clients that read them.
-type RecordsConfig struct {
-	// QueryLog says which queries are logged. "" logs none.
-	QueryLog querylog.Mode
-	// Dnstap is where queries are sent with their messages. The zero value sends none.
-	Dnstap dnstap.Target
-}
-
 // records is where the records of queries go, and what sends them there.
 type records struct {
 	config  atomic.Pointer[RecordsConfig]

@@ -16,10 +16,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/nds"
@@ -216,24 +218,6 @@ func (s *statusServer) problems() string {
 	return text.String()
 }
 
-func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {
-	query := r.URL.Query()
-	name, qtype := query.Get("name"), query.Get("type")
-	if name == "" {
-		http.Error(w, "want ?name=NAME and, if not A, &type=TYPE", http.StatusBadRequest)
-		return
-	}
-	if qtype == "" {
-		qtype = "A"
-	}
-	explanation, err := s.core.proxy.Explain(name, qtype)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	writeJSON(w, explanation)
-}
-
 // Status is the state of an agent, as `nametap status` shows it.
 type Status struct {
 	Ready    bool            `json:"ready"`
@@ -280,27 +264,6 @@ type Upstream struct {
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
 }
 
-// upstreams returns the state of every nameserver.
-func upstreams(proxy *dnsproxy.Server) []Upstream {
-	all := []Upstream{}
-	for _, s := range proxy.UpstreamStatus() {
-		u := Upstream{
-			Server: s.Spec.String(), State: s.State.String(), Requests: s.Requests, Failures: s.Failures,
-			WrongReplies: s.Wrong + s.Malformed, Hedges: s.Hedges, Responses: s.Responses, Refusing: s.Refusing,
-			LastError: s.LastError, LastErrorAt: s.LastErrorAt,
-		}
-		maps.DeleteFunc(u.Responses, func(_ string, n uint64) bool { return n == 0 })
-		if s.RTT > 0 {
-			u.RTT = s.RTT.Round(10 * time.Microsecond).String()
-		}
-		all = append(all, u)
-	}
-	for _, spec := range proxy.SelfUpstreams() {
-		all = append(all, Upstream{Server: spec.String(), State: "self"})
-	}
-	return all
-}
-
 func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	c := s.core
 	read, err := s.readings.current(r.Context())
@@ -327,6 +290,27 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, status)
 }
 
+// upstreams returns the state of every nameserver.
+func upstreams(proxy *dnsproxy.Server) []Upstream {
+	all := []Upstream{}
+	for _, s := range proxy.UpstreamStatus() {
+		u := Upstream{
+			Server: s.Spec.String(), State: s.State.String(), Requests: s.Requests, Failures: s.Failures,
+			WrongReplies: s.Wrong + s.Malformed, Hedges: s.Hedges, Responses: s.Responses, Refusing: s.Refusing,
+			LastError: s.LastError, LastErrorAt: s.LastErrorAt,
+		}
+		maps.DeleteFunc(u.Responses, func(_ string, n uint64) bool { return n == 0 })
+		if s.RTT > 0 {
+			u.RTT = s.RTT.Round(10 * time.Microsecond).String()
+		}
+		all = append(all, u)
+	}
+	for _, spec := range proxy.SelfUpstreams() {
+		all = append(all, Upstream{Server: spec.String(), State: "self"})
+	}
+	return all
+}
+
 // handleSettings shows the settings in use that affect capture.
 func (s *statusServer) handleSettings(w http.ResponseWriter, _ *http.Request) {
 	values := map[string][]string{}
@@ -334,6 +318,133 @@ func (s *statusServer) handleSettings(w http.ResponseWriter, _ *http.Request) {
 		values = settings()
 	}
 	writeJSON(w, values)
+}
+
+func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	name, qtype := query.Get("name"), query.Get("type")
+	if name == "" {
+		http.Error(w, "want ?name=NAME and, if not A, &type=TYPE", http.StatusBadRequest)
+		return
+	}
+	if qtype == "" {
+		qtype = "A"
+	}
+	explanation, err := s.core.proxy.Explain(name, qtype)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	writeJSON(w, explanation)
+}
+
+// handleTable shows the table in the format of Istio's agent, for the scripts that read it.
+// With ?collisions=1 it shows the entries that were skipped and the names that two hosts claim.
+func (s *statusServer) handleTable(w *dump, r *http.Request) {
+	current := s.core.proxy.Table()
+	w.Header().Set("Content-Type", "application/json")
+	if current == nil {
+		w.WriteHeader(http.StatusNotFound)
+		w.text("{}\n")
+		return
+	}
+	if r.URL.Query().Has("collisions") {
+		w.text("{\n  \"skipped\": [")
+		writeList(w, current.Skipped())
+		w.text("],\n  \"collisions\": [")
+		writeList(w, current.Collisions())
+		w.text("]\n}\n")
+		return
+	}
+	w.text("{\n  \"table\": {")
+	first := true
+	for key, info := range current.Infos {
+		name, err := json.Marshal(key)
+		value, infoErr := protojson.Marshal(info)
+		if err != nil || infoErr != nil {
+			panic(http.ErrAbortHandler) // never: all texts of a table are UTF-8
+		}
+		w.entry(first, string(name)+": ", value)
+		first = false
+	}
+	w.text("\n  }\n}\n")
+}
+
+// maxCacheEntries limits the entries that /debug/cache shows, and so the response to a few
+// megabytes.
+const maxCacheEntries = 10_000
+
+func (s *statusServer) handleCache(w *dump, r *http.Request) {
+	content, err := s.core.proxy.CacheContent(selection(r), maxCacheEntries)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.text(fmt.Sprintf("{\n  \"total\": %d,\n  \"entries\": [", content.Total))
+	writeList(w, content.Entries)
+	w.text("]\n}\n")
+}
+
+// Flushed is the number of questions that were removed from the cache.
+type Flushed struct {
+	Flushed int `json:"flushed"`
+}
+
+// selection returns the questions that a request selects: the questions for a name, for
+// names below a suffix, or all.
+func selection(r *http.Request) forward.CacheSelection {
+	query := r.URL.Query()
+	return forward.CacheSelection{Name: query.Get("name"), Suffix: query.Get("suffix")}
+}
+
+func (s *statusServer) handleCacheFlush(w http.ResponseWriter, r *http.Request) {
+	n, err := s.core.proxy.FlushCache(selection(r))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	writeJSON(w, Flushed{Flushed: n})
+}
+
+// handleTail sends queries that were answered, one in JSON a line, until the client disconnects or the agent ends.
+func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
+	params := r.URL.Query()
+	filter, err := seen.ParseFilter(params)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	since, err := parseSince(params.Get(ParamSince))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	reader, err := s.core.proxy.Read(filter)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	defer reader.Close()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(s.ending, cancel)()
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	out := tail{w, http.NewResponseController(w), json.NewEncoder(w)}
+	if !since.IsZero() && out.send(reader.Past(since), 0) != nil {
+		return
+	}
+	if params.Has(ParamOnce) {
+		return
+	}
+	err = out.send(nil, 0) // the header: the client sees that it is served
+	for err == nil {
+		var records []seen.Record
+		var lost uint64
+		if records, lost, err = reader.Next(ctx); err == nil {
+			err = out.send(records, lost)
+		}
+	}
 }
 
 // handleDrain makes the agent not ready while it still answers, so that a load balancer or a
@@ -356,25 +467,4 @@ func writeJSON(w http.ResponseWriter, v any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = fmt.Fprintln(w, string(text)) // fails only if the client has disconnected
-}
-
-// Flushed is the number of questions that were removed from the cache.
-type Flushed struct {
-	Flushed int `json:"flushed"`
-}
-
-// selection returns the questions that a request selects: the questions for a name, for
-// names below a suffix, or all.
-func selection(r *http.Request) forward.CacheSelection {
-	query := r.URL.Query()
-	return forward.CacheSelection{Name: query.Get("name"), Suffix: query.Get("suffix")}
-}
-
-func (s *statusServer) handleCacheFlush(w http.ResponseWriter, r *http.Request) {
-	n, err := s.core.proxy.FlushCache(selection(r))
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	writeJSON(w, Flushed{Flushed: n})
 }
