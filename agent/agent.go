@@ -87,7 +87,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		a.capture.registrar = newRegistrar(a.core, cfg.Capture.Config.Interval)
 	}
 	a.capture.register(registry)
-	if a.vips, err = newVIPs(ctx, a.core); err != nil {
+	if a.vips, err = newVIPCarrier(ctx, a.core); err != nil {
 		return nil, err
 	}
 	a.diagnosis = &diagnosis{core: a.core, unserved: func() []string { return a.status.unserved() }}

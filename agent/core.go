@@ -18,8 +18,8 @@ type core struct {
 	log     *slog.Logger
 	proxy   *dnsproxy.Server
 	client  *nds.Client
-	capture *capture // nil: captures nothing
-	vips    *vips    // nil: carries no connections
+	capture *capture    // nil: captures nothing
+	vips    *vipCarrier // nil: carries no connections
 
 	started  time.Time
 	clock    *clock.Clock

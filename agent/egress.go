@@ -17,8 +17,8 @@ import (
 // would no longer translate them, and clients would wait for ever.
 const resetTime = 5 * time.Second
 
-// vips carries the connections to automatic VIPs. A nil one carries none.
-type vips struct {
+// A vipCarrier carries the connections to automatic VIPs. A nil one carries none.
+type vipCarrier struct {
 	*egress.Server
 	log      *slog.Logger
 	draining time.Duration // egress.Config.Drain
@@ -26,14 +26,14 @@ type vips struct {
 	held     atomic.Bool   // another process holds the listeners
 }
 
-// newVIPs returns what carries connections to automatic VIPs, nil if none are carried. It finds their
+// newVIPCarrier returns what carries connections to automatic VIPs, nil if none are carried. It finds their
 // hosts in the table of the query path, and resolves names through its forwarder.
-func newVIPs(ctx context.Context, c *core) (*vips, error) {
+func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 	if c.config.Egress == nil {
 		return nil, nil
 	}
 	cfg, proxy := *c.config.Egress, c.proxy
-	v := &vips{log: c.log, draining: cfg.Drain, ended: make(chan struct{})}
+	v := &vipCarrier{log: c.log, draining: cfg.Drain, ended: make(chan struct{})}
 	cfg.Table, cfg.Synced, cfg.Logger, cfg.Registerer = proxy.Table, proxy.Synced(), c.log, c.config.DNS.Registerer
 	cfg.Resolve = func(ctx context.Context, name string, family egress.Family, onlyCached bool) ([]netip.Addr, bool, error) {
 		if family == egress.IPv4 {
@@ -69,7 +69,7 @@ func newVIPs(ctx context.Context, c *core) (*vips, error) {
 }
 
 // run carries connections until they have ended.
-func (v *vips) run(serving context.Context) error {
+func (v *vipCarrier) run(serving context.Context) error {
 	if v == nil {
 		return nil
 	}
@@ -78,7 +78,7 @@ func (v *vips) run(serving context.Context) error {
 }
 
 // end ends the connections to VIPs, with a drain or at once.
-func (v *vips) end(drain bool) {
+func (v *vipCarrier) end(drain bool) {
 	if v != nil {
 		v.End(drain)
 	}
@@ -87,7 +87,7 @@ func (v *vips) end(drain bool) {
 // drain lets the open connections go on for the drain, while queries are still answered, if another
 // process holds the listeners for VIPs: then new connections wait for the next agent instead of being refused.
 // It returns earlier when hastened is closed.
-func (v *vips) drain(serving context.Context, hastened <-chan struct{}) {
+func (v *vipCarrier) drain(serving context.Context, hastened <-chan struct{}) {
 	if v == nil || !v.held.Load() {
 		return
 	}
