@@ -422,7 +422,7 @@ func (c *capture) status(ctx context.Context) *CaptureStatus {
 	return status
 }
 
-// register registers the metrics. Without a capture, c is nil, they say that it is off.
+// register registers the metrics. If c is nil, their values are the values of a capture that is off.
 func (c *capture) register(registry prometheus.Registerer) {
 	count := func(name, help string, of func(iptables.Stats) uint64) {
 		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},

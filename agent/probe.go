@@ -255,7 +255,7 @@ func noRoute(err error) bool {
 
 // unsent reports whether a probe failed before its query was sent: the kernel dropped the
 // packet, as it does when conntrack is full, the process has no descriptor left, or the host
-// lacks the address. Such an error says nothing about a UDP listener.
+// lacks the address. Such an error shows nothing of a UDP listener.
 func unsent(err error) bool {
 	op := new(net.OpError)
 	return errors.As(err, &op) && op.Op != "read"

@@ -18,8 +18,8 @@ const (
 	ParamOnce = "once"
 )
 
-// tailStall is how long a client of /debug/tail may take nothing. It is one of few, and loses only what it does not
-// read.
+// tailStall is how long a client of /debug/tail may take nothing. There are few such clients, and a client loses only
+// the queries that it does not read.
 const tailStall = time.Minute
 
 // A TailLine is one line of /debug/tail: a query, or how many were lost.

@@ -34,7 +34,7 @@
 //   - A state-of-the-world response without a NameTable means an empty table. An incremental one
 //     changes nothing, except as the first response of a stream: then it means an empty table,
 //     unless the client has reported a table.
-//   - A table with the same shards as the one in use is not applied again.
+//   - A table with the same shards as the table in use is not applied again.
 //   - A response is ACKed after its table is in use. If it is malformed, or the apply
 //     function returns an error, it is NACKed with the reason, and the table stays as it is.
 //   - A change has the checksum of the table after it. If the result has another one, the table stays,

@@ -20,7 +20,7 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// ApplyFunc puts shards of the table (digest.ShardOf) to use: shards has all entries of each, a NameTable in
+// ApplyFunc applies shards of the table (digest.ShardOf): shards has all entries of each, a NameTable in
 // wire form. The other shards stay as they are. An error rejects the push: the control plane is sent the
 // reason, and all shards stay. It is called from one goroutine, never concurrently. It may keep the entries but
 // not change them.

@@ -129,7 +129,7 @@ func (s *state) setRejected(reason error) {
 	s.status.LastError = reason.Error()
 }
 
-// setDifference records that a table does not have its checksum, and the checksum of the one in use.
+// setDifference records that a table does not have its checksum, and the checksum of the table in use.
 func (s *state) setDifference(reason, digest string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -160,7 +160,7 @@ func refusals() []string {
 	return []string{"code = Unauthenticated", "code = PermissionDenied", "remote error: tls", "certificate"}
 }
 
-// refuses reports whether the last error says that the control plane, or the agent, refuses the other one.
+// refuses reports whether the control plane refuses the agent, or the agent the control plane, according to the last error.
 func (a *Agent) refuses() bool {
 	for _, part := range refusals() {
 		if strings.Contains(a.XDS.LastError, part) {

@@ -98,7 +98,7 @@ type Host struct {
 	Absent string
 	Unit   string
 	Taken  []Taken
-	// Version is the version of the command, and Running that of the agent.
+	// Version is the version of the command, and Running the version of the agent.
 	Version, Running string
 	// ResolvConf is the path that programs read. Unread says why it cannot be read.
 	ResolvConf string
@@ -106,7 +106,7 @@ type Host struct {
 	Servers    []string
 	// Hosts is the line of nsswitch.conf, nil if it has none.
 	Hosts []string
-	// MDNS says that mDNS is asked: avahi-daemon runs.
+	// MDNS is true if programs query mDNS: avahi-daemon runs.
 	MDNS bool
 	// Domain is the cluster domain.
 	Domain string
