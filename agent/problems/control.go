@@ -29,8 +29,8 @@ func controlChecks() []check {
 	}
 }
 
-// without returns what no connection means, and how bad that is.
-func (a *Agent) without() (Severity, string) {
+// withoutControl returns what no connection means, and how bad that is.
+func withoutControl(a *Agent) (Severity, string) {
 	switch {
 	case a.XDS.Connected && a.XDS.Loaded:
 		return Minor, "none until the connection ends"
@@ -53,7 +53,7 @@ func clockBehind(r *Readings) []Problem {
 	if token.Issued.IsZero() || behind <= clockTolerance {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	return []Problem{{
 		Severity: severity, What: fmt.Sprintf("the clock of this host is at least %v behind that of the cluster", behind.Round(time.Second)),
 		Evidence: fmt.Sprintf("the token in %s was issued at %s", token.File, token.Issued.UTC().Format(time.RFC3339)),
@@ -61,7 +61,7 @@ func clockBehind(r *Readings) []Problem {
 	}}
 }
 
-// needed reports whether the next connection needs the token.
+// needsToken reports whether the next connection needs the token.
 func (a *Agent) needsToken(now time.Time) bool {
 	return a.Token.File != "" && !a.XDS.CertificateExpires.After(now)
 }
@@ -71,7 +71,7 @@ func tokenExpired(r *Readings) []Problem {
 	if !r.Agent.needsToken(r.Now) || token.Expires.IsZero() || token.Expires.After(r.Now) {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	return []Problem{{
 		Severity: severity, What: "the token for the control plane has expired",
 		Evidence: fmt.Sprintf("the token in %s expired at %s, and there is no workload certificate; %s", token.File, token.Expires.UTC().Format(time.RFC3339), lastError(r)),
@@ -129,7 +129,7 @@ func controlFile(r *Readings) []Problem {
 	if file == "" {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	mend := "put that file in place; nothing needs a restart"
 	if strings.HasSuffix(why, "permission denied") {
 		mend = "let the user of the agent read that file; nothing needs a restart"
@@ -148,7 +148,7 @@ func controlUnresolved(r *Readings) []Problem {
 	if r.Agent.connected() || !r.Agent.unresolved() {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	return []Problem{{
 		Severity: severity, What: fmt.Sprintf("the name of the control plane %s does not resolve", r.Agent.XDS.Address),
 		Evidence: lastError(r), Effect: effect, Mend: "set --xds-addr to a name that the nameservers of this host know, or to an address", Rows: []string{"C5"},
@@ -187,7 +187,7 @@ func controlRefuses(r *Readings) []Problem {
 	if file, _ := r.Agent.unread(); file != "" || r.Agent.connected() || !r.Agent.refuses() {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	what, mend := "the control plane %s refuses the agent", "compare the namespace, the service account and --xds-cert with what the control plane accepts: its log says why"
 	switch text := r.Agent.XDS.LastError; {
 	case strings.Contains(text, "x509: ") && !strings.Contains(text, "remote error: "):
@@ -206,7 +206,7 @@ func controlUnreachable(r *Readings) []Problem {
 	if file, _ := r.Agent.unread(); file != "" || r.Agent.connected() || r.Agent.refuses() || r.Agent.unresolved() {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	what, mend := r.Agent.unreachable()
 	return []Problem{{
 		Severity: severity, What: fmt.Sprintf("the control plane %s %s", r.Agent.XDS.Address, what),

@@ -19,10 +19,11 @@ const (
 	failuresLast  = 10 * time.Second
 	failuresSlot  = 5 * time.Second
 	failuresSlots = 3
-	// serverLast is how old the evidence against a nameserver may be. One that is down is probed every 30 s, while
-	// queries come; without queries its state is not known.
-	serverLast = 45 * time.Second
 )
+
+// serverLast is how old the evidence against a nameserver may be. A nameserver that is down is probed every 30 s, while
+// queries come; without queries its state is not known.
+const serverLast = 45 * time.Second
 
 // unanswered are the problems because of which nameservers do not answer the agent.
 func unanswered() []Code {
