@@ -61,11 +61,6 @@ func clockBehind(r *Readings) []Problem {
 	}}
 }
 
-// needsToken reports whether the next connection needs the token.
-func (a *Agent) needsToken(now time.Time) bool {
-	return a.Token.File != "" && !a.XDS.CertificateExpires.After(now)
-}
-
 func tokenExpired(r *Readings) []Problem {
 	token := r.Agent.Token
 	if !r.Agent.needsToken(r.Now) || token.Expires.IsZero() || token.Expires.After(r.Now) {
@@ -112,18 +107,6 @@ func certificate(r *Readings) []Problem {
 	}}
 }
 
-// connected reports whether there is a stream, also before its first push.
-func (a *Agent) connected() bool { return a.XDS.Connected || a.XDS.Open }
-
-// unread returns the file of the control plane that the agent cannot read, with its setting, and why; "" if it can read
-// all.
-func (a *Agent) unread() (file, why string) {
-	if text, found := strings.CutPrefix(a.XDS.LastError, "reading "); found && !a.connected() {
-		file, why, _ = strings.Cut(text, ": ")
-	}
-	return file, why
-}
-
 func controlFile(r *Readings) []Problem {
 	file, why := r.Agent.unread()
 	if file == "" {
@@ -139,11 +122,6 @@ func controlFile(r *Readings) []Problem {
 	}}
 }
 
-// unresolved reports whether the name of the control plane does not resolve.
-func (a *Agent) unresolved() bool {
-	return strings.Contains(a.XDS.LastError, ": lookup ") || strings.Contains(a.XDS.LastError, "no such host")
-}
-
 func controlUnresolved(r *Readings) []Problem {
 	if r.Agent.connected() || !r.Agent.unresolved() {
 		return nil
@@ -153,21 +131,6 @@ func controlUnresolved(r *Readings) []Problem {
 		Severity: severity, What: fmt.Sprintf("the name of the control plane %s does not resolve", r.Agent.XDS.Address),
 		Evidence: lastError(r), Effect: effect, Mend: "set --xds-addr to a name that the nameservers of this host know, or to an address", Rows: []string{"C5"},
 	}}
-}
-
-// refusals are the parts of errors with which a control plane refuses an agent.
-func refusals() []string {
-	return []string{"code = Unauthenticated", "code = PermissionDenied", "remote error: tls", "certificate"}
-}
-
-// refuses reports whether the control plane refuses the agent, or the agent the control plane, according to the last error.
-func (a *Agent) refuses() bool {
-	for _, part := range refusals() {
-		if strings.Contains(a.XDS.LastError, part) {
-			return true
-		}
-	}
-	return false
 }
 
 // lastError returns the last error, and how often the agent has tried.
@@ -212,24 +175,6 @@ func controlUnreachable(r *Readings) []Problem {
 		Severity: severity, What: fmt.Sprintf("the control plane %s %s", r.Agent.XDS.Address, what),
 		Evidence: lastError(r), Effect: effect, Mend: mend, Rows: []string{"C5"},
 	}}
-}
-
-// unreachable returns why the control plane is not connected, and what ends that.
-func (a *Agent) unreachable() (what, mend string) {
-	for _, known := range []struct{ text, what, mend string }{
-		{"operation not permitted", "cannot be reached: a firewall of this host drops the connections of the agent", "allow that connection for the agent's user in that firewall"},
-		{"connection refused", "refuses connections", "start the control plane, or correct --xds-addr"},
-		{"handshake failed: context deadline exceeded", "accepts connections, and does not answer TLS", "look at the control plane's log, and at what is between it and this host; --xds-addr may have the wrong port"},
-		{"does not look like a TLS handshake", "does not speak TLS", "correct the port of --xds-addr, or set --xds-plaintext"},
-		{"i/o timeout", "does not answer", "look at the firewalls between this host and the control plane, and at --xds-addr"},
-		{"deadline exceeded", "does not answer", "look at the firewalls between this host and the control plane, and at --xds-addr"},
-		{"unreachable", "cannot be reached from this host", "ip route get ADDRESS with the address of the control plane"},
-	} {
-		if strings.Contains(a.XDS.LastError, known.text) {
-			return known.what, known.mend
-		}
-	}
-	return "is not connected", "look at the control plane's log, and at --xds-addr"
 }
 
 func pushRejected(r *Readings) []Problem {
