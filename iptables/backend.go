@@ -238,16 +238,3 @@ func (m machine) endsByItself() bool {
 	}
 	return found
 }
-
-// plainBackend returns the backend of the tool without a backend in its name, or NFT if there
-// is no such tool.
-func (x toolbox) plainBackend(ctx context.Context) Backend {
-	path, err := x.lookPath("iptables-restore")
-	if err != nil {
-		return NFT
-	}
-	if b, err := x.backendOf(ctx, path); err == nil {
-		return b
-	}
-	return NFT
-}

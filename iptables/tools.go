@@ -15,9 +15,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nametap/nametap/internal/clock"
-
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 const (
@@ -101,6 +101,19 @@ func (x toolbox) lookPath(name string) (string, error) {
 		}
 	}
 	return "", err
+}
+
+// plainBackend returns the backend of the tool without a backend in its name, or NFT if there
+// is no such tool.
+func (x toolbox) plainBackend(ctx context.Context) Backend {
+	path, err := x.lookPath("iptables-restore")
+	if err != nil {
+		return NFT
+	}
+	if b, err := x.backendOf(ctx, path); err == nil {
+		return b
+	}
+	return NFT
 }
 
 // backendOf returns the backend of a tool. Before version 1.8 there was only legacy.
