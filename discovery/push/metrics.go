@@ -54,20 +54,3 @@ func newMetrics(differences func() uint64) *metrics {
 	}
 	return m
 }
-
-// Metrics returns the metrics of the service, to register.
-func (s *Service) Metrics() []prometheus.Collector {
-	return []prometheus.Collector{s.metrics.clients, s.metrics.pushes, s.metrics.rejected, s.metrics.ended, s.metrics.waited, s.metrics.differ}
-}
-
-// TooMany counts a connection or stream that was refused because there are too many.
-func (s *Service) TooMany() { s.metrics.ended.WithLabelValues(endedTooMany).Inc() }
-
-// Refused counts a client that was refused because of its identity.
-func (s *Service) Refused() { s.metrics.ended.WithLabelValues(endedRefused).Inc() }
-
-// Unread counts a connection that was closed because of requests that have arrived in part.
-func (s *Service) Unread() { s.metrics.ended.WithLabelValues(endedUnread).Inc() }
-
-// NoMemory counts a client that was refused because nearly all memory is in use.
-func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc() }

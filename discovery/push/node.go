@@ -243,3 +243,17 @@ func cut(text string) string {
 	}
 	return text[:maxForeign] + "..."
 }
+
+// about is what a client says of itself. It never changes.
+type about struct {
+	id, namespace string
+	name          string // of the pod, or of the host of a VM
+	software      string
+	mergesHosts   bool
+}
+
+// about returns what a client says of itself.
+func (c *subscriber) about() *about {
+	name := strings.Split(c.node, "~")[2] // as parseNode has checked
+	return &about{c.node, c.view.Namespace, strings.TrimSuffix(name, "."+c.view.Namespace), c.software, c.mergesHosts}
+}

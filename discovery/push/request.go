@@ -12,6 +12,12 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
+// The variants of ADS: state-of-the-world and incremental.
+const (
+	variantSotw  = "sotw"
+	variantDelta = "delta"
+)
+
 const (
 	// MaxMessage bounds a request, in bytes. Istio's agent forwards the requests of its Envoy, which names the
 	// resources that it has.
@@ -61,18 +67,6 @@ const (
 	partVersions
 )
 
-// part returns what a field has.
-func (r *Request) part(n protowire.Number) part {
-	parts := []part{2: partNode, 3: partNames, 4: partType, 5: partNonce, 6: partRejection}
-	if r.delta {
-		parts = []part{1: partNode, 2: partType, 3: partNames, 4: partRemoved, 5: partVersions, 6: partNonce, 7: partRejection}
-	}
-	if int(n) >= len(parts) {
-		return partUnused
-	}
-	return parts[n]
-}
-
 // decode decodes the request. If it cannot be used, err says why: gRPC would hide an error of a codec.
 func (r *Request) decode(data mem.BufferSlice) {
 	r.bytes = data.Len() + frameHead
@@ -93,6 +87,21 @@ func (r *Request) decode(data mem.BufferSlice) {
 		r.err = refuse("request: %v", err)
 	}
 }
+
+// part returns what a field has.
+func (r *Request) part(n protowire.Number) part {
+	parts := []part{2: partNode, 3: partNames, 4: partType, 5: partNonce, 6: partRejection}
+	if r.delta {
+		parts = []part{1: partNode, 2: partType, 3: partNames, 4: partRemoved, 5: partVersions, 6: partNonce, 7: partRejection}
+	}
+	if int(n) >= len(parts) {
+		return partUnused
+	}
+	return parts[n]
+}
+
+// wildcard is the name of all resources. A first request without names means the same.
+const wildcard = "*"
 
 // use takes what is used of a field.
 func (r *Request) use(w wire, of part, size int) (err error) {

@@ -3,6 +3,7 @@ package push
 import (
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -10,18 +11,14 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/discovery/hosts"
-)
-
-// The variants of ADS: state-of-the-world and incremental.
-const (
-	variantSotw  = "sotw"
-	variantDelta = "delta"
+	"github.com/nametap/nametap/discovery/object"
 )
 
 const (
@@ -90,6 +87,40 @@ func New(cfg Config) *Service {
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
 	return s
+}
+
+// WaitFor sets the reason that is sent to clients while there is no table; an empty string
+// means that there is one.
+func (s *Service) WaitFor(why string) {
+	s.tables.mu.Lock()
+	defer s.tables.mu.Unlock()
+	s.tables.waiting = why
+}
+
+// SetMissing sets which clusters have no objects, and why. Their clients are sent no table, because
+// they would lose the hosts of their own cluster.
+func (s *Service) SetMissing(clusters map[string]string) {
+	s.tables.mu.Lock()
+	defer s.tables.mu.Unlock()
+	s.tables.missing = clusters
+}
+
+// Update applies changes of the objects, and sends each client what has changed for it. Before that
+// it calls note with the result, so that no client has a VIP that is not saved, or a table whose
+// errors are not reported. No client waits for note, and it does not wait for clients.
+//
+// The revision says which state of the sources the objects are of; nil means that this is not known.
+func (s *Service) Update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) hosts.Update {
+	u, woken := s.tables.update(changes, revision, note)
+	s.rounds.add(woken)
+	return u
+}
+
+// Statuses returns the ServiceEntries of a source whose status must change.
+func (s *Service) Statuses(source int) map[object.Key]object.VIPStatus {
+	s.tables.building.Lock()
+	defer s.tables.building.Unlock()
+	return s.tables.hosts.Statuses(source)
 }
 
 // Run sends what changes until ctx ends, or the service is stopped. Then it stops the service.
@@ -174,25 +205,6 @@ func (s *Service) receive(client *session, next func(any) error) error {
 	}
 }
 
-// rejected counts and logs a NACK. The client keeps its table, and nothing else on this side shows that.
-func (s *Service) rejected(variant, node, reason string) {
-	s.metrics.rejected.WithLabelValues(variant).Inc()
-	s.rejections.Do(func() {
-		s.cfg.Logger.Warn("a client rejected a push and keeps its table", "node", cut(node), "variant", variant, "reason", cut(reason))
-	})
-}
-
-// replicasDiffer logs and counts that a client comes from a replica with the same objects and another table.
-func (s *Service) replicasDiffer(node string) {
-	s.differences.Add(1)
-	s.rejections.Do(func() {
-		s.cfg.Logger.Error("another replica with the same objects serves another table: are all of the same release, and with the same flags? "+
-			"Compare the digests that their /debug/agents shows for the same view", "node", cut(node))
-	})
-}
-
-func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(variant).Inc() }
-
 // awaitFirstRead waits until all sources were read for the first time, at most for firstReadWait
 // or until a channel is closed.
 func (s *Service) awaitFirstRead(ended <-chan struct{}) {
@@ -229,3 +241,52 @@ func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) error {
 	}
 	return nil
 }
+
+// rejected counts and logs a NACK. The client keeps its table, and nothing else on this side shows that.
+func (s *Service) rejected(variant, node, reason string) {
+	s.metrics.rejected.WithLabelValues(variant).Inc()
+	s.rejections.Do(func() {
+		s.cfg.Logger.Warn("a client rejected a push and keeps its table", "node", cut(node), "variant", variant, "reason", cut(reason))
+	})
+}
+
+// replicasDiffer logs and counts that a client comes from a replica with the same objects and another table.
+func (s *Service) replicasDiffer(node string) {
+	s.differences.Add(1)
+	s.rejections.Do(func() {
+		s.cfg.Logger.Error("another replica with the same objects serves another table: are all of the same release, and with the same flags? "+
+			"Compare the digests that their /debug/agents shows for the same view", "node", cut(node))
+	})
+}
+
+func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(variant).Inc() }
+
+// Agents returns the state of the clients that have a stream, of one namespace or, if that is "",
+// of all, sorted by namespace, name, and how long they have been connected. Each state is read when
+// the caller takes it: a push waits while one client's state is read, never for the caller.
+func (s *Service) Agents(namespace string) iter.Seq[Agent] {
+	return func(yield func(Agent) bool) {
+		for _, one := range s.streams.sorted(namespace) {
+			if a, open := one.state(one.about); open && !yield(a) {
+				return
+			}
+		}
+	}
+}
+
+// Metrics returns the metrics of the service, to register.
+func (s *Service) Metrics() []prometheus.Collector {
+	return []prometheus.Collector{s.metrics.clients, s.metrics.pushes, s.metrics.rejected, s.metrics.ended, s.metrics.waited, s.metrics.differ}
+}
+
+// TooMany counts a connection or stream that was refused because there are too many.
+func (s *Service) TooMany() { s.metrics.ended.WithLabelValues(endedTooMany).Inc() }
+
+// Refused counts a client that was refused because of its identity.
+func (s *Service) Refused() { s.metrics.ended.WithLabelValues(endedRefused).Inc() }
+
+// Unread counts a connection that was closed because of requests that have arrived in part.
+func (s *Service) Unread() { s.metrics.ended.WithLabelValues(endedUnread).Inc() }
+
+// NoMemory counts a client that was refused because nearly all memory is in use.
+func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc() }

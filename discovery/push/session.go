@@ -8,13 +8,9 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-)
 
-// A response is one of either variant.
-type response struct {
-	nonce, version string
-	resource       *resource // nil for none
-}
+	"github.com/nametap/nametap/discovery/hosts"
+)
 
 // A session is an ADS stream. A client has at most one push in flight: it is sent the latest state
 // when it has answered.
@@ -117,9 +113,6 @@ func (s *session) handleLocked(r *Request) error {
 	return nil
 }
 
-// wildcard is the name of all resources. A first request without names means the same.
-const wildcard = "*"
-
 // subscribe notes whether the client wants name tables. There is one, without a name, so that all names mean it.
 func (s *session) subscribe(r *Request, first bool) {
 	switch {
@@ -201,4 +194,86 @@ func (s *session) end() {
 		s.service.tables.leave(s)
 		s.joined = false // the broadcaster may be about to push
 	}
+}
+
+// viewer returns the viewer of the client in a scene.
+func (s *session) viewer(scene *hosts.Scene) hosts.Viewer {
+	v := s.client.view
+	v.Sidecar = scene.Sidecar(v.Namespace, s.client.labels)
+	v.Place = scene.Place(s.client.cluster, s.client.network)
+	return scene.Viewer(v)
+}
+
+// wake notes that something may have changed for the client. The caller holds tables.mu.
+func (s *session) wake(now time.Duration) {
+	if s.woken == 0 {
+		s.woken = now
+	}
+}
+
+// state returns the state of the client, which has said about of itself. open is false if the stream has ended.
+func (s *session) state(said *about) (a Agent, open bool) {
+	select {
+	case <-s.ended:
+		return a, false
+	default:
+	}
+	a = Agent{
+		Replica: s.service.cfg.Replica, Namespace: said.namespace, Name: said.name, ID: said.id, Software: said.software,
+		Address: addressOf(s.peer), TLS: s.tls, Variant: s.variant, Mode: modeWhole, State: StateWaiting,
+	}
+	if said.mergesHosts {
+		a.Mode = modeHosts
+	}
+	now := s.service.tables.now()
+	a.ConnectedSeconds, a.Behind = seconds(now-s.connected), now-s.connected >= behindAfter
+	t := s.service.tables
+	t.mu.Lock()
+	joined := s.view != nil
+	t.mu.Unlock()
+	// Before that, the mutex of the session may be held for long.
+	return a, !joined || s.stateOfTable(&a)
+}
+
+// stateOfTable sets what is known of the table of a client that has requested it. open is false if the stream has ended.
+func (s *session) stateOfTable(a *Agent) (open bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.joined {
+		return false
+	}
+	t := s.service.tables
+	t.mu.Lock()
+	v, woken := s.view, s.woken
+	viewer := v.viewer
+	a.Digest, a.ServedDigest, a.Hosts = s.accepted, v.version(), v.base.entries+v.entries
+	t.mu.Unlock()
+	now := t.now()
+	a.View, a.Current = describe(&viewer), a.Digest == a.ServedDigest
+	a.LastPushSeconds, a.LastAckSeconds = ago(now, s.record.pushed), ago(now, s.record.acked)
+	if last := s.record.nack; last.at > 0 {
+		a.Nack = &Nack{Reason: last.reason, Seconds: seconds(now - last.at)}
+	}
+	a.State = s.judgeLocked(now, woken, a.Current)
+	a.Behind = a.State == StateUnanswered || a.State == StateRejected || a.State == StateUnsent
+	return true
+}
+
+// judgeLocked returns the state of a client that has requested its table; current is true if it
+// has the current one. woken is when a change came that it was not sent, if there is one.
+func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState {
+	r := &s.record
+	switch {
+	case s.pending && now-r.pushed >= behindAfter:
+		return StateUnanswered
+	case current:
+		return StateCurrent
+	case r.rejected():
+		return StateRejected
+	case s.pending, woken > 0 && now-woken < behindAfter:
+		return StateUpdating
+	case !s.wanted && !s.client.mergesHosts:
+		return StateUnsubscribed
+	}
+	return StateUnsent
 }

@@ -8,10 +8,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
-	"github.com/nametap/nametap/discovery/object"
 )
 
 // tables has the hosts, the views of them, and the sessions of the clients. Its locks are taken in their order.
@@ -51,40 +51,6 @@ func newTables(all *hosts.Hosts) *tables {
 
 // now returns how long the tables have been there: a time of eight bytes for each client.
 func (t *tables) now() time.Duration { return time.Since(t.began) }
-
-// WaitFor sets the reason that is sent to clients while there is no table; an empty string
-// means that there is one.
-func (s *Service) WaitFor(why string) {
-	s.tables.mu.Lock()
-	defer s.tables.mu.Unlock()
-	s.tables.waiting = why
-}
-
-// SetMissing sets which clusters have no objects, and why. Their clients are sent no table, because
-// they would lose the hosts of their own cluster.
-func (s *Service) SetMissing(clusters map[string]string) {
-	s.tables.mu.Lock()
-	defer s.tables.mu.Unlock()
-	s.tables.missing = clusters
-}
-
-// Update applies changes of the objects, and sends each client what has changed for it. Before that
-// it calls note with the result, so that no client has a VIP that is not saved, or a table whose
-// errors are not reported. No client waits for note, and it does not wait for clients.
-//
-// The revision says which state of the sources the objects are of; nil means that this is not known.
-func (s *Service) Update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) hosts.Update {
-	u, woken := s.tables.update(changes, revision, note)
-	s.rounds.add(woken)
-	return u
-}
-
-// Statuses returns the ServiceEntries of a source whose status must change.
-func (s *Service) Statuses(source int) map[object.Key]object.VIPStatus {
-	s.tables.building.Lock()
-	defer s.tables.building.Unlock()
-	return s.tables.hosts.Statuses(source)
-}
 
 // A change is what an update does to the bases.
 type change struct {
@@ -288,21 +254,6 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	return woken
 }
 
-// wake notes that something may have changed for the client. The caller holds tables.mu.
-func (s *session) wake(now time.Duration) {
-	if s.woken == 0 {
-		s.woken = now
-	}
-}
-
-// viewer returns the viewer of the client in a scene.
-func (s *session) viewer(scene *hosts.Scene) hosts.Viewer {
-	v := s.client.view
-	v.Sidecar = scene.Sidecar(v.Namespace, s.client.labels)
-	v.Place = scene.Place(s.client.cluster, s.client.network)
-	return scene.Viewer(v)
-}
-
 // join gives a session its view. It reports false if the client has another table than this
 // replica, although it comes from a replica with the same revision. It returns an error if there is
 // no view yet.
@@ -448,3 +399,103 @@ func (t *tables) next(s *session) (r *resource, version string, made bool) {
 
 // maxSmall is how many bytes a resource may have that is sent whatever the memory: most changes have few.
 const maxSmall = 64 << 10
+
+// nextChangeLocked returns what leads a client that merges hosts to the current table. It returns
+// nil if the client has that already, or has rejected it, unless the client has to be sent
+// something.
+func (t *tables) nextChangeLocked(s *session) *resource {
+	v, p := s.view, s.position
+	sum := v.sum()
+	if p.rejected && p.sum == sum && !s.owed {
+		return nil
+	}
+	complete := p.missing
+	steps := t.recent.since(p.at)
+	switch {
+	case p.rejected:
+		complete = digest.All()
+	case steps == nil:
+		complete.Join(v.changedSince(p.at))
+	}
+	if complete == digest.All() {
+		steps = nil
+	}
+	s.position = position{at: t.recent.now}
+	id, d := resourceID{change: true, of: v.tableID(), complete: complete}, &delta{}
+	if steps != nil {
+		own := steps.Special(&v.viewer)
+		if d, id.from = t.recent.seenBy(v, p.at, own, &complete), p.at; len(own) > 0 {
+			id.of = v.id
+		}
+	}
+	if len(d.entries) == 0 && complete == (digest.Set{}) && !s.owed {
+		return nil
+	}
+	r := t.resources.encoded[id]
+	if r == nil {
+		r = t.encodeChangeLocked(v, &complete, d)
+		t.made++
+		t.resources.add(id, r)
+	}
+	return r
+}
+
+// encodeChangeLocked encodes a change.
+func (t *tables) encodeChangeLocked(v *view, complete *digest.Set, d *delta) *resource {
+	r := &resource{}
+	size := protowire.SizeTag(fieldSum) + protowire.SizeBytes(digest.SumSize) + len(d.removed)
+	if *complete != (digest.Set{}) {
+		size += protowire.SizeTag(fieldComplete) + protowire.SizeBytes(digest.SetSize)
+		for shard := range digest.Count {
+			if complete.Has(shard) {
+				r.add(t.shardLocked(v, shard))
+			}
+		}
+	}
+	if len(t.revision) > 0 {
+		size += protowire.SizeTag(fieldRevision) + protowire.SizeBytes(len(t.revision))
+	}
+	r.add(d.added)
+	tail := appendTagSize(make([]byte, 0, size+8), fieldChange, size)
+	if *complete != (digest.Set{}) {
+		tail = protowire.AppendBytes(protowire.AppendTag(tail, fieldComplete, protowire.BytesType), complete[:])
+	}
+	tail = append(tail, d.removed...)
+	tail = protowire.AppendTag(tail, fieldSum, protowire.BytesType)
+	tail = protowire.AppendBytes(tail, v.sum().Bytes())
+	if len(t.revision) > 0 {
+		tail = protowire.AppendBytes(protowire.AppendTag(tail, fieldRevision, protowire.BytesType), t.revision)
+	}
+	r.add(mem.SliceBuffer(tail))
+	return r
+}
+
+// wholeLocked returns the table of a view.
+func (t *tables) wholeLocked(v *view) *resource {
+	id := resourceID{of: v.tableID()}
+	if r := t.resources.encoded[id]; r != nil {
+		return r
+	}
+	r := &resource{version: v.version()}
+	t.made++
+	for shard := range digest.Count {
+		r.add(t.shardLocked(v, shard))
+	}
+	t.resources.add(id, r)
+	return r
+}
+
+// shardLocked returns the encoded entries of a shard of a view, nil for none.
+func (t *tables) shardLocked(v *view, shard int) mem.Buffer {
+	all := t.set.Shards()[shard]
+	if len(all) == 0 {
+		return nil
+	}
+	id := v.shardID(shard)
+	if b, found := t.shards.encoded[id]; found {
+		return b
+	}
+	b := mem.SliceBuffer(concatenate(shown(&v.viewer, all)))
+	t.shards.add(id, b)
+	return b
+}

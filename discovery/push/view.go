@@ -10,6 +10,10 @@ import (
 // A generation counts the changes of all hosts.
 type generation uint64
 
+// An identity tells apart what bases and views have, each its own: the author of hosts can arrange that tables that
+// differ have the same checksum.
+type identity struct{ _ byte }
+
 // A base has the checksums of what views have in common. It is guarded by tables.mu, except for its viewer.
 type base struct {
 	id      *identity
@@ -21,10 +25,6 @@ type base struct {
 	last    generation               // of changed
 	views   map[string]*view         // by namespace
 }
-
-// An identity tells apart what bases and views have, each its own: the author of hosts can arrange that tables that
-// differ have the same checksum.
-type identity struct{ _ byte }
 
 // newBase returns the base of what a viewer sees of hosts.
 func newBase(viewer hosts.Viewer, all [digest.Count][]*hosts.Host) *base {
@@ -38,6 +38,25 @@ func newBase(viewer hosts.Viewer, all [digest.Count][]*hosts.Host) *base {
 	}
 	b.total = b.sums.Sum()
 	return b
+}
+
+// shifts returns what changes of hosts do to the base.
+func (b *base) shifts(changes []hosts.HostChange) (all []shift) {
+	for _, c := range changes {
+		if old, now := b.viewer.Entry(c.Old), b.viewer.Entry(c.New); differ(old, now) {
+			all = append(all, shiftOf(c.Key(), old, now))
+		}
+	}
+	return all
+}
+
+// follow applies shifts.
+func (b *base) follow(shifts []shift, now generation) {
+	for _, s := range shifts {
+		b.sums[s.shard], b.total = b.sums[s.shard].Add(s.sum), b.total.Add(s.sum)
+		b.entries += s.entries
+		b.changed[s.shard], b.last = now, now
+	}
 }
 
 // A shift is by how much the checksum of a shard, and the number of its entries, changes.
@@ -67,28 +86,9 @@ func shiftOf(key string, old, now *hosts.Entry) shift {
 	return s
 }
 
-// shifts returns what changes of hosts do to the base.
-func (b *base) shifts(changes []hosts.HostChange) (all []shift) {
-	for _, c := range changes {
-		if old, now := b.viewer.Entry(c.Old), b.viewer.Entry(c.New); differ(old, now) {
-			all = append(all, shiftOf(c.Key(), old, now))
-		}
-	}
-	return all
-}
-
 // differ reports whether entries differ; nil stands for none.
 func differ(a, b *hosts.Entry) bool {
 	return a != b && (a == nil || b == nil || a.Sum != b.Sum)
-}
-
-// follow applies shifts.
-func (b *base) follow(shifts []shift, now generation) {
-	for _, s := range shifts {
-		b.sums[s.shard], b.total = b.sums[s.shard].Add(s.sum), b.total.Add(s.sum)
-		b.entries += s.entries
-		b.changed[s.shard], b.last = now, now
-	}
 }
 
 // A view is what the clients with one base in one namespace see: the base, except for the hosts that only this
@@ -147,6 +147,23 @@ func (v *view) difference(h *hosts.Host) shift {
 	s := shiftOf(h.Key, v.base.viewer.Entry(h), v.viewer.Entry(h))
 	s.shard = 0 // the host's shard
 	return s
+}
+
+// A shardID identifies the entries of a shard, as a base or a view has them since they changed
+// last.
+type shardID struct {
+	of      *identity
+	shard   int
+	changed generation
+}
+
+// A resourceID identifies a resource by what it does: it has some shards of the table of a base or a view or, unless
+// change is set, all and, if from is not 0, what has changed in others since then.
+type resourceID struct {
+	change   bool
+	of       *identity
+	complete digest.Set
+	from     generation
 }
 
 // shardID identifies what is in a shard.
@@ -226,18 +243,4 @@ func (v *view) digests() (d digest.Digests) {
 		d[i] = v.shard(i).Prefix()
 	}
 	return d
-}
-
-// Encode returns the table of clients with a view.
-func Encode(all *hosts.Hosts, of hosts.View) []byte {
-	var changes []hosts.HostChange
-	for h := range all.All() {
-		changes = append(changes, hosts.HostChange{New: h})
-	}
-	viewer := all.Viewer(of)
-	var entries []*hosts.Entry
-	for _, some := range new(hosts.Set).Next(changes) {
-		entries = append(entries, shown(&viewer, some)...)
-	}
-	return concatenate(entries)
 }

@@ -1,0 +1,57 @@
+package push
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+)
+
+// streams are the open streams. An agent whose table does not have the checksum of a push rejects
+// the push and connects again, so that its NACK is kept until then.
+type streams struct {
+	mu    sync.Mutex
+	open  map[*session]struct{}
+	nacks map[string]nack // by node id
+}
+
+func newStreams() *streams { return &streams{open: map[*session]struct{}{}, nacks: map[string]nack{}} }
+
+func (s *streams) add(one *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open[one] = struct{}{}
+}
+
+func (s *streams) remove(one *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, one)
+}
+
+// A listed is a stream and what its client had said of itself when the list was made.
+type listed struct {
+	*session
+	about *about
+}
+
+// sorted returns the streams of a namespace, or all.
+func (s *streams) sorted(namespace string) []listed {
+	s.mu.Lock()
+	all := make([]listed, 0, len(s.open))
+	for one := range s.open {
+		all = append(all, listed{session: one})
+	}
+	s.mu.Unlock()
+	for i := range all {
+		if all[i].about = all[i].session.about.Load(); all[i].about == nil {
+			all[i].about = &about{}
+		}
+	}
+	if namespace != "" {
+		all = slices.DeleteFunc(all, func(one listed) bool { return one.about.namespace != namespace })
+	}
+	slices.SortFunc(all, func(a, b listed) int {
+		return cmp.Or(cmp.Compare(a.about.namespace, b.about.namespace), cmp.Compare(a.about.name, b.about.name), cmp.Compare(a.connected, b.connected))
+	})
+	return all
+}
