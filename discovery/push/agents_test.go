@@ -122,16 +122,16 @@ func TestNackOfLastStream(t *testing.T) {
 		again.ack()
 		again.want(StateCurrent, false)
 		again.end()
-		if len(s.streams.nacks) != 0 || len(s.streams.open) != 0 {
-			t.Errorf("NACKs %v and streams %v are kept", s.streams.nacks, s.streams.open)
+		if len(s.nacks.last) != 0 || len(s.streams.open) != 0 {
+			t.Errorf("NACKs %v and streams %v are kept", s.nacks.last, s.streams.open)
 		}
 		for i := range 2 * maxNacks {
 			c := join(t, s, fmt.Sprint("n", i), mergeHosts)
 			c.nack()
 			c.end()
 		}
-		if len(s.streams.nacks) != maxNacks {
-			t.Errorf("%d NACKs are kept", len(s.streams.nacks))
+		if len(s.nacks.last) != maxNacks {
+			t.Errorf("%d NACKs are kept", len(s.nacks.last))
 		}
 		pass(time.Hour)
 	})

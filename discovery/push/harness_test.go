@@ -38,6 +38,12 @@ func join(tb testing.TB, s *Service, namespace, merge string) *fakeClient {
 	return c
 }
 
+// end ends the session.
+func (c *fakeClient) end() {
+	c.service.streams.remove(c.session)
+	c.session.end()
+}
+
 func (c *fakeClient) receive(response any) error {
 	data, err := Codec().Marshal(response)
 	if err != nil {

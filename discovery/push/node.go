@@ -236,6 +236,9 @@ func refuse(format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, format, args...)
 }
 
+// maxForeign bounds a text of a client in a line of the log, and in an error, in bytes.
+const maxForeign = 256
+
 // cut returns a text of a client for a line of the log or an error: its first bytes, if it is long.
 func cut(text string) string {
 	if len(text) <= maxForeign {

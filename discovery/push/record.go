@@ -1,6 +1,9 @@
 package push
 
-import "time"
+import (
+	"sync"
+	"time"
+)
 
 // A record has the times of a session, since the service began; 0 means never. It is guarded by session.mu.
 type record struct {
@@ -29,24 +32,33 @@ type nack struct {
 // maxNacks is how many clients without a stream there may be whose last answer, a NACK, is kept.
 const maxNacks = 1 << 10
 
+// nacks are the NACKs of clients without a stream. An agent whose table does not have the checksum of a push rejects
+// the push and connects again, so that its NACK is kept until then.
+type nacks struct {
+	mu   sync.Mutex
+	last map[string]nack // by node id
+}
+
+func newNacks() *nacks { return &nacks{last: map[string]nack{}} }
+
 // keep keeps the NACK of a client whose stream has ended. It drops another one, any, if there are too many.
-func (s *streams) keep(id string, last nack) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for other := range s.nacks {
-		if len(s.nacks) < maxNacks {
+func (n *nacks) keep(id string, last nack) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for other := range n.last {
+		if len(n.last) < maxNacks {
 			break
 		}
-		delete(s.nacks, other)
+		delete(n.last, other)
 	}
-	s.nacks[id] = last
+	n.last[id] = last
 }
 
 // take returns the NACK of a client, which is not kept any more.
-func (s *streams) take(id string) nack {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	last := s.nacks[id]
-	delete(s.nacks, id)
+func (n *nacks) take(id string) nack {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	last := n.last[id]
+	delete(n.last, id)
 	return last
 }

@@ -24,8 +24,6 @@ const (
 	MaxMessage = 4 << 20
 	// maxUnnamed bounds the bytes of a request that name no resource.
 	maxUnnamed = 64 << 10
-	// maxForeign bounds a text of a client in a line of the log, and in an error, in bytes.
-	maxForeign = 256
 	// maxToken bounds texts that are only compared with own ones, which are shorter.
 	maxToken = 256
 	// frameHead is the length of what gRPC puts before a message.

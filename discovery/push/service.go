@@ -70,6 +70,7 @@ type Service struct {
 	tables  *tables
 	rounds  *broadcaster
 	streams *streams
+	nacks   *nacks
 
 	stopped    context.Context //nolint:containedctx // it ends when Stop is called
 	stop       context.CancelFunc
@@ -82,7 +83,7 @@ type Service struct {
 // New returns a service that serves no table until [Service.WaitFor] permits it, and sends changes only while
 // [Service.Run] runs.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams()}
+	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams(), nacks: newNacks()}
 	s.metrics = newMetrics(s.differences.Load)
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
@@ -170,6 +171,7 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 	done := make(chan error, 1)
 	s.handlers.Go(func() {
 		defer client.end()
+		defer s.streams.remove(client)
 		done <- s.receive(client, receive)
 	})
 	// Returning from here ends the stream. That ends a receive or a send that waits for the client, and

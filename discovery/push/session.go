@@ -144,7 +144,7 @@ func (s *session) identify(node *corev3.Node) error {
 	}
 	if !s.known {
 		s.client, s.known = client, true
-		s.record.nack = s.service.streams.take(client.node)
+		s.record.nack = s.service.nacks.take(client.node)
 		s.about.Store(client.about())
 	}
 	return nil
@@ -184,11 +184,10 @@ func (s *session) pushLocked() error {
 
 // end ends the session.
 func (s *session) end() {
-	s.service.streams.remove(s)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.record.rejected() {
-		s.service.streams.keep(s.client.node, s.record.nack)
+		s.service.nacks.keep(s.client.node, s.record.nack)
 	}
 	if s.late.Stop(); s.joined {
 		s.service.tables.leave(s)

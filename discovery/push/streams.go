@@ -6,15 +6,13 @@ import (
 	"sync"
 )
 
-// streams are the open streams. An agent whose table does not have the checksum of a push rejects
-// the push and connects again, so that its NACK is kept until then.
+// streams are the open streams.
 type streams struct {
-	mu    sync.Mutex
-	open  map[*session]struct{}
-	nacks map[string]nack // by node id
+	mu   sync.Mutex
+	open map[*session]struct{}
 }
 
-func newStreams() *streams { return &streams{open: map[*session]struct{}{}, nacks: map[string]nack{}} }
+func newStreams() *streams { return &streams{open: map[*session]struct{}{}} }
 
 func (s *streams) add(one *session) {
 	s.mu.Lock()
