@@ -86,7 +86,7 @@ func TestAgentStates(t *testing.T) {
 func TestAgentsWithoutTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService()
-		silent := &session{service: s, variant: variantSotw, connected: s.tables.now()}
+		silent := &session{service: s, variant: variantSotw, connected: s.tables.elapsed()}
 		s.streams.add(silent)
 		c := join(t, s, "shop", "")
 		c.ack()

@@ -28,7 +28,7 @@ func join(tb testing.TB, s *Service, namespace, merge string) *fakeClient {
 		tb.Fatal(err)
 	}
 	c := &fakeClient{tb: tb}
-	c.session = &session{service: s, variant: variantDelta, send: c.receive, connected: s.tables.now()}
+	c.session = &session{service: s, variant: variantDelta, send: c.receive, connected: s.tables.elapsed()}
 	c.late = time.AfterFunc(time.Hour, func() {})
 	s.streams.add(c.session)
 	node := &corev3.Node{Id: "sidecar~10.0.0.1~web-0." + namespace + "~x", Metadata: meta}

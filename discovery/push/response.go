@@ -95,20 +95,6 @@ func appendString(to []byte, field protowire.Number, value string) []byte {
 	return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), value)
 }
 
-// Encode returns the table of clients with a view.
-func Encode(all *hosts.Hosts, of hosts.View) []byte {
-	var changes []hosts.HostChange
-	for h := range all.All() {
-		changes = append(changes, hosts.HostChange{New: h})
-	}
-	viewer := all.Viewer(of)
-	var entries []*hosts.Entry
-	for _, some := range new(hosts.Set).Next(changes) {
-		entries = append(entries, shown(&viewer, some)...)
-	}
-	return concatenate(entries)
-}
-
 // shown returns the entries of hosts that a viewer sees, in their order.
 func shown(v *hosts.Viewer, all []*hosts.Host) []*hosts.Entry {
 	entries := make([]*hosts.Entry, 0, len(all))

@@ -159,7 +159,7 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
-	client := &session{service: s, variant: variant, send: send, ended: running.Done(), fail: cancel, connected: s.tables.now()}
+	client := &session{service: s, variant: variant, send: send, ended: running.Done(), fail: cancel, connected: s.tables.elapsed()}
 	if from, ok := peer.FromContext(ctx); ok {
 		client.peer, client.tls = from.Addr, from.AuthInfo != nil && from.AuthInfo.AuthType() == "tls"
 	}
@@ -292,3 +292,17 @@ func (s *Service) Unread() { s.metrics.ended.WithLabelValues(endedUnread).Inc() 
 
 // NoMemory counts a client that was refused because nearly all memory is in use.
 func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc() }
+
+// Encode returns the table of clients with a view.
+func Encode(all *hosts.Hosts, of hosts.View) []byte {
+	var changes []hosts.HostChange
+	for h := range all.All() {
+		changes = append(changes, hosts.HostChange{New: h})
+	}
+	viewer := all.Viewer(of)
+	var entries []*hosts.Entry
+	for _, some := range new(hosts.Set).Next(changes) {
+		entries = append(entries, shown(&viewer, some)...)
+	}
+	return concatenate(entries)
+}

@@ -101,7 +101,7 @@ func (s *session) handleLocked(r *Request) error {
 	if answers {
 		s.pending = false
 		s.late.Stop()
-		s.record.answered(s.service.tables.now(), r.rejected, r.reason)
+		s.record.answered(s.service.tables.elapsed(), r.rejected, r.reason)
 		s.service.tables.answered(s, s.sent, r.rejected)
 	}
 	again := r.nonce == "" && !s.delta() && !first // the client subscribes again, and expects everything
@@ -176,7 +176,7 @@ func (s *session) pushLocked() error {
 	if s.wanted && !s.client.mergesHosts {
 		s.has = version
 	}
-	s.nonce, s.sent, s.pending, s.owed, s.record.pushed = p.nonce, version, true, false, s.service.tables.now()
+	s.nonce, s.sent, s.pending, s.owed, s.record.pushed = p.nonce, version, true, false, s.service.tables.elapsed()
 	s.service.pushed(s.variant)
 	s.late.Reset(s.service.cfg.AckTimeout)
 	return s.send(p.encode(s.delta()))
@@ -224,7 +224,7 @@ func (s *session) state(said *about) (a Agent, open bool) {
 	if said.mergesHosts {
 		a.Mode = modeHosts
 	}
-	now := s.service.tables.now()
+	now := s.service.tables.elapsed()
 	a.ConnectedSeconds, a.Behind = seconds(now-s.connected), now-s.connected >= behindAfter
 	t := s.service.tables
 	t.mu.Lock()
@@ -247,7 +247,7 @@ func (s *session) stateOfTable(a *Agent) (open bool) {
 	viewer := v.viewer
 	a.Digest, a.ServedDigest, a.Hosts = s.accepted, v.version(), v.base.entries+v.entries
 	t.mu.Unlock()
-	now := t.now()
+	now := t.elapsed()
 	a.View, a.Current = describe(&viewer), a.Digest == a.ServedDigest
 	a.LastPushSeconds, a.LastAckSeconds = ago(now, s.record.pushed), ago(now, s.record.acked)
 	if last := s.record.nack; last.at > 0 {

@@ -49,8 +49,8 @@ func newTables(all *hosts.Hosts) *tables {
 	}
 }
 
-// now returns how long the tables have been there: a time of eight bytes for each client.
-func (t *tables) now() time.Duration { return time.Since(t.began) }
+// elapsed returns how long the tables have been there: a time of eight bytes for each client.
+func (t *tables) elapsed() time.Duration { return time.Since(t.began) }
 
 // A change is what an update does to the bases.
 type change struct {
@@ -216,7 +216,7 @@ func (t *tables) followLocked(c *change) (woken []*session) {
 // wakeLocked appends the sessions of a view that has changed. A session at the generation before,
 // or later, goes on to the last generation: nothing has changed for it in between.
 func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*session {
-	now := t.now()
+	now := t.elapsed()
 	for s := range v.sessions {
 		if s.position.at >= before {
 			s.position.at = max(s.position.at, t.recent.now-1)
@@ -248,7 +248,7 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 		p.missing.Join(s.view.differsFrom(old))
 		p.at = t.recent.now
 		s.position = p
-		s.wake(t.now())
+		s.wake(t.elapsed())
 		woken = append(woken, s)
 	}
 	return woken
