@@ -1,21 +1,20 @@
 // Package push sends the tables of hosts to agents, over ADS in both variants, incremental and
 // state-of-the-world.
 //
-// To follow a change, read in this order:
+// The files, in the order in which they use each other:
 //
-//  1. tables.go: [Service.Update] applies changed objects, updates the views, and queues the
-//     sessions of their clients. broadcast.go pushes to them.
-//  2. view.go: a view is what the clients of one namespace see: a base that it shares with others, except for
+//  1. service.go: [Service.Update] passes changed objects to the tables, and queues the sessions for which something
+//     has changed. broadcast.go pushes to them. streams.go lists the streams.
+//  2. session.go: a session is a stream. It sends its client what is new as soon as the client has
+//     answered the last push, so a client that is slow gets one push for many changes. record.go has when its client
+//     answered, and NACKs; agents.go has what is shown of a client.
+//  3. tables.go has the hosts, the views and what each client has. It encodes tables and changes of them, once for all
+//     clients. change.go has the last changes of all hosts.
+//  4. view.go: a view is what the clients of one namespace see: a base that it shares with others, except for
 //     the hosts that only this namespace sees. Both are checksums by shard, and neither has a host.
-//  3. session.go: a session is a stream. It sends its client what is new as soon as the client has
-//     answered the last push, so a client that is slow gets one push for many changes.
-//  4. change.go encodes changes, from the last ones of all hosts. resource.go encodes shards. Both do so once for
-//     all clients, and codec.go sends these bytes without a copy for each client.
-//
-// agents.go says which table each client has, and which it should have.
-//
-// service.go serves streams; request.go decodes what is used of a request; node.go parses what a client says of
-// itself; metrics.go counts.
+//  5. response.go encodes responses, of which all clients share the bytes. cache.go keeps what was encoded. codec.go
+//     sends these bytes without a copy for each client.
+//  6. request.go decodes what is used of a request, and node.go parses what a client says of itself. metrics.go counts.
 //
 // What a client is sent depends on what it merges (NAMETAP_MERGE):
 //
