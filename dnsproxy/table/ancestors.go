@@ -8,29 +8,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// HasBelow reports whether name is an ancestor of a host's name, a wildcard, a port or a short
-// name. Such a name exists without records (RFC 8020, RFC 4592). It walks all hosts, except in tables
-// that follow from one of [Table.WithAncestors].
-func (t *Table) HasBelow(name wire.Name) bool {
-	known := t.ancestors
-	if known == nil {
-		known = t.allAncestors()
-	}
-	return known.has(name, t.seed) || t.claimed.hasBelow(name) || t.hasPortBelow(name)
-}
-
-// WithAncestors returns a table that equals t and whose HasBelow costs as much as a lookup. The
-// same holds for all tables that are made from it.
-func (t *Table) WithAncestors() *Table {
-	if t.ancestors != nil {
-		return t
-	}
-	return &Table{
-		Cluster: t.Cluster, seed: t.seed, shards: t.shards, reverse: t.reverse, claimed: t.claimed,
-		counts: t.counts, ancestors: t.allAncestors(),
-	}
-}
-
 // ancestors has the ancestors of hosts' names and of the short names that are derived from them, in
 // parts by the hash of the ancestor. The value is the number of such names, and of further
 // ancestors, that are its children. It is immutable: tables share its parts.

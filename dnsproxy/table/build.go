@@ -2,12 +2,14 @@ package table
 
 import (
 	"bytes"
-	"cmp"
+	"errors"
 	"fmt"
 	"hash/maphash"
+	"math"
+	"net"
 	"net/netip"
 	"slices"
-	"sort"
+	"strconv"
 	"strings"
 
 	"github.com/nametap/nametap/api/digest"
@@ -108,15 +110,6 @@ type builder struct {
 	near   [2]int // how many of v4 and of v6 are near
 }
 
-// A candidate is a valid entry of a push.
-type candidate struct {
-	Host
-	info     hostInfo
-	altHosts []string
-	alias    wire.Name
-	ports    []byte // encoded; the destinations of an external host
-}
-
 // shard builds one shard.
 func (b *builder) shard(entries [][]byte) (shard, error) {
 	var s shard
@@ -156,89 +149,6 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 	b.records = s.records
 	s.records = bytes.Clone(s.records)
 	return s, nil
-}
-
-// newIndex returns an index for n records.
-func newIndex(n int) []uint32 {
-	if n == 0 {
-		return nil
-	}
-	size := 1
-	for size*3 < n*4 { // at most three quarters of the slots are used
-		size *= 2
-	}
-	return make([]uint32, max(size, 2))
-}
-
-// add adds a host whose name is not in the shard; the index must have a free slot.
-func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
-	mask := uint64(len(s.index) - 1)
-	i := hash & mask
-	for s.index[i] != 0 {
-		i = (i + 1) & mask
-	}
-	s.index[i] = uint32(len(s.records)) + 1 //nolint:gosec // a push is below 4 GiB
-	s.records = c.appendRecord(s.records)
-	if c.wildcard() {
-		s.wildcards++
-	} else {
-		s.hosts++
-	}
-	if c.headless() {
-		s.headless++
-	}
-	if len(c.ports) > 0 && c.Kubernetes() {
-		s.ported++
-	}
-	s.claims = append(s.claims, c.claims(cl)...)
-}
-
-// claims returns the names of a host that cannot be derived from its FQDN, which the table
-// therefore stores.
-func (c *candidate) claims(cl *Cluster) []claim {
-	if c.flags&flagLocal == 0 {
-		return nil
-	}
-	var claims []claim
-	add := func(text string) {
-		if name, err := wire.ParseHostname(text); err == nil && !name.Special() {
-			claims = append(claims, claim{
-				name: name, fqdn: wire.Name(strings.Clone(string(c.Name))), key: strings.Clone(c.info.key),
-			})
-		}
-	}
-	if !c.derived() && c.info.shortname != "" && c.info.namespace != "" {
-		for _, text := range cl.shortNames(c.info) {
-			add(text)
-		}
-	}
-	for _, text := range c.altHosts {
-		add(text)
-	}
-	return claims
-}
-
-// compare orders the candidates for one name by precedence (N7).
-func (c *candidate) compare(other *candidate) int {
-	if order := cmp.Compare(c.Name, other.Name); order != 0 {
-		return order
-	}
-	return cmp.Or(
-		// The registry Kubernetes wins.
-		-cmp.Compare(c.flags&flagKubernetes, other.flags&flagKubernetes),
-		cmp.Compare(c.info.key, other.info.key),
-		// One key can be in two NameTables of a push.
-		bytes.Compare(c.V4, other.V4),
-		bytes.Compare(c.V6, other.V6),
-		slices.Compare(c.near[:], other.near[:]),
-		cmp.Compare(c.info.registry, other.info.registry),
-		cmp.Compare(c.info.namespace, other.info.namespace),
-		cmp.Compare(c.info.shortname, other.info.shortname),
-		slices.Compare(c.altHosts, other.altHosts),
-		cmp.Compare(c.alias, other.alias),
-		cmp.Compare(c.flags, other.flags),
-		bytes.Compare(c.ports, other.ports),
-	)
 }
 
 // addCandidate makes b.info a candidate if it is valid. It records in s what is wrong with
@@ -290,6 +200,65 @@ func (b *builder) addCandidate(s *shard) {
 	b.candidates = append(b.candidates, c)
 }
 
+// addresses parses addresses into b.v4 and b.v6, and counts the near ones of each.
+func (b *builder) addresses(s *shard, ips []string) {
+	b.v4, b.v6, b.near = b.v4[:0], b.v6[:0], [2]int{}
+	for i, ip := range ips {
+		if uint64(i) == b.info.near { //nolint:gosec // not negative
+			b.near = [2]int{len(b.v4), len(b.v6)}
+		}
+		addr, err := netip.ParseAddr(ip)
+		zone := addr.Zone() // Unmap drops it
+		switch addr = addr.Unmap(); {
+		case err != nil || zone != "":
+			s.skip(b.info.key, fmt.Sprintf("address %q is neither IPv4 nor IPv6", ip))
+		case addr.IsUnspecified():
+			s.skip(b.info.key, fmt.Sprintf("address %q is unspecified", ip))
+		case addr.Is4():
+			b.v4 = append(b.v4, addr)
+		default:
+			b.v6 = append(b.v6, addr)
+		}
+	}
+}
+
+// packNear is pack for addresses of which the first n are near. It returns how many of the packed
+// ones are.
+func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, near uint32) {
+	if n == 0 {
+		return b.pack(addrs), 0
+	}
+	first := slices.Clone(addrs[:n])
+	slices.SortFunc(first, netip.Addr.Compare)
+	first = slices.Compact(first)
+	start := len(b.packed)
+	b.pack(first)
+	others := slices.DeleteFunc(addrs[n:], func(a netip.Addr) bool {
+		_, found := slices.BinarySearchFunc(first, a, netip.Addr.Compare)
+		return found
+	})
+	end := len(b.packed)
+	b.pack(others)
+	return b.packed[start:len(b.packed):len(b.packed)], uint32((end - start) / len(first[0].AsSlice())) //nolint:gosec // below the limit of a push
+}
+
+// pack appends the bytes of addrs, all of one family, to b.packed and returns them, sorted
+// and without duplicates. It sorts addrs.
+func (b *builder) pack(addrs []netip.Addr) []byte {
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	start := len(b.packed)
+	for _, addr := range slices.Compact(addrs) {
+		if addr.Is4() {
+			bytes := addr.As4()
+			b.packed = append(b.packed, bytes[:]...)
+		} else {
+			bytes := addr.As16()
+			b.packed = append(b.packed, bytes[:]...)
+		}
+	}
+	return b.packed[start:len(b.packed):len(b.packed)]
+}
+
 // alias returns the alias of the host name, the root without a valid one. It records in s what
 // is wrong with it.
 func (b *builder) alias(s *shard, name wire.Name) wire.Name {
@@ -336,79 +305,136 @@ func (b *builder) skipClaims(s *shard, c *candidate) {
 	}
 }
 
-// addresses parses addresses into b.v4 and b.v6, and counts the near ones of each.
-func (b *builder) addresses(s *shard, ips []string) {
-	b.v4, b.v6, b.near = b.v4[:0], b.v6[:0], [2]int{}
-	for i, ip := range ips {
-		if uint64(i) == b.info.near { //nolint:gosec // not negative
-			b.near = [2]int{len(b.v4), len(b.v6)}
-		}
-		addr, err := netip.ParseAddr(ip)
-		zone := addr.Zone() // Unmap drops it
-		switch addr = addr.Unmap(); {
-		case err != nil || zone != "":
-			s.skip(b.info.key, fmt.Sprintf("address %q is neither IPv4 nor IPv6", ip))
-		case addr.IsUnspecified():
-			s.skip(b.info.key, fmt.Sprintf("address %q is unspecified", ip))
-		case addr.Is4():
-			b.v4 = append(b.v4, addr)
-		default:
-			b.v6 = append(b.v6, addr)
-		}
+// ports returns the encoded ports of a candidate. It records in s what is wrong with ports that it
+// leaves out.
+func (b *builder) ports(s *shard, h *Host) []byte {
+	start := len(b.encoded)
+	if n := len(b.info.ports); n > maxPorts {
+		s.skip(b.info.key, fmt.Sprintf("%d ports: only the first %d are used", n, maxPorts))
+		b.info.ports = b.info.ports[:maxPorts]
 	}
-}
-
-// packNear is pack for addresses of which the first n are near. It returns how many of the packed
-// ones are.
-func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, near uint32) {
-	if n == 0 {
-		return b.pack(addrs), 0
-	}
-	first := slices.Clone(addrs[:n])
-	slices.SortFunc(first, netip.Addr.Compare)
-	first = slices.Compact(first)
-	start := len(b.packed)
-	b.pack(first)
-	others := slices.DeleteFunc(addrs[n:], func(a netip.Addr) bool {
-		_, found := slices.BinarySearchFunc(first, a, netip.Addr.Compare)
-		return found
-	})
-	end := len(b.packed)
-	b.pack(others)
-	return b.packed[start:len(b.packed):len(b.packed)], uint32((end - start) / len(first[0].AsSlice())) //nolint:gosec // below the limit of a push
-}
-
-func (s *shard) skip(key, reason string) {
-	s.skipped = append(s.skipped, Skipped{Key: strings.ToValidUTF8(strings.Clone(key), "\uFFFD"), Reason: reason})
-}
-
-func sortSkipped(all []Skipped) {
-	sort.Slice(all, func(i, j int) bool {
-		return cmp.Or(cmp.Compare(all[i].Key, all[j].Key), cmp.Compare(all[i].Reason, all[j].Reason)) < 0
-	})
-}
-
-func collision(name wire.Name, winner, loser string) Collision {
-	text := name.String()
-	if rest, ok := strings.CutPrefix(string(name), string(wire.WildcardLabel)); ok {
-		text = "*." + wire.Name(rest).String()
-	}
-	return Collision{Name: text, Winner: winner, Loser: strings.Clone(loser)}
-}
-
-// pack appends the bytes of addrs, all of one family, to b.packed and returns them, sorted
-// and without duplicates. It sorts addrs.
-func (b *builder) pack(addrs []netip.Addr) []byte {
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	start := len(b.packed)
-	for _, addr := range slices.Compact(addrs) {
-		if addr.Is4() {
-			bytes := addr.As4()
-			b.packed = append(b.packed, bytes[:]...)
-		} else {
-			bytes := addr.As16()
-			b.packed = append(b.packed, bytes[:]...)
+	for i := range b.info.ports {
+		p, ok := b.port(s, h, &b.info.ports[i])
+		h.eachPort(b.encoded[start:], func(earlier port) bool {
+			if ok && earlier.name == p.name && earlier.number == p.number && earlier.protocol == p.protocol {
+				s.skip(b.info.key, fmt.Sprintf("port %q: it is there twice", p.name))
+				ok = false
+			}
+			return ok
+		})
+		if ok {
+			b.encoded = appendPort(b.encoded, &p)
 		}
 	}
-	return b.packed[start:len(b.packed):len(b.packed)]
+	return b.encoded[start:len(b.encoded):len(b.encoded)]
+}
+
+// port checks a port of a host. Its name is in the buffer of names, beyond its end.
+func (b *builder) port(s *shard, h *Host, info *portInfo) (p port, ok bool) {
+	skip := func(reason string) (port, bool) {
+		s.skip(b.info.key, fmt.Sprintf("port %q: %s", info.name, reason))
+		return port{}, false
+	}
+	if info.name != "" {
+		names, _, err := wire.AppendHost(b.names, info.name)
+		label := names[len(b.names):]
+		if err != nil || int(label[0]) != len(label)-1 || len(label)-1 > maxPortNameLen || label[1] == '*' {
+			return skip("want a label as its name")
+		}
+		p.name = viewString(label[1:])
+	}
+	if p.protocol, ok = parseProtocol(info.protocol); !ok {
+		return skip(fmt.Sprintf("protocol %q is not TCP, UDP or SCTP", info.protocol))
+	}
+	if info.number == 0 || info.number > math.MaxUint16 {
+		return skip(fmt.Sprintf("number %d is not between 1 and %d", info.number, math.MaxUint16))
+	}
+	p.number = uint16(info.number)
+	if p.some = len(info.ips) > 0; p.some {
+		b.addresses(s, info.ips)
+		lacking := func(addr netip.Addr) bool { return !h.has(addr.AsSlice()) }
+		p.v4, p.v6 = b.pack(slices.DeleteFunc(b.v4, lacking)), b.pack(slices.DeleteFunc(b.v6, lacking))
+		if len(p.v4)+len(p.v6) == 0 {
+			return port{}, false // of endpoints that the host does not have
+		}
+	}
+	return p, true
+}
+
+// maxPorts is the largest number of ports of a host. SRV queries compare a port with the ports
+// before it.
+const maxPorts = 100
+
+// destinations returns the encoded destinations of a candidate. It records in s what is wrong with
+// destinations that it leaves out.
+func (b *builder) destinations(s *shard) []byte {
+	start := len(b.encoded)
+	for i := range b.info.destinations {
+		info := &b.info.destinations[i]
+		d, ok := b.destination(s, info)
+		eachDestination(b.encoded[start:], func(earlier Destination) bool {
+			if ok && earlier.Port == d.Port {
+				s.skip(b.info.key, fmt.Sprintf("destination of port %d: it is there twice", info.port))
+				ok = false
+			}
+			return ok
+		})
+		if ok {
+			b.encoded = appendDestination(b.encoded, &d)
+		}
+	}
+	return b.encoded[start:len(b.encoded):len(b.encoded)]
+}
+
+// destination checks a destination. One with endpoints of which none is valid is not valid.
+func (b *builder) destination(s *shard, info *destinationInfo) (d Destination, ok bool) {
+	skip := func(format string, args ...any) {
+		s.skip(b.info.key, fmt.Sprintf("destination of port %d: ", info.port)+fmt.Sprintf(format, args...))
+	}
+	switch {
+	case info.port == 0 || info.port > math.MaxUint16:
+		skip("the port is not between 1 and %d", math.MaxUint16)
+		return d, false
+	case info.target > math.MaxUint16:
+		skip("target %d is not between 1 and %d", info.target, math.MaxUint16)
+		return d, false
+	case info.target == 0:
+		info.target = info.port
+	}
+	d.Port, d.Target = uint16(info.port), uint16(info.target)
+	for _, endpoint := range info.endpoints {
+		if err := checkEndpoint(endpoint); err != nil {
+			skip("endpoint %q: %v", endpoint, err)
+			continue
+		}
+		if !slices.Contains(d.Endpoints, endpoint) {
+			d.Endpoints = append(d.Endpoints, endpoint)
+		}
+	}
+	return d, len(d.Endpoints) > 0 || len(info.endpoints) == 0
+}
+
+// checkEndpoint returns an error if text is not an endpoint of a Destination.
+func checkEndpoint(text string) error {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil {
+		return errors.New("want HOST:PORT")
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("port %q is not between 1 and %d", port, math.MaxUint16)
+	}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		if addr.Zone() != "" {
+			return errors.New("the address has a zone")
+		}
+		return nil
+	}
+	name, err := wire.ParseHostname(host)
+	switch {
+	case err != nil:
+		return fmt.Errorf("neither an IP address nor a hostname: %w", err)
+	case name.Special():
+		return wire.ErrSpecial
+	}
+	return nil
 }

@@ -70,24 +70,6 @@ func ClusterDomain(namespace, domain string) (string, error) {
 	return strings.TrimSuffix(c.Domain.String(), "."), nil
 }
 
-// place returns the flags that say which short names the host name has, given what the
-// control plane says about it.
-func (c *Cluster) place(name wire.Name, info *hostInfo) hostFlags {
-	if info.registry != registryKubernetes || name == c.Domain || !name.Below(c.Domain) {
-		return 0
-	}
-	short, ok := name.CutSuffix(c.services)
-	if !ok || len(short) != len(info.shortname)+len(info.namespace)+2 || info.shortname == "" || info.namespace == "" {
-		return flagLocal
-	}
-	var buf [wire.MaxNameLen + 2]byte
-	head := foldText(buf[:0], info.shortname)
-	if head = foldText(head, info.namespace); wire.Name(head) != short {
-		return flagLocal
-	}
-	return flagLocal | flagDerived
-}
-
 // shortNames returns the short names that Istio's agent derives for a Kubernetes host.
 func (c *Cluster) shortNames(info hostInfo) []string {
 	if info.shortname == "" || info.namespace == "" {
@@ -109,21 +91,5 @@ func (c *Cluster) heads(fqdn wire.Name, dst []wire.Name) []wire.Name {
 	if c.own != wire.Root && fqdn.Below(c.own) {
 		dst = append(dst, fqdn[:len(fqdn)-len(c.own)])
 	}
-	return dst
-}
-
-// foldText appends the wire.Name of text to dst if text is a hostname without a trailing
-// dot, which the caller has to check.
-func foldText(dst []byte, text string) []byte {
-	label := len(dst) // offset of the label's length
-	dst = append(append(dst, '.'), text...)
-	for i := label + 1; i < len(dst); i++ {
-		if dst[i] == '.' {
-			dst[label] = byte(i - label - 1) //nolint:gosec // truncated if text is not a name
-			label = i
-		}
-		dst[i] = wire.FoldByte(dst[i])
-	}
-	dst[label] = byte(len(dst) - label - 1) //nolint:gosec // the same
 	return dst
 }

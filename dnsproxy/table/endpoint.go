@@ -3,8 +3,6 @@ package table
 import (
 	"net/netip"
 	"strings"
-
-	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // maxDashed is the length in bytes of the longest label of an endpoint, an IPv6 address.
@@ -67,71 +65,4 @@ func parseDashed(label string, s *Scratch) (netip.Addr, bool) {
 	packed := addr.As16()
 	written := appendDashed(buf[:0], packed[16-addr.BitLen()/8:])
 	return addr, string(written[1:]) == label
-}
-
-// endpoint makes m the match of the endpoint of a headless Service that has name: a label with its
-// address, before the FQDN of the Service or, if m.Short is set, before a short name. An endpoint
-// with the host name of a pod has only that name. It reports false if there is none.
-func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
-	parent := name.Parent()
-	if t.headless == 0 || parent == wire.Root {
-		return false
-	}
-	addr, ok := parseDashed(name.FirstLabel(), s)
-	if !ok {
-		return false
-	}
-	m.Rule, m.Prefix = RuleEndpoint, name[:len(name)-len(parent)]
-	return t.findWhole(m, parent, s) && m.Host.headless() && t.narrow(&m.Host, addr)
-}
-
-// narrow leaves a headless Service only the address of one endpoint. It reports false if no
-// endpoint without a host name has that address.
-func (t *Table) narrow(h *Host, addr netip.Addr) bool {
-	bytes := addr.As16()
-	one := h.find(bytes[len(bytes)-addr.BitLen()/8:])
-	if one == nil || t.hasPod(h.Name, one) {
-		return false
-	}
-	if h.V4, h.V6, h.near = nil, nil, [2]uint32{}; addr.Is6() {
-		h.V6 = one
-	} else {
-		h.V4 = one
-	}
-	return true
-}
-
-// hasPod reports whether a pod of a headless Service has a packed address and a host name.
-func (t *Table) hasPod(service wire.Name, packed []byte) bool {
-	found := false
-	t.pods(service, packed, func(Host) bool {
-		found = true
-		return false
-	})
-	return found
-}
-
-// mayBePod reports whether the host may be a pod of a headless Service: below the domain of the
-// cluster's Services, its name has one label more than a Service.
-func (h *Host) mayBePod(c *Cluster) bool {
-	if !h.Kubernetes() || h.headless() || h.isAlias() || h.wildcard() {
-		return false
-	}
-	head, local := h.Name.CutSuffix(c.services)
-	return !local || head.Parent() != wire.Root && head.Parent().Parent() != wire.Root
-}
-
-// podOf reports whether the host is a pod of a headless Service.
-func (h *Host) podOf(service wire.Name) bool {
-	near, far := h.servicesOfPod()
-	return h.Kubernetes() && !h.headless() && (near == service || far == service && far != wire.Root)
-}
-
-// servicesOfPod returns the names of the Services that the host may be a pod of: HOST.SERVICE or,
-// outside of the cluster domain, HOST.CLUSTER.SERVICE, as of a ServiceImport.
-func (h *Host) servicesOfPod() (near, far wire.Name) {
-	if near = h.Name.Parent(); near != wire.Root && h.flags&flagLocal == 0 {
-		far = near.Parent()
-	}
-	return near, far
 }

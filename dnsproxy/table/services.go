@@ -31,6 +31,41 @@ func (t *Target) AppendName(dst []byte) []byte {
 	return append(append(dst, t.label[:t.labelLen]...), t.name...)
 }
 
+// CountTargets returns the number of addresses that the targets for a name have, each counted for
+// each port; 0 if there is no target.
+func (t *Table) CountTargets(m *Match) int {
+	n := 0
+	s := t.newServices(m)
+	for p := range s.ports {
+		v4, v6 := m.Host.V4, m.Host.V6
+		if s.each {
+			v4, v6 = p.v4, p.v6
+		}
+		n += countPacked(v4, v6)
+	}
+	return n
+}
+
+func countPacked(v4, v6 []byte) int {
+	return len(v4)/wire.AddressLen(dns.TypeA) + len(v6)/wire.AddressLen(dns.TypeAAAA)
+}
+
+// Targets calls yield for the targets for a name until it returns false: all hosts for the first
+// port, then all hosts for the next one. Hosts that have a port's number by an earlier port are
+// left out. The hosts begin at the index first, which may be any number. If there are very many
+// endpoints, some are left out, too.
+func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
+	s := t.newServices(m)
+	s.targets(first, yield)
+}
+
+// Hosts is like Targets, in the same order, and sets Again.
+func (t *Table) Hosts(m *Match, first int, yield func(Target) bool) {
+	s := t.newServices(m)
+	s.again = true
+	s.targets(first, yield)
+}
+
 // services are the SRV records for a name.
 type services struct {
 	table *Table
@@ -94,76 +129,6 @@ func (s *services) ports(yield func(port) bool) {
 			return
 		}
 	}
-}
-
-// maxPodAddresses bounds the addresses of a host that are looked at to find one that has a port.
-const maxPodAddresses = 16
-
-// first returns the first address of a host that has the port, nil if none of the first maxPodAddresses
-// of each family has.
-func (p *port) first(h *Host, looked *effort) []byte {
-	each := comparisonCost * (1 + bits.Len(uint(len(p.v4)+len(p.v6))))
-	for _, list := range [...]struct {
-		packed []byte
-		size   int
-	}{{h.V4, wire.AddressLen(dns.TypeA)}, {h.V6, wire.AddressLen(dns.TypeAAAA)}} {
-		for at := 0; at < min(len(list.packed), maxPodAddresses*list.size); at += list.size {
-			looked.add(each)
-			if one := list.packed[at:][:list.size]; p.has(one) {
-				return one
-			}
-		}
-	}
-	return nil
-}
-
-// beginsWith reports whether an address is one of the addresses that [port.first] looks at.
-func (h *Host) beginsWith(packed []byte) bool {
-	all := h.V4
-	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
-		all = h.V6
-	}
-	for at := 0; at < min(len(all), maxPodAddresses*len(packed)); at += len(packed) {
-		if string(all[at:at+len(packed)]) == string(packed) {
-			return true
-		}
-	}
-	return false
-}
-
-// CountTargets returns the number of addresses that the targets for a name have, each counted for
-// each port; 0 if there is no target.
-func (t *Table) CountTargets(m *Match) int {
-	n := 0
-	s := t.newServices(m)
-	for p := range s.ports {
-		v4, v6 := m.Host.V4, m.Host.V6
-		if s.each {
-			v4, v6 = p.v4, p.v6
-		}
-		n += countPacked(v4, v6)
-	}
-	return n
-}
-
-func countPacked(v4, v6 []byte) int {
-	return len(v4)/wire.AddressLen(dns.TypeA) + len(v6)/wire.AddressLen(dns.TypeAAAA)
-}
-
-// Targets calls yield for the targets for a name until it returns false: all hosts for the first
-// port, then all hosts for the next one. Hosts that have a port's number by an earlier port are
-// left out. The hosts begin at the index first, which may be any number. If there are very many
-// endpoints, some are left out, too.
-func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
-	s := t.newServices(m)
-	s.targets(first, yield)
-}
-
-// Hosts is like Targets, in the same order, and sets Again.
-func (t *Table) Hosts(m *Match, first int, yield func(Target) bool) {
-	s := t.newServices(m)
-	s.again = true
-	s.targets(first, yield)
 }
 
 // targets calls yield for the targets. A pod counts at its first address, which may be too far from the
@@ -240,29 +205,6 @@ func (s *services) before(target *Target, nth int, number uint16, looked *effort
 	return false
 }
 
-// An effort is what was looked at for one answer, in units of about a nanosecond. Once it is over the bound, it
-// stays so: a target counts as one that was there before.
-type effort struct {
-	spent int
-	over  bool
-}
-
-// An answer may cost maxEffort, and targetCost more for each target that it has: as much as several pods with
-// addresses of both families, so that the bound leaves out none of the targets that fit in a message.
-const (
-	maxEffort      = 200 * endpointCost
-	targetCost     = 8 * endpointCost
-	endpointCost   = 80 // of an endpoint, or a pod
-	comparisonCost = 3  // of an address with another one
-)
-
-// add adds n to what was spent, and reports whether there is something left.
-func (e *effort) add(n int) bool {
-	e.spent += n
-	e.over = e.over || e.spent > maxEffort
-	return !e.over
-}
-
 // endpoints calls yield for each endpoint of a headless Service that has a port: first endpoints
 // with an IPv4 address, then endpoints with IPv6. It reports false if yield does, or after
 // maxEffort.
@@ -310,4 +252,62 @@ func (s *services) endpoint(p *port, packed []byte, yield func(Target) bool) boo
 		target.V6 = packed
 	}
 	return target.NameLen() > wire.MaxNameLen || yield(target)
+}
+
+// maxPodAddresses bounds the addresses of a host that are looked at to find one that has a port.
+const maxPodAddresses = 16
+
+// first returns the first address of a host that has the port, nil if none of the first maxPodAddresses
+// of each family has.
+func (p *port) first(h *Host, looked *effort) []byte {
+	each := comparisonCost * (1 + bits.Len(uint(len(p.v4)+len(p.v6))))
+	for _, list := range [...]struct {
+		packed []byte
+		size   int
+	}{{h.V4, wire.AddressLen(dns.TypeA)}, {h.V6, wire.AddressLen(dns.TypeAAAA)}} {
+		for at := 0; at < min(len(list.packed), maxPodAddresses*list.size); at += list.size {
+			looked.add(each)
+			if one := list.packed[at:][:list.size]; p.has(one) {
+				return one
+			}
+		}
+	}
+	return nil
+}
+
+// beginsWith reports whether an address is one of the addresses that [port.first] looks at.
+func (h *Host) beginsWith(packed []byte) bool {
+	all := h.V4
+	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
+		all = h.V6
+	}
+	for at := 0; at < min(len(all), maxPodAddresses*len(packed)); at += len(packed) {
+		if string(all[at:at+len(packed)]) == string(packed) {
+			return true
+		}
+	}
+	return false
+}
+
+// An effort is what was looked at for one answer, in units of about a nanosecond. Once it is over the bound, it
+// stays so: a target counts as one that was there before.
+type effort struct {
+	spent int
+	over  bool
+}
+
+// An answer may cost maxEffort, and targetCost more for each target that it has: as much as several pods with
+// addresses of both families, so that the bound leaves out none of the targets that fit in a message.
+const (
+	maxEffort      = 200 * endpointCost
+	targetCost     = 8 * endpointCost
+	endpointCost   = 80 // of an endpoint, or a pod
+	comparisonCost = 3  // of an address with another one
+)
+
+// add adds n to what was spent, and reports whether there is something left.
+func (e *effort) add(n int) bool {
+	e.spent += n
+	e.over = e.over || e.spent > maxEffort
+	return !e.over
 }

@@ -1,8 +1,11 @@
 package table
 
 import (
+	"cmp"
 	"hash/maphash"
+	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 
@@ -27,167 +30,8 @@ type Table struct {
 	collisions []Collision // set by settled
 }
 
-// A Skipped is a key or an address of a push that is not valid, and why.
-type Skipped struct {
-	Key    string `json:"key"`
-	Reason string `json:"reason"`
-}
-
-// A Collision is a name that two entries of a push claim. A host below the wildcard of
-// another entry is not a collision: the exact name wins by design.
-type Collision struct {
-	Name   string `json:"name"`
-	Winner string `json:"winner"`
-	Loser  string `json:"loser"`
-}
-
 // Len returns the number of hosts, including wildcards.
 func (t *Table) Len() int { return int(t.hosts + t.wildcards) }
-
-// Skipped returns what was left out of the table, sorted by key.
-func (t *Table) Skipped() []Skipped {
-	var skipped []Skipped
-	for i := range t.shards {
-		skipped = append(skipped, t.shards[i].skipped...)
-	}
-	sortSkipped(skipped)
-	return skipped
-}
-
-// Collisions returns the names that two entries claim, sorted by name. The first call finds
-// them, which takes longer than a small push.
-func (t *Table) Collisions() []Collision {
-	t.settled.Do(t.findCollisions)
-	return slices.Clone(t.collisions)
-}
-
-// all yields the hosts, including wildcards.
-func (t *Table) all(yield func(Host) bool) {
-	for i := range t.shards {
-		for h := range t.shards[i].all {
-			if !yield(h) {
-				return
-			}
-		}
-	}
-}
-
-// find returns the host with this name.
-func (t *Table) find(name wire.Name) (Host, bool) {
-	s := &t.shards[digest.ShardOfWire(string(name))]
-	if len(s.index) == 0 {
-		return Host{}, false
-	}
-	return s.find(maphash.String(t.seed, string(name)), name)
-}
-
-// A Rule is the rule by which the table has a name, or RuleNone. Its text does not change
-// between versions: it is in logs, metrics and JSON.
-type Rule string
-
-// The rules in their order of precedence.
-const (
-	RuleExact     Rule = "exact"     // the host's FQDN
-	RuleEndpoint  Rule = "endpoint"  // an endpoint of a headless Service, by its address, before a name of the Service
-	RulePort      Rule = "port"      // a port of a Service, before a name of the Service
-	RuleWildcard  Rule = "wildcard"  // below a *.suffix
-	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
-	RuleAutopath  Rule = "autopath"  // one of the above, followed by a domain of the search list
-	RulePTR       Rule = "ptr"       // the PTR name of a host's address
-	RuleNone      Rule = "none"      // the table does not have it
-)
-
-// A Match is the result of a lookup. It is valid as long as the name, the table and the
-// Scratch of the lookup.
-type Match struct {
-	Rule Rule
-	// Host is the host of all rules but RuleNone and RulePTR. For RuleEndpoint it is the headless
-	// Service, with the address of the endpoint alone.
-	Host Host
-	// Short is true if the host was found by a short name. For RuleEndpoint and RulePort,
-	// Prefix has the labels before the name of the host.
-	Short  bool
-	Prefix wire.Name
-	// For RuleAutopath: Target is the target of the CNAME record, Base the rule that found the
-	// name without the search domain, Searched the domain. The target is an FQDN if Short is
-	// set, otherwise the name without the search domain.
-	Base             Rule
-	Target, Searched wire.Name
-	// ptr lists the FQDNs, sorted, for RulePTR.
-	Pointers []wire.Name
-	// Bypassed says, for RuleNone, that the table has the name and the settings have it
-	// forwarded.
-	Bypassed bool
-}
-
-// BaseRule returns the rule by which the table has the name, or for RuleAutopath the name without
-// the search domain.
-func (m *Match) BaseRule() Rule {
-	if m.Rule == RuleAutopath {
-		return m.Base
-	}
-	return m.Rule
-}
-
-// Alias returns the host of which the host of the answer for name is an alias; the root if
-// that host is no alias. A CNAME record to a name that the answer already has would make a loop.
-func (m *Match) Alias(name wire.Name) wire.Name {
-	if !m.Host.isAlias() {
-		return wire.Root
-	}
-	return m.aliasUnlessLoop(name)
-}
-
-func (m *Match) aliasUnlessLoop(name wire.Name) wire.Name {
-	if alias := m.Host.Alias(); alias != name && alias != m.Target {
-		return alias
-	}
-	return wire.Root
-}
-
-// Owner returns the owner name of the address records in the answer for name: name itself,
-// or the target of the last CNAME record.
-func (m *Match) Owner(name wire.Name) wire.Name {
-	if alias := m.Alias(name); alias != wire.Root {
-		return alias
-	}
-	if m.Rule == RuleAutopath {
-		return m.Target
-	}
-	return name
-}
-
-// Aliased returns the match whose records answer queries for name: if the host of m is an alias of
-// a host in the table, that host's match, otherwise m itself.
-func (t *Table) Aliased(m *Match, name wire.Name) *Match {
-	alias := m.Alias(name)
-	if alias == wire.Root || alias.Special() {
-		return m
-	}
-	aliased := new(Match)
-	if !t.direct(aliased, alias, new(Scratch)) || aliased.Short || aliased.Host.isAlias() {
-		return m
-	}
-	return aliased
-}
-
-// A Scratch is the buffer of one lookup at a time. The zero value is ready for use.
-type Scratch struct {
-	name     [wire.MaxNameLen]byte
-	ptr      []wire.Name
-	services []wire.Name
-	dashed   []byte
-}
-
-// join concatenates two parts of a name. It reports false if the name is too long.
-func (s *Scratch) join(head, tail wire.Name) (name wire.Name, ok bool) {
-	if len(head)+len(tail) > wire.MaxNameLen {
-		return "", false
-	}
-	n := copy(s.name[:], head)
-	n += copy(s.name[n:], tail)
-	return wire.Name(viewString(s.name[:n])), true
-}
 
 // Lookup finds the host that answers name, unless suffixes give it to the nameservers.
 // search is the client's search list, in its order; empty if names are not to be expanded.
@@ -324,6 +168,39 @@ func (t *Table) part(m *Match, name wire.Name, short bool, s *Scratch) bool {
 	return true
 }
 
+// port makes m the match of the port that has name: _name._protocol before the FQDN of a Service
+// or, if m.Short is set, before a short name. It reports false if there is none.
+func (t *Table) port(m *Match, name wire.Name, s *Scratch) (found bool) {
+	rest := name.Parent()
+	if t.ported == 0 || rest == wire.Root || rest.Parent() == wire.Root || rest[1] != '_' {
+		return false
+	}
+	m.Rule, m.Prefix = RulePort, name[:len(name)-len(rest.Parent())]
+	if !t.findWhole(m, rest.Parent(), s) {
+		return false
+	}
+	for p := range m.Host.ports {
+		found = found || p.named(m.Prefix)
+	}
+	return found
+}
+
+// endpoint makes m the match of the endpoint of a headless Service that has name: a label with its
+// address, before the FQDN of the Service or, if m.Short is set, before a short name. An endpoint
+// with the host name of a pod has only that name. It reports false if there is none.
+func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
+	parent := name.Parent()
+	if t.headless == 0 || parent == wire.Root {
+		return false
+	}
+	addr, ok := parseDashed(name.FirstLabel(), s)
+	if !ok {
+		return false
+	}
+	m.Rule, m.Prefix = RuleEndpoint, name[:len(name)-len(parent)]
+	return t.findWhole(m, parent, s) && m.Host.headless() && t.narrow(&m.Host, addr)
+}
+
 // findWhole sets the host of a match: the one with this FQDN or, if m.Short is set, with this
 // short name. It reports false if there is none, or if its FQDN leaves no room for the prefix.
 func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
@@ -335,4 +212,287 @@ func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
 		m.Host, found = t.shortName(name, s)
 	}
 	return found && len(m.Prefix)+len(m.Host.Name) <= wire.MaxNameLen
+}
+
+// narrow leaves a headless Service only the address of one endpoint. It reports false if no
+// endpoint without a host name has that address.
+func (t *Table) narrow(h *Host, addr netip.Addr) bool {
+	bytes := addr.As16()
+	one := h.find(bytes[len(bytes)-addr.BitLen()/8:])
+	if one == nil || t.hasPod(h.Name, one) {
+		return false
+	}
+	if h.V4, h.V6, h.near = nil, nil, [2]uint32{}; addr.Is6() {
+		h.V6 = one
+	} else {
+		h.V4 = one
+	}
+	return true
+}
+
+// hasPod reports whether a pod of a headless Service has a packed address and a host name.
+func (t *Table) hasPod(service wire.Name, packed []byte) bool {
+	found := false
+	t.pods(service, packed, func(Host) bool {
+		found = true
+		return false
+	})
+	return found
+}
+
+// Aliased returns the match whose records answer queries for name: if the host of m is an alias of
+// a host in the table, that host's match, otherwise m itself.
+func (t *Table) Aliased(m *Match, name wire.Name) *Match {
+	alias := m.Alias(name)
+	if alias == wire.Root || alias.Special() {
+		return m
+	}
+	aliased := new(Match)
+	if !t.direct(aliased, alias, new(Scratch)) || aliased.Short || aliased.Host.isAlias() {
+		return m
+	}
+	return aliased
+}
+
+// Pointer finds the hosts whose address has the PTR name, except hosts whose names
+// suffixes give to nameservers.
+func (t *Table) Pointer(name wire.Name, suffixes *Suffixes, s *Scratch) Match {
+	addr, ok := wire.ReverseAddr(name)
+	if !ok {
+		return Match{Rule: RuleNone}
+	}
+	var names []wire.Name
+	if addr = addr.Unmap(); addr.Is4() {
+		packed := addr.As4()
+		names = t.pointers(packed[:], s)
+	} else {
+		packed := addr.As16()
+		names = t.pointers(packed[:], s)
+	}
+	known := len(names) > 0
+	names = suffixes.withoutBypassed(names)
+	if len(names) == 0 {
+		return Match{Rule: RuleNone, Bypassed: known}
+	}
+	return Match{Rule: RulePTR, Pointers: names}
+}
+
+// pointers returns FQDNs of hosts that have a packed address, sorted as text: of all, or of
+// maxPointers if they are more, Services before other hosts. The result is stored in s. A headless
+// Service stands for the endpoint with this address, whose name is a pod's or, if no pod has the
+// address, a label with the address before the name of the Service. Services of the cluster domain
+// and others, such as ServiceImports, may both have the address: the pods of one side do not count
+// for the other.
+func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
+	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
+	n := 0
+	t.having(packed, func(h Host) bool {
+		switch {
+		case h.wildcard(): // no FQDN of it could be a PTR record's target
+		case h.headless():
+			s.services = append(s.services, h.Name)
+		default:
+			s.ptr = append(s.ptr, h.Name)
+		}
+		n++
+		return len(s.services)+len(s.ptr) < maxPointers && n < maxPointersLookedAt
+	})
+	var havePods [2]bool // outside and below the cluster domain
+	for _, service := range s.services {
+		t.pods(service, packed, func(pod Host) bool {
+			havePods[t.side(service)] = true
+			s.ptr = append(s.ptr, pod.Name)
+			return len(s.ptr) < maxPointers
+		})
+	}
+	for _, service := range s.services {
+		if havePods[t.side(service)] {
+			continue
+		}
+		start := len(s.dashed)
+		if s.dashed = append(appendDashed(s.dashed, packed), service...); len(s.dashed)-start <= wire.MaxNameLen {
+			s.ptr = append(s.ptr, wire.Name(viewString(s.dashed[start:])))
+		}
+	}
+	slices.SortFunc(s.ptr, wire.Name.CompareText)
+	s.ptr = slices.Compact(s.ptr)
+	s.ptr = s.ptr[:min(len(s.ptr), maxPointers)]
+	return s.ptr
+}
+
+// side returns 1 for a name below the cluster domain, otherwise 0.
+func (t *Table) side(name wire.Name) int {
+	if name.Below(t.Cluster.Domain) {
+		return 1
+	}
+	return 0
+}
+
+// HostsAt calls yield for the hosts with an address, wildcards included and aliases not.
+func (t *Table) HostsAt(addr netip.Addr, yield func(Host)) {
+	each := func(h Host) bool {
+		yield(h)
+		return true
+	}
+	if addr = addr.Unmap(); addr.Is4() {
+		packed := addr.As4()
+		t.having(packed[:], each)
+		return
+	}
+	packed := addr.As16()
+	t.having(packed[:], each)
+}
+
+// having calls yield for the hosts with a packed address, Services first, until it returns false.
+func (t *Table) having(packed []byte, yield func(Host) bool) {
+	t.pointed(maphash.Bytes(t.seed, packed), packed, yield)
+}
+
+// pods calls yield for the pods of a headless Service with a packed address until it returns false.
+func (t *Table) pods(service wire.Name, packed []byte, yield func(Host) bool) {
+	t.pointed(podKey(t.seed, service, packed), packed, func(h Host) bool { return !h.podOf(service) || yield(h) })
+}
+
+// pointed calls yield for the hosts with a packed address to which the index points from a key.
+func (t *Table) pointed(key uint64, packed []byte, yield func(Host) bool) {
+	tag := keyTag(key)
+	all := t.reverse[partOf(key)]
+	first, _ := slices.BinarySearch(all, tag)
+	for _, p := range all[first:] {
+		if p>>pointerTagShift != tag>>pointerTagShift {
+			break
+		}
+		at := &t.shards[p>>pointerNameBits&(digest.Count-1)]
+		if !at.having(packed, t.seed, uint32(p), yield) { //nolint:gosec // the low half
+			break
+		}
+	}
+}
+
+// HasBelow reports whether name is an ancestor of a host's name, a wildcard, a port or a short
+// name. Such a name exists without records (RFC 8020, RFC 4592). It walks all hosts, except in tables
+// that follow from one of [Table.WithAncestors].
+func (t *Table) HasBelow(name wire.Name) bool {
+	known := t.ancestors
+	if known == nil {
+		known = t.allAncestors()
+	}
+	return known.has(name, t.seed) || t.claimed.hasBelow(name) || t.hasPortBelow(name)
+}
+
+// hasPortBelow reports whether name is _protocol before the FQDN of a Service that has named
+// ports of that protocol. Such a name exists without records.
+func (t *Table) hasPortBelow(name wire.Name) bool {
+	label := name.FirstLabel()
+	if t.ported == 0 || len(label) < 2 || label[0] != '_' {
+		return false
+	}
+	var m Match
+	if !t.direct(&m, name.Parent(), new(Scratch)) || m.Rule != RuleExact && m.Rule != RuleShortName {
+		return false
+	}
+	for p := range m.Host.ports {
+		if p.name != "" && strings.EqualFold(label[1:], p.protocol.String()) {
+			return true
+		}
+	}
+	return false
+}
+
+// WithAncestors returns a table that equals t and whose HasBelow costs as much as a lookup. The
+// same holds for all tables that are made from it.
+func (t *Table) WithAncestors() *Table {
+	if t.ancestors != nil {
+		return t
+	}
+	return &Table{
+		Cluster: t.Cluster, seed: t.seed, shards: t.shards, reverse: t.reverse, claimed: t.claimed,
+		counts: t.counts, ancestors: t.allAncestors(),
+	}
+}
+
+// Domains returns domains that all hosts of the table are at or below, except hosts below the
+// cluster domain and a wildcard of the root. A host's own name is such a domain, and so is the
+// suffix of a wildcard; domains below another host's are left out. They come in no order, without
+// duplicates.
+//
+// The fingerprint covers the names of all hosts: tables of one series with equal names have
+// equal fingerprints.
+func (t *Table) Domains() (domains []wire.Name, fingerprint uint64) {
+	var s Scratch
+	for h := range t.all {
+		fingerprint ^= maphash.String(t.seed, string(h.Name))
+		name := h.Name
+		if h.wildcard() {
+			name = name.Parent()
+		}
+		if name != wire.Root && !name.Below(t.Cluster.Domain) && !t.hasAbove(name, h.wildcard(), &s) {
+			domains = append(domains, name)
+		}
+	}
+	return domains, fingerprint
+}
+
+// hasAbove reports whether a domain of a host, or of a wildcard, is below another entry's
+// domain, or equals it.
+func (t *Table) hasAbove(name wire.Name, wildcard bool, s *Scratch) bool {
+	if wildcard {
+		if _, found := t.find(name); found { // that host has the same domain
+			return true
+		}
+	}
+	for parent := name.Parent(); parent != wire.Root; parent = parent.Parent() {
+		if _, found := t.find(parent); found {
+			return true
+		}
+	}
+	_, found := t.wildcard(name, s)
+	return found
+}
+
+// Skipped returns what was left out of the table, sorted by key.
+func (t *Table) Skipped() []Skipped {
+	var skipped []Skipped
+	for i := range t.shards {
+		skipped = append(skipped, t.shards[i].skipped...)
+	}
+	sortSkipped(skipped)
+	return skipped
+}
+
+// Collisions returns the names that two entries claim, sorted by name. The first call finds
+// them, which takes longer than a small push.
+func (t *Table) Collisions() []Collision {
+	t.settled.Do(t.findCollisions)
+	return slices.Clone(t.collisions)
+}
+
+// findCollisions sets collisions.
+func (t *Table) findCollisions() {
+	var found []Collision
+	for i := range t.shards {
+		found = append(found, t.shards[i].collisions...)
+	}
+	var s Scratch
+	for _, c := range t.claims() {
+		if winner, taken := t.owner(c.name, &s); taken && winner.Name != c.fqdn {
+			found = append(found, collision(c.name, winner.info(&t.Cluster).key, c.key))
+		}
+	}
+	var heads [3]wire.Name
+	for h := range t.all {
+		if !h.derived() {
+			continue
+		}
+		for _, name := range t.Cluster.heads(h.Name, heads[:0]) {
+			if winner, _ := t.owner(name, &s); winner.Name != h.Name && !name.Special() {
+				found = append(found, collision(name, winner.info(&t.Cluster).key, h.info(&t.Cluster).key))
+			}
+		}
+	}
+	sort.Slice(found, func(i, j int) bool {
+		x, y := found[i], found[j]
+		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Winner, y.Winner), cmp.Compare(x.Loser, y.Loser)) < 0
+	})
+	t.collisions = slices.Compact(found)
 }

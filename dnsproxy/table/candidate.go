@@ -1,0 +1,150 @@
+package table
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// A candidate is a valid entry of a push.
+type candidate struct {
+	Host
+	info     hostInfo
+	altHosts []string
+	alias    wire.Name
+	ports    []byte // encoded; the destinations of an external host
+}
+
+// place returns the flags that say which short names the host name has, given what the
+// control plane says about it.
+func (c *Cluster) place(name wire.Name, info *hostInfo) hostFlags {
+	if info.registry != registryKubernetes || name == c.Domain || !name.Below(c.Domain) {
+		return 0
+	}
+	short, ok := name.CutSuffix(c.services)
+	if !ok || len(short) != len(info.shortname)+len(info.namespace)+2 || info.shortname == "" || info.namespace == "" {
+		return flagLocal
+	}
+	var buf [wire.MaxNameLen + 2]byte
+	head := foldText(buf[:0], info.shortname)
+	if head = foldText(head, info.namespace); wire.Name(head) != short {
+		return flagLocal
+	}
+	return flagLocal | flagDerived
+}
+
+// compare orders the candidates for one name by precedence (N7).
+func (c *candidate) compare(other *candidate) int {
+	if order := cmp.Compare(c.Name, other.Name); order != 0 {
+		return order
+	}
+	return cmp.Or(
+		// The registry Kubernetes wins.
+		-cmp.Compare(c.flags&flagKubernetes, other.flags&flagKubernetes),
+		cmp.Compare(c.info.key, other.info.key),
+		// One key can be in two NameTables of a push.
+		bytes.Compare(c.V4, other.V4),
+		bytes.Compare(c.V6, other.V6),
+		slices.Compare(c.near[:], other.near[:]),
+		cmp.Compare(c.info.registry, other.info.registry),
+		cmp.Compare(c.info.namespace, other.info.namespace),
+		cmp.Compare(c.info.shortname, other.info.shortname),
+		slices.Compare(c.altHosts, other.altHosts),
+		cmp.Compare(c.alias, other.alias),
+		cmp.Compare(c.flags, other.flags),
+		bytes.Compare(c.ports, other.ports),
+	)
+}
+
+// claims returns the names of a host that cannot be derived from its FQDN, which the table
+// therefore stores.
+func (c *candidate) claims(cl *Cluster) []claim {
+	if c.flags&flagLocal == 0 {
+		return nil
+	}
+	var claims []claim
+	add := func(text string) {
+		if name, err := wire.ParseHostname(text); err == nil && !name.Special() {
+			claims = append(claims, claim{
+				name: name, fqdn: wire.Name(strings.Clone(string(c.Name))), key: strings.Clone(c.info.key),
+			})
+		}
+	}
+	if !c.derived() && c.info.shortname != "" && c.info.namespace != "" {
+		for _, text := range cl.shortNames(c.info) {
+			add(text)
+		}
+	}
+	for _, text := range c.altHosts {
+		add(text)
+	}
+	return claims
+}
+
+// A claim is a name besides its FQDN by which a host wants to be found.
+type claim struct {
+	name wire.Name
+	fqdn wire.Name
+	key  string // the host's
+}
+
+// appendRecord appends the record of a candidate to dst, with its texts unless they can be
+// derived.
+func (c *candidate) appendRecord(dst []byte) []byte {
+	h, info, flags := &c.Host, &c.info, c.flags
+	if !h.isUsual(info) {
+		flags |= flagTexts
+	}
+	if c.alias != wire.Root {
+		flags |= flagAlias
+	}
+	if len(c.ports) > 0 {
+		flags |= flagPorts
+	}
+	dst = append(dst, byte(flags), byte(len(h.Name)))
+	dst = append(dst, h.Name...)
+	count4, hasNear := uint64(len(h.V4)/wire.AddressLen(dns.TypeA))<<1, h.near != [2]uint32{}
+	if hasNear {
+		count4 |= 1
+	}
+	dst = binary.AppendUvarint(dst, count4)
+	dst = binary.AppendUvarint(dst, uint64(len(h.V6)/wire.AddressLen(dns.TypeAAAA)))
+	if hasNear {
+		dst = binary.AppendUvarint(binary.AppendUvarint(dst, uint64(h.near[0])), uint64(h.near[1]))
+	}
+	dst = append(append(dst, h.V4...), h.V6...)
+	if flags&flagTexts != 0 {
+		for _, text := range [textFields]string{info.key, info.registry, info.shortname, info.namespace} {
+			dst = appendField(dst, text)
+		}
+	}
+	if c.alias != wire.Root {
+		dst = appendField(dst, string(c.alias))
+	}
+	if len(c.ports) > 0 {
+		dst = appendField(dst, c.ports)
+	}
+	return dst
+}
+
+// foldText appends the wire.Name of text to dst if text is a hostname without a trailing
+// dot, which the caller has to check.
+func foldText(dst []byte, text string) []byte {
+	label := len(dst) // offset of the label's length
+	dst = append(append(dst, '.'), text...)
+	for i := label + 1; i < len(dst); i++ {
+		if dst[i] == '.' {
+			dst[label] = byte(i - label - 1) //nolint:gosec // truncated if text is not a name
+			label = i
+		}
+		dst[i] = wire.FoldByte(dst[i])
+	}
+	dst[label] = byte(len(dst) - label - 1) //nolint:gosec // the same
+	return dst
+}

@@ -1,0 +1,97 @@
+package table
+
+import "github.com/nametap/nametap/dnsproxy/wire"
+
+// A Rule is the rule by which the table has a name, or RuleNone. Its text does not change
+// between versions: it is in logs, metrics and JSON.
+type Rule string
+
+// The rules in their order of precedence.
+const (
+	RuleExact     Rule = "exact"     // the host's FQDN
+	RuleEndpoint  Rule = "endpoint"  // an endpoint of a headless Service, by its address, before a name of the Service
+	RulePort      Rule = "port"      // a port of a Service, before a name of the Service
+	RuleWildcard  Rule = "wildcard"  // below a *.suffix
+	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
+	RuleAutopath  Rule = "autopath"  // one of the above, followed by a domain of the search list
+	RulePTR       Rule = "ptr"       // the PTR name of a host's address
+	RuleNone      Rule = "none"      // the table does not have it
+)
+
+// A Match is the result of a lookup. It is valid as long as the name, the table and the
+// Scratch of the lookup.
+type Match struct {
+	Rule Rule
+	// Host is the host of all rules but RuleNone and RulePTR. For RuleEndpoint it is the headless
+	// Service, with the address of the endpoint alone.
+	Host Host
+	// Short is true if the host was found by a short name. For RuleEndpoint and RulePort,
+	// Prefix has the labels before the name of the host.
+	Short  bool
+	Prefix wire.Name
+	// For RuleAutopath: Target is the target of the CNAME record, Base the rule that found the
+	// name without the search domain, Searched the domain. The target is an FQDN if Short is
+	// set, otherwise the name without the search domain.
+	Base             Rule
+	Target, Searched wire.Name
+	// ptr lists the FQDNs, sorted, for RulePTR.
+	Pointers []wire.Name
+	// Bypassed says, for RuleNone, that the table has the name and the settings have it
+	// forwarded.
+	Bypassed bool
+}
+
+// BaseRule returns the rule by which the table has the name, or for RuleAutopath the name without
+// the search domain.
+func (m *Match) BaseRule() Rule {
+	if m.Rule == RuleAutopath {
+		return m.Base
+	}
+	return m.Rule
+}
+
+// Alias returns the host of which the host of the answer for name is an alias; the root if
+// that host is no alias. A CNAME record to a name that the answer already has would make a loop.
+func (m *Match) Alias(name wire.Name) wire.Name {
+	if !m.Host.isAlias() {
+		return wire.Root
+	}
+	return m.aliasUnlessLoop(name)
+}
+
+func (m *Match) aliasUnlessLoop(name wire.Name) wire.Name {
+	if alias := m.Host.Alias(); alias != name && alias != m.Target {
+		return alias
+	}
+	return wire.Root
+}
+
+// Owner returns the owner name of the address records in the answer for name: name itself,
+// or the target of the last CNAME record.
+func (m *Match) Owner(name wire.Name) wire.Name {
+	if alias := m.Alias(name); alias != wire.Root {
+		return alias
+	}
+	if m.Rule == RuleAutopath {
+		return m.Target
+	}
+	return name
+}
+
+// A Scratch is the buffer of one lookup at a time. The zero value is ready for use.
+type Scratch struct {
+	name     [wire.MaxNameLen]byte
+	ptr      []wire.Name
+	services []wire.Name
+	dashed   []byte
+}
+
+// join concatenates two parts of a name. It reports false if the name is too long.
+func (s *Scratch) join(head, tail wire.Name) (name wire.Name, ok bool) {
+	if len(head)+len(tail) > wire.MaxNameLen {
+		return "", false
+	}
+	n := copy(s.name[:], head)
+	n += copy(s.name[n:], tail)
+	return wire.Name(viewString(s.name[:n])), true
+}

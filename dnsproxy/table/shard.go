@@ -1,0 +1,203 @@
+package table
+
+import (
+	"cmp"
+	"hash/maphash"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// all yields the hosts, including wildcards.
+func (t *Table) all(yield func(Host) bool) {
+	for i := range t.shards {
+		for h := range t.shards[i].all {
+			if !yield(h) {
+				return
+			}
+		}
+	}
+}
+
+// find returns the host with this name.
+func (t *Table) find(name wire.Name) (Host, bool) {
+	s := &t.shards[digest.ShardOfWire(string(name))]
+	if len(s.index) == 0 {
+		return Host{}, false
+	}
+	return s.find(maphash.String(t.seed, string(name)), name)
+}
+
+// claims returns the claims of all hosts, in the order of the hosts' keys.
+func (t *Table) claims() []claim {
+	var claims []claim
+	for i := range t.shards {
+		claims = append(claims, t.shards[i].claims...)
+	}
+	slices.SortStableFunc(claims, func(x, y claim) int { return cmp.Compare(x.key, y.key) })
+	return claims
+}
+
+// partCount is the number of parts of an index by something other than hosts.
+const (
+	partBits  = 8
+	partCount = 1 << partBits
+)
+
+// partOf returns the part of a hash.
+func partOf(hash uint64) int { return int(hash >> (64 - partBits)) } //nolint:gosec // eight bits
+
+// A shard holds the hosts of a shard ([digest.ShardOf]): a push that changes one host of 100,000 builds
+// one shard of some 400 hosts. It is immutable; the zero value is empty.
+type shard struct {
+	content content
+	records []byte
+	// index maps the hash of a name to the offset of its record plus one: open addressing
+	// in a power of two that is never full. It is empty without records.
+	index []uint32
+	counts
+
+	// These are rare: invalid entries, names that two entries claim, and names that cannot
+	// be derived from a host's FQDN.
+	skipped    []Skipped
+	collisions []Collision
+	claims     []claim
+}
+
+// find returns the host with a name whose hash is hash.
+func (s *shard) find(hash uint64, name wire.Name) (h Host, ok bool) {
+	if len(s.index) == 0 {
+		return Host{}, false
+	}
+	mask := uint64(len(s.index) - 1)
+	for i := hash & mask; s.index[i] != 0; i = (i + 1) & mask {
+		record := s.records[s.index[i]-1:]
+		if int(record[1]) == len(name) && string(record[recordNameOffset:][:len(name)]) == string(name) {
+			return viewHost(record), true
+		}
+	}
+	return Host{}, false
+}
+
+// having calls yield for the hosts that have a packed address and whose names' hashes have the low half
+// low, until it returns false; it then returns false, too.
+func (s *shard) having(packed []byte, seed maphash.Seed, low uint32, yield func(Host) bool) bool {
+	if len(s.index) == 0 {
+		return true
+	}
+	mask := uint32(len(s.index) - 1) //nolint:gosec // a shard is shorter
+	for i := low & mask; s.index[i] != 0; i = (i + 1) & mask {
+		h := viewHost(s.records[s.index[i]-1:])
+		if uint32(maphash.String(seed, string(h.Name))) == low && h.has(packed) && !yield(h) { //nolint:gosec // the low half
+			return false
+		}
+	}
+	return true
+}
+
+// all yields the hosts, in the order of their names.
+func (s *shard) all(yield func(Host) bool) {
+	for rest := s.records; len(rest) > 0; {
+		h := viewHost(rest)
+		if !yield(h) {
+			return
+		}
+		rest = rest[recordLen(rest):]
+	}
+}
+
+func (s *shard) skip(key, reason string) {
+	s.skipped = append(s.skipped, Skipped{Key: strings.ToValidUTF8(strings.Clone(key), "\uFFFD"), Reason: reason})
+}
+
+// newIndex returns an index for n records.
+func newIndex(n int) []uint32 {
+	if n == 0 {
+		return nil
+	}
+	size := 1
+	for size*3 < n*4 { // at most three quarters of the slots are used
+		size *= 2
+	}
+	return make([]uint32, max(size, 2))
+}
+
+// add adds a host whose name is not in the shard; the index must have a free slot.
+func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
+	mask := uint64(len(s.index) - 1)
+	i := hash & mask
+	for s.index[i] != 0 {
+		i = (i + 1) & mask
+	}
+	s.index[i] = uint32(len(s.records)) + 1 //nolint:gosec // a push is below 4 GiB
+	s.records = c.appendRecord(s.records)
+	if c.wildcard() {
+		s.wildcards++
+	} else {
+		s.hosts++
+	}
+	if c.headless() {
+		s.headless++
+	}
+	if len(c.ports) > 0 && c.Kubernetes() {
+		s.ported++
+	}
+	s.claims = append(s.claims, c.claims(cl)...)
+}
+
+// A content identifies the set of entries of a shard, in any order. Two different sets have
+// the same content with a probability of 2^-64.
+type content struct {
+	sum     uint64 // of the entries' hashes
+	entries int
+}
+
+// add adds an entry in wire form.
+func (c *content) add(seed maphash.Seed, raw []byte) {
+	c.entries++
+	c.sum += maphash.Bytes(seed, raw)
+}
+
+// counts are numbers of hosts.
+type counts struct {
+	hosts, wildcards uint32 // hosts are without wildcards
+	headless, ported uint32 // of these: headless Services, and Services with ports
+}
+
+func (c *counts) addCounts(other *counts) {
+	c.hosts += other.hosts
+	c.wildcards += other.wildcards
+	c.headless += other.headless
+	c.ported += other.ported
+}
+
+// A Skipped is a key or an address of a push that is not valid, and why.
+type Skipped struct {
+	Key    string `json:"key"`
+	Reason string `json:"reason"`
+}
+
+func sortSkipped(all []Skipped) {
+	sort.Slice(all, func(i, j int) bool {
+		return cmp.Or(cmp.Compare(all[i].Key, all[j].Key), cmp.Compare(all[i].Reason, all[j].Reason)) < 0
+	})
+}
+
+// A Collision is a name that two entries of a push claim. A host below the wildcard of
+// another entry is not a collision: the exact name wins by design.
+type Collision struct {
+	Name   string `json:"name"`
+	Winner string `json:"winner"`
+	Loser  string `json:"loser"`
+}
+
+func collision(name wire.Name, winner, loser string) Collision {
+	text := name.String()
+	if rest, ok := strings.CutPrefix(string(name), string(wire.WildcardLabel)); ok {
+		text = "*." + wire.Name(rest).String()
+	}
+	return Collision{Name: text, Winner: winner, Loser: strings.Clone(loser)}
+}
