@@ -11,28 +11,34 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
+// addresses are the addresses of a host or of a port.
+type addresses struct {
+	V4, V6 []byte    // packed addresses without duplicates: the near ones, then the others, each sorted
+	near   [2]uint32 // how many of V4 and V6 are near, if others are not
+}
+
 // Near returns the packed addresses of the family of rrtype in two parts: the addresses in the
 // agent's cluster, and the others. Without that difference, the first part is empty.
-func (h *Host) Near(rrtype uint16) (near, others []byte) {
-	all, n := h.V4, h.near[0]
+func (a *addresses) Near(rrtype uint16) (near, others []byte) {
+	all, n := a.V4, a.near[0]
 	if rrtype == dns.TypeAAAA {
-		all, n = h.V6, h.near[1]
+		all, n = a.V6, a.near[1]
 	}
 	at := int(n) * wire.AddressLen(rrtype)
 	return all[:at], all[at:]
 }
 
 // alike reports whether all addresses are near.
-func (h *Host) alike() bool {
-	_, others4 := h.Near(dns.TypeA)
-	_, others6 := h.Near(dns.TypeAAAA)
+func (a *addresses) alike() bool {
+	_, others4 := a.Near(dns.TypeA)
+	_, others6 := a.Near(dns.TypeAAAA)
 	return len(others4)+len(others6) == 0
 }
 
-// addresses yields the addresses of both families, near ones first, and of these IPv4.
-func (h *Host) addresses() iter.Seq[netip.Addr] {
-	near4, others4 := h.Near(dns.TypeA)
-	near6, others6 := h.Near(dns.TypeAAAA)
+// all yields the addresses of both families, near ones first, and of these IPv4.
+func (a *addresses) all() iter.Seq[netip.Addr] {
+	near4, others4 := a.Near(dns.TypeA)
+	near6, others6 := a.Near(dns.TypeAAAA)
 	return func(yield func(netip.Addr) bool) {
 		for _, list := range [...]struct {
 			rrtype uint16
@@ -47,16 +53,16 @@ func (h *Host) addresses() iter.Seq[netip.Addr] {
 	}
 }
 
-// has reports whether the host has a packed address.
-func (h *Host) has(packed []byte) bool { return h.find(packed) != nil }
+// has reports whether a packed address is one of the addresses.
+func (a *addresses) has(packed []byte) bool { return a.find(packed) != nil }
 
-// find returns the host's own copy of a packed address, or nil if the host does not have it.
-func (h *Host) find(packed []byte) []byte {
+// find returns the addresses' own copy of a packed address, or nil if it is none of them.
+func (a *addresses) find(packed []byte) []byte {
 	rrtype := dns.TypeA
 	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
 		rrtype = dns.TypeAAAA
 	}
-	near, others := h.Near(rrtype)
+	near, others := a.Near(rrtype)
 	if found := findPacked(near, packed); found != nil {
 		return found
 	}

@@ -13,24 +13,24 @@ import (
 // ancestors, that are its children. It is immutable: tables share its parts.
 type ancestors [partCount]map[wire.Name]uint32
 
-// allAncestors returns the ancestors of the table.
-func (t *Table) allAncestors() *ancestors {
-	e := ancestorEditor{seed: t.seed}
-	for h := range t.all {
-		e.host(&t.Cluster, &h, e.add)
+// newAncestors returns the ancestors of hosts.
+func newAncestors(hosts *hostSet) *ancestors {
+	e := ancestorEditor{seed: hosts.seed}
+	for h := range hosts.all {
+		e.host(&hosts.Cluster, &h, e.add)
 	}
 	return &e.result
 }
 
-// nextAncestors returns the ancestors of next, which differs from t in the shards that changed lists; nil
-// if t has none.
-func (t *Table) nextAncestors(next *Table, changed []int) *ancestors {
-	if t.ancestors == nil {
+// next returns the ancestors of the hosts after, which differ from the hosts before in the shards that changed lists;
+// nil if a is nil.
+func (a *ancestors) next(before, after *hostSet, changed []int) *ancestors {
+	if a == nil {
 		return nil
 	}
-	e := ancestorEditor{seed: t.seed, result: *t.ancestors}
+	e := ancestorEditor{seed: before.seed, result: *a}
 	for _, i := range changed {
-		e.replace(&t.Cluster, &t.shards[i], &next.shards[i])
+		e.replace(&before.Cluster, &before.shards[i], &after.shards[i])
 	}
 	return &e.result
 }

@@ -28,7 +28,7 @@ func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 }
 
 // Empty returns a table without hosts, the predecessor of the first one.
-func Empty(c Cluster) *Table { return &Table{Cluster: c, seed: maphash.MakeSeed()} }
+func Empty(c Cluster) *Table { return &Table{hostSet: hostSet{Cluster: c, seed: maphash.MakeSeed()}} }
 
 // With returns a table with other shards ([digest.ShardOf]): shards has all entries of each, a
 // NameTable in wire form. The other shards, and shards with the same entries, are shared with t; if
@@ -73,7 +73,7 @@ func (t *Table) With(shards map[int][]byte) (*Table, error) {
 // rebuild returns a table that differs from t in the shards that changed lists, which b builds from
 // these entries.
 func (t *Table) rebuild(b *builder, entries *[digest.Count][][]byte, changed []int) (*Table, error) {
-	next := &Table{Cluster: t.Cluster, seed: t.seed, shards: t.shards}
+	next := &Table{hostSet: hostSet{Cluster: t.Cluster, seed: t.seed, shards: t.shards}}
 	for _, i := range changed {
 		s, err := b.shard(entries[i])
 		if err != nil {
@@ -85,9 +85,9 @@ func (t *Table) rebuild(b *builder, entries *[digest.Count][][]byte, changed []i
 	for i := range next.shards {
 		next.addCounts(&next.shards[i].counts)
 	}
-	next.reverse = t.reverse.next(t, next, changed)
-	next.claimed = t.nextClaimed(next, changed)
-	next.ancestors = t.nextAncestors(next, changed)
+	next.reverse = t.reverse.next(&t.hostSet, &next.hostSet, changed)
+	next.claimed = t.claimed.next(&t.hostSet, &next.hostSet, changed)
+	next.ancestors = t.ancestors.next(&t.hostSet, &next.hostSet, changed)
 	return next, nil
 }
 
@@ -182,7 +182,7 @@ func (b *builder) addCandidate(s *shard) {
 	if wildcard {
 		c.flags |= flagWildcard
 	} else {
-		c.flags |= b.cluster.place(c.Name, &c.info)
+		c.flags |= c.place(b.cluster)
 	}
 	c.altHosts = slices.Clone(b.info.altHosts)
 	c.alias = b.alias(s, c.Name)
@@ -194,7 +194,7 @@ func (b *builder) addCandidate(s *shard) {
 		if b.info.headless {
 			c.flags |= flagHeadless
 		}
-		c.ports = b.ports(s, &c.Host)
+		c.ports = b.ports(s, &c.addresses)
 	}
 	b.skipClaims(s, &c)
 	b.candidates = append(b.candidates, c)
@@ -293,7 +293,7 @@ func (b *builder) skipClaims(s *shard, c *candidate) {
 			}
 		}
 	} else {
-		texts = append(b.cluster.shortNames(c.info), texts...)
+		texts = append(b.cluster.shortNames(c.info.shortname, c.info.namespace), texts...)
 	}
 	for _, text := range texts {
 		switch name, err := wire.ParseHostname(text); {
@@ -307,15 +307,15 @@ func (b *builder) skipClaims(s *shard, c *candidate) {
 
 // ports returns the encoded ports of a candidate. It records in s what is wrong with ports that it
 // leaves out.
-func (b *builder) ports(s *shard, h *Host) []byte {
+func (b *builder) ports(s *shard, host *addresses) []byte {
 	start := len(b.encoded)
 	if n := len(b.info.ports); n > maxPorts {
 		s.skip(b.info.key, fmt.Sprintf("%d ports: only the first %d are used", n, maxPorts))
 		b.info.ports = b.info.ports[:maxPorts]
 	}
 	for i := range b.info.ports {
-		p, ok := b.port(s, h, &b.info.ports[i])
-		h.eachPort(b.encoded[start:], func(earlier port) bool {
+		p, ok := b.port(s, host, &b.info.ports[i])
+		eachPort(b.encoded[start:], host, func(earlier port) bool {
 			if ok && earlier.name == p.name && earlier.number == p.number && earlier.protocol == p.protocol {
 				s.skip(b.info.key, fmt.Sprintf("port %q: it is there twice", p.name))
 				ok = false
@@ -330,7 +330,7 @@ func (b *builder) ports(s *shard, h *Host) []byte {
 }
 
 // port checks a port of a host. Its name is in the buffer of names, beyond its end.
-func (b *builder) port(s *shard, h *Host, info *portInfo) (p port, ok bool) {
+func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bool) {
 	skip := func(reason string) (port, bool) {
 		s.skip(b.info.key, fmt.Sprintf("port %q: %s", info.name, reason))
 		return port{}, false
@@ -352,9 +352,9 @@ func (b *builder) port(s *shard, h *Host, info *portInfo) (p port, ok bool) {
 	p.number = uint16(info.number)
 	if p.some = len(info.ips) > 0; p.some {
 		b.addresses(s, info.ips)
-		lacking := func(addr netip.Addr) bool { return !h.has(addr.AsSlice()) }
-		p.v4, p.v6 = b.pack(slices.DeleteFunc(b.v4, lacking)), b.pack(slices.DeleteFunc(b.v6, lacking))
-		if len(p.v4)+len(p.v6) == 0 {
+		lacking := func(addr netip.Addr) bool { return !host.has(addr.AsSlice()) }
+		p.V4, p.V6 = b.pack(slices.DeleteFunc(b.v4, lacking)), b.pack(slices.DeleteFunc(b.v6, lacking))
+		if len(p.V4)+len(p.V6) == 0 {
 			return port{}, false // of endpoints that the host does not have
 		}
 	}

@@ -21,13 +21,13 @@ type candidate struct {
 	ports    []byte // encoded; the destinations of an external host
 }
 
-// place returns the flags that say which short names the host name has, given what the
-// control plane says about it.
-func (c *Cluster) place(name wire.Name, info *hostInfo) hostFlags {
-	if info.registry != registryKubernetes || name == c.Domain || !name.Below(c.Domain) {
+// place returns the flags of the short names that the candidate has.
+func (c *candidate) place(cl *Cluster) hostFlags {
+	info := &c.info
+	if info.registry != registryKubernetes || c.Name == cl.Domain || !c.Name.Below(cl.Domain) {
 		return 0
 	}
-	short, ok := name.CutSuffix(c.services)
+	short, ok := c.Name.CutSuffix(cl.services)
 	if !ok || len(short) != len(info.shortname)+len(info.namespace)+2 || info.shortname == "" || info.namespace == "" {
 		return flagLocal
 	}
@@ -77,7 +77,7 @@ func (c *candidate) claims(cl *Cluster) []claim {
 		}
 	}
 	if !c.derived() && c.info.shortname != "" && c.info.namespace != "" {
-		for _, text := range cl.shortNames(c.info) {
+		for _, text := range cl.shortNames(c.info.shortname, c.info.namespace) {
 			add(text)
 		}
 	}

@@ -11,28 +11,17 @@ import (
 // from one, hides such a name, because lookups find it earlier. So claimed names depend on claims
 // only. They are immutable, and tables share them.
 type claimed struct {
-	fqdns     map[wire.Name]wire.Name
-	ancestors map[wire.Name]struct{} // of all names
+	fqdns map[wire.Name]wire.Name
+	above map[wire.Name]struct{} // the ancestors of all names
 }
 
-// nextClaimed returns the claimed names of next, which differs from t in the shards that changed
-// lists. If these shards have the same claims, it returns t's.
-func (t *Table) nextClaimed(next *Table, changed []int) *claimed {
-	for _, i := range changed {
-		if !slices.Equal(t.shards[i].claims, next.shards[i].claims) {
-			return next.settleClaims()
-		}
-	}
-	return t.claimed
-}
-
-// settleClaims returns the names that the hosts of the table claim.
-func (t *Table) settleClaims() *claimed {
-	claims := t.claims()
+// newClaimed returns the names that hosts claim; nil for none.
+func newClaimed(hosts *hostSet) *claimed {
+	claims := hosts.claims()
 	if len(claims) == 0 {
 		return nil
 	}
-	c := &claimed{fqdns: map[wire.Name]wire.Name{}, ancestors: map[wire.Name]struct{}{}}
+	c := &claimed{fqdns: map[wire.Name]wire.Name{}, above: map[wire.Name]struct{}{}}
 	for _, claim := range claims {
 		if _, taken := c.fqdns[claim.name]; taken {
 			continue
@@ -40,7 +29,18 @@ func (t *Table) settleClaims() *claimed {
 		c.fqdns[claim.name] = claim.fqdn
 		for name := claim.name; name != wire.Root; {
 			name = name.Parent()
-			c.ancestors[name] = struct{}{}
+			c.above[name] = struct{}{}
+		}
+	}
+	return c
+}
+
+// next returns the claimed names of the hosts after, which differ from the hosts before in the shards that changed
+// lists. If these shards have the same claims, it returns c.
+func (c *claimed) next(before, after *hostSet, changed []int) *claimed {
+	for _, i := range changed {
+		if !slices.Equal(before.shards[i].claims, after.shards[i].claims) {
+			return newClaimed(after)
 		}
 	}
 	return c
@@ -72,6 +72,6 @@ func (c *claimed) hasBelow(name wire.Name) bool {
 	if c == nil {
 		return false
 	}
-	_, found := c.ancestors[name]
+	_, found := c.above[name]
 	return found
 }

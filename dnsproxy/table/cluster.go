@@ -70,14 +70,14 @@ func ClusterDomain(namespace, domain string) (string, error) {
 	return strings.TrimSuffix(c.Domain.String(), "."), nil
 }
 
-// shortNames returns the short names that Istio's agent derives for a Kubernetes host.
-func (c *Cluster) shortNames(info hostInfo) []string {
-	if info.shortname == "" || info.namespace == "" {
+// shortNames returns the short names that Istio's agent derives for a Kubernetes host with a short name in a namespace.
+func (c *Cluster) shortNames(short, namespace string) []string {
+	if short == "" || namespace == "" {
 		return nil
 	}
-	names := []string{info.shortname + "." + info.namespace, info.shortname + "." + info.namespace + "." + svcLabel}
-	if own := c.own.FirstLabel(); own != "" && strings.EqualFold(own, info.namespace) {
-		names = append(names, info.shortname)
+	names := []string{short + "." + namespace, short + "." + namespace + "." + svcLabel}
+	if own := c.own.FirstLabel(); own != "" && strings.EqualFold(own, namespace) {
+		names = append(names, short)
 	}
 	return names
 }

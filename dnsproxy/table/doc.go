@@ -6,18 +6,25 @@
 // endpoints and ports, and PTR names are derived at query time, so they cost lookups and no
 // memory.
 //
-//	table.go      Table and Lookup: FQDN, wildcard, short name, search domain, ancestor
-//	endpoint.go   endpoints of headless Services, by their addresses
+// The files, each of which uses the ones below it:
+//
+//	build.go      the next table from the shards of a push
+//	nametable.go  the table as a NameTable; the only file that imports api
+//	services.go   what the SRV records for a name say
+//	table.go      Table and its lookups: FQDN, wildcard, short name, part of a host, search domain, ancestor, address
+//	match.go      the result of a lookup
+//	suffixes.go   which suffixes the settings give to nameservers or keep from them
+//	ancestors.go  names that exist because hosts are below them
+//	claims.go     names that hosts claim besides their FQDNs
+//	reverse.go    from an address to its hosts, for PTR queries
+//	shard.go      the hosts, in shards by the hash of their names
+//	candidate.go  a valid entry of a push, and the record that becomes of it
+//	endpoint.go   the labels of endpoints of headless Services: their addresses
+//	host.go       a host: a view of its record
 //	ports.go      ports of Services, and names of ports
 //	destinations.go where connections to external hosts lead, by port
-//	services.go   what the SRV records for a name say
-//	reverse.go    from an address to its hosts, for PTR queries
-//	host.go       the record of one host; shards of hosts, by the hash of their names
-//	domains.go    the domains that systemd-resolved is to send to the agent
 //	cluster.go    the domain names that short names are derived with
-//	suffixes.go   which suffixes the settings give to nameservers or keep from them
-//	claims.go     names that hosts claim besides their FQDNs, and collisions
-//	ancestors.go  names that exist because hosts are below them
-//	build.go      the next table from the shards of a push
-//	nametable.go  NameTables in wire form; the only file that imports api
+//	entry.go      entries of a push in wire form
+//	addresses.go  packed addresses of a host or a port
+//	field.go      the fields of a record
 package table

@@ -19,10 +19,9 @@ import (
 // both. The fields: with flagTexts the key, registry, short name and namespace; with flagAlias the
 // alias; with flagPorts the ports, or the destinations of an external host.
 type Host struct {
-	flags  hostFlags
-	Name   wire.Name // folded; a wildcard's begins with wire.WildcardLabel
-	V4, V6 []byte    // packed addresses without duplicates: the near ones, then the others, each sorted
-	near   [2]uint32 // how many of V4 and V6 are near, if others are not
+	flags hostFlags
+	Name  wire.Name // folded; a wildcard's begins with wire.WildcardLabel
+	addresses
 	fields []byte
 }
 
@@ -83,14 +82,10 @@ func recordLen(b []byte) int {
 
 // Kubernetes reports whether the host comes from the registry Kubernetes: a Service.
 func (h *Host) Kubernetes() bool { return h.flags&flagKubernetes != 0 }
-
-func (h *Host) wildcard() bool { return h.flags&flagWildcard != 0 }
-
-func (h *Host) derived() bool { return h.flags&flagDerived != 0 }
-
-func (h *Host) headless() bool { return h.flags&flagHeadless != 0 }
-
-func (h *Host) isAlias() bool { return h.flags&flagAlias != 0 }
+func (h *Host) wildcard() bool   { return h.flags&flagWildcard != 0 }
+func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
+func (h *Host) headless() bool   { return h.flags&flagHeadless != 0 }
+func (h *Host) isAlias() bool    { return h.flags&flagAlias != 0 }
 
 // A hostInfo is what a control plane says about a host besides its addresses.
 type hostInfo struct {
@@ -197,7 +192,7 @@ func (h *Host) hasPorts() bool { return h.flags&flagPorts != 0 && h.Kubernetes()
 func (h *Host) ports(yield func(port) bool) {
 	if h.hasPorts() {
 		field, _ := cutField(h.afterTexts()) // an alias has no ports
-		h.eachPort(field, yield)
+		eachPort(field, &h.addresses, yield)
 	}
 }
 

@@ -24,7 +24,7 @@ func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool)
 	for h := range t.all {
 		info := h.info(&t.Cluster)
 		if !yield(info.key, &api.NameTable_NameInfo{
-			Ips: addressTexts(&h), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
+			Ips: addressTexts(&h.addresses), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
 			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Ports: portMessages(&h), Near: h.near[0] + h.near[1],
 			Destinations: destinationMessages(&h),
 		}) {
@@ -58,7 +58,7 @@ func (t *Table) finds(name wire.Name, h *Host, s *Scratch) bool {
 
 // shortInfo returns the entry of a short name of h.
 func (t *Table) shortInfo(h *Host) *api.NameTable_NameInfo {
-	return &api.NameTable_NameInfo{Ips: addressTexts(h), Registry: h.info(&t.Cluster).registry}
+	return &api.NameTable_NameInfo{Ips: addressTexts(&h.addresses), Registry: h.info(&t.Cluster).registry}
 }
 
 // portMessages returns the ports of a host.
@@ -70,7 +70,7 @@ func portMessages(h *Host) []*api.NameTable_Port {
 			message.Protocol = p.protocol.String()
 		}
 		if p.some {
-			message.Ips = addressTexts(&Host{V4: p.v4, V6: p.v6})
+			message.Ips = addressTexts(&p.addresses)
 		}
 		messages = append(messages, message)
 	}
@@ -90,9 +90,9 @@ func destinationMessages(h *Host) []*api.NameTable_Destination {
 	return messages
 }
 
-func addressTexts(h *Host) []string {
+func addressTexts(a *addresses) []string {
 	var texts []string
-	for addr := range h.addresses() {
+	for addr := range a.all() {
 		texts = append(texts, addr.String())
 	}
 	return texts

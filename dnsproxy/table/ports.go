@@ -12,11 +12,10 @@ type port struct {
 	name     string // in lower case; empty for the unnamed port
 	number   uint16
 	protocol protocol
-	// v4 and v6 are the packed addresses that have the port: all of the host, unless some is set
-	// because not all endpoints of a headless Service have it.
-	v4, v6 []byte
-	some   bool
-	near   [2]uint32 // how many of v4 and v6 are near, as in [Host]
+	// addresses have the port: all addresses of the host, unless some is set because not all endpoints of a headless
+	// Service have it.
+	addresses
+	some bool
 }
 
 // A protocol is the protocol of a port.
@@ -67,34 +66,28 @@ func appendPort(dst []byte, p *port) []byte {
 	}
 	dst = appendField(binary.BigEndian.AppendUint16(append(dst, first), p.number), p.name)
 	if p.some {
-		dst = appendField(appendField(dst, p.v4), p.v6)
+		dst = appendField(appendField(dst, p.V4), p.V6)
 	}
 	return dst
 }
 
-// eachPort yields the ports in a field of the host.
-func (h *Host) eachPort(field []byte, yield func(port) bool) {
+// eachPort yields the ports in a field of a host with these addresses.
+func eachPort(field []byte, host *addresses, yield func(port) bool) {
 	for rest := field; len(rest) > 0; {
-		p := port{protocol: protocol(rest[0] &^ somePorts), some: rest[0]&somePorts != 0, v4: h.V4, v6: h.V6, near: h.near}
+		p := port{protocol: protocol(rest[0] &^ somePorts), some: rest[0]&somePorts != 0, addresses: *host}
 		p.number = binary.BigEndian.Uint16(rest[1:])
 		var name []byte
 		name, rest = cutField(rest[1+2:])
 		p.name = viewString(name)
 		if p.some {
-			p.v4, rest = cutField(rest)
-			p.v6, rest = cutField(rest)
+			p.V4, rest = cutField(rest)
+			p.V6, rest = cutField(rest)
 			p.near = [2]uint32{}
 		}
 		if !yield(p) {
 			return
 		}
 	}
-}
-
-// has reports whether an endpoint with a packed address has the port.
-func (p *port) has(packed []byte) bool {
-	h := Host{V4: p.v4, V6: p.v6, near: p.near}
-	return h.has(packed)
 }
 
 // named reports whether prefix has the labels of the port, _name._protocol.

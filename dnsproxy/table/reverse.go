@@ -15,14 +15,14 @@ import (
 // immutable, so tables share them.
 type reverseIndex [partCount][]pointer
 
-// next returns the index of the table after, which differs from before in the shards that
+// next returns the index of the hosts after, which differ from the hosts before in the shards that
 // changed lists.
-func (r reverseIndex) next(before, after *Table, changed []int) reverseIndex {
+func (r reverseIndex) next(before, after *hostSet, changed []int) reverseIndex {
 	var removed, added [partCount][]pointer
 	var was, is []addressed
 	for _, i := range changed {
-		was = before.shards[i].pointers(was[:0], before, i)
-		is = after.shards[i].pointers(is[:0], after, i)
+		was = appendPointers(was[:0], before, i)
+		is = appendPointers(is[:0], after, i)
 		subtract(&removed, was, is)
 		subtract(&added, is, was)
 	}
@@ -51,15 +51,15 @@ const (
 	maxPointersLookedAt = 256
 )
 
-// A target is a host as pointers refer to it: its shard, and the hash of its name.
-type target struct {
+// A hostRef is a host as pointers refer to it: its shard, and the hash of its name.
+type hostRef struct {
 	shard int
 	name  uint64
 }
 
 // newPointer returns the pointer from a key to a host and the part of the index that holds it, given
 // the hash of the key.
-func newPointer(key uint64, to target, external bool) (at int, p pointer) {
+func newPointer(key uint64, to hostRef, external bool) (at int, p pointer) {
 	p = keyTag(key) | pointer(to.shard)<<pointerNameBits | pointer(uint32(to.name)) //nolint:gosec // the low half
 	if external {
 		p |= pointerExternal
@@ -90,29 +90,29 @@ func (a addressed) compare(b addressed) int {
 	return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.p, b.p))
 }
 
-// pointers appends to dst the pointers to the hosts of s, the shard of t with a number, sorted and without
+// appendPointers appends to dst the pointers to the hosts of the shard with a number, sorted and without
 // duplicates. Aliases have none, because a PTR record's target must not be an alias (RFC 2181,
 // section 10.2).
-func (s *shard) pointers(dst []addressed, t *Table, number int) []addressed {
-	for h := range s.all {
+func appendPointers(dst []addressed, hosts *hostSet, number int) []addressed {
+	for h := range hosts.shards[number].all {
 		if h.isAlias() {
 			continue
 		}
-		to := target{number, maphash.String(t.seed, string(h.Name))}
+		to := hostRef{number, maphash.String(hosts.seed, string(h.Name))}
 		add := func(key uint64) {
 			at, p := newPointer(key, to, !h.Kubernetes())
 			dst = append(dst, addressed{at, p})
 		}
 		var services [2]wire.Name
-		if h.mayBePod(&t.Cluster) {
+		if h.mayBePod(&hosts.Cluster) {
 			services[0], services[1] = h.servicesOfPod()
 		}
 		each := func(packed []byte, size int) {
 			for one := range slices.Chunk(packed, size) {
-				add(maphash.Bytes(t.seed, one))
+				add(maphash.Bytes(hosts.seed, one))
 				for _, service := range services {
 					if service != wire.Root {
-						add(podKey(t.seed, service, one))
+						add(podKey(hosts.seed, service, one))
 					}
 				}
 			}

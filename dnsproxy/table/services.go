@@ -35,11 +35,11 @@ func (t *Target) AppendName(dst []byte) []byte {
 // each port; 0 if there is no target.
 func (t *Table) CountTargets(m *Match) int {
 	n := 0
-	s := t.newServices(m)
+	s := t.newSRV(m)
 	for p := range s.ports {
 		v4, v6 := m.Host.V4, m.Host.V6
 		if s.each {
-			v4, v6 = p.v4, p.v6
+			v4, v6 = p.V4, p.V6
 		}
 		n += countPacked(v4, v6)
 	}
@@ -55,19 +55,19 @@ func countPacked(v4, v6 []byte) int {
 // left out. The hosts begin at the index first, which may be any number. If there are very many
 // endpoints, some are left out, too.
 func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
-	s := t.newServices(m)
+	s := t.newSRV(m)
 	s.targets(first, yield)
 }
 
 // Hosts is like Targets, in the same order, and sets Again.
 func (t *Table) Hosts(m *Match, first int, yield func(Target) bool) {
-	s := t.newServices(m)
+	s := t.newSRV(m)
 	s.again = true
 	s.targets(first, yield)
 }
 
-// services are the SRV records for a name.
-type services struct {
+// A srv has the SRV records for a name.
+type srv struct {
 	table *Table
 	match *Match
 	// holder is the host that has the ports.
@@ -84,10 +84,10 @@ type services struct {
 	looked, compared effort
 }
 
-// newServices returns the SRV records for a name: for one port or all ports of a Service, or
+// newSRV returns the SRV records for a name: for one port or all ports of a Service, or
 // for the ports of an endpoint.
-func (t *Table) newServices(m *Match) services {
-	s := services{table: t, match: m, holder: m.Host}
+func (t *Table) newSRV(m *Match) srv {
+	s := srv{table: t, match: m, holder: m.Host}
 	s.each = m.Host.headless() && m.BaseRule() != RuleEndpoint
 	if !m.Host.hasPorts() && m.Host.Name != wire.Root {
 		near, far := m.Host.servicesOfPod()
@@ -104,10 +104,10 @@ func (t *Table) newServices(m *Match) services {
 }
 
 // findPorts sets having.
-func (s *services) findPorts() {
+func (s *srv) findPorts() {
 	i, looked := 0, effort{}
 	for p := range s.holder.ports {
-		if !looked.over && p.first(&s.match.Host, &looked) != nil {
+		if !looked.over && looked.first(&p, &s.match.Host.addresses) != nil {
 			s.having[i/64] |= 1 << (i % 64)
 		}
 		i++
@@ -115,7 +115,7 @@ func (s *services) findPorts() {
 }
 
 // ports yields the ports that have records.
-func (s *services) ports(yield func(port) bool) {
+func (s *srv) ports(yield func(port) bool) {
 	i := -1
 	for p := range s.holder.ports {
 		i++
@@ -133,7 +133,7 @@ func (s *services) ports(yield func(port) bool) {
 
 // targets calls yield for the targets. A pod counts at its first address, which may be too far from the
 // random one to be found; if no target is, it begins with the first address.
-func (s *services) targets(first int, yield func(Target) bool) {
+func (s *srv) targets(first int, yield func(Target) bool) {
 	found := false
 	next := func(target Target) bool {
 		found = true
@@ -148,7 +148,7 @@ func (s *services) targets(first int, yield func(Target) bool) {
 }
 
 // from calls yield for the targets, whose hosts begin at the one with the index first.
-func (s *services) from(first int, yield func(Target) bool) {
+func (s *srv) from(first int, yield func(Target) bool) {
 	n := 0
 	for p := range s.ports {
 		n++
@@ -175,7 +175,7 @@ func (s *services) from(first int, yield func(Target) bool) {
 }
 
 // repeated reports whether a port before p, the nth one, has the same number.
-func (s *services) repeated(p *port, nth int) bool {
+func (s *srv) repeated(p *port, nth int) bool {
 	for earlier := range s.ports {
 		if nth--; nth == 0 {
 			break
@@ -189,8 +189,8 @@ func (s *services) repeated(p *port, nth int) bool {
 
 // before reports whether a port before the nth one, with a number or with any if that is 0, has the host
 // of a target.
-func (s *services) before(target *Target, nth int, number uint16, looked *effort) bool {
-	host := Host{V4: target.V4, V6: target.V6}
+func (s *srv) before(target *Target, nth int, number uint16, looked *effort) bool {
+	host := addresses{V4: target.V4, V6: target.V6}
 	for p := range s.ports {
 		if nth--; nth == 0 {
 			break
@@ -198,7 +198,7 @@ func (s *services) before(target *Target, nth int, number uint16, looked *effort
 		if number != 0 && p.number != number {
 			continue
 		}
-		if !s.each || looked.over || p.first(&host, looked) != nil {
+		if !s.each || looked.over || looked.first(&p, &host) != nil {
 			return true // one host alone has all ports that there are
 		}
 	}
@@ -208,11 +208,11 @@ func (s *services) before(target *Target, nth int, number uint16, looked *effort
 // endpoints calls yield for each endpoint of a headless Service that has a port: first endpoints
 // with an IPv4 address, then endpoints with IPv6. It reports false if yield does, or after
 // maxEffort.
-func (s *services) endpoints(p *port, first int, yield func(Target) bool) bool {
+func (s *srv) endpoints(p *port, first int, yield func(Target) bool) bool {
 	for _, list := range [...]struct {
 		packed []byte
 		size   int
-	}{{p.v4, wire.AddressLen(dns.TypeA)}, {p.v6, wire.AddressLen(dns.TypeAAAA)}} {
+	}{{p.V4, wire.AddressLen(dns.TypeA)}, {p.V6, wire.AddressLen(dns.TypeAAAA)}} {
 		n := len(list.packed) / list.size
 		for i := range n {
 			if !s.looked.add(endpointCost) {
@@ -229,14 +229,14 @@ func (s *services) endpoints(p *port, first int, yield func(Target) bool) bool {
 
 // endpoint calls yield for the endpoint with an address: a pod with a host name, once for all its
 // addresses, or the name with that address. It reports false if yield does.
-func (s *services) endpoint(p *port, packed []byte, yield func(Target) bool) bool {
+func (s *srv) endpoint(p *port, packed []byte, yield func(Target) bool) bool {
 	service := s.holder.Name
 	isPod, ok := false, true
 	s.table.pods(service, packed, func(h Host) bool {
 		isPod = true
 		if !s.looked.add(endpointCost) {
 			ok = false
-		} else if h.beginsWith(packed) && string(p.first(&h, &s.looked)) == string(packed) {
+		} else if isLookedAt(&h.addresses, packed) && string(s.looked.first(p, &h.addresses)) == string(packed) {
 			ok = yield(Target{V4: h.V4, V6: h.V6, name: h.Name})
 		}
 		return ok
@@ -257,16 +257,16 @@ func (s *services) endpoint(p *port, packed []byte, yield func(Target) bool) boo
 // maxPodAddresses bounds the addresses of a host that are looked at to find one that has a port.
 const maxPodAddresses = 16
 
-// first returns the first address of a host that has the port, nil if none of the first maxPodAddresses
+// first returns the first address of a host that has a port, nil if none of the first maxPodAddresses
 // of each family has.
-func (p *port) first(h *Host, looked *effort) []byte {
-	each := comparisonCost * (1 + bits.Len(uint(len(p.v4)+len(p.v6))))
+func (e *effort) first(p *port, h *addresses) []byte {
+	each := comparisonCost * (1 + bits.Len(uint(len(p.V4)+len(p.V6))))
 	for _, list := range [...]struct {
 		packed []byte
 		size   int
 	}{{h.V4, wire.AddressLen(dns.TypeA)}, {h.V6, wire.AddressLen(dns.TypeAAAA)}} {
 		for at := 0; at < min(len(list.packed), maxPodAddresses*list.size); at += list.size {
-			looked.add(each)
+			e.add(each)
 			if one := list.packed[at:][:list.size]; p.has(one) {
 				return one
 			}
@@ -275,11 +275,11 @@ func (p *port) first(h *Host, looked *effort) []byte {
 	return nil
 }
 
-// beginsWith reports whether an address is one of the addresses that [port.first] looks at.
-func (h *Host) beginsWith(packed []byte) bool {
-	all := h.V4
+// isLookedAt reports whether an address of a host is one of the addresses that [effort.first] looks at.
+func isLookedAt(a *addresses, packed []byte) bool {
+	all := a.V4
 	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
-		all = h.V6
+		all = a.V6
 	}
 	for at := 0; at < min(len(all), maxPodAddresses*len(packed)); at += len(packed) {
 		if string(all[at:at+len(packed)]) == string(packed) {

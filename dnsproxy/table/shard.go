@@ -11,10 +11,18 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
+// A hostSet is the hosts of a table, which has them without names that follow from them. It is immutable.
+type hostSet struct {
+	Cluster Cluster
+	seed    maphash.Seed // shared with the previous and the next tables
+	shards  [digest.Count]shard
+	counts
+}
+
 // all yields the hosts, including wildcards.
-func (t *Table) all(yield func(Host) bool) {
-	for i := range t.shards {
-		for h := range t.shards[i].all {
+func (s *hostSet) all(yield func(Host) bool) {
+	for i := range s.shards {
+		for h := range s.shards[i].all {
 			if !yield(h) {
 				return
 			}
@@ -23,19 +31,19 @@ func (t *Table) all(yield func(Host) bool) {
 }
 
 // find returns the host with this name.
-func (t *Table) find(name wire.Name) (Host, bool) {
-	s := &t.shards[digest.ShardOfWire(string(name))]
-	if len(s.index) == 0 {
+func (s *hostSet) find(name wire.Name) (Host, bool) {
+	at := &s.shards[digest.ShardOfWire(string(name))]
+	if len(at.index) == 0 {
 		return Host{}, false
 	}
-	return s.find(maphash.String(t.seed, string(name)), name)
+	return at.find(maphash.String(s.seed, string(name)), name)
 }
 
 // claims returns the claims of all hosts, in the order of the hosts' keys.
-func (t *Table) claims() []claim {
+func (s *hostSet) claims() []claim {
 	var claims []claim
-	for i := range t.shards {
-		claims = append(claims, t.shards[i].claims...)
+	for i := range s.shards {
+		claims = append(claims, s.shards[i].claims...)
 	}
 	slices.SortStableFunc(claims, func(x, y claim) int { return cmp.Compare(x.key, y.key) })
 	return claims

@@ -16,13 +16,10 @@ import (
 // A Table is an immutable set of mesh hosts, made by [New], [Empty] or [Table.With]. Its
 // methods are safe for concurrent use.
 type Table struct {
-	Cluster Cluster
-	seed    maphash.Seed // shared with the previous and the next tables
-	shards  [digest.Count]shard
+	hostSet
 	reverse reverseIndex
 	// claimed are the names that cannot be derived from a host's FQDN; nil without any.
 	claimed *claimed
-	counts
 
 	ancestors *ancestors // of all names; nil unless it follows from a table of WithAncestors
 
@@ -375,7 +372,7 @@ func (t *Table) pointed(key uint64, packed []byte, yield func(Host) bool) {
 func (t *Table) HasBelow(name wire.Name) bool {
 	known := t.ancestors
 	if known == nil {
-		known = t.allAncestors()
+		known = newAncestors(&t.hostSet)
 	}
 	return known.has(name, t.seed) || t.claimed.hasBelow(name) || t.hasPortBelow(name)
 }
@@ -405,10 +402,7 @@ func (t *Table) WithAncestors() *Table {
 	if t.ancestors != nil {
 		return t
 	}
-	return &Table{
-		Cluster: t.Cluster, seed: t.seed, shards: t.shards, reverse: t.reverse, claimed: t.claimed,
-		counts: t.counts, ancestors: t.allAncestors(),
-	}
+	return &Table{hostSet: t.hostSet, reverse: t.reverse, claimed: t.claimed, ancestors: newAncestors(&t.hostSet)}
 }
 
 // Domains returns domains that all hosts of the table are at or below, except hosts below the
