@@ -22,13 +22,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-const (
-	webhookConfigurations = "mutatingwebhookconfigurations"
-	// fieldManager is the name under which the field caBundle is written. A second patch removes it from the
-	// owners: with an owner, server-side apply of a manifest (Helm 4) could not remove a webhook from the
-	// list, and would have a conflict if it sets the field.
-	fieldManager = "nametap-discovery"
-)
+const webhookConfigurations = "mutatingwebhookconfigurations"
 
 // A bundler keeps the certificates of the authorities in the field caBundle of the webhooks of a
 // MutatingWebhookConfiguration, so that the API server trusts the server.
@@ -49,15 +43,6 @@ type bundler struct {
 	disputed time.Time // until when another program counts as writing the field
 }
 
-// webhooks are the parts of a MutatingWebhookConfiguration that a bundler needs.
-type webhooks struct {
-	version string // resourceVersion
-	names   []string
-	bundles [][]byte // by the index of the name
-	owned   []int    // the indices of the managedFields of fieldManager
-	writers []string // other programs that own a caBundle
-}
-
 func newBundler(name string, access *Access, log *slog.Logger) (*bundler, error) {
 	client, err := typedClient(access.config, admissionregistrationv1.SchemeGroupVersion, admissionregistrationv1.AddToScheme)
 	if err != nil {
@@ -69,24 +54,6 @@ func newBundler(name string, access *Access, log *slog.Logger) (*bundler, error)
 		parts: map[cache.ObjectName]webhooks{}, part: webhooksOf,
 	}
 	return b, nil
-}
-
-func webhooksOf(o metav1.Object) webhooks {
-	w := webhooks{version: o.GetResourceVersion()}
-	configuration, ok := o.(*admissionregistrationv1.MutatingWebhookConfiguration)
-	if !ok {
-		return w
-	}
-	for _, hook := range configuration.Webhooks {
-		w.names, w.bundles = append(w.names, hook.Name), append(w.bundles, hook.ClientConfig.CABundle)
-	}
-	for i, entry := range configuration.ManagedFields {
-		if entry.Manager == fieldManager {
-			w.owned = append(w.owned, i)
-		}
-	}
-	w.writers = writersOf(configuration.ManagedFields, "caBundle")
-	return w
 }
 
 // publish sets what to write.
@@ -180,13 +147,6 @@ func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
 	return recheck, nil
 }
 
-// inapplicable reports whether a patch changes a part that was removed from the object. The API
-// server finds that out before it compares the versions. An error about a value names its field.
-func inapplicable(err error) bool {
-	status := new(apierrors.StatusError)
-	return errors.As(err, &status) && apierrors.IsInvalid(err) && (status.ErrStatus.Details == nil || len(status.ErrStatus.Details.Causes) == 0)
-}
-
 // count counts a write, and logs which programs write something else again and again.
 func (b *bundler) count(roots string, seen webhooks) {
 	if !b.pace.disputed() {
@@ -212,13 +172,6 @@ func (b *bundler) count(roots string, seen webhooks) {
 		"configuration", b.name, "field_managers", seen.writers, "restored", b.pace.restored)
 }
 
-// An operation is an operation of a JSON patch (RFC 6902).
-type operation struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value,omitempty"`
-}
-
 // write patches the object unless it has changed since it was seen.
 func (b *bundler) write(ctx context.Context, seen webhooks, patch []operation) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
@@ -229,6 +182,47 @@ func (b *bundler) write(ctx context.Context, seen webhooks, patch []operation) e
 	}
 	return b.client.Patch(types.JSONPatchType).Resource(webhookConfigurations).Name(b.name).
 		Param("fieldManager", fieldManager).Body(text).Do(ctx).Error()
+}
+
+// An operation is an operation of a JSON patch (RFC 6902).
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value,omitempty"`
+}
+
+// inapplicable reports whether a patch changes a part that was removed from the object. The API
+// server finds that out before it compares the versions. An error about a value names its field.
+func inapplicable(err error) bool {
+	status := new(apierrors.StatusError)
+	return errors.As(err, &status) && apierrors.IsInvalid(err) && (status.ErrStatus.Details == nil || len(status.ErrStatus.Details.Causes) == 0)
+}
+
+// webhooks are the parts of a MutatingWebhookConfiguration that a bundler needs.
+type webhooks struct {
+	version string // resourceVersion
+	names   []string
+	bundles [][]byte // by the index of the name
+	owned   []int    // the indices of the managedFields of fieldManager
+	writers []string // other programs that own a caBundle
+}
+
+func webhooksOf(o metav1.Object) webhooks {
+	w := webhooks{version: o.GetResourceVersion()}
+	configuration, ok := o.(*admissionregistrationv1.MutatingWebhookConfiguration)
+	if !ok {
+		return w
+	}
+	for _, hook := range configuration.Webhooks {
+		w.names, w.bundles = append(w.names, hook.Name), append(w.bundles, hook.ClientConfig.CABundle)
+	}
+	for i, entry := range configuration.ManagedFields {
+		if entry.Manager == fieldManager {
+			w.owned = append(w.owned, i)
+		}
+	}
+	w.writers = writersOf(configuration.ManagedFields, "caBundle")
+	return w
 }
 
 // trusts reports whether a bundle has all roots, and nothing that has expired. More is left alone: while

@@ -17,15 +17,6 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-const (
-	secrets = "secrets"
-	// writeTimeout bounds one request that writes an object.
-	writeTimeout = 10 * time.Second
-	// recheck bounds how long the certificate is not looked at, since clocks jump and machines
-	// are suspended.
-	recheck = time.Hour
-)
-
 // errOvertaken is returned if the Secret has changed since it was seen: another replica was first
 // to write it, or it was deleted.
 var errOvertaken = errors.New("the Secret has changed")
@@ -302,17 +293,4 @@ func (c *Certificate) note(ctx context.Context, err error) {
 	default:
 		c.cfg.Logger.Error("the Secret of the TLS certificate cannot be used; the certificate in use stays", "error", err)
 	}
-}
-
-// labels returns the labels of the objects that nametap-discovery makes.
-func labels() map[string]string {
-	return map[string]string{"app.kubernetes.io/managed-by": "nametap-discovery"}
-}
-
-// adviceForRole says what to do about a request that the API server has refused.
-func adviceForRole(err error) string {
-	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-		return ": give nametap-discovery the Role of docs/discovery.md"
-	}
-	return ""
 }

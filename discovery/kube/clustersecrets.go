@@ -27,9 +27,6 @@ type ClusterSecret struct {
 	Kubeconfigs     map[string][]byte // by the name of the cluster
 }
 
-// String returns "Secret NAMESPACE/NAME".
-func (s ClusterSecret) String() string { return "Secret " + s.Namespace + "/" + s.Name }
-
 // ClusterSecrets follows the Secrets with kubeconfigs of other clusters. Make one with
 // [NewClusterSecrets], and call Run once.
 type ClusterSecrets struct {
@@ -63,6 +60,9 @@ func clusterSecretOf(o metav1.Object) ClusterSecret {
 	}
 	return s
 }
+
+// String returns "Secret NAMESPACE/NAME".
+func (s ClusterSecret) String() string { return "Secret " + s.Namespace + "/" + s.Name }
 
 // Run follows the Secrets until ctx ends. All its goroutines have ended when it returns.
 func (c *ClusterSecrets) Run(ctx context.Context) { follow(ctx, c.lister, c.mirror, &c.mirror.health) }

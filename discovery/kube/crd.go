@@ -16,6 +16,20 @@ type custom struct {
 	resource   schema.GroupResource
 }
 
+// customs are the custom resources that are read of a cluster. The versions of each have the same
+// fields.
+func customs(cluster string) []custom {
+	imports := custom{"serviceimports.multicluster.x-k8s.io", schema.GroupResource{Group: "multicluster.x-k8s.io", Resource: "serviceimports"}}
+	if cluster != "" {
+		return []custom{imports}
+	}
+	return []custom{
+		imports,
+		{"serviceentries.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "serviceentries"}},
+		{"sidecars.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "sidecars"}},
+	}
+}
+
 // A customFeed follows a custom resource while the API server has its definition. It is the store
 // of the Reflector of the definition.
 type customFeed struct {

@@ -3,31 +3,21 @@ package kube
 import (
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/nametap/nametap/discovery/decode"
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// slim is an object reduced to what the tables need. It takes the place of the whole object in
-// client-go until it is in the feed.
-type slim struct {
-	object object.Object
-	errs   []object.Error // what is wrong with it is left out of the object
-	// version is the resource's version when the object became what it is, or was removed; 0 if
-	// unknown.
-	version uint64
-}
-
-// GetObjectMeta returns the part of the metadata by which client-go tells objects apart.
-func (s *slim) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Namespace: s.object.Key.Namespace, Name: s.object.Key.Name}
-}
+// structs holds, for types of structs, where each member is.
+type structs map[reflect.Type]map[string]member
 
 // reduce returns the slim form of an object from client-go.
 func (t structs) reduce(whole any) (*slim, error) {
@@ -52,11 +42,6 @@ func (t structs) reduce(whole any) (*slim, error) {
 	return nil, fmt.Errorf("unexpected object of type %T", whole)
 }
 
-func newSlim(kind string, o metav1.Object) *slim {
-	namespace, name := strings.Clone(o.GetNamespace()), strings.Clone(o.GetName())
-	return &slim{object: object.Object{Key: object.Key{Kind: kind, Namespace: namespace, Name: name}}}
-}
-
 // decode returns the slim form of an object, whose fields are in from.
 func (t structs) decode(kind string, o metav1.Object, from any) *slim {
 	s := newSlim(kind, o)
@@ -74,7 +59,122 @@ func (t structs) decode(kind string, o metav1.Object, from any) *slim {
 	return s
 }
 
-// fail records an error in a field, once.
-func (s *slim) fail(field, format string, args ...any) {
-	s.errs = object.AppendError(s.errs, object.Error{File: s.object.Key.String(), Field: field, Msg: fmt.Sprintf(format, args...), Object: s.object.Key})
+// valueOf returns the value of a part of an object.
+func (t structs) valueOf(of reflect.Value) value {
+	for of.Kind() == reflect.Pointer || of.Kind() == reflect.Interface {
+		of = of.Elem() // invalid for nil
+	}
+	if of.Kind() == reflect.Struct && of.Type() == reflect.TypeFor[intstr.IntOrString]() {
+		either := of.Interface().(intstr.IntOrString) //nolint:forcetypeassert // just seen
+		if of = reflect.ValueOf(either.StrVal); either.Type == intstr.Int {
+			of = reflect.ValueOf(either.IntVal)
+		}
+	}
+	return value{of, t}
 }
+
+// of returns the members of a struct type.
+func (t structs) of(of reflect.Type) map[string]member {
+	if known, ok := t[of]; ok {
+		return known
+	}
+	all := map[string]member{}
+	for i := range of.NumField() {
+		tag := strings.Split(of.Field(i).Tag.Get("json"), ",")
+		if tag[0] != "" {
+			all[tag[0]] = member{i, len(tag) > 1 && tag[1] == "omitempty"}
+		}
+	}
+	t[of] = all
+	return all
+}
+
+// A member is a field of a struct type.
+type member struct {
+	index     int
+	omitEmpty bool // the zero value means that the member is absent
+}
+
+// reduceNamespace returns the network in the label of a namespace.
+func reduceNamespace(o *metav1.PartialObjectMetadata) *slim {
+	s := newSlim(object.KindNamespace, o)
+	s.object.Namespace = &object.Namespace{Network: strings.Clone(o.Labels[object.LabelNetwork])}
+	return s
+}
+
+// A value is a part of an object from client-go: of one of the API's types, or of a custom
+// resource, whose parts are maps, lists and scalars. Members have their names in JSON.
+type value struct {
+	of      reflect.Value // neither a pointer nor an interface; invalid for null
+	structs structs
+}
+
+// Kind returns the kind of the value.
+func (v value) Kind() decode.Kind {
+	switch v.of.Kind() { //nolint:exhaustive // the API has no others
+	case reflect.Invalid:
+		return decode.Null
+	case reflect.Struct, reflect.Map:
+		return decode.Object
+	case reflect.Slice:
+		return decode.List
+	case reflect.String:
+		return decode.String
+	case reflect.Bool:
+		return decode.Boolean
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		return decode.Integer
+	case reflect.Float64:
+		return decode.Number
+	}
+	return decode.Other
+}
+
+// Text returns a scalar as text.
+func (v value) Text() string {
+	switch v.of.Kind() { //nolint:exhaustive // the others are rare
+	case reflect.String:
+		return v.of.String()
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		return strconv.FormatInt(v.of.Int(), 10)
+	}
+	return fmt.Sprint(v.of)
+}
+
+// Member returns the member of a struct or a map with a name. Maps without elements, and zero values that JSON leaves
+// out, are absent.
+func (v value) Member(name string) (decode.Value, error) {
+	var found reflect.Value
+	if v.of.Kind() == reflect.Map {
+		found = v.of.MapIndex(reflect.ValueOf(name))
+	} else if m, ok := v.structs.of(v.of.Type())[name]; ok {
+		if found = v.of.Field(m.index); m.omitEmpty && found.IsZero() {
+			return nil, nil //nolint:nilnil // documented
+		}
+	}
+	if !found.IsValid() {
+		return nil, nil //nolint:nilnil // documented
+	}
+	if member := v.structs.valueOf(found); member.of.IsValid() && (member.of.Kind() != reflect.Slice || !member.of.IsNil()) {
+		return member, nil
+	}
+	return nil, nil //nolint:nilnil // documented
+}
+
+// Names returns the keys of a map.
+func (v value) Names() []string {
+	if v.of.Kind() != reflect.Map {
+		return nil
+	}
+	names := make([]string, 0, v.of.Len())
+	for _, key := range v.of.MapKeys() {
+		names = append(names, key.String())
+	}
+	return names
+}
+
+// Len returns the number of elements of a slice.
+func (v value) Len() int { return v.of.Len() }
+
+// At returns an element of a slice.
+func (v value) At(index int) decode.Value { return v.structs.valueOf(v.of.Index(index)) }

@@ -76,18 +76,6 @@ func (f *feed) follow(ctx context.Context, l lister) {
 	follow(ctx, l, f, &f.health)
 }
 
-// unselected takes the place of an object whose namespace does not count. It has the version of the object.
-type unselected uint64
-
-// versionOf returns the version of the resource in an object; 0 if it is not a number.
-func versionOf(resourceVersion string) uint64 {
-	n, err := strconv.ParseUint(resourceVersion, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
 // Transformer makes client-go reduce objects one by one while it lists them. An object that is in use
 // already needs no memory for a second time.
 func (f *feed) Transformer() cache.TransformFunc {
@@ -334,4 +322,27 @@ func (f *feed) status(h *health) source.Status {
 		}
 	}
 	return s
+}
+
+// selectors returns the discovery selectors in the settings of the mesh that the feed has; ok is false
+// until they are known.
+func (f *feed) selectors() (selectors []string, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, o := range f.objects {
+		selectors = o.Mesh.Selectors
+	}
+	return selectors, f.synced
+}
+
+// unselected takes the place of an object whose namespace does not count. It has the version of the object.
+type unselected uint64
+
+// versionOf returns the version of the resource in an object; 0 if it is not a number.
+func versionOf(resourceVersion string) uint64 {
+	n, err := strconv.ParseUint(resourceVersion, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
 }

@@ -65,6 +65,17 @@ type health struct {
 	resumes   bool        // the next watch may continue where the last one ended, or from the list
 }
 
+// An observedWatch passes on the events of a watch, and notes in a health what comes. The library's watch.Filter
+// leaves a goroutine behind if the watch is stopped while it has an event to pass on.
+type observedWatch struct {
+	watch.Interface
+	health  *health
+	until   time.Time // when the API server ends the watch; zero if never
+	events  chan watch.Event
+	stopped chan struct{}
+	stop    func() // closes stopped, once
+}
+
 // started notes that follow begins; again makes it list again.
 func (h *health) started(again func()) {
 	h.mu.Lock()
@@ -254,17 +265,6 @@ func (l lister) listWatch(h *health) *cache.ListWatch {
 			return o, nil
 		},
 	}
-}
-
-// An observedWatch passes on the events of a watch, and notes in a health what comes. The library's watch.Filter
-// leaves a goroutine behind if the watch is stopped while it has an event to pass on.
-type observedWatch struct {
-	watch.Interface
-	health  *health
-	until   time.Time // when the API server ends the watch; zero if never
-	events  chan watch.Event
-	stopped chan struct{}
-	stop    func() // closes stopped, once
 }
 
 // run passes on the events until the watch ends.

@@ -6,7 +6,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/discovery/object"
@@ -66,33 +65,4 @@ func reduceMesh(o *corev1.ConfigMap) *slim {
 		mesh.Selectors = append(mesh.Selectors, selector.String())
 	}
 	return s
-}
-
-// meshResource returns the ConfigMap. Its discovery selectors say which namespaces count. If it is broken
-// from the start, nothing is known of what the settings hide, so nothing is served.
-func (s *Source) meshResource() *resource {
-	f := newFeed("settings of the mesh", nil, s.cfg)
-	f.strict = true
-	f.notify = func() {
-		if selectors, ok := f.selectors(); ok {
-			s.Select(selectors)
-			if s.cfg.Selected != nil {
-				s.cfg.Selected(selectors)
-			}
-		}
-		s.cfg.Changed()
-	}
-	name := cache.NewObjectName(s.cfg.RootNamespace, meshName)
-	return &resource{f, namedLister(s.clients.core, configMaps, name, &corev1.ConfigMap{})}
-}
-
-// selectors returns the discovery selectors in the settings of the mesh that the feed has; ok is false
-// until they are known.
-func (f *feed) selectors() (selectors []string, ok bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, o := range f.objects {
-		selectors = o.Mesh.Selectors
-	}
-	return selectors, f.synced
 }

@@ -27,14 +27,6 @@ type mirror[T any] struct {
 
 var _ cache.ReflectorStore = (*mirror[bool])(nil)
 
-// update changes the parts.
-func (m *mirror[T]) update(change func()) {
-	m.mu.Lock()
-	change()
-	m.mu.Unlock()
-	m.changed()
-}
-
 // objectOf returns the metadata of an object from client-go, and its name.
 func objectOf(whole any) (metav1.Object, cache.ObjectName, error) {
 	o, err := meta.Accessor(whole)
@@ -42,6 +34,14 @@ func objectOf(whole any) (metav1.Object, cache.ObjectName, error) {
 		return nil, cache.ObjectName{}, fmt.Errorf("unexpected object of type %T: %w", whole, err)
 	}
 	return o, cache.MetaObjectToName(o), nil
+}
+
+// update changes the parts.
+func (m *mirror[T]) update(change func()) {
+	m.mu.Lock()
+	change()
+	m.mu.Unlock()
+	m.changed()
 }
 
 // Add takes an object that is new or has changed.

@@ -1,6 +1,59 @@
 package kube
 
-import "time"
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// writeTimeout bounds one request that writes an object.
+const writeTimeout = 10 * time.Second
+
+// recheck bounds how long an object that is kept is not looked at, since clocks jump and machines
+// are suspended.
+const recheck = time.Hour
+
+// retry is how long a failed request waits before the next one: 0.5 s at first, and at most about
+// 3 s, so that the source has caught up 5 s after the API server is back.
+func retry() *wait.Backoff {
+	return &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 100, Cap: 2500 * time.Millisecond}
+}
+
+// keepUp calls pass after each change, and at the time that pass returned, until ctx ends. After an error it calls it
+// again earlier. note gets what each call returns.
+func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Context) (next time.Duration, err error), note func(error)) {
+	backoff := retry()
+	timer := time.NewTimer(recheck)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-timer.C:
+		}
+		next, err := pass(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		note(err)
+		if err != nil {
+			timer.Reset(min(next, backoff.Step()))
+			continue
+		}
+		backoff = retry()
+		timer.Reset(next)
+	}
+}
+
+// notify puts an element into a channel that holds at most one.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // there is one already
+	}
+}
 
 const (
 	// restores is how often an object is restored at once. While another program writes it again and again,

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,7 +20,6 @@ import (
 )
 
 const (
-	configMaps = "configmaps"
 	// rootKey is the key of the certificates in a ConfigMap, as in Istio's istio-ca-root-cert. It is
 	// the name of the file in which agents look for them.
 	rootKey = "root-cert.pem"
@@ -69,30 +67,6 @@ func newPublisher(name string, clients *sharedClients, log *slog.Logger) *publis
 	return p
 }
 
-// A rootMap is what a publisher needs of a ConfigMap.
-type rootMap struct {
-	text    string   // the certificates
-	writers []string // other programs that own them
-}
-
-func rootMapOf(o metav1.Object) rootMap {
-	c, ok := o.(*corev1.ConfigMap)
-	if !ok {
-		return rootMap{}
-	}
-	return rootMap{c.Data[rootKey], writersOf(c.ManagedFields, rootKey)}
-}
-
-// writersOf returns the programs, other than this one, that own a field of an object.
-func writersOf(entries []metav1.ManagedFieldsEntry, field string) (writers []string) {
-	for _, entry := range entries {
-		if entry.Manager != fieldManager && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), []byte(`"f:`+field+`"`)) {
-			writers = append(writers, fmt.Sprintf("%s (%s)", entry.Manager, entry.Operation))
-		}
-	}
-	return writers
-}
-
 // publish sets what to publish.
 func (p *publisher) publish(roots string) {
 	p.mu.Lock()
@@ -131,46 +105,6 @@ func (p *publisher) run(ctx context.Context) {
 	})
 	logged := ""
 	keepUp(ctx, p.changed, p.pass, func(err error) { logged = p.note(err, logged) })
-}
-
-// keepUp calls pass after each change, and at the time that pass returned, until ctx ends. After an error it calls it
-// again earlier. note gets what each call returns.
-func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Context) (next time.Duration, err error), note func(error)) {
-	backoff := retry()
-	timer := time.NewTimer(recheck)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		case <-timer.C:
-		}
-		next, err := pass(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		note(err)
-		if err != nil {
-			timer.Reset(min(next, backoff.Step()))
-			continue
-		}
-		backoff = retry()
-		timer.Reset(next)
-	}
-}
-
-// note logs an error unless it was logged, and returns what is logged now.
-func (p *publisher) note(err error, logged string) string {
-	switch {
-	case err == nil && logged != "":
-		p.log.Info("the root certificate is in all namespaces again", "configmap", p.name)
-		return ""
-	case err != nil && err.Error() != logged:
-		p.log.Error("the root certificate is missing in namespaces, and new agents there cannot connect", "configmap", p.name, "error", err)
-		return err.Error()
-	}
-	return logged
 }
 
 // pass creates missing ConfigMaps, and changes ConfigMaps with other certificates. It returns when
@@ -221,6 +155,19 @@ func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
 		p.log.Info("the root certificate was published", "configmap", p.name, "namespaces", wrote)
 	}
 	return min(next, lasts), err
+}
+
+// note logs an error unless it was logged, and returns what is logged now.
+func (p *publisher) note(err error, logged string) string {
+	switch {
+	case err == nil && logged != "":
+		p.log.Info("the root certificate is in all namespaces again", "configmap", p.name)
+		return ""
+	case err != nil && err.Error() != logged:
+		p.log.Error("the root certificate is missing in namespaces, and new agents there cannot connect", "configmap", p.name, "error", err)
+		return err.Error()
+	}
+	return logged
 }
 
 // paceOf returns the pace of the ConfigMap of a namespace.
@@ -291,18 +238,16 @@ func (p *publisher) write(ctx context.Context, namespace, roots string, exists b
 	})
 }
 
-// ignore returns err, or nil if it is one of some kinds.
-func ignore(err error, kinds ...func(error) bool) error {
-	if err != nil && slices.ContainsFunc(kinds, func(is func(error) bool) bool { return is(err) }) {
-		return nil
-	}
-	return err
+// A rootMap is what a publisher needs of a ConfigMap.
+type rootMap struct {
+	text    string   // the certificates
+	writers []string // other programs that own them
 }
 
-// notify puts an element into a channel that holds at most one.
-func notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // there is one already
+func rootMapOf(o metav1.Object) rootMap {
+	c, ok := o.(*corev1.ConfigMap)
+	if !ok {
+		return rootMap{}
 	}
+	return rootMap{c.Data[rootKey], writersOf(c.ManagedFields, rootKey)}
 }

@@ -29,41 +29,11 @@ const (
 	foreignSlices  = "!service.kubernetes.io/headless,endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io"
 )
 
-// customs are the custom resources that are read of a cluster. The versions of each have the same
-// fields.
-func customs(cluster string) []custom {
-	imports := custom{"serviceimports.multicluster.x-k8s.io", schema.GroupResource{Group: "multicluster.x-k8s.io", Resource: "serviceimports"}}
-	if cluster != "" {
-		return []custom{imports}
-	}
-	return []custom{
-		imports,
-		{"serviceentries.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "serviceentries"}},
-		{"sidecars.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "sidecars"}},
-	}
-}
-
 // clients are the clients of one API server.
 type clients struct {
 	core, discovery *rest.RESTClient
 	dynamic         dynamic.Interface
 	metadata        metadata.Interface
-}
-
-// typedClient returns a client for the built-in types of one version of an API. add is AddToScheme of the
-// package of these types.
-func typedClient(config *rest.Config, version schema.GroupVersion, add func(*runtime.Scheme) error) (*rest.RESTClient, error) {
-	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	if err := add(scheme); err != nil {
-		return nil, err
-	}
-	c := rest.CopyConfig(config)
-	if c.APIPath, c.GroupVersion = "/apis", &version; version.Group == "" {
-		c.APIPath = "/api"
-	}
-	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	return rest.RESTClientFor(c)
 }
 
 // newClients returns the clients of an API server. Built-in types come as protobuf.
@@ -83,6 +53,48 @@ func newClients(config *rest.Config) (*clients, error) {
 	}
 	c.metadata, err = metadata.NewForConfig(config)
 	return c, err
+}
+
+// typedClient returns a client for the built-in types of one version of an API. add is AddToScheme of the
+// package of these types.
+func typedClient(config *rest.Config, version schema.GroupVersion, add func(*runtime.Scheme) error) (*rest.RESTClient, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	if err := add(scheme); err != nil {
+		return nil, err
+	}
+	c := rest.CopyConfig(config)
+	if c.APIPath, c.GroupVersion = "/apis", &version; version.Group == "" {
+		c.APIPath = "/api"
+	}
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return rest.RESTClientFor(c)
+}
+
+// servedVersion returns the version of a custom resource that the API server serves, the preferred
+// one if there are several. The preferred version of the group may lack the resource.
+func (c *clients) servedVersion(ctx context.Context, resource schema.GroupResource) (schema.GroupVersionResource, error) {
+	ask := func(path string, into any) error {
+		text, err := c.core.Get().AbsPath(path).SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
+		if err == nil {
+			err = json.Unmarshal(text, into)
+		}
+		return err
+	}
+	var group metav1.APIGroup
+	if err := ask("/apis/"+resource.Group, &group); err != nil {
+		return schema.GroupVersionResource{}, fmt.Errorf("asking for the versions of %s: %w", resource.Group, err)
+	}
+	for _, version := range group.Versions { // preferred versions first
+		var list metav1.APIResourceList
+		if err := ask("/apis/"+version.GroupVersion, &list); err != nil {
+			return schema.GroupVersionResource{}, fmt.Errorf("asking for the resources of %s: %w", version.GroupVersion, err)
+		}
+		if slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource.Resource }) {
+			return resource.WithVersion(version.Version), nil
+		}
+	}
+	return schema.GroupVersionResource{}, fmt.Errorf("the API server does not serve %s yet", resource)
 }
 
 // A lister lists and watches one resource, as client-go's ListWatch does.
@@ -147,9 +159,32 @@ func (c *clients) definitionLister(name string) lister {
 	return metadataLister(c.metadata.Resource(definitions), nameSelector(name))
 }
 
+// networkLister lists the metadata of the namespace whose label names the network of the cluster.
+func (c *clients) networkLister(namespace string) lister {
+	return metadataLister(c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), nameSelector(namespace))
+}
+
 // namespaceLister lists the metadata of all namespaces.
 func namespaceLister(client metadata.Interface) lister {
 	return metadataLister(client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), "")
+}
+
+// metadataLister lists the metadata of the objects of a resource that a field selector selects; an
+// empty one selects all.
+func metadataLister(r metadata.ResourceInterface, selector string) lister {
+	only := func(options metav1.ListOptions) metav1.ListOptions {
+		options.FieldSelector = selector
+		return options
+	}
+	return lister{
+		kind: &metav1.PartialObjectMetadata{},
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return r.List(ctx, only(options))
+		},
+		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			return r.Watch(ctx, only(options))
+		},
+	}
 }
 
 // onNotFound returns a lister that calls missing with the error when the API server does not have the resource.
@@ -172,48 +207,4 @@ func (l lister) onNotFound(missing func(error)) lister {
 			return events, err
 		},
 	}
-}
-
-// metadataLister lists the metadata of the objects of a resource that a field selector selects; an
-// empty one selects all.
-func metadataLister(r metadata.ResourceInterface, selector string) lister {
-	only := func(options metav1.ListOptions) metav1.ListOptions {
-		options.FieldSelector = selector
-		return options
-	}
-	return lister{
-		kind: &metav1.PartialObjectMetadata{},
-		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return r.List(ctx, only(options))
-		},
-		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			return r.Watch(ctx, only(options))
-		},
-	}
-}
-
-// servedVersion returns the version of a custom resource that the API server serves, the preferred
-// one if there are several. The preferred version of the group may lack the resource.
-func (c *clients) servedVersion(ctx context.Context, resource schema.GroupResource) (schema.GroupVersionResource, error) {
-	ask := func(path string, into any) error {
-		text, err := c.core.Get().AbsPath(path).SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
-		if err == nil {
-			err = json.Unmarshal(text, into)
-		}
-		return err
-	}
-	var group metav1.APIGroup
-	if err := ask("/apis/"+resource.Group, &group); err != nil {
-		return schema.GroupVersionResource{}, fmt.Errorf("asking for the versions of %s: %w", resource.Group, err)
-	}
-	for _, version := range group.Versions { // preferred versions first
-		var list metav1.APIResourceList
-		if err := ask("/apis/"+version.GroupVersion, &list); err != nil {
-			return schema.GroupVersionResource{}, fmt.Errorf("asking for the resources of %s: %w", version.GroupVersion, err)
-		}
-		if slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource.Resource }) {
-			return resource.WithVersion(version.Version), nil
-		}
-	}
-	return schema.GroupVersionResource{}, fmt.Errorf("the API server does not serve %s yet", resource)
 }

@@ -34,12 +34,6 @@ type selection struct {
 	unwatch func() // ends the watch of labels; owned by the goroutine of run
 }
 
-// namespaces are the namespaces that count; nil for all. It does not change.
-type namespaces map[string]bool
-
-// have reports whether a namespace counts. Objects without a namespace always do.
-func (n namespaces) have(namespace string) bool { return n == nil || namespace == "" || n[namespace] }
-
 func newSelection(l lister, changed func(), log *slog.Logger) *selection {
 	return &selection{
 		lister: l, changed: changed, log: log, woken: make(chan struct{}, 1), ready: make(chan struct{}), unwatch: func() {},
@@ -113,23 +107,6 @@ func (n *selection) watch(ctx context.Context) {
 	}
 }
 
-// matching returns the names of the namespaces whose labels match one of the selectors.
-func matching(selectors []string, all map[cache.ObjectName]klabels.Set) namespaces {
-	var parsed []klabels.Selector
-	for _, text := range selectors {
-		if s, err := klabels.Parse(text); err == nil { // reduceMesh has checked it
-			parsed = append(parsed, s)
-		}
-	}
-	names := namespaces{}
-	for name, set := range all {
-		if slices.ContainsFunc(parsed, func(s klabels.Selector) bool { return s.Matches(set) }) {
-			names[name.Name] = true
-		}
-	}
-	return names
-}
-
 // use applies a selection.
 func (n *selection) use(selectors []string, names namespaces, from *mirror[klabels.Set]) {
 	n.mu.Lock()
@@ -155,4 +132,27 @@ func (n *selection) status() []source.Status {
 		return nil
 	}
 	return []source.Status{n.labels.status()}
+}
+
+// namespaces are the namespaces that count; nil for all. It does not change.
+type namespaces map[string]bool
+
+// have reports whether a namespace counts. Objects without a namespace always do.
+func (n namespaces) have(namespace string) bool { return n == nil || namespace == "" || n[namespace] }
+
+// matching returns the names of the namespaces whose labels match one of the selectors.
+func matching(selectors []string, all map[cache.ObjectName]klabels.Set) namespaces {
+	var parsed []klabels.Selector
+	for _, text := range selectors {
+		if s, err := klabels.Parse(text); err == nil { // reduceMesh has checked it
+			parsed = append(parsed, s)
+		}
+	}
+	names := namespaces{}
+	for name, set := range all {
+		if slices.ContainsFunc(parsed, func(s klabels.Selector) bool { return s.Matches(set) }) {
+			names[name.Name] = true
+		}
+	}
+	return names
 }

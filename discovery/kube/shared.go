@@ -1,15 +1,25 @@
 package kube
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+)
+
+// The resources of objects that replicas share.
+const (
+	secrets    = "secrets"
+	configMaps = "configmaps"
 )
 
 // sharedClients read and write the objects that replicas share.
@@ -48,4 +58,40 @@ func (c *sharedClients) update(ctx context.Context, resource string, o namespace
 // patch changes the fields of an object that are in a text in JSON (RFC 7396).
 func (c *sharedClients) patch(ctx context.Context, resource string, o cache.ObjectName, text []byte) error {
 	return c.core.Patch(types.MergePatchType).Resource(resource).Namespace(o.Namespace).Name(o.Name).Body(text).Do(ctx).Error()
+}
+
+// labels returns the labels of the objects that nametap-discovery makes.
+func labels() map[string]string {
+	return map[string]string{"app.kubernetes.io/managed-by": "nametap-discovery"}
+}
+
+// fieldManager is the name under which the field caBundle is written. A second patch removes it from the
+// owners: with an owner, server-side apply of a manifest (Helm 4) could not remove a webhook from the
+// list, and would have a conflict if it sets the field.
+const fieldManager = "nametap-discovery"
+
+// writersOf returns the programs, other than this one, that own a field of an object.
+func writersOf(entries []metav1.ManagedFieldsEntry, field string) (writers []string) {
+	for _, entry := range entries {
+		if entry.Manager != fieldManager && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), []byte(`"f:`+field+`"`)) {
+			writers = append(writers, fmt.Sprintf("%s (%s)", entry.Manager, entry.Operation))
+		}
+	}
+	return writers
+}
+
+// adviceForRole says what to do about a request that the API server has refused.
+func adviceForRole(err error) string {
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		return ": give nametap-discovery the Role of docs/discovery.md"
+	}
+	return ""
+}
+
+// ignore returns err, or nil if it is one of some kinds.
+func ignore(err error, kinds ...func(error) bool) error {
+	if err != nil && slices.ContainsFunc(kinds, func(is func(error) bool) bool { return is(err) }) {
+		return nil
+	}
+	return err
 }

@@ -11,18 +11,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 )
-
-// retry is how long a failed request waits before the next one: 0.5 s at first, and at most about
-// 3 s, so that the source has caught up 5 s after the API server is back.
-func retry() *wait.Backoff {
-	return &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 100, Cap: 2500 * time.Millisecond}
-}
 
 // Source follows the objects of an API server. Make one with [Access.NewObjects].
 type Source struct {
@@ -31,12 +25,6 @@ type Source struct {
 	selection *selection
 	feeds     []*resource
 	customs   []*customFeed
-}
-
-// A resource is a built-in resource and its feed.
-type resource struct {
-	*feed
-	lister lister
 }
 
 // NewObjects returns the objects of the API server.
@@ -69,6 +57,24 @@ func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
 		s.customs = append(s.customs, newCustomFeed(s, custom))
 	}
 	return s, nil
+}
+
+// meshResource returns the ConfigMap. Its discovery selectors say which namespaces count. If it is broken
+// from the start, nothing is known of what the settings hide, so nothing is served.
+func (s *Source) meshResource() *resource {
+	f := newFeed("settings of the mesh", nil, s.cfg)
+	f.strict = true
+	f.notify = func() {
+		if selectors, ok := f.selectors(); ok {
+			s.Select(selectors)
+			if s.cfg.Selected != nil {
+				s.cfg.Selected(selectors)
+			}
+		}
+		s.cfg.Changed()
+	}
+	name := cache.NewObjectName(s.cfg.RootNamespace, meshName)
+	return &resource{f, namedLister(s.clients.core, configMaps, name, &corev1.ConfigMap{})}
 }
 
 // Select sets the discovery selectors, in the form of kubectl's --selector. Until then no object of
@@ -162,16 +168,6 @@ func (s *Source) reselect() {
 	}
 }
 
-// find returns an object. An EndpointSlice whose labels change leaves one feed and enters another.
-func find(feeds []*feed, key object.Key) (object.Object, bool) {
-	for _, f := range feeds {
-		if o, ok := f.get(key); ok {
-			return o, true
-		}
-	}
-	return object.Object{}, false
-}
-
 // Waiting says which objects were never read, and why; an empty string if all were.
 func (s *Source) Waiting() string {
 	var waiting []string
@@ -206,4 +202,20 @@ func (s *Source) Status() []source.Status {
 		all[i].Cluster = s.cfg.Cluster
 	}
 	return all
+}
+
+// A resource is a built-in resource and its feed.
+type resource struct {
+	*feed
+	lister lister
+}
+
+// find returns an object. An EndpointSlice whose labels change leaves one feed and enters another.
+func find(feeds []*feed, key object.Key) (object.Object, bool) {
+	for _, f := range feeds {
+		if o, ok := f.get(key); ok {
+			return o, true
+		}
+	}
+	return object.Object{}, false
 }
