@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
@@ -146,4 +147,12 @@ func (d direct) RoundTrip(request *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("the API server %s redirects to %q, which is not allowed here", request.URL.Host, response.Header.Get("Location"))
 	}
 	return response, err
+}
+
+// ifRefused returns advice if err says that the API server has refused a request, else nothing.
+func ifRefused(err error, advice string) string {
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		return advice
+	}
+	return ""
 }

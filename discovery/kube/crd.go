@@ -33,9 +33,9 @@ func customs(cluster string) []custom {
 // A customFeed follows a custom resource while the API server has its definition. It is the store
 // of the Reflector of the definition.
 type customFeed struct {
-	source *Source
-	custom custom
-	feed   *feed
+	clients *clients
+	custom  custom
+	feed    *feed
 
 	health // of the requests for the definition
 
@@ -44,10 +44,11 @@ type customFeed struct {
 	stop  func()               // ends that; nil while the resource is not followed
 }
 
-func newCustomFeed(s *Source, c custom) *customFeed {
+// newCustomFeed returns a feed of a custom resource with the selected namespaces.
+func newCustomFeed(c custom, clients *clients, n *selection, cfg source.ObjectsConfig) *customFeed {
 	return &customFeed{
-		source: s, custom: c, feed: newFeed(c.resource.Resource, s.selection, s.cfg),
-		health: health{what: "the definition of " + c.resource.Resource, log: s.cfg.Logger},
+		clients: clients, custom: c, feed: newFeed(c.resource.Resource, n, cfg),
+		health: health{what: "the definition of " + c.resource.Resource, log: cfg.Logger},
 	}
 }
 
@@ -62,7 +63,7 @@ func (c *customFeed) run(ctx context.Context) {
 		}()
 		return func() { cancel(); <-done }
 	}
-	follow(ctx, c.source.clients.definitionLister(c.custom.definition), c, &c.health)
+	follow(ctx, c.clients.definitionLister(c.custom.definition), c, &c.health)
 	c.pause()
 }
 
@@ -95,7 +96,7 @@ func (c *customFeed) follow(ctx context.Context) {
 		var version schema.GroupVersionResource
 		err := wait.PollUntilContextCancel(ctx, retry().Duration, true, func(ctx context.Context) (bool, error) {
 			var err error
-			version, err = c.source.clients.servedVersion(ctx, c.custom.resource)
+			version, err = c.clients.servedVersion(ctx, c.custom.resource)
 			c.feed.asked(ctx, err)
 			return err == nil, nil
 		})
@@ -103,7 +104,7 @@ func (c *customFeed) follow(ctx context.Context) {
 			return // ctx has ended
 		}
 		following, end := context.WithCancel(ctx)
-		c.feed.follow(following, c.source.clients.customLister(version).onNotFound(func(err error) {
+		c.feed.follow(following, c.clients.customLister(version).onNotFound(func(err error) {
 			c.feed.asked(ctx, err)
 			end()
 		}))

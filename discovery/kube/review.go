@@ -8,7 +8,6 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 
 	"github.com/nametap/nametap/discovery/auth"
@@ -46,8 +45,5 @@ func (a *Access) Reviewer(audience string) (auth.Review, error) {
 
 // adviceFor says what to do about an error of the API server.
 func adviceFor(err error) string {
-	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-		return ": let nametap-discovery create tokenreviews.authentication.k8s.io, see docs/discovery.md"
-	}
-	return ""
+	return ifRefused(err, ": let nametap-discovery create tokenreviews.authentication.k8s.io, see docs/discovery.md")
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -82,10 +81,7 @@ func writersOf(entries []metav1.ManagedFieldsEntry, field string) (writers []str
 
 // adviceForRole says what to do about a request that the API server has refused.
 func adviceForRole(err error) string {
-	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-		return ": give nametap-discovery the Role of docs/discovery.md"
-	}
-	return ""
+	return ifRefused(err, ": give nametap-discovery the Role of docs/discovery.md")
 }
 
 // ignore returns err, or nil if it is one of some kinds.

@@ -54,7 +54,7 @@ func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
 		s.feeds = append(s.feeds, &resource{newFeed("labels of the root namespace", nil, cfg), c.networkLister(cfg.NetworkOf)})
 	}
 	for _, custom := range customs(cfg.Cluster) {
-		s.customs = append(s.customs, newCustomFeed(s, custom))
+		s.customs = append(s.customs, newCustomFeed(custom, c, s.selection, cfg))
 	}
 	return s, nil
 }
