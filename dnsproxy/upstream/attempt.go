@@ -6,10 +6,6 @@ import (
 	"time"
 )
 
-// maxPooled is the capacity in bytes beyond which packets, and attempts with them, are not returned to their
-// pools.
-const maxPooled = 4 << 10
-
 // An attempt is one query to one server, in flight. The goroutine that removes it from its
 // socket's table calls end, which returns it to the pool.
 type attempt struct {
@@ -33,44 +29,6 @@ type attempt struct {
 	opcode    byte       // as it is in the header
 	question  []byte     // as sent, in wire form
 	packet    []byte     // the whole query, if sent over a connection
-}
-
-// takePacket returns a copy of a query, until keepPacket.
-func (c *Client) takePacket(query []byte) *[]byte {
-	buffer, ok := c.packets.Get().(*[]byte)
-	if !ok {
-		buffer = new([]byte)
-	}
-	*buffer = append((*buffer)[:0], query...)
-	return buffer
-}
-
-// keepPacket ends what takePacket began.
-func (c *Client) keepPacket(buffer *[]byte) {
-	if cap(*buffer) <= maxPooled {
-		c.packets.Put(buffer)
-	}
-}
-
-// newAttempt returns an attempt from the pool.
-func (c *Client) newAttempt(s *server) *attempt {
-	a, ok := c.attempts.Get().(*attempt)
-	if !ok {
-		a = new(attempt)
-	}
-	*a = attempt{server: s, question: a.question[:0], packet: a.packet[:0]}
-	return a
-}
-
-// protocol returns the name of what a query is sent over.
-func (s *server) protocol(stream bool) string {
-	switch {
-	case s.spec.TLS:
-		return "tls"
-	case stream:
-		return "tcp"
-	}
-	return "udp"
 }
 
 // awaited reports whether the reply is still of use.

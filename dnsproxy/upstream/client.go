@@ -3,116 +3,20 @@ package upstream
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"errors"
+	"encoding/hex"
+	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/clock"
 )
-
-var (
-	// ErrNoServers is the error of a group without servers.
-	ErrNoServers = errors.New("no nameserver to ask")
-	// ErrLoop is the error of a server that forwards queries back to this agent.
-	ErrLoop = errors.New("its queries come back to this agent")
-	// ErrTimeout is the error of a server that sent no reply in time.
-	ErrTimeout = errors.New("no reply in time")
-	// ErrMalformed is the error of a server whose reply cannot be parsed.
-	ErrMalformed = errors.New("its reply is malformed")
-	// ErrCrowded is the error for a server that is not configured when too many sockets are
-	// open to such servers.
-	ErrCrowded = errors.New("queries for too many nameservers that are not configured are in flight")
-	// ErrSilent is the error of a server that sends nothing and owes replies to many queries (rule 7).
-	ErrSilent = errors.New("no sign of life, and many queries wait for it already")
-)
-
-// defaultTimeout is less than the 5 s after which glibc gives up on a nameserver.
-const defaultTimeout = 4 * time.Second
-
-// Config configures a Client. The zero Config is usable.
-type Config struct {
-	// Timeout ends every query; zero means 4 s.
-	Timeout time.Duration
-	// Check checks a reply to a QUERY. It returns the response code with all twelve bits, and
-	// whether the reply is a negative answer. A reply for which it returns an error is not used.
-	// If Check is nil only headers are read.
-	//
-	// A caller that parses the answer does so a second time, which costs about 50 ns of the 17 µs
-	// of an exchange. A parsed reply cannot travel with the answer as it is, since the ID and
-	// the question of the answer are restored later.
-	Check func(reply []byte) (rcode int, negative bool, err error)
-	// TLSRoots are the certificate authorities for TLS servers; nil means the system's.
-	TLSRoots *x509.CertPool
-	// TLSRootsFile is a PEM file with certificate authorities, which is read for every new
-	// connection; if it is empty TLSRoots are used.
-	TLSRootsFile string
-	// Control is called for each socket before it is connected, as Control of net.Dialer is. It may
-	// be nil.
-	Control func(network, address string, conn syscall.RawConn) error
-	// Clock tells the age of sockets; nil means clock.New().
-	Clock *clock.Clock
-	// Logger logs when a server is down or loops, and when it can be used again; nil logs
-	// nothing.
-	Logger *slog.Logger
-	// Observe is called with the time that each reply took, from several goroutines. It
-	// must not block. It may be nil.
-	Observe func(server Spec, rtt time.Duration)
-}
-
-// Options tell how to ask a group of servers, as in resolv.conf(5) or flags.
-type Options struct {
-	// Fastest prefers fast servers over first ones.
-	Fastest bool
-	// UseVC asks over TCP only.
-	UseVC bool
-	// Timeout and Attempts are options of resolv.conf(5). A query ends after their
-	// product times the number of servers, if that is less than Config.Timeout. If only
-	// one of them is zero it has resolv.conf(5)'s default, 5 s or 2.
-	Timeout  time.Duration
-	Attempts int
-}
-
-// Status is the state of a server and what was counted for it.
-type Status struct {
-	Spec  Spec
-	State State
-	RTT   time.Duration // smoothed; zero before the first reply
-
-	Requests  uint64 // queries sent, with repetitions and probes
-	Failures  uint64 // queries without a reply: timeouts and errors
-	Wrong     uint64 // responses that belong to no query in flight
-	Malformed uint64 // packets that are not DNS responses, and replies that cannot be parsed
-	Hedges    uint64 // queries sent because a server was late
-
-	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP and FORMERR,
-	// and "other" for all others, since a nameserver could send each of 4,096. Replies to probes do not count.
-	Responses map[string]uint64
-	// Refusing is true if the last replies to queries, ten at least and for names of three domains,
-	// were no answer. A query does not count if a server that answers other queries has failed for it
-	// before.
-	Refusing bool
-
-	LastError   string // empty if there was none
-	LastErrorAt time.Time
-	Barred      bool // the last query could not be sent: a firewall of this host drops it (EPERM)
-
-	// TCP says what became of queries over TCP, if the server is also queried over UDP.
-	TCP TCPStatus
-}
-
-// A TCPStatus says since when queries over TCP have had no reply, and why. It is zero if the last one had one.
-type TCPStatus struct {
-	Since       time.Time
-	LastError   string
-	LastErrorAt time.Time
-}
 
 // A Client asks nameservers. It is safe for concurrent use.
 type Client struct {
@@ -185,6 +89,16 @@ func (c *Client) Close() {
 	c.goroutines.Wait()
 }
 
+// newServer returns a server without history.
+func (c *Client) newServer(spec Spec) *server {
+	s := &server{spec: spec, name: spec.String(), client: c}
+	s.stream = newStreams(s)
+	if !spec.TLS {
+		s.udp = newUDPSockets(s)
+	}
+	return s
+}
+
 func (c *Client) serversLocked() []*server {
 	servers := make([]*server, 0, len(c.servers))
 	for _, s := range c.servers {
@@ -198,15 +112,19 @@ func (c *Client) allLocked() []*server {
 	return append(c.serversLocked(), c.elsewhere.servers()...)
 }
 
-// spawn runs f on a goroutine that Close waits for, unless the client is closed.
-func (c *Client) spawn(f func()) bool {
+// Status returns the status of each server that was ever in a group, sorted by
+// [Spec.String].
+func (c *Client) Status() []Status {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return false
+	servers := c.serversLocked()
+	c.mu.Unlock()
+	now := time.Now()
+	all := make([]Status, 0, len(servers))
+	for _, s := range servers {
+		all = append(all, s.status(now))
 	}
-	c.goroutines.Go(f)
-	return true
+	sort.Slice(all, func(i, j int) bool { return all[i].Spec.String() < all[j].Spec.String() })
+	return all
 }
 
 // sweepInterval is how often attempts and sockets are checked for their age.
@@ -239,14 +157,14 @@ func (c *Client) sweep() {
 	}
 }
 
-// newServer returns a server without history.
-func (c *Client) newServer(spec Spec) *server {
-	s := &server{spec: spec, name: spec.String(), client: c}
-	s.stream = newStreams(s)
-	if !spec.TLS {
-		s.udp = newUDPSockets(s)
-	}
-	return s
+// A Group is a list of servers that know the same names. It is safe for concurrent use.
+type Group struct {
+	client  *Client
+	servers []*server
+	options Options
+	timeout time.Duration
+
+	budget budget
 }
 
 // Group returns the group of these servers, in order of preference. A server has one
@@ -272,61 +190,92 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 	return g
 }
 
-// total returns how long a query may take by resolv.conf(5), zero if it has no bound.
-func (o Options) total(servers int) time.Duration {
-	const defaultTimeout, defaultAttempts = 5 * time.Second, 2
-	if o.Timeout <= 0 && o.Attempts <= 0 {
-		return 0
+// Start sends a query in wire form and returns. The receiver gets the first usable reply (NOERROR or
+// NXDOMAIN; any reply to an opcode other than QUERY) and the server that sent it. If all
+// servers fail it gets the best failure: SERVFAIL, REFUSED, NOTIMP, FORMERR, others. If
+// there is no reply at all the error names every server with its cause; errors.Is finds
+// ErrNoServers, ErrLoop, ErrTimeout, ErrSilent and the errors of package net.
+//
+// The query must have at most one question; it belongs to the group and is not changed. The reply belongs to
+// the receiver and has the query's ID and question (but see Verbatim). Without Config.Check it may
+// be malformed behind its question.
+func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
+	if len(g.servers) == 0 {
+		receiver.Receive(Answer{}, ErrNoServers)
+		return Started{}
 	}
-	timeout, attempts := o.Timeout, o.Attempts
-	if timeout <= 0 {
-		timeout = defaultTimeout
+	e := g.client.newExchange()
+	started := Started{exchange: e, generation: e.generation.Load()}
+	e.busy, e.receiver = true, receiver
+	if err := e.begin(g, query, how); err != nil {
+		e.finish()
+		receiver.Receive(Answer{}, err)
+		return Started{}
 	}
-	if attempts <= 0 {
-		attempts = defaultAttempts
-	}
-	return timeout * time.Duration(attempts*servers)
+	started.trace = e.trace
+	e.start(time.Now())
+	e.drive()
+	return started
 }
 
-// Status returns the status of each server that was ever in a group, sorted by
-// [Spec.String].
-func (c *Client) Status() []Status {
-	c.mu.Lock()
-	servers := c.serversLocked()
-	c.mu.Unlock()
+// Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
+// the first server of the group that accepts one. It calls send with each message of the
+// response except the last, which it returns. Messages are as the server sent them. Each must
+// arrive within Config.Timeout. There may be an error after some messages have been sent.
+func (g *Group) Transfer(query []byte, send func(message []byte) error) (last Answer, err error) {
+	c := g.client
+	if c.transfers.Add(1) > maxTransfers {
+		c.transfers.Add(-1)
+		return Answer{}, ErrTransfers
+	}
+	defer c.transfers.Add(-1)
+	tracker, err := newTransferEnd(query)
+	if err != nil {
+		return Answer{}, err
+	}
+	conn, server, err := g.dialAny()
+	if err != nil {
+		return Answer{}, err
+	}
+	defer conn.Close()
+	last.Server = server.name
+	if last.Reply, err = relayTransfer(conn, query, tracker, transferRelay{send, c.latest.Load().Timeout}); err != nil {
+		err = fmt.Errorf("%s: %w", server.name, cause(err))
+	}
+	return last, err
+}
+
+// dialAny connects to the first server that can be connected to.
+func (g *Group) dialAny() (net.Conn, *server, error) {
 	now := time.Now()
-	all := make([]Status, 0, len(servers))
+	servers := slices.Clone(g.servers)
+	slices.SortStableFunc(servers, func(a, b *server) int { return int(a.standing(now).state) - int(b.standing(now).state) })
+	err := ErrNoServers
 	for _, s := range servers {
-		all = append(all, s.status(now))
-	}
-	sort.Slice(all, func(i, j int) bool { return all[i].Spec.String() < all[j].Spec.String() })
-	return all
-}
-
-// cause returns the reason in an error, without the operation and the addresses that
-// package net puts around it.
-func cause(err error) error {
-	var opError *net.OpError
-	if errors.As(err, &opError) {
-		if opError.Timeout() {
-			return ErrTimeout
+		if s.standing(now).state == Looping {
+			err = fmt.Errorf("%s: %w", s.name, ErrLoop)
+			continue
 		}
-		return opError.Err
+		var conn net.Conn
+		if conn, err = s.dial(); err == nil {
+			return conn, s, nil
+		}
+		err = fmt.Errorf("%s: %w", s.name, cause(err))
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return ErrTimeout
-	}
-	return err
+	return nil, nil, err
 }
 
-// A Group is a list of servers that know the same names. It is safe for concurrent use.
-type Group struct {
-	client  *Client
-	servers []*server
-	options Options
-	timeout time.Duration
-
-	budget budget
+// Suspect sends a loop probe to each server of the group for which one is due. The caller
+// calls it when it receives a question that servers of the group have
+// been asked and not answered yet. It does not block; [Client.Echo] recognises the probes that
+// come back.
+func (g *Group) Suspect() {
+	now := time.Now()
+	for _, s := range g.servers {
+		if s.loopProbeDue(now) {
+			s.sendLoopProbe(now)
+		}
+	}
 }
 
 // Down reports whether all servers are down or looping (rule 2).
@@ -349,4 +298,94 @@ func (g *Group) Full() bool {
 		}
 	}
 	return len(g.servers) > 0
+}
+
+// Echo is to be called with the name of every question below [LoopZone] that the agent
+// receives.
+//
+// It reports whether the question is a probe of this client that comes back to be answered here,
+// or to be forwarded to the same server again. Then the server loops, except if the question came
+// from a socket of this client: without a conntrack zone the kernel takes a query of the agent for
+// one of the application that had its port before, and redirects it. That socket is used no more.
+// If several probes in a row are redirected, the rules do not let the user of the agent pass, and
+// the server counts as one that loops.
+// A probe on its way to another server has passed through a forwarder on this host, which is not
+// a loop.
+// A server that loops is not asked any more until, at least ten seconds later, it answers
+// a probe itself. The caller should answer the question with REFUSED, so that it is not sent
+// again.
+func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
+	const label = 2 * probeLen
+	var id [probeLen]byte
+	if len(name) < 1+label || name[0] != label || name[1+label:] != loopSuffix() {
+		return false
+	}
+	if _, err := hex.Decode(id[:], []byte(name[1:1+label])); err != nil {
+		return false
+	}
+	c.mu.Lock()
+	probe := c.probes[id]
+	c.mu.Unlock()
+	if probe == nil || arrival.To.IsValid() && arrival.To != probe.server.spec.Addr {
+		return false
+	}
+	redirected := probe.server.retireFrom(plain(arrival.From))
+	c.mu.Lock()
+	probe.echoed, probe.redirected = true, redirected
+	c.mu.Unlock()
+	switch {
+	case !redirected:
+		probe.server.setLooping(true, ErrLoop.Error())
+	case probe.server.redirectedAgain():
+		probe.server.setLooping(true, redirectedAlways)
+	}
+	return true
+}
+
+// Elsewhere returns the group of the one server at an address that a client chose. A server
+// that was ever in another group keeps its history. The number of other servers, and of
+// sockets to them, is bounded: the servers that were asked least recently are evicted, and
+// queries to them fail with [ErrCrowded]. [Client.Status] leaves them out.
+func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
+	group, victims := c.findElsewhere(addr)
+	for _, victim := range victims {
+		victim.close()
+	}
+	return group
+}
+
+// findElsewhere returns the group of a server, and the servers that are evicted for it.
+func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*server) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s, known := c.servers[Spec{Addr: addr}]; known {
+		if s.alone == nil {
+			s.alone = c.alone(s)
+		}
+		return s.alone, nil
+	}
+	e := &c.elsewhere
+	if at, known := e.byAddr[addr]; known {
+		e.recent.MoveToFront(at)
+		return at.Value.(*Group), nil //nolint:forcetypeassert // no other type is put in
+	}
+	s := c.newServer(Spec{Addr: addr})
+	s.elsewhere = true
+	group = c.alone(s)
+	if e.recent.Len() >= maxElsewhere {
+		victims = e.evict(victims)
+	}
+	const victimsEach = 2 // a server may have more than one socket
+	for range victimsEach {
+		if c.elsewhereOpen.Load() >= evictElsewhereSockets {
+			victims = e.evict(victims)
+		}
+	}
+	e.byAddr[addr] = e.recent.PushFront(group)
+	return group, victims
+}
+
+// alone returns a group of one server.
+func (c *Client) alone(s *server) *Group {
+	return &Group{client: c, servers: []*server{s}, timeout: c.latest.Load().Timeout}
 }

@@ -1,8 +1,6 @@
 package upstream
 
 import (
-	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -19,36 +17,6 @@ import (
 // again over another connection.
 const unackedTimeout = 2 * time.Second
 
-// dial opens a connection, with TLS if the server is asked over TLS.
-func (s *server) dial() (net.Conn, error) {
-	client := s.client
-	ctx, cancel := context.WithTimeout(client.context, client.latest.Load().Timeout)
-	defer cancel()
-	dialer := net.Dialer{Control: client.config.Control}
-	conn, err := dialer.DialContext(ctx, "tcp", s.spec.Addr.String())
-	if err != nil {
-		return nil, err
-	}
-	if err := limitUnacked(conn); err != nil {
-		_ = conn.Close() // it was never used
-		return nil, err
-	}
-	if !s.spec.TLS {
-		return conn, nil
-	}
-	config, err := client.tlsConfig(s.spec)
-	if err != nil {
-		_ = conn.Close() // it was never used
-		return nil, err
-	}
-	secure := tls.Client(conn, config)
-	if err := secure.HandshakeContext(ctx); err != nil {
-		_ = conn.Close() // it was never used
-		return nil, err
-	}
-	return secure, nil
-}
-
 // limitUnacked sets unackedTimeout (tcp(7), TCP_USER_TIMEOUT).
 func limitUnacked(conn net.Conn) error {
 	raw, err := conn.(*net.TCPConn).SyscallConn() //nolint:forcetypeassert // it was dialled as one
@@ -59,24 +27,6 @@ func limitUnacked(conn net.Conn) error {
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unackedTimeout.Milliseconds()))
 	})
 	return errors.Join(controlErr, err)
-}
-
-// tlsConfig returns the configuration for a connection to a TLS server.
-func (c *Client) tlsConfig(spec Spec) (*tls.Config, error) {
-	config := &tls.Config{
-		MinVersion: tls.VersionTLS12, ServerName: spec.ServerName, RootCAs: c.config.TLSRoots,
-		ClientSessionCache: c.tickets,
-	}
-	if config.ServerName == "" {
-		config.ServerName = spec.Addr.Addr().WithZone("").String()
-	}
-	if path := c.latest.Load().TLSRootsFile; path != "" {
-		var err error
-		if config.RootCAs, err = ReadRoots(path); err != nil {
-			return nil, err
-		}
-	}
-	return config, nil
 }
 
 // ReadRoots reads a PEM file with certificates of certificate authorities.

@@ -2,10 +2,7 @@ package upstream
 
 import (
 	"container/list"
-	"context"
-	"log/slog"
 	"net/netip"
-	"sync"
 	"time"
 )
 
@@ -50,49 +47,6 @@ func (e *elsewhere) servers() []*server {
 	return servers
 }
 
-// Elsewhere returns the group of the one server at an address that a client chose. A server
-// that was ever in another group keeps its history. The number of other servers, and of
-// sockets to them, is bounded: the servers that were asked least recently are evicted, and
-// queries to them fail with [ErrCrowded]. [Client.Status] leaves them out.
-func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
-	group, victims := c.findElsewhere(addr)
-	for _, victim := range victims {
-		victim.close()
-	}
-	return group
-}
-
-// findElsewhere returns the group of a server, and the servers that are evicted for it.
-func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*server) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s, known := c.servers[Spec{Addr: addr}]; known {
-		if s.alone == nil {
-			s.alone = c.alone(s)
-		}
-		return s.alone, nil
-	}
-	e := &c.elsewhere
-	if at, known := e.byAddr[addr]; known {
-		e.recent.MoveToFront(at)
-		return at.Value.(*Group), nil //nolint:forcetypeassert // no other type is put in
-	}
-	s := c.newServer(Spec{Addr: addr})
-	s.elsewhere = true
-	group = c.alone(s)
-	if e.recent.Len() >= maxElsewhere {
-		victims = e.evict(victims)
-	}
-	const victimsEach = 2 // a server may have more than one socket
-	for range victimsEach {
-		if c.elsewhereOpen.Load() >= evictElsewhereSockets {
-			victims = e.evict(victims)
-		}
-	}
-	e.byAddr[addr] = e.recent.PushFront(group)
-	return group, victims
-}
-
 // evict removes the server with open sockets that was asked least recently, and servers without
 // sockets that were asked even earlier, and appends them to victims. A server that has replied
 // is moved to the front instead, unless all have.
@@ -124,60 +78,4 @@ func (e *elsewhere) remove(at *list.Element) *server {
 	delete(e.byAddr, s.spec.Addr)
 	s.evicted.Store(true)
 	return s
-}
-
-// alone returns a group of one server.
-func (c *Client) alone(s *server) *Group {
-	return &Group{client: c, servers: []*server{s}, timeout: c.latest.Load().Timeout}
-}
-
-// hasReplied reports whether the server has ever replied.
-func (s *server) hasReplied() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.history.srtt != 0
-}
-
-// udpSlots is how many of the server's UDP sockets take queries.
-func (s *server) udpSlots() uint32 {
-	if s.elsewhere {
-		return elsewhereSlots
-	}
-	return udpSlots
-}
-
-// logs logs a line; about servers that are not configured, at most one a second.
-func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
-	attrs = append(attrs, slog.String("server", s.name))
-	logger := s.client.config.Logger
-	if s.elsewhere {
-		suppressed, due := s.client.elsewhere.log.due(time.Now())
-		if !due {
-			return
-		}
-		text += " (not in resolv.conf)"
-		if suppressed > 0 {
-			attrs = append(attrs, slog.Int("suppressed", suppressed))
-		}
-	}
-	logger.LogAttrs(context.Background(), level, text, attrs...)
-}
-
-// A limitedLog bounds the number of lines in the log.
-type limitedLog struct {
-	mu         sync.Mutex
-	last       time.Time // when a line was logged
-	suppressed int       // lines since then
-}
-
-// due reports whether a line is to be logged now, and how many were suppressed before.
-func (l *limitedLog) due(now time.Time) (suppressed int, due bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if now.Sub(l.last) < elsewhereLogPause {
-		l.suppressed++
-		return 0, false
-	}
-	suppressed, l.last, l.suppressed = l.suppressed, now, 0
-	return suppressed, true
 }

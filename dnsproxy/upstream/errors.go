@@ -1,9 +1,30 @@
 package upstream
 
 import (
+	"context"
+	"crypto/tls"
 	"errors"
-	"strings"
+	"net"
+	"syscall"
 )
+
+var (
+	// ErrNoServers is the error of a group without servers.
+	ErrNoServers = errors.New("no nameserver to ask")
+	// ErrLoop is the error of a server that forwards queries back to this agent.
+	ErrLoop = errors.New("its queries come back to this agent")
+	// ErrTimeout is the error of a server that sent no reply in time.
+	ErrTimeout = errors.New("no reply in time")
+	// ErrMalformed is the error of a server whose reply cannot be parsed.
+	ErrMalformed = errors.New("its reply is malformed")
+	// ErrCrowded is the error for a server that is not configured when too many sockets are
+	// open to such servers.
+	ErrCrowded = errors.New("queries for too many nameservers that are not configured are in flight")
+	// ErrSilent is the error of a server that sends nothing and owes replies to many queries (rule 7).
+	ErrSilent = errors.New("no sign of life, and many queries wait for it already")
+)
+
+var errPeerClosed = errors.New("the server closed the connection")
 
 // A noReply is the error of a query that no server answered. Its text may be sent to clients,
 // so it is one short line.
@@ -12,37 +33,41 @@ type noReply struct {
 	causes []error
 }
 
-// strays follows the cause of a server that has sent something.
-const strays = ", only packets that are no reply to a query in flight"
-
-// newNoReply returns the error of an exchange that is over, with the cause for each server.
-func newNoReply(e *exchange) *noReply {
-	var text strings.Builder
-	text.WriteString("no nameserver answered")
-	separator := ": "
-	err := &noReply{}
-	for i := range e.servers {
-		cause := e.schedule.tries[i].err
-		if cause == nil {
-			cause = e.schedule.cause
-		}
-		if cause == nil {
-			continue
-		}
-		text.WriteString(separator)
-		text.WriteString(e.servers[i].name + ": " + cause.Error())
-		if t := &e.schedule.tries[i]; t.asked > 0 && errors.Is(cause, ErrTimeout) && e.servers[i].strayedSince(t.first) {
-			text.WriteString(strays)
-		}
-		separator = "; "
-		err.causes = append(err.causes, cause)
-	}
-	err.text = text.String()
-	return err
-}
-
 // Error returns a text with every server and its cause.
 func (e *noReply) Error() string { return e.text }
 
 // Unwrap returns the causes.
 func (e *noReply) Unwrap() []error { return e.causes }
+
+// refuses reports whether an error is a sign that the server does not serve. A timeout or
+// an error of this host is none.
+func refuses(err error) bool {
+	for _, sign := range []error{
+		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN,
+		errPeerClosed,
+	} {
+		if errors.Is(err, sign) {
+			return true
+		}
+	}
+	var alert tls.AlertError
+	var certificate *tls.CertificateVerificationError
+	var header tls.RecordHeaderError
+	return errors.As(err, &alert) || errors.As(err, &certificate) || errors.As(err, &header)
+}
+
+// cause returns the reason in an error, without the operation and the addresses that
+// package net puts around it.
+func cause(err error) error {
+	var opError *net.OpError
+	if errors.As(err, &opError) {
+		if opError.Timeout() {
+			return ErrTimeout
+		}
+		return opError.Err
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return ErrTimeout
+	}
+	return err
+}

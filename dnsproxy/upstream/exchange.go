@@ -1,8 +1,9 @@
 package upstream
 
 import (
+	"errors"
 	"math/rand/v2"
-	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,9 +12,6 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
-
-// How tells how a query is sent. TLS servers are always asked over TLS.
-type How int
 
 const (
 	// UDPThenTCP asks over UDP, and over TCP if the reply is truncated. If no server sends
@@ -31,6 +29,9 @@ const (
 	// Traced may be added, too: the answer has all Attempts.
 	Traced How = 1 << 5
 )
+
+// How tells how a query is sent. TLS servers are always asked over TLS.
+type How int
 
 // A Receiver gets the result of a query.
 type Receiver interface {
@@ -61,34 +62,6 @@ type Answer struct {
 
 // tellAfter is how long an answer takes that has Attempts though the query is not Traced.
 const tellAfter = 500 * time.Millisecond
-
-// Start sends a query in wire form and returns. The receiver gets the first usable reply (NOERROR or
-// NXDOMAIN; any reply to an opcode other than QUERY) and the server that sent it. If all
-// servers fail it gets the best failure: SERVFAIL, REFUSED, NOTIMP, FORMERR, others. If
-// there is no reply at all the error names every server with its cause; errors.Is finds
-// ErrNoServers, ErrLoop, ErrTimeout, ErrSilent and the errors of package net.
-//
-// The query must have at most one question; it belongs to the group and is not changed. The reply belongs to
-// the receiver and has the query's ID and question (but see Verbatim). Without Config.Check it may
-// be malformed behind its question.
-func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
-	if len(g.servers) == 0 {
-		receiver.Receive(Answer{}, ErrNoServers)
-		return Started{}
-	}
-	e := g.client.newExchange()
-	started := Started{exchange: e, generation: e.generation.Load()}
-	e.busy, e.receiver = true, receiver
-	if err := e.begin(g, query, how); err != nil {
-		e.finish()
-		receiver.Receive(Answer{}, err)
-		return Started{}
-	}
-	started.trace = e.trace
-	e.start(time.Now())
-	e.drive()
-	return started
-}
 
 // A Started is a query that was started.
 type Started struct {
@@ -391,11 +364,95 @@ func (e *exchange) answer() (Answer, error) {
 	return Answer{Reply: reply, Server: e.servers[s.winner].name, Provisional: s.provisional, Plain: s.plain, Attempts: e.attempts(time.Now())}, nil
 }
 
-// RcodeName returns the name of a response code. The DNS library calls 16 BADSIG, which is BADVERS in a reply to a
-// query (RFC 6895, section 2.3), so that has its number.
-func RcodeName(code int) string {
-	if name, named := dns.RcodeToString[code]; named && code != dns.RcodeBadVers {
-		return name
+// attempts returns [Answer.Attempts] of an exchange that has a reply.
+func (e *exchange) attempts(now time.Time) []Attempt {
+	if e.trace != nil {
+		return e.trace.whole(e, now)
 	}
-	return "response code " + strconv.Itoa(code)
+	s := &e.schedule
+	first := now
+	for i := range s.tries {
+		if t := &s.tries[i]; t.asked > 0 && t.first.Before(first) {
+			first = t.first
+		}
+	}
+	if s.tries[s.winner].failure == nil && now.Sub(first) < tellAfter {
+		return nil
+	}
+	all := make([]Attempt, 0, len(s.tries))
+	for i := range s.tries {
+		t, made := &s.tries[i], Attempt{Server: e.servers[i].name, Used: i == s.winner}
+		if t.asked > 0 {
+			made.Protocol = e.servers[i].protocol(t.stream)
+			made.Sent, made.Took = seconds(t.first.Sub(first)), seconds(now.Sub(t.first))
+		}
+		switch {
+		case made.Used:
+			made.Result = RcodeName(int(s.reply[wire.FlagsOffset+1] & 0x0f))
+		case t.failure != nil:
+			made.Result = RcodeName(t.code)
+		case t.err != nil:
+			made.Result = t.err.Error()
+		case t.asked == 0:
+			continue
+		}
+		all = append(all, made)
+	}
+	return all
+}
+
+// strays follows the cause of a server that has sent something.
+const strays = ", only packets that are no reply to a query in flight"
+
+// newNoReply returns the error of an exchange that is over, with the cause for each server.
+func newNoReply(e *exchange) *noReply {
+	var text strings.Builder
+	text.WriteString("no nameserver answered")
+	separator := ": "
+	err := &noReply{}
+	for i := range e.servers {
+		cause := e.schedule.tries[i].err
+		if cause == nil {
+			cause = e.schedule.cause
+		}
+		if cause == nil {
+			continue
+		}
+		text.WriteString(separator)
+		text.WriteString(e.servers[i].name + ": " + cause.Error())
+		if t := &e.schedule.tries[i]; t.asked > 0 && errors.Is(cause, ErrTimeout) && e.servers[i].strayedSince(t.first) {
+			text.WriteString(strays)
+		}
+		separator = "; "
+		err.causes = append(err.causes, cause)
+	}
+	err.text = text.String()
+	return err
+}
+
+// whole returns the attempts of an exchange that has an answer, and the servers that were not asked.
+func (t *trace) whole(e *exchange, now time.Time) []Attempt {
+	all := t.soFar(now)
+	if t == nil {
+		return nil
+	}
+	s := &e.schedule
+	if s.reply != nil {
+		for i := len(all) - 1; i >= 0; i-- {
+			if t.attempts[i].try == s.winner && all[i].Result != "" {
+				all[i].Used = true
+				break
+			}
+		}
+	}
+	for i := range s.tries {
+		if try := &s.tries[i]; try.asked == 0 {
+			why := try.standing.state.String()
+			if try.err != nil {
+				why = try.err.Error()
+			}
+			all = append(all, Attempt{Server: e.servers[i].name, Result: why})
+		}
+	}
+	return all
 }

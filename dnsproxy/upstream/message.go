@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"errors"
+	"strconv"
 
 	"github.com/miekg/dns"
 
@@ -110,6 +111,15 @@ func hasOPT(reply []byte) bool {
 		}
 	}
 	return false
+}
+
+// RcodeName returns the name of a response code. The DNS library calls 16 BADSIG, which is BADVERS in a reply to a
+// query (RFC 6895, section 2.3), so that has its number.
+func RcodeName(code int) string {
+	if name, named := dns.RcodeToString[code]; named && code != dns.RcodeBadVers {
+		return name
+	}
+	return "response code " + strconv.Itoa(code)
 }
 
 // read reads a reply.

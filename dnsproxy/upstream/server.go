@@ -1,11 +1,14 @@
 package upstream
 
 import (
+	"context"
+	crypto "crypto/rand"
+	"crypto/tls"
+	"encoding/hex"
 	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -81,6 +84,78 @@ func (s *server) carrier(stream bool) carrier {
 	return s.udp
 }
 
+// protocol returns the name of what a query is sent over.
+func (s *server) protocol(stream bool) string {
+	switch {
+	case s.spec.TLS:
+		return "tls"
+	case stream:
+		return "tcp"
+	}
+	return "udp"
+}
+
+// dial opens a connection, with TLS if the server is asked over TLS.
+func (s *server) dial() (net.Conn, error) {
+	client := s.client
+	ctx, cancel := context.WithTimeout(client.context, client.latest.Load().Timeout)
+	defer cancel()
+	dialer := net.Dialer{Control: client.config.Control}
+	conn, err := dialer.DialContext(ctx, "tcp", s.spec.Addr.String())
+	if err != nil {
+		return nil, err
+	}
+	if err := limitUnacked(conn); err != nil {
+		_ = conn.Close() // it was never used
+		return nil, err
+	}
+	if !s.spec.TLS {
+		return conn, nil
+	}
+	config, err := client.tlsConfig(s.spec)
+	if err != nil {
+		_ = conn.Close() // it was never used
+		return nil, err
+	}
+	secure := tls.Client(conn, config)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = conn.Close() // it was never used
+		return nil, err
+	}
+	return secure, nil
+}
+
+// opening counts a socket that is about to be opened and makes sure that it will be swept.
+// It returns an error if the server may not have one more. If the socket cannot be opened
+// the caller calls shut.
+func (s *server) opening() error {
+	c := s.client
+	if s.elsewhere {
+		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.hasReplied() {
+			c.elsewhereOpen.Add(-1)
+			return ErrCrowded
+		}
+	}
+	s.open.Add(1)
+	c.open.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed && !c.sweeping {
+		c.sweeping = true
+		c.goroutines.Go(c.sweep)
+	}
+	return nil
+}
+
+// shut counts a socket that was closed, or could not be opened.
+func (s *server) shut() {
+	s.open.Add(-1)
+	s.client.open.Add(-1)
+	if s.elsewhere {
+		s.client.elsewhereOpen.Add(-1)
+	}
+}
+
 // rtt returns how long replies take, smoothed; zero before the first one.
 func (s *server) rtt() time.Duration {
 	s.mu.Lock()
@@ -139,6 +214,13 @@ func (s *server) lateAfter() time.Duration {
 	return s.history.lateAfter()
 }
 
+// hasReplied reports whether the server has ever replied.
+func (s *server) hasReplied() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.history.srtt != 0
+}
+
 // sent notes a query.
 func (s *server) sent(now time.Time) {
 	s.requests.Add(1)
@@ -185,67 +267,6 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 // turnedEvery is how often it is logged at most that a server gives no answers.
 const turnedEvery = time.Minute
 
-// A server gives no answers after refusingAfter replies in a row that were none, to names of refusingDomains: all names
-// of one domain fail if its own nameservers do.
-const (
-	refusingAfter   = 10
-	refusingDomains = 3
-)
-
-// refusals are the replies of a server in a row that were no answer.
-type refusals struct {
-	count   int
-	domains []wire.Name // the last two labels of names, refusingDomains at most
-}
-
-// all reports whether the server gives no answers.
-func (f *refusals) all() bool { return f.count >= refusingAfter && len(f.domains) == refusingDomains }
-
-// add counts a reply to a question in wire form.
-func (f *refusals) add(question []byte) {
-	f.count++
-	if len(f.domains) == refusingDomains || len(question) < questionTail {
-		return
-	}
-	domain := wire.Fold(question[:len(question)-questionTail])
-	for domain != wire.Root && domain.Parent() != wire.Root && domain.Parent().Parent() != wire.Root {
-		domain = domain.Parent()
-	}
-	if !slices.Contains(f.domains, domain) {
-		f.domains = append(f.domains, domain)
-	}
-}
-
-// questionTail is the length of the root label, the type and the class of a question.
-const questionTail = 5
-
-// rcodes is the number of keys of Status.Responses.
-const rcodes = 7
-
-// rcodeNames returns the keys of Status.Responses.
-func rcodeNames() [rcodes]string {
-	return [...]string{"NOERROR", "NXDOMAIN", "SERVFAIL", "REFUSED", "NOTIMP", "FORMERR", "other"}
-}
-
-// rcodeIndex returns the index of a response code in rcodeNames.
-func rcodeIndex(code int) int {
-	for i, named := range [...]int{
-		dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError,
-	} {
-		if code == named {
-			return i
-		}
-	}
-	return rcodes - 1
-}
-
-// refuses reports whether the last replies to queries were no answers.
-func (s *server) refuses() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.refused.all()
-}
-
 // countLocked counts a reply to a query, and reports whether with it the server has begun, or has ceased, to give no
 // answers. A server that gets only what others have failed for may answer all other questions.
 func (s *server) countLocked(a *attempt, r reading) (turned bool) {
@@ -281,6 +302,13 @@ func (s *server) failed(a *attempt, err error) {
 	if refuses(err) && (!a.stream || s.udp == nil) && a.probe == noProbe {
 		s.history.refused(a.sent)
 	}
+}
+
+// refuses reports whether the last replies to queries were no answers.
+func (s *server) refuses() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refused.all()
 }
 
 // stray counts a packet that is no reply to a query in flight.
@@ -327,6 +355,132 @@ func (s *server) answeredPlain(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.history.answeredPlain(now)
+}
+
+// sendProbe sends a probe (rule 2). It asks what the server has answered last, and if that is
+// not answered the next question. A server that answers over UDP is alive, although TCP to it may
+// be blocked; so probes go over TCP only with use-vc.
+func (s *server) sendProbe(now time.Time) {
+	s.mu.Lock()
+	asks := max(s.nextProbe, probeID)
+	s.nextProbe = asks%probeKnown + 1
+	if s.nextProbe == probeKnown && len(s.known) == 0 {
+		s.nextProbe = probeID
+	}
+	question, useVC := append([]byte(nil), asks.question(s.known)...), s.options.UseVC
+	s.mu.Unlock()
+	a := s.client.newAttempt(s)
+	a.probe, a.sent, a.stream = asks, now, s.udp == nil || useVC
+	a.question = append(a.question, question...)
+	s.requests.Add(1)
+	s.carrier(a.stream).send(a, wire.NewQuery(question))
+}
+
+// loopProbeDue reports whether a suspected server is to be probed, and counts the probe.
+// For servers that loop there is loopProbeAgain.
+func (s *server) loopProbeDue(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	since := now.Sub(s.loopProbe)
+	switch {
+	case s.history.looping:
+		return false
+	case s.loopProbe.IsZero() || since > probesForget:
+		s.loopProbes = 0
+	case since < loopProbePause<<min(s.loopProbes, maxProbes):
+		return false
+	default:
+		s.loopProbes++
+	}
+	s.loopProbe = now
+	return true
+}
+
+// loopProbeAgain probes a server that loops, at most every ten seconds.
+func (s *server) loopProbeAgain(now time.Time) {
+	s.mu.Lock()
+	due := now.Sub(s.loopProbe) >= loopRecheck
+	if due {
+		s.loopProbe = now
+	}
+	s.mu.Unlock()
+	if due {
+		s.sendLoopProbe(now)
+	}
+}
+
+// sendLoopProbe sends a probe.
+func (s *server) sendLoopProbe(now time.Time) {
+	probe := &loopProbe{server: s, sent: now}
+	_, _ = crypto.Read(probe.id[:]) // cannot fail
+	s.client.addProbe(probe)
+
+	name := wire.Name(hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])) + loopSuffix()
+	question := wire.AppendQuestion(nil, name, dns.TypeTXT, dns.ClassINET)
+
+	a := s.client.newAttempt(s)
+	a.loopProbe, a.sent, a.stream = probe, now, s.udp == nil
+	a.question = append(a.question, question...)
+	s.requests.Add(1)
+	s.carrier(a.stream).send(a, wire.NewQuery(question))
+}
+
+// redirectedAgain counts a probe that was redirected, and reports whether so many in a row are no
+// accident.
+func (s *server) redirectedAgain() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.redirected++
+	return s.redirected > maxRedirected
+}
+
+// retireFrom retires the socket of the server that has a local address, and reports whether there
+// is one.
+func (s *server) retireFrom(local netip.AddrPort) bool {
+	return s.udp != nil && s.udp.retireFrom(local) || s.stream.retireFrom(local)
+}
+
+// setLooping notes whether the server loops and why, and logs a change.
+func (s *server) setLooping(looping bool, why string) {
+	s.mu.Lock()
+	changed := s.history.looping != looping
+	s.history.looping = looping
+	if !looping {
+		s.redirected = 0
+	}
+	s.mu.Unlock()
+	switch {
+	case changed && looping:
+		s.note(why)
+		s.logs(slog.LevelWarn, "nameserver is no longer used: "+why)
+	case changed:
+		s.logs(slog.LevelInfo, "nameserver is used again: its queries no longer come back")
+	}
+}
+
+// udpSlots is how many of the server's UDP sockets take queries.
+func (s *server) udpSlots() uint32 {
+	if s.elsewhere {
+		return elsewhereSlots
+	}
+	return udpSlots
+}
+
+// logs logs a line; about servers that are not configured, at most one a second.
+func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
+	attrs = append(attrs, slog.String("server", s.name))
+	logger := s.client.config.Logger
+	if s.elsewhere {
+		suppressed, due := s.client.elsewhere.log.due(time.Now())
+		if !due {
+			return
+		}
+		text += " (not in resolv.conf)"
+		if suppressed > 0 {
+			attrs = append(attrs, slog.Int("suppressed", suppressed))
+		}
+	}
+	logger.LogAttrs(context.Background(), level, text, attrs...)
 }
 
 // status returns the server's element of Client.Status.

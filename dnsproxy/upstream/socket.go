@@ -30,6 +30,37 @@ type socket struct {
 	closed  bool                // then it is retired, too
 }
 
+// isLocal reports whether a socket has a local address, a plain one.
+func isLocal(conn net.Conn, local netip.AddrPort) bool {
+	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	return err == nil && plain(addr) == local
+}
+
+// plain returns an address without a zone, IPv4-mapped ones as IPv4.
+func plain(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+}
+
+// sockets are the sockets of one kind to a server.
+type sockets[S interface {
+	comparable
+	// send sends a packet and owns the attempt from then on. It reports false if the socket
+	// is retired; then the caller still owns the attempt.
+	send(a *attempt, packet []byte) bool
+	sweep(now time.Time)
+	retireFrom(local netip.AddrPort) bool
+	close()
+}] struct {
+	server *server
+	// choose returns the socket that an attempt is to use, and opens one if necessary. It is
+	// called with mu held.
+	choose func(a *attempt) (S, error)
+
+	mu     sync.Mutex
+	closed bool
+	all    []S
+}
+
 // since returns the time since t on the client's clock.
 func (s *socket) since(t time.Time) time.Duration { return s.server.client.config.Clock.Since(t) }
 
@@ -92,17 +123,6 @@ func (s *socket) removeRepliedLocked(response []byte) *attempt {
 	return a
 }
 
-// isLocal reports whether a socket has a local address, a plain one.
-func isLocal(conn net.Conn, local netip.AddrPort) bool {
-	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
-	return err == nil && plain(addr) == local
-}
-
-// plain returns an address without a zone, IPv4-mapped ones as IPv4.
-func plain(a netip.AddrPort) netip.AddrPort {
-	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
-}
-
 // awaitedLocked reports whether any attempt is awaited.
 func (s *socket) awaitedLocked() bool {
 	for _, a := range s.pending {
@@ -129,26 +149,6 @@ func (s *socket) endLocked() (first bool) {
 		s.server.shut()
 	}
 	return first
-}
-
-// sockets are the sockets of one kind to a server.
-type sockets[S interface {
-	comparable
-	// send sends a packet and owns the attempt from then on. It reports false if the socket
-	// is retired; then the caller still owns the attempt.
-	send(a *attempt, packet []byte) bool
-	sweep(now time.Time)
-	retireFrom(local netip.AddrPort) bool
-	close()
-}] struct {
-	server *server
-	// choose returns the socket that an attempt is to use, and opens one if necessary. It is
-	// called with mu held.
-	choose func(a *attempt) (S, error)
-
-	mu     sync.Mutex
-	closed bool
-	all    []S
 }
 
 // send implements carrier.
@@ -207,36 +207,5 @@ func (p *sockets[S]) close() {
 	p.mu.Unlock()
 	for _, s := range all {
 		s.close()
-	}
-}
-
-// opening counts a socket that is about to be opened and makes sure that it will be swept.
-// It returns an error if the server may not have one more. If the socket cannot be opened
-// the caller calls shut.
-func (s *server) opening() error {
-	c := s.client
-	if s.elsewhere {
-		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.hasReplied() {
-			c.elsewhereOpen.Add(-1)
-			return ErrCrowded
-		}
-	}
-	s.open.Add(1)
-	c.open.Add(1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.closed && !c.sweeping {
-		c.sweeping = true
-		c.goroutines.Go(c.sweep)
-	}
-	return nil
-}
-
-// shut counts a socket that was closed, or could not be opened.
-func (s *server) shut() {
-	s.open.Add(-1)
-	s.client.open.Add(-1)
-	if s.elsewhere {
-		s.client.elsewhereOpen.Add(-1)
 	}
 }

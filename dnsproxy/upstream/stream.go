@@ -20,8 +20,6 @@ const (
 	frameLen = 2 // length of the length field in front of a message
 )
 
-var errPeerClosed = errors.New("the server closed the connection")
-
 // A stream is one connection. One goroutine dials and writes, another reads.
 type stream struct {
 	socket
@@ -36,6 +34,106 @@ type stream struct {
 	heard   time.Time // last
 	waiting time.Time // first query since heard; zero if there is none
 	served  bool      // a reply has come over it
+}
+
+const (
+	// streamQueries is how many queries in flight share a connection before another
+	// is opened, of which a server gets maxStreams (RFC 7766, section 6.2.2, wants
+	// few).
+	streamQueries = 128
+	maxStreams    = 4
+)
+
+// streams are a server's connections, over TCP or TLS.
+type streams struct {
+	sockets[*stream]
+}
+
+func newStreams(s *server) *streams {
+	p := new(streams)
+	p.server, p.choose = s, p.chooseLocked
+	return p
+}
+
+// A survey tells how the connections that take queries are doing.
+type survey struct {
+	open     int       // how many there are
+	best     *stream   // has the fewest queries of the connections that are not silent; may be nil
+	least    int       // queries of best
+	freshest *stream   // has been silent for the shortest time; may be nil
+	stalest  *stream   // has been silent for the longest time; may be nil
+	youngest time.Time // when the last one was opened
+}
+
+// chooseLocked returns the connection with the fewest queries, or a new one if all have many.
+// A connection that has been silent for longer than the server usually takes is left alone,
+// since it may be dead. A repeated query also leaves alone a connection that has been silent
+// since the first attempt. A server gets at most maxStreams. If all of them are silent, the
+// longest silent one is retired to make room, but at most every maxLate, since it may be the
+// names that are slow.
+func (p *streams) chooseLocked(a *attempt) (*stream, error) {
+	now, late := time.Now(), minLate
+	if a.asked <= 1 {
+		late = p.server.lateAfter()
+	}
+	v := p.surveyLocked(now, late)
+	room := len(p.all) < 2*maxStreams
+	switch {
+	case v.best != nil && (v.least < streamQueries || v.open >= maxStreams):
+		return v.best, nil
+	case room && v.open < maxStreams:
+	case room && v.best == nil && v.stalest != nil && now.Sub(v.youngest) > maxLate:
+		v.stalest.retire()
+	case v.freshest != nil:
+		return v.freshest, nil
+	default:
+		return nil, errTooManyQueries
+	}
+	s, err := p.openLocked(now)
+	if err != nil && v.freshest != nil {
+		return v.freshest, nil
+	}
+	return s, err
+}
+
+func (p *streams) surveyLocked(now time.Time, late time.Duration) survey {
+	v := survey{least: maxPending}
+	shortest, longest := time.Duration(math.MaxInt64), time.Duration(-1)
+	for _, s := range p.all {
+		n, silence, ok := s.load(now)
+		if !ok {
+			continue
+		}
+		v.open++
+		if s.born.After(v.youngest) {
+			v.youngest = s.born
+		}
+		if silence > longest {
+			v.stalest, longest = s, silence
+		}
+		if n < maxPending && silence < shortest {
+			v.freshest, shortest = s, silence
+		}
+		if n < v.least && silence <= late {
+			v.best, v.least = s, n
+		}
+	}
+	return v
+}
+
+// openLocked opens a connection.
+func (p *streams) openLocked(now time.Time) (*stream, error) {
+	if err := p.server.opening(); err != nil {
+		return nil, err
+	}
+	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: p.server.client.config.Clock.Now()}
+	s.server, s.pending = p.server, make(map[uint16]*attempt)
+	if !p.server.client.spawn(s.run) {
+		p.server.shut()
+		return nil, net.ErrClosed
+	}
+	p.all = append(p.all, s)
+	return s, nil
 }
 
 // load returns how many queries the connection has and for how long it has been silent,
@@ -240,104 +338,4 @@ func (s *stream) sweep(now time.Time) {
 	if idle {
 		s.close()
 	}
-}
-
-const (
-	// streamQueries is how many queries in flight share a connection before another
-	// is opened, of which a server gets maxStreams (RFC 7766, section 6.2.2, wants
-	// few).
-	streamQueries = 128
-	maxStreams    = 4
-)
-
-// streams are a server's connections, over TCP or TLS.
-type streams struct {
-	sockets[*stream]
-}
-
-func newStreams(s *server) *streams {
-	p := new(streams)
-	p.server, p.choose = s, p.chooseLocked
-	return p
-}
-
-// chooseLocked returns the connection with the fewest queries, or a new one if all have many.
-// A connection that has been silent for longer than the server usually takes is left alone,
-// since it may be dead. A repeated query also leaves alone a connection that has been silent
-// since the first attempt. A server gets at most maxStreams. If all of them are silent, the
-// longest silent one is retired to make room, but at most every maxLate, since it may be the
-// names that are slow.
-func (p *streams) chooseLocked(a *attempt) (*stream, error) {
-	now, late := time.Now(), minLate
-	if a.asked <= 1 {
-		late = p.server.lateAfter()
-	}
-	v := p.surveyLocked(now, late)
-	room := len(p.all) < 2*maxStreams
-	switch {
-	case v.best != nil && (v.least < streamQueries || v.open >= maxStreams):
-		return v.best, nil
-	case room && v.open < maxStreams:
-	case room && v.best == nil && v.stalest != nil && now.Sub(v.youngest) > maxLate:
-		v.stalest.retire()
-	case v.freshest != nil:
-		return v.freshest, nil
-	default:
-		return nil, errTooManyQueries
-	}
-	s, err := p.openLocked(now)
-	if err != nil && v.freshest != nil {
-		return v.freshest, nil
-	}
-	return s, err
-}
-
-// A survey tells how the connections that take queries are doing.
-type survey struct {
-	open     int       // how many there are
-	best     *stream   // has the fewest queries of the connections that are not silent; may be nil
-	least    int       // queries of best
-	freshest *stream   // has been silent for the shortest time; may be nil
-	stalest  *stream   // has been silent for the longest time; may be nil
-	youngest time.Time // when the last one was opened
-}
-
-func (p *streams) surveyLocked(now time.Time, late time.Duration) survey {
-	v := survey{least: maxPending}
-	shortest, longest := time.Duration(math.MaxInt64), time.Duration(-1)
-	for _, s := range p.all {
-		n, silence, ok := s.load(now)
-		if !ok {
-			continue
-		}
-		v.open++
-		if s.born.After(v.youngest) {
-			v.youngest = s.born
-		}
-		if silence > longest {
-			v.stalest, longest = s, silence
-		}
-		if n < maxPending && silence < shortest {
-			v.freshest, shortest = s, silence
-		}
-		if n < v.least && silence <= late {
-			v.best, v.least = s, n
-		}
-	}
-	return v
-}
-
-// openLocked opens a connection.
-func (p *streams) openLocked(now time.Time) (*stream, error) {
-	if err := p.server.opening(); err != nil {
-		return nil, err
-	}
-	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: p.server.client.config.Clock.Now()}
-	s.server, s.pending = p.server, make(map[uint16]*attempt)
-	if !p.server.client.spawn(s.run) {
-		p.server.shut()
-		return nil, net.ErrClosed
-	}
-	p.all = append(p.all, s)
-	return s, nil
 }

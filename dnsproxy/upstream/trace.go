@@ -5,8 +5,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // An Attempt is what was sent to one server for a traced query, and what came of it.
@@ -85,21 +83,6 @@ func (t *trace) ended(o *outcome, now time.Time) {
 	}
 }
 
-// text says what the outcome is.
-func (o *outcome) text() string {
-	switch {
-	case o.err != nil:
-		return cause(o.err).Error()
-	case o.reading.err != nil:
-		return ErrMalformed.Error() + ": " + o.reading.err.Error()
-	}
-	text := RcodeName(o.reading.code)
-	if o.reading.truncated {
-		text += ", truncated"
-	}
-	return text
-}
-
 // soFar returns the attempts until now. It may be called while the exchange runs.
 func (t *trace) soFar(now time.Time) []Attempt {
 	if t == nil {
@@ -114,70 +97,6 @@ func (t *trace) soFar(now time.Time) []Attempt {
 			a.Took = seconds(now.Sub(t.attempts[i].at))
 		}
 		all = append(all, a)
-	}
-	return all
-}
-
-// whole returns the attempts of an exchange that has an answer, and the servers that were not asked.
-func (t *trace) whole(e *exchange, now time.Time) []Attempt {
-	all := t.soFar(now)
-	if t == nil {
-		return nil
-	}
-	s := &e.schedule
-	if s.reply != nil {
-		for i := len(all) - 1; i >= 0; i-- {
-			if t.attempts[i].try == s.winner && all[i].Result != "" {
-				all[i].Used = true
-				break
-			}
-		}
-	}
-	for i := range s.tries {
-		if try := &s.tries[i]; try.asked == 0 {
-			why := try.standing.state.String()
-			if try.err != nil {
-				why = try.err.Error()
-			}
-			all = append(all, Attempt{Server: e.servers[i].name, Result: why})
-		}
-	}
-	return all
-}
-
-// attempts returns [Answer.Attempts] of an exchange that has a reply.
-func (e *exchange) attempts(now time.Time) []Attempt {
-	if e.trace != nil {
-		return e.trace.whole(e, now)
-	}
-	s := &e.schedule
-	first := now
-	for i := range s.tries {
-		if t := &s.tries[i]; t.asked > 0 && t.first.Before(first) {
-			first = t.first
-		}
-	}
-	if s.tries[s.winner].failure == nil && now.Sub(first) < tellAfter {
-		return nil
-	}
-	all := make([]Attempt, 0, len(s.tries))
-	for i := range s.tries {
-		t, made := &s.tries[i], Attempt{Server: e.servers[i].name, Used: i == s.winner}
-		if t.asked > 0 {
-			made.Protocol = e.servers[i].protocol(t.stream)
-			made.Sent, made.Took = seconds(t.first.Sub(first)), seconds(now.Sub(t.first))
-		}
-		switch {
-		case made.Used:
-			made.Result = RcodeName(int(s.reply[wire.FlagsOffset+1] & 0x0f))
-		case t.failure != nil:
-			made.Result = RcodeName(t.code)
-		case t.err != nil:
-			made.Result = t.err.Error()
-		case t.asked == 0:
-			continue
-		}
-		all = append(all, made)
 	}
 	return all
 }

@@ -3,10 +3,8 @@ package upstream
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"slices"
 	"time"
 
 	"github.com/miekg/dns"
@@ -18,53 +16,6 @@ const maxTransfers = 16
 
 // ErrTransfers is the error when too many zone transfers are running.
 var ErrTransfers = errors.New("too many zone transfers are running")
-
-// Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
-// the first server of the group that accepts one. It calls send with each message of the
-// response except the last, which it returns. Messages are as the server sent them. Each must
-// arrive within Config.Timeout. There may be an error after some messages have been sent.
-func (g *Group) Transfer(query []byte, send func(message []byte) error) (last Answer, err error) {
-	c := g.client
-	if c.transfers.Add(1) > maxTransfers {
-		c.transfers.Add(-1)
-		return Answer{}, ErrTransfers
-	}
-	defer c.transfers.Add(-1)
-	tracker, err := newTransferEnd(query)
-	if err != nil {
-		return Answer{}, err
-	}
-	conn, server, err := g.dialAny()
-	if err != nil {
-		return Answer{}, err
-	}
-	defer conn.Close()
-	last.Server = server.name
-	if last.Reply, err = relayTransfer(conn, query, tracker, transferRelay{send, c.latest.Load().Timeout}); err != nil {
-		err = fmt.Errorf("%s: %w", server.name, cause(err))
-	}
-	return last, err
-}
-
-// dialAny connects to the first server that can be connected to.
-func (g *Group) dialAny() (net.Conn, *server, error) {
-	now := time.Now()
-	servers := slices.Clone(g.servers)
-	slices.SortStableFunc(servers, func(a, b *server) int { return int(a.standing(now).state) - int(b.standing(now).state) })
-	err := ErrNoServers
-	for _, s := range servers {
-		if s.standing(now).state == Looping {
-			err = fmt.Errorf("%s: %w", s.name, ErrLoop)
-			continue
-		}
-		var conn net.Conn
-		if conn, err = s.dial(); err == nil {
-			return conn, s, nil
-		}
-		err = fmt.Errorf("%s: %w", s.name, cause(err))
-	}
-	return nil, nil, err
-}
 
 // A transferRelay tells where messages go, and how long one may take.
 type transferRelay struct {

@@ -41,6 +41,30 @@ func newUDPSockets(s *server) *udpSockets {
 	return p
 }
 
+// A udpSocket is a socket that is connected to a server.
+type udpSocket struct {
+	socket
+	pool *udpSockets
+	conn net.Conn
+	raw  syscall.RawConn
+	born time.Time // of the client's clock
+	left int       // queries that it takes before it is replaced; guarded by mu
+}
+
+// A udpWrite is one call of write(2), pooled with its closure.
+type udpWrite struct {
+	packet []byte
+	err    error
+	do     func(fd uintptr) bool
+}
+
+// transfer calls read(2) or write(2) on a socket that does not block. It bypasses Go's
+// scheduler, whose bookkeeping would take longer than the call.
+func transfer(trap, fd uintptr, b []byte) (n int, errno unix.Errno) {
+	r, _, errno := unix.RawSyscall(trap, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	return int(r), errno //nolint:gosec // at most len(b), or there is an errno
+}
+
 // chooseLocked returns the socket in the attempt's slot, which is replaced when it has had
 // its queries or its time.
 func (p *udpSockets) chooseLocked(a *attempt) (*udpSocket, error) {
@@ -103,16 +127,6 @@ func (p *udpSockets) remove(s *udpSocket) {
 			p.slots[i] = nil
 		}
 	}
-}
-
-// A udpSocket is a socket that is connected to a server.
-type udpSocket struct {
-	socket
-	pool *udpSockets
-	conn net.Conn
-	raw  syscall.RawConn
-	born time.Time // of the client's clock
-	left int       // queries that it takes before it is replaced; guarded by mu
 }
 
 // mayTake reports whether the socket takes another query; when it cannot be replaced, also
@@ -218,13 +232,6 @@ func (s *udpSocket) receive(packet []byte) (last bool) {
 	return last
 }
 
-// A udpWrite is one call of write(2), pooled with its closure.
-type udpWrite struct {
-	packet []byte
-	err    error
-	do     func(fd uintptr) bool
-}
-
 // write sends a packet and never blocks. If the kernel has no room for the packet, it is lost,
 // as a packet may be on the network.
 func (s *udpSocket) write(packet []byte) error {
@@ -248,13 +255,6 @@ func (s *udpSocket) write(packet []byte) error {
 	w.packet = nil
 	pool.Put(w)
 	return err
-}
-
-// transfer calls read(2) or write(2) on a socket that does not block. It bypasses Go's
-// scheduler, whose bookkeeping would take longer than the call.
-func transfer(trap, fd uintptr, b []byte) (n int, errno unix.Errno) {
-	r, _, errno := unix.RawSyscall(trap, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
-	return int(r), errno //nolint:gosec // at most len(b), or there is an errno
 }
 
 // read reads the socket until it is closed or fails, and then ends its attempts. It holds a

@@ -1,0 +1,63 @@
+package upstream
+
+import (
+	"slices"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// A server gives no answers after refusingAfter replies in a row that were none, to names of refusingDomains: all names
+// of one domain fail if its own nameservers do.
+const (
+	refusingAfter   = 10
+	refusingDomains = 3
+)
+
+// refusals are the replies of a server in a row that were no answer.
+type refusals struct {
+	count   int
+	domains []wire.Name // the last two labels of names, refusingDomains at most
+}
+
+// all reports whether the server gives no answers.
+func (f *refusals) all() bool { return f.count >= refusingAfter && len(f.domains) == refusingDomains }
+
+// add counts a reply to a question in wire form.
+func (f *refusals) add(question []byte) {
+	f.count++
+	if len(f.domains) == refusingDomains || len(question) < questionTail {
+		return
+	}
+	domain := wire.Fold(question[:len(question)-questionTail])
+	for domain != wire.Root && domain.Parent() != wire.Root && domain.Parent().Parent() != wire.Root {
+		domain = domain.Parent()
+	}
+	if !slices.Contains(f.domains, domain) {
+		f.domains = append(f.domains, domain)
+	}
+}
+
+// questionTail is the length of the root label, the type and the class of a question.
+const questionTail = 5
+
+// rcodes is the number of keys of Status.Responses.
+const rcodes = 7
+
+// rcodeNames returns the keys of Status.Responses.
+func rcodeNames() [rcodes]string {
+	return [...]string{"NOERROR", "NXDOMAIN", "SERVFAIL", "REFUSED", "NOTIMP", "FORMERR", "other"}
+}
+
+// rcodeIndex returns the index of a response code in rcodeNames.
+func rcodeIndex(code int) int {
+	for i, named := range [...]int{
+		dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError,
+	} {
+		if code == named {
+			return i
+		}
+	}
+	return rcodes - 1
+}
