@@ -3,6 +3,7 @@ package upstream
 import (
 	"errors"
 	"net"
+	"sync/atomic"
 	"time"
 )
 
@@ -12,9 +13,10 @@ type attempt struct {
 	server *server
 	sent   time.Time
 
-	// The exchange that waits for the reply, as long as it has this generation; nil for
+	// The exchange that waits for the reply, as long as its generation is this one; nil for
 	// probes.
-	exchange   *exchange
+	take       func(generation uint64, o outcome)
+	current    *atomic.Uint64 // its generation
 	generation uint64
 	try        int // index of the server in the exchange
 
@@ -31,9 +33,19 @@ type attempt struct {
 	packet    []byte     // the whole query, if sent over a connection
 }
 
+// newAttempt returns an attempt from the pool.
+func newAttempt(s *server) *attempt {
+	a, ok := s.shared.attempts.Get().(*attempt)
+	if !ok {
+		a = new(attempt)
+	}
+	*a = attempt{server: s, question: a.question[:0], packet: a.packet[:0]}
+	return a
+}
+
 // awaited reports whether the reply is still of use.
 func (a *attempt) awaited() bool {
-	return a.loopProbe != nil || a.exchange != nil && a.exchange.generation.Load() == a.generation
+	return a.loopProbe != nil || a.current != nil && a.current.Load() == a.generation
 }
 
 // unawaited is how long an attempt that no query waits for any more is remembered: its reply is a sign of life.
@@ -42,7 +54,7 @@ const unawaited = time.Second
 // expired reports whether the attempt is older than any query may get, or of no use any more.
 func (a *attempt) expired(now time.Time) bool {
 	age := now.Sub(a.sent)
-	return age > time.Duration(a.server.client.longest.Load()) || age > unawaited && !a.awaited()
+	return age > time.Duration(a.server.shared.longest.Load()) || age > unawaited && !a.awaited()
 }
 
 // end ends the attempt with a reply, which it keeps, or with an error.
@@ -53,19 +65,19 @@ func (a *attempt) end(reply []byte, err error) {
 	now := time.Now()
 	var r reading
 	switch {
-	case err == nil && a.loopProbe != nil && !a.server.client.probeAnswered(a.loopProbe):
+	case err == nil && a.loopProbe != nil && !a.server.loopProbeAnswered(a.loopProbe):
 	case err == nil:
-		r = a.server.client.read(reply)
+		r = read(reply, a.server.shared.config.Check)
 		a.server.replied(a, now, r)
 	default:
 		a.server.failed(a, err)
 	}
-	if a.exchange != nil {
+	if a.take != nil {
 		a.server.owes.Add(-1)
 		o := outcome{try: a.try, asked: a.asked, reply: reply, reading: r, err: err, stream: a.stream, plain: a.plain}
-		a.exchange.notify(a.generation, func(e *exchange) { e.outcomes = append(e.outcomes, o) })
+		a.take(a.generation, o)
 	}
 	if cap(a.packet) <= maxPooled {
-		a.server.client.attempts.Put(a)
+		a.server.shared.attempts.Put(a)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,29 +19,13 @@ import (
 
 // A Client asks nameservers. It is safe for concurrent use.
 type Client struct {
-	config  Config
-	latest  atomic.Pointer[Config] // of Configure
-	longest atomic.Int64           // the longest Timeout so far, in ns
-	context context.Context        // for dialling; ends with Close
-	cancel  context.CancelFunc
-	tickets tls.ClientSessionCache
+	shared
 
-	attempts, exchanges, packets, buffers, writes sync.Pool
+	transfers atomic.Int64 // zone transfers that are running
 
-	wheel wheel // the timers of exchanges
-
-	transfers     atomic.Int64 // zone transfers that are running
-	open          atomic.Int64 // sockets and connections
-	lingering     atomic.Int64 // exchanges that were answered and are not over
-	elsewhereOpen atomic.Int64 // open sockets to servers that are not configured
-	goroutines    sync.WaitGroup
-
-	mu        sync.Mutex
-	closed    bool
-	sweeping  bool
+	// The mutex of shared guards these, too.
 	servers   map[Spec]*server
 	elsewhere elsewhere
-	probes    map[[probeLen]byte]*loopProbe
 }
 
 // NewClient returns a client. It uses no resources before the first query.
@@ -53,13 +36,9 @@ func NewClient(config Config) *Client {
 	if config.Clock == nil {
 		config.Clock = clock.New()
 	}
-	c := &Client{
-		config:    config,
-		tickets:   tls.NewLRUClientSessionCache(0),
-		servers:   make(map[Spec]*server),
-		elsewhere: newElsewhere(),
-		probes:    make(map[[probeLen]byte]*loopProbe),
-	}
+	c := &Client{servers: make(map[Spec]*server), elsewhere: newElsewhere()}
+	c.shared.config, c.tickets, c.probes = config, tls.NewLRUClientSessionCache(0), make(map[[probeLen]byte]*loopProbe)
+	c.shared.sweep = c.sweep
 	c.Configure(config)
 	c.context, c.cancel = context.WithCancel(context.Background())
 	return c
@@ -91,7 +70,7 @@ func (c *Client) Close() {
 
 // newServer returns a server without history.
 func (c *Client) newServer(spec Spec) *server {
-	s := &server{spec: spec, name: spec.String(), client: c}
+	s := &server{spec: spec, name: spec.String(), shared: &c.shared}
 	s.stream = newStreams(s)
 	if !spec.TLS {
 		s.udp = newUDPSockets(s)
@@ -204,7 +183,7 @@ func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
 		receiver.Receive(Answer{}, ErrNoServers)
 		return Started{}
 	}
-	e := g.client.newExchange()
+	e := newExchange(&g.client.shared)
 	started := Started{exchange: e, generation: e.generation.Load()}
 	e.busy, e.receiver = true, receiver
 	if err := e.begin(g, query, how); err != nil {

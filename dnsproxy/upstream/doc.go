@@ -60,23 +60,25 @@
 //
 // # Files
 //
-//	client.go            Client and its Config; Group
+// Each of them uses the ones below it. A server also names the attempts that it is sent, and the group that it alone is in.
+//
+//	client.go            Client and Group: starts queries, finds loops, knows servers that are not configured (elsewhere.go)
+//	transfer.go          the end of a zone transfer
 //	exchange.go          one query: does what its schedule decides when an event comes
-//	wheel.go             the timers of exchanges
 //	trace.go             what an exchange has done, if that is asked for
-//	schedule.go          rules 3 to 5, 7 and 8, as a plain value without a clock
-//	settle.go            the end of a query: the answer (rule 6), or the best failure
-//	history.go           rules 1 and 2, and the budget of rule 7; plain values, too
-//	server.go            one server: its history and its sockets
-//	probe.go             probes of servers (rule 2), and for loops
-//	attempt.go           one query to one server, in flight
+//	schedule.go          rules 3 to 6 and 8, and the repetitions of rule 7, as a plain value without a clock
+//	udp.go, stream.go    UDP; connections over TCP and TLS
 //	socket.go            what UDP sockets and connections have in common
-//	udp.go               UDP
-//	stream.go, dial.go   connections over TCP and TLS
-//	elsewhere.go         servers that are not configured
-//	transfer.go          zone transfers
+//	attempt.go           one query to one server, in flight
+//	server.go            one server: its history, its sockets, and probes of it
+//	refusals.go          replies in a row that were no answer; response codes that are counted
+//	history.go           rules 1 and 2, and the budget of rule 7; plain values, too
+//	probe.go             the questions of probes, also of probes for loops
+//	shared.go            what a client and its servers share: settings, pools, goroutines
+//	wheel.go             the timers of exchanges
 //	message.go           comparing and reading replies
-//	spec.go, errors.go   names of servers; the error that has each server's cause
+//	config.go, spec.go   settings, and what Status reports; names of servers
+//	errors.go, dial.go   errors; options of TCP and TLS connections
 //
 // # Sockets
 //

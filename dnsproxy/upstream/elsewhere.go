@@ -3,7 +3,6 @@ package upstream
 import (
 	"container/list"
 	"net/netip"
-	"time"
 )
 
 // Bounds for servers that are asked although they are not configured. Clients choose
@@ -12,24 +11,14 @@ const (
 	// maxElsewhere is how many are remembered.
 	maxElsewhere = 512
 	// evictElsewhereSockets is the number of open sockets from which on each new server evicts
-	// others, first servers that have not replied. A server that has not replied yet may open
-	// a socket while at most newElsewhereSockets are open, others while at most
-	// maxElsewhereSockets are. Each socket costs a descriptor and one or two goroutines.
+	// others, first servers that have not replied.
 	evictElsewhereSockets = 256
-	newElsewhereSockets   = 384
-	maxElsewhereSockets   = 512
-	// elsewhereSlots is how many sockets of such a server take queries. They are closed when
-	// nothing is awaited, so that most queries have a socket of their own.
-	elsewhereSlots = 1
-	// elsewhereLogPause is the least time between lines in the log about any of them.
-	elsewhereLogPause = time.Second
 )
 
 // elsewhere holds the servers of [Client.Elsewhere]. The client's mutex guards it.
 type elsewhere struct {
 	byAddr map[netip.AddrPort]*list.Element
 	recent *list.List // of *Group, the one asked last in front
-	log    limitedLog
 }
 
 func newElsewhere() elsewhere {

@@ -84,7 +84,7 @@ func (s Started) Attempts() []Attempt { return s.trace.soFar(time.Now()) }
 // attempts, its timer and its cancellation. An event runs the exchange on its own goroutine, or leaves that to
 // the goroutine that is running it at the moment.
 type exchange struct {
-	client     *Client
+	shared     *shared
 	generation atomic.Uint64 // of the events that count; changed with mu held
 
 	mu        sync.Mutex
@@ -94,7 +94,7 @@ type exchange struct {
 	cancelled bool
 
 	receiver Receiver
-	lingers  bool // it was answered, and is not over; counted in client.lingering
+	lingers  bool // it was answered, and is not over; counted in shared.lingering
 	spare    []outcome
 	query    []byte
 	question []byte
@@ -103,7 +103,8 @@ type exchange struct {
 	schedule schedule
 	servers  []peer // the servers of the schedule, by the same index
 	timer    timer
-	trace    *trace // nil unless the query is Traced
+	take     func(generation uint64, o outcome) // takes the outcomes of attempts; never changes
+	trace    *trace                             // nil unless the query is Traced
 }
 
 // A peer is a server that may be asked.
@@ -112,20 +113,24 @@ type peer struct {
 	triedPlain bool // it was asked without EDNS for once
 }
 
-func (c *Client) newExchange() *exchange {
+// newExchange returns an exchange from the pool.
+func newExchange(c *shared) *exchange {
 	if e, ok := c.exchanges.Get().(*exchange); ok {
 		return e
 	}
-	e := &exchange{client: c}
-	e.timer.exchange = e
+	e := &exchange{shared: c}
+	e.take = func(generation uint64, o outcome) {
+		e.notify(generation, func(e *exchange) { e.outcomes = append(e.outcomes, o) })
+	}
+	e.timer.notify = func(generation uint64) { e.notify(generation, func(e *exchange) { e.due = true }) }
 	return e
 }
 
 // finish ends the interest in events and returns e to the pool.
 func (e *exchange) finish() {
-	e.client.wheel.stop(&e.timer)
+	e.shared.wheel.stop(&e.timer)
 	if e.lingers {
-		e.client.lingering.Add(-1)
+		e.shared.lingering.Add(-1)
 	}
 	e.mu.Lock()
 	e.generation.Add(1)
@@ -136,7 +141,7 @@ func (e *exchange) finish() {
 	e.receiver, e.lingers, e.trace = nil, false, nil
 	e.schedule.reset()
 	e.mu.Unlock()
-	e.client.exchanges.Put(e)
+	e.shared.exchanges.Put(e)
 }
 
 // notify notes an event by calling note with mu held, unless the exchange is over, and runs the exchange if
@@ -195,7 +200,7 @@ func (e *exchange) tell() {
 	}
 	if !s.over {
 		e.lingers = true
-		s.over = e.client.lingering.Add(1) > maxLingering
+		s.over = e.shared.lingering.Add(1) > maxLingering
 	}
 	answer, err := e.answer()
 	e.receiver.Receive(answer, err)
@@ -293,7 +298,7 @@ func (e *exchange) carryOut(now time.Time) {
 	}
 	e.schedule.actions = e.schedule.actions[:0]
 	if !e.schedule.over {
-		e.client.wheel.set(&e.timer, e.schedule.wakeAt())
+		e.shared.wheel.set(&e.timer, e.schedule.wakeAt(), e.generation.Load())
 	}
 }
 
@@ -301,12 +306,12 @@ func (e *exchange) carryOut(now time.Time) {
 func (e *exchange) send(i int, now time.Time) {
 	s, t := e.servers[i].server, &e.schedule.tries[i]
 	plain := s.plain(now)
-	a := e.client.newAttempt(s)
-	a.exchange, a.generation, a.try = e, e.generation.Load(), i
+	a := newAttempt(s)
+	a.take, a.current, a.generation, a.try = e.take, &e.generation, e.generation.Load(), i
 	a.slot, a.sent, a.stream, a.asked = e.slot, now, t.stream, t.asked
 	e.slot++
-	buffer := e.client.takePacket(e.query)
-	defer e.client.keepPacket(buffer)
+	buffer := e.shared.takePacket(e.query)
+	defer e.shared.keepPacket(buffer)
 	packet := *buffer
 	if e.schedule.edns && (plain || t.plain || e.tryPlain(i, now)) {
 		packet, a.plain = wire.CutOPT(packet), true
@@ -314,7 +319,7 @@ func (e *exchange) send(i int, now time.Time) {
 	question := packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
 	a.second = e.hasFailed(i)
 	a.opcode, a.question = opcode(e.query), append(a.question, question...)
-	e.trace.sent(e, a)
+	e.trace.sent(a, earlier(e.schedule.late, e.schedule.deadline).Sub(now))
 	s.sent(now)
 	s.owes.Add(1)
 	s.carrier(a.stream).send(a, packet)
@@ -353,7 +358,7 @@ func (e *exchange) tryPlain(i int, now time.Time) bool {
 func (e *exchange) answer() (Answer, error) {
 	s := &e.schedule
 	if s.reply == nil {
-		return Answer{Attempts: e.trace.whole(e, time.Now())}, newNoReply(e)
+		return Answer{Attempts: e.traced(time.Now())}, e.noReply()
 	}
 	reply := s.reply
 	if e.verbatim {
@@ -367,7 +372,7 @@ func (e *exchange) answer() (Answer, error) {
 // attempts returns [Answer.Attempts] of an exchange that has a reply.
 func (e *exchange) attempts(now time.Time) []Attempt {
 	if e.trace != nil {
-		return e.trace.whole(e, now)
+		return e.traced(now)
 	}
 	s := &e.schedule
 	first := now
@@ -404,8 +409,8 @@ func (e *exchange) attempts(now time.Time) []Attempt {
 // strays follows the cause of a server that has sent something.
 const strays = ", only packets that are no reply to a query in flight"
 
-// newNoReply returns the error of an exchange that is over, with the cause for each server.
-func newNoReply(e *exchange) *noReply {
+// noReply returns the error of an exchange that is over, with the cause for each server.
+func (e *exchange) noReply() *noReply {
 	var text strings.Builder
 	text.WriteString("no nameserver answered")
 	separator := ": "
@@ -430,12 +435,14 @@ func newNoReply(e *exchange) *noReply {
 	return err
 }
 
-// whole returns the attempts of an exchange that has an answer, and the servers that were not asked.
-func (t *trace) whole(e *exchange, now time.Time) []Attempt {
-	all := t.soFar(now)
+// traced returns the attempts of an exchange that has an answer, and the servers that were not asked; nil if the query
+// is not Traced.
+func (e *exchange) traced(now time.Time) []Attempt {
+	t := e.trace
 	if t == nil {
 		return nil
 	}
+	all := t.soFar(now)
 	s := &e.schedule
 	if s.reply != nil {
 		for i := len(all) - 1; i >= 0; i-- {

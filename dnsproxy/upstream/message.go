@@ -122,17 +122,17 @@ func RcodeName(code int) string {
 	return "response code " + strconv.Itoa(code)
 }
 
-// read reads a reply.
-func (c *Client) read(reply []byte) (r reading) {
+// read reads a reply; check is [Config.Check].
+func read(reply []byte, check func(reply []byte) (rcode int, negative bool, err error)) (r reading) {
 	r.code, r.truncated = rcode(reply), truncated(reply)
 	switch {
 	case !isQuery(reply):
 		r.other = true
 		return r
-	case c.config.Check == nil:
+	case check == nil:
 		r.negative = r.code == dns.RcodeNameError || r.code == dns.RcodeSuccess && wire.Count(reply, wire.AnswerSection) == 0
 	default:
-		r.code, r.negative, r.err = c.config.Check(reply)
+		r.code, r.negative, r.err = check(reply)
 	}
 	r.negative = r.negative && !r.truncated
 	r.edns = r.code != dns.RcodeBadVers && hasOPT(reply)

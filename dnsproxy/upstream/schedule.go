@@ -373,7 +373,7 @@ func (s *schedule) giveUp(cause error, now time.Time) {
 	s.over = true
 }
 
-// The rest of this file is rule 6: answers of servers that are not the first one.
+// The next methods are rule 6: answers of servers that are not the first one.
 
 // inOrder reports whether rule 6 applies.
 func (s *schedule) inOrder() bool { return !s.options.Fastest && !s.once }

@@ -32,11 +32,19 @@ type carrier interface {
 	close()
 }
 
+// Bounds of sockets to all servers that are not configured. A server that has not replied yet may open
+// a socket while at most newElsewhereSockets are open, others while at most
+// maxElsewhereSockets are. Each socket costs a descriptor and one or two goroutines.
+const (
+	newElsewhereSockets = 384
+	maxElsewhereSockets = 512
+)
+
 // A server is a nameserver, with its sockets and its history.
 type server struct {
 	spec   Spec
 	name   string // of spec
-	client *Client
+	shared *shared
 	udp    carrier // nil for TLS
 	stream carrier
 
@@ -97,7 +105,7 @@ func (s *server) protocol(stream bool) string {
 
 // dial opens a connection, with TLS if the server is asked over TLS.
 func (s *server) dial() (net.Conn, error) {
-	client := s.client
+	client := s.shared
 	ctx, cancel := context.WithTimeout(client.context, client.latest.Load().Timeout)
 	defer cancel()
 	dialer := net.Dialer{Control: client.config.Control}
@@ -129,7 +137,7 @@ func (s *server) dial() (net.Conn, error) {
 // It returns an error if the server may not have one more. If the socket cannot be opened
 // the caller calls shut.
 func (s *server) opening() error {
-	c := s.client
+	c := s.shared
 	if s.elsewhere {
 		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.hasReplied() {
 			c.elsewhereOpen.Add(-1)
@@ -150,9 +158,9 @@ func (s *server) opening() error {
 // shut counts a socket that was closed, or could not be opened.
 func (s *server) shut() {
 	s.open.Add(-1)
-	s.client.open.Add(-1)
+	s.shared.open.Add(-1)
 	if s.elsewhere {
-		s.client.elsewhereOpen.Add(-1)
+		s.shared.elsewhereOpen.Add(-1)
 	}
 }
 
@@ -259,8 +267,8 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	case turned:
 		s.logs(slog.LevelInfo, "nameserver answers queries again")
 	}
-	if s.client.config.Observe != nil {
-		s.client.config.Observe(s.spec, rtt)
+	if s.shared.config.Observe != nil {
+		s.shared.config.Observe(s.spec, rtt)
 	}
 }
 
@@ -369,7 +377,7 @@ func (s *server) sendProbe(now time.Time) {
 	}
 	question, useVC := append([]byte(nil), asks.question(s.known)...), s.options.UseVC
 	s.mu.Unlock()
-	a := s.client.newAttempt(s)
+	a := newAttempt(s)
 	a.probe, a.sent, a.stream = asks, now, s.udp == nil || useVC
 	a.question = append(a.question, question...)
 	s.requests.Add(1)
@@ -413,16 +421,40 @@ func (s *server) loopProbeAgain(now time.Time) {
 func (s *server) sendLoopProbe(now time.Time) {
 	probe := &loopProbe{server: s, sent: now}
 	_, _ = crypto.Read(probe.id[:]) // cannot fail
-	s.client.addProbe(probe)
+	s.addLoopProbe(probe)
 
 	name := wire.Name(hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])) + loopSuffix()
 	question := wire.AppendQuestion(nil, name, dns.TypeTXT, dns.ClassINET)
 
-	a := s.client.newAttempt(s)
+	a := newAttempt(s)
 	a.loopProbe, a.sent, a.stream = probe, now, s.udp == nil
 	a.question = append(a.question, question...)
 	s.requests.Add(1)
 	s.carrier(a.stream).send(a, wire.NewQuery(question))
+}
+
+// addLoopProbe remembers a probe, and forgets probes that no server will answer any more.
+func (s *server) addLoopProbe(probe *loopProbe) {
+	s.shared.mu.Lock()
+	defer s.shared.mu.Unlock()
+	for id, old := range s.shared.probes {
+		if probe.sent.Sub(old.sent) > probeForgets {
+			delete(s.shared.probes, id)
+		}
+	}
+	s.shared.probes[probe.id] = probe
+}
+
+// loopProbeAnswered is called when a probe has a reply, and reports whether the reply is the
+// server's: the agent itself replies to a probe that was redirected to it.
+func (s *server) loopProbeAnswered(probe *loopProbe) bool {
+	s.shared.mu.Lock()
+	echoed, redirected := probe.echoed, probe.redirected
+	s.shared.mu.Unlock()
+	if !echoed {
+		s.setLooping(false, "")
+	}
+	return !redirected
 }
 
 // redirectedAgain counts a probe that was redirected, and reports whether so many in a row are no
@@ -458,20 +490,12 @@ func (s *server) setLooping(looping bool, why string) {
 	}
 }
 
-// udpSlots is how many of the server's UDP sockets take queries.
-func (s *server) udpSlots() uint32 {
-	if s.elsewhere {
-		return elsewhereSlots
-	}
-	return udpSlots
-}
-
 // logs logs a line; about servers that are not configured, at most one a second.
 func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
 	attrs = append(attrs, slog.String("server", s.name))
-	logger := s.client.config.Logger
+	logger := s.shared.config.Logger
 	if s.elsewhere {
-		suppressed, due := s.client.elsewhere.log.due(time.Now())
+		suppressed, due := s.shared.elsewhereLog.due(time.Now())
 		if !due {
 			return
 		}

@@ -1,13 +1,41 @@
 package upstream
 
 import (
+	"context"
 	"crypto/tls"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
+// shared is what a [Client] and its servers share.
+type shared struct {
+	config  Config
+	latest  atomic.Pointer[Config] // of Configure
+	longest atomic.Int64           // the longest Timeout so far, in ns
+	context context.Context        //nolint:containedctx // for dialling; ends with Close
+	cancel  context.CancelFunc
+	tickets tls.ClientSessionCache
+
+	attempts, exchanges, packets, buffers, writes sync.Pool
+
+	wheel wheel // the timers of exchanges
+
+	open          atomic.Int64 // sockets and connections
+	lingering     atomic.Int64 // exchanges that were answered and are not over
+	elsewhereOpen atomic.Int64 // open sockets to servers that are not configured
+	elsewhereLog  limitedLog   // lines about these servers
+	goroutines    sync.WaitGroup
+	sweep         func() // sweeps all servers until no socket is open and no server owes replies
+
+	mu       sync.Mutex
+	closed   bool
+	sweeping bool
+	probes   map[[probeLen]byte]*loopProbe
+}
+
 // spawn runs f on a goroutine that Close waits for, unless the client is closed.
-func (c *Client) spawn(f func()) bool {
+func (c *shared) spawn(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -21,18 +49,8 @@ func (c *Client) spawn(f func()) bool {
 // pools.
 const maxPooled = 4 << 10
 
-// newAttempt returns an attempt from the pool.
-func (c *Client) newAttempt(s *server) *attempt {
-	a, ok := c.attempts.Get().(*attempt)
-	if !ok {
-		a = new(attempt)
-	}
-	*a = attempt{server: s, question: a.question[:0], packet: a.packet[:0]}
-	return a
-}
-
 // takePacket returns a copy of a query, until keepPacket.
-func (c *Client) takePacket(query []byte) *[]byte {
+func (c *shared) takePacket(query []byte) *[]byte {
 	buffer, ok := c.packets.Get().(*[]byte)
 	if !ok {
 		buffer = new([]byte)
@@ -42,14 +60,14 @@ func (c *Client) takePacket(query []byte) *[]byte {
 }
 
 // keepPacket ends what takePacket began.
-func (c *Client) keepPacket(buffer *[]byte) {
+func (c *shared) keepPacket(buffer *[]byte) {
 	if cap(*buffer) <= maxPooled {
 		c.packets.Put(buffer)
 	}
 }
 
 // tlsConfig returns the configuration for a connection to a TLS server.
-func (c *Client) tlsConfig(spec Spec) (*tls.Config, error) {
+func (c *shared) tlsConfig(spec Spec) (*tls.Config, error) {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS12, ServerName: spec.ServerName, RootCAs: c.config.TLSRoots,
 		ClientSessionCache: c.tickets,
@@ -66,29 +84,8 @@ func (c *Client) tlsConfig(spec Spec) (*tls.Config, error) {
 	return config, nil
 }
 
-// addProbe remembers a probe, and forgets probes that no server will answer any more.
-func (c *Client) addProbe(probe *loopProbe) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for id, old := range c.probes {
-		if probe.sent.Sub(old.sent) > probeForgets {
-			delete(c.probes, id)
-		}
-	}
-	c.probes[probe.id] = probe
-}
-
-// probeAnswered is called when a probe has a reply, and reports whether the reply is the
-// server's: the agent itself replies to a probe that was redirected to it.
-func (c *Client) probeAnswered(probe *loopProbe) bool {
-	c.mu.Lock()
-	echoed, redirected := probe.echoed, probe.redirected
-	c.mu.Unlock()
-	if !echoed {
-		probe.server.setLooping(false, "")
-	}
-	return !redirected
-}
+// elsewhereLogPause is the least time between lines in the log about servers that are not configured.
+const elsewhereLogPause = time.Second
 
 // A limitedLog bounds the number of lines in the log.
 type limitedLog struct {

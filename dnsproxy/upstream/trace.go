@@ -50,15 +50,14 @@ func (t *trace) repeats() {
 	}
 }
 
-// sent notes that an exchange sends its query to a server.
-func (t *trace) sent(e *exchange, a *attempt) {
+// sent notes that a query is sent to a server, for whose reply it waits for some time.
+func (t *trace) sent(a *attempt, patience time.Duration) {
 	if t == nil {
 		return
 	}
-	s := &e.schedule
 	made := traced{at: a.sent, try: a.try, asked: a.asked, Attempt: Attempt{
 		Server: a.server.name, Protocol: a.server.protocol(a.stream), Plain: a.plain, Repeated: t.repeated,
-		Usual: seconds(a.server.rtt()), Patience: seconds(max(0, earlier(s.late, s.deadline).Sub(a.sent))),
+		Usual: seconds(a.server.rtt()), Patience: seconds(max(0, patience)),
 	}}
 	t.repeated = false
 	t.mu.Lock()

@@ -20,6 +20,9 @@ const (
 	// udpSlots is how many UDP sockets of a server take queries; each query leaves from one
 	// of them at random. With more, a forger would have more sockets to hit.
 	udpSlots = 4
+	// elsewhereSlots is how many sockets of a server that is not configured take queries. They are closed when
+	// nothing is awaited, so that most queries have a socket of their own.
+	elsewhereSlots = 1
 	// udpQueries and udpAge bound how long a socket takes queries, so that a port which a
 	// forger has found is soon of no use.
 	udpQueries = 128
@@ -68,7 +71,7 @@ func transfer(trap, fd uintptr, b []byte) (n int, errno unix.Errno) {
 // chooseLocked returns the socket in the attempt's slot, which is replaced when it has had
 // its queries or its time.
 func (p *udpSockets) chooseLocked(a *attempt) (*udpSocket, error) {
-	slot := a.slot % p.server.udpSlots()
+	slot := a.slot % p.slotsInUse()
 	s := p.slots[slot]
 	if s != nil {
 		if s.mayTake(len(p.all) >= maxUDPSockets) {
@@ -83,6 +86,14 @@ func (p *udpSockets) chooseLocked(a *attempt) (*udpSocket, error) {
 	p.slots[slot] = s
 	p.all = append(p.all, s)
 	return s, nil
+}
+
+// slotsInUse is how many of the sockets take queries.
+func (p *udpSockets) slotsInUse() uint32 {
+	if p.server.elsewhere {
+		return elsewhereSlots
+	}
+	return udpSlots
 }
 
 // open opens a socket. It is connected, so that the kernel drops what others send, and
@@ -100,17 +111,17 @@ func (p *udpSockets) open() (*udpSocket, error) {
 
 // dial is open for a socket that is counted.
 func (p *udpSockets) dial() (*udpSocket, error) {
-	dialer := net.Dialer{Control: p.server.client.config.Control}
+	dialer := net.Dialer{Control: p.server.shared.config.Control}
 	conn, err := dialer.DialContext(context.Background(), "udp", p.server.spec.Addr.String())
 	if err != nil {
 		return nil, cause(err)
 	}
-	s := &udpSocket{pool: p, conn: conn, born: p.server.client.config.Clock.Now(), left: udpQueries}
+	s := &udpSocket{pool: p, conn: conn, born: p.server.shared.config.Clock.Now(), left: udpQueries}
 	s.server, s.pending = p.server, make(map[uint16]*attempt)
 	if raw, ok := conn.(syscall.Conn); ok {
 		s.raw, err = raw.SyscallConn()
 	}
-	if err != nil || !p.server.client.spawn(s.read) {
+	if err != nil || !p.server.shared.spawn(s.read) {
 		_ = conn.Close() // nothing was sent
 		return nil, errors.Join(err, net.ErrClosed)
 	}
@@ -235,7 +246,7 @@ func (s *udpSocket) receive(packet []byte) (last bool) {
 // write sends a packet and never blocks. If the kernel has no room for the packet, it is lost,
 // as a packet may be on the network.
 func (s *udpSocket) write(packet []byte) error {
-	pool := &s.server.client.writes
+	pool := &s.server.shared.writes
 	w, ok := pool.Get().(*udpWrite)
 	if !ok {
 		w = new(udpWrite)
@@ -260,14 +271,14 @@ func (s *udpSocket) write(packet []byte) error {
 // read reads the socket until it is closed or fails, and then ends its attempts. It holds a
 // buffer, which has room for any message, only while there is something to read.
 func (s *udpSocket) read() {
-	client := s.server.client
+	pool := &s.server.shared.buffers
 	var failure error
 	err := s.raw.Read(func(fd uintptr) bool {
-		buffer, ok := client.buffers.Get().(*[dns.MaxMsgSize]byte)
+		buffer, ok := pool.Get().(*[dns.MaxMsgSize]byte)
 		if !ok {
 			buffer = new([dns.MaxMsgSize]byte)
 		}
-		defer client.buffers.Put(buffer)
+		defer pool.Put(buffer)
 		for {
 			n, errno := transfer(unix.SYS_READ, fd, buffer[:])
 			switch errno {

@@ -12,10 +12,10 @@ const (
 	wheelSlots = 1024 // a timer that is due after more than a turn is looked at once in each
 )
 
-// A timer calls notify of its exchange once it is due. The wheel's mutex guards its fields.
+// A timer calls notify once it is due. The wheel's mutex guards its other fields.
 type timer struct {
-	exchange   *exchange
-	generation uint64 // of the exchange, when the timer was set
+	notify     func(generation uint64) // never changes
+	generation uint64                  // of the exchange, when the timer was set
 	at         time.Time
 	prev, next *timer // in its slot; nil if it is not set
 }
@@ -35,8 +35,8 @@ type wheel struct {
 // tick returns the tick at which a timer is looked at that is due at a time.
 func (w *wheel) tick(at time.Time) int64 { return int64(at.Sub(w.origin)/wheelTick) + 1 }
 
-// set sets a timer, in place of what it was set to.
-func (w *wheel) set(t *timer, at time.Time) {
+// set sets a timer of an exchange with a generation, in place of what it was set to.
+func (w *wheel) set(t *timer, at time.Time, generation uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if t.next != nil {
@@ -49,7 +49,7 @@ func (w *wheel) set(t *timer, at time.Time) {
 		w.origin = time.Now().Add(-wheelTick) // so that no tick is 0
 		w.alarm = time.AfterFunc(time.Hour, w.fire)
 	}
-	t.at, t.generation = at, t.exchange.generation.Load()
+	t.at, t.generation = at, generation
 	w.link(t)
 	w.setAlarm(w.tick(at))
 }
@@ -100,14 +100,14 @@ func (w *wheel) fire() {
 			if i%chunk == chunk-1 {
 				time.Sleep(pause)
 			}
-			t.exchange.notify(t.generation, func(e *exchange) { e.due = true })
+			t.notify(t.generation)
 		}
 	}
 }
 
 // A dueTimer is a timer that was due.
 type dueTimer struct {
-	exchange   *exchange
+	notify     func(generation uint64)
 	generation uint64
 }
 
@@ -121,7 +121,7 @@ func (w *wheel) due(now time.Time) (due []dueTimer) {
 		for t := end.next; t != nil && t != end; {
 			next := t.next
 			if !now.Before(t.at) {
-				due = append(due, dueTimer{t.exchange, t.generation})
+				due = append(due, dueTimer{t.notify, t.generation})
 				w.unlink(t)
 			}
 			t = next
