@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/miekg/dns"
@@ -15,6 +16,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // The defaults of a Config, used for zero values.
@@ -151,6 +153,37 @@ func DefaultConfig() Config {
 	return c
 }
 
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// configNames are the names of a Config.
+type configNames struct {
+	cluster  table.Cluster
+	suffixes table.Suffixes
+}
+
+// A textValue has one of a few texts.
+type textValue interface {
+	encoding.TextMarshaler
+	encoding.TextUnmarshaler
+}
+
+// checkText returns an error that names the setting unless v is one of its values.
+func checkText(setting string, v textValue) error {
+	text, err := v.MarshalText()
+	if err == nil {
+		err = v.UnmarshalText(text)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %q: %w", setting, text, err)
+	}
+	return nil
+}
+
 func (c *Config) setDefaults() {
 	setDefault(&c.Addr, defaultAddr)
 	setDefault(&c.Domain, defaultDomain)
@@ -164,24 +197,11 @@ func (c *Config) setDefaults() {
 	c.Forward.SetDefaults()
 }
 
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
 // Validate returns an error if a setting is wrong. The error of [New] is the same.
 func (c Config) Validate() error {
 	c.setDefaults()
 	_, err := c.check()
 	return err
-}
-
-// configNames are the names of a Config.
-type configNames struct {
-	cluster  table.Cluster
-	suffixes table.Suffixes
 }
 
 // check returns the names of a Config with defaults, or an error if a setting is wrong.
@@ -223,20 +243,18 @@ func (c *Config) validate() error {
 	)
 }
 
-// A textValue has one of a few texts.
-type textValue interface {
-	encoding.TextMarshaler
-	encoding.TextUnmarshaler
-}
-
-// checkText returns an error that names the setting unless v is one of its values.
-func checkText(setting string, v textValue) error {
-	text, err := v.MarshalText()
-	if err == nil {
-		err = v.UnmarshalText(text)
-	}
+// splitAddr returns the IP addresses and the port of a [Config.Addr]. The port is empty if
+// the kernel is to choose one.
+func splitAddr(addr string) (hosts []string, port string, err error) {
+	addrs, number, err := sockets.SplitAddr("DNS address", addr)
 	if err != nil {
-		return fmt.Errorf("%s %q: %w", setting, text, err)
+		return nil, "", err
 	}
-	return nil
+	for _, a := range addrs {
+		hosts = append(hosts, a.String())
+	}
+	if number != 0 {
+		port = strconv.Itoa(int(number))
+	}
+	return hosts, port, nil
 }

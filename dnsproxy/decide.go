@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"errors"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -65,6 +66,65 @@ const (
 	sourceProbe    = "probe" // class CH: a question about the server, as the agent's own probes ask
 )
 
+// rules decide what is done with a question. They are immutable, except for the search list,
+// which follows resolv.conf.
+type rules struct {
+	resolvConf *forward.Forwarder // has the search list
+	cluster    table.Cluster
+	beforeSync BeforeSync
+	autopath   Autopath
+	suffixes   table.Suffixes
+	// meantSpecial lists the suffixes in special-use zones that settings give another meaning.
+	meantSpecial []wire.Name
+}
+
+// signed reports whether a query is signed as a whole.
+func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
+
+// answersFor reports whether the table answers a question for a mesh name. Others are forwarded: a
+// host that is not a Service may have records of other types.
+func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
+	alias := m.Host.Alias() != wire.Root
+	if answersAlways(q.Type) || alias && q.Type == dns.TypeCNAME {
+		return true
+	}
+	aliased := t.Aliased(m, q.Name)
+	return aliased.Host.Kubernetes() && aliased.Host.Alias() == wire.Root
+}
+
+// answersAlways reports whether the table answers queries of a type for every mesh name.
+func answersAlways(qtype uint16) bool {
+	switch qtype {
+	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
+		return true
+	}
+	return false
+}
+
+// screen applies the rules that come before the question's rules: opcode, number of
+// questions, EDNS. It reports false if none of them decides.
+func screen(req *dns.Msg) (d decision, decided bool) {
+	if req.Opcode != dns.OpcodeQuery {
+		return decision{action: actForward}, true
+	}
+	if len(req.Question) != 1 {
+		return decision{action: actReject, rcode: dns.RcodeFormatError, reason: errNotOne}, true
+	}
+	opts := 0
+	for _, rr := range req.Extra {
+		if rr.Header().Rrtype == dns.TypeOPT {
+			opts++
+		}
+	}
+	switch { // RFC 6891, section 6.1
+	case opts > 1:
+		return decision{action: actReject, rcode: dns.RcodeFormatError}, true
+	case opts == 1 && req.IsEdns0().Version() != 0:
+		return decision{action: actReject, rcode: dns.RcodeBadVers}, true
+	}
+	return decision{}, false
+}
+
 func (d *decision) source() string {
 	switch d.action {
 	case actPointers, actAddresses:
@@ -94,16 +154,21 @@ func (d *decision) exists(name wire.Name) bool {
 	return d.action == actUnknown && (name == d.zone || d.table.HasBelow(d.local))
 }
 
-// rules decide what is done with a question. They are immutable, except for the search list,
-// which follows resolv.conf.
-type rules struct {
-	resolvConf *forward.Forwarder // has the search list
-	cluster    table.Cluster
-	beforeSync BeforeSync
-	autopath   Autopath
-	suffixes   table.Suffixes
-	// meantSpecial lists the suffixes in special-use zones that settings give another meaning.
-	meantSpecial []wire.Name
+// asked returns the name that nameservers are asked for. A message that is signed keeps its name.
+func (d *decision) asked(q *wire.Query) wire.Name {
+	if d.action == actTarget && !signed(q) {
+		return d.target
+	}
+	return q.Name
+}
+
+// unlessTransfer returns d, or a refusal for a zone transfer: nametap has records of names
+// that it answers itself, and no zones.
+func (d decision) unlessTransfer(q wire.Question) decision {
+	if isTransfer(q.Type) {
+		return decision{action: actReject, match: d.match, rcode: dns.RcodeRefused, reason: errTransfer}
+	}
+	return d
 }
 
 // decide decides on a question by the rules that the package comment numbers; [screen]
@@ -154,26 +219,6 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 	return decision{action: actTarget, match: m, target: target}
 }
 
-// asked returns the name that nameservers are asked for. A message that is signed keeps its name.
-func (d *decision) asked(q *wire.Query) wire.Name {
-	if d.action == actTarget && !signed(q) {
-		return d.target
-	}
-	return q.Name
-}
-
-// signed reports whether a query is signed as a whole.
-func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
-
-// unlessTransfer returns d, or a refusal for a zone transfer: nametap has records of names
-// that it answers itself, and no zones.
-func (d decision) unlessTransfer(q wire.Question) decision {
-	if isTransfer(q.Type) {
-		return decision{action: actReject, match: d.match, rcode: dns.RcodeRefused, reason: errTransfer}
-	}
-	return d
-}
-
 // special returns the special-use zone of a name, unless a setting gives it another meaning.
 func (r *rules) special(name wire.Name) (zone wire.Name, found bool) {
 	if zone, found = name.SpecialZone(); found {
@@ -191,17 +236,6 @@ func (r *rules) search() []wire.Name {
 	return r.resolvConf.Search()
 }
 
-// answersFor reports whether the table answers a question for a mesh name. Others are forwarded: a
-// host that is not a Service may have records of other types.
-func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
-	alias := m.Host.Alias() != wire.Root
-	if answersAlways(q.Type) || alias && q.Type == dns.TypeCNAME {
-		return true
-	}
-	aliased := t.Aliased(m, q.Name)
-	return aliased.Host.Kubernetes() && aliased.Host.Alias() == wire.Root
-}
-
 // answersPointer reports whether the table answers a question of a type for the PTR name of an
 // address. Questions of other types are forwarded, unless only Services have the address: another
 // host's address may be in a zone with records.
@@ -217,15 +251,6 @@ func (r *rules) answersPointer(m *table.Match, qtype uint16) bool {
 	return true
 }
 
-// answersAlways reports whether the table answers queries of a type for every mesh name.
-func answersAlways(qtype uint16) bool {
-	switch qtype {
-	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
-		return true
-	}
-	return false
-}
-
 // decideBeforeSync is decide without a table.
 func (r *rules) decideBeforeSync(name wire.Name, localOnly bool) decision {
 	switch {
@@ -237,26 +262,27 @@ func (r *rules) decideBeforeSync(name wire.Name, localOnly bool) decision {
 	return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errNotSynced}
 }
 
-// screen applies the rules that come before the question's rules: opcode, number of
-// questions, EDNS. It reports false if none of them decides.
-func screen(req *dns.Msg) (d decision, decided bool) {
-	if req.Opcode != dns.OpcodeQuery {
-		return decision{action: actForward}, true
-	}
-	if len(req.Question) != 1 {
-		return decision{action: actReject, rcode: dns.RcodeFormatError, reason: errNotOne}, true
-	}
-	opts := 0
-	for _, rr := range req.Extra {
-		if rr.Header().Rrtype == dns.TypeOPT {
-			opts++
-		}
-	}
-	switch { // RFC 6891, section 6.1
-	case opts > 1:
-		return decision{action: actReject, rcode: dns.RcodeFormatError}, true
-	case opts == 1 && req.IsEdns0().Version() != 0:
-		return decision{action: actReject, rcode: dns.RcodeBadVers}, true
-	}
-	return decision{}, false
+// holdTimeout is how long a query waits for the first table (BeforeSync).
+const holdTimeout = 2 * time.Second
+
+// A failure says why a response has no records.
+type failure struct {
+	rcode int
+	code  uint16 // of the Extended DNS Error (RFC 8914)
+	err   error  // its text; nil for none
 }
+
+// maxReason bounds the text of an Extended DNS Error in bytes, so that a response with the
+// longest question fits in 512 bytes.
+const maxReason = 200
+
+// text returns the text of the Extended DNS Error.
+func (f failure) text() string {
+	text := f.err.Error()
+	return text[:min(len(text), maxReason)]
+}
+
+var errTransfer = errors.New("nametap does not give zone transfers of names that it answers itself")
+
+// isTransfer reports whether qtype means a zone transfer.
+func isTransfer(qtype uint16) bool { return qtype == dns.TypeAXFR || qtype == dns.TypeIXFR }

@@ -10,15 +10,20 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A verdict says what the fast path has made of a query.
-type verdict uint8
-
 // The verdicts of the fast path.
 const (
 	answered verdict = iota // there is a response
 	dropped                 // there is no response
 	later                   // the slow path answers
 )
+
+// A verdict says what the fast path has made of a query.
+type verdict uint8
+
+// measuredOf is how many queries the fast path answers for each one that is measured. Reading the
+// clock twice and the histogram take longer than an answer, so to measure one of 16 would cost more
+// than 5 % of each.
+const measuredOf = 1024
 
 // fast is the fast path: it appends to dst the response to a query that need not wait, from
 // wire form to wire form, on the goroutine that has read the query. Queries for nameservers,

@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
@@ -15,7 +16,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
-	"github.com/nametap/nametap/internal/sockets"
 )
 
 // A handler answers queries by the settings of one moment: [handler.fast] queries that need not
@@ -45,24 +45,12 @@ type common struct {
 	handOver atomic.Bool // at the end, packets that were not read stay in the sockets
 }
 
-// A front gives each query of the listeners to the handler in use when the query arrives.
-type front struct {
-	*common
-	inUse atomic.Pointer[handler]
-}
-
-// fast is [handler.fast].
-func (f *front) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
-	t.handler = f.inUse.Load()
-	return t.handler.fast(dst, t, s)
-}
-
-// slow is [handler.slow], for a task that fast has left for later.
-func (f *front) slow(t *task) []byte { return t.handler.slow(t) }
-
-// refuse is [handler.refuse], for a task that fast has left for later.
-func (f *front) refuse(dst []byte, t *task) (response []byte, ok bool) {
-	return t.handler.refuse(dst, t)
+// collisions returns the number of collisions in the current table.
+func (c *common) collisions() float64 {
+	if table := c.table.Load(); table != nil {
+		return float64(len(table.Collisions()))
+	}
+	return 0
 }
 
 // An arrival is how a query came.
@@ -80,6 +68,16 @@ type arrival struct {
 	// hold counts bytes that a response takes until the client has read it, before it is made. It reports
 	// false if the client has gone. nil over UDP.
 	hold func(n int) bool
+}
+
+// SentTo implements [seen.Sent]. A TCP connection whose original destination is unknown was not captured.
+func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
+	if a.original != nil {
+		if server, err := a.original(); err == nil && server.IsValid() {
+			return server, true
+		}
+	}
+	return a.local(), a.over == overTCP
 }
 
 // A task is a query on its way through a handler: its packet, and what the fast path has
@@ -106,14 +104,14 @@ type task struct {
 	source   *Provenance     // of the response, if it is a nameserver's and the client asks for it
 }
 
+// newTask returns the first task of a goroutine that reads queries. There may be many of them that read few queries.
+func newTask() *task { return &task{turn: rand.Uint32()} } //nolint:gosec // a sample
+
 // begin makes t the task of a packet. It does not keep the packet beyond the next call of
 // begin or keep.
 func (t *task) begin(packet []byte, from *arrival) {
 	t.packet, t.from, t.located, t.found = packet, from, false, nil
 }
-
-// newTask returns the first task of a goroutine that reads queries. There may be many of them that read few queries.
-func newTask() *task { return &task{turn: rand.Uint32()} } //nolint:gosec // a sample
 
 // next returns the task of the next query after t's, for the same goroutine.
 func (t *task) next() *task { return &task{turn: t.turn} }
@@ -126,6 +124,18 @@ func (t *task) keep(packet []byte, from *arrival) {
 		t.query.Packet = packet
 	}
 }
+
+// measure reads the clock, unless that was done, for a query whose time goes into metrics: one that the fast path
+// leaves for later, since only such a query may be slow, and a few of the others.
+func (t *task) measure() {
+	t.measured = true
+	if t.began == 0 {
+		t.began = t.handler.seen.Now()
+	}
+}
+
+// stale reports whether the forwarder has found a stale reply.
+func (t *task) stale() bool { return t.found != nil && t.found.Source == sourceStale }
 
 // elsewhere returns the original destination of a captured query if the query, which is to
 // be forwarded, goes there. It is not valid if the query was not captured or goes to the
@@ -152,61 +162,14 @@ func (h *handler) mayGoElsewhere(t *task) bool {
 	return err != nil || server.IsValid()
 }
 
-// collisions returns the number of collisions in the current table.
-func (c *common) collisions() float64 {
-	if table := c.table.Load(); table != nil {
-		return float64(len(table.Collisions()))
+// askFor makes the question that nameservers are asked. t.ask has its name and its key.
+func (h *handler) askFor(t *task) {
+	t.ask.Message, t.ask.Trace = t.query.AsSent(), t.query.Trace
+	if name := t.decision.asked(&t.query); name != t.query.Name {
+		q := &t.query
+		message := wire.AppendQuestion(q.Packet[:wire.HeaderLen:wire.HeaderLen], name, q.Type, q.Class)
+		t.ask.Message = append(message, q.Packet[q.QuestionEnd:]...)
 	}
-	return 0
-}
-
-// newPacer returns the pacer of a listener's retries after transient errors.
-func newPacer(h *front, listener Addr) *sockets.Pacer {
-	return &sockets.Pacer{Log: h.log, Listener: listener.String(), Count: h.metrics.listenerErrors.Inc}
-}
-
-// how returns how nameservers are asked over the client's transport.
-func (t transport) how() upstream.How {
-	if t == overTCP {
-		return upstream.TCPOnly
-	}
-	return upstream.UDPOnly
-}
-
-// failureOf returns the failure for an error of forwarding.
-func failureOf(err error) failure {
-	f := failure{rcode: dns.RcodeServerFailure, code: dns.ExtendedErrorCodeNoReachableAuthority, err: err}
-	var cached forward.CachedFailure
-	switch {
-	case errors.As(err, &cached):
-		f.code = dns.ExtendedErrorCodeCachedError
-	case errors.Is(err, forward.ErrEcho):
-		// Refused, since a forwarder that gets no answer asks again.
-		f.rcode, f.code = dns.RcodeRefused, dns.ExtendedErrorCodeOther
-	case errors.Is(err, forward.ErrTooMany), errors.Is(err, errOrigin):
-		f.code = dns.ExtendedErrorCodeOther
-	case errors.Is(err, forward.ErrBadReply), errors.Is(err, upstream.ErrMalformed):
-		f.code = dns.ExtendedErrorCodeInvalidData
-	}
-	return f
-}
-
-// respondTooMany appends the response to a query that is refused because too many are in
-// flight, as err says, and counts it.
-func (h *handler) respondTooMany(dst []byte, t *task, err error) ([]byte, outcome) {
-	h.forwarder.Overflow()
-	t.found = &forward.Result{Err: err, Source: sourceSelf}
-	why := failureOf(err)
-	return h.respondFailure(dst, &t.query, why), outcome{why.rcode, sourceSelf}
-}
-
-// respondUnknown appends the response for a local-only name that is not in the table.
-func (h *handler) respondUnknown(dst []byte, t *task) ([]byte, outcome) {
-	n := negative{dns.RcodeNameError, t.decision.zone}
-	if t.decision.exists(t.query.Name) {
-		n.rcode = dns.RcodeSuccess
-	}
-	return h.respondNegative(dst, &t.query, n, h.limit(t.query.UDPSize, t.from.over)), outcome{n.rcode, sourceSelf}
 }
 
 // respondResult appends the response that the forwarder has found.
@@ -233,15 +196,43 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	return h.respondReply(dst, q, found, limit)
 }
 
-// relayed returns a reply that was relayed for a client, with the OPT record of this hop. AD is a claim of
-// the nameserver that the client has chosen, or of one of resolv.conf, which clients may see with trust-ad.
-func (h *handler) relayed(t *task, message []byte, edns bool) []byte {
-	out := reply.Hop(message, edns, h.ednsUDPSize)
-	copy(out, t.query.Packet[:2]) // the ID
-	if !t.ask.Server.IsValid() && !h.forwarder.TrustAD() && !reply.Signed(message) {
-		reply.ClearAD(out)
+// respondTarget returns the response to a query for a mesh name that leads to another name: the
+// nameservers' records for that name, after the CNAME records that lead to it. Without records
+// of the queried type, the table's response is returned.
+//
+// It unpacks as much of the reply as the client has room for: it is for workers alone.
+func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome) {
+	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
+	bad := func() ([]byte, outcome) {
+		why := failureOf(forward.ErrBadReply)
+		return h.respondFailure(nil, q, why), outcome{why.rcode, found.Source}
 	}
-	return out
+	if found.Relayed != nil { // for this client alone
+		parsed, err := reply.Parse(found.Relayed)
+		if err != nil {
+			return bad()
+		}
+		found.Reply, found.Relayed = parsed, nil
+	}
+	if found.Reply.Negative() && !found.Reply.Truncated() {
+		return h.respondMesh(nil, q, d, limit), outcome{dns.RcodeSuccess, sourceTable}
+	}
+	prefix := new(dns.Msg)
+	if prefix.Unpack(h.respondNames(q, d)) != nil {
+		return bad()
+	}
+	key := forward.Key(q)
+	key.Name = string(d.target)
+	derived, err := found.Derive(d.target, key, limit, func(msg *dns.Msg) {
+		msg.Question = prefix.Question
+		if msg.Rcode == dns.RcodeSuccess {
+			msg.Answer = append(prefix.Answer, msg.Answer...)
+		}
+	})
+	if err != nil {
+		return bad()
+	}
+	return h.respondReply(nil, q, &derived, limit)
 }
 
 // respondReply appends the response with a reply, to a query with the same question.
@@ -257,22 +248,78 @@ func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result,
 	return found.Reply.Append(dst, &request, found.Age), result
 }
 
-// respondNames returns a response with the CNAME records of a mesh name.
-func (a *answerer) respondNames(q *wire.Query, d *decision) []byte {
-	w := writer{answerer: a, query: q, limit: dns.MaxMsgSize}
-	w.begin()
-	w.cnames(&d.match)
-	w.end(0, dns.RcodeSuccess, nil)
-	return w.buf
+// relayed returns a reply that was relayed for a client, with the OPT record of this hop. AD is a claim of
+// the nameserver that the client has chosen, or of one of resolv.conf, which clients may see with trust-ad.
+func (h *handler) relayed(t *task, message []byte, edns bool) []byte {
+	out := reply.Hop(message, edns, h.ednsUDPSize)
+	copy(out, t.query.Packet[:2]) // the ID
+	if !t.ask.Server.IsValid() && !h.forwarder.TrustAD() && !reply.Signed(message) {
+		reply.ClearAD(out)
+	}
+	return out
 }
 
-// respondMesh appends the response to a query for a mesh name, of at most limit bytes.
-func (a *answerer) respondMesh(dst []byte, q *wire.Query, d *decision, limit int) []byte {
-	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
-	if d.action == actPointers {
-		w.pointers(d.match.Pointers)
-	} else {
-		w.mesh(&d.match, d.table)
+// respondUnknown appends the response for a local-only name that is not in the table.
+func (h *handler) respondUnknown(dst []byte, t *task) ([]byte, outcome) {
+	n := negative{dns.RcodeNameError, t.decision.zone}
+	if t.decision.exists(t.query.Name) {
+		n.rcode = dns.RcodeSuccess
 	}
-	return w.buf
+	return h.respondNegative(dst, &t.query, n, h.limit(t.query.UDPSize, t.from.over)), outcome{n.rcode, sourceSelf}
+}
+
+// respondTooMany appends the response to a query that is refused because too many are in
+// flight, as err says, and counts it.
+func (h *handler) respondTooMany(dst []byte, t *task, err error) ([]byte, outcome) {
+	h.forwarder.Overflow()
+	t.found = &forward.Result{Err: err, Source: sourceSelf}
+	why := failureOf(err)
+	return h.respondFailure(dst, &t.query, why), outcome{why.rcode, sourceSelf}
+}
+
+// failureOf returns the failure for an error of forwarding.
+func failureOf(err error) failure {
+	f := failure{rcode: dns.RcodeServerFailure, code: dns.ExtendedErrorCodeNoReachableAuthority, err: err}
+	var cached forward.CachedFailure
+	switch {
+	case errors.As(err, &cached):
+		f.code = dns.ExtendedErrorCodeCachedError
+	case errors.Is(err, forward.ErrEcho):
+		// Refused, since a forwarder that gets no answer asks again.
+		f.rcode, f.code = dns.RcodeRefused, dns.ExtendedErrorCodeOther
+	case errors.Is(err, forward.ErrTooMany), errors.Is(err, errOrigin):
+		f.code = dns.ExtendedErrorCodeOther
+	case errors.Is(err, forward.ErrBadReply), errors.Is(err, upstream.ErrMalformed):
+		f.code = dns.ExtendedErrorCodeInvalidData
+	}
+	return f
+}
+
+// withProvenance returns the response to a task, which begins at start, with its provenance if the client asks for it.
+func (h *handler) withProvenance(response []byte, start int, t *task, result outcome) []byte {
+	if !t.query.Provenance {
+		return response
+	}
+	return h.addProvenance(response, start, t, result)
+}
+
+func (h *handler) addProvenance(response []byte, start int, t *task, result outcome) []byte {
+	p := t.source
+	if t.source = nil; p == nil {
+		p = &Provenance{}
+	}
+	p.Source = result.source
+	limit := h.limit(t.query.UDPSize, t.from.over)
+	for {
+		text, err := json.Marshal(p)
+		if err != nil { // never: they are texts and numbers
+			return response
+		}
+		option := wire.AppendProvenance(nil, text)
+		if left := len(p.Attempts) - 1; left >= 0 && len(response)-start+len(option) > limit {
+			p.Attempts, p.MoreAttempts = p.Attempts[:left], p.MoreAttempts+1
+			continue
+		}
+		return append(response[:start], reply.AddOption(response[start:], option, limit)...)
+	}
 }

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -238,22 +237,6 @@ func (ls *listeners) add(group *errgroup.Group, l listener) {
 	ls.mu.Unlock()
 	ls.config.Logger.Info("a missing DNS listener is open now", "listener", l.addr())
 	ls.changed()
-}
-
-// splitAddr returns the IP addresses and the port of a [Config.Addr]. The port is empty if
-// the kernel is to choose one.
-func splitAddr(addr string) (hosts []string, port string, err error) {
-	addrs, number, err := sockets.SplitAddr("DNS address", addr)
-	if err != nil {
-		return nil, "", err
-	}
-	for _, a := range addrs {
-		hosts = append(hosts, a.String())
-	}
-	if number != 0 {
-		port = strconv.Itoa(int(number))
-	}
-	return hosts, port, nil
 }
 
 // openAll opens UDP and TCP sockets on every host. It returns the listeners, the listeners

@@ -6,6 +6,8 @@ import (
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
 // metrics are the metrics of a Server, without its Forwarder's; docs/metrics.md
@@ -175,4 +177,12 @@ func typeLabel(qtype uint16) string {
 		return dns.TypeToString[qtype]
 	}
 	return "other"
+}
+
+// how returns how nameservers are asked over the client's transport.
+func (t transport) how() upstream.How {
+	if t == overTCP {
+		return upstream.TCPOnly
+	}
+	return upstream.UDPOnly
 }

@@ -14,38 +14,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// measuredOf is how many queries the fast path answers for each one that is measured. Reading the
-// clock twice and the histogram take longer than an answer, so to measure one of 16 would cost more
-// than 5 % of each.
-const measuredOf = 1024
-
-// measure reads the clock, unless that was done, for a query whose time goes into metrics: one that the fast path
-// leaves for later, since only such a query may be slow, and a few of the others.
-func (t *task) measure() {
-	t.measured = true
-	if t.began == 0 {
-		t.began = t.handler.seen.Now()
-	}
-}
-
-// truncated reports whether there is a response and it has the TC bit.
-func truncated(response []byte) bool {
-	return len(response) >= wire.HeaderLen && response[wire.FlagsOffset]&wire.TC != 0
-}
-
-// stale reports whether the forwarder has found a stale reply.
-func (t *task) stale() bool { return t.found != nil && t.found.Source == sourceStale }
-
-// SentTo implements [seen.Sent]. A TCP connection whose original destination is unknown was not captured.
-func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
-	if a.original != nil {
-		if server, err := a.original(); err == nil && server.IsValid() {
-			return server, true
-		}
-	}
-	return a.local(), a.over == overTCP
-}
-
 // note measures a query of the usual shape that was answered, before the response is sent, and records it if it is
 // noteworthy or a reader wants it. Otherwise it does not allocate.
 func (h *handler) note(t *task, result outcome, response []byte) {
@@ -81,6 +49,11 @@ func (h *handler) noteRefused(t *task, rcode int, response []byte) {
 	}
 }
 
+// truncated reports whether there is a response and it has the TC bit.
+func truncated(response []byte) bool {
+	return len(response) >= wire.HeaderLen && response[wire.FlagsOffset]&wire.TC != 0
+}
+
 // isService reports whether a name has the form of a Service's, name.namespace.svc.DOMAIN, perhaps
 // behind the labels of an SRV record. Other names below the cluster domain come from the search
 // list: with ndots:5 a pod asks for three of them before each name outside of the mesh. Of these
@@ -101,6 +74,83 @@ func isService(name, domain wire.Name) bool {
 		rest = rest.Parent()
 	}
 	return rest == "\x03svc"
+}
+
+// kindOf returns the kind of a query, whatever its name.
+func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.Kind {
+	switch {
+	case result.rcode != dns.RcodeSuccess && result.rcode != dns.RcodeNameError, t.stale():
+		return seen.Failure
+	case took >= seen.Slow, truncated(response) && t.from.over == overTCP:
+		return seen.Odd
+	case truncated(response):
+		return seen.Truncated
+	}
+	return seen.Ordinary
+}
+
+// queryOf returns what is known of a query besides its kind and its question.
+func queryOf(t *task, result outcome, response []byte) seen.Query {
+	q := seen.Query{
+		TCP: t.from.over == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
+		Truncated: truncated(response), Class: dns.ClassINET,
+		Request: t.packet, Response: response,
+	}
+	if found := t.found; found != nil {
+		q.Server = found.Server
+		switch found.Source {
+		case forward.SourceStale:
+			q.Age, q.Expired = time.Duration(found.Age.Seconds)*time.Second, found.Expired()
+		case forward.SourceCache, forward.SourceCachedFailure:
+			q.Age = time.Duration(found.Age.Seconds) * time.Second
+		}
+	}
+	return q
+}
+
+// reasonOf returns the rows of docs/behaviour.md about what the forwarder has found, and why there is no answer, a
+// stale one, or a late one. It returns none for another answer.
+func reasonOf(found *forward.Result, late bool) (rows []string, reason string) {
+	if found == nil {
+		return nil, ""
+	}
+	reason = found.Failure()
+	if others := upstream.Others(found.Attempts); others != "" && found.Err == nil {
+		switch {
+		case reason != "":
+			reason += "; " + others
+		case late:
+			return []string{"F4"}, others
+		}
+	}
+	switch {
+	case found.Source == forward.SourceStale:
+		return []string{"F9"}, reason
+	case found.Source == forward.SourceCachedFailure:
+		return []string{"F8"}, reason
+	case reason == "":
+		return nil, ""
+	case found.Err == nil:
+		return []string{"F3"}, reason
+	}
+	for _, known := range []struct {
+		err error
+		row string
+	}{
+		{forward.ErrTooMany, "F10"},
+		{upstream.ErrSilent, "F10"},
+		{upstream.ErrNoServers, "F7"},
+		{upstream.ErrLoop, "F6"},
+		{forward.ErrEcho, "F6"},
+		{errOrigin, "F14"},
+		{forward.ErrBadReply, "F3"},
+		{upstream.ErrMalformed, "F3"},
+	} {
+		if errors.Is(found.Err, known.err) {
+			return []string{known.row}, reason
+		}
+	}
+	return []string{"F4"}, reason
 }
 
 // explain sets the rows and the reason of a query from its decision. missing is true if the name
@@ -155,38 +205,6 @@ func (h *handler) took(t *task) time.Duration {
 	return time.Duration(h.seen.Now() - t.began)
 }
 
-// kindOf returns the kind of a query, whatever its name.
-func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.Kind {
-	switch {
-	case result.rcode != dns.RcodeSuccess && result.rcode != dns.RcodeNameError, t.stale():
-		return seen.Failure
-	case took >= seen.Slow, truncated(response) && t.from.over == overTCP:
-		return seen.Odd
-	case truncated(response):
-		return seen.Truncated
-	}
-	return seen.Ordinary
-}
-
-// queryOf returns what is known of a query besides its kind and its question.
-func queryOf(t *task, result outcome, response []byte) seen.Query {
-	q := seen.Query{
-		TCP: t.from.over == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
-		Truncated: truncated(response), Class: dns.ClassINET,
-		Request: t.packet, Response: response,
-	}
-	if found := t.found; found != nil {
-		q.Server = found.Server
-		switch found.Source {
-		case forward.SourceStale:
-			q.Age, q.Expired = time.Duration(found.Age.Seconds)*time.Second, found.Expired()
-		case forward.SourceCache, forward.SourceCachedFailure:
-			q.Age = time.Duration(found.Age.Seconds) * time.Second
-		}
-	}
-	return q
-}
-
 // record completes a query and records it.
 func (h *handler) record(q *seen.Query, from *arrival, who bool) {
 	client := from.client()
@@ -196,49 +214,4 @@ func (h *handler) record(q *seen.Query, from *arrival, who bool) {
 	}
 	q.Time = time.Now()
 	h.seen.Record(q)
-}
-
-// reasonOf returns the rows of docs/behaviour.md about what the forwarder has found, and why there is no answer, a
-// stale one, or a late one. It returns none for another answer.
-func reasonOf(found *forward.Result, late bool) (rows []string, reason string) {
-	if found == nil {
-		return nil, ""
-	}
-	reason = found.Failure()
-	if others := upstream.Others(found.Attempts); others != "" && found.Err == nil {
-		switch {
-		case reason != "":
-			reason += "; " + others
-		case late:
-			return []string{"F4"}, others
-		}
-	}
-	switch {
-	case found.Source == forward.SourceStale:
-		return []string{"F9"}, reason
-	case found.Source == forward.SourceCachedFailure:
-		return []string{"F8"}, reason
-	case reason == "":
-		return nil, ""
-	case found.Err == nil:
-		return []string{"F3"}, reason
-	}
-	for _, known := range []struct {
-		err error
-		row string
-	}{
-		{forward.ErrTooMany, "F10"},
-		{upstream.ErrSilent, "F10"},
-		{upstream.ErrNoServers, "F7"},
-		{upstream.ErrLoop, "F6"},
-		{forward.ErrEcho, "F6"},
-		{errOrigin, "F14"},
-		{forward.ErrBadReply, "F3"},
-		{upstream.ErrMalformed, "F3"},
-	} {
-		if errors.Is(found.Err, known.err) {
-			return []string{known.row}, reason
-		}
-	}
-	return []string{"F4"}, reason
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -68,29 +67,6 @@ func ReadProvenance(response *dns.Msg) (p Provenance, err error) {
 	return p, errNoProvenance
 }
 
-// String says for people where a reply came from. It is empty for an answer of the agent itself, which the
-// [Explanation] describes.
-func (p Provenance) String() string {
-	text := ""
-	switch p.Source {
-	case sourceUpstream:
-		if p.Server != "" {
-			text = "nameserver " + p.Server
-		}
-		return text
-	case sourceCache:
-		text = fmt.Sprintf("the cache: nameserver %s replied %s ago", p.Server, seconds(p.AgeSeconds))
-	case sourceStale:
-		text = fmt.Sprintf("the cache: nameserver %s replied %s ago, expired %s ago", p.Server, seconds(p.AgeSeconds), seconds(p.ExpiredSeconds))
-	case forward.SourceCachedFailure:
-		text = "the cache: nameservers failed a moment ago"
-	}
-	if p.Failure != "" {
-		text += ": " + p.Failure
-	}
-	return text
-}
-
 // seconds returns a text for n seconds.
 func seconds(n int) string {
 	const minute = 60
@@ -117,31 +93,25 @@ func provenanceOf(found *forward.Result, trace bool) *Provenance {
 	return p
 }
 
-// withProvenance returns the response to a task, which begins at start, with its provenance if the client asks for it.
-func (h *handler) withProvenance(response []byte, start int, t *task, result outcome) []byte {
-	if !t.query.Provenance {
-		return response
-	}
-	return h.addProvenance(response, start, t, result)
-}
-
-func (h *handler) addProvenance(response []byte, start int, t *task, result outcome) []byte {
-	p := t.source
-	if t.source = nil; p == nil {
-		p = &Provenance{}
-	}
-	p.Source = result.source
-	limit := h.limit(t.query.UDPSize, t.from.over)
-	for {
-		text, err := json.Marshal(p)
-		if err != nil { // never: they are texts and numbers
-			return response
+// String says for people where a reply came from. It is empty for an answer of the agent itself, which the
+// [Explanation] describes.
+func (p Provenance) String() string {
+	text := ""
+	switch p.Source {
+	case sourceUpstream:
+		if p.Server != "" {
+			text = "nameserver " + p.Server
 		}
-		option := wire.AppendProvenance(nil, text)
-		if left := len(p.Attempts) - 1; left >= 0 && len(response)-start+len(option) > limit {
-			p.Attempts, p.MoreAttempts = p.Attempts[:left], p.MoreAttempts+1
-			continue
-		}
-		return append(response[:start], reply.AddOption(response[start:], option, limit)...)
+		return text
+	case sourceCache:
+		text = fmt.Sprintf("the cache: nameserver %s replied %s ago", p.Server, seconds(p.AgeSeconds))
+	case sourceStale:
+		text = fmt.Sprintf("the cache: nameserver %s replied %s ago, expired %s ago", p.Server, seconds(p.AgeSeconds), seconds(p.ExpiredSeconds))
+	case forward.SourceCachedFailure:
+		text = "the cache: nameservers failed a moment ago"
 	}
+	if p.Failure != "" {
+		text += ": " + p.Failure
+	}
+	return text
 }

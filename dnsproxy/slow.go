@@ -2,7 +2,6 @@ package dnsproxy
 
 import (
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/miekg/dns"
@@ -12,9 +11,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
-
-// holdTimeout is how long a query waits for the first table (BeforeSync).
-const holdTimeout = 2 * time.Second
 
 // slow is the slow path: it returns the response to a query that [handler.fast] has left for
 // later. It blocks for as long as a nameserver, or the first table, takes.
@@ -228,48 +224,4 @@ func makeUsual(q *wire.Query, req *dns.Msg) error {
 		return errQuestionName
 	}
 	return nil
-}
-
-// reply returns a response to req without records, except an OPT record if req has one
-// (RFC 6891, section 6.1.1).
-func (a *answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
-	resp := new(dns.Msg).SetRcode(req, rcode)
-	resp.RecursionAvailable = true
-	resp.CheckingDisabled = req.CheckingDisabled
-	resp.Compress = true
-	if opt := req.IsEdns0(); opt != nil {
-		resp.SetEdns0(a.ednsUDPSize, opt.Do())
-	}
-	return resp
-}
-
-// failure returns a response without records. For clients with EDNS it has an Extended DNS
-// Error that says why.
-func (a *answerer) failure(req *dns.Msg, why failure) *dns.Msg {
-	resp := a.reply(req, why.rcode)
-	if opt := resp.IsEdns0(); opt != nil && why.err != nil {
-		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: why.code, ExtraText: why.text()})
-	}
-	return resp
-}
-
-// chaos answers queries of class CH for the server's version and identity (RFC 4892), and
-// refuses all others.
-func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
-	q := req.Question[0]
-	text := ""
-	switch strings.ToLower(q.Name) {
-	case "version.bind.", "version.server.":
-		text = version
-	case "id.server.", "hostname.bind.":
-		text = id
-	}
-	if text == "" || q.Qtype != dns.TypeTXT && q.Qtype != dns.TypeANY {
-		return a.failure(req, failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass})
-	}
-	resp := a.reply(req, dns.RcodeSuccess)
-	resp.Authoritative = true
-	hdr := dns.RR_Header{Name: q.Name, Rrtype: dns.TypeTXT, Class: dns.ClassCHAOS}
-	resp.Answer = []dns.RR{&dns.TXT{Hdr: hdr, Txt: []string{text}}}
-	return resp
 }

@@ -9,9 +9,11 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
@@ -206,6 +208,32 @@ type tcpConn struct {
 	drained  time.Time // when it is read no longer; zero if the listener has not stopped
 }
 
+// buffers are for answers, while they are made and written.
+var buffers sync.Pool //nolint:gochecknoglobals // memory, which any goroutine may use
+
+func getBuffer() *[]byte {
+	if b, ok := buffers.Get().(*[]byte); ok {
+		return b
+	}
+	b := make([]byte, 0, tcpReadBuffer)
+	return &b
+}
+
+// maxBatch is the number of bytes of answers above which they are written.
+const maxBatch = 16 << 10
+
+// lengthOf returns the length prefix of a message.
+func lengthOf(message []byte) []byte {
+	return binary.BigEndian.AppendUint16(nil, uint16(len(message))) //nolint:gosec // a message
+}
+
+// tcpDrainTime is how long an idle connection is still read after the listener has stopped, for
+// the queries that arrived before, and tcpDrainLimit how long any other connection is.
+const (
+	tcpDrainTime  = 100 * time.Millisecond
+	tcpDrainLimit = time.Second
+)
+
 // serve answers queries until the client closes the connection, is idle for too long or
 // violates the protocol.
 func (c *tcpConn) serve() {
@@ -257,17 +285,6 @@ func (c *tcpConn) releaseQuery(query []byte) bool {
 	return long
 }
 
-// buffers are for answers, while they are made and written.
-var buffers sync.Pool //nolint:gochecknoglobals // memory, which any goroutine may use
-
-func getBuffer() *[]byte {
-	if b, ok := buffers.Get().(*[]byte); ok {
-		return b
-	}
-	b := make([]byte, 0, tcpReadBuffer)
-	return &b
-}
-
 // answer appends the response to a query to answers, which have yet to be written, or passes
 // the query to a worker. It writes the answers when they exceed maxBatch.
 func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
@@ -309,9 +326,6 @@ func (c *tcpConn) buffered() bool {
 	header, err := c.reader.Peek(lengthLen)
 	return err == nil && n-lengthLen >= int(binary.BigEndian.Uint16(header))
 }
-
-// maxBatch is the number of bytes of answers above which they are written.
-const maxBatch = 16 << 10
 
 // read returns the next message, in buf if that has the capacity. A long one is held, until release.
 func (c *tcpConn) read(buf []byte) ([]byte, error) {
@@ -411,11 +425,6 @@ func (c *tcpConn) finish(cost int64) {
 	}
 }
 
-// lengthOf returns the length prefix of a message.
-func lengthOf(message []byte) []byte {
-	return binary.BigEndian.AppendUint16(nil, uint16(len(message))) //nolint:gosec // a message
-}
-
 // hold counts bytes that the connection holds, until release. It reports false if the connection was closed
 // for what it held.
 func (c *tcpConn) hold(n int) bool {
@@ -470,4 +479,86 @@ func (c *tcpConn) writePart(framed, more []byte) (restOfFramed, restOfMore []byt
 		_, err = (&net.Buffers{framed, more[:n]}).WriteTo(c.conn)
 	}
 	return nil, more[n:], err
+}
+
+// await waits for the client's next query. It reports false if the connection is to be closed.
+// answered is true if an answer was just written. After the stop of the listener, the
+// connection is closed right after an answer, when the client is the least likely to have sent
+// the next query, or if none arrives for tcpDrainTime.
+func (c *tcpConn) await(answered bool) bool {
+	if !answered {
+		c.idleSince.Store(c.listener.clients.now())
+	}
+	if !c.setDeadline(answered) {
+		return false
+	}
+	_, err := c.reader.Peek(1)
+	return err == nil
+}
+
+// setDeadline sets the deadline for the client's next query. It reports false if the connection
+// is to be closed.
+func (c *tcpConn) setDeadline(answered bool) bool {
+	c.deadline.Lock()
+	defer c.deadline.Unlock()
+	if !c.drained.IsZero() {
+		return !answered || c.busy() // drain has set the deadline
+	}
+	timeout := tcpIdleTimeout
+	if c.brief {
+		timeout = tcpBriefTimeout
+	}
+	return c.conn.SetReadDeadline(time.Now().Add(timeout)) == nil
+}
+
+// again reports whether the connection is read again after an error: after the stop of the
+// listener, the read fails at the deadline even if a query has arrived.
+func (c *tcpConn) again(err error) bool {
+	c.deadline.Lock()
+	defer c.deadline.Unlock()
+	now := time.Now()
+	return errors.Is(err, os.ErrDeadlineExceeded) && now.Before(c.drained) && c.busy() &&
+		c.conn.SetReadDeadline(now.Add(tcpDrainTime)) == nil
+}
+
+// busy reports whether a query has arrived or is not answered yet.
+func (c *tcpConn) busy() bool {
+	if c.pending.Load() > 0 || c.reader.Buffered() > 0 {
+		return true
+	}
+	conn, ok := c.conn.(syscall.Conn)
+	return ok && sockets.Waiting(conn, 0)
+}
+
+// drain ends the connection after the queries that have already arrived are answered.
+func (c *tcpConn) drain() {
+	c.deadline.Lock()
+	defer c.deadline.Unlock()
+	now := time.Now()
+	c.drained = now.Add(tcpDrainLimit)
+	_ = c.conn.SetReadDeadline(now.Add(tcpDrainTime)) // fails only on a closed connection
+}
+
+// becameIdle is called when no query of the connection is pending any more.
+func (c *tcpConn) becameIdle() {
+	c.deadline.Lock()
+	defer c.deadline.Unlock()
+	if !c.drained.IsZero() {
+		_ = c.conn.SetReadDeadline(time.Now()) // await looks for a last query
+	}
+}
+
+// A drainReader reads a connection. After the stop of the listener it reads on past the deadline, also
+// in the middle of a query, for what has already arrived: a connection that is closed with unread bytes
+// is reset, and the client loses its answers.
+type drainReader struct{ c *tcpConn }
+
+// Read reads from the connection.
+func (r drainReader) Read(b []byte) (int, error) {
+	for {
+		n, err := r.c.conn.Read(b)
+		if n > 0 || err == nil || !r.c.again(err) {
+			return n, err
+		}
+	}
 }

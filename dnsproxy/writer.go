@@ -2,10 +2,10 @@ package dnsproxy
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"github.com/miekg/dns"
 
@@ -21,21 +21,56 @@ type answerer struct {
 	soaData     []byte // data of the SOA record of negative answers, in wire form
 }
 
-// A failure says why a response has no records.
-type failure struct {
-	rcode int
-	code  uint16 // of the Extended DNS Error (RFC 8914)
-	err   error  // its text; nil for none
+// respondMesh appends the response to a query for a mesh name, of at most limit bytes.
+func (a *answerer) respondMesh(dst []byte, q *wire.Query, d *decision, limit int) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
+	if d.action == actPointers {
+		w.pointers(d.match.Pointers)
+	} else {
+		w.mesh(&d.match, d.table)
+	}
+	return w.buf
 }
 
-// maxReason bounds the text of an Extended DNS Error in bytes, so that a response with the
-// longest question fits in 512 bytes.
-const maxReason = 200
+// respondNames returns a response with the CNAME records of a mesh name.
+func (a *answerer) respondNames(q *wire.Query, d *decision) []byte {
+	w := writer{answerer: a, query: q, limit: dns.MaxMsgSize}
+	w.begin()
+	w.cnames(&d.match)
+	w.end(0, dns.RcodeSuccess, nil)
+	return w.buf
+}
 
-// text returns the text of the Extended DNS Error.
-func (f failure) text() string {
-	text := f.err.Error()
-	return text[:min(len(text), maxReason)]
+// respondNegative appends a response without answers, of at most limit bytes, to dst. A query
+// for the zone's SOA record gets that record as its answer.
+func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit int) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
+	w.negative(n)
+	return w.buf
+}
+
+// respondFailure appends the response to q for a failure to dst.
+func (a *answerer) respondFailure(dst []byte, q *wire.Query, why failure) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
+	w.failure(why)
+	return w.buf
+}
+
+// respondSpecial appends the response for a name in a special-use zone, of at most limit
+// bytes, to dst.
+func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, limit int) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
+	w.special(zone)
+	return w.buf
+}
+
+// limit returns how long a response may be in bytes: over UDP what the client offers (RFC
+// 6891, section 6.2.3), up to ednsUDPSize. An offer of 0 counts as no offer.
+func (a *answerer) limit(offered uint16, over transport) int {
+	if over == overTCP {
+		return dns.MaxMsgSize
+	}
+	return int(max(dns.MinMsgSize, min(offered, a.ednsUDPSize)))
 }
 
 // A negative is a negative answer: NXDOMAIN or NODATA (NOERROR), and the zone of its SOA
@@ -45,12 +80,30 @@ type negative struct {
 	zone  wire.Name
 }
 
-// respondNegative appends a response without answers, of at most limit bytes, to dst. A query
-// for the zone's SOA record gets that record as its answer.
-func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit int) []byte {
-	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
-	w.negative(n)
-	return w.buf
+// The names in SOA records, followed there by the cluster domain.
+const (
+	soaServer  wire.Name = "\x02ns\x03dns"
+	soaMailbox wire.Name = "\x0ahostmaster"
+)
+
+// newSOAData returns the data of the SOA record of negative answers, in wire form. Its names
+// are in the cluster domain, which need not be the zone: no client looks at them.
+func newSOAData(domain wire.Name, ttl uint32) []byte {
+	data := append(append([]byte(soaServer), domain...), 0)
+	data = append(append(append(data, soaMailbox...), domain...), 0)
+	// The first four are for secondary servers, which nametap does not have; RFC 1912
+	// recommends the values.
+	const serial, refresh, retry, expire = 1, 7200, 1800, 86400
+	for _, n := range []uint32{serial, refresh, retry, expire, ttl} {
+		data = binary.BigEndian.AppendUint32(data, n)
+	}
+	return data
+}
+
+// meantSpecial returns the suffixes that are in a special-use zone. A setting that names one
+// gives it another meaning, as onion has on a host with Tor.
+func meantSpecial(suffixes []wire.Name) []wire.Name {
+	return slices.DeleteFunc(slices.Clone(suffixes), func(s wire.Name) bool { return !s.Special() })
 }
 
 // A writer writes one response of nametap's own, in wire form.
@@ -365,55 +418,6 @@ func (w *writer) address(owner, rrtype uint16, packed []byte) {
 	w.buf = append(w.buf, packed...)
 }
 
-// respondFailure appends the response to q for a failure to dst.
-func (a *answerer) respondFailure(dst []byte, q *wire.Query, why failure) []byte {
-	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
-	w.failure(why)
-	return w.buf
-}
-
-// The names in SOA records, followed there by the cluster domain.
-const (
-	soaServer  wire.Name = "\x02ns\x03dns"
-	soaMailbox wire.Name = "\x0ahostmaster"
-)
-
-// newSOAData returns the data of the SOA record of negative answers, in wire form. Its names
-// are in the cluster domain, which need not be the zone: no client looks at them.
-func newSOAData(domain wire.Name, ttl uint32) []byte {
-	data := append(append([]byte(soaServer), domain...), 0)
-	data = append(append(append(data, soaMailbox...), domain...), 0)
-	// The first four are for secondary servers, which nametap does not have; RFC 1912
-	// recommends the values.
-	const serial, refresh, retry, expire = 1, 7200, 1800, 86400
-	for _, n := range []uint32{serial, refresh, retry, expire, ttl} {
-		data = binary.BigEndian.AppendUint32(data, n)
-	}
-	return data
-}
-
-// limit returns how long a response may be in bytes: over UDP what the client offers (RFC
-// 6891, section 6.2.3), up to ednsUDPSize. An offer of 0 counts as no offer.
-func (a *answerer) limit(offered uint16, over transport) int {
-	if over == overTCP {
-		return dns.MaxMsgSize
-	}
-	return int(max(dns.MinMsgSize, min(offered, a.ednsUDPSize)))
-}
-
-var (
-	errTransfer = errors.New("nametap does not give zone transfers of names that it answers itself")
-)
-
-// meantSpecial returns the suffixes that are in a special-use zone. A setting that names one
-// gives it another meaning, as onion has on a host with Tor.
-func meantSpecial(suffixes []wire.Name) []wire.Name {
-	return slices.DeleteFunc(slices.Clone(suffixes), func(s wire.Name) bool { return !s.Special() })
-}
-
-// isTransfer reports whether qtype means a zone transfer.
-func isTransfer(qtype uint16) bool { return qtype == dns.TypeAXFR || qtype == dns.TypeIXFR }
-
 // special writes the response for a name in a special-use zone.
 func (w *writer) special(zone wire.Name) {
 	name, qtype := w.query.Name, w.query.Type
@@ -458,10 +462,119 @@ func (w *writer) localhost() {
 	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
 
-// respondSpecial appends the response for a name in a special-use zone, of at most limit
-// bytes, to dst.
-func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, limit int) []byte {
-	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
-	w.special(zone)
-	return w.buf
+// srvFixedLen is the length in bytes of an SRV record's data before the target: priority, weight
+// and port (RFC 2782).
+const srvFixedLen = 6
+
+// maxPointer is the largest offset that a compression pointer can have (RFC 1035, section 4.1.4).
+const maxPointer = 1<<14 - 1
+
+// services writes the SRV records of the ports of a Service or an endpoint, and the addresses of
+// their targets as additional records. Addresses that do not fit are left out, which truncates
+// nothing (RFC 2181, section 9). Without a table there are no records.
+//
+// Priority and weight are CoreDNS' values: 0, and the same for all. The targets begin at a random
+// one.
+func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
+	if t == nil {
+		return
+	}
+	m = t.Aliased(m, w.query.Name)
+	n := t.CountTargets(m)
+	if n == 0 {
+		return
+	}
+	const all = 100
+	weight := uint16(max(all/n, 1)) //nolint:gosec // at most all
+	first := rand.IntN(n)
+	start := len(w.buf)
+	allowed := w.allowed()
+	t.Targets(m, first, func(target table.Target) bool {
+		if allowed--; allowed < 0 || !w.record(owner, dns.TypeSRV, srvFixedLen+target.NameLen()+1) {
+			return false
+		}
+		w.buf = binary.BigEndian.AppendUint16(w.buf, 0)
+		w.buf = binary.BigEndian.AppendUint16(w.buf, weight)
+		w.buf = binary.BigEndian.AppendUint16(w.buf, target.Port)
+		w.buf = append(target.AppendName(w.buf), 0) // not compressed (RFC 2782)
+		w.answers++
+		return true
+	})
+	if w.truncated {
+		return
+	}
+	written := int(w.answers - w.aliases)
+	next := start - w.start // the offset of the target's record
+	t.Hosts(m, first, func(target table.Target) bool {
+		if written--; written < 0 {
+			return false
+		}
+		name := next + fixedLen + srvFixedLen
+		next = name + target.NameLen() + 1
+		return name <= maxPointer && (target.Again || w.targetAddresses(name, &target))
+	})
+}
+
+// targetAddresses writes the addresses of a target, whose name is at an offset of the message, as
+// additional records. It reports false, and writes none, if they do not all fit.
+func (w *writer) targetAddresses(name int, target *table.Target) bool {
+	size := func(rrtype uint16, packed []byte) int {
+		return len(packed) / wire.AddressLen(rrtype) * (fixedLen + wire.AddressLen(rrtype))
+	}
+	if !w.fits(size(dns.TypeA, target.V4) + size(dns.TypeAAAA, target.V6)) {
+		return false
+	}
+	owner := wire.PointerBits | uint16(name) //nolint:gosec // at most maxPointer
+	w.additional += w.shuffled(owner, dns.TypeA, target.V4, math.MaxInt)
+	w.additional += w.shuffled(owner, dns.TypeAAAA, target.V6, math.MaxInt)
+	return true
+}
+
+// hasServices reports whether there are SRV records for a name with a match of a table, which may be nil.
+func hasServices(m *table.Match, name wire.Name, t *table.Table) bool {
+	return t != nil && t.CountTargets(t.Aliased(m, name)) > 0
+}
+
+// chaos answers queries of class CH for the server's version and identity (RFC 4892), and
+// refuses all others.
+func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
+	q := req.Question[0]
+	text := ""
+	switch strings.ToLower(q.Name) {
+	case "version.bind.", "version.server.":
+		text = version
+	case "id.server.", "hostname.bind.":
+		text = id
+	}
+	if text == "" || q.Qtype != dns.TypeTXT && q.Qtype != dns.TypeANY {
+		return a.failure(req, failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass})
+	}
+	resp := a.reply(req, dns.RcodeSuccess)
+	resp.Authoritative = true
+	hdr := dns.RR_Header{Name: q.Name, Rrtype: dns.TypeTXT, Class: dns.ClassCHAOS}
+	resp.Answer = []dns.RR{&dns.TXT{Hdr: hdr, Txt: []string{text}}}
+	return resp
+}
+
+// failure returns a response without records. For clients with EDNS it has an Extended DNS
+// Error that says why.
+func (a *answerer) failure(req *dns.Msg, why failure) *dns.Msg {
+	resp := a.reply(req, why.rcode)
+	if opt := resp.IsEdns0(); opt != nil && why.err != nil {
+		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: why.code, ExtraText: why.text()})
+	}
+	return resp
+}
+
+// reply returns a response to req without records, except an OPT record if req has one
+// (RFC 6891, section 6.1.1).
+func (a *answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
+	resp := new(dns.Msg).SetRcode(req, rcode)
+	resp.RecursionAvailable = true
+	resp.CheckingDisabled = req.CheckingDisabled
+	resp.Compress = true
+	if opt := req.IsEdns0(); opt != nil {
+		resp.SetEdns0(a.ednsUDPSize, opt.Do())
+	}
+	return resp
 }

@@ -1,0 +1,158 @@
+package dnsproxy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// rows returns the rows of docs/behaviour.md by which a question was decided: first the rows
+// for its name, then the row for its type.
+func (d *decision) rows(q wire.Question) []string {
+	switch d.action {
+	case actHold:
+		return []string{"C6"}
+	case actPointers:
+		return []string{"N8"}
+	case actAddresses, actTarget:
+		if d.match.Rule == table.RulePTR {
+			return []string{"N8", "A4"}
+		}
+		return append(nameRows(d.match), d.typeRows(q)...)
+	case actUnknown:
+		return []string{"F12"}
+	case actForward, actReject:
+		switch {
+		case errors.Is(d.reason, errBypass):
+			return []string{"F12"}
+		case errors.Is(d.reason, errNotSynced):
+			return []string{"C6"}
+		case errors.Is(d.reason, errTransfer):
+			return append(nameRows(d.match), "A4")
+		case d.action == actForward:
+			return []string{"N9"}
+		}
+	case actSpecial:
+		return []string{"N7"}
+	case actChaos:
+	}
+	return []string{"A10"}
+}
+
+// typeRows returns the row for a type, after that for aliases if the host is one. It returns none
+// if the row for the name is also that for the type.
+func (d *decision) typeRows(q wire.Question) []string {
+	var rows []string
+	if d.match.BaseRule() == table.RulePort && (q.Type == dns.TypeSRV || q.Type == dns.TypeANY) {
+		return nil
+	}
+	if d.match.Host.Alias() != wire.Root {
+		rows = append(rows, "D9")
+		if q.Type == dns.TypeCNAME {
+			return rows
+		}
+	}
+	return append(rows, d.typeRow(q))
+}
+
+func (d *decision) typeRow(q wire.Question) string {
+	switch {
+	case q.Type == dns.TypeANY:
+		return "A5"
+	case q.Type == dns.TypeHTTPS || q.Type == dns.TypeSVCB:
+		return "A3"
+	case q.Type == dns.TypeSRV && hasServices(&d.match, q.Name, d.table):
+		return "D22"
+	case !answersAlways(q.Type):
+		return "A4"
+	case d.match.BaseRule() == table.RulePort, q.Type == dns.TypeA && len(d.match.Host.V4) == 0, q.Type == dns.TypeAAAA && len(d.match.Host.V6) == 0:
+		return "A2"
+	default:
+		return "A1"
+	}
+}
+
+// nameRows returns the rows by which the table has a name.
+func nameRows(m table.Match) []string {
+	switch m.Rule {
+	case table.RuleExact:
+		return []string{"N1"}
+	case table.RuleEndpoint:
+		return []string{"D21"}
+	case table.RulePort:
+		return []string{"D22"}
+	case table.RuleWildcard:
+		return []string{"N4"}
+	case table.RuleShortName:
+		return []string{"N2"}
+	case table.RuleAutopath:
+		return append([]string{"N5"}, nameRows(table.Match{Rule: m.Base})...)
+	case table.RulePTR, table.RuleNone:
+	}
+	return nil
+}
+
+// why explains a decision; key is the key of the host, if there is one.
+func why(d decision, key string) string {
+	switch d.action {
+	case actHold:
+		return fmt.Sprintf("no table yet: the query is held for up to %s", holdTimeout)
+	case actPointers:
+		return "the PTR name of a mesh host's address"
+	case actAddresses:
+		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match)
+	case actTarget:
+		if d.match.Rule == table.RulePTR {
+			return "the PTR name of a mesh host's address; forwarded, because the table has only PTR records"
+		}
+		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match) +
+			"; forwarded, because the table has only addresses"
+	case actForward:
+		switch {
+		case errors.Is(d.reason, errNotSynced):
+			return "no table yet, and not below the cluster domain: forwarded"
+		case d.reason != nil:
+			return d.reason.Error() + ": forwarded"
+		}
+		return "not in the mesh table: forwarded"
+	case actUnknown:
+		return fmt.Sprintf("not in the mesh table, and names below %s are not forwarded: NXDOMAIN", d.zone)
+	case actReject, actChaos, actSpecial:
+	}
+	if d.reason != nil {
+		return d.reason.Error()
+	}
+	return ""
+}
+
+func whyAlias(m *table.Match) string {
+	alias := m.Host.Alias()
+	if alias == wire.Root {
+		return ""
+	}
+	return ", an alias of " + strings.TrimSuffix(alias.String(), ".")
+}
+
+func whyName(rule table.Rule, m table.Match, key string) string {
+	switch rule {
+	case table.RuleExact:
+		return "the host's FQDN"
+	case table.RuleEndpoint:
+		return "an endpoint of the headless Service " + key
+	case table.RulePort:
+		return "a port of the Service " + key
+	case table.RuleWildcard:
+		return "below the wildcard " + key
+	case table.RuleShortName:
+		return "short name of " + key
+	case table.RuleAutopath:
+		return fmt.Sprintf("after removing the search domain %s: %s", m.Searched, whyName(m.Base, m, key))
+	case table.RulePTR, table.RuleNone:
+	}
+	return ""
+}
