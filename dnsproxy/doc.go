@@ -1,32 +1,31 @@
 // Package dnsproxy answers DNS queries for mesh names from a table, and forwards all others.
 //
-// The files, in the order of a query:
+// The files, in the order of a query; each of them uses the ones below it:
 //
-//	config.go      the settings
+//	explain.go     the rule by which a question is answered, for nametap query
+//	resolve.go     addresses of names for the agent itself
 //	server.go      Server: New, Run, Ready, Load, which puts a table into use, and Configure, which
 //	               does so with settings
 //	listen.go      opening the sockets
+//	tcpclients.go  the limit of TCP connections, and which connection makes room; it knows tcpConn
+//	tcp.go         reading queries from TCP connections, and when a connection is closed
+//	udp.go         the same for UDP sockets; clients that wait for nameservers; workers
 //	listener.go    what the sockets of both transports have in common
-//	udp.go         reading queries from UDP sockets; clients that wait for nameservers; workers
-//	tcp.go         the same for TCP connections
-//	tcpawait.go    when a TCP connection is closed
-//	tcpclients.go  the limit of TCP connections, and which connection makes room
-//	handler.go     what both paths share: the settings in use (front), a query on its way (task), its
-//	               sender (arrival), and the responses to what the forwarder found, refusals,
-//	               failures
-//	fast.go        the fast path: parse, decide, answer from the table or the cache
-//	decide.go      the decision about a query, made once
-//	writer.go      responses that nametap makes itself, record by record; their longest length
-//	services.go    SRV records, and the addresses of their targets
-//	target.go      queries that are forwarded for the name that a mesh name leads to
+//	front.go       gives each query to the handler in use
 //	slow.go        the slow path: queries that are forwarded or held; rare and malformed ones,
 //	               as dns.Msg
-//	resolve.go     addresses of names for the agent itself
-//	origins.go     original destinations of captured queries
-//	explain.go     the rule by which a question is answered, for nametap query
+//	fast.go        the fast path: parse, decide, answer from the table or the cache
+//	note.go        records and times of queries, for nametap tail and metrics
+//	handler.go     what both paths share: a query on its way (task), its sender (arrival), and the
+//	               responses to what the forwarder found, also for the target of a mesh name
+//	rows.go        the rows of docs/behaviour.md by which a question is answered
+//	writer.go      responses that nametap makes itself, record by record, with SRV records; their
+//	               longest length
 //	provenance.go  where one answer came from: which nameserver, and how old it is
-//	note.go        records of queries, for nametap tail
 //	metrics.go     counters
+//	decide.go      the decision about a query, made once
+//	config.go      the settings
+//	origins.go     original destinations of captured queries
 //
 // # The order in which a query is answered
 //

@@ -144,17 +144,6 @@ func (m *metrics) countFast(qtype uint16, over transport, result outcome) {
 	}
 }
 
-// measure counts a truncated response, and the time that a query took if its task is measured. Probes
-// are no requests of clients.
-func (m *metrics) measure(t *task, took time.Duration, source string, response []byte) {
-	if truncated(response) {
-		m.truncated.Inc()
-	}
-	if t.measured && source != sourceProbe {
-		m.durations.WithLabelValues(source).Observe(took.Seconds())
-	}
-}
-
 // countQuery counts an answered query. A nameserver chooses the response code, which has
 // twelve bits, so codes without a name share one label value.
 func (m *metrics) countQuery(qtype uint16, over transport, result outcome) {

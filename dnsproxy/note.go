@@ -18,7 +18,7 @@ import (
 // noteworthy or a reader wants it. Otherwise it does not allocate.
 func (h *handler) note(t *task, result outcome, response []byte) {
 	took := h.took(t)
-	h.metrics.measure(t, took, result.source, response)
+	h.measure(t, took, result.source, response)
 	kind := kindOf(t, result, took, response)
 	missing := result.rcode == dns.RcodeNameError && isService(t.query.Name, h.cluster.Domain)
 	if kind != seen.Failure && missing {
@@ -74,6 +74,17 @@ func isService(name, domain wire.Name) bool {
 		rest = rest.Parent()
 	}
 	return rest == "\x03svc"
+}
+
+// measure counts a truncated response, and the time that a query took if its task is measured. Probes
+// are no requests of clients.
+func (h *handler) measure(t *task, took time.Duration, source string, response []byte) {
+	if truncated(response) {
+		h.metrics.truncated.Inc()
+	}
+	if t.measured && source != sourceProbe {
+		h.metrics.durations.WithLabelValues(source).Observe(took.Seconds())
+	}
 }
 
 // kindOf returns the kind of a query, whatever its name.
@@ -176,7 +187,7 @@ func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []byte) {
 	q := queryOf(t, result, response)
 	q.Took = h.took(t)
-	h.metrics.measure(t, q.Took, result.source, response)
+	h.measure(t, q.Took, result.source, response)
 	q.Kind, q.Opcode = kindOf(t, result, q.Took, response), uint8(req.Opcode) //nolint:gosec // four bits
 	if len(req.Question) > 0 {
 		if name, err := wire.PackName(req.Question[0].Name); err == nil {

@@ -20,17 +20,17 @@ func (h *handler) slow(t *task) []byte {
 		h.metrics.requests.Inc()
 	}
 	if !t.usual || probe {
-		return h.serveUnusual(t)
+		return h.respondUnusual(t)
 	}
-	response, result := h.answer(t)
+	response, result := h.respondSlow(t)
 	h.note(t, result, response)
 	h.metrics.countQuery(t.query.Type, t.from.over, result)
 	return h.withProvenance(response, 0, t, result)
 }
 
-// answer returns the response to a query that was decided on and that respond does not
+// respondSlow returns the response to a query that was decided on and that respond does not
 // answer.
-func (h *handler) answer(t *task) ([]byte, outcome) {
+func (h *handler) respondSlow(t *task) ([]byte, outcome) {
 	if t.decision.action == actHold {
 		t.decision = h.hold(t)
 		if response, result, ok := h.respond(nil, t); ok {
@@ -94,9 +94,9 @@ func (h *handler) sendTransferred(t *task) func([]byte) error {
 	return func(message []byte) error { return t.from.send(reply.Hop(message, edns, h.ednsUDPSize)) }
 }
 
-// serveUnusual answers what does not have the shape that [wire.Query] describes, and class
+// respondUnusual answers what does not have the shape that [wire.Query] describes, and class
 // CH, with the DNS library. It is part of the slow path.
-func (h *handler) serveUnusual(t *task) []byte {
+func (h *handler) respondUnusual(t *task) []byte {
 	t.decision = decision{}
 	req := new(dns.Msg)
 	if err := req.Unpack(t.packet); err != nil {
@@ -104,7 +104,7 @@ func (h *handler) serveUnusual(t *task) []byte {
 		h.noteUnusual(req, t, outcome{dns.RcodeFormatError, sourceSelf}, response)
 		return response
 	}
-	response, source := h.answerUnusual(req, t)
+	response, source := h.respondMessage(req, t)
 	qtype := dns.TypeNone
 	if len(req.Question) > 0 {
 		qtype = req.Question[0].Qtype
@@ -125,18 +125,18 @@ func bareFailure(packet []byte, rcode byte) []byte {
 	return resp
 }
 
-// answerUnusual returns the response to a message, and its source.
-func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source string) {
+// respondMessage returns the response to a message, and its source.
+func (h *handler) respondMessage(req *dns.Msg, t *task) (response []byte, source string) {
 	own := func(resp *dns.Msg) ([]byte, string) { return h.pack(resp, req, t.from.over), sourceSelf }
 	d, decided := screen(req)
 	switch {
 	case decided && d.action == actForward:
-		return h.passOn(req, t)
+		return h.respondOther(req, t)
 	case decided:
 		t.decision = d
-		return own(h.failure(req, d.failure()))
+		return own(h.failureMessage(req, d.failure()))
 	case req.Question[0].Qclass == dns.ClassCHAOS:
-		resp := h.chaos(req, h.version, h.id)
+		resp := h.chaosMessage(req, h.version, h.id)
 		if resp.Rcode != dns.RcodeSuccess {
 			t.decision = decision{action: actReject, rcode: resp.Rcode, reason: errOtherClass}
 		}
@@ -148,24 +148,24 @@ func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source 
 	again := &task{from: t.from, usual: true}
 	if err := makeUsual(&again.query, req); err != nil {
 		t.decision = decision{action: actReject, rcode: dns.RcodeFormatError, reason: err}
-		return own(h.failure(req, t.decision.failure()))
+		return own(h.failureMessage(req, t.decision.failure()))
 	}
 	again.query.Sent = t.packet
 	again.decision = h.decide(again.query.Question, h.table.Load(), new(table.Scratch))
 	response, result, ok := h.respond(nil, again)
 	if !ok {
-		response, result = h.answer(again)
+		response, result = h.respondSlow(again)
 		t.held = again.held
 	}
 	t.found, t.decision = again.found, again.decision
 	return response, result.source
 }
 
-// passOn returns the response to a message other than a QUERY, and its source: the
+// respondOther returns the response to a message other than a QUERY, and its source: the
 // message's original destination, or the best nameserver for its name.
-func (h *handler) passOn(req *dns.Msg, t *task) (response []byte, source string) {
+func (h *handler) respondOther(req *dns.Msg, t *task) (response []byte, source string) {
 	failed := func(err error, source string) ([]byte, string) {
-		return h.pack(h.failure(req, failureOf(err)), req, t.from.over), source
+		return h.pack(h.failureMessage(req, failureOf(err)), req, t.from.over), source
 	}
 	var name wire.Name
 	if len(req.Question) > 0 {

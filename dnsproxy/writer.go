@@ -535,9 +535,9 @@ func hasServices(m *table.Match, name wire.Name, t *table.Table) bool {
 	return t != nil && t.CountTargets(t.Aliased(m, name)) > 0
 }
 
-// chaos answers queries of class CH for the server's version and identity (RFC 4892), and
+// chaosMessage answers queries of class CH for the server's version and identity (RFC 4892), and
 // refuses all others.
-func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
+func (a *answerer) chaosMessage(req *dns.Msg, version, id string) *dns.Msg {
 	q := req.Question[0]
 	text := ""
 	switch strings.ToLower(q.Name) {
@@ -547,28 +547,28 @@ func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
 		text = id
 	}
 	if text == "" || q.Qtype != dns.TypeTXT && q.Qtype != dns.TypeANY {
-		return a.failure(req, failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass})
+		return a.failureMessage(req, failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass})
 	}
-	resp := a.reply(req, dns.RcodeSuccess)
+	resp := a.message(req, dns.RcodeSuccess)
 	resp.Authoritative = true
 	hdr := dns.RR_Header{Name: q.Name, Rrtype: dns.TypeTXT, Class: dns.ClassCHAOS}
 	resp.Answer = []dns.RR{&dns.TXT{Hdr: hdr, Txt: []string{text}}}
 	return resp
 }
 
-// failure returns a response without records. For clients with EDNS it has an Extended DNS
+// failureMessage returns a response without records. For clients with EDNS it has an Extended DNS
 // Error that says why.
-func (a *answerer) failure(req *dns.Msg, why failure) *dns.Msg {
-	resp := a.reply(req, why.rcode)
+func (a *answerer) failureMessage(req *dns.Msg, why failure) *dns.Msg {
+	resp := a.message(req, why.rcode)
 	if opt := resp.IsEdns0(); opt != nil && why.err != nil {
 		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: why.code, ExtraText: why.text()})
 	}
 	return resp
 }
 
-// reply returns a response to req without records, except an OPT record if req has one
+// message returns a response to req without records, except an OPT record if req has one
 // (RFC 6891, section 6.1.1).
-func (a *answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
+func (a *answerer) message(req *dns.Msg, rcode int) *dns.Msg {
 	resp := new(dns.Msg).SetRcode(req, rcode)
 	resp.RecursionAvailable = true
 	resp.CheckingDisabled = req.CheckingDisabled
