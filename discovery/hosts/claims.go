@@ -67,8 +67,68 @@ func (c *claim) equal(other *claim) bool {
 		c.ports == other.ports && c.destinations == other.destinations && slices.Equal(c.mixedPorts(), other.mixedPorts())
 }
 
+// mixedPorts returns the ports of each of addrs if they differ, otherwise nil.
+func (c *claim) mixedPorts() []object.Ports {
+	if c.mixed == nil {
+		return nil
+	}
+	return *c.mixed
+}
+
+// addEndpoint adds the addresses of an endpoint to the claim of its Service, and their ports.
+func (c *claim) addEndpoint(ep *endpoint) {
+	switch {
+	case c.mixed != nil:
+	case len(c.addrs) == 0:
+		c.ports = ep.ports
+	case c.ports != ep.ports:
+		mixed := slices.Repeat([]object.Ports{c.ports}, len(c.addrs))
+		c.ports, c.mixed = object.Ports{}, &mixed
+	}
+	c.addrs = append(c.addrs, ep.Addrs...)
+	if c.mixed != nil {
+		*c.mixed = append(*c.mixed, slices.Repeat([]object.Ports{ep.ports}, len(ep.Addrs))...)
+	}
+}
+
+// endpointsOf returns the claims of an endpoint of an imported headless Service. One without a
+// hostname has its address as its name.
+func (c *claim) endpointsOf(ep object.Endpoint, cluster string) []claim {
+	named := func(hostname string, addrs []netip.Addr) claim {
+		one := *c
+		label := hostname + "." + cluster + "."
+		one.host, one.shortname, one.addrs = label+c.host, label+c.shortname, addrs
+		return one
+	}
+	if ep.Hostname != "" {
+		return []claim{named(ep.Hostname, ep.Addrs)}
+	}
+	var claims []claim
+	for i := range ep.Addrs {
+		if label := dashed(ep.Addrs[i]); object.IsLabel(label) {
+			claims = append(claims, named(label, ep.Addrs[i:i+1:i+1]))
+		}
+	}
+	return claims
+}
+
+// dashed returns the label of an address that agents and CoreDNS use: the address with dashes.
+func dashed(a netip.Addr) string {
+	label := strings.NewReplacer(".", "-", ":", "-").Replace(a.String())
+	if strings.HasSuffix(label, "-") {
+		label += "0"
+	}
+	return label
+}
+
 // hostKey returns the form of a host in which spellings that differ in case are equal.
 func hostKey(host string) string { return strings.ToLower(host) }
+
+// clusterID is the number of a cluster. It is small, so that a claim needs no more memory for it.
+type clusterID uint16
+
+// ownCluster is the number of the control plane's own cluster, whose name is empty.
+const ownCluster clusterID = 0
 
 // index holds the objects of a cluster that others depend on, by the keys that they are looked up by.
 type index struct {
@@ -232,6 +292,42 @@ func (ix *index) endpoints(k object.Key, s *object.Service) []endpoint {
 		out = append(out, ep)
 	}
 	return out
+}
+
+// An endpoint is an endpoint of a headless Service, with its ports.
+type endpoint struct {
+	object.Endpoint
+	ports object.Ports
+}
+
+// clusterSetDomain is the domain of ServiceImports (KEP-1645).
+const clusterSetDomain = "clusterset.local"
+
+// importClaims returns the claims of a ServiceImport: its address or, if it is headless, its
+// endpoints in all clusters. Each endpoint also has a name of its own: HOST.CLUSTER before the name
+// of the ServiceImport. Endpoints that are not ready have none.
+func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
+	c := claim{host: k.Name + "." + k.Namespace + ".svc." + clusterSetDomain, namespace: k.Namespace, shortname: k.Name, imported: true}
+	if !s.Headless {
+		c.addrs, c.ports = s.IPs, s.Ports
+		return []claim{c}
+	}
+	c.endpoints = true
+	claims := []claim{c}
+	found := ix.imported[k.Namespace][k.Name]
+	for _, name := range sortedKeys(found) {
+		slice := found[name]
+		for _, ep := range slice.Endpoints {
+			if !ep.Ready {
+				continue
+			}
+			claims[0].addEndpoint(&endpoint{ep, slice.Ports})
+			if slice.Import.Cluster != "" {
+				claims = append(claims, c.endpointsOf(ep, slice.Import.Cluster)...)
+			}
+		}
+	}
+	return claims
 }
 
 // entryClaims returns the claims of a ServiceEntry. Its endpoints are no addresses of the host but

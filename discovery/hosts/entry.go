@@ -1,6 +1,7 @@
 package hosts
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/discovery/object"
 )
 
 const (
@@ -52,20 +54,6 @@ func newEntry(host string, info *api.NameTable_NameInfo) *Entry {
 	return &Entry{Host: host, Encoded: b, Sum: digest.Of(b)}
 }
 
-// addrs returns the addresses of the entry; near come first.
-func (e *Entry) addrs() (near, others []netip.Addr) {
-	var table api.NameTable
-	if err := proto.Unmarshal(e.Encoded, &table); err != nil {
-		panic(fmt.Sprintf("decoding the entry of host %q: %v", e.Host, err)) // newEntry has encoded it
-	}
-	info := table.GetTable()[e.Host]
-	addrs := make([]netip.Addr, len(info.GetIps()))
-	for i, text := range info.GetIps() {
-		addrs[i] = netip.MustParseAddr(text)
-	}
-	return addrs[:info.GetNear():info.GetNear()], addrs[info.GetNear():]
-}
-
 // visibleClaim is a claim with the addresses that a client gets.
 type visibleClaim struct {
 	*claim
@@ -103,6 +91,26 @@ func mergeClaims(claims []visibleClaim, alias string) (host string, info *api.Na
 	return host, info
 }
 
+// sorted sorts addresses, and returns each once.
+func sorted(addrs []netip.Addr) []netip.Addr {
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
+
+// addrs returns the addresses of the entry; near come first.
+func (e *Entry) addrs() (near, others []netip.Addr) {
+	var table api.NameTable
+	if err := proto.Unmarshal(e.Encoded, &table); err != nil {
+		panic(fmt.Sprintf("decoding the entry of host %q: %v", e.Host, err)) // newEntry has encoded it
+	}
+	info := table.GetTable()[e.Host]
+	addrs := make([]netip.Addr, len(info.GetIps()))
+	for i, text := range info.GetIps() {
+		addrs[i] = netip.MustParseAddr(text)
+	}
+	return addrs[:info.GetNear():info.GetNear()], addrs[info.GetNear():]
+}
+
 func (c visibleClaim) info(near, addrs []netip.Addr) *api.NameTable_NameInfo {
 	near, addrs = sorted(near), sorted(addrs)
 	if len(near) > 0 {
@@ -130,8 +138,110 @@ func (c visibleClaim) info(near, addrs []netip.Addr) *api.NameTable_NameInfo {
 	return info
 }
 
-// sorted sorts addresses, and returns each once.
-func sorted(addrs []netip.Addr) []netip.Addr {
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	return slices.Compact(addrs)
+// eachPort calls yield for each port of each address that a client gets, at times twice.
+func (c *visibleClaim) eachPort(yield func(object.Port, netip.Addr)) {
+	visible := sorted(slices.Concat(c.near, c.addrs))
+	if c.mixed == nil {
+		for _, p := range c.ports.List() {
+			for _, a := range visible {
+				yield(p, a)
+			}
+		}
+		return
+	}
+	for i, a := range c.claim.addrs {
+		if _, found := slices.BinarySearchFunc(visible, a, netip.Addr.Compare); found {
+			for _, p := range (*c.mixed)[i].List() {
+				yield(p, a)
+			}
+		}
+	}
+}
+
+// portsOf returns the ports of an entry with n addresses. A port that only some of them have lists
+// these.
+func portsOf(claims []visibleClaim, n int) []*api.NameTable_Port {
+	first := claims[0].ports
+	differs := func(c visibleClaim) bool { return c.mixed != nil || c.ports != first }
+	if !slices.ContainsFunc(claims, differs) {
+		var ports []*api.NameTable_Port
+		for _, p := range first.List() {
+			ports = append(ports, newPort(p))
+		}
+		return ports
+	}
+	addrs := map[object.Port][]netip.Addr{}
+	for _, c := range claims {
+		c.eachPort(func(p object.Port, a netip.Addr) { addrs[p] = append(addrs[p], a) })
+	}
+	var ports []*api.NameTable_Port
+	for p, having := range addrs {
+		port := newPort(p)
+		if having = sorted(having); len(having) < n {
+			for _, a := range having {
+				port.Ips = append(port.Ips, a.String())
+			}
+		}
+		ports = append(ports, port)
+	}
+	slices.SortFunc(ports, func(a, b *api.NameTable_Port) int {
+		return cmp.Or(cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetNumber(), b.GetNumber()), cmp.Compare(a.GetProtocol(), b.GetProtocol()))
+	})
+	return ports
+}
+
+// maxPortName is the length of the longest name of a port that can be part of a DNS name, which has
+// an underscore before it.
+const maxPortName = 62
+
+func newPort(p object.Port) *api.NameTable_Port {
+	port := &api.NameTable_Port{Name: p.Name, Number: uint32(p.Number)}
+	if len(p.Name) > maxPortName {
+		port.Name = "" // it has a number, and no name to find that by
+	}
+	if p.Protocol != "TCP" {
+		port.Protocol = p.Protocol
+	}
+	return port
+}
+
+// destinationsOf returns where connections to the automatic VIPs of a host lead: the ports of all
+// claims, and for each port the endpoints of all of them. Only claims to a VIP have some, and none of
+// these has addresses of another kind.
+func destinationsOf(claims []visibleClaim, host string) []*api.NameTable_Destination {
+	var all []object.Destination
+	for _, c := range claims {
+		all = append(all, c.destinations.List()...)
+	}
+	slices.SortFunc(all, object.Destination.Compare)
+	all = slices.CompactFunc(all, func(a, b object.Destination) bool { return a.Compare(b) == 0 })
+	var messages []*api.NameTable_Destination
+	for len(all) > 0 {
+		n := 1
+		for n < len(all) && all[n].Port == all[0].Port {
+			n++
+		}
+		d := joined(all[:n], host)
+		messages = append(messages, &api.NameTable_Destination{Port: uint32(d.Port), Target: uint32(d.Target), Endpoints: d.Endpoints})
+		all = all[n:]
+	}
+	return messages
+}
+
+// joined returns one destination for several of one port. The host itself is then one of the
+// endpoints, but no endpoint can stand for all names below a wildcard.
+func joined(several []object.Destination, host string) object.Destination {
+	if len(several) == 1 || object.IsWildcard(host) {
+		return several[0]
+	}
+	d := object.Destination{Port: several[0].Port}
+	for _, one := range several {
+		d.Endpoints = append(d.Endpoints, one.Endpoints...)
+		if len(one.Endpoints) == 0 {
+			d.Endpoints = append(d.Endpoints, object.JoinEndpoint(host, cmp.Or(one.Target, one.Port)))
+		}
+	}
+	slices.Sort(d.Endpoints)
+	d.Endpoints = slices.Compact(d.Endpoints)
+	return d
 }

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/nametap/nametap/discovery/object"
 )
@@ -47,26 +48,15 @@ func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	return h
 }
 
-// A Change is what has changed in a source of objects.
-type Change struct {
-	// Cluster is the name of the objects' cluster, which the first change adds; empty for the
-	// control plane's own one.
-	Cluster string
-	// Source is the number of the source, from 0. If two sources have the same object, the
-	// lower number's counts. Clusters other than the own one have one source, 0.
-	Source  int
-	Updated []object.Object // new, or with another content
-	Removed []object.Key
-	// Whole is true if Updated has all objects of the source: others are removed.
-	Whole bool
-	// Dropped is true if the cluster, which is not the own one, is removed with all its objects.
-	Dropped bool
+// SetDefaults sets the settings of the mesh that count where no object sets them. Call it before the
+// first Update.
+func (h *Hosts) SetDefaults(defaults object.Mesh) {
+	h.mesh = newMesh(defaults)
+	h.Scene = h.newScene()
 }
 
-// HasEntry reports whether a ServiceEntry is new, or has another content.
-func (c Change) HasEntry() bool {
-	return slices.ContainsFunc(c.Updated, func(o object.Object) bool { return o.Entry != nil })
-}
+// SetHeadlessScope sets the scope of headless Services that have none. Call it before the first Update.
+func (h *Hosts) SetHeadlessScope(scope object.HeadlessScope) { h.clusters[ownCluster].scope = scope }
 
 // An Update is what a change of objects has changed.
 type Update struct {
@@ -85,19 +75,6 @@ type Update struct {
 	WithoutVIP []string
 	// Loops are the hosts that are left out now because they are aliases of themselves; sorted.
 	Loops []string
-}
-
-// A HostChange is a host before and after a change; nil if there is none.
-type HostChange struct {
-	Old, New *Host
-}
-
-// Key returns the key of the host.
-func (c HostChange) Key() string {
-	if c.New != nil {
-		return c.New.Key
-	}
-	return c.Old.Key
 }
 
 // updating is an update that is being made.
@@ -313,4 +290,190 @@ type Counts struct {
 // Counts returns the current numbers.
 func (h *Hosts) Counts() Counts {
 	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.without)}
+}
+
+// newScene returns the current scene.
+func (h *Hosts) newScene() *Scene {
+	s := &Scene{sidecars: maps.Clone(h.sidecars), settings: h.mesh.Mesh, around: make([]place, len(h.clusters)), remote: h.remote > 0}
+	for i, c := range h.clusters {
+		if c != nil {
+			s.around[i] = place{c.name, c.network, true}
+		}
+	}
+	return s
+}
+
+// clusterOf returns the number of the cluster with a name; ok is false if there is none.
+func (h *Hosts) clusterOf(name string) (id clusterID, ok bool) {
+	for i, c := range h.clusters {
+		if c != nil && c.name == name {
+			return clusterID(i), true //nolint:gosec // addCluster has numbered it
+		}
+	}
+	return 0, false
+}
+
+// addCluster adds a cluster, and returns its number.
+func (h *Hosts) addCluster(name string) clusterID {
+	i := 0
+	for i < len(h.clusters) && h.clusters[i] != nil {
+		i++
+	}
+	if i == len(h.clusters) {
+		h.clusters = append(h.clusters, nil)
+	}
+	id := clusterID(i) //nolint:gosec // there is no mesh of 65,536 clusters
+	h.clusters[i] = newCluster(name, id, h.domain, 1)
+	h.clusters[i].scope = h.clusters[ownCluster].scope
+	h.remote++
+	return id
+}
+
+// dropCluster removes a cluster other than the own one, which must have no objects any more.
+func (h *Hosts) dropCluster(id clusterID) {
+	h.clusters[id] = nil
+	h.remote--
+}
+
+// compareClusters orders clusters by name, the own one first: their numbers depend on the order in
+// which they were added.
+func (h *Hosts) compareClusters(a, b clusterID) int {
+	if a == b {
+		return 0
+	}
+	return cmp.Compare(h.clusters[a].name, h.clusters[b].name)
+}
+
+// targetKey returns the key of the host that an alias stands for.
+func targetKey(alias string) string { return hostKey(strings.TrimSuffix(alias, ".")) }
+
+// addTarget notes that a host has a claim with an alias, unless that is empty.
+func (h *Hosts) addTarget(alias, host string) {
+	if alias != "" {
+		innerMap(h.aliases, targetKey(alias))[host] = true
+	}
+}
+
+// removeTarget is called after a claim with an alias was removed from a host. Services of several
+// clusters may have the same alias.
+func (h *Hosts) removeTarget(alias, host string) {
+	if alias == "" {
+		return
+	}
+	target := targetKey(alias)
+	if !slices.ContainsFunc(h.byHost[host], func(c claimOf) bool { return c.alias != "" && targetKey(c.alias) == target }) {
+		removeInner(h.aliases, target, host)
+	}
+}
+
+// addAliases adds the aliases of changed hosts, and their aliases.
+func (h *Hosts) addAliases(changed map[string]bool) {
+	if len(h.aliases) == 0 {
+		return
+	}
+	todo := sortedKeys(changed)
+	add := func(hosts map[string]bool) {
+		for host := range hosts {
+			if !changed[host] {
+				changed[host] = true
+				todo = append(todo, host)
+			}
+		}
+	}
+	for len(todo) > 0 {
+		key := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		add(h.aliases[key])
+		if object.IsWildcard(key) {
+			for target, hosts := range h.aliases {
+				if strings.HasSuffix(target, key[1:]) {
+					add(hosts)
+				}
+			}
+		}
+	}
+}
+
+// aliasEnd is where the aliases of a host end: at the host with the key target, whose name is name. The name is empty
+// for a host that is no alias. With loop they do not end: the host is an alias of itself, directly or by way of others.
+type aliasEnd struct {
+	target, name string
+	loop         bool
+}
+
+// setTargets sets the hosts whose addresses aliases have, and their names. An alias of itself has none.
+func (h *Hosts) setTargets(changes []HostChange) {
+	ends := map[string]aliasEnd{}
+	for _, c := range changes {
+		host := c.New
+		if host == nil {
+			continue
+		}
+		delete(h.loops, host.Key)
+		switch end := h.aliasEnd(host.Key, ends); {
+		case end.loop:
+			h.loops[host.Key] = true
+		case end.name != "":
+			host.target, host.alias = h.host(end.target), end.name
+		}
+	}
+}
+
+// aliasEnd returns where the aliases of a host end. known has the ends that were found before, since aliases of the same
+// host may be many, and a row of them long.
+func (h *Hosts) aliasEnd(key string, known map[string]aliasEnd) aliasEnd {
+	type step struct{ key, name string }
+	var steps []step
+	end, found := known[key]
+	for !found {
+		next, isAlias := h.alias(key)
+		if !isAlias {
+			end = aliasEnd{target: key}
+			break
+		}
+		known[key] = aliasEnd{loop: true} // if the row comes back to it
+		name := strings.TrimSuffix(next, ".")
+		steps = append(steps, step{key, name})
+		key = h.covering(hostKey(name))
+		end, found = known[key]
+	}
+	for _, s := range slices.Backward(steps) {
+		if end.name == "" && !end.loop {
+			end.name = s.name
+		}
+		known[s.key] = end
+	}
+	return end
+}
+
+// alias returns what a host is an alias of. A host that has an address itself is no alias.
+func (h *Hosts) alias(key string) (string, bool) {
+	alias := ""
+	for _, c := range counting(h.byHost[key]) {
+		if c.addressed() {
+			return "", false
+		}
+		if alias == "" {
+			alias = c.alias
+		}
+	}
+	return alias, alias != ""
+}
+
+// covering returns key if objects claim that host, otherwise the closest wildcard that covers
+// it; without either, key.
+func (h *Hosts) covering(key string) string {
+	if len(h.byHost[key]) > 0 {
+		return key
+	}
+	for rest := key; ; {
+		_, parent, found := strings.Cut(rest, ".")
+		if !found {
+			return key
+		}
+		if wildcard := "*." + parent; len(h.byHost[wildcard]) > 0 {
+			return wildcard
+		}
+		rest = parent
+	}
 }

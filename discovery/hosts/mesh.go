@@ -10,13 +10,6 @@ type mesh struct {
 
 func newMesh(defaults object.Mesh) mesh { return mesh{defaults, defaults} }
 
-// SetDefaults sets the settings of the mesh that count where no object sets them. Call it before the
-// first Update.
-func (h *Hosts) SetDefaults(defaults object.Mesh) {
-	h.mesh = newMesh(defaults)
-	h.Scene = h.newScene()
-}
-
 // put applies an object that has changed, and reports whether it has settings of the mesh.
 func (m *mesh) put(before, now object.Object) bool {
 	if before.Mesh == nil && now.Mesh == nil {

@@ -1,7 +1,5 @@
 package hosts
 
-import "slices"
-
 // A Place is where a client is, as far as that decides about its entries. The zero value is anywhere
 // in the control plane's own cluster.
 type Place struct {
@@ -12,44 +10,11 @@ type Place struct {
 // otherNetwork stands for all networks that no cluster is in. It is no value of a label.
 const otherNetwork = "?"
 
-// Place returns the place of a client that claims to be of a cluster, and in a network; both may be
-// empty. A cluster that is not known counts as the own one. Without a network, the cluster's
-// network counts. Clients of unknown networks share a place, so their number does not grow with
-// what clients claim.
-func (s *Scene) Place(cluster, network string) Place {
-	if !s.remote {
-		return Place{} // all clients see the same
-	}
-	id, ok := s.number(cluster)
-	if !ok {
-		id, cluster = ownCluster, ""
-	}
-	if network == "" {
-		network = s.around[id].network
-	} else if !slices.ContainsFunc(s.around, func(p place) bool { return p.used && p.network == network }) {
-		network = otherNetwork
-	}
-	return Place{cluster, network}
-}
-
 // surroundings say which claims of several clusters count at a place.
 type surroundings struct {
 	local clusterID
 	// reach holds the clusters, by number, that are in the network of the place.
 	reach []bool
-}
-
-// surroundings returns what surrounds a place; nil if there is only one cluster.
-func (s *Scene) surroundings(p Place) *surroundings {
-	if !s.remote {
-		return nil
-	}
-	around := &surroundings{reach: make([]bool, len(s.around))}
-	around.local, _ = s.number(p.Cluster) // the own one if the cluster was removed
-	for i, c := range s.around {
-		around.reach[i] = c.used && (c.network == "" || p.Network == "" || c.network == p.Network)
-	}
-	return around
 }
 
 // offers reports whether a client can use what a Service of a cluster says: an address of a Service
@@ -91,15 +56,6 @@ func (s *surroundings) counts(c, leading *claim) bool {
 	}
 	return c.cluster == leading.cluster || c.endpoints && leading.endpoints && !leading.clusterOnly && !c.imported && !c.pod()
 }
-
-// nearCluster is the cluster whose endpoints come first, if set.
-type nearCluster struct {
-	id  clusterID
-	set bool
-}
-
-// has reports whether the addresses of a claim come first.
-func (n nearCluster) has(c *claim) bool { return n.set && c.endpoints && c.cluster == n.id }
 
 // narrow returns the visible claims of a host that count, and completes the key with what decides
 // about them. It changes visible.

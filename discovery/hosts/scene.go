@@ -1,7 +1,6 @@
 package hosts
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/nametap/nametap/discovery/object"
@@ -22,23 +21,6 @@ type place struct {
 	used          bool
 }
 
-// newScene returns the current scene.
-func (h *Hosts) newScene() *Scene {
-	s := &Scene{sidecars: maps.Clone(h.sidecars), settings: h.mesh.Mesh, around: make([]place, len(h.clusters)), remote: h.remote > 0}
-	for i, c := range h.clusters {
-		if c != nil {
-			s.around[i] = place{c.name, c.network, true}
-		}
-	}
-	return s
-}
-
-// A Limit is a Sidecar that limits the hosts of a client. The zero value is none.
-type Limit struct {
-	Key object.Key
-	is  *sidecar
-}
-
 // Sidecar returns the Sidecar that limits the hosts of a workload: one of its namespace that selects it, or else
 // the one of the root namespace that selects all.
 func (s *Scene) Sidecar(namespace string, labels Labels) Limit {
@@ -50,6 +32,39 @@ func (s *Scene) Sidecar(namespace string, labels Labels) Limit {
 
 // IsRoot reports whether the Sidecars of a namespace may limit the clients of all.
 func (s *Scene) IsRoot(namespace string) bool { return namespace == s.settings.RootNamespace }
+
+// Place returns the place of a client that claims to be of a cluster, and in a network; both may be
+// empty. A cluster that is not known counts as the own one. Without a network, the cluster's
+// network counts. Clients of unknown networks share a place, so their number does not grow with
+// what clients claim.
+func (s *Scene) Place(cluster, network string) Place {
+	if !s.remote {
+		return Place{} // all clients see the same
+	}
+	id, ok := s.number(cluster)
+	if !ok {
+		id, cluster = ownCluster, ""
+	}
+	if network == "" {
+		network = s.around[id].network
+	} else if !slices.ContainsFunc(s.around, func(p place) bool { return p.used && p.network == network }) {
+		network = otherNetwork
+	}
+	return Place{cluster, network}
+}
+
+// surroundings returns what surrounds a place; nil if there is only one cluster.
+func (s *Scene) surroundings(p Place) *surroundings {
+	if !s.remote {
+		return nil
+	}
+	around := &surroundings{reach: make([]bool, len(s.around))}
+	around.local, _ = s.number(p.Cluster) // the own one if the cluster was removed
+	for i, c := range s.around {
+		around.reach[i] = c.used && (c.network == "" || p.Network == "" || c.network == p.Network)
+	}
+	return around
+}
 
 // Viewer returns the viewer of a view.
 func (s *Scene) Viewer(v View) Viewer {

@@ -102,23 +102,6 @@ func (s *Set) export(key string, namespaces []string) *export {
 	return e
 }
 
-// merged returns the hosts after changes, which it sorts. Both have each key once.
-func merged(hosts []*Host, changes []HostChange) []*Host {
-	slices.SortFunc(changes, func(a, b HostChange) int { return strings.Compare(a.Key(), b.Key()) })
-	next := make([]*Host, 0, len(hosts)+len(changes))
-	for _, c := range changes {
-		at, found := slices.BinarySearchFunc(hosts, c.Key(), func(h *Host, key string) int { return strings.Compare(h.Key, key) })
-		next = append(next, hosts[:at]...)
-		if c.New != nil {
-			next = append(next, c.New)
-		}
-		if hosts = hosts[at:]; found {
-			hosts = hosts[1:]
-		}
-	}
-	return slices.Clip(append(next, hosts...))
-}
-
 // Special yields the hosts that a viewer may see in another way than its base, in no order.
 func (s *Set) Special(v *Viewer) iter.Seq[*Host] {
 	return func(yield func(*Host) bool) {
@@ -142,34 +125,21 @@ func (s *Set) Special(v *Viewer) iter.Seq[*Host] {
 	}
 }
 
-// exportedTo yields the lists of namespaces in exportTo of the host's claims, and of the claims to
-// the host that it is an alias of. A list may come twice, and none is empty.
-func (h *Host) exportedTo(yield func([]string) bool) {
-	for _, c := range h.allClaims() {
-		if list := c.exportTo.Namespaces; len(list) > 0 && !yield(list) {
-			return
+// merged returns the hosts after changes, which it sorts. Both have each key once.
+func merged(hosts []*Host, changes []HostChange) []*Host {
+	slices.SortFunc(changes, func(a, b HostChange) int { return strings.Compare(a.Key(), b.Key()) })
+	next := make([]*Host, 0, len(hosts)+len(changes))
+	for _, c := range changes {
+		at, found := slices.BinarySearchFunc(hosts, c.Key(), func(h *Host, key string) int { return strings.Compare(h.Key, key) })
+		next = append(next, hosts[:at]...)
+		if c.New != nil {
+			next = append(next, c.New)
+		}
+		if hosts = hosts[at:]; found {
+			hosts = hosts[1:]
 		}
 	}
-}
-
-// namespaces yields the namespaces of the objects that the host is of. A namespace may come twice.
-func (h *Host) namespaces(yield func(string) bool) {
-	for _, c := range h.allClaims() {
-		if !yield(c.namespace) {
-			return
-		}
-	}
-}
-
-// allClaims returns the claims to the host, and the claims to the host that it is an alias of.
-func (h *Host) allClaims() []*claim {
-	switch {
-	case h == nil:
-		return nil
-	case h.target == nil:
-		return h.claims
-	}
-	return slices.Concat(h.claims, h.target.claims)
+	return slices.Clip(append(next, hosts...))
 }
 
 // A Span is what several changes have done to the hosts.

@@ -56,3 +56,9 @@ func (s sidecars) of(namespace string, labels Labels) Limit {
 	}
 	return Limit{}
 }
+
+// A Limit is a Sidecar that limits the hosts of a client. The zero value is none.
+type Limit struct {
+	Key object.Key
+	is  *sidecar
+}

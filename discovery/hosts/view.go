@@ -1,13 +1,6 @@
 package hosts
 
-import (
-	"bytes"
-	"net/netip"
-	"slices"
-	"sync/atomic"
-
-	"github.com/nametap/nametap/api/digest"
-)
+import "net/netip"
 
 // Families are the address families of a client.
 type Families struct{ V4, V6 bool }
@@ -71,109 +64,6 @@ func (v *Viewer) isExported(c *claim) bool {
 	return c.exportTo.VisibleIn(v.Namespace)
 }
 
-// A Host has all claims to one host. It does not change, except that it remembers its entries.
-type Host struct {
-	Key     string // the host in lower case
-	claims  []*claim
-	slot    uint16 // of the automatic VIP
-	hasSlot bool
-	target  *Host  // whose addresses this one has; nil if this is no alias, or target is no mesh host
-	alias   string // the name of target
-
-	variants atomic.Pointer[[]variant] // the entries that were made; a new one replaces the slice
-}
-
-// A variant is an entry of a host, and what decides about it.
-type variant struct {
-	key   variantKey
-	entry *Entry
-}
-
-// variantKey is everything that determines the entry of a host. Views with the same one share it.
-type variantKey struct {
-	visible  uint64 // claims, a bit each: the first maxBits
-	others   string // the same for further ones, eight to a byte
-	families Families
-	vips     bool
-	near     nearCluster
-	target   digest.Sum // of the entry of the target
-}
-
-// maxBits is how many claims most hosts have at most.
-const maxBits = 64
-
-// A claimSet is a set of the claims of a host, by number.
-type claimSet struct {
-	first  uint64
-	others []byte
-}
-
-// add adds a claim of a host with a number of claims.
-func (s *claimSet) add(i, of int) {
-	if i < maxBits {
-		s.first |= 1 << i
-		return
-	}
-	if s.others == nil {
-		s.others = make([]byte, (of-maxBits+7)/8)
-	}
-	i -= maxBits
-	s.others[i/8] |= 1 << (i % 8)
-}
-
-// setVisible sets the claims that are visible.
-func (k *variantKey) setVisible(s *claimSet) { k.visible, k.others = s.first, string(s.others) }
-
-// Weight returns about how many bytes the host has, with its entries; 0 for nil.
-func (h *Host) Weight() (n int) {
-	const (
-		each      = 300 // of a claim, and of an entry without addresses
-		address   = 64  // of an address, in a claim and in two entries
-		namespace = 32  // of one in an exportTo
-	)
-	for _, c := range h.allClaims() {
-		n += each + address*(len(c.addrs)+len(c.literal)+len(c.vips)) + namespace*len(c.exportTo.Namespaces)
-	}
-	return n
-}
-
-// resolves returns 1 if the host has an address for some client, and 0 if it has none or is nil.
-func (h *Host) resolves() int {
-	if h == nil {
-		return 0
-	}
-	for _, c := range h.claims {
-		if c.addressed() || len(h.vipsOf(c)) > 0 {
-			return 1
-		}
-	}
-	return h.target.resolves()
-}
-
-// wantsVIP reports whether the host may have an automatic VIP. One that is a Service, or that has
-// an address from another object, needs none.
-func (h *Host) wantsVIP() bool {
-	for _, c := range h.claims {
-		if c.addressed() || c.kubernetes() {
-			return false
-		}
-	}
-	return true
-}
-
-// vipsOf returns the automatic VIPs that the host has by a claim, of both families.
-func (h *Host) vipsOf(c *claim) []netip.Addr {
-	switch {
-	case !c.wantsVIP || !h.wantsVIP():
-		return nil
-	case len(c.vips) > 0:
-		return c.vips
-	case h.hasSlot:
-		return []netip.Addr{slotAddr4(h.slot), slotAddr6(h.slot)}
-	}
-	return nil
-}
-
 // Entry returns the entry of a host, and nil if clients with this view do not see the host, or get
 // no address of it.
 func (v *Viewer) Entry(h *Host) *Entry {
@@ -201,44 +91,6 @@ func (v *Viewer) Entry(h *Host) *Entry {
 		key.target = target.Sum
 	}
 	return h.variant(key, func() *Entry { return v.build(h, visible, &key, target) })
-}
-
-// maxVariants bounds the entries that a host remembers: Sidecars that are edited again and again may show other claims
-// each time.
-const maxVariants = 64
-
-// variant returns the entry with a key, which it makes if need be.
-func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
-	for {
-		known := h.variants.Load()
-		if known != nil {
-			for _, one := range *known {
-				if one.key == key {
-					return one.entry
-				}
-			}
-		}
-		entry, next := build(), []variant(nil)
-		if known != nil {
-			entry, next = same(entry, *known), slices.Clip(*known)
-		}
-		if len(next) >= maxVariants {
-			next = nil
-		}
-		if next = append(next, variant{key, entry}); h.variants.CompareAndSwap(known, &next) {
-			return entry
-		}
-	}
-}
-
-// same returns the entry that was made before with the same content, or entry.
-func same(entry *Entry, before []variant) *Entry {
-	for _, known := range before {
-		if entry != nil && known.entry != nil && bytes.Equal(known.entry.Encoded, entry.Encoded) {
-			return known.entry
-		}
-	}
-	return entry
 }
 
 // build makes the entry of a host of the visible claims. A claim without an address is ignored.
@@ -281,15 +133,4 @@ func (v *Viewer) addrs(h *Host, c *claim, target *Entry) (near, addrs []netip.Ad
 		}
 	}
 	return near, addrs
-}
-
-// claimedAlias returns what the host is an alias of, as [Hosts.alias] does. Services of several
-// clusters may differ in that.
-func (h *Host) claimedAlias() string {
-	for _, c := range h.claims {
-		if c.alias != "" {
-			return c.alias
-		}
-	}
-	return ""
 }

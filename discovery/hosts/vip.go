@@ -68,12 +68,6 @@ func DecodeVIPs(data []byte) (*VIPs, error) {
 	return v, nil
 }
 
-// Encode returns the VIPs as JSON.
-func (v *VIPs) Encode() ([]byte, error) { return json.Marshal(v.byHost) }
-
-// Len returns the number of hosts that have a VIP, or had one before they were removed.
-func (v *VIPs) Len() int { return len(v.byHost) }
-
 // usableSlot excludes the slots that look like a network or a broadcast address.
 func usableSlot(slot uint16) bool { return slot&0xff != 0 && slot&0xff != 0xff }
 
@@ -126,6 +120,28 @@ type vipResult struct {
 	unsaved bool            // what Encode returns has changed
 	moved   []string        // hosts that had to leave their slot, sorted
 }
+
+// slotsOf returns the slots that are addresses of claims, once for each.
+func slotsOf(claims []claim) []uint16 {
+	var all []uint16
+	for i := range claims {
+		c := &claims[i]
+		for _, addrs := range [][]netip.Addr{c.addrs, c.literal, c.vips} {
+			for _, a := range addrs {
+				if slot, ok := addrSlot(a); ok {
+					all = append(all, slot)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// Encode returns the VIPs as JSON.
+func (v *VIPs) Encode() ([]byte, error) { return json.Marshal(v.byHost) }
+
+// Len returns the number of hosts that have a VIP, or had one before they were removed.
+func (v *VIPs) Len() int { return len(v.byHost) }
 
 // update gives a slot to every wanted host. A slot that is the address of an object belongs to no
 // host: a host that has it gets another one.
@@ -271,20 +287,4 @@ func (v *VIPs) countFree() int {
 		}
 	}
 	return free
-}
-
-// slotsOf returns the slots that are addresses of claims, once for each.
-func slotsOf(claims []claim) []uint16 {
-	var all []uint16
-	for i := range claims {
-		c := &claims[i]
-		for _, addrs := range [][]netip.Addr{c.addrs, c.literal, c.vips} {
-			for _, a := range addrs {
-				if slot, ok := addrSlot(a); ok {
-					all = append(all, slot)
-				}
-			}
-		}
-	}
-	return all
 }

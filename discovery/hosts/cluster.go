@@ -7,12 +7,6 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// clusterID is the number of a cluster. It is small, so that a claim needs no more memory for it.
-type clusterID uint16
-
-// ownCluster is the number of the control plane's own cluster, whose name is empty.
-const ownCluster clusterID = 0
-
 // A cluster holds the objects of one cluster, and the claims that they make.
 type cluster struct {
 	index
@@ -84,9 +78,6 @@ func (c *cluster) setNetwork(before, now object.Object) bool {
 	return true
 }
 
-// SetHeadlessScope sets the scope of headless Services that have none. Call it before the first Update.
-func (h *Hosts) SetHeadlessScope(scope object.HeadlessScope) { h.clusters[ownCluster].scope = scope }
-
 // objectID identifies an object in all clusters.
 type objectID struct {
 	cluster clusterID
@@ -95,45 +86,4 @@ type objectID struct {
 
 func (id objectID) compare(other objectID) int {
 	return cmp.Or(id.key.Compare(other.key), cmp.Compare(id.cluster, other.cluster))
-}
-
-// clusterOf returns the number of the cluster with a name; ok is false if there is none.
-func (h *Hosts) clusterOf(name string) (id clusterID, ok bool) {
-	for i, c := range h.clusters {
-		if c != nil && c.name == name {
-			return clusterID(i), true //nolint:gosec // addCluster has numbered it
-		}
-	}
-	return 0, false
-}
-
-// addCluster adds a cluster, and returns its number.
-func (h *Hosts) addCluster(name string) clusterID {
-	i := 0
-	for i < len(h.clusters) && h.clusters[i] != nil {
-		i++
-	}
-	if i == len(h.clusters) {
-		h.clusters = append(h.clusters, nil)
-	}
-	id := clusterID(i) //nolint:gosec // there is no mesh of 65,536 clusters
-	h.clusters[i] = newCluster(name, id, h.domain, 1)
-	h.clusters[i].scope = h.clusters[ownCluster].scope
-	h.remote++
-	return id
-}
-
-// dropCluster removes a cluster other than the own one, which must have no objects any more.
-func (h *Hosts) dropCluster(id clusterID) {
-	h.clusters[id] = nil
-	h.remote--
-}
-
-// compareClusters orders clusters by name, the own one first: their numbers depend on the order in
-// which they were added.
-func (h *Hosts) compareClusters(a, b clusterID) int {
-	if a == b {
-		return 0
-	}
-	return cmp.Compare(h.clusters[a].name, h.clusters[b].name)
 }

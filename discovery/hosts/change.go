@@ -1,6 +1,31 @@
 package hosts
 
-import "github.com/nametap/nametap/discovery/object"
+import (
+	"slices"
+
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// A Change is what has changed in a source of objects.
+type Change struct {
+	// Cluster is the name of the objects' cluster, which the first change adds; empty for the
+	// control plane's own one.
+	Cluster string
+	// Source is the number of the source, from 0. If two sources have the same object, the
+	// lower number's counts. Clusters other than the own one have one source, 0.
+	Source  int
+	Updated []object.Object // new, or with another content
+	Removed []object.Key
+	// Whole is true if Updated has all objects of the source: others are removed.
+	Whole bool
+	// Dropped is true if the cluster, which is not the own one, is removed with all its objects.
+	Dropped bool
+}
+
+// HasEntry reports whether a ServiceEntry is new, or has another content.
+func (c Change) HasEntry() bool {
+	return slices.ContainsFunc(c.Updated, func(o object.Object) bool { return o.Entry != nil })
+}
 
 // A sourceID identifies a source in all clusters.
 type sourceID struct {

@@ -1,0 +1,214 @@
+package hosts
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/nametap/nametap/api/digest"
+)
+
+// A Host has all claims to one host. It does not change, except that it remembers its entries.
+type Host struct {
+	Key     string // the host in lower case
+	claims  []*claim
+	slot    uint16 // of the automatic VIP
+	hasSlot bool
+	target  *Host  // whose addresses this one has; nil if this is no alias, or target is no mesh host
+	alias   string // the name of target
+
+	variants atomic.Pointer[[]variant] // the entries that were made; a new one replaces the slice
+}
+
+// Weight returns about how many bytes the host has, with its entries; 0 for nil.
+func (h *Host) Weight() (n int) {
+	const (
+		each      = 300 // of a claim, and of an entry without addresses
+		address   = 64  // of an address, in a claim and in two entries
+		namespace = 32  // of one in an exportTo
+	)
+	for _, c := range h.allClaims() {
+		n += each + address*(len(c.addrs)+len(c.literal)+len(c.vips)) + namespace*len(c.exportTo.Namespaces)
+	}
+	return n
+}
+
+// resolves returns 1 if the host has an address for some client, and 0 if it has none or is nil.
+func (h *Host) resolves() int {
+	if h == nil {
+		return 0
+	}
+	for _, c := range h.claims {
+		if c.addressed() || len(h.vipsOf(c)) > 0 {
+			return 1
+		}
+	}
+	return h.target.resolves()
+}
+
+// wantsVIP reports whether the host may have an automatic VIP. One that is a Service, or that has
+// an address from another object, needs none.
+func (h *Host) wantsVIP() bool {
+	for _, c := range h.claims {
+		if c.addressed() || c.kubernetes() {
+			return false
+		}
+	}
+	return true
+}
+
+// vipsOf returns the automatic VIPs that the host has by a claim, of both families.
+func (h *Host) vipsOf(c *claim) []netip.Addr {
+	switch {
+	case !c.wantsVIP || !h.wantsVIP():
+		return nil
+	case len(c.vips) > 0:
+		return c.vips
+	case h.hasSlot:
+		return []netip.Addr{slotAddr4(h.slot), slotAddr6(h.slot)}
+	}
+	return nil
+}
+
+// claimedAlias returns what the host is an alias of, as [Hosts.alias] does. Services of several
+// clusters may differ in that.
+func (h *Host) claimedAlias() string {
+	for _, c := range h.claims {
+		if c.alias != "" {
+			return c.alias
+		}
+	}
+	return ""
+}
+
+// exportedTo yields the lists of namespaces in exportTo of the host's claims, and of the claims to
+// the host that it is an alias of. A list may come twice, and none is empty.
+func (h *Host) exportedTo(yield func([]string) bool) {
+	for _, c := range h.allClaims() {
+		if list := c.exportTo.Namespaces; len(list) > 0 && !yield(list) {
+			return
+		}
+	}
+}
+
+// namespaces yields the namespaces of the objects that the host is of. A namespace may come twice.
+func (h *Host) namespaces(yield func(string) bool) {
+	for _, c := range h.allClaims() {
+		if !yield(c.namespace) {
+			return
+		}
+	}
+}
+
+// allClaims returns the claims to the host, and the claims to the host that it is an alias of.
+func (h *Host) allClaims() []*claim {
+	switch {
+	case h == nil:
+		return nil
+	case h.target == nil:
+		return h.claims
+	}
+	return slices.Concat(h.claims, h.target.claims)
+}
+
+// maxVariants bounds the entries that a host remembers: Sidecars that are edited again and again may show other claims
+// each time.
+const maxVariants = 64
+
+// variant returns the entry with a key, which it makes if need be.
+func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
+	for {
+		known := h.variants.Load()
+		if known != nil {
+			for _, one := range *known {
+				if one.key == key {
+					return one.entry
+				}
+			}
+		}
+		entry, next := build(), []variant(nil)
+		if known != nil {
+			entry, next = same(entry, *known), slices.Clip(*known)
+		}
+		if len(next) >= maxVariants {
+			next = nil
+		}
+		if next = append(next, variant{key, entry}); h.variants.CompareAndSwap(known, &next) {
+			return entry
+		}
+	}
+}
+
+// same returns the entry that was made before with the same content, or entry.
+func same(entry *Entry, before []variant) *Entry {
+	for _, known := range before {
+		if entry != nil && known.entry != nil && bytes.Equal(known.entry.Encoded, entry.Encoded) {
+			return known.entry
+		}
+	}
+	return entry
+}
+
+// A variant is an entry of a host, and what decides about it.
+type variant struct {
+	key   variantKey
+	entry *Entry
+}
+
+// variantKey is everything that determines the entry of a host. Views with the same one share it.
+type variantKey struct {
+	visible  uint64 // claims, a bit each: the first maxBits
+	others   string // the same for further ones, eight to a byte
+	families Families
+	vips     bool
+	near     nearCluster
+	target   digest.Sum // of the entry of the target
+}
+
+// setVisible sets the claims that are visible.
+func (k *variantKey) setVisible(s *claimSet) { k.visible, k.others = s.first, string(s.others) }
+
+// nearCluster is the cluster whose endpoints come first, if set.
+type nearCluster struct {
+	id  clusterID
+	set bool
+}
+
+// has reports whether the addresses of a claim come first.
+func (n nearCluster) has(c *claim) bool { return n.set && c.endpoints && c.cluster == n.id }
+
+// maxBits is how many claims most hosts have at most.
+const maxBits = 64
+
+// A claimSet is a set of the claims of a host, by number.
+type claimSet struct {
+	first  uint64
+	others []byte
+}
+
+// add adds a claim of a host with a number of claims.
+func (s *claimSet) add(i, of int) {
+	if i < maxBits {
+		s.first |= 1 << i
+		return
+	}
+	if s.others == nil {
+		s.others = make([]byte, (of-maxBits+7)/8)
+	}
+	i -= maxBits
+	s.others[i/8] |= 1 << (i % 8)
+}
+
+// A HostChange is a host before and after a change; nil if there is none.
+type HostChange struct {
+	Old, New *Host
+}
+
+// Key returns the key of the host.
+func (c HostChange) Key() string {
+	if c.New != nil {
+		return c.New.Key
+	}
+	return c.Old.Key
+}
