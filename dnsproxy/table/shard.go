@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A hostSet is the hosts of a table, which has them without names that follow from them. It is immutable.
+// A hostSet is the hosts of a table, without the names that follow from them. It is immutable.
 type hostSet struct {
 	Cluster Cluster
 	seed    maphash.Seed // shared with the previous and the next tables
