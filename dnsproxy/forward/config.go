@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"slices"
 	"syscall"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/clock"
 )
 
@@ -75,6 +77,51 @@ type Config struct {
 	Registerer prometheus.Registerer
 }
 
+// SetDefaults replaces zero values by the defaults.
+func (c *Config) SetDefaults() {
+	c.ResolvConf = cmp.Or(c.ResolvConf, resolvconf.DefaultPath)
+	c.Order = cmp.Or(c.Order, OrderStrict)
+	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
+	c.MaxInflight = cmp.Or(c.MaxInflight, defaultMaxInflight)
+	c.CacheSize = cmp.Or(c.CacheSize, defaultCacheSize)
+	c.CacheMaxTTL = cmp.Or(c.CacheMaxTTL, cache.DefaultMaxTTL)
+	c.CacheMaxNegativeTTL = cmp.Or(c.CacheMaxNegativeTTL, cache.DefaultMaxNegativeTTL)
+	c.ServeStale = cmp.Or(c.ServeStale, defaultServeStale)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
+	if c.Clock == nil {
+		c.Clock = clock.New()
+	}
+}
+
+// Validate returns an error if a setting is wrong. The error of [New] is the same.
+func (c Config) Validate() error {
+	_, err := newSettings(c)
+	return err
+}
+
+func (c *Config) validate() error {
+	const maxTTL = (1<<31 - 1) * time.Second // RFC 2181, section 8
+	switch {
+	case c.MaxInflight < 1:
+		return fmt.Errorf("limit of %d queries in flight: want 1 or more", c.MaxInflight)
+	case c.CacheMaxTTL < time.Second || c.CacheMaxTTL > maxTTL:
+		return fmt.Errorf("maximum TTL in the cache %s: want 1s to %s", c.CacheMaxTTL, maxTTL)
+	case c.CacheMaxNegativeTTL < time.Second || c.CacheMaxNegativeTTL > maxTTL:
+		return fmt.Errorf("maximum negative TTL in the cache %s: want 1s to %s", c.CacheMaxNegativeTTL, maxTTL)
+	case c.Timeout < 0:
+		return fmt.Errorf("upstream timeout %s: want more than 0", c.Timeout)
+	}
+	for _, r := range c.Routes {
+		if len(r.Servers) == 0 {
+			return fmt.Errorf("route for %q: want a nameserver", r.Suffix)
+		}
+	}
+	if err := new(Order).UnmarshalText([]byte(c.Order)); err != nil {
+		return fmt.Errorf("upstream-order %q: %w", c.Order, err)
+	}
+	return nil
+}
+
 // An Order says which of several nameservers is queried first.
 type Order string
 
@@ -111,28 +158,6 @@ type Route struct {
 	Servers []upstream.Spec
 }
 
-// SetDefaults replaces zero values by the defaults.
-func (c *Config) SetDefaults() {
-	c.ResolvConf = cmp.Or(c.ResolvConf, resolvconf.DefaultPath)
-	c.Order = cmp.Or(c.Order, OrderStrict)
-	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
-	c.MaxInflight = cmp.Or(c.MaxInflight, defaultMaxInflight)
-	c.CacheSize = cmp.Or(c.CacheSize, defaultCacheSize)
-	c.CacheMaxTTL = cmp.Or(c.CacheMaxTTL, cache.DefaultMaxTTL)
-	c.CacheMaxNegativeTTL = cmp.Or(c.CacheMaxNegativeTTL, cache.DefaultMaxNegativeTTL)
-	c.ServeStale = cmp.Or(c.ServeStale, defaultServeStale)
-	c.Logger = cmp.Or(c.Logger, slog.Default())
-	if c.Clock == nil {
-		c.Clock = clock.New()
-	}
-}
-
-// Validate returns an error if a setting is wrong. The error of [New] is the same.
-func (c Config) Validate() error {
-	_, err := newSettings(c)
-	return err
-}
-
 // settings are the settings of a valid Config with defaults. They never change.
 type settings struct {
 	Config
@@ -162,25 +187,22 @@ func (s *settings) limits() cache.Config {
 	}
 }
 
-func (c *Config) validate() error {
-	const maxTTL = (1<<31 - 1) * time.Second // RFC 2181, section 8
-	switch {
-	case c.MaxInflight < 1:
-		return fmt.Errorf("limit of %d queries in flight: want 1 or more", c.MaxInflight)
-	case c.CacheMaxTTL < time.Second || c.CacheMaxTTL > maxTTL:
-		return fmt.Errorf("maximum TTL in the cache %s: want 1s to %s", c.CacheMaxTTL, maxTTL)
-	case c.CacheMaxNegativeTTL < time.Second || c.CacheMaxNegativeTTL > maxTTL:
-		return fmt.Errorf("maximum negative TTL in the cache %s: want 1s to %s", c.CacheMaxNegativeTTL, maxTTL)
-	case c.Timeout < 0:
-		return fmt.Errorf("upstream timeout %s: want more than 0", c.Timeout)
-	}
-	for _, r := range c.Routes {
-		if len(r.Servers) == 0 {
-			return fmt.Errorf("route for %q: want a nameserver", r.Suffix)
+// A suffixRoute is a [Route] as the configuration has it, its suffix in wire form.
+type suffixRoute struct {
+	suffix  wire.Name
+	servers []upstream.Spec
+}
+
+// parseRoutes parses routes and sorts them, the longest suffix first.
+func parseRoutes(configured []Route) ([]suffixRoute, error) {
+	var routes []suffixRoute
+	for _, r := range configured {
+		suffix, err := wire.ParseHostname(r.Suffix)
+		if err != nil {
+			return nil, fmt.Errorf("upstream for %q: want a domain name: %w", r.Suffix, err)
 		}
+		routes = append(routes, suffixRoute{suffix: suffix, servers: r.Servers})
 	}
-	if err := new(Order).UnmarshalText([]byte(c.Order)); err != nil {
-		return fmt.Errorf("upstream-order %q: %w", c.Order, err)
-	}
-	return nil
+	slices.SortStableFunc(routes, func(x, y suffixRoute) int { return len(y.suffix) - len(x.suffix) })
+	return routes, nil
 }

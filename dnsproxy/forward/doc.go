@@ -6,16 +6,18 @@
 // passes the query to [Forwarder.Begin], which returns once it is sent. The goroutine that
 // reads the nameserver's reply passes the result to the caller's [Client].
 //
-//	config.go      the settings
-//	forward.go     the Forwarder: New, Configure, Run and what others may ask of it
-//	query.go       a query and its result; messages that are relayed as they are
-//	resolve.go     questions that are cached: lookup, refresh, stale answers
-//	unpack.go      replies as messages of the DNS library
-//	flight.go      questions in flight, one for all clients that ask the same; their number
-//	bounds.go      the bound of queries that wait, in bytes
-//	routing.go     which nameservers are asked for a name; following resolv.conf
-//	cacheadmin.go  looking into the cache, and flushing it
-//	metrics.go     what is counted
+//	forward.go       the Forwarder: a query from the cache, or to nameservers and back; what others may ask of it
+//	metrics.go       what is counted
+//	cachecontent.go  what the cache has, for commands
+//	bounds.go        the bound of queries that wait, in bytes
+//	flight.go        questions in flight, one for all clients that ask the same; their number
+//	query.go         a query, and what the cache had for it
+//	result.go        what a query came to; a reply as a message of the DNS library
+//	router.go        makes the routing of the settings, resolv.conf and the addresses of this host, and follows them
+//	routing.go       which nameservers are asked for a name
+//	config.go        the settings
+//
+// Each file uses only files below it.
 //
 // # How a query is forwarded
 //

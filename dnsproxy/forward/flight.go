@@ -62,12 +62,23 @@ type seat struct {
 	old    *Result // a reply from the cache, for when nameservers fail or are slow; nil if there is none
 }
 
+// give gives a result to the client of a seat, or the old one if nameservers have failed.
+func (s seat) give(result *Result) {
+	switch {
+	case s.client == nil:
+	case s.old != nil && !result.usable():
+		s.client.Receive(s.old.because(result))
+	default:
+		s.client.Receive(result)
+	}
+}
+
 // A flight is a question that nameservers are being asked, for all clients that ask it meanwhile. It is the
 // receiver of the nameservers' answer.
 type flight struct {
-	forwarder *Forwarder
-	key       flightKey
-	began     time.Time
+	all   *flights
+	key   flightKey
+	began time.Time
 	// generation is the cache's from before nameservers were chosen. The leader sets it, and traced, which asks for
 	// Result.Attempts.
 	generation uint64
@@ -83,12 +94,54 @@ type flight struct {
 	older, newer *flight // in the order in which they began
 }
 
+// Receive takes the nameservers' answer.
+func (l *flight) Receive(answer upstream.Answer, err error) { l.all.receive(l, answer, err) }
+
+// how returns how nameservers are asked, which is traced if the first client has asked for that.
+func (l *flight) how(how upstream.How) upstream.How {
+	if l.traced {
+		return how | upstream.Traced
+	}
+	return how
+}
+
+// relays reports whether the flight relays its message.
+func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
+
+// A boarding is what join has come to.
+type boarding struct {
+	flight *flight // nil if there is no place
+	first  bool    // the flight is new: the caller leads it
+	forms  int     // messages with the same question in flight, if it is relayed
+	evicted
+}
+
+// An evicted is a flight that has made room.
+type evicted struct {
+	seats   []seat
+	started upstream.Started
+}
+
+// end ends what was evicted, and returns how many clients it had.
+func (e evicted) end() (clients int) {
+	if e.seats == nil {
+		return 0
+	}
+	e.started.Cancel()
+	result := &Result{Err: ErrTooMany, Source: SourceSelf}
+	for _, s := range e.seats {
+		s.give(result)
+	}
+	return len(e.seats)
+}
+
 // flights are the questions in flight, with the places that clients take in them. A client, a flight that
 // began without one, and whatever holds a place otherwise take one each. If none is free, the oldest flight
 // makes room: most nameservers answer within milliseconds, so the oldest question is one that nameservers
 // leave unanswered. So names with dead nameservers never keep others from being asked.
 type flights struct {
-	places int // of all; never changes
+	places  int                                                       // of all; never changes
+	receive func(answered *flight, answer upstream.Answer, err error) // takes the nameservers' answer; never changes
 
 	mu    sync.Mutex
 	taken int
@@ -97,8 +150,8 @@ type flights struct {
 	ends  flight            // of the list of flights: newer is the oldest one, older the newest
 }
 
-func newFlights(places int) *flights {
-	f := &flights{places: places, byKey: map[flightKey]*flight{}, forms: map[cache.Key]int{}}
+func newFlights(places int, receive func(answered *flight, answer upstream.Answer, err error)) *flights {
+	f := &flights{places: places, receive: receive, byKey: map[flightKey]*flight{}, forms: map[cache.Key]int{}}
 	f.ends.older, f.ends.newer = &f.ends, &f.ends
 	return f
 }
@@ -128,17 +181,9 @@ func (f *flights) count() int {
 	return f.taken
 }
 
-// A boarding is what join has come to.
-type boarding struct {
-	flight *flight // nil if there is no place
-	first  bool    // the flight is new: the caller leads it
-	forms  int     // messages with the same question in flight, if it is relayed
-	evicted
-}
-
 // join seats a client in the flight for a key. evict allows to take the place of others; the caller ends what
 // was evicted.
-func (f *flights) join(forwarder *Forwarder, key flightKey, who seat, evict bool) (b boarding) {
+func (f *flights) join(key flightKey, who seat, evict bool) (b boarding) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	joined := f.byKey[key]
@@ -156,16 +201,16 @@ func (f *flights) join(forwarder *Forwarder, key flightKey, who seat, evict bool
 	}
 	f.taken++
 	if b.flight = joined; joined == nil {
-		b.flight, b.first = f.beginLocked(forwarder, key), true
+		b.flight, b.first = f.beginLocked(key), true
 	}
 	b.flight.seats = append(b.flight.seats, who)
 	b.forms = f.forms[key.Key]
 	return b
 }
 
-func (f *flights) beginLocked(forwarder *Forwarder, key flightKey) *flight {
+func (f *flights) beginLocked(key flightKey) *flight {
 	key.Name = strings.Clone(key.Name) // it points into the client's query
-	begun := &flight{forwarder: forwarder, key: key, began: time.Now(), older: f.ends.older, newer: &f.ends}
+	begun := &flight{all: f, key: key, began: time.Now(), older: f.ends.older, newer: &f.ends}
 	begun.seats = begun.room[:0]
 	begun.older.newer, f.ends.older = begun, begun
 	f.byKey[key] = begun
@@ -204,36 +249,6 @@ func (f *flights) endLocked(ended *flight) []seat {
 	f.taken -= len(seats)
 	ended.seats = nil
 	return seats
-}
-
-// An evicted is a flight that has made room.
-type evicted struct {
-	seats   []seat
-	started upstream.Started
-}
-
-// end ends what was evicted, and returns how many clients it had.
-func (e evicted) end() (clients int) {
-	if e.seats == nil {
-		return 0
-	}
-	e.started.Cancel()
-	result := &Result{Err: ErrTooMany, Source: SourceSelf}
-	for _, s := range e.seats {
-		s.give(result)
-	}
-	return len(e.seats)
-}
-
-// give gives a result to the client of a seat, or the old one if nameservers have failed.
-func (s seat) give(result *Result) {
-	switch {
-	case s.client == nil:
-	case s.old != nil && !result.usable():
-		s.client.Receive(s.old.because(result))
-	default:
-		s.client.Receive(result)
-	}
 }
 
 // lead notes the query of a flight.

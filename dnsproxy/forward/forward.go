@@ -2,40 +2,31 @@ package forward
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"net/netip"
+	"io"
 	"slices"
-	"strings"
-	"sync"
-	"sync/atomic"
+	"time"
 
-	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/clock"
 )
-
-// ednsUDPSize is the UDP payload size in bytes that queries to nameservers offer. It fits
-// an IPv6 packet everywhere (DNS flag day 2020).
-const ednsUDPSize = 1232
 
 // A Forwarder answers queries from the cache or by asking nameservers. Make one with
 // [New] and start it with [Forwarder.Run]. Its methods are safe for concurrent use.
 type Forwarder struct {
-	config  Config // of New; what Configure changes is in settings
+	*router
 	client  *upstream.Client
 	cache   *cache.Cache
-	routing atomic.Pointer[routing]
 	flights *flights
 	long    longQueries
 	metrics *metrics
-
-	changing  sync.Mutex       // held while the routing is made
-	settings  settings         // guarded by changing
-	listeners []netip.AddrPort // guarded by changing
-	returned  []wire.Name      // of SetReturned; guarded by changing
+	clock   *clock.Clock
 }
 
 // New checks cfg and reads its resolv.conf. It logs a file that cannot be read and returns
@@ -46,13 +37,15 @@ func New(cfg Config) (*Forwarder, error) {
 		return nil, err
 	}
 	cfg = next.Config
-	f := &Forwarder{config: cfg, settings: next, flights: newFlights(cfg.MaxInflight), metrics: newMetrics()}
+	f := &Forwarder{metrics: newMetrics(), clock: cfg.Clock}
 	client := next.client()
 	client.Clock, client.Logger, client.Control = cfg.Clock, cfg.Logger, cfg.Control
 	client.Observe, client.Check = f.metrics.observe, new(reply.Checker).Check
 	f.client = upstream.NewClient(client)
 	f.cache = cache.New(next.limits())
-	if err := f.register(cfg.Registerer); err != nil {
+	f.flights = newFlights(cfg.MaxInflight, f.receive)
+	f.router = newRouter(next, f.client, f.flush, f.metrics.resolvConfErrors.Inc)
+	if err := f.metrics.register(cfg.Registerer, f.flights.count, newCollector(f.Status, f.cache.Stats)); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	f.readResolvConf()
@@ -68,15 +61,11 @@ func (f *Forwarder) Configure(cfg Config) error {
 	if err != nil {
 		return err
 	}
-	f.changing.Lock()
-	defer f.changing.Unlock()
-	previous := f.settings
-	f.settings = next
-	f.client.Configure(next.client())
-	if limits := next.limits(); limits != previous.limits() {
-		f.cache.Configure(limits, f.config.Clock.Now())
-	}
-	f.useLocked(f.routing.Load().conf, f.readLocalLocked())
+	f.configure(next, func(previous *settings) {
+		if limits := next.limits(); limits != previous.limits() {
+			f.cache.Configure(limits, f.clock.Now())
+		}
+	})
 	return nil
 }
 
@@ -85,78 +74,264 @@ func (f *Forwarder) Configure(cfg Config) error {
 // be answered before Run, but not after the end of ctx.
 func (f *Forwarder) Run(ctx context.Context) error {
 	defer f.client.Close()
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return f.watcher().Run(ctx) })
-	group.Go(func() error {
-		f.followAddresses(ctx)
-		return nil
-	})
-	return group.Wait()
+	return f.follow(ctx)
 }
 
-// Search returns the search list of resolv.conf without the root. The caller must not
-// change it.
-func (f *Forwarder) Search() []wire.Name { return f.routing.Load().search }
+// Lookup looks a query up in the cache, by its Key, once. It reports whether the cache
+// answers it. The result belongs to q. Lookup does not allocate for replies.
+func (f *Forwarder) Lookup(q *Query) (found *Result, ok bool) {
+	f.look(q.Key, &q.found)
+	return &q.found.result, q.found.final()
+}
 
-// Suffixes returns the suffixes that have nameservers of their own.
-func (f *Forwarder) Suffixes() []wire.Name {
-	routes := f.routing.Load().routes
-	suffixes := make([]wire.Name, len(routes))
-	for i, r := range routes {
-		suffixes[i] = r.suffix
+// Refresh asks nameservers for a reply that is in the cache and is about
+// to expire, and returns. It keeps nothing of q.
+func (f *Forwarder) Refresh(q *Query) { f.renew(q, cache.Fresh) }
+
+// Begin begins to answer a query by the rules in the package comment, and returns. It keeps nothing of q;
+// q.Send is not used. The client receives the result, perhaps before Begin returns.
+func (f *Forwarder) Begin(q *Query, client Client) {
+	switch {
+	case f.client.Echo(q.Name, upstream.Arrival{From: q.Client, To: q.Server}):
+		client.Receive(&Result{Err: ErrEcho, Source: SourceSelf})
+	case q.Server.IsValid() || !q.Cacheable:
+		f.relay(q, client)
+	default:
+		f.resolve(q, client)
 	}
-	return suffixes
 }
 
-// TrustAD reports whether clients may see the AD bit of nameservers' replies (trust-ad in
-// resolv.conf(5)).
-func (f *Forwarder) TrustAD() bool { return f.routing.Load().conf.TrustAD }
-
-// Upstreams returns the nameservers that queries are forwarded to, except the nameservers of
-// routes.
-func (f *Forwarder) Upstreams() []upstream.Spec {
-	return slices.Clone(f.routing.Load().fallback.servers)
+// Answer is Begin for a caller that waits, and for zone transfers.
+func (f *Forwarder) Answer(q *Query) Result {
+	if q.Send != nil {
+		return f.transfer(q)
+	}
+	result := make(waiter, 1)
+	f.Begin(q, result)
+	return *<-result
 }
 
-// Groups returns the nameservers in use: first the group for all names, then the groups for
-// suffixes.
-func (f *Forwarder) Groups() []Group {
+// A waiter is the client of Answer.
+type waiter chan *Result
+
+// Receive passes the result on.
+func (w waiter) Receive(result *Result) { w <- result }
+
+// resolve answers a question from the cache or by asking nameservers, which are asked once
+// for all clients that wait for the same. If they fail or are slow, clients get what the
+// cache has, stale (RFC 8767).
+func (f *Forwarder) resolve(q *Query, client Client) {
+	if q.found.generation != f.cache.Generation() {
+		q.found = lookup{} // flushed since
+	}
+	if q.found.final() {
+		found := q.found.result
+		client.Receive(&found)
+		return
+	}
+	state, who := q.found.state, seat{client: client}
+	group := f.routing.Load().group(q.Name)
+	if q.found.result.Reply != nil {
+		old := q.found.result
+		if who.old = &old; group.Down() {
+			old.failure = errDown.Error()
+			f.renew(q, state)
+			client.Receive(&old)
+			return
+		}
+	}
+	b := f.board(f.questionKey(q), who, group)
+	switch {
+	case b.first:
+		b.flight.traced = q.Trace
+		f.lead(b.flight, state)
+	case b.flight != nil:
+		// Another client asks the same, or a nameserver that forwards to this agent.
+		f.cache.CountMiss(state)
+		f.flights.suspectLater(b.flight, group)
+	default:
+		f.cache.CountMiss(state)
+		return
+	}
+	if who.old != nil {
+		time.AfterFunc(staleAfter-time.Since(b.flight.began), func() { f.flights.giveOld(b.flight) })
+	}
+}
+
+// renew asks nameservers for what no client waits for, if there is a place: clients that wait come first.
+// state is what was found in the cache.
+func (f *Forwarder) renew(q *Query, state cache.State) {
+	switch b := f.board(f.questionKey(q), seat{}, nil); {
+	case b.first:
+		f.lead(b.flight, state)
+	case state != cache.Fresh:
+		f.cache.CountMiss(state)
+	}
+}
+
+// questionKey returns the key of a question.
+func (f *Forwarder) questionKey(q *Query) flightKey {
+	key := flightKey{Key: q.Key}
+	if f.cache.Off() {
+		key.relay = string([]byte{byte(q.How)})
+	}
+	return key
+}
+
+// lead finds the answer to the question of a new flight. state is what the caller found in the cache: if it
+// was an answer, that is renewed.
+func (f *Forwarder) lead(led *flight, state cache.State) {
+	key := led.key.Key
+	if renew := (&lookup{state: state}).final(); !renew {
+		// Another flight for the question may have landed after the caller looked into
+		// the cache and before it joined this one. The leader looks again, so that a burst
+		// of equal questions is one query to nameservers; no other goroutine does.
+		var again lookup
+		f.look(key, &again)
+		switch {
+		case again.final() && !again.refresh:
+			result := again.result
+			f.flights.land(led, &result)
+			return
+		case !again.final():
+			f.cache.CountMiss(again.state)
+		}
+	}
+	led.generation = f.cache.Generation() // before the nameservers are chosen
+	how := upstream.UDPThenTCP
+	if led.key.relay != "" {
+		how = upstream.How(led.key.relay[0])
+	}
 	r := f.routing.Load()
-	groups := []Group{{Servers: slices.Clone(r.fallback.servers)}}
-	for _, route := range r.routes {
-		groups = append(groups, Group{Suffix: strings.TrimSuffix(route.suffix.String(), "."), Servers: slices.Clone(route.servers)})
+	f.flights.lead(led, r.group(wire.Name(key.Name)).Start(r.query(key), led.how(how), led))
+}
+
+// look looks a question up in the cache.
+func (f *Forwarder) look(key cache.Key, found *lookup) {
+	found.generation = f.cache.Generation()
+	hit := f.cache.Get(key, f.clock.Now())
+	found.state, found.refresh = hit.State, hit.Refresh
+	r := &found.result
+	r.Reply, r.Age, r.Server = hit.Reply, hit.Age, hit.Server
+	switch hit.State {
+	case cache.Stale, cache.StaleNow:
+		r.Source, r.failure = SourceStale, hit.Failure
+	case cache.Failed:
+		r.Source = SourceCachedFailure
+		if r.Reply == nil {
+			r.Err = CachedFailure(hit.Failure)
+		}
+	case cache.Fresh, cache.Miss:
+		r.Source = SourceCache
 	}
-	return groups
 }
 
-// A Group is the nameservers for the names of a suffix, "" for all others.
-type Group struct {
-	Suffix  string
-	Servers []upstream.Spec
+// receive takes the nameservers' answer to a flight: it is cached, and given to the clients.
+func (f *Forwarder) receive(answered *flight, answer upstream.Answer, err error) {
+	result := &Result{Source: SourceUpstream, Server: answer.Server, Err: err, Attempts: answer.Attempts}
+	if answered.relays() {
+		result.Relayed = answer.Reply
+		f.flights.land(answered, result)
+		return
+	}
+	value := cache.Value{Generation: answered.generation}
+	if err == nil {
+		if result.Reply, err = reply.Parse(answer.Reply); err != nil {
+			result.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
+		}
+	}
+	if answer.Provisional && !f.cache.Off() {
+		// A client with a cache must not keep it for longer than this one does.
+		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
+	}
+	switch {
+	case result.Err == nil && answer.Plain && answered.key.DO: // without signatures, which other clients may get
+	case result.Err == nil:
+		value.Reply, value.Server, value.Provisional = result.Reply, result.Server, answer.Provisional
+		value.Failure = result.Failure()
+		f.cache.Put(answered.key.Key, value, f.clock.Now())
+	case nameserversFailed(result.Err):
+		value.Failure = result.Failure()
+		f.cache.Put(answered.key.Key, value, f.clock.Now())
+	}
+	f.flights.land(answered, result)
 }
 
-// Status returns the state of each nameserver that was ever configured, except addresses of this
-// agent.
-func (f *Forwarder) Status() []upstream.Status {
-	self := f.routing.Load().self
-	return slices.DeleteFunc(f.client.Status(), func(s upstream.Status) bool { return slices.Contains(self, s.Spec) })
+// nameserversFailed reports whether nameservers were asked and failed to answer, so that
+// the question is not asked again for a moment (RFC 9520). A query that was not sent, such
+// as for lack of slots or nameservers, says nothing about them.
+func nameserversFailed(err error) bool {
+	for _, failure := range []error{
+		ErrBadReply, upstream.ErrMalformed, upstream.ErrTimeout,
+		unix.ECONNREFUSED, unix.ECONNRESET, unix.EPIPE, io.EOF,
+		unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.EADDRNOTAVAIL, unix.EPERM, unix.EACCES,
+	} {
+		if errors.Is(err, failure) {
+			return true
+		}
+	}
+	return false
 }
 
-// Self returns the nameservers that are left out because they are this agent.
-func (f *Forwarder) Self() []upstream.Spec { return slices.Clone(f.routing.Load().self) }
-
-// Elsewhere reports whether a captured query goes to original, the nameserver that it was
-// sent to, rather than to the nameservers of resolv.conf. It is false if original is not
-// valid.
-func (f *Forwarder) Elsewhere(original netip.AddrPort) bool {
-	return original.IsValid() && !f.routing.Load().standsFor(original)
+// relay sends a message as it is, except for its OPT record, which is between neighbours
+// (RFC 6891, section 6.2.1), and returns the reply as it is. Clients that send the same
+// message at the same time get the same reply: the same message is not
+// sent twice at a time, or it would circle forever if a nameserver forwards to this agent.
+func (f *Forwarder) relay(q *Query, client Client) {
+	packet := reply.Hop(q.Message, true, ednsUDPSize)
+	group := func() *upstream.Group {
+		if q.Server.IsValid() {
+			return f.client.Elsewhere(q.Server)
+		}
+		return f.routing.Load().group(q.Name)
+	}
+	b := f.board(relayKey(packet, q), seat{client: client}, group())
+	switch {
+	case b.flight == nil:
+		return
+	case !b.first:
+		f.flights.suspectLater(b.flight, group())
+		return
+	}
+	b.flight.traced = q.Trace
+	asked := group() // not before: see flush
+	if b.forms >= suspectForms {
+		asked.Suspect()
+	}
+	if q.Server.IsValid() {
+		f.metrics.direct.Inc()
+	}
+	f.flights.lead(b.flight, asked.Start(packet, b.flight.how(q.How|upstream.Verbatim), b.flight))
 }
 
-// Overflow counts a query that was refused because too many are in flight.
-func (f *Forwarder) Overflow() { f.metrics.overflows.Add(1) }
+// board seats a client in a flight. If there is no place the client gets its old reply, or an error, and
+// flight is nil. group has the nameservers that will be asked: if they are silent, others keep their places.
+func (f *Forwarder) board(key flightKey, who seat, group *upstream.Group) boarding {
+	b := f.flights.join(key, who, who.client != nil && !group.Full())
+	f.metrics.overflows.Add(uint64(b.end())) //nolint:gosec // a length
+	if b.flight == nil && who.client != nil {
+		f.metrics.overflows.Add(1)
+		who.give(&Result{Err: ErrTooMany, Source: SourceSelf})
+	}
+	return b
+}
 
-// Overflows returns how many queries were refused for a limit.
-func (f *Forwarder) Overflows() uint64 { return f.metrics.overflows.Load() }
+// transfer requests a zone transfer over TCP and sends the client all messages except the
+// last, which it returns.
+func (f *Forwarder) transfer(q *Query) Result {
+	release, ok := f.Hold()
+	if !ok {
+		return Result{Err: ErrTooMany, Source: SourceSelf}
+	}
+	defer release()
+	group := f.routing.Load().group(q.Name)
+	if q.Server.IsValid() {
+		f.metrics.direct.Inc()
+		group = f.client.Elsewhere(q.Server)
+	}
+	last, err := group.Transfer(reply.Hop(q.Message, true, ednsUDPSize), q.Send)
+	return Result{Relayed: last.Reply, Source: SourceUpstream, Server: last.Server, Err: err}
+}
 
 // Hold takes the place of a query that waits for the first table. The caller releases it if
 // ok.
@@ -167,6 +342,58 @@ func (f *Forwarder) Hold() (release func(), ok bool) {
 	return f.flights.release, ok
 }
 
+// Overflow counts a query that was refused because too many are in flight.
+func (f *Forwarder) Overflow() { f.metrics.overflows.Add(1) }
+
+// Overflows returns how many queries were refused for a limit.
+func (f *Forwarder) Overflows() uint64 { return f.metrics.overflows.Load() }
+
+// Full reports whether q would fail at once if it were to ask nameservers now, since all of them are
+// silent.
+func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).Full() }
+
+// ReserveMemory reserves memory for a query of n bytes that waits, unless long queries
+// have too much of it already. The caller calls [Forwarder.ReleaseMemory] if it reports true.
+func (f *Forwarder) ReserveMemory(n int) bool { return f.long.take(n) }
+
+// ReleaseMemory ends what [Forwarder.ReserveMemory] began.
+func (f *Forwarder) ReleaseMemory(n int) { f.long.release(n) }
+
+// Status returns the state of each nameserver that was ever configured, except addresses of this
+// agent.
+func (f *Forwarder) Status() []upstream.Status {
+	self := f.routing.Load().self
+	return slices.DeleteFunc(f.client.Status(), func(s upstream.Status) bool { return slices.Contains(self, s.Spec) })
+}
+
+// CacheContent returns what the cache has for the selected questions, up to limit of them.
+func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheContent, error) {
+	match, err := selection.match()
+	if err != nil {
+		return CacheContent{}, err
+	}
+	if match == nil {
+		match = func(cache.Key) bool { return true }
+	}
+	return newCacheContent(f.cache.Entries(match, limit, f.clock.Now())), nil
+}
+
+// FlushCache removes what the cache has for the selected questions, and returns how many
+// they were. Replies in flight go to the clients that wait for them and are not cached, and
+// clients that ask from now on do not wait for them.
+func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
+	match, err := selection.match()
+	if err != nil {
+		return 0, err
+	}
+	content, err := f.CacheContent(selection, 0)
+	if err != nil {
+		return 0, err
+	}
+	f.flush(match)
+	return content.Total, nil
+}
+
 // flush removes the replies to the questions that match from the cache, all if match is
 // nil. Clients that ask from now on do not get what was asked before. A flight's
 // nameservers are chosen after it was joined, so a flight that begins from now on asks the
@@ -175,10 +402,3 @@ func (f *Forwarder) flush(match func(cache.Key) bool) {
 	f.flights.shut()
 	f.cache.Flush(match)
 }
-
-// ReserveMemory reserves memory for a query of n bytes that waits, unless long queries
-// have too much of it already. The caller calls [Forwarder.ReleaseMemory] if it reports true.
-func (f *Forwarder) ReserveMemory(n int) bool { return f.long.take(n) }
-
-// ReleaseMemory ends what [Forwarder.ReserveMemory] began.
-func (f *Forwarder) ReleaseMemory(n int) { f.long.release(n) }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
@@ -40,22 +41,21 @@ func (m *metrics) observe(_ upstream.Spec, rtt time.Duration) {
 	m.upstreamDuration.Observe(rtt.Seconds())
 }
 
-// register registers the forwarder's metrics, unless registry is nil.
-func (f *Forwarder) register(registry prometheus.Registerer) error {
+// register registers the metrics, unless registry is nil. inflight returns how many queries wait.
+func (m *metrics) register(registry prometheus.Registerer, inflight func() int, others *collector) error {
 	if registry == nil {
 		return nil
 	}
 	for _, c := range []prometheus.Collector{
-		f.metrics.upstreamDuration, f.metrics.direct, f.metrics.resolvConfErrors,
-		newCollector(f),
+		m.upstreamDuration, m.direct, m.resolvConfErrors, others,
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "nametap_dns_overflows_total",
 			Help: "Queries refused because --max-inflight queries were in flight, or many for nameservers that are silent.",
-		}, func() float64 { return float64(f.Overflows()) }),
+		}, func() float64 { return float64(m.overflows.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_dns_inflight",
 			Help: "Queries that wait for nameservers or for the first table.",
-		}, func() float64 { return float64(f.flights.count()) }),
+		}, func() float64 { return float64(inflight()) }),
 	} {
 		if err := registry.Register(c); err != nil {
 			return err
@@ -67,7 +67,8 @@ func (f *Forwarder) register(registry prometheus.Registerer) error {
 // A collector collects what the upstream client and the cache count themselves. There is
 // one label value for each nameserver that was ever configured.
 type collector struct {
-	forwarder *Forwarder
+	status func() []upstream.Status
+	stats  func() cache.Stats
 
 	requests, failures                       *prometheus.Desc // Istio's
 	sent, unanswered, wrong, hedges, rtt, up *prometheus.Desc // by upstream
@@ -76,12 +77,12 @@ type collector struct {
 	evictions, entries, memory               *prometheus.Desc // of the cache
 }
 
-func newCollector(f *Forwarder) *collector {
+func newCollector(status func() []upstream.Status, stats func() cache.Stats) *collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
 	return &collector{
-		forwarder: f,
+		status: status, stats: stats,
 		requests: desc("istio_agent_dns_upstream_requests_total",
 			"DNS requests sent to nameservers, retries included."),
 		failures: desc("istio_agent_dns_upstream_failures_total",
@@ -127,7 +128,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	}
 	const counted, measured = prometheus.CounterValue, prometheus.GaugeValue
 	var requests, failures uint64
-	for _, s := range c.forwarder.Status() {
+	for _, s := range c.status() {
 		server := s.Spec.String()
 		requests += s.Requests
 		failures += s.Failures
@@ -147,7 +148,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	send(c.requests, counted, float64(requests))
 	send(c.failures, counted, float64(failures))
 
-	stats := c.forwarder.cache.Stats()
+	stats := c.stats()
 	send(c.hits, counted, float64(stats.Hits))
 	send(c.misses, counted, float64(stats.Misses))
 	send(c.stale, counted, float64(stats.Stale))

@@ -17,24 +17,6 @@ type CacheSelection struct {
 	Suffix string // the questions for this name and all names below it
 }
 
-// A CacheEntry is what the cache has for a question.
-type CacheEntry struct {
-	Name    string `json:"name"`
-	Type    string `json:"type"`
-	Rcode   string `json:"rcode,omitempty"`   // empty if no nameserver answered
-	Records int    `json:"records,omitempty"` // in the answer section
-	Server  string `json:"server,omitempty"`  // that sent the reply
-	// TTL is for how many more seconds the reply is fresh; less than 0 if it is stale.
-	TTL     int    `json:"ttl"`
-	Failure string `json:"failure,omitempty"` // why nameservers did not answer the last time
-}
-
-// A CacheContent is what the cache has.
-type CacheContent struct {
-	Total   int          `json:"total"`   // questions that were selected
-	Entries []CacheEntry `json:"entries"` // of these questions, sorted by name and type
-}
-
 // match returns a function that reports whether s selects a question, nil for all.
 func (s CacheSelection) match() (func(cache.Key) bool, error) {
 	text := s.Name
@@ -57,16 +39,26 @@ func (s CacheSelection) match() (func(cache.Key) bool, error) {
 	return func(k cache.Key) bool { return wire.Name(k.Name) == name }, nil
 }
 
-// CacheContent returns what the cache has for the selected questions, up to limit of them.
-func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheContent, error) {
-	match, err := selection.match()
-	if err != nil {
-		return CacheContent{}, err
-	}
-	if match == nil {
-		match = func(cache.Key) bool { return true }
-	}
-	kept, total := f.cache.Entries(match, limit, f.config.Clock.Now())
+// A CacheEntry is what the cache has for a question.
+type CacheEntry struct {
+	Name    string `json:"name"`
+	Type    string `json:"type"`
+	Rcode   string `json:"rcode,omitempty"`   // empty if no nameserver answered
+	Records int    `json:"records,omitempty"` // in the answer section
+	Server  string `json:"server,omitempty"`  // that sent the reply
+	// TTL is for how many more seconds the reply is fresh; less than 0 if it is stale.
+	TTL     int    `json:"ttl"`
+	Failure string `json:"failure,omitempty"` // why nameservers did not answer the last time
+}
+
+// A CacheContent is what the cache has.
+type CacheContent struct {
+	Total   int          `json:"total"`   // questions that were selected
+	Entries []CacheEntry `json:"entries"` // of these questions, sorted by name and type
+}
+
+// newCacheContent returns what the cache has for total questions. kept are the entries that are shown.
+func newCacheContent(kept []cache.Entry, total int) CacheContent {
 	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}
 	for _, e := range kept {
 		entry := CacheEntry{
@@ -81,21 +73,5 @@ func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheCont
 	}
 	all := content.Entries
 	sort.Slice(all, func(i, j int) bool { return all[i].Name+" "+all[i].Type < all[j].Name+" "+all[j].Type })
-	return content, nil
-}
-
-// FlushCache removes what the cache has for the selected questions, and returns how many
-// they were. Replies in flight go to the clients that wait for them and are not cached, and
-// clients that ask from now on do not wait for them.
-func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
-	match, err := selection.match()
-	if err != nil {
-		return 0, err
-	}
-	content, err := f.CacheContent(selection, 0)
-	if err != nil {
-		return 0, err
-	}
-	f.flush(match)
-	return content.Total, nil
+	return content
 }

@@ -1,0 +1,203 @@
+package forward
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// Errors of a [Result].
+var (
+	// ErrTooMany is returned if too many queries are in flight.
+	ErrTooMany = errors.New("too many queries are in flight")
+	// ErrBadReply is returned if a nameserver's reply cannot be parsed.
+	ErrBadReply = errors.New("a nameserver's reply cannot be read")
+	// ErrEcho is returned for a loop probe of this agent that came back as a query.
+	ErrEcho = errors.New("this query is a probe of this agent that a nameserver sent back")
+)
+
+// staleAfter is how long nameservers have before clients get a stale answer: the client
+// response timer of RFC 8767, section 5. It runs from the first client's query. No client
+// waits while nameservers are down, or if they failed to answer the question the last time.
+const staleAfter = 1800 * time.Millisecond
+
+// The reasons, besides errors, for stale replies.
+var (
+	errDown = errors.New("all nameservers are down")
+	errLate = errors.New("no nameserver answered within " + staleAfter.String())
+)
+
+// A CachedFailure says why nameservers did not answer the same question a moment ago.
+type CachedFailure string
+
+// Error returns the text.
+func (e CachedFailure) Error() string { return string(e) }
+
+// The values of Result.Source.
+const (
+	SourceCache         = "cache"          // a reply that has not expired
+	SourceStale         = "stale"          // a reply of the cache that has expired
+	SourceCachedFailure = "cached_failure" // the cache: nameservers failed a moment ago
+	SourceUpstream      = "upstream"
+	SourceSelf          = "self" // nameservers were not asked
+)
+
+// A Result is what a query came to.
+type Result struct {
+	Reply *reply.Reply
+	Age   reply.Age // of Reply, for [reply.Reply.Append]
+	// Relayed is a message instead of Reply, for clients that sent the same one. They share it, and it has
+	// the ID of one of them.
+	Relayed []byte
+	Source  string
+	// Server names the nameserver that sent the reply, as [upstream.Spec.String] does.
+	Server string
+	Err    error // why there is no reply; nil otherwise
+
+	// Attempts are what nameservers were sent, as [upstream.Answer.Attempts]: all of them if the first of the clients
+	// that sent the same query has asked for it.
+	Attempts []upstream.Attempt
+
+	failure string // of a stale reply, see Failure
+}
+
+// Expired returns how long ago a stale reply has expired.
+func (r *Result) Expired() time.Duration {
+	ttl, _ := r.Reply.TTL()
+	return time.Duration(r.Age.Seconds)*time.Second - min(ttl, time.Duration(r.Age.Max)*time.Second)
+}
+
+// Rcode returns the response code; Err must be nil.
+func (r *Result) Rcode() int {
+	if r.Relayed != nil {
+		return reply.Rcode(r.Relayed)
+	}
+	return r.Reply.Rcode()
+}
+
+// Failure says why nameservers have no answer. It is empty if they have one, and may be for a stale reply.
+func (r *Result) Failure() string {
+	switch {
+	case r.usable():
+		return r.failure
+	case r.Err != nil:
+		return r.Err.Error()
+	}
+	return r.Server + ": " + upstream.RcodeName(r.Rcode())
+}
+
+// Size returns how many bytes the reply has, about; Err must be nil.
+func (r *Result) Size() int {
+	if r.Relayed != nil {
+		return len(r.Relayed)
+	}
+	return r.Reply.Size()
+}
+
+// because returns a stale reply that is used since asking nameservers came to result.
+func (r *Result) because(result *Result) *Result {
+	stale := *r
+	stale.failure, stale.Attempts = result.Failure(), result.Attempts
+	return &stale
+}
+
+// usable reports whether r says what the name has.
+func (r *Result) usable() bool {
+	return r.Err == nil && (r.Rcode() == dns.RcodeSuccess || r.Rcode() == dns.RcodeNameError)
+}
+
+// Derive returns a result with another reply, which edit makes of r's, with the TTLs that are left.
+// r has what was found for name and the other fields of the question of key. Its Relayed and Err
+// are nil. edit gets as much of r's reply as fits in limit bytes, so that the cost follows from the
+// response.
+func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns.Msg)) (Result, error) {
+	msg, err := r.message(name, key, limit)
+	if err != nil {
+		return Result{}, err
+	}
+	edit(msg)
+	msg.Compress = true
+	if truncated := msg.Truncated; msg.Len() > dns.MaxMsgSize {
+		msg.Truncate(dns.MaxMsgSize)
+		msg.Truncated = truncated // over TCP a client could do nothing about it
+	}
+	packed, err := msg.Pack()
+	if err != nil {
+		return Result{}, err
+	}
+	derived := *r
+	if derived.Reply, err = reply.Parse(packed); err != nil {
+		return Result{}, err
+	}
+	derived.Age.Cached, derived.Age.Seconds = r.Age.Stale, 0
+	return derived, nil
+}
+
+// message returns what was found for name and the question of key as a message. A second
+// that has begun counts as a whole one in TTLs.
+func (r *Result) message(name wire.Name, key cache.Key, limit int) (*dns.Msg, error) {
+	query := wire.AppendQuestion(make([]byte, wire.HeaderLen), name, key.Type, key.Class)
+	age := r.Age
+	if age.Cached {
+		age.Seconds++
+	}
+	packed := r.Reply.Append(nil, &reply.Request{Query: query, Limit: limit}, age)
+	return unpack(packed)
+}
+
+// unpack unpacks a message that is well-formed but for the data of its records. Data in which no name can
+// be compressed is taken as it is.
+func unpack(packed []byte) (*dns.Msg, error) {
+	questionEnd, err := wire.WalkQuestions(packed)
+	if err != nil {
+		return nil, err
+	}
+	header := slices.Clone(packed[:questionEnd])
+	wire.PutCounts(header, &[wire.Sections]uint16{uint16(wire.Count(packed, 0))}) //nolint:gosec // it is one
+	msg := new(dns.Msg)
+	if err := msg.Unpack(header); err != nil {
+		return nil, err
+	}
+	sections := map[int]*[]dns.RR{wire.AnswerSection: &msg.Answer, wire.AuthoritySection: &msg.Ns, wire.AdditionalSection: &msg.Extra}
+	w := wire.Walk(packed, questionEnd)
+	for w.Next() {
+		rr, err := unpackRecord(packed, &w)
+		if err != nil {
+			return nil, err
+		}
+		*sections[w.Section] = append(*sections[w.Section], rr)
+	}
+	return msg, w.Err
+}
+
+func unpackRecord(packed []byte, w *wire.Walker) (dns.RR, error) {
+	if w.Type() == dns.TypeOPT || slices.Contains(compressing[:], w.Type()) {
+		rr, _, err := dns.UnpackRR(packed, w.Owner)
+		return rr, err
+	}
+	owner, _, err := dns.UnpackDomainName(packed, w.Owner)
+	fixed := packed[w.Fixed:]
+	return &dns.RFC3597{
+		Hdr: dns.RR_Header{
+			Name: owner, Rrtype: w.Type(), Class: binary.BigEndian.Uint16(fixed[2:]), Ttl: binary.BigEndian.Uint32(fixed[4:]),
+		},
+		Rdata: hex.EncodeToString(packed[w.Fixed+wire.FixedLen : w.End]),
+	}, err
+}
+
+// compressing lists the types whose data may have compressed names: the types of RFC 1035, and the
+// types that RFC 3597, section 4, adds.
+var compressing = [...]uint16{ //nolint:gochecknoglobals // a constant
+	dns.TypeNS, dns.TypeMD, dns.TypeMF, dns.TypeCNAME, dns.TypeSOA, dns.TypeMB, dns.TypeMG, dns.TypeMR, dns.TypePTR,
+	dns.TypeMINFO, dns.TypeMX, dns.TypeRP, dns.TypeAFSDB, dns.TypeRT, dns.TypeSIG, dns.TypePX, dns.TypeNXT, dns.TypeNAPTR,
+	dns.TypeSRV,
+}
