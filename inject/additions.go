@@ -43,17 +43,6 @@ func marks(container *yaml.Node) string {
 	return all.String()
 }
 
-// part returns the value at a path, nil if it is missing.
-func part(node *yaml.Node, path string) *yaml.Node {
-	for key := range strings.SplitSeq(path, "/") {
-		if node == nil || node.Kind != yaml.MappingNode {
-			return nil
-		}
-		node = value(node, key)
-	}
-	return node
-}
-
 // mergeContainer changes a container that was added before to the newly generated one. previous has
 // the marks of the container as it was generated before; "" if they are not known.
 func mergeContainer(container, generated *yaml.Node, previous string) {
@@ -111,30 +100,4 @@ func withOtherKeys(generated, current *yaml.Node) *yaml.Node {
 		}
 	}
 	return generated
-}
-
-// put sets the value at a path, or removes it if the value is nil. A value that is the same stays as it is.
-func put(node *yaml.Node, path []string, v *yaml.Node) {
-	key := path[0]
-	if len(path) > 1 {
-		next := value(node, key)
-		if next == nil || next.Kind != yaml.MappingNode {
-			if v == nil {
-				return
-			}
-			next = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
-			set(node, key, "", next)
-		}
-		put(next, path[1:], v)
-		return
-	}
-	switch current := value(node, key); {
-	case v == nil:
-		remove(node, key)
-	case current == nil || !same(current, v, true):
-		if current != nil {
-			v.HeadComment, v.LineComment, v.FootComment = current.HeadComment, current.LineComment, current.FootComment
-		}
-		set(node, key, "", v)
-	}
 }

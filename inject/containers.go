@@ -13,69 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Names, and numbers that the agent and the manifests in deploy/kubernetes have, too.
-const (
-	agentName   = "nametap"
-	captureName = "nametap-capture"
-
-	tokenVolume    = "nametap-token"
-	rootCertVolume = "nametap-root-cert"
-	stateVolume    = "nametap-state"
-
-	agentID    = 1337
-	dnsPort    = 15053
-	statusPort = 15020
-	egressPort = 15054
-	// besideIstio is the status port if Istio's agent is in the pod, which has 15020 itself.
-	besideIstio = 15055
-	// besideZtunnel is the DNS port if ztunnel is in the pod, which has 15053 itself.
-	besideZtunnel = 15056
-	// plainDNS is the port of the agent in mode Resolv: resolv.conf cannot name another.
-	plainDNS = 53
-
-	loopback = "127.0.0.1"
-
-	// program is the agent in its image.
-	program = "/usr/local/bin/nametap"
-	// goMemory is the variable from which Go's runtime reads how much memory it may use.
-	goMemory = "GOMEMLIMIT"
-	// awaitAgent is how long the start of a pod waits for the agent's listeners, and then for its table.
-	awaitAgent = "30s"
-)
-
-// volumeNames returns the names of the volumes that are added.
-func volumeNames() []string { return []string{tokenVolume, rootCertVolume, stateVolume} }
-
-// portsOf returns the ports on which the agent listens in a pod.
-func portsOf(p *pod, cfg Config) []int {
-	ports := []int{portOf(cfg, "dns-addr", dnsPort), statusPort}
-	if cfg.Mode == Resolv {
-		ports[0] = plainDNS
-	}
-	if p.hasIstio() {
-		ports[1] = besideIstio
-	}
-	if carriesVIPs(cfg) && !p.hasIstio() {
-		ports = append(ports, portOf(cfg, "egress-addr", egressPort))
-	}
-	return ports
-}
-
-// carriesVIPs reports whether the settings have the agent carry connections to VIPs.
-func carriesVIPs(cfg Config) bool {
-	on, _ := strconv.ParseBool(cfg.Settings["egress"]) // checkSettings has checked the value
-	return on
-}
-
-// portOf returns the port in a setting, or the other one if it has none.
-func portOf(cfg Config, setting string, preset int) int {
-	_, text, err := net.SplitHostPort(cfg.Settings[setting])
-	if port, err2 := strconv.ParseUint(text, 10, 16); err == nil && err2 == nil {
-		return int(port) //nolint:gosec // 16 bits
-	}
-	return preset
-}
-
 // volumes returns the volumes of the agent. deploy/kubernetes explains them.
 func volumes(cfg Config) []corev1.Volume {
 	lifetime, optional := int64(43200), true

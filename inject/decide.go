@@ -2,7 +2,9 @@ package inject
 
 import (
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 )
 
 // Label is the label that asks for injection: Enabled on a namespace, "true" or "false" on a pod.
@@ -14,15 +16,6 @@ const (
 
 // mirror is the annotation of kubelet's copy of a pod that it runs from a file of the node.
 const mirror = "kubernetes.io/config.mirror"
-
-// A Namespace is what the decision about a pod needs to know about its namespace.
-type Namespace struct {
-	Name                string
-	Labels, Annotations map[string]string
-	// Requested is true if a pod without a label is injected unless its namespace has another
-	// value than Enabled.
-	Requested bool
-}
 
 // An Outcome is what happens to a pod.
 type Outcome string
@@ -86,22 +79,69 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	return Injected, ReasonNamespace
 }
 
-// windows is the operating system for which there is no agent.
-const windows = "windows"
-
-// osLabels returns the labels of nodes with their operating system: the current label, and the
-// previous one, which kubelet still sets.
-func osLabels() []string { return []string{"kubernetes.io/os", "beta.kubernetes.io/os"} }
-
-// forWindows reports whether a pod can run only on nodes with Windows. Each of the terms of an
-// affinity is sufficient.
-func (p *pod) forWindows() bool {
-	terms := p.Spec.Affinity.NodeAffinity.Required.NodeSelectorTerms
-	other := func(t nodeSelectorTerm) bool {
-		return !slices.ContainsFunc(t.MatchExpressions, func(r nodeSelectorRequirement) bool {
-			return slices.Contains(osLabels(), r.Key) && r.Operator == "In" && slices.Equal(r.Values, []string{windows})
-		})
+// obstacle returns why nametap would not work in a pod, or "". The queries of user and group 1337
+// are not redirected, and only one program can listen on a port of the pod.
+func obstacle(p *pod, previous status, cfg Config) string {
+	ports := portsOf(p, cfg)
+	for _, c := range p.application(previous.addedContainer) {
+		user, group := p.Spec.SecurityContext.RunAsUser, p.Spec.SecurityContext.RunAsGroup
+		if c.SecurityContext.RunAsUser != nil {
+			user = c.SecurityContext.RunAsUser
+		}
+		if c.SecurityContext.RunAsGroup != nil {
+			group = c.SecurityContext.RunAsGroup
+		}
+		switch {
+		case cfg.Mode == Rules && user != nil && *user == agentID:
+			return fmt.Sprintf("container %.100q runs as user %d (runAsUser), as the agent does, so its queries are not captured: give it another user, or use the mode %s", c.Name, agentID, Resolv)
+		case cfg.Mode == Rules && group != nil && *group == agentID:
+			return fmt.Sprintf("container %.100q runs as group %d (runAsGroup), as the agent does, so its queries are not captured: give it another group, or use the mode %s", c.Name, agentID, Resolv)
+		}
+		for _, port := range c.Ports {
+			if slices.Contains(ports, port.ContainerPort) {
+				return fmt.Sprintf("container %.100q has the port %d, on which the agent listens: give it another port", c.Name, port.ContainerPort)
+			}
+		}
 	}
-	selected := slices.ContainsFunc(osLabels(), func(label string) bool { return p.Spec.NodeSelector[label] == windows })
-	return p.Spec.OS.Name == windows || selected || len(terms) > 0 && !slices.ContainsFunc(terms, other)
+	return nameTaken(p, previous)
+}
+
+// portsOf returns the ports on which the agent listens in a pod.
+func portsOf(p *pod, cfg Config) []int {
+	ports := []int{portOf(cfg, "dns-addr", dnsPort), statusPort}
+	if cfg.Mode == Resolv {
+		ports[0] = plainDNS
+	}
+	if p.hasIstio() {
+		ports[1] = besideIstio
+	}
+	if carriesVIPs(cfg) && !p.hasIstio() {
+		ports = append(ports, portOf(cfg, "egress-addr", egressPort))
+	}
+	return ports
+}
+
+// portOf returns the port in a setting, or the other one if it has none.
+func portOf(cfg Config, setting string, preset int) int {
+	_, text, err := net.SplitHostPort(cfg.Settings[setting])
+	if port, err2 := strconv.ParseUint(text, 10, 16); err == nil && err2 == nil {
+		return int(port) //nolint:gosec // 16 bits
+	}
+	return preset
+}
+
+// nameTaken returns which of the names of nametap something else in a pod has, or "".
+func nameTaken(p *pod, previous status) string {
+	kept := slices.DeleteFunc(slices.Clone(p.Spec.InitContainers), func(c podContainer) bool { return previous.addedContainer(c.Name) })
+	for _, c := range slices.Concat(kept, p.Spec.Containers) {
+		if c.Name == agentName || c.Name == captureName {
+			return fmt.Sprintf("the pod has a container %.100q that was not injected: give it another name", c.Name)
+		}
+	}
+	for _, volume := range p.Spec.Volumes {
+		if slices.Contains(volumeNames(), volume.Name) && !previous.addedVolume(volume.Name) {
+			return fmt.Sprintf("the pod has a volume %.100q that was not injected: give it another name", volume.Name)
+		}
+	}
+	return ""
 }

@@ -2,12 +2,7 @@ package inject
 
 import (
 	"errors"
-	"fmt"
-	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
-	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
@@ -26,31 +21,10 @@ type edits struct {
 	status           string
 }
 
-// dnsFields are the fields of a pod from which kubelet makes its resolv.conf. Empty ones are removed.
-type dnsFields struct {
-	policy string
-	config corev1.PodDNSConfig
-}
-
-// configOrNone returns the configuration, nil if it is empty.
-func (f dnsFields) configOrNone() *corev1.PodDNSConfig {
-	if len(f.config.Nameservers)+len(f.config.Searches)+len(f.config.Options) == 0 {
-		return nil
-	}
-	return &f.config
-}
-
 // dnsCapture is the environment variable that switches on the DNS capture of Istio's agent: its
 // listener on port 15053 in istio-proxy, and the rules in istio-init or in Istio's CNI plugin, which
 // reads the environment of istio-proxy.
 const dnsCapture = "ISTIO_META_DNS_CAPTURE"
-
-// lowPorts is the sysctl with the first port that needs no capability. The Pod Security level
-// restricted allows it.
-const lowPorts = "net.ipv4.ip_unprivileged_port_start"
-
-// lowPortsNames returns both names of the sysctl that a pod may have; kubelet takes them for the same.
-func lowPortsNames() []string { return []string{lowPorts, strings.ReplaceAll(lowPorts, ".", "/")} }
 
 // newEdits returns the changes of a pod that is to be injected, or an error that says why it is refused.
 // They depend only on the pod without the parts that its status lists, so a second injection makes the
@@ -127,166 +101,160 @@ func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *st
 	return nil
 }
 
-// ownDNS returns the DNS fields that the pod would have without an injection in mode Resolv: its
-// previous fields, with the changes since. Nameservers removed since cannot be seen, because the
-// pod has only the agent.
-func ownDNS(p *pod, previous status) dnsFields {
-	now := dnsFields{policy: p.Spec.DNSPolicy}
-	if p.Spec.DNSConfig != nil {
-		now.config = *p.Spec.DNSConfig
-	}
-	if previous.Mode != Resolv {
-		return now
-	}
-	policy := now.policy
-	if policy == "None" {
-		policy = previous.DNSPolicy
-	}
-	var before corev1.PodDNSConfig
-	if previous.DNSConfig != nil {
-		before = *previous.DNSConfig
-	}
-	var injectedOptions []string
-	if previous.DNSPolicy != "None" && !slices.ContainsFunc(before.Options, isNdots) {
-		injectedOptions = []string{optionText(clusterNdots())}
-	}
-	text := func(s string) string { return s }
-	return dnsFields{policy, corev1.PodDNSConfig{
-		Nameservers: edited(before.Nameservers, slices.Concat(before.Nameservers, now.config.Nameservers), []string{loopback}, text),
-		Searches:    edited(before.Searches, now.config.Searches, previous.ClusterSearches, text),
-		Options:     edited(before.Options, now.config.Options, injectedOptions, optionText),
-	}}
-}
-
-// edited returns the elements of before that are still in now, and the elements that are only in
-// now: neither before nor injected has them.
-func edited[T any](before, now []T, injected []string, text func(T) string) []T {
-	present, known := map[string]bool{}, map[string]bool{}
-	for _, v := range now {
-		present[text(v)] = true
-	}
-	var list []T
-	for _, v := range before {
-		known[text(v)] = true
-		if present[text(v)] {
-			list = append(list, v)
+// apply changes a pod. It leaves equal parts as they are, with their comments and their style.
+func (e edits) apply(node *yaml.Node) error {
+	meta := ensure(node, "metadata", "spec", yaml.MappingNode)
+	spec := ensure(node, "spec", "", yaml.MappingNode)
+	if e.istioEnv != nil {
+		if err := e.switchOff(spec); err != nil {
+			return err
 		}
 	}
-	for _, s := range injected {
-		known[s] = true
+	e.applyContainers(ensure(spec, "initContainers", "containers", yaml.SequenceNode))
+	e.applyVolumes(ensure(spec, "volumes", "", yaml.SequenceNode))
+	if err := applyNamed(spec, "imagePullSecrets", e.previous.ImagePullSecrets, e.imagePullSecrets); err != nil {
+		return err
 	}
-	for _, v := range now {
-		if !known[text(v)] {
-			list = append(list, v)
+	if err := e.applySysctls(spec); err != nil {
+		return err
+	}
+	if err := e.applyDNS(spec); err != nil {
+		return err
+	}
+	annotations := ensure(meta, "annotations", "", yaml.MappingNode)
+	if e.ambient {
+		if err := update(annotations, ambientCapture, "false"); err != nil {
+			return err
 		}
 	}
-	return list
+	return update(annotations, Status, e.status)
 }
 
-// clusterNdots is the option that kubelet writes for the DNS of the cluster.
-func clusterNdots() corev1.PodDNSConfigOption {
-	five := "5"
-	return corev1.PodDNSConfigOption{Name: "ndots", Value: &five}
-}
-
-func isNdots(o corev1.PodDNSConfigOption) bool {
-	name, _, _ := strings.Cut(o.Name, ":")
-	return name == "ndots"
-}
-
-// A resolvConf is the DNS of a pod in mode Resolv.
-type resolvConf struct {
-	fields          dnsFields
-	clusterSearches []string
-	upstreams       []string // the nameservers that the agent forwards to
-}
-
-// newResolvConf returns the DNS of a pod whose only nameserver is the agent. Search list and
-// options equal what kubelet would write, without the search list of the node.
-func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) {
-	for _, nameserver := range own.config.Nameservers {
-		if !canForward(nameserver) {
-			return resolvConf{}, errors.New(notForwarding(nameserver))
+// applyContainers puts the containers before all others. A container that is there already keeps
+// what others have added.
+func (e edits) applyContainers(list *yaml.Node) {
+	var first, others []*yaml.Node
+	for _, generated := range e.initContainers {
+		container := elementOf(list, nameOf(generated))
+		if container == nil || !e.previous.addedContainer(nameOf(generated)) {
+			container = generated
+		} else {
+			mergeContainer(container, generated, e.previous.InitContainers[nameOf(generated)])
+		}
+		first = append(first, container)
+	}
+	for _, c := range elements(list) {
+		if !e.previous.addedContainer(nameOf(c)) {
+			others = append(others, c)
 		}
 	}
-	upstreams, options := own.config.Nameservers, slices.Clone(own.config.Options)
-	var clusterSearches []string
-	switch own.policy {
-	case "", "ClusterFirst", "ClusterFirstWithHostNet":
-		if !objectName.MatchString(ns.Name) {
-			return resolvConf{}, fmt.Errorf("namespace %.100q: want the name of a namespace, for the search list", ns.Name)
-		}
-		services := "svc." + cfg.ClusterDomain
-		upstreams = slices.Concat(cfg.Nameservers, upstreams)
-		clusterSearches = []string{ns.Name + "." + services, services, cfg.ClusterDomain}
-		if !slices.ContainsFunc(options, isNdots) {
-			options = slices.Insert(options, 0, clusterNdots())
-		}
-	case "None":
-		if len(upstreams) == 0 {
-			return resolvConf{}, errors.New(noNameservers)
-		}
-	default:
-		return resolvConf{}, errors.New(otherPolicy(own.policy))
-	}
-	config := corev1.PodDNSConfig{Nameservers: []string{loopback}, Searches: distinct(slices.Concat(clusterSearches, own.config.Searches)), Options: options}
-	if len(config.Searches) > maxSearches || utf8.RuneCountInString(strings.Join(config.Searches, " ")) > maxSearchList {
-		return resolvConf{}, errors.New(longSearchList())
-	}
-	return resolvConf{dnsFields{"None", config}, clusterSearches, distinct(upstreams)}, nil
+	list.Content = append(first, others...)
 }
 
-// canForward reports whether the agent can forward to a nameserver of a pod. The API server does not check
-// these, because they are not in dnsConfig any more.
-func canForward(nameserver string) bool {
-	addr, err := netip.ParseAddr(nameserver)
-	return err == nil && addr.Zone() == "" && !addr.Is4In6() && (addr.IsGlobalUnicast() || addr.IsLinkLocalUnicast())
-}
-
-// The limits of the API server for the search list of a pod.
-const (
-	maxSearches   = 32
-	maxSearchList = 2048 // characters, with spaces between
-)
-
-// Reasons of newResolvConf to refuse a pod.
-
-func longSearchList() string {
-	return fmt.Sprintf("the search lists of the cluster and of dnsConfig together have more than %d domains or %d characters: remove some, or use the mode %s", maxSearches, maxSearchList, Rules)
-}
-
-const noNameservers = "dnsPolicy is None and dnsConfig has no nameservers: add one"
-
-func notForwarding(nameserver string) string {
-	return fmt.Sprintf("dnsConfig has the nameserver %.100q, to which the agent cannot forward, because it is no address of another host: remove it, or use the mode %s", nameserver, Rules)
-}
-
-func otherPolicy(policy string) string {
-	return fmt.Sprintf("dnsPolicy is %s, so the pod has the node's nameservers, which mode %s does not know: set another policy, or use the mode %s", policy, Resolv, Rules)
-}
-
-// distinct returns the list without repetitions, as kubelet does with search domains.
-func distinct(list []string) []string {
-	var result []string
-	for _, s := range list {
-		if !slices.Contains(result, s) {
-			result = append(result, s)
+// applyVolumes puts the volumes after all others. A volume that is there already stays in its
+// place.
+func (e edits) applyVolumes(list *yaml.Node) {
+	names := volumeNames()
+	list.Content = slices.DeleteFunc(elements(list), func(v *yaml.Node) bool {
+		return e.previous.addedVolume(nameOf(v)) && !slices.Contains(names, nameOf(v))
+	})
+	for _, generated := range e.volumes {
+		at := slices.IndexFunc(list.Content, func(v *yaml.Node) bool { return nameOf(v) == nameOf(generated) })
+		switch {
+		case at < 0:
+			list.Content = append(list.Content, generated)
+		case e.previous.Volumes[nameOf(generated)] != mark(generated) && !same(list.Content[at], generated, true):
+			list.Content[at] = generated
 		}
 	}
-	return result
 }
 
-// missingSysctls returns the sysctls that a pod needs for an agent on port 53.
-func missingSysctls(p *pod, previous status) ([]corev1.Sysctl, error) {
-	missing := []corev1.Sysctl{{Name: lowPorts, Value: strconv.Itoa(plainDNS)}}
-	for _, s := range p.Spec.SecurityContext.Sysctls {
-		if !slices.Contains(lowPortsNames(), s.Name) || slices.Contains(previous.Sysctls, s.Name) {
+// switchOff sets the variable of Istio's containers.
+func (e edits) switchOff(spec *yaml.Node) error {
+	for _, c := range istioElements(spec) {
+		if err := setVariable(ensure(c, "env", "", yaml.SequenceNode), *e.istioEnv); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setVariable sets a variable of a container, wherever it is in the list.
+func setVariable(variables *yaml.Node, v corev1.EnvVar) error {
+	found := false
+	for _, current := range elements(variables) {
+		if nameOf(current) != v.Name {
 			continue
 		}
-		if first, err := strconv.ParseUint(s.Value, 10, 16); err != nil || first > plainDNS {
-			return nil, fmt.Errorf("the pod sets the sysctl %s to %.100q, and the agent needs %d or less: change it, or use the mode %s", lowPorts, s.Value, plainDNS, Rules)
+		found = true
+		remove(current, "valueFrom")
+		if err := update(current, "value", v.Value); err != nil {
+			return err
 		}
-		missing = nil
 	}
-	return missing, nil
+	if found {
+		return nil
+	}
+	added, err := encode(v)
+	variables.Content = append(variables.Content, added)
+	return err
+}
+
+// applySysctls changes the sysctls. It leaves no empty fields.
+func (e edits) applySysctls(spec *yaml.Node) error {
+	if len(e.sysctls) == 0 && len(e.previous.Sysctls) == 0 {
+		return nil
+	}
+	context := ensure(spec, "securityContext", "", yaml.MappingNode)
+	err := applyNamed(context, "sysctls", e.previous.Sysctls, e.sysctls)
+	if len(context.Content) == 0 {
+		remove(spec, "securityContext")
+	}
+	return err
+}
+
+// applyDNS changes what kubelet makes resolv.conf from.
+func (e edits) applyDNS(spec *yaml.Node) error {
+	if e.dns == nil {
+		return nil
+	}
+	if e.dns.policy == "" {
+		remove(spec, "dnsPolicy")
+	} else if err := update(spec, "dnsPolicy", e.dns.policy); err != nil {
+		return err
+	}
+	if config := e.dns.configOrNone(); config != nil {
+		return update(spec, "dnsConfig", config)
+	}
+	remove(spec, "dnsConfig")
+	return nil
+}
+
+// applyNamed removes elements of a list by their names, and adds others after all that stay. It leaves no empty list.
+func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) error {
+	if len(removed)+len(added) == 0 {
+		return nil
+	}
+	list := ensure(m, key, "", yaml.SequenceNode)
+	next, err := encode(append([]T{}, added...))
+	if err != nil {
+		return err
+	}
+	kept := slices.DeleteFunc(slices.Clone(elements(list)), func(n *yaml.Node) bool { return slices.Contains(removed, nameOf(n)) })
+	if next.Content = append(kept, next.Content...); !same(list, next, true) {
+		list.Content = next.Content
+	}
+	if len(list.Content) == 0 {
+		remove(m, key)
+	}
+	return nil
+}
+
+// update sets a key to a value, unless it has that value.
+func update(m *yaml.Node, key string, v any) error {
+	node, err := encode(v)
+	if err == nil {
+		put(m, []string{key}, node)
+	}
+	return err
 }

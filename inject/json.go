@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -80,18 +82,30 @@ func (r *jsonReader) list(node *yaml.Node, bracket json.Delim, depth int) error 
 	return err
 }
 
-// json returns a tree as JSON with the indentation of the document.
-func (d *document) json(root *yaml.Node) []byte {
-	var w jsonWriter
-	for line := range bytes.Lines(bytes.TrimSpace(d.body)) {
-		if text := bytes.TrimLeft(line, " \t"); len(text) < len(line) {
-			w.indent = string(line[:len(line)-len(text)])
-			break
-		}
+// ambiguous matches texts that YAML 1.1 takes for something else, and YAML 1.2 does not. They are quoted.
+var ambiguous = regexp.MustCompile(`^(?:[yY]|[nN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)$`)
+
+// encode returns the tree of a value: of Kubernetes' types, of texts and of lists of them. [yaml.Node.Encode]
+// knows nothing of JSON's names for their fields.
+func encode(v any) (*yaml.Node, error) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a %T: %w", v, err)
 	}
-	w.node(root.Content[0], "")
-	w.WriteByte('\n')
-	return w.Bytes()
+	node, err := readJSON(text, math.MaxInt, math.MaxInt)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a %T: %w", v, err)
+	}
+	visit(node, func(n *yaml.Node) {
+		n.Line = 0
+		switch {
+		case n.Tag == "!!str" && ambiguous.MatchString(n.Value):
+			n.Style = yaml.DoubleQuotedStyle
+		case n.Kind != yaml.ScalarNode && len(n.Content) == 0:
+			n.Style = yaml.FlowStyle
+		}
+	})
+	return node, nil
 }
 
 // A jsonWriter writes a tree as JSON, in its order.

@@ -2,14 +2,8 @@ package inject
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
-	"regexp"
-	"strconv"
-	"strings"
-	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -61,113 +55,6 @@ type manifest struct {
 	namespaces map[string]Namespace // that are in the manifest
 	cfg        Config
 	reports    []Report
-}
-
-// A document is a document of a manifest.
-type document struct {
-	marker []byte // the line that begins it, if any
-	body   []byte
-	line   int        // the number of lines before the body
-	root   *yaml.Node // nil without an object
-}
-
-// split returns the documents of a text. A document without an object has no root. A line that
-// begins with `---` or `...` separates documents wherever it is, also in a quoted text (YAML 1.2,
-// 9.1.2).
-func split(text []byte) ([]*document, error) {
-	var documents []*document
-	current, number := &document{}, 0
-	flush := func(next *document) {
-		if len(current.marker)+len(current.body) > 0 {
-			documents = append(documents, current)
-		}
-		current = next
-	}
-	for line := range bytes.Lines(text) {
-		number++
-		switch rest, begins := bytes.CutPrefix(line, []byte("---")); {
-		case begins && separated(rest):
-			flush(&document{marker: line, line: number})
-			if content := bytes.TrimSpace(rest); len(content) > 0 && content[0] != '#' {
-				current.marker, current.body, current.line = []byte("---"), rest, number-1
-			}
-		case bytes.HasPrefix(line, []byte("...")) && separated(line[3:]):
-			current.body = append(current.body[:len(current.body):len(current.body)], line...)
-			flush(&document{line: number})
-		default:
-			current.body = append(current.body, line...)
-		}
-	}
-	flush(nil)
-	var failures []error
-	for _, d := range documents {
-		failures = append(failures, d.parse())
-	}
-	return documents, errors.Join(failures...)
-}
-
-// separated reports whether a marker ends where the rest of its line begins.
-func separated(rest []byte) bool {
-	return len(rest) == 0 || bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0]))
-}
-
-// parse reads the body.
-func (d *document) parse() error {
-	if directives(d.body) {
-		return nil
-	}
-	node, err := d.read(d.body)
-	if err != nil {
-		return d.at(err)
-	}
-	if node != nil && node.Content[0].Kind == yaml.MappingNode {
-		d.root = node
-		visit(node, func(n *yaml.Node) { n.Line += d.line })
-	}
-	return nil
-}
-
-// read returns the tree of a text in the language of the document: JSON, or YAML.
-func (d *document) read(text []byte) (*yaml.Node, error) {
-	if !json.Valid(d.body) {
-		return parseOne(text)
-	}
-	if !utf8.Valid(text) {
-		return nil, errors.New("want JSON in UTF-8")
-	}
-	node, err := readJSON(text, math.MaxInt, math.MaxInt)
-	if err != nil {
-		return nil, err
-	}
-	return &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{node}, Line: node.Line}, validate(node)
-}
-
-// directives reports whether a text has only directives and comments, which end with `---`.
-func directives(text []byte) bool {
-	found := false
-	for line := range bytes.Lines(text) {
-		switch line = bytes.TrimSpace(line); {
-		case len(line) == 0 || line[0] == '#':
-		case line[0] != '%':
-			return false
-		default:
-			found = true
-		}
-	}
-	return found
-}
-
-// errorLine matches the number of a line in an error of the parser.
-var errorLine = regexp.MustCompile(`^yaml: line (\d+): `)
-
-// at returns an error of the parser with the line in the manifest.
-func (d *document) at(err error) error {
-	match := errorLine.FindStringSubmatch(err.Error())
-	if match == nil {
-		return fmt.Errorf("line %d: document that begins here: %w", d.line+1, err)
-	}
-	line, _ := strconv.Atoi(match[1]) // it is a number
-	return fmt.Errorf("line %d: %s", d.line+line, strings.TrimPrefix(err.Error(), match[0]))
 }
 
 // inject returns the body of a document with nametap in its pods.
@@ -229,16 +116,4 @@ func (m *manifest) readNamespaces(root *yaml.Node) {
 			m.namespaces[text(meta, "name")] = Namespace{Labels: texts(value(meta, "labels")), Annotations: texts(value(meta, "annotations"))}
 		}
 	}
-}
-
-// texts returns the keys of a map with their values.
-func texts(m *yaml.Node) map[string]string {
-	all := map[string]string{}
-	if m != nil && m.Kind == yaml.MappingNode {
-		own(m)
-		for i := 0; i+1 < len(m.Content); i += 2 {
-			all[m.Content[i].Value] = text(m, m.Content[i].Value)
-		}
-	}
-	return all
 }

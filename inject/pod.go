@@ -3,13 +3,20 @@ package inject
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 )
+
+// A Namespace is what the decision about a pod needs to know about its namespace.
+type Namespace struct {
+	Name                string
+	Labels, Annotations map[string]string
+	// Requested is true if a pod without a label is injected unless its namespace has another
+	// value than Enabled.
+	Requested bool
+}
 
 // A pod has the fields of a pod, or of the template of a workload, that decide about injection.
 type pod struct {
@@ -93,21 +100,6 @@ func decode(node *yaml.Node) (*pod, error) {
 	return p, nil
 }
 
-// goType matches the name of a Go type at the end of an error.
-var goType = regexp.MustCompile(` (into|in type) (\[\])?(inject\.\w+|struct \{.*)`)
-
-// inOneLine returns an error of decoding in one line, without the names of Go types.
-func inOneLine(err error) error {
-	if mismatch := new(yaml.TypeError); errors.As(err, &mismatch) {
-		lines := slices.Clone(mismatch.Errors)
-		for i, line := range lines {
-			lines[i] = goType.ReplaceAllString(line, "")
-		}
-		return errors.New(strings.Join(lines, "; "))
-	}
-	return err
-}
-
 // has reports whether one of the containers has one of the names.
 func has(containers []podContainer, names ...string) bool {
 	return slices.ContainsFunc(containers, func(c podContainer) bool { return slices.Contains(names, c.Name) })
@@ -127,52 +119,60 @@ func (p *pod) hasIstio() bool {
 	return has(p.Spec.InitContainers, istioProxy) || has(p.Spec.Containers, istioProxy)
 }
 
-// application returns the containers of a pod that are neither of nametap nor of Istio.
-func (p *pod) application(previous status) []podContainer {
-	return slices.DeleteFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c podContainer) bool {
-		return slices.Contains(istioContainers, c.Name) || previous.addedContainer(c.Name)
-	})
-}
-
-// obstacle returns why nametap would not work in a pod, or "". The queries of user and group 1337
-// are not redirected, and only one program can listen on a port of the pod.
-func obstacle(p *pod, previous status, cfg Config) string {
-	ports := portsOf(p, cfg)
-	for _, c := range p.application(previous) {
-		user, group := p.Spec.SecurityContext.RunAsUser, p.Spec.SecurityContext.RunAsGroup
-		if c.SecurityContext.RunAsUser != nil {
-			user = c.SecurityContext.RunAsUser
-		}
-		if c.SecurityContext.RunAsGroup != nil {
-			group = c.SecurityContext.RunAsGroup
-		}
-		switch {
-		case cfg.Mode == Rules && user != nil && *user == agentID:
-			return fmt.Sprintf("container %.100q runs as user %d (runAsUser), as the agent does, so its queries are not captured: give it another user, or use the mode %s", c.Name, agentID, Resolv)
-		case cfg.Mode == Rules && group != nil && *group == agentID:
-			return fmt.Sprintf("container %.100q runs as group %d (runAsGroup), as the agent does, so its queries are not captured: give it another group, or use the mode %s", c.Name, agentID, Resolv)
-		}
-		for _, port := range c.Ports {
-			if slices.Contains(ports, port.ContainerPort) {
-				return fmt.Sprintf("container %.100q has the port %d, on which the agent listens: give it another port", c.Name, port.ContainerPort)
+// istioElements returns the containers of a pod that have the settings of Istio's DNS capture.
+func istioElements(spec *yaml.Node) []*yaml.Node {
+	var found []*yaml.Node
+	for _, field := range []string{"initContainers", "containers"} {
+		for _, c := range elements(value(spec, field)) {
+			if name := nameOf(c); name == istioProxy || name == istioInit {
+				found = append(found, c)
 			}
 		}
 	}
-	return nameTaken(p, previous)
+	return found
 }
 
-// nameTaken returns which of the names of nametap something else in a pod has, or "".
-func nameTaken(p *pod, previous status) string {
-	kept := slices.DeleteFunc(slices.Clone(p.Spec.InitContainers), func(c podContainer) bool { return previous.addedContainer(c.Name) })
-	for _, c := range slices.Concat(kept, p.Spec.Containers) {
-		if c.Name == agentName || c.Name == captureName {
-			return fmt.Sprintf("the pod has a container %.100q that was not injected: give it another name", c.Name)
-		}
+const (
+	// dataplaneMode is Istio's label of a pod or a namespace. With the value ambient, ztunnel proxies the pod, and
+	// listens on port 15053 in it.
+	dataplaneMode = "istio.io/dataplane-mode"
+	// ambientCapture is Istio's annotation that switches off the DNS capture of ztunnel.
+	ambientCapture = "ambient.istio.io/dns-capture"
+)
+
+// isAmbient reports whether a pod is in Istio's ambient mode. A pod with a sidecar is not.
+func (p *pod) isAmbient(ns Namespace) bool {
+	mode, labelled := p.Metadata.Labels[dataplaneMode]
+	if !labelled {
+		mode = ns.Labels[dataplaneMode]
 	}
-	for _, volume := range p.Spec.Volumes {
-		if slices.Contains(volumeNames(), volume.Name) && !previous.addedVolume(volume.Name) {
-			return fmt.Sprintf("the pod has a volume %.100q that was not injected: give it another name", volume.Name)
-		}
+	return mode == "ambient" && !p.hasIstio()
+}
+
+// windows is the operating system for which there is no agent.
+const windows = "windows"
+
+// osLabels returns the labels of nodes with their operating system: the current label, and the
+// previous one, which kubelet still sets.
+func osLabels() []string { return []string{"kubernetes.io/os", "beta.kubernetes.io/os"} }
+
+// forWindows reports whether a pod can run only on nodes with Windows. Each of the terms of an
+// affinity is sufficient.
+func (p *pod) forWindows() bool {
+	terms := p.Spec.Affinity.NodeAffinity.Required.NodeSelectorTerms
+	other := func(t nodeSelectorTerm) bool {
+		return !slices.ContainsFunc(t.MatchExpressions, func(r nodeSelectorRequirement) bool {
+			return slices.Contains(osLabels(), r.Key) && r.Operator == "In" && slices.Equal(r.Values, []string{windows})
+		})
 	}
-	return ""
+	selected := slices.ContainsFunc(osLabels(), func(label string) bool { return p.Spec.NodeSelector[label] == windows })
+	return p.Spec.OS.Name == windows || selected || len(terms) > 0 && !slices.ContainsFunc(terms, other)
+}
+
+// application returns the containers of a pod that are neither of Istio nor added: added reports whether injection has
+// added a container.
+func (p *pod) application(added func(name string) bool) []podContainer {
+	return slices.DeleteFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c podContainer) bool {
+		return slices.Contains(istioContainers, c.Name) || added(c.Name)
+	})
 }

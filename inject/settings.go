@@ -182,3 +182,8 @@ func above0(ok bool) error {
 	}
 	return errors.New("want more than 0")
 }
+
+// variable returns the environment variable of a setting.
+func variable(setting string) string {
+	return "NAMETAP_" + strings.ToUpper(strings.ReplaceAll(setting, "-", "_"))
+}

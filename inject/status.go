@@ -30,18 +30,6 @@ type status struct {
 	DNSConfig       *corev1.PodDNSConfig `json:"dnsConfig,omitempty"`
 }
 
-// addedContainer reports whether injection has added a container.
-func (s *status) addedContainer(name string) bool {
-	_, ok := s.InitContainers[name]
-	return ok
-}
-
-// addedVolume reports whether injection has added a volume.
-func (s *status) addedVolume(name string) bool {
-	_, ok := s.Volumes[name]
-	return ok
-}
-
 // parseStatus reads the annotation of a pod. A pod without it has the zero status.
 func parseStatus(annotations map[string]string) (status, error) {
 	text, ok := annotations[Status]
@@ -64,6 +52,18 @@ func parseStatus(annotations map[string]string) (status, error) {
 		return status{}, fmt.Errorf("annotation %s: %.1000q: %w: this version of nametap did not write it; remove it together with what it lists", Status, text, err)
 	}
 	return s, nil
+}
+
+// addedContainer reports whether injection has added a container.
+func (s *status) addedContainer(name string) bool {
+	_, ok := s.InitContainers[name]
+	return ok
+}
+
+// addedVolume reports whether injection has added a volume.
+func (s *status) addedVolume(name string) bool {
+	_, ok := s.Volumes[name]
+	return ok
 }
 
 // check returns an error that names what nametap does not write.
@@ -89,12 +89,4 @@ func (s *status) text() (string, error) {
 	encoder.SetEscapeHTML(false)
 	err := encoder.Encode(s)
 	return strings.TrimSpace(text.String()), err
-}
-
-// optionText returns an option as it is in resolv.conf.
-func optionText(o corev1.PodDNSConfigOption) string {
-	if o.Value == nil {
-		return o.Name
-	}
-	return o.Name + ":" + *o.Value
 }

@@ -2,6 +2,7 @@ package inject
 
 import (
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -237,4 +238,71 @@ func same(a, b *yaml.Node, expand bool) bool {
 		}
 	}
 	return true
+}
+
+// text returns the text of a key, "" if it is missing or no text. It changes nothing.
+func text(m *yaml.Node, key string) string {
+	if v := lookup(m, key); v != nil && v.Kind == yaml.ScalarNode && v.ShortTag() != "!!null" {
+		return v.Value
+	}
+	return ""
+}
+
+// texts returns the keys of a map with their values.
+func texts(m *yaml.Node) map[string]string {
+	all := map[string]string{}
+	if m != nil && m.Kind == yaml.MappingNode {
+		own(m)
+		for i := 0; i+1 < len(m.Content); i += 2 {
+			all[m.Content[i].Value] = text(m, m.Content[i].Value)
+		}
+	}
+	return all
+}
+
+// elementOf returns the element of a list with a name, nil if there is none.
+func elementOf(list *yaml.Node, name string) *yaml.Node {
+	for _, element := range elements(list) {
+		if nameOf(element) == name {
+			return element
+		}
+	}
+	return nil
+}
+
+// part returns the value at a path, nil if it is missing.
+func part(node *yaml.Node, path string) *yaml.Node {
+	for key := range strings.SplitSeq(path, "/") {
+		if node == nil || node.Kind != yaml.MappingNode {
+			return nil
+		}
+		node = value(node, key)
+	}
+	return node
+}
+
+// put sets the value at a path, or removes it if the value is nil. A value that is the same stays as it is.
+func put(node *yaml.Node, path []string, v *yaml.Node) {
+	key := path[0]
+	if len(path) > 1 {
+		next := value(node, key)
+		if next == nil || next.Kind != yaml.MappingNode {
+			if v == nil {
+				return
+			}
+			next = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+			set(node, key, "", next)
+		}
+		put(next, path[1:], v)
+		return
+	}
+	switch current := value(node, key); {
+	case v == nil:
+		remove(node, key)
+	case current == nil || !same(current, v, true):
+		if current != nil {
+			v.HeadComment, v.LineComment, v.FootComment = current.HeadComment, current.LineComment, current.FootComment
+		}
+		set(node, key, "", v)
+	}
 }

@@ -110,14 +110,6 @@ func (w workload) name(other string) string {
 	return w.kind + " " + w.namespace(other) + "/" + name
 }
 
-// text returns the text of a key, "" if it is missing or no text. It changes nothing.
-func text(m *yaml.Node, key string) string {
-	if v := lookup(m, key); v != nil && v.Kind == yaml.ScalarNode && v.ShortTag() != "!!null" {
-		return v.Value
-	}
-	return ""
-}
-
 // detach replaces the aliases of a document that name something that injection changes. path leads
 // to the pod.
 func detach(root *yaml.Node, path []*yaml.Node) {

@@ -1,0 +1,239 @@
+package inject
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A document is a document of a manifest.
+type document struct {
+	marker []byte // the line that begins it, if any
+	body   []byte
+	line   int        // the number of lines before the body
+	root   *yaml.Node // nil without an object
+}
+
+// split returns the documents of a text. A document without an object has no root. A line that
+// begins with `---` or `...` separates documents wherever it is, also in a quoted text (YAML 1.2,
+// 9.1.2).
+func split(text []byte) ([]*document, error) {
+	var documents []*document
+	current, number := &document{}, 0
+	flush := func(next *document) {
+		if len(current.marker)+len(current.body) > 0 {
+			documents = append(documents, current)
+		}
+		current = next
+	}
+	for line := range bytes.Lines(text) {
+		number++
+		switch rest, begins := bytes.CutPrefix(line, []byte("---")); {
+		case begins && separated(rest):
+			flush(&document{marker: line, line: number})
+			if content := bytes.TrimSpace(rest); len(content) > 0 && content[0] != '#' {
+				current.marker, current.body, current.line = []byte("---"), rest, number-1
+			}
+		case bytes.HasPrefix(line, []byte("...")) && separated(line[3:]):
+			current.body = append(current.body[:len(current.body):len(current.body)], line...)
+			flush(&document{line: number})
+		default:
+			current.body = append(current.body, line...)
+		}
+	}
+	flush(nil)
+	var failures []error
+	for _, d := range documents {
+		failures = append(failures, d.parse())
+	}
+	return documents, errors.Join(failures...)
+}
+
+// separated reports whether a marker ends where the rest of its line begins.
+func separated(rest []byte) bool {
+	return len(rest) == 0 || bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0]))
+}
+
+// parse reads the body.
+func (d *document) parse() error {
+	if directives(d.body) {
+		return nil
+	}
+	node, err := d.read(d.body)
+	if err != nil {
+		return d.at(err)
+	}
+	if node != nil && node.Content[0].Kind == yaml.MappingNode {
+		d.root = node
+		visit(node, func(n *yaml.Node) { n.Line += d.line })
+	}
+	return nil
+}
+
+// read returns the tree of a text in the language of the document: JSON, or YAML.
+func (d *document) read(text []byte) (*yaml.Node, error) {
+	if !json.Valid(d.body) {
+		return parseOne(text)
+	}
+	if !utf8.Valid(text) {
+		return nil, errors.New("want JSON in UTF-8")
+	}
+	node, err := readJSON(text, math.MaxInt, math.MaxInt)
+	if err != nil {
+		return nil, err
+	}
+	return &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{node}, Line: node.Line}, validate(node)
+}
+
+// directives reports whether a text has only directives and comments, which end with `---`.
+func directives(text []byte) bool {
+	found := false
+	for line := range bytes.Lines(text) {
+		switch line = bytes.TrimSpace(line); {
+		case len(line) == 0 || line[0] == '#':
+		case line[0] != '%':
+			return false
+		default:
+			found = true
+		}
+	}
+	return found
+}
+
+// errorLine matches the number of a line in an error of the parser.
+var errorLine = regexp.MustCompile(`^yaml: line (\d+): `)
+
+// at returns an error of the parser with the line in the manifest.
+func (d *document) at(err error) error {
+	match := errorLine.FindStringSubmatch(err.Error())
+	if match == nil {
+		return fmt.Errorf("line %d: document that begins here: %w", d.line+1, err)
+	}
+	line, _ := strconv.Atoi(match[1]) // it is a number
+	return fmt.Errorf("line %d: %s", d.line+line, strings.TrimPrefix(err.Error(), match[0]))
+}
+
+// render returns a changed document as text. It reads the text again: an error is better than a
+// manifest that says something else.
+func (d *document) render(root *yaml.Node) ([]byte, error) {
+	if json.Valid(d.body) {
+		return d.checked(d.json(root), root)
+	}
+	spaces, compact := indentation(d.root)
+	next, err := encodeText(root, spaces, compact)
+	if err != nil {
+		return d.body, fmt.Errorf("line %d: writing the document: %w", d.line+1, err)
+	}
+	end := ""
+	if line := lastLine(d.body); strings.HasPrefix(line, "...") {
+		end = line
+	}
+	next += end
+	raw := strings.ReplaceAll(string(d.body), "\r\n", "\n")
+	ending := func(text string) []byte {
+		if len(raw) < len(d.body) {
+			text = strings.ReplaceAll(text, "\n", "\r\n")
+		}
+		return []byte(text)
+	}
+	// With the lines of the document as they are, if that says the same.
+	if base, err := encodeText(d.root, spaces, compact); err == nil {
+		if merged, ok := merge(withNewline(raw), base+end, next); ok {
+			if text, err := d.checked(ending(merged), root); err == nil {
+				return text, nil
+			}
+		}
+	}
+	return d.checked(ending(next), root)
+}
+
+// checked returns a text that says what the tree says, or an error.
+func (d *document) checked(text []byte, root *yaml.Node) ([]byte, error) {
+	again, err := d.read(text)
+	if err != nil {
+		return d.body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors: %w", d.line+1, err)
+	}
+	if again == nil || !same(root.Content[0], again.Content[0], false) {
+		return d.body, fmt.Errorf("line %d: the document cannot be written as YAML again without changes elsewhere; simplify it, for example its anchors", d.line+1)
+	}
+	return text, nil
+}
+
+// json returns a tree as JSON with the indentation of the document.
+func (d *document) json(root *yaml.Node) []byte {
+	var w jsonWriter
+	for line := range bytes.Lines(bytes.TrimSpace(d.body)) {
+		if text := bytes.TrimLeft(line, " \t"); len(text) < len(line) {
+			w.indent = string(line[:len(line)-len(text)])
+			break
+		}
+	}
+	w.node(root.Content[0], "")
+	w.WriteByte('\n')
+	return w.Bytes()
+}
+
+// encodeText returns a tree as YAML.
+func encodeText(root *yaml.Node, spaces int, compact bool) (string, error) {
+	var out bytes.Buffer
+	encoder := yaml.NewEncoder(&out)
+	encoder.SetIndent(spaces)
+	if compact {
+		encoder.CompactSeqIndent()
+	}
+	if err := encoder.Encode(root); err != nil {
+		return "", err
+	}
+	err := encoder.Close()
+	return out.String(), err
+}
+
+// withNewline returns a text that ends with a line break.
+func withNewline(text string) string {
+	if strings.HasSuffix(text, "\n") {
+		return text
+	}
+	return text + "\n"
+}
+
+// lastLine returns the last line of a text, with one line break.
+func lastLine(text []byte) string {
+	lines := strings.Split(strings.TrimRight(string(text), "\r\n"), "\n")
+	return strings.TrimRight(lines[len(lines)-1], "\r") + "\n"
+}
+
+// indentation returns the number of spaces by which a document indents mappings, and whether lists
+// begin in the column of their key. The first of each decides.
+func indentation(root *yaml.Node) (spaces int, compact bool) {
+	spaces, compact = 0, true
+	lists := false
+	visit(root, func(m *yaml.Node) {
+		if m.Kind != yaml.MappingNode || m.Style&yaml.FlowStyle != 0 {
+			return
+		}
+		for i := 0; i+1 < len(m.Content); i += 2 {
+			key, v := m.Content[i], m.Content[i+1]
+			if v.Style&yaml.FlowStyle != 0 || len(v.Content) == 0 || v.Line == key.Line {
+				continue
+			}
+			switch deeper := v.Column - key.Column; {
+			case v.Kind == yaml.SequenceNode && !lists:
+				lists, compact = true, deeper == 0
+			case v.Kind == yaml.MappingNode && spaces == 0:
+				spaces = deeper
+			}
+		}
+	})
+	if spaces < 2 || spaces > 8 {
+		spaces = 2
+	}
+	return spaces, compact
+}

@@ -1,0 +1,58 @@
+package inject
+
+import (
+	"regexp"
+	"strings"
+)
+
+// Names, and numbers that the agent and the manifests in deploy/kubernetes have, too.
+const (
+	agentName   = "nametap"
+	captureName = "nametap-capture"
+
+	tokenVolume    = "nametap-token"
+	rootCertVolume = "nametap-root-cert"
+	stateVolume    = "nametap-state"
+
+	agentID    = 1337
+	dnsPort    = 15053
+	statusPort = 15020
+	egressPort = 15054
+	// besideIstio is the status port if Istio's agent is in the pod, which has 15020 itself.
+	besideIstio = 15055
+	// besideZtunnel is the DNS port if ztunnel is in the pod, which has 15053 itself.
+	besideZtunnel = 15056
+	// plainDNS is the port of the agent in mode Resolv: resolv.conf cannot name another.
+	plainDNS = 53
+
+	loopback = "127.0.0.1"
+
+	// program is the agent in its image.
+	program = "/usr/local/bin/nametap"
+	// goMemory is the variable from which Go's runtime reads how much memory it may use.
+	goMemory = "GOMEMLIMIT"
+	// awaitAgent is how long the start of a pod waits for the agent's listeners, and then for its table.
+	awaitAgent = "30s"
+)
+
+// volumeNames returns the names of the volumes that are added.
+func volumeNames() []string { return []string{tokenVolume, rootCertVolume, stateVolume} }
+
+// lowPorts is the sysctl with the first port that needs no capability. The Pod Security level
+// restricted allows it.
+const lowPorts = "net.ipv4.ip_unprivileged_port_start"
+
+// lowPortsNames returns both names of the sysctl that a pod may have; kubelet takes them for the same.
+func lowPortsNames() []string { return []string{lowPorts, strings.ReplaceAll(lowPorts, ".", "/")} }
+
+// maxName is the longest name, in bytes.
+const maxName = 253
+
+var (
+	// imageName matches what the API server and engines take for an image, and more.
+	imageName  = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._/-]*|\[[0-9a-fA-F:]+\])(:[0-9]+/[A-Za-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@[a-z0-9]+:[0-9a-f]{32,})?$`)
+	objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+	domainName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?[.]?$`)
+	hostName   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$`)
+	printable  = regexp.MustCompile(`^[^\x00-\x1f\x7f]*$`)
+)
