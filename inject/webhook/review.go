@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
 	"strings"
@@ -16,6 +17,19 @@ import (
 	"github.com/nametap/nametap/inject"
 )
 
+// The outcomes of questions, beside the outcomes of package inject.
+const (
+	outcomeIgnored = "ignored" // not a pod, or not created
+	outcomeInvalid = "invalid" // no question, or no pod
+	outcomeBusy    = "busy"
+)
+
+// maxName is the longest name or UID of an object; a pod's has at most 253 characters.
+const maxName = 253
+
+// maxReason is the longest reason in an answer, in bytes. A reason may quote what is in the pod.
+const maxReason = 4 << 10
+
 // An answer is the response to a request.
 type answer struct {
 	status  int
@@ -26,6 +40,21 @@ type answer struct {
 // invalid returns the answer to something that is no question.
 func invalid(status int, text string) answer {
 	return answer{status, outcomeInvalid, []byte(shortened(text))}
+}
+
+// refusal returns an answer with which the pod is not created.
+func refusal(code int32, reason metav1.StatusReason, message string) *admissionv1.AdmissionResponse {
+	return &admissionv1.AdmissionResponse{Result: &metav1.Status{
+		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "nametap cannot be added to this pod: " + shortened(message),
+	}}
+}
+
+// shortened returns a reason within the limit.
+func shortened(reason string) string {
+	if len(reason) <= maxReason {
+		return reason
+	}
+	return strings.ToValidUTF8(reason[:maxReason], "") + "..."
 }
 
 // A question has the fields of an AdmissionReview that decide. Others, such as the object that existed
@@ -56,11 +85,15 @@ func (v *inPlace) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// maxName is the longest name or UID of an object; a pod's has at most 253 characters.
-const maxName = 253
+// A reviewer answers questions.
+type reviewer struct {
+	log      *slog.Logger
+	settings *settings
+	read     func(ctx context.Context, namespace string) (labels, annotations map[string]string, err error) // of Config.Namespace; nil for none
+}
 
-// review answers a question.
-func (w *Webhook) review(ctx context.Context, path string, body []byte) answer {
+// review answers a question about a pod whose namespace is labelled or not.
+func (r reviewer) review(ctx context.Context, labelled bool, body []byte) answer {
 	if !utf8.Valid(body) { // a string in Go would be three times as long
 		return invalid(http.StatusBadRequest, "want an AdmissionReview in JSON, in UTF-8")
 	}
@@ -80,7 +113,7 @@ func (w *Webhook) review(ctx context.Context, path string, body []byte) answer {
 			return invalid(http.StatusBadRequest, fmt.Sprintf("%s %.100q...: want at most %d characters", field, text, maxName))
 		}
 	}
-	response, outcome := w.decide(ctx, path, q.Request)
+	response, outcome := r.decide(ctx, labelled, q.Request)
 	response.UID = q.Request.UID
 	text, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: q.TypeMeta, Response: response})
 	if err != nil {
@@ -89,19 +122,22 @@ func (w *Webhook) review(ctx context.Context, path string, body []byte) answer {
 	return answer{http.StatusOK, outcome, text}
 }
 
+// maxPatch is the longest patch, in bytes. A longer one would make a pod that etcd does not store.
+const maxPatch = 3 << 20
+
 // decide returns the answer to a question, without its UID, and the outcome.
-func (w *Webhook) decide(ctx context.Context, path string, request *request) (*admissionv1.AdmissionResponse, string) {
+func (r reviewer) decide(ctx context.Context, labelled bool, request *request) (*admissionv1.AdmissionResponse, string) {
 	if request.Resource != (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) || request.SubResource != "" || request.Operation != admissionv1.Create {
 		return &admissionv1.AdmissionResponse{
 			Allowed:  true,
 			Warnings: []string{fmt.Sprintf("nametap changes pods that are created only, not %s of %s: correct the rules of its MutatingWebhookConfiguration", request.Operation, request.Resource.Resource)},
 		}, outcomeIgnored
 	}
-	namespace, err := w.namespace(ctx, path, request.Namespace)
+	namespace, err := r.namespace(ctx, request.Namespace, labelled)
 	if err != nil {
 		return refusal(http.StatusInternalServerError, metav1.StatusReasonInternalError, fmt.Sprintf("reading its namespace: %v", err)), string(inject.Refused)
 	}
-	cfg, problem := w.settings.current()
+	cfg, problem := r.settings.current()
 	result, patch, err := inject.Admit(request.Object, namespace, cfg)
 	if len(patch) > maxPatch {
 		err = fmt.Errorf("not a valid pod: want one whose changes need at most %d MiB: shorten what it has in the fields that nametap changes", maxPatch>>20)
@@ -113,10 +149,10 @@ func (w *Webhook) decide(ctx context.Context, path string, request *request) (*a
 		return refusal(http.StatusInternalServerError, metav1.StatusReasonInternalError, problem+": correct the file, for example in the ConfigMap nametap-inject"), string(inject.Refused)
 	case result.Outcome == inject.Refused:
 		reason := shortened(result.Reasons[0])
-		w.log.Info("a pod was refused", "namespace", request.Namespace, "name", request.Name, "reason", reason)
+		r.log.Info("a pod was refused", "namespace", request.Namespace, "name", request.Name, "reason", reason)
 		return refusal(http.StatusForbidden, metav1.StatusReasonForbidden, reason), string(inject.Refused)
 	}
-	w.log.Debug("a pod was created", "namespace", request.Namespace, "name", request.Name, "outcome", result.Outcome, "reasons", result.Reasons)
+	r.log.Debug("a pod was created", "namespace", request.Namespace, "name", request.Name, "outcome", result.Outcome, "reasons", result.Reasons)
 	response := &admissionv1.AdmissionResponse{
 		Allowed:          true,
 		AuditAnnotations: map[string]string{"outcome": string(result.Outcome), "reason": strings.Join(result.Reasons, "; ")},
@@ -128,39 +164,21 @@ func (w *Webhook) decide(ctx context.Context, path string, request *request) (*a
 	return response, string(result.Outcome)
 }
 
-// namespace returns the namespace of a pod. The path tells whether it is labelled.
-func (w *Webhook) namespace(ctx context.Context, path, name string) (inject.Namespace, error) {
+// namespace returns the namespace of a pod, with the label if it is labelled.
+func (r reviewer) namespace(ctx context.Context, name string, labelled bool) (inject.Namespace, error) {
 	namespace := inject.Namespace{Name: name}
-	if w.read != nil {
+	if r.read != nil {
 		var err error
-		if namespace.Labels, namespace.Annotations, err = w.read(ctx, name); err != nil {
+		if namespace.Labels, namespace.Annotations, err = r.read(ctx, name); err != nil {
 			return namespace, err
 		}
 	}
 	labels := map[string]string{}
 	maps.Copy(labels, namespace.Labels)
 	delete(labels, inject.Label)
-	if path == PathNamespace {
+	if labelled {
 		labels[inject.Label] = inject.Enabled
 	}
 	namespace.Labels = labels
 	return namespace, nil
-}
-
-// refusal returns an answer with which the pod is not created.
-func refusal(code int32, reason metav1.StatusReason, message string) *admissionv1.AdmissionResponse {
-	return &admissionv1.AdmissionResponse{Result: &metav1.Status{
-		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "nametap cannot be added to this pod: " + shortened(message),
-	}}
-}
-
-// maxReason is the longest reason in an answer, in bytes. A reason may quote what is in the pod.
-const maxReason = 4 << 10
-
-// shortened returns a reason within the limit.
-func shortened(reason string) string {
-	if len(reason) <= maxReason {
-		return reason
-	}
-	return strings.ToValidUTF8(reason[:maxReason], "") + "..."
 }

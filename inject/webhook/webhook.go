@@ -1,8 +1,8 @@
 // Package webhook answers the API server's questions about pods that are created (AdmissionReview):
 // package inject decides, and the answer has a JSON patch with the changes.
 //
-//  1. webhook.go has the server, its bounds and its metrics.
-//  2. body.go reads a question, and budget.go bounds the bytes that requests hold.
+//  1. webhook.go has the server, its bounds and its metrics, and reads the questions.
+//  2. budget.go bounds the bytes that requests hold.
 //  3. review.go answers one question. It has no side effects, so it does not ask for dryRun.
 //  4. settings.go follows the file with the settings of injection.
 //
@@ -11,10 +11,12 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -45,8 +47,6 @@ const (
 	smallBody = 16 << 10
 	// maxBodies and maxAnswers bound the sums of the other questions, and of the answers that are written.
 	maxBodies, maxAnswers = 2 * maxBody, 2 * maxBody
-	// maxPatch is the longest patch, in bytes. A longer one would make a pod that etcd does not store.
-	maxPatch = 3 << 20
 	// bodyTimeout bounds how long a client takes to send a question, and writeTimeout to read an answer.
 	bodyTimeout, writeTimeout = 2 * time.Second, 5 * time.Second
 	// maxPods is the number of pods of small questions that are injected at a time, and maxLargePods
@@ -77,8 +77,7 @@ type Config struct {
 // Webhook answers questions about pods. Make one with [New]. Its methods are safe for concurrent use.
 type Webhook struct {
 	log       *slog.Logger
-	settings  *settings
-	read      func(ctx context.Context, namespace string) (labels, annotations map[string]string, err error)
+	reviewer  reviewer
 	bodies    *budget             // for questions that are not small
 	texts     *budget             // for answers
 	pods      *semaphore.Weighted // of small questions that are injected
@@ -89,13 +88,6 @@ type Webhook struct {
 	seconds prometheus.Histogram
 	broken  prometheus.GaugeFunc
 }
-
-// The outcomes of questions, beside the outcomes of package inject.
-const (
-	outcomeIgnored = "ignored" // not a pod, or not created
-	outcomeInvalid = "invalid" // no question, or no pod
-	outcomeBusy    = "busy"
-)
 
 // New reads the settings. If they cannot be used, the webhook refuses pods that should have the agent until
 // the file has others.
@@ -108,7 +100,7 @@ func New(cfg Config) *Webhook {
 		return prometheus.Opts{Namespace: "nametap", Subsystem: "discovery_inject", Name: name, Help: help}
 	}
 	return &Webhook{
-		log: cfg.Logger, settings: s, read: cfg.Namespace, bodies: newBudget(maxBodies), texts: newBudget(maxAnswers),
+		log: cfg.Logger, reviewer: reviewer{cfg.Logger, s, cfg.Namespace}, bodies: newBudget(maxBodies), texts: newBudget(maxAnswers),
 		pods: semaphore.NewWeighted(maxPods), largePods: semaphore.NewWeighted(maxLargePods),
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts(name("requests_total",
 			"Pods that the webhook was asked about, by outcome: injected, skipped, refused, ignored, invalid or busy.")), []string{"outcome"}),
@@ -142,7 +134,7 @@ func (w *Webhook) Serve(ctx context.Context, ln net.Listener, certificate func(*
 	following := make(chan struct{})
 	go func() {
 		defer close(following)
-		w.settings.follow(ctx)
+		w.reviewer.settings.follow(ctx)
 	}()
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -223,7 +215,63 @@ func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Req
 		return busy()
 	}
 	defer places.Release(1)
-	return w.review(ctx, r.URL.Path, question.text)
+	return w.reviewer.review(ctx, r.URL.Path == PathNamespace, question.text)
+}
+
+// A body is a question that was read.
+type body struct {
+	text  []byte
+	large bool
+	// release returns what the question held. The text must not be used after it.
+	release func()
+}
+
+// readBody reads a question; fails is the answer if that fails. A short question holds nothing while it is read,
+// so clients that are slow keep no others waiting. A long one holds its bytes of the budget.
+func (w *Webhook) readBody(ctx context.Context, to http.ResponseWriter, r *http.Request) (b body, fails *answer) {
+	failed := func(a answer) (body, *answer) { return body{}, &a }
+	if r.ContentLength > maxBody {
+		return failed(tooLarge())
+	}
+	connection := http.NewResponseController(to)
+	_ = connection.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection can do that
+	from := http.MaxBytesReader(to, r.Body, maxBody)
+	text, err := io.ReadAll(io.LimitReader(from, smallBody+1))
+	release := func() {}
+	large := len(text) > smallBody
+	if err == nil && large {
+		weight := r.ContentLength
+		if weight < 0 {
+			weight = 2 * maxBody // the buffer grows, and the previous one is garbage
+		}
+		p := w.bodies.take(ctx, weight, func() { _ = connection.SetReadDeadline(time.Unix(1, 0)) })
+		if p == nil {
+			return failed(busy())
+		}
+		release = func() { w.bodies.release(p) }
+		_ = connection.SetReadDeadline(time.Now().Add(bodyTimeout))
+		text, err = readRest(text, from, r.ContentLength)
+		w.bodies.settle(p)
+	}
+	if err != nil {
+		release()
+		if errors.As(err, new(*http.MaxBytesError)) {
+			return failed(tooLarge())
+		}
+		return failed(invalid(http.StatusBadRequest, fmt.Sprintf("reading the request: %v", err)))
+	}
+	_ = connection.SetReadDeadline(time.Time{}) // the server takes the end of the time for the end of the client
+	return body{text, large, release}, nil
+}
+
+// readRest returns a text of a length, -1 if that is unknown, whose beginning was read.
+func readRest(beginning []byte, from io.Reader, length int64) ([]byte, error) {
+	if length < 0 {
+		return io.ReadAll(io.MultiReader(bytes.NewReader(beginning), from))
+	}
+	text := make([]byte, length)
+	_, err := io.ReadFull(from, text[copy(text, beginning):])
+	return text, err
 }
 
 func busy() answer {
