@@ -17,14 +17,14 @@ type alarm interface {
 	stop()
 }
 
-// newAlarm returns an alarm for [Clock.call].
-func (c *Clock) newAlarm() alarm {
-	if c.ticks.kernel {
-		if a, err := newKernelAlarm(c.call); err == nil {
+// newAlarm returns an alarm that calls ring: a timer of the kernel if that is wanted and there can be one.
+func newAlarm(kernel bool, ring func()) alarm {
+	if kernel {
+		if a, err := newKernelAlarm(ring); err == nil {
 			return a
 		}
 	}
-	a := goAlarm{time.AfterFunc(time.Hour, c.call)}
+	a := goAlarm{time.AfterFunc(time.Hour, ring)}
 	a.timer.Stop()
 	return a
 }

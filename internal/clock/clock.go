@@ -6,6 +6,10 @@
 // the lookup in the cache (BenchmarkNow). A [Clock] reads it at most every 10 ms and adds the
 // time asleep to Go's time. All that polls does so at the ticks of one clock ([Clock.Poll]).
 //
+//	clock.go  the Clock
+//	ticks.go  its ticks, and what polls at them
+//	alarm.go  the timer of the ticks: of the kernel, or of Go
+//
 // Which clock measures what:
 //
 //   - The age of something that others change meanwhile: a [Clock]. These are TTLs and
@@ -18,6 +22,7 @@
 package clock
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
@@ -55,7 +60,8 @@ func ForPolling(tick time.Duration) *Clock {
 // From returns a clock with another source of the time asleep, for tests. asleep returns how
 // long the machine has been suspended since some time in the past.
 func From(asleep func() time.Duration) *Clock {
-	return &Clock{origin: time.Now(), asleep: asleep, before: asleep(), ticks: ticks{length: Tick}}
+	now := time.Now()
+	return &Clock{origin: now, asleep: asleep, before: asleep(), ticks: ticks{origin: now, length: Tick}}
 }
 
 // Now returns a time to compare with others of this clock. Their differences include the time
@@ -88,6 +94,27 @@ func (c *Clock) sleptAt(now time.Time) time.Duration {
 	}
 }
 
+// Poll calls look at ticks of the clock, as often as every says or, if that is no multiple of a tick, a bit
+// more often. It sends to found, which has a buffer, when look returns true, until stop is called. look must be quick,
+// because all polls of the clock take turns: one that waits for a disk keeps the others waiting.
+// It is not called after stop has returned, and must not call stop.
+func (c *Clock) Poll(every time.Duration, look func() bool) (found <-chan struct{}, stop func()) {
+	p := c.ticks.add(every, look)
+	return p.found, func() { c.ticks.remove(p) }
+}
+
+// Await calls look like [Clock.Poll], and returns true when look returns true, and false when ctx ends before.
+func (c *Clock) Await(ctx context.Context, every time.Duration, look func() bool) bool {
+	found, stop := c.Poll(every, look)
+	defer stop()
+	select {
+	case <-found:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // timeAsleep returns how long the machine has been suspended since it was booted, or less by
 // the time that passes between the two readings. It is 0 if the kernel has no such clock.
 func timeAsleep() time.Duration {
@@ -96,4 +123,25 @@ func timeAsleep() time.Duration {
 		return 0
 	}
 	return time.Duration(boot.Nano() - awake.Nano())
+}
+
+// BackOff returns how long to wait after the nth failure in a row, counted from 0: first, doubled with each failure,
+// at most longest.
+func BackOff(n int, first, longest time.Duration) time.Duration {
+	for ; n > 0 && first < longest; n-- {
+		first *= 2
+	}
+	return min(first, longest)
+}
+
+// Sleep waits for some time, and returns false if ctx ends before.
+func Sleep(ctx context.Context, length time.Duration) bool {
+	timer := time.NewTimer(length)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
