@@ -132,7 +132,7 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	}
 	all, errs := wantedClusters(secrets, c.cfg.Own)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		c.remote(name).connect(ctx, c, all[name])
+		c.remote(name).connect(ctx, all[name])
 	}
 	if !c.started {
 		c.started = true
@@ -226,8 +226,7 @@ func (c *Clusters) save(r *remote) {
 func (c *Clusters) remote(name string) *remote {
 	r := c.remotes[name]
 	if r == nil {
-		r = &remote{name: name, log: c.cfg.Logger.With("cluster", name), since: time.Now()}
-		r.until = r.since.Add(c.cfg.Wait)
+		r = newRemote(name, c.cfg, c.notify)
 		c.remotes[name] = r
 	}
 	return r
@@ -255,18 +254,6 @@ func (c *Clusters) leave(r *remote, u *source.Reading) (left time.Duration) {
 		u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Dropped: true})
 	}
 	return time.Minute
-}
-
-// givenUp reports whether the first table waits for the cluster no longer. It logs that once.
-func (r *remote) givenUp(why string) bool {
-	if time.Now().Before(r.until) {
-		return false
-	}
-	if !r.overdue {
-		r.overdue = true
-		r.log.Error("a cluster cannot be read; its hosts are missing until it can", "error", why)
-	}
-	return true
 }
 
 // Read returns what has changed since the last call. The caller must not change the objects.

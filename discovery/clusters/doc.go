@@ -1,11 +1,11 @@
 // Package clusters follows clusters other than the control plane's own one. The API server of the
 // own cluster has Secrets with a kubeconfig for each of these clusters.
 //
-//  1. wanted.go says which clusters the Secrets name, and what is wrong with the Secrets.
+//  1. clusters.go starts and ends the clusters as the Secrets change, and publishes what has changed in
+//     any of them.
 //  2. remote.go follows the objects of one cluster, with a [kube.Source] for its API server. New
 //     credentials replace the old ones when all objects were read with them.
-//  3. clusters.go starts and ends the clusters as the Secrets change, and publishes what has changed in
-//     any of them.
+//  3. wanted.go says which clusters the Secrets name, and what is wrong with the Secrets.
 //  4. snapshot.go saves the objects of each cluster in the state directory. After a restart they are
 //     used until all objects were read again.
 //

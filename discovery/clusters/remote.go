@@ -17,6 +17,8 @@ import (
 // A remote is a cluster other than the own one.
 type remote struct {
 	name   string
+	cfg    source.ClustersConfig
+	notify func() // called when there may be something to read
 	log    *slog.Logger
 	wanted wanted
 	// problem is why the kubeconfig cannot be used; empty if it can.
@@ -36,26 +38,20 @@ type remote struct {
 	saved    time.Time // when the objects were last saved
 }
 
-// used reports whether the cluster has objects in use.
-func (r *remote) used() bool { return r.live != nil || r.restored != nil }
-
-// A link is a client of the API server of a cluster.
-type link struct {
-	objects *kube.Source
-	tokens  *auth.Tokens
-	changed atomic.Bool // there may be something to read
-	errs    []object.Error
-	end     func() // ends it, and returns when it has ended
+// newRemote returns a cluster that a Secret names from now on.
+func newRemote(name string, cfg source.ClustersConfig, notify func()) *remote {
+	now := time.Now()
+	return &remote{name: name, cfg: cfg, notify: notify, log: cfg.Logger.With("cluster", name), since: now, until: now.Add(cfg.Wait)}
 }
 
 // connect follows the cluster with the kubeconfig that is wanted, unless it does already.
-func (r *remote) connect(ctx context.Context, c *Clusters, w wanted) {
+func (r *remote) connect(ctx context.Context, w wanted) {
 	same := bytes.Equal(w.kubeconfig, r.wanted.kubeconfig) && (r.live != nil || r.next != nil || r.problem != "")
 	r.wanted, r.unwanted = w, time.Time{}
 	if same {
 		return
 	}
-	next, err := c.newLink(ctx, r)
+	next, err := r.newLink(ctx)
 	if err != nil {
 		r.problem = err.Error()
 		return
@@ -66,20 +62,20 @@ func (r *remote) connect(ctx context.Context, c *Clusters, w wanted) {
 	r.log.Info("reading a cluster", "from", w.secret.String())
 }
 
-// newLink makes a client of a cluster.
-func (c *Clusters) newLink(ctx context.Context, r *remote) (*link, error) {
+// newLink makes a client of the cluster.
+func (r *remote) newLink(ctx context.Context) (*link, error) {
 	access, err := kube.ParseAccess(r.wanted.kubeconfig)
 	if err != nil {
 		return nil, err
 	}
 	l := new(link)
 	if l.objects, err = access.NewObjects(source.ObjectsConfig{
-		Cluster: r.name, NetworkOf: c.cfg.RootNamespace, Logger: c.cfg.Logger,
-		Changed: func() { l.changed.Store(true); c.notify() },
+		Cluster: r.name, NetworkOf: r.cfg.RootNamespace, Logger: r.cfg.Logger,
+		Changed: func() { l.changed.Store(true); r.notify() },
 	}); err != nil {
 		return nil, err
 	}
-	review, err := access.Reviewer(c.cfg.TokenAudience)
+	review, err := access.Reviewer(r.cfg.TokenAudience)
 	if err != nil {
 		return nil, err
 	}
@@ -92,23 +88,6 @@ func (c *Clusters) newLink(ctx context.Context, r *remote) (*link, error) {
 	}()
 	l.end = func() { cancel(); <-done }
 	return l, nil
-}
-
-// close ends a client. It does nothing for nil.
-func (l *link) close() {
-	if l != nil {
-		l.end()
-	}
-}
-
-// read returns what has changed since the last call; ok is false for nothing.
-func (l *link) read() (from source.Reading, ok bool) {
-	if !l.changed.Swap(false) {
-		return from, false
-	}
-	from = l.objects.Read()
-	l.errs = from.Errors
-	return from, true
 }
 
 // read adds what has changed in the cluster to changes.
@@ -135,7 +114,7 @@ func (r *remote) switchOver() hosts.Change {
 	return hosts.Change{Cluster: r.name, Updated: objects, Whole: true}
 }
 
-// errs adds the errors of the cluster to errs.
+// addErrors adds the errors of the cluster to errs.
 func (r *remote) addErrors(errs []object.Error) []object.Error {
 	if r.problem != "" {
 		e := secretError(r.wanted.secret, r.name, r.problem)
@@ -150,6 +129,9 @@ func (r *remote) addErrors(errs []object.Error) []object.Error {
 	return errs
 }
 
+// used reports whether the cluster has objects in use.
+func (r *remote) used() bool { return r.live != nil || r.restored != nil }
+
 // waiting returns why the objects of the cluster are not in use; empty if they are.
 func (r *remote) waiting() string {
 	switch {
@@ -161,9 +143,47 @@ func (r *remote) waiting() string {
 	return "cluster " + r.name + ": " + secretError(r.wanted.secret, r.name, r.problem).Error()
 }
 
+// givenUp reports whether the first table waits for the cluster no longer. It logs that once.
+func (r *remote) givenUp(why string) bool {
+	if time.Now().Before(r.until) {
+		return false
+	}
+	if !r.overdue {
+		r.overdue = true
+		r.log.Error("a cluster cannot be read; its hosts are missing until it can", "error", why)
+	}
+	return true
+}
+
 // close ends the clients of the cluster.
 func (r *remote) close() {
 	r.live.close()
 	r.next.close()
 	r.live, r.next = nil, nil
+}
+
+// A link is a client of the API server of a cluster.
+type link struct {
+	objects *kube.Source
+	tokens  *auth.Tokens
+	changed atomic.Bool // there may be something to read
+	errs    []object.Error
+	end     func() // ends it, and returns when it has ended
+}
+
+// close ends a client. It does nothing for nil.
+func (l *link) close() {
+	if l != nil {
+		l.end()
+	}
+}
+
+// read returns what has changed since the last call; ok is false for nothing.
+func (l *link) read() (from source.Reading, ok bool) {
+	if !l.changed.Swap(false) {
+		return from, false
+	}
+	from = l.objects.Read()
+	l.errs = from.Errors
+	return from, true
 }
