@@ -12,7 +12,7 @@
 //  4. newEdits: the changes, as a value
 //  5. apply: the changes made
 //
-// Each file uses only files below it:
+// The files:
 //
 //	admission.go   Admit: Pod for the webhook, which takes JSON and returns a JSON patch
 //	manifest.go    Manifest: Pod for each pod of a manifest

@@ -17,8 +17,6 @@
 //	routing.go       which nameservers are asked for a name
 //	config.go        the settings
 //
-// Each file uses only files below it.
-//
 // # How a query is forwarded
 //
 // The first rule that applies wins.
