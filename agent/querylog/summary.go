@@ -22,71 +22,6 @@ const (
 	maxGroups = 60
 )
 
-// A key is what the queries of a line have in common.
-type key struct {
-	text   string // the message
-	suffix string
-	result string // the response code
-	reason string
-	source string // of answers
-}
-
-// The messages.
-const (
-	textFailed   = "queries failed"
-	textStale    = "queries got stale answers"
-	textAnswered = "queries answered"
-	textFurther  = "further queries, by suffixes and reasons that are too many for the log"
-	textEnd      = "further queries failed before the end"
-	textLost     = "queries that are not in the log, since there were too many at once"
-)
-
-// A group is what was counted since the last line about its key.
-type group struct {
-	key
-	count   uint64
-	client  string // of the first query
-	example string // its question
-	row     string
-	first   time.Time // of the first query
-	logged  time.Time // when the last line was logged
-}
-
-// due returns when the next line of the group is due.
-func (g *group) due() time.Time {
-	at := g.first.Add(settle)
-	if next := g.logged.Add(repeat); next.After(at) {
-		at = next
-	}
-	return at
-}
-
-// take returns what was counted, for a line, and resets the counts.
-func (g *group) take(now time.Time) *group {
-	line := *g
-	g.count, g.logged = 0, now
-	return &line
-}
-
-// log logs a line.
-func (g *group) log(log *slog.Logger) {
-	level := slog.LevelWarn
-	if g.text == textAnswered {
-		level = slog.LevelInfo
-	}
-	attrs := []slog.Attr{slog.Uint64("count", g.count)}
-	for _, attr := range []slog.Attr{
-		slog.String("suffix", g.suffix), slog.String("rcode", g.result), slog.String("source", g.source),
-		slog.String("reason", g.reason), slog.String("row", g.row),
-		slog.String("first_client", g.client), slog.String("example", g.example),
-	} {
-		if attr.Value.String() != "" {
-			attrs = append(attrs, attr)
-		}
-	}
-	log.LogAttrs(context.Background(), level, g.text, attrs...)
-}
-
 // A summary counts queries, and says which line is due.
 type summary struct {
 	domain string // without the last dot
@@ -118,6 +53,44 @@ func (s *summary) addLost(n uint64, now time.Time) {
 	if n > 0 {
 		s.count(key{text: textLost}, n, now, nil)
 	}
+}
+
+// next returns when the next line is due, and whether there will be one without further queries.
+func (s *summary) next() (at time.Time, waiting bool) {
+	g := s.earliest()
+	if g == nil {
+		return time.Time{}, false
+	}
+	at = g.due()
+	if after := s.logged.Add(pause); after.After(at) {
+		at = after
+	}
+	return at, true
+}
+
+// due returns the line that is due, nil if none is.
+func (s *summary) due(now time.Time) *group {
+	at, waiting := s.next()
+	if !waiting || at.After(now) {
+		return nil
+	}
+	s.logged = now
+	return s.earliest().take(now)
+}
+
+// last returns a line for what was counted and not logged, nil for nothing.
+func (s *summary) last() (line *group) {
+	for _, g := range s.groups {
+		switch {
+		case g.count == 0 || g.text == textAnswered:
+		case line == nil:
+			only := *g
+			line = &only
+		default:
+			line = &group{key: key{text: textEnd}, count: line.count + g.count}
+		}
+	}
+	return line
 }
 
 // count counts n queries of a key; r is the first of them.
@@ -166,44 +139,6 @@ func (s *summary) earliest() (earliest *group) {
 	return earliest
 }
 
-// next returns when the next line is due, and whether there will be one without further queries.
-func (s *summary) next() (at time.Time, waiting bool) {
-	g := s.earliest()
-	if g == nil {
-		return time.Time{}, false
-	}
-	at = g.due()
-	if after := s.logged.Add(pause); after.After(at) {
-		at = after
-	}
-	return at, true
-}
-
-// due returns the line that is due, nil if none is.
-func (s *summary) due(now time.Time) *group {
-	at, waiting := s.next()
-	if !waiting || at.After(now) {
-		return nil
-	}
-	s.logged = now
-	return s.earliest().take(now)
-}
-
-// last returns a line for what was counted and not logged, nil for nothing.
-func (s *summary) last() (line *group) {
-	for _, g := range s.groups {
-		switch {
-		case g.count == 0 || g.text == textAnswered:
-		case line == nil:
-			only := *g
-			line = &only
-		default:
-			line = &group{key: key{text: textEnd}, count: line.count + g.count}
-		}
-	}
-	return line
-}
-
 // suffixOf returns what a line says of a name: its last two labels, and the namespace of a name below the cluster domain.
 func suffixOf(name, domain string) string {
 	labels, n := dns.SplitDomainName(name), 2
@@ -215,3 +150,68 @@ func suffixOf(name, domain string) string {
 	}
 	return strings.Join(labels[max(0, len(labels)-n):], ".")
 }
+
+// A group is what was counted since the last line about its key.
+type group struct {
+	key
+	count   uint64
+	client  string // of the first query
+	example string // its question
+	row     string
+	first   time.Time // of the first query
+	logged  time.Time // when the last line was logged
+}
+
+// due returns when the next line of the group is due.
+func (g *group) due() time.Time {
+	at := g.first.Add(settle)
+	if next := g.logged.Add(repeat); next.After(at) {
+		at = next
+	}
+	return at
+}
+
+// take returns what was counted, for a line, and resets the counts.
+func (g *group) take(now time.Time) *group {
+	line := *g
+	g.count, g.logged = 0, now
+	return &line
+}
+
+// log logs a line.
+func (g *group) log(log *slog.Logger) {
+	level := slog.LevelWarn
+	if g.text == textAnswered {
+		level = slog.LevelInfo
+	}
+	attrs := []slog.Attr{slog.Uint64("count", g.count)}
+	for _, attr := range []slog.Attr{
+		slog.String("suffix", g.suffix), slog.String("rcode", g.result), slog.String("source", g.source),
+		slog.String("reason", g.reason), slog.String("row", g.row),
+		slog.String("first_client", g.client), slog.String("example", g.example),
+	} {
+		if attr.Value.String() != "" {
+			attrs = append(attrs, attr)
+		}
+	}
+	log.LogAttrs(context.Background(), level, g.text, attrs...)
+}
+
+// A key is what the queries of a line have in common.
+type key struct {
+	text   string // the message
+	suffix string
+	result string // the response code
+	reason string
+	source string // of answers
+}
+
+// The messages.
+const (
+	textFailed   = "queries failed"
+	textStale    = "queries got stale answers"
+	textAnswered = "queries answered"
+	textFurther  = "further queries, by suffixes and reasons that are too many for the log"
+	textEnd      = "further queries failed before the end"
+	textLost     = "queries that are not in the log, since there were too many at once"
+)
