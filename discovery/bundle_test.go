@@ -103,10 +103,10 @@ func TestWebhookForbidden(t *testing.T) { // I8
 	a.Put(fakekube.Webhooks, hookYAML("1", ""))
 	r := a.hooked()
 	wait.Until(t, "the log names the role", func() bool {
-		return r.Server.certificate.Untrusted() && r.log.Count("level=ERROR", "the certificates for the webhook cannot be written", "webhook.yaml", "docs/injection.md") == 1
+		return r.Server.certificate.secret.Untrusted() && r.log.Count("level=ERROR", "the certificates for the webhook cannot be written", "webhook.yaml", "docs/injection.md") == 1
 	})
 	a.Refuse(fakekube.Webhooks+"/hook", 0)
-	wait.Until(t, "it is written", func() bool { return a.bundles()[0] == a.shared().Roots() && !r.Server.certificate.Untrusted() })
+	wait.Until(t, "it is written", func() bool { return a.bundles()[0] == a.shared().Roots() && !r.Server.certificate.secret.Untrusted() })
 }
 
 // TestWebhookDispute lets another program replace the caBundle each time it is written. It is restored at once
@@ -146,7 +146,7 @@ func TestWebhookDispute(t *testing.T) { // I8
 	wait.Until(t, "the log names the other program", func() bool {
 		return r.log.Count("level=ERROR", "again and again", "argocd (Apply)", "--inject-webhook") == 1
 	})
-	if !r.Server.certificate.Untrusted() {
+	if !r.Server.certificate.secret.Untrusted() {
 		t.Error("the metric does not show it")
 	}
 	wait.Until(t, "it pauses", func() bool { return time.Since(begun) > 3*time.Second })

@@ -79,12 +79,12 @@ func TestRootCertificateIsPublished(t *testing.T) { // D50
 	a.Refuse(fakekube.Namespaces+"/never/configmaps", http.StatusForbidden)
 	a.namespace("never")
 	wait.Until(t, "the namespace without it is counted", func() bool {
-		return r.Server.certificate.Unpublished() == 1 && r.log.Count("level=ERROR", "the root certificate is missing", "never: ", "docs/discovery.md") == 1
+		return r.Server.certificate.secret.Unpublished() == 1 && r.log.Count("level=ERROR", "the root certificate is missing", "never: ", "docs/discovery.md") == 1
 	})
 	a.namespace("after")
 	wait.Until(t, "others get it", func() bool { return a.roots("after") != "" })
 	a.Refuse(fakekube.Namespaces+"/never/configmaps", 0)
-	wait.Until(t, "it has it at last", func() bool { return a.roots("never") != "" && r.Server.certificate.Unpublished() == 0 })
+	wait.Until(t, "it has it at last", func() bool { return a.roots("never") != "" && r.Server.certificate.secret.Unpublished() == 0 })
 }
 
 // TestTwoInstallations runs two installations, with a certificate each, that publish it under one name. They write
@@ -102,7 +102,7 @@ func TestTwoInstallations(t *testing.T) { // D50
 		wait.Until(t, "the log says what is wrong", func() bool {
 			return r.log.Count("level=ERROR", "the ConfigMaps with the root certificate again and again", "another installation of nametap-discovery", "--tls-ca-configmap") > 0
 		})
-		wait.Until(t, "the metric shows it", func() bool { return r.Server.certificate.Unpublished() > 0 })
+		wait.Until(t, "the metric shows it", func() bool { return r.Server.certificate.secret.Unpublished() > 0 })
 	}
 	writes := func() (n int) {
 		for what, count := range a.Writes() {

@@ -124,7 +124,7 @@ func TestLongMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if held := r.unread.Held(); held != 0 {
+	if held := r.ads.unread.Held(); held != 0 {
 		t.Errorf("%d bytes of messages that were read are held", held)
 	}
 	rejection := &rpcstatus.Status{Message: long}

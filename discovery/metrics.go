@@ -8,6 +8,7 @@ import (
 
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // metrics are the metrics of the control plane. docs/discovery-reference.md lists them.
@@ -73,4 +74,61 @@ func (m *metrics) observe(kept int, n hosts.Counts) {
 	m.vips.Set(float64(n.VIPs))
 	m.noVIP.Set(float64(n.NoVIP))
 	m.builds.Inc()
+}
+
+// resourceMetrics collects the state of the resources of the Kubernetes API.
+type resourceMetrics struct {
+	resources               func() []source.Status
+	heard, failing, objects *prometheus.Desc
+}
+
+func newResourceMetrics(resources func() []source.Status) *resourceMetrics {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("nametap_discovery_resource_"+name, help, []string{"resource", "cluster"}, nil)
+	}
+	return &resourceMetrics{
+		resources: resources,
+		heard:     desc("heard_timestamp_seconds", "When the Kubernetes API last sent something about a resource, in Unix time; 0 if never."),
+		failing:   desc("failing", "1 while requests to the Kubernetes API for a resource fail, otherwise 0."),
+		objects:   desc("objects", "Objects of a resource of the Kubernetes API in use."),
+	}
+}
+
+// Describe sends the descriptions of the metrics.
+func (m *resourceMetrics) Describe(to chan<- *prometheus.Desc) {
+	to <- m.heard
+	to <- m.failing
+	to <- m.objects
+}
+
+// Collect sends the metrics.
+func (m *resourceMetrics) Collect(to chan<- prometheus.Metric) {
+	for _, r := range m.resources() {
+		gauge := func(desc *prometheus.Desc, value float64) {
+			to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, r.Resource, r.Cluster)
+		}
+		var heard, failing float64
+		if !r.Heard.IsZero() {
+			heard = float64(r.Heard.UnixMilli()) / 1000
+		}
+		if r.Failure != "" {
+			failing = 1
+		}
+		gauge(m.heard, heard)
+		gauge(m.failing, failing)
+		gauge(m.objects, float64(r.Objects))
+	}
+}
+
+// newLeaseMetric returns the metric that is 1 if this replica writes.
+func newLeaseMetric(holds func() bool) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "nametap", Subsystem: "discovery", Name: "lease_held",
+		Help: "1 while this replica holds the Lease and may write automatic VIPs, otherwise 0.",
+	}, func() float64 {
+		if holds() {
+			return 1
+		}
+		return 0
+	})
 }

@@ -2,208 +2,21 @@ package discovery
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
-	"fmt"
 	"iter"
-	"log/slog"
+	"maps"
 	"net"
-	"os"
+	"slices"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/time/rate"
 
-	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
-	"github.com/nametap/nametap/discovery/intake"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/discovery/source"
 )
-
-const (
-	defaultGRPCAddr         = "localhost:15010"
-	defaultClusterDomain    = "cluster.local"
-	defaultServiceExportTo  = "*"
-	defaultTokenAudience    = "istio-ca"
-	defaultMaxClients       = 20000
-	defaultMaxPerAddress    = 250
-	defaultClusterTimeout   = 20 * time.Second
-	defaultAckTimeout       = 2 * time.Minute
-	defaultMaxConnectionAge = 30 * time.Minute
-	defaultDebounce         = 30 * time.Millisecond
-	// stopGrace bounds how long streams take to end when the server stops.
-	stopGrace = time.Second
-)
-
-// Config configures a [Server].
-type Config struct {
-	// ConfigDir is the directory of objects. It must exist when the server starts, unless
-	// StateDir holds the last good objects. "" means that no directory is read.
-	ConfigDir string
-	// Kubernetes is the API server whose objects are read, see package clusters; nil means that none
-	// is. With ConfigDir, an object in the directory is used instead of the same one of the API
-	// server.
-	Kubernetes source.API
-	// GRPCAddr is the "host:port" on which ADS is served in plaintext, to everyone. Port 0 means a
-	// free port, "" that it is not.
-	GRPCAddr string
-	// TLSAddr is the "host:port" on which ADS is served over TLS, to clients that prove their
-	// identity. "" means that it is not.
-	TLSAddr string
-	// TLS are the files of the server's certificate and of the authorities of clients'.
-	TLS auth.Files
-	// TLSSecret is the Secret of the server's certificate, instead of files; nil for files.
-	TLSSecret *TLSSecret
-	// Certificate is true if the caller serves something with the certificate of the server, too.
-	Certificate bool
-	// TokenAudience is the audience of clients' tokens, which the Kubernetes API reviews; ""
-	// means "istio-ca".
-	TokenAudience string
-	// TrustDomain is the domain of clients' certificates; "" means ClusterDomain.
-	TrustDomain string
-	// ClusterID is what clients may claim as their cluster; "" means anything.
-	ClusterID string
-	// Lease is that whose holder writes automatic VIPs to the status of ServiceEntries, so that all
-	// replicas give a host the same. Without one, none are written.
-	Lease source.Lease
-	// Identity names this replica in the Lease, and in what is shown of clients; "" means the name of the machine.
-	Identity string
-	// ClusterDomain is the domain of Services; "" means "cluster.local".
-	ClusterDomain string
-	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh, at the API server,
-	// and of the default Sidecar if these settings name no other; "" means "istio-system".
-	RootNamespace string
-	// DefaultServiceExportTo are the namespaces that see the hosts of Services and ServiceEntries without
-	// an exportTo, if the settings of the mesh do not say that: names, ".", "*" or "~", separated by
-	// commas. "" means "*".
-	DefaultServiceExportTo string
-	// ClustersNamespace is the namespace, at the API server, of the Secrets with kubeconfigs of other
-	// clusters, whose hosts are served, too. "" means that there are none.
-	ClustersNamespace string
-	// HeadlessScope tells which clients get the endpoints of headless Services that do not set it;
-	// 0 means the clients in the network of the endpoints.
-	HeadlessScope object.HeadlessScope
-	// ClusterTimeout is how long another cluster that cannot be read keeps the server from being
-	// ready. 0 means 20 s.
-	ClusterTimeout time.Duration
-	// AllowEmpty permits a directory without any object. If it is false, the server is not
-	// ready before it has an object, and keeps the last good objects when the directory
-	// becomes empty.
-	AllowEmpty bool
-	// StateDir is the directory in which automatic VIPs and the last good form of all
-	// objects are saved. It is created if it does not exist. "" keeps both in memory: after
-	// a restart, hosts that prefer the same VIP may exchange it, and a broken object has no
-	// last good form.
-	StateDir string
-	// Debounce is how long changes are collected before they are served. Two reads of the directory, that
-	// time apart, must find the same; during continuous edits the tenth is used. 0 means 30 ms.
-	Debounce time.Duration
-	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
-	MaxClients int
-	// MaxClientsPerAddress bounds the connections, and the streams, of clients at one IP address at a time, and how
-	// many of each may begin within a minute. 0 means 250.
-	MaxClientsPerAddress int
-	// MemoryLimit is the number of bytes that the process may use. Clients are refused while it uses nearly all of them.
-	// 0 means that there is no limit.
-	MemoryLimit int64
-	// AckTimeout is how long a client may take to acknowledge a push before the server
-	// ends its stream. 0 means 2 minutes.
-	AckTimeout time.Duration
-	// MaxConnectionAge is the age, give or take a tenth, at which the client of a
-	// connection is asked to connect again. 0 means 30 minutes.
-	MaxConnectionAge time.Duration
-	// Logger is for logs; nil discards them.
-	Logger *slog.Logger
-	// Registerer is for the metrics; nil means that they are not registered.
-	Registerer prometheus.Registerer
-}
-
-// DefaultConfig returns the Config of nametap-discovery without flags. The source of objects is
-// missing.
-func DefaultConfig() Config {
-	cfg := Config{StateDir: "/var/lib/nametap-discovery", GRPCAddr: defaultGRPCAddr}
-	return cfg.withDefaults()
-}
-
-// withDefaults returns c with defaults for the zero values.
-func (c Config) withDefaults() Config {
-	if c.Identity == "" {
-		c.Identity, _ = os.Hostname() // [Server.newWriter] fails without a name
-	}
-	if c.ClusterDomain == "" {
-		c.ClusterDomain = defaultClusterDomain
-	}
-	if c.RootNamespace == "" {
-		c.RootNamespace = object.DefaultRootNamespace
-	}
-	if c.DefaultServiceExportTo == "" {
-		c.DefaultServiceExportTo = defaultServiceExportTo
-	}
-	if c.TokenAudience == "" {
-		c.TokenAudience = defaultTokenAudience
-	}
-	if c.TrustDomain == "" {
-		c.TrustDomain = c.ClusterDomain
-	}
-	if c.HeadlessScope == 0 {
-		c.HeadlessScope = object.ScopeNetwork
-	}
-	if c.ClusterTimeout <= 0 {
-		c.ClusterTimeout = defaultClusterTimeout
-	}
-	if c.Debounce <= 0 {
-		c.Debounce = defaultDebounce
-	}
-	if c.MaxClients <= 0 {
-		c.MaxClients = defaultMaxClients
-	}
-	if c.MaxClientsPerAddress <= 0 {
-		c.MaxClientsPerAddress = defaultMaxPerAddress
-	}
-	if c.AckTimeout <= 0 {
-		c.AckTimeout = defaultAckTimeout
-	}
-	if c.MaxConnectionAge <= 0 {
-		c.MaxConnectionAge = defaultMaxConnectionAge
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	return c
-}
-
-func (c Config) validate() error {
-	if c.ConfigDir == "" && c.Kubernetes == nil {
-		return errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
-			"or the file with the access to the Kubernetes API (--kubeconfig)")
-	}
-	if c.Lease != (source.Lease{}) && c.Kubernetes == nil {
-		return errors.New("automatic VIPs are written to objects of the Kubernetes API only: name a file with its access (--kubeconfig), or leave --lease away")
-	}
-	if !object.IsHost(c.ClusterDomain) {
-		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
-	}
-	if c.ClustersNamespace != "" && c.Kubernetes == nil {
-		return errors.New("the Secrets of other clusters are at the Kubernetes API: name the file with the access to it (--kubeconfig), or no namespace (--clusters-namespace)")
-	}
-	if !object.IsLabel(c.RootNamespace) {
-		return fmt.Errorf("root namespace %q: want a name such as %s (--root-namespace)", c.RootNamespace, object.DefaultRootNamespace)
-	}
-	if _, err := object.ParseExportTo(c.DefaultServiceExportTo, ""); err != nil {
-		return fmt.Errorf("default exportTo of Services: %w (--default-service-export-to)", err)
-	}
-	return nil
-}
-
-// newHosts returns no hosts of a number of sources. The automatic VIPs are allocated in vips.
-func (c Config) newHosts(sources int, vips *hosts.VIPs) *hosts.Hosts {
-	h := hosts.New(c.ClusterDomain, sources, vips)
-	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: object.SplitScopes(c.DefaultServiceExportTo)})
-	h.SetHeadlessScope(c.HeadlessScope)
-	return h
-}
 
 // Server is the control plane. Make one with [New], and call Run once.
 type Server struct {
@@ -214,19 +27,12 @@ type Server struct {
 	addr    net.Addr // of plaintext, or of TLS if that is all; written before ready is closed
 	tlsAddr net.Addr // of TLS, or of plaintext if that is all; written before ready is closed
 
-	identities  *auth.Clients      // nil without TLS
-	tls         *auth.Server       // nil without TLS
-	certificate source.Certificate // nil without a Secret
-	refusals    rate.Sometimes     // logs clients that are refused
-
-	inputs    *inputs
-	vips      vips          // owned by the goroutine of follow
-	writer    source.Writer // nil without a Lease
-	writeVIPs chan struct{} // has an element when VIPs may have to be written
-
-	places *intake.Places // of streams
-	unread *intake.Budget // for requests that were not read
-	memory *memoryLimit
+	certificate certificate
+	ads         *adsServer
+	inputs      *inputs
+	vips        vips          // owned by the goroutine of follow
+	writer      source.Writer // nil without a Lease
+	writeVIPs   chan struct{} // has an element when VIPs may have to be written
 
 	*report
 }
@@ -238,11 +44,7 @@ func New(cfg Config) (server *Server, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{
-		cfg: cfg, ready: make(chan struct{}), writeVIPs: make(chan struct{}, 1),
-		refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
-	}
-	s.places, s.unread = intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress), intake.NewBudget(maxUnread, s.closedForUnread)
+	s := &Server{cfg: cfg, ready: make(chan struct{}), writeVIPs: make(chan struct{}, 1)}
 	if s.vips, err = openVIPs(cfg.StateDir, cfg.Logger); err != nil {
 		return nil, err
 	}
@@ -251,29 +53,29 @@ func New(cfg Config) (server *Server, err error) {
 			s.vips.close()
 		}
 	}()
-	if err := s.newTLS(); err != nil {
+	if s.certificate, err = newCertificate(cfg); err != nil {
 		return nil, err
 	}
-	if s.identities, err = newIdentities(cfg); err != nil {
+	if s.ads, err = newADSServer(cfg, s.certificate.server); err != nil {
 		return nil, err
 	}
 	if s.inputs, err = newInputs(cfg, s.vips.dir, func(step string, err error) { s.result(step, err) }); err != nil {
 		return nil, err
 	}
-	if s.identities != nil && s.inputs.clusters != nil {
-		s.identities.Others = s.inputs.clusters.Tokens
+	if s.ads.identities != nil && s.inputs.clusters != nil {
+		s.ads.identities.Others = s.inputs.clusters.Tokens
 	}
 	s.push = push.New(push.Config{
 		Hosts: cfg.newHosts(len(s.inputs.all), s.vips.VIPs), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
-		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger, Replica: cfg.Identity,
-		Room:       func() error { return s.memory.check(tableShare) },
+		Check: s.ads.checkNode, Behind: s.behind, Logger: cfg.Logger, Replica: cfg.Identity,
+		Room:       func() error { return s.ads.memory.check(tableShare) },
 		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // revisions come from the own API server
 	})
-	s.memory = newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
+	s.ads.push, s.ads.memory = s.push, newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
 	if s.writer, err = s.newWriter(); err != nil {
 		return nil, err
 	}
-	if s.metrics, err = newMetrics(cfg.Registerer, append(s.push.Metrics(), newResourceMetrics(s), newCertificateMetrics(s), newLeaseMetric(s), newUnreadMetric(s.unread))...); err != nil {
+	if s.metrics, err = newMetrics(cfg.Registerer, append(s.push.Metrics(), newResourceMetrics(s.Resources), newCertificateMetrics(s.certificate), newLeaseMetric(s.holdsLease), newUnreadMetric(s.ads.unread))...); err != nil {
 		return nil, err
 	}
 	s.report = newReport(cfg.Logger, s.metrics)
@@ -294,7 +96,7 @@ func (s *Server) TLSAddr() net.Addr { return s.tlsAddr }
 
 // Waiting returns why the server is not ready, or "" if it is.
 func (s *Server) Waiting() string {
-	if why := s.waitingForCertificate(); why != "" {
+	if why := s.certificate.waiting(); why != "" {
 		return why
 	}
 	return s.waitingFor()
@@ -310,18 +112,36 @@ func (s *Server) Agents(namespace string) iter.Seq[push.Agent] { return s.push.A
 // configuration directory are sorted by file and line.
 func (s *Server) Errors() []object.Error { return s.errors() }
 
+// Resources returns the state of each resource of the Kubernetes API that is read.
+func (s *Server) Resources() []source.Status {
+	var all []source.Status
+	for _, one := range s.inputs.all {
+		all = append(all, one.Status()...)
+	}
+	if s.certificate.secret != nil {
+		all = append(all, s.certificate.secret.Status()...)
+	}
+	return all
+}
+
+// Certificate returns the certificate of the server, for what the caller serves. It has the form of
+// [tls.Config.GetCertificate].
+func (s *Server) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	return s.certificate.server.Certificate(hello)
+}
+
 // Run serves the tables of all sources until ctx ends, and then returns nil, or until something fails. All
 // its goroutines have ended when it returns.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.vips.close()
-	endpoints, err := s.listen(ctx)
+	endpoints, err := s.ads.listen(ctx)
 	if err != nil {
 		return err
 	}
 	s.addr, s.tlsAddr = endpoints[0].listener.Addr(), endpoints[len(endpoints)-1].listener.Addr()
 	group, ctx := errgroup.WithContext(ctx)
-	s.awaitCertificate(ctx, group)
-	group.Go(func() error { return s.serveADS(ctx, endpoints) })
+	s.certificate.await(ctx, group)
+	group.Go(func() error { return s.ads.serve(ctx, endpoints) })
 	group.Go(func() error {
 		s.push.Run(ctx)
 		return nil
@@ -339,3 +159,156 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	return group.Wait()
 }
+
+// checkEvery is how often sources that keep the server from being ready are read without a change: why
+// they do may have changed. It is also how often saving VIPs is tried again.
+const checkEvery = time.Second
+
+// follow serves what changes in the sources until ctx ends. One build serves all changes of Config.Debounce. If a
+// build takes longer, half of the time is left to the streams.
+func (s *Server) follow(ctx context.Context) {
+	timer, took := time.NewTimer(checkEvery), time.Duration(0)
+	defer timer.Stop()
+	for {
+		changed := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-s.inputs.changed:
+			changed = true
+			timer.Reset(max(s.cfg.Debounce, took))
+			select {
+			case <-ctx.Done():
+				return
+			case <-timer.C:
+			}
+		}
+		began := time.Now()
+		if changed || !s.isServing() {
+			s.publish(s.inputs.collect())
+		} else {
+			s.result(stepSave, s.vips.save())
+		}
+		if took = time.Since(began); !s.isServing() || s.vips.unsaved {
+			timer.Reset(checkEvery)
+		}
+	}
+}
+
+// isServing reports whether tables are served.
+func (s *Server) isServing() bool {
+	select {
+	case <-s.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// publish serves what is known of the sources. The first table must be complete, because clients
+// would lose the missing hosts.
+func (s *Server) publish(all source.Reading) {
+	if all.Read {
+		defer s.inputs.readOnce()
+	}
+	s.setErrors(all.Errors) // before a client shows that the reading is in use
+	if !s.isServing() && all.Waiting != "" {
+		s.log(all, hosts.Update{})
+		s.waitFor(all.Waiting)
+		return
+	}
+	s.setMissing(all.Missing)
+	update := s.push.Update(all.Changes, all.Changed.Encode(), func(u hosts.Update, n hosts.Counts) {
+		s.saveVIPs(u)
+		s.log(all, u)
+		s.metrics.observe(all.Kept, n)
+	})
+	s.inputs.served()
+	s.push.SetMissing(all.Missing)
+	if slices.ContainsFunc(all.Changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {
+		notify(s.writeVIPs) // a status may have to change although no host has
+	}
+	s.setHeard(all.Heard)
+	if !s.isServing() {
+		s.waitFor("")
+		s.out.Info("serving name tables", "address", s.addr.String(), "sources", s.inputs.names())
+		close(s.ready)
+	}
+}
+
+// waitFor sets why no table is served; empty if tables are.
+func (s *Server) waitFor(why string) {
+	s.push.WaitFor(why)
+	s.setWaiting(why)
+}
+
+// setMissing sets which clusters are missing. A cluster is missing until its objects are applied,
+// so setMissing runs while changes are.
+func (s *Server) setMissing(missing map[string]string) {
+	either := map[string]string{}
+	maps.Copy(either, missing)
+	maps.Copy(either, s.inputs.missing)
+	s.push.SetMissing(either)
+	s.inputs.missing = missing
+}
+
+// saveVIPs saves the VIPs before any client sees them, so that a crash does not lose them. If that fails, for
+// example because the disk is full, the VIPs are served all the same, and follow tries again.
+func (s *Server) saveVIPs(u hosts.Update) {
+	s.vips.unsaved = s.vips.unsaved || u.VIPs
+	s.result(stepSave, s.vips.save())
+}
+
+// lag is how long a replica may be behind another one by itself: events come to each at another time.
+const lag = time.Second
+
+// behind reports whether what is served is older than an encoded revision that was known at a time.
+// If so, it has what the API server has sent applied, even if no object changed, or requests what
+// was not sent.
+func (s *Server) behind(revision []byte, known time.Time) bool {
+	r := source.ParseRevision(revision)
+	s.mu.Lock()
+	heard := s.heard
+	s.mu.Unlock()
+	switch {
+	case heard.Includes(r, known):
+		return false
+	case s.inputs.kube.Heard().Includes(r, known):
+		// Without that check, clients whose revision never comes would make it build all the time.
+		notify(s.inputs.changed)
+	case time.Since(known) >= lag:
+		s.inputs.kube.CatchUp(r, known)
+	}
+	return true
+}
+
+// newWriter returns the writer of automatic VIPs, or nil if none is wanted.
+func (s *Server) newWriter() (source.Writer, error) {
+	if s.cfg.Lease == (source.Lease{}) {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	if s.cfg.Identity == "" {
+		return nil, errors.New("this replica needs a name in the Lease, and the machine has none")
+	}
+	number := s.inputs.number(s.inputs.kube)
+	return s.cfg.Kubernetes.NewWriter(source.WriterConfig{
+		Lease: s.cfg.Lease, Identity: s.cfg.Identity, RootNamespace: s.cfg.RootNamespace,
+		Wanted:  func() map[object.Key]object.VIPStatus { return s.push.Statuses(number) },
+		Changed: s.writeVIPs, Logger: s.cfg.Logger,
+	})
+}
+
+// runWriter writes automatic VIPs, once all objects are known, until ctx ends.
+func (s *Server) runWriter(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-s.ready:
+		s.writer.Run(ctx)
+		return nil
+	}
+}
+
+// holdsLease reports whether this replica may write automatic VIPs.
+func (s *Server) holdsLease() bool { return s.writer != nil && s.writer.Holds() }

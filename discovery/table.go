@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
-	"sync"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -14,7 +11,6 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
-	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -55,29 +51,6 @@ func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []ob
 	all.Update(r.Changes...)
 	t, err := client.table(all)
 	return t, r.Errors, err
-}
-
-// readAll runs the sources until all were read once.
-func (in *inputs) readAll(ctx context.Context) (source.Reading, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-	if in.kube != nil {
-		defer time.AfterFunc(readTimeout, cancel).Stop()
-	}
-	running.Go(func() { in.run(ctx) })
-	for {
-		if r := in.collect(); r.Read {
-			return r, nil
-		} else if ctx.Err() != nil {
-			return r, fmt.Errorf("reading %s: %s", strings.Join(in.names(), " and "), r.Waiting)
-		}
-		select {
-		case <-in.changed:
-		case <-ctx.Done():
-		}
-	}
 }
 
 // table returns the table of the client.

@@ -211,7 +211,7 @@ func TestTwoServersOneStateDir(t *testing.T) {
 	first.stop()
 	// A server that failed to start has unlocked the directory.
 	registry := prometheus.NewRegistry()
-	if _, err := newMetrics(registry, newResourceMetrics(new(Server))); err != nil {
+	if _, err := newMetrics(registry, newResourceMetrics(new(Server).Resources)); err != nil {
 		t.Fatal(err)
 	}
 	failing := cfg

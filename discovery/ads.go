@@ -2,16 +2,21 @@ package discovery
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -22,6 +27,8 @@ import (
 )
 
 const (
+	// stopGrace bounds how long streams take to end when the server stops.
+	stopGrace = time.Second
 	// connectTimeout bounds the HTTP/2 handshake of a new connection.
 	connectTimeout = 10 * time.Second
 	// maxStreamsPerConn bounds the streams of one connection; an agent opens one.
@@ -35,9 +42,6 @@ const (
 	// responses are short. gRPC takes twice writeBuffer while it writes, for all connections at a time
 	// if a host has changed.
 	readBuffer, writeBuffer = 1 << 10, 2 << 10
-	// socketBuffer bounds what the kernel keeps for a connection in each direction, in bytes, of which it takes twice as
-	// many. Otherwise it keeps 4 MiB for a client that does not read: 160 of them took 256 MiB of the memory limit.
-	socketBuffer = 64 << 10
 	// window is how many bytes a client may send before the server has read them. It is fixed, because gRPC
 	// would otherwise measure the bandwidth with a PING after each request.
 	window = 1 << 16
@@ -50,9 +54,152 @@ const (
 	maxRefusals = 100
 )
 
+// An adsServer serves ADS to the clients that may connect, within bounds.
+type adsServer struct {
+	cfg        Config
+	push       *push.Service
+	identities *auth.Clients  // nil without TLS
+	tls        *auth.Server   // nil without TLS
+	refusals   rate.Sometimes // logs clients that are refused
+
+	places *intake.Places // of streams
+	unread *intake.Budget // for requests that were not read
+	memory *memoryLimit
+}
+
+// newADSServer returns a server whose certificate is in tls. The caller sets push and memory before it listens.
+func newADSServer(cfg Config, tls *auth.Server) (*adsServer, error) {
+	s := &adsServer{
+		cfg: cfg, tls: tls, refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
+		places: intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress),
+	}
+	s.unread = intake.NewBudget(maxUnread, s.closedForUnread)
+	var err error
+	s.identities, err = newIdentities(cfg)
+	return s, err
+}
+
+// newIdentities returns the clients that may connect over TLS; nil without TLS.
+func newIdentities(cfg Config) (*auth.Clients, error) {
+	if cfg.TLSAddr == "" {
+		return nil, nil //nolint:nilnil // documented
+	}
+	clients := &auth.Clients{TrustDomain: cfg.TrustDomain, Cluster: cfg.ClusterID}
+	access := cfg.Kubernetes
+	if access == nil && cfg.TLSSecret != nil {
+		access = cfg.TLSSecret.Access
+	}
+	if access != nil {
+		review, err := access.Reviewer(cfg.TokenAudience)
+		if err != nil {
+			return nil, err
+		}
+		clients.Tokens = auth.NewTokens(review)
+	}
+	return clients, nil
+}
+
+// An endpoint is an address on which ADS is served.
+type endpoint struct {
+	flag     string // that sets the address
+	addr     string // as configured; empty for no endpoint
+	listener net.Listener
+	clients  *auth.Clients // the clients that may connect; nil lets everyone, without TLS
+	server   *grpc.Server
+}
+
+// listen opens the listeners of the configured addresses.
+func (s *adsServer) listen(ctx context.Context) ([]*endpoint, error) {
+	var open []*endpoint
+	for _, e := range []*endpoint{
+		{flag: "--grpc-addr", addr: s.cfg.GRPCAddr},
+		{flag: "--tls-addr", addr: s.cfg.TLSAddr, clients: s.identities},
+	} {
+		if e.addr == "" {
+			continue
+		}
+		var lc net.ListenConfig
+		ln, err := lc.Listen(ctx, "tcp", e.addr)
+		if err != nil {
+			closeAll(open)
+			return nil, fmt.Errorf("serving ADS on %s (%s): %w", e.addr, e.flag, err)
+		}
+		e.listener = &boundedListener{
+			Listener: ln, max: int64(s.cfg.MaxClients + spareConns), over: s.push.TooMany,
+			addresses: intake.NewGroup[netip.Addr](s.cfg.MaxClientsPerAddress),
+			full:      func() bool { return s.memory.check(connShare) != nil },
+		}
+		open = append(open, e)
+	}
+	if len(open) == 0 {
+		return nil, errors.New("no address to serve on: set --tls-addr or --grpc-addr")
+	}
+	return open, nil
+}
+
+func closeAll(endpoints []*endpoint) {
+	for _, e := range endpoints {
+		_ = e.listener.Close()
+	}
+}
+
+// serve serves on all endpoints until ctx ends, and returns when their streams have ended.
+func (s *adsServer) serve(ctx context.Context, endpoints []*endpoint) error {
+	failures := make(chan error, len(endpoints))
+	for _, e := range endpoints {
+		e.server = s.newGRPCServer(e)
+		go func() {
+			err := e.server.Serve(e.listener)
+			if errors.Is(err, grpc.ErrServerStopped) {
+				err = nil
+			}
+			if err != nil {
+				err = fmt.Errorf("serving ADS on %s (%s): %w", e.addr, e.flag, err)
+			}
+			failures <- err
+		}()
+	}
+	var err error
+	ended := 0
+	select {
+	case <-ctx.Done():
+	case err = <-failures:
+		ended++
+	}
+	s.push.Stop()
+	var stopping sync.WaitGroup
+	for _, e := range endpoints {
+		stopping.Go(func() { stop(e.server) })
+	}
+	stopping.Wait()
+	s.push.Wait()
+	for ; ended < len(endpoints); ended++ {
+		err = errors.Join(err, <-failures)
+	}
+	return err
+}
+
+// newGRPCServer makes the server of an endpoint.
+func (s *adsServer) newGRPCServer(e *endpoint) *grpc.Server {
+	of := insecure.NewCredentials()
+	if e.clients != nil {
+		of = credentials.NewTLS(s.tls.Config())
+	}
+	srv := grpc.NewServer(append(s.serverOptions(), grpc.StreamInterceptor(s.admit(e.clients)), grpc.Creds(s.unread.Credentials(of)))...)
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, s.push)
+	return srv
+}
+
+// stop waits until the connections have ended, and closes them after stopGrace.
+func stop(srv *grpc.Server) {
+	timer := time.AfterFunc(stopGrace, srv.Stop)
+	defer timer.Stop()
+	srv.GracefulStop()
+}
+
 // serverOptions returns options that bound what clients can occupy, and that end
 // connections from time to time, so that clients spread over replicas.
-func (s *Server) serverOptions() []grpc.ServerOption {
+func (s *adsServer) serverOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		// Clients ping every 30 s or more often. With gRPC's default limit, one ping in 5
 		// minutes, the server would close their connections.
@@ -80,7 +227,7 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 // admit is what happens before a stream of an endpoint is served: a client for which there is no place, or that may
 // not connect, is refused. The context gets the identity of a client that has proven one. The context, and with it the
 // stream, ends when that proof does, so that the client connects again with the next token or certificate.
-func (s *Server) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
+func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx := stream.Context()
 		admitted := &admitted{ServerStream: stream, ctx: ctx, connection: intake.ConnectionOf(ctx)}
@@ -136,7 +283,7 @@ func (a *admitted) RecvMsg(m any) error {
 
 // checkNode returns an error if a node is not of the identity in a context. Without an identity, it may
 // be any.
-func (s *Server) checkNode(ctx context.Context, node *corev3.Node, namespace string) error {
+func (s *adsServer) checkNode(ctx context.Context, node *corev3.Node, namespace string) error {
 	who, ok := ctx.Value(identityKey{}).(auth.Client)
 	if !ok {
 		return nil
@@ -150,19 +297,19 @@ func (s *Server) checkNode(ctx context.Context, node *corev3.Node, namespace str
 
 // refused counts and logs a client that may not connect. The client logs it, too, but its owner may be somebody else.
 // Lines beyond maxRefusals are one a second: everyone can cause them.
-func (s *Server) refused(ctx context.Context, err error) {
+func (s *adsServer) refused(ctx context.Context, err error) {
 	s.push.Refused()
 	s.logRefusal(ctx, err)
 }
 
 // noPlace counts and logs a client for which there is no place, and returns the error.
-func (s *Server) noPlace(ctx context.Context, err error) error {
+func (s *adsServer) noPlace(ctx context.Context, err error) error {
 	s.push.TooMany()
 	s.logRefusal(ctx, err)
 	return err
 }
 
-func (s *Server) logRefusal(ctx context.Context, err error) {
+func (s *adsServer) logRefusal(ctx context.Context, err error) {
 	from := "unknown"
 	if p, ok := peer.FromContext(ctx); ok {
 		from = p.Addr.String()
@@ -173,7 +320,7 @@ func (s *Server) logRefusal(ctx context.Context, err error) {
 }
 
 // closedForUnread counts and logs a connection that was closed because of the requests that it holds.
-func (s *Server) closedForUnread(client net.Addr) {
+func (s *adsServer) closedForUnread(client net.Addr) {
 	s.push.Unread()
 	s.refusals.Do(func() {
 		s.cfg.Logger.Warn("a client's connection is closed: of all addresses, its own holds most of the requests that have arrived in part, and together they are too many",
@@ -187,69 +334,4 @@ func newUnreadMetric(b *intake.Budget) prometheus.Collector {
 		Namespace: "nametap", Subsystem: "discovery", Name: "unread_bytes",
 		Help: "What requests need that have arrived, most of them in part, and that were not read yet.",
 	}, func() float64 { return float64(b.Held()) })
-}
-
-// spareConns is how many connections more than MaxClients there may be, for connections
-// that have no stream yet, or no longer.
-const spareConns = 1000
-
-// boundedListener closes connections beyond bounds, and without memory, as soon as they are accepted.
-type boundedListener struct {
-	net.Listener
-	max       int64 // of all
-	open      atomic.Int64
-	addresses *intake.Group[netip.Addr]
-	over      func()      // called for each connection that is closed
-	full      func() bool // whether there is no memory for another one
-}
-
-// Accept returns the next connection that is within the bounds.
-func (l *boundedListener) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		address := intake.AddressOf(conn.RemoteAddr())
-		switch {
-		case !l.addresses.Take(address):
-			l.over()
-			_ = conn.Close() // the client notices
-			continue
-		case l.open.Add(1) > l.max:
-			l.over()
-		case l.full():
-		default:
-			boundBuffers(conn)
-			return &boundedConn{Conn: conn, listener: l, address: address}, nil
-		}
-		l.open.Add(-1)
-		l.addresses.Give(address)
-		_ = conn.Close() // the client notices
-	}
-}
-
-// boundBuffers bounds what the kernel keeps for a connection.
-func boundBuffers(conn net.Conn) {
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetReadBuffer(socketBuffer) // they fail only if the connection has ended
-		_ = tcp.SetWriteBuffer(socketBuffer)
-	}
-}
-
-// boundedConn is a connection that the listener counts until it is closed.
-type boundedConn struct {
-	net.Conn
-	listener *boundedListener
-	address  netip.Addr
-	once     sync.Once
-}
-
-// Close closes the connection.
-func (c *boundedConn) Close() error {
-	c.once.Do(func() {
-		c.listener.open.Add(-1)
-		c.listener.addresses.Give(c.address)
-	})
-	return c.Conn.Close()
 }

@@ -1,0 +1,251 @@
+package discovery
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
+)
+
+const (
+	defaultGRPCAddr         = "localhost:15010"
+	defaultClusterDomain    = "cluster.local"
+	defaultServiceExportTo  = "*"
+	defaultTokenAudience    = "istio-ca"
+	defaultMaxClients       = 20000
+	defaultMaxPerAddress    = 250
+	defaultClusterTimeout   = 20 * time.Second
+	defaultAckTimeout       = 2 * time.Minute
+	defaultMaxConnectionAge = 30 * time.Minute
+	defaultDebounce         = 30 * time.Millisecond
+)
+
+// Config configures a [Server].
+type Config struct {
+	// ConfigDir is the directory of objects. It must exist when the server starts, unless
+	// StateDir holds the last good objects. "" means that no directory is read.
+	ConfigDir string
+	// Kubernetes is the API server whose objects are read, see package clusters; nil means that none
+	// is. With ConfigDir, an object in the directory is used instead of the same one of the API
+	// server.
+	Kubernetes source.API
+	// GRPCAddr is the "host:port" on which ADS is served in plaintext, to everyone. Port 0 means a
+	// free port, "" that it is not.
+	GRPCAddr string
+	// TLSAddr is the "host:port" on which ADS is served over TLS, to clients that prove their
+	// identity. "" means that it is not.
+	TLSAddr string
+	// TLS are the files of the server's certificate and of the authorities of clients'.
+	TLS auth.Files
+	// TLSSecret is the Secret of the server's certificate, instead of files; nil for files.
+	TLSSecret *TLSSecret
+	// Certificate is true if the caller serves something with the certificate of the server, too.
+	Certificate bool
+	// TokenAudience is the audience of clients' tokens, which the Kubernetes API reviews; ""
+	// means "istio-ca".
+	TokenAudience string
+	// TrustDomain is the domain of clients' certificates; "" means ClusterDomain.
+	TrustDomain string
+	// ClusterID is what clients may claim as their cluster; "" means anything.
+	ClusterID string
+	// Lease is that whose holder writes automatic VIPs to the status of ServiceEntries, so that all
+	// replicas give a host the same. Without one, none are written.
+	Lease source.Lease
+	// Identity names this replica in the Lease, and in what is shown of clients; "" means the name of the machine.
+	Identity string
+	// ClusterDomain is the domain of Services; "" means "cluster.local".
+	ClusterDomain string
+	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh, at the API server,
+	// and of the default Sidecar if these settings name no other; "" means "istio-system".
+	RootNamespace string
+	// DefaultServiceExportTo are the namespaces that see the hosts of Services and ServiceEntries without
+	// an exportTo, if the settings of the mesh do not say that: names, ".", "*" or "~", separated by
+	// commas. "" means "*".
+	DefaultServiceExportTo string
+	// ClustersNamespace is the namespace, at the API server, of the Secrets with kubeconfigs of other
+	// clusters, whose hosts are served, too. "" means that there are none.
+	ClustersNamespace string
+	// HeadlessScope tells which clients get the endpoints of headless Services that do not set it;
+	// 0 means the clients in the network of the endpoints.
+	HeadlessScope object.HeadlessScope
+	// ClusterTimeout is how long another cluster that cannot be read keeps the server from being
+	// ready. 0 means 20 s.
+	ClusterTimeout time.Duration
+	// AllowEmpty permits a directory without any object. If it is false, the server is not
+	// ready before it has an object, and keeps the last good objects when the directory
+	// becomes empty.
+	AllowEmpty bool
+	// StateDir is the directory in which automatic VIPs and the last good form of all
+	// objects are saved. It is created if it does not exist. "" keeps both in memory: after
+	// a restart, hosts that prefer the same VIP may exchange it, and a broken object has no
+	// last good form.
+	StateDir string
+	// Debounce is how long changes are collected before they are served. Two reads of the directory, that
+	// time apart, must find the same; during continuous edits the tenth is used. 0 means 30 ms.
+	Debounce time.Duration
+	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
+	MaxClients int
+	// MaxClientsPerAddress bounds the connections, and the streams, of clients at one IP address at a time, and how
+	// many of each may begin within a minute. 0 means 250.
+	MaxClientsPerAddress int
+	// MemoryLimit is the number of bytes that the process may use. Clients are refused while it uses nearly all of them.
+	// 0 means that there is no limit.
+	MemoryLimit int64
+	// AckTimeout is how long a client may take to acknowledge a push before the server
+	// ends its stream. 0 means 2 minutes.
+	AckTimeout time.Duration
+	// MaxConnectionAge is the age, give or take a tenth, at which the client of a
+	// connection is asked to connect again. 0 means 30 minutes.
+	MaxConnectionAge time.Duration
+	// Logger is for logs; nil discards them.
+	Logger *slog.Logger
+	// Registerer is for the metrics; nil means that they are not registered.
+	Registerer prometheus.Registerer
+}
+
+// DefaultConfig returns the Config of nametap-discovery without flags. The source of objects is
+// missing.
+func DefaultConfig() Config {
+	cfg := Config{StateDir: "/var/lib/nametap-discovery", GRPCAddr: defaultGRPCAddr}
+	return cfg.withDefaults()
+}
+
+// withDefaults returns c with defaults for the zero values.
+func (c Config) withDefaults() Config {
+	if c.Identity == "" {
+		c.Identity, _ = os.Hostname() // [Server.newWriter] fails without a name
+	}
+	if c.ClusterDomain == "" {
+		c.ClusterDomain = defaultClusterDomain
+	}
+	if c.RootNamespace == "" {
+		c.RootNamespace = object.DefaultRootNamespace
+	}
+	if c.DefaultServiceExportTo == "" {
+		c.DefaultServiceExportTo = defaultServiceExportTo
+	}
+	if c.TokenAudience == "" {
+		c.TokenAudience = defaultTokenAudience
+	}
+	if c.TrustDomain == "" {
+		c.TrustDomain = c.ClusterDomain
+	}
+	if c.HeadlessScope == 0 {
+		c.HeadlessScope = object.ScopeNetwork
+	}
+	if c.ClusterTimeout <= 0 {
+		c.ClusterTimeout = defaultClusterTimeout
+	}
+	if c.Debounce <= 0 {
+		c.Debounce = defaultDebounce
+	}
+	if c.MaxClients <= 0 {
+		c.MaxClients = defaultMaxClients
+	}
+	if c.MaxClientsPerAddress <= 0 {
+		c.MaxClientsPerAddress = defaultMaxPerAddress
+	}
+	if c.AckTimeout <= 0 {
+		c.AckTimeout = defaultAckTimeout
+	}
+	if c.MaxConnectionAge <= 0 {
+		c.MaxConnectionAge = defaultMaxConnectionAge
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	if c.ConfigDir == "" && c.Kubernetes == nil {
+		return errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
+			"or the file with the access to the Kubernetes API (--kubeconfig)")
+	}
+	if c.Lease != (source.Lease{}) && c.Kubernetes == nil {
+		return errors.New("automatic VIPs are written to objects of the Kubernetes API only: name a file with its access (--kubeconfig), or leave --lease away")
+	}
+	if !object.IsHost(c.ClusterDomain) {
+		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
+	}
+	if c.ClustersNamespace != "" && c.Kubernetes == nil {
+		return errors.New("the Secrets of other clusters are at the Kubernetes API: name the file with the access to it (--kubeconfig), or no namespace (--clusters-namespace)")
+	}
+	if !object.IsLabel(c.RootNamespace) {
+		return fmt.Errorf("root namespace %q: want a name such as %s (--root-namespace)", c.RootNamespace, object.DefaultRootNamespace)
+	}
+	if _, err := object.ParseExportTo(c.DefaultServiceExportTo, ""); err != nil {
+		return fmt.Errorf("default exportTo of Services: %w (--default-service-export-to)", err)
+	}
+	return nil
+}
+
+// servesTLS reports whether something is served over TLS.
+func (c Config) servesTLS() bool { return c.TLSAddr != "" || c.Certificate }
+
+// validateTLS returns an error unless there is a certificate for what is served over TLS.
+func (c Config) validateTLS() error {
+	inFiles, given := c.TLS.Certificate != "" && c.TLS.Key != "", c.TLS.Certificate != "" || c.TLS.Key != ""
+	switch {
+	case c.TLSSecret != nil && given:
+		return errors.New("two certificates for TLS: set --tls-secret, or --tls-cert and --tls-key")
+	case c.TLSSecret != nil && !c.servesTLS():
+		return errors.New("the certificate in --tls-secret is for --tls-addr: set both")
+	case c.servesTLS() && c.TLSSecret == nil && !inFiles:
+		return errors.New("TLS needs a certificate and its key: set --tls-cert and --tls-key, or --tls-secret")
+	}
+	if c.TLSSecret == nil {
+		return nil
+	}
+	for _, name := range c.TLSSecret.DNSNames {
+		if !object.IsHost(name) {
+			return fmt.Errorf("name of the server %q: want a DNS name (--tls-names)", name)
+		}
+	}
+	return nil
+}
+
+// newHosts returns no hosts of a number of sources. The automatic VIPs are allocated in vips.
+func (c Config) newHosts(sources int, vips *hosts.VIPs) *hosts.Hosts {
+	h := hosts.New(c.ClusterDomain, sources, vips)
+	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: object.SplitScopes(c.DefaultServiceExportTo)})
+	h.SetHeadlessScope(c.HeadlessScope)
+	return h
+}
+
+// A TLSSecret is the Secret in which replicas keep the certificate that they share.
+type TLSSecret struct {
+	// Access says how to reach the API server.
+	Access source.API
+	// Namespace and Name name the Secret.
+	Namespace, Name string
+	// DNSNames are the names in the certificate. Empty means the names of the Service
+	// "nametap-discovery" in the namespace of the Secret.
+	DNSNames []string
+	// ConfigMap is the name of the ConfigMaps that get the root certificate, one in each namespace; ""
+	// means none.
+	ConfigMap string
+	// Webhook is the name of the MutatingWebhookConfiguration that gets the root certificate; "" means
+	// none.
+	Webhook string
+}
+
+// serviceName is the name of the Service of deploy/kubernetes/discovery.yaml.
+const serviceName = "nametap-discovery"
+
+// names returns the names in the certificate.
+func (s *TLSSecret) names(clusterDomain string) []string {
+	if len(s.DNSNames) > 0 {
+		return s.DNSNames
+	}
+	name := serviceName + "." + s.Namespace
+	return []string{name + ".svc", name, name + ".svc." + clusterDomain}
+}

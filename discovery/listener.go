@@ -1,0 +1,79 @@
+package discovery
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/nametap/nametap/discovery/intake"
+)
+
+// spareConns is how many connections more than MaxClients there may be, for connections
+// that have no stream yet, or no longer.
+const spareConns = 1000
+
+// boundedListener closes connections beyond bounds, and without memory, as soon as they are accepted.
+type boundedListener struct {
+	net.Listener
+	max       int64 // of all
+	open      atomic.Int64
+	addresses *intake.Group[netip.Addr]
+	over      func()      // called for each connection that is closed
+	full      func() bool // whether there is no memory for another one
+}
+
+// Accept returns the next connection that is within the bounds.
+func (l *boundedListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		address := intake.AddressOf(conn.RemoteAddr())
+		switch {
+		case !l.addresses.Take(address):
+			l.over()
+			_ = conn.Close() // the client notices
+			continue
+		case l.open.Add(1) > l.max:
+			l.over()
+		case l.full():
+		default:
+			boundBuffers(conn)
+			return &boundedConn{Conn: conn, listener: l, address: address}, nil
+		}
+		l.open.Add(-1)
+		l.addresses.Give(address)
+		_ = conn.Close() // the client notices
+	}
+}
+
+// socketBuffer bounds what the kernel keeps for a connection in each direction, in bytes, of which it takes twice as
+// many. Otherwise it keeps 4 MiB for a client that does not read: 160 of them took 256 MiB of the memory limit.
+const socketBuffer = 64 << 10
+
+// boundBuffers bounds what the kernel keeps for a connection.
+func boundBuffers(conn net.Conn) {
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetReadBuffer(socketBuffer) // they fail only if the connection has ended
+		_ = tcp.SetWriteBuffer(socketBuffer)
+	}
+}
+
+// boundedConn is a connection that the listener counts until it is closed.
+type boundedConn struct {
+	net.Conn
+	listener *boundedListener
+	address  netip.Addr
+	once     sync.Once
+}
+
+// Close closes the connection.
+func (c *boundedConn) Close() error {
+	c.once.Do(func() {
+		c.listener.open.Add(-1)
+		c.listener.addresses.Give(c.address)
+	})
+	return c.Conn.Close()
+}
