@@ -37,7 +37,7 @@ func NewClient(config Config) *Client {
 		config.Clock = clock.New()
 	}
 	c := &Client{servers: make(map[Spec]*server), elsewhere: newElsewhere()}
-	c.shared.config, c.tickets, c.probes = config, tls.NewLRUClientSessionCache(0), make(map[[probeLen]byte]*loopProbe)
+	c.config, c.tickets, c.probes = config, tls.NewLRUClientSessionCache(0), make(map[[probeLen]byte]*loopProbe)
 	c.shared.sweep = c.sweep
 	c.Configure(config)
 	c.context, c.cancel = context.WithCancel(context.Background())
