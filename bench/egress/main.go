@@ -2,7 +2,7 @@
 // mode and nginx with its stream module, which proxy the same connections to the same server.
 //
 // It needs root, ip, iptables, haproxy, nginx and nginx's stream module, and works in network namespaces of its own: one with
-// the clients and the proxies, one with the server. It prints medians of rounds in which the proxies take
+// the clients and the proxies, one with the server. A relay of some lines of Go shows what of the cost is Go's. It prints medians of rounds in which the proxies take
 // turns, and their ratios.
 package main
 
@@ -38,6 +38,7 @@ const (
 	haproxyPort = 9001 // and the next ones, for the ports of the server
 	nginxPort   = 9101
 	prereadPort = 9201
+	relayPort   = 9301
 )
 
 // options are the options of the command.
@@ -45,6 +46,7 @@ type options struct {
 	rounds, connects, idle int
 	bytes                  int64
 	binary                 string
+	hold                   bool
 }
 
 func main() {
@@ -55,6 +57,7 @@ func main() {
 	flag.IntVar(&o.idle, "idle", 4200, "idle connections, for which each proxy needs two descriptors; 0 leaves this out")
 	flag.Int64Var(&o.bytes, "bytes", 4<<30, "bytes of a stream; 0 leaves streams out")
 	flag.StringVar(&o.binary, "nametap", "", "path of the agent (default: it is built)")
+	flag.BoolVar(&o.hold, "hold", false, "only start everything, and print processes and addresses, for profilers and strace")
 	flag.Parse()
 	var err error
 	switch *role {
@@ -62,6 +65,8 @@ func main() {
 		err = enter()
 	case "server":
 		err = serve()
+	case "relay":
+		err = relay(flag.Args())
 	case "asker":
 		err = ask()
 	default:

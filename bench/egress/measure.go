@@ -42,7 +42,7 @@ func measure(o options) error {
 	if err != nil {
 		return err
 	}
-	redirectedHAProxy, err := redirected(haproxy)
+	redirectedHAProxy, err := redirected(haproxy, "240.241.0.1")
 	if err != nil {
 		return err
 	}
@@ -50,17 +50,28 @@ func measure(o options) error {
 	if err != nil {
 		return err
 	}
-	all := []*proxy{direct, haproxy, nginx, nametap}
+	relay, err := s.relay()
+	if err != nil {
+		return err
+	}
+	redirectedRelay, err := redirected(relay, "240.241.0.2")
+	if err != nil {
+		return err
+	}
+	all := []*proxy{direct, haproxy, nginx, relay, nametap}
+	if o.hold {
+		return hold([]*proxy{direct, haproxy, redirectedHAProxy, nginx, relay, redirectedRelay, nametap})
+	}
 	// The streams are first because the agent drops conntrack entries for 30 s after a change of its rules.
 	if o.bytes > 0 {
 		if err := streams(o, all); err != nil {
 			return err
 		}
 	}
-	if err := besideDNS(o, []*proxy{direct, haproxy, nametap}); err != nil {
+	if err := besideDNS(o, []*proxy{direct, haproxy, relay, nametap}); err != nil {
 		return err
 	}
-	if err := connections(o, "new connection to the first byte, the server speaks first", echoPort, nil, []*proxy{direct, haproxy, redirectedHAProxy, nametap}); err != nil {
+	if err := connections(o, "new connection to the first byte, the server speaks first", echoPort, nil, []*proxy{direct, haproxy, redirectedHAProxy, redirectedRelay, nametap}); err != nil {
 		return err
 	}
 	hello, err := clientHello()
@@ -74,6 +85,20 @@ func measure(o options) error {
 		return idle(o, []*proxy{haproxy, nginx, nametap})
 	}
 	return nil
+}
+
+// hold prints where clients reach the proxies, and waits for a line.
+func hold(proxies []*proxy) error {
+	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	for _, p := range proxies {
+		fmt.Fprintf(out, "%s\tpid %d\t%v\n", p.name, p.pid, p.addrs)
+	}
+	fmt.Fprintf(out, "namespace\tpid %d\n", os.Getpid())
+	if err := out.Flush(); err != nil {
+		return err
+	}
+	_, err := os.Stdin.Read(make([]byte, 1))
+	return err
 }
 
 // median returns the median of the values.

@@ -117,21 +117,19 @@ func (s *stage) write(name, text string) (string, error) {
 	return path, os.WriteFile(path, []byte(text), 0o644)
 }
 
-// redirectedIP is an address that a rule redirects to a proxy, as those of nametap do for VIPs.
-const redirectedIP = "240.241.0.1"
-
-// redirected returns a proxy that clients reach by a rule.
-func redirected(p *proxy) (*proxy, error) {
+// redirected returns a proxy that clients reach at an address that a rule redirects to it, as those of nametap do for
+// VIPs.
+func redirected(p *proxy, ip string) (*proxy, error) {
 	r := &proxy{name: p.name + ", redirected", pid: p.pid, addrs: map[int]string{}}
 	for port, addr := range p.addrs {
 		_, to, err := net.SplitHostPort(addr)
 		if err != nil {
 			return nil, err
 		}
-		if err := run("iptables", "-t", "nat", "-A", "OUTPUT", "-d", redirectedIP, "-p", "tcp", "--dport", strconv.Itoa(port), "-j", "REDIRECT", "--to-ports", to); err != nil {
+		if err := run("iptables", "-t", "nat", "-A", "OUTPUT", "-d", ip, "-p", "tcp", "--dport", strconv.Itoa(port), "-j", "REDIRECT", "--to-ports", to); err != nil {
 			return nil, err
 		}
-		r.addrs[port] = fmt.Sprintf("%s:%d", redirectedIP, port)
+		r.addrs[port] = fmt.Sprintf("%s:%d", ip, port)
 	}
 	return r, nil
 }
