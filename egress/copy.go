@@ -3,162 +3,304 @@ package egress
 import (
 	"errors"
 	"io"
-	"net"
-	"sync"
+	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// bufferSize is the size in bytes of the buffers for directions that are not busy. A direction is
-	// busy while its source has as many bytes waiting.
+	// bufferSize is how many bytes a direction moves at a time that is not busy. It is busy after it has moved as many.
 	bufferSize = 16 << 10
-	// chunkSize is how many bytes a busy direction moves at a time, through a pipe within the kernel: the size of the
-	// pipes of net. maxPipes bounds those that wait for their destination meanwhile. It is less than the number of
-	// such pipes that the kernel gives a user without privileges (fs.pipe-user-pages-soft, 64).
+	// chunkSize is how many bytes a busy direction moves at a time, through a pipe within the kernel: then it is another
+	// connection's turn. It is the size of the pipes. maxPipes bounds those that wait for their destination meanwhile. It
+	// is less than the number of such pipes that the kernel gives a user without privileges (fs.pipe-user-pages-soft, 64).
 	chunkSize = 1 << 20
 	maxPipes  = 32
 )
 
-// A pair is a client's connection and the host's, joined. Two goroutines copy its directions.
+// A copier copies the data of connections. It belongs to a loop.
+type copier struct {
+	*loop
+
+	buffer [bufferSize]byte
+	pipes  []*pipe // that are empty
+	made   int     // pipes
+}
+
+// A pipe is a pipe within the kernel.
+type pipe struct {
+	r, w int
+	held int // bytes
+}
+
+// takePipe returns an empty pipe, nil if there are too many.
+func (c *copier) takePipe() *pipe {
+	if last := len(c.pipes) - 1; last >= 0 {
+		p := c.pipes[last]
+		c.pipes = c.pipes[:last]
+		return p
+	}
+	var ends [2]int
+	if c.made == maxPipes || unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+		return nil
+	}
+	c.made++
+	_, _ = unix.FcntlInt(uintptr(ends[1]), unix.F_SETPIPE_SZ, chunkSize) // a smaller one is slower
+	return &pipe{r: ends[0], w: ends[1]}
+}
+
+// leavePipe takes a pipe back. One that is not empty is closed.
+func (c *copier) leavePipe(p *pipe) {
+	if p.held == 0 {
+		c.pipes = append(c.pipes, p)
+		return
+	}
+	c.made--
+	_, _ = unix.Close(p.r), unix.Close(p.w)
+}
+
+// close closes the pipes.
+func (c *copier) closePipes() {
+	for _, p := range c.pipes {
+		_, _ = unix.Close(p.r), unix.Close(p.w)
+	}
+}
+
+// A pair is a client's connection and the host's, joined.
 type pair struct {
-	server       *Server
-	client, host *net.TCPConn
-	up, down     direction    // from the client to the host, and back
-	running      atomic.Int32 // directions
-	abort        func()       // resets both connections; may be called any number of times
-	half         bool         // known to have ended in one direction; of the sweep
-	done         func()
-	failed       atomic.Bool
+	*copier
+
+	client, host *socket
+	up, down     direction     // from the client to the host, and back
+	last         time.Time     // when data was moved last
+	probes       time.Duration // while idle, the time until the kernel probes the peers; 0 if it does not
+	failed       bool
+	done         func(*pair) // nil after the end
 }
 
 // A direction copies from one connection to the other one.
 type direction struct {
-	from, to *net.TCPConn
-	fromRaw  syscall.RawConn
+	from, to *socket
 	copied   *atomic.Int64
-	ended    atomic.Bool // the destination was told the end of the data
+	rest     []byte // that was read, and not yet written
+	pipe     *pipe  // with what was read and not yet written, if busy
+	busy     bool
+	ended    bool // the destination was told the end of the data
+	over     bool // ended or failed
 }
 
-// join copies in both directions until both have ended, and returns at once. If one of the connections
-// fails, the other one is reset. What was read from the client before is sent first. done is called when both
-// connections are closed.
-func (s *Server) join(client *net.TCPConn, t target, c *counts, done func()) {
-	p := &pair{server: s, client: client, host: t.conn, done: done}
-	p.up.from, p.up.to, p.up.copied = client, t.conn, &c.sent
-	p.down.from, p.down.to, p.down.copied = t.conn, client, &c.received
-	p.abort = sync.OnceFunc(func() {
-		reset(client)
-		reset(t.conn)
-	})
-	p.running.Store(2)
-	var err, downErr error
-	p.up.fromRaw, err = client.SyscallConn()
-	p.down.fromRaw, downErr = t.conn.SyscallConn()
-	if err != nil || downErr != nil || !s.joined(client, p) {
-		p.abort()
-	}
-	s.running.Go(func() { p.copy(&p.up, &p.down, t.first) })
-	s.running.Go(func() { p.copy(&p.down, &p.up, nil) }) // not here: the stack of this goroutine has grown
+// newPair returns a pair, which copies in both directions until both have ended, from the first call of move on. If one
+// of the connections fails, the other one is reset. What was read from the client before is sent first. When both
+// connections are closed, done is called.
+func (c *copier) newPair(client, host *socket, first []byte, n *counts, done func(*pair)) *pair {
+	p := &pair{copier: c, client: client, host: host, last: c.now, done: done}
+	p.up = direction{from: client, to: host, copied: &n.sent, rest: first}
+	p.down = direction{from: host, to: client, copied: &n.received}
+	client.on, host.on = p.move, p.move
+	return p
 }
 
-// copy runs one direction to its end, and closes the connections at the end of both.
-func (p *pair) copy(d, other *direction, first []byte) {
-	err := p.move(d, first)
-	if err == nil && !other.ended.Load() {
-		// A reset is read as an end if a write has got the error. After the end of both directions, a connection looks the same.
-		if failed := failure(d.fromRaw); !other.ended.Load() {
-			err = failed
-		}
-	}
-	if err == nil {
-		d.ended.Store(true)
-		if !other.ended.Load() { // else the connections are closed
-			err = d.to.CloseWrite()
-		}
-	}
-	if err != nil {
-		p.failed.Store(true)
-	}
-	switch last := p.running.Add(-1) == 0; {
-	case last:
-		if p.failed.Load() {
-			p.abort()
-		}
-		_, _ = p.client.Close(), p.host.Close() // both have sent all and received all, or were reset
-		p.done()
-	case err == nil:
-	case !other.ended.Load() && failure(other.fromRaw) != nil:
-		// The other direction passes on what the destination sent before its reset.
-	default:
+// move moves what can be moved, one chunk in each direction at most.
+func (p *pair) move() {
+	again := p.run(&p.up, &p.down)
+	again = p.run(&p.down, &p.up) || again
+	switch {
+	case p.up.over && p.down.over:
+	case again:
+		p.again = append(p.again, p.move)
+	case p.client.failed && !p.down.over, p.host.failed && p.down.over:
+		// What the host sent before its reset is still passed on.
 		p.abort()
 	}
 }
 
-// move copies until the source has ended its data, or until one of the two connections has failed. While the source has
-// nothing to send, it holds neither a buffer nor a pipe, as io.Copy would.
-func (p *pair) move(d *direction, first []byte) error {
-	n, err := d.to.Write(first)
-	d.copied.Add(int64(n))
-	for busy := false; err == nil; {
-		if busy {
-			busy, err = p.moveChunk(d)
-			p.server.look.atIntervals(time.Since(p.server.began))
-			continue
-		}
-		var buffer *[bufferSize]byte
-		var n int
-		var readErr error
-		if err := d.fromRaw.Read(func(fd uintptr) bool {
-			buffer = p.server.buffers.Get().(*[bufferSize]byte)
-			n, readErr = retry(func() (int, error) { return unix.Read(int(fd), buffer[:]) }) //nolint:gosec // a descriptor
-			if !errors.Is(readErr, unix.EAGAIN) {
-				return true
-			}
-			p.server.buffers.Put(buffer)
-			return false
-		}); err != nil {
-			return err
-		}
+// run moves up to a chunk in one direction. It reports whether there may be more to move.
+func (p *pair) run(d, other *direction) (again bool) {
+	for left := chunkSize; !d.over; {
+		n, err := p.moveSome(d)
+		left -= n
 		if n > 0 {
-			n, err = d.to.Write(buffer[:n])
-			d.copied.Add(int64(n))
+			p.last = p.now
 		}
-		p.server.buffers.Put(buffer)
-		if n <= 0 {
-			return errors.Join(readErr, err)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return false
+		case err != nil:
+			p.end(d, other, err)
+		case left <= 0:
+			return true
 		}
-		busy = n == bufferSize
 	}
-	return err
+	return false
 }
 
-// moveChunk moves the bytes that wait in the source, unless these are few or there are too many pipes: then the direction
-// is no longer busy.
-func (p *pair) moveChunk(d *direction) (busy bool, err error) {
-	waiting := 0
-	if err := d.fromRaw.Control(func(fd uintptr) {
-		waiting, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) //nolint:gosec // a descriptor; 0 after an error
-	}); err != nil {
-		return false, err
+// end ends a direction: by the end of its data, which is passed on, or by an error.
+func (p *pair) end(d, other *direction, err error) {
+	d.over, p.last = true, p.now
+	if errors.Is(err, io.EOF) && !d.from.failed { // a reset is read as an end if a write has got the error
+		d.ended = true
+		err = nil
+		if !other.over {
+			err = unix.Shutdown(d.to.fd, unix.SHUT_WR)
+		}
 	}
-	if waiting < bufferSize || !p.server.pipes.TryAcquire(1) {
-		return false, nil
+	p.failed = p.failed || err != nil
+	switch {
+	case other.over:
+		p.close()
+	case err != nil && d.to.failed && !d.from.failed:
+		// The other direction passes on what the destination sent before its reset.
+	case err != nil:
+		p.abort()
 	}
-	defer p.server.pipes.Release(1)
-	n, err := d.to.ReadFrom(&io.LimitedReader{R: d.from, N: int64(min(waiting, chunkSize))})
-	d.copied.Add(n)
-	return true, err
 }
 
-// retry calls call until it is not interrupted by a signal.
-func retry(call func() (int, error)) (int, error) {
-	for {
-		if n, err := call(); !errors.Is(err, unix.EINTR) {
-			return n, err
+// abort resets both connections. After the end it does nothing.
+func (p *pair) abort() {
+	if p.done == nil {
+		return
+	}
+	p.failed, p.up.over, p.down.over = true, true, true
+	p.close()
+}
+
+// close closes the connections after both directions are over.
+func (p *pair) close() {
+	end := p.loop.close
+	if p.failed {
+		end = p.reset
+	}
+	end(p.client)
+	end(p.host)
+	for _, d := range []*direction{&p.up, &p.down} {
+		if d.pipe != nil {
+			p.leavePipe(d.pipe)
+			d.pipe = nil
+		}
+	}
+	p.done(p)
+	p.done = nil
+}
+
+// moveSome moves some bytes. The error is EAGAIN if the source has none, or the destination has no room.
+func (p *pair) moveSome(d *direction) (n int, err error) {
+	switch {
+	case !d.to.writable:
+		return 0, unix.EAGAIN
+	case len(d.rest) > 0:
+		n, err = p.write(d, d.rest)
+		d.rest = d.rest[n:]
+		return n, err
+	case d.pipe != nil:
+		return p.empty(d)
+	case !d.from.readable:
+		return 0, unix.EAGAIN
+	case d.busy:
+		return p.fill(d)
+	}
+	n, err = p.read(d, func() (int, error) { return unix.Read(d.from.fd, p.buffer[:]) })
+	if err != nil {
+		return 0, err
+	}
+	d.busy = n == bufferSize
+	d.from.readable = d.busy || d.from.ending // else all was read
+	written, err := p.write(d, p.buffer[:n])
+	if d.rest = nil; written < n && (err == nil || errors.Is(err, unix.EAGAIN)) {
+		d.rest = slices.Clone(p.buffer[written:n])
+	}
+	return written, err
+}
+
+// read calls f, which reads from the source. At the end of the data, the error is EOF.
+func (p *pair) read(d *direction, f func() (int, error)) (int, error) {
+	n, err := retry(f)
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		d.from.readable = false
+	case err != nil:
+		d.from.failed = true
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, err
+}
+
+// write writes to the destination.
+func (p *pair) write(d *direction, b []byte) (int, error) {
+	return p.put(d, func() (int, error) { return unix.Write(d.to.fd, b) })
+}
+
+// put calls f, which writes to the destination.
+func (p *pair) put(d *direction, f func() (int, error)) (int, error) {
+	n, err := retry(f)
+	n = max(n, 0)
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		p.full(d.to)
+	case err != nil:
+		d.to.failed = true
+	}
+	d.copied.Add(int64(n))
+	return n, err
+}
+
+// fill moves a chunk from the source to a pipe, and from there to the destination.
+func (p *pair) fill(d *direction) (n int, err error) {
+	pipe := p.takePipe()
+	if pipe == nil {
+		d.busy = false
+		return 0, nil
+	}
+	pipe.held, err = p.read(d, func() (int, error) { return splice(d.from.fd, pipe.w, chunkSize) })
+	if err != nil {
+		pipe.held = 0
+		p.leavePipe(pipe)
+		d.busy = false
+		return 0, err
+	}
+	d.busy = pipe.held >= bufferSize
+	d.pipe = pipe
+	return p.empty(d)
+}
+
+// empty moves what a pipe holds to the destination.
+func (p *pair) empty(d *direction) (int, error) {
+	n, err := p.put(d, func() (int, error) { return splice(d.pipe.r, d.to.fd, d.pipe.held) })
+	if d.pipe.held -= n; d.pipe.held == 0 {
+		p.leavePipe(d.pipe)
+		d.pipe = nil
+	}
+	return n, err
+}
+
+// splice moves up to n bytes, of which a pipe is one end.
+func splice(from, to, n int) (int, error) {
+	moved, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+	return int(moved), err
+}
+
+// probe sets after what time without data the kernel probes both peers: one that has vanished is noticed after about five
+// minutes. It probes more often once data has ended in one direction. Connection tracking forgets such a connection after
+// 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules then no longer translate its addresses, so what
+// the host sends does not reach the client.
+func (p *pair) probe() {
+	const interval, count = 20 * time.Second, 6
+	idle := 3 * time.Minute
+	if p.up.ended || p.down.ended {
+		idle = interval
+	}
+	if p.probes == idle {
+		return
+	}
+	p.probes = idle
+	for _, s := range []*socket{p.client, p.host} {
+		for _, o := range [][3]int{
+			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(idle.Seconds())},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(interval.Seconds())}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, count},
+		} {
+			_ = unix.SetsockoptInt(s.fd, o[0], o[1], o[2]) // without it, the idle timeout is left
 		}
 	}
 }

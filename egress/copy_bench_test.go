@@ -9,10 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
-
-	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // peerAddr is the variable with the address that a process of this test connects to as the client of a stream.
@@ -72,11 +69,18 @@ func bePeer(addr string) {
 func BenchmarkCopy(b *testing.B) {
 	copiers := map[string]func(client, host *net.TCPConn){
 		"own": func(client, host *net.TCPConn) {
-			s := &Server{conns: map[*net.TCPConn]*pair{}, pipes: semaphore.NewWeighted(maxPipes)}
-			s.buffers.New = func() any { return new([bufferSize]byte) }
-			ended := make(chan struct{})
-			s.join(client, target{name: wire.Root, conn: host}, &counts{}, func() { close(ended) })
-			<-ended
+			l, err := newLoop()
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.end()
+			c, ended := &copier{loop: l}, false
+			defer c.closePipes()
+			p := c.newPair(watched(b, l, client), watched(b, l, host), nil, &counts{}, func(*pair) { ended = true })
+			p.move()
+			if err := l.run(func() bool { return ended }); err != nil {
+				b.Fatal(err)
+			}
 		},
 		"io.Copy": func(client, host *net.TCPConn) {
 			byIO(client, host, func(to, from *net.TCPConn) { _, _ = io.Copy(to, from) })
@@ -104,6 +108,27 @@ func BenchmarkCopy(b *testing.B) {
 			b.ReportMetric(float64(used)/float64(b.N)*1e9/streamSize/1e6, "cpu-ms/GB")
 		})
 	}
+}
+
+// watched returns a connection as a socket of a loop, and closes it.
+func watched(tb testing.TB, l *loop, conn *net.TCPConn) *socket {
+	tb.Helper()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	fd := -1
+	if controlErr := raw.Control(func(from uintptr) { fd, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 0) }); controlErr != nil || err != nil {
+		tb.Fatal(controlErr, err)
+	}
+	if err := conn.Close(); err != nil {
+		tb.Fatal(err)
+	}
+	s, err := l.watch(fd, eventsOfConn, nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
 }
 
 // byIO copies in both directions until both have ended.

@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,217 +30,251 @@ const (
 	maxListedErrors = 8
 )
 
-// A dialing connects to the first of some addresses that accepts. [net.Dialer] connects to each: of several, it would
-// try those of a family one after the other, each for its share of the timeout.
+// A dialer connects to hosts. It belongs to a loop.
+type dialer struct {
+	config *Config
+	guard  *guard
+	beside int64 // attempts that may be made beside the first ones of connections: each takes a descriptor
+}
+
+// A dialing connects to the first of some addresses that accepts (RFC 8305).
 type dialing struct {
-	server  *Server
-	any     bool                // also forbidden addresses
-	addrs   chan netip.AddrPort // closed after the last one
-	running sync.WaitGroup      // of attempts beside the first one, and of lookups
-	won     func()              // ends all attempts
+	*dialer
+	*task
 
-	mu     sync.Mutex
-	conn   *net.TCPConn
-	failed []error // of attempts
-	lost   []error // of lookups
+	any     bool             // also forbidden addresses
+	lookups int              // that have not ended
+	cancel  func()           // ends them; nil without any
+	early   []netip.AddrPort // found, but these wait for the results of other lookups until hold
+	hold    time.Time
+	addrs   []netip.AddrPort // to dial
+	inTurn  bool             // the families
+	tried   []*attempt       // that have not ended
+	next    time.Time        // when an address is dialled beside those
+	failed  []error          // of attempts
+	lost    []error          // of lookups
 }
 
-// race connects to one of the targets; any allows all addresses. The error is a refusal.
-func (s *Server) race(ctx context.Context, targets []endpoint, any bool) (*net.TCPConn, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	d := &dialing{server: s, any: any, won: cancel}
-	lookups, n := s.lookUp(ctx, targets)
-	if len(lookups) == n { // all are cached
-		var all []netip.AddrPort
-		for range n {
-			all = append(all, d.take(<-lookups)...)
-		}
-		d.addrs = make(chan netip.AddrPort, len(all))
-		d.offer(ctx, all, len(targets) == 1)
-		close(d.addrs)
-	} else {
-		d.addrs = make(chan netip.AddrPort)
-		d.running.Go(func() { d.follow(ctx, lookups, n, len(targets) == 1) })
-	}
-	d.dialNext(ctx)
-	d.running.Wait()
-	if d.conn == nil {
-		return nil, d.refusal(targets)
-	}
-	return d.conn, nil
+// An attempt is one to connect to an address.
+type attempt struct {
+	*socket
+
+	addr   netip.AddrPort
+	beside bool // another one
 }
 
-// dialNext dials one address after the other until one accepts. While an attempt takes longer than attemptDelay,
-// another goroutine dials the next ones, unless the server makes too many such attempts: each takes a descriptor.
-func (d *dialing) dialNext(ctx context.Context) {
-	for addr := range d.addrs {
-		if ctx.Err() != nil {
-			d.end(nil, ctx.Err())
-			return
+// dial connects to one of the targets before a time; any allows all addresses. The task waits meanwhile. The error is
+// a refusal.
+func (d *dialer) dial(t *task, targets []endpoint, any bool, until time.Time) (*socket, netip.AddrPort, error) {
+	r := &dialing{dialer: d, task: t, any: any, inTurn: len(targets) == 1}
+	defer r.giveUp()
+	r.lookUp(targets, until)
+	for {
+		if won := r.winner(); won != nil {
+			return won.socket, won.addr, nil
 		}
-		d.running.Add(1)
-		beside := time.AfterFunc(attemptDelay, func() {
-			defer d.running.Done()
-			if d.server.attempts.TryAcquire(1) {
-				defer d.server.attempts.Release(1)
-				d.dialNext(ctx)
+		r.release()
+		switch {
+		case len(r.addrs) > 0 && r.mayBegin():
+			r.begin()
+			continue
+		case len(r.addrs)+len(r.early)+len(r.tried)+r.lookups == 0:
+			return nil, netip.AddrPort{}, r.refusal(targets)
+		case !t.now.Before(until):
+			for _, a := range r.tried {
+				r.failed = append(r.failed, dialError(a.addr, os.ErrDeadlineExceeded))
 			}
-		})
-		conn, err := d.server.dial(ctx, addr, d.any)
-		if beside.Stop() {
-			d.running.Done()
+			return nil, netip.AddrPort{}, r.refusal(targets)
 		}
-		if d.end(conn, err) {
-			return
+		if err := t.wait(r.wakeTime(until)); err != nil {
+			return nil, netip.AddrPort{}, err
 		}
 	}
 }
 
-// end takes the result of an attempt. It reports whether there is a connection now.
-func (d *dialing) end(conn *net.TCPConn, err error) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	switch {
-	case err != nil:
-		d.failed = append(d.failed, err)
-	case d.conn != nil:
-		reset(conn)
-	default:
-		d.conn = conn
-		d.won()
-	}
-	return d.conn != nil
-}
-
-// A found is the result of a lookup: addresses to dial, or a refusal that says why there are none.
-type found struct {
-	addrs []netip.AddrPort
-	err   error
-}
-
-// lookUp finds the addresses of targets, each family of a name at the same time. It sends n results, for which the
-// channel has room; those that are cached before it returns.
-func (s *Server) lookUp(ctx context.Context, targets []endpoint) (results <-chan found, n int) {
-	families := s.families()
-	all := make(chan found, len(families)*len(targets))
+// lookUp finds the addresses of targets, each family of a name at the same time. What is not cached is found later.
+func (r *dialing) lookUp(targets []endpoint, until time.Time) {
 	names := 0
+	ctx := r.ctx
 	for _, target := range targets {
 		if target.name == "" {
-			n++
-			all <- found{addrs: []netip.AddrPort{netip.AddrPortFrom(target.addr, target.port)}}
+			r.early = append(r.early, netip.AddrPortFrom(target.addr, target.port))
 			continue
 		}
 		if names++; names > maxResolved {
 			continue
 		}
-		for _, family := range families {
-			n++
-			if addrs, known, err := s.config.Resolve(ctx, target.name, family, true); known {
-				all <- target.at(addrs, err)
+		for _, family := range r.families() {
+			if addrs, known, err := r.config.Resolve(ctx, target.name, family, true); known {
+				r.found(target, addrs, err)
 				continue
 			}
-			go func() {
-				addrs, _, err := s.config.Resolve(ctx, target.name, family, false)
-				all <- target.at(addrs, err)
-			}()
+			if r.lookups++; r.lookups == 1 {
+				ctx, r.cancel = context.WithDeadline(ctx, until)
+			}
+			r.running.Go(func() {
+				addrs, _, err := r.config.Resolve(ctx, target.name, family, false)
+				r.post(func() {
+					r.lookups--
+					r.found(target, addrs, err)
+					r.wakeUp()
+				})
+			})
 		}
 	}
-	return all, n
-}
-
-// at returns the result of a lookup of the endpoint's name.
-func (e endpoint) at(addrs []netip.Addr, err error) (f found) {
-	if err != nil {
-		return found{err: refuse(ReasonResolution, "resolving %s: %w", e.name, err)}
-	}
-	for _, addr := range addrs {
-		f.addrs = append(f.addrs, netip.AddrPortFrom(addr.Unmap(), e.port))
-	}
-	return f
 }
 
 // families returns the families that names are resolved for.
-func (s *Server) families() []Family {
-	if len(s.config.Sources) != 1 {
+func (d *dialer) families() []Family {
+	if len(d.config.Sources) != 1 {
 		return []Family{IPv6, IPv4}
 	}
-	return []Family{familyOf(s.config.Sources[0])}
+	return []Family{familyOf(d.config.Sources[0])}
 }
 
-// follow offers the addresses of n lookups. The first ones wait a little for those of other lookups.
-func (d *dialing) follow(ctx context.Context, lookups <-chan found, n int, inTurn bool) {
-	defer close(d.addrs)
-	var waited <-chan time.Time
-	var all []netip.AddrPort
-	for n > 0 {
-		select {
-		case f := <-lookups:
-			n--
-			if all = append(all, d.take(f)...); waited == nil && len(all) > 0 {
-				waited = time.After(resolutionDelay)
-			}
-			if n > 0 {
-				continue
-			}
-		case <-waited: // never again: further addresses do not wait
-		case <-ctx.Done():
-			return
-		}
-		d.offer(ctx, all, inTurn)
-		all = nil
+// found takes the result of a lookup of a target's name.
+func (r *dialing) found(target endpoint, addrs []netip.Addr, err error) {
+	if err != nil {
+		r.lost = append(r.lost, refuse(ReasonResolution, "resolving %s: %w", target.name, err))
+	}
+	for _, addr := range addrs {
+		r.early = append(r.early, netip.AddrPortFrom(addr.Unmap(), target.port))
+	}
+	if r.hold.IsZero() && len(addrs) > 0 {
+		r.hold = r.now.Add(resolutionDelay)
 	}
 }
 
-// take returns the addresses that a lookup has found.
-func (d *dialing) take(f found) []netip.AddrPort {
-	if f.err != nil {
-		d.mu.Lock()
-		d.lost = append(d.lost, f.err)
-		d.mu.Unlock()
+// release offers the addresses that were found, unless the results of other lookups may come soon: in the order in which
+// they were found, or the families in turn, IPv6 first (RFC 8305, section 4).
+func (r *dialing) release() {
+	if r.lookups > 0 && r.now.Before(r.hold) {
+		return
 	}
-	return f.addrs
-}
-
-// offer gives addresses to the attempts: in the order in which they are found, or the families in turn, IPv6 first (RFC
-// 8305, section 4).
-func (d *dialing) offer(ctx context.Context, addrs []netip.AddrPort, inTurn bool) {
-	rank := map[netip.AddrPort]int{}
-	if inTurn && len(addrs) > 1 {
+	if r.inTurn && len(r.early) > 1 {
+		rank := map[netip.AddrPort]int{}
 		counts := map[bool]int{true: 1} // IPv4 is odd
-		for _, a := range addrs {
+		for _, a := range r.early {
 			rank[a] = counts[a.Addr().Is4()]
 			counts[a.Addr().Is4()] += 2
 		}
-		slices.SortStableFunc(addrs, func(a, b netip.AddrPort) int { return rank[a] - rank[b] })
+		slices.SortStableFunc(r.early, func(a, b netip.AddrPort) int { return rank[a] - rank[b] })
 	}
-	for _, addr := range addrs {
-		select {
-		case d.addrs <- addr:
-		case <-ctx.Done():
-			return
-		}
+	r.addrs = append(r.addrs, r.early...)
+	r.early = nil
+}
+
+// mayBegin reports whether it is time to dial another address.
+func (r *dialing) mayBegin() bool {
+	return len(r.tried) == 0 || !r.now.Before(r.next) && r.beside > 0
+}
+
+// begin dials the next address.
+func (r *dialing) begin() {
+	addr := r.addrs[0]
+	r.addrs, r.next = r.addrs[1:], r.now.Add(attemptDelay)
+	a := &attempt{addr: addr, beside: len(r.tried) > 0}
+	err := error(nil)
+	if !r.any {
+		err = r.allow(r.task, addr)
+	}
+	if err == nil {
+		a.socket, err = r.open(addr)
+	}
+	if err != nil {
+		r.fail(err)
+		return
+	}
+	if r.tried = append(r.tried, a); a.beside {
+		r.beside--
 	}
 }
 
+// allow returns a refusal if an address of a host must not be connected to.
+func (d *dialer) allow(t *task, addr netip.AddrPort) (err error) {
+	forbids := func() { err = d.guard.forbids(t.ctx, addr) }
+	if d.guard.blocks(addr.Addr()) {
+		t.await(forbids)
+	} else {
+		forbids()
+	}
+	if err != nil {
+		return &refusal{ReasonAddress, err}
+	}
+	return nil
+}
+
+// fail takes the error of an attempt. The next address is dialled at once.
+func (r *dialing) fail(err error) {
+	r.failed = append(r.failed, err)
+	r.next = r.now
+}
+
+// winner returns the attempt that is connected; nil while there is none. It takes the errors of others.
+func (r *dialing) winner() *attempt {
+	for _, a := range slices.Clone(r.tried) {
+		if !a.writable {
+			continue
+		}
+		r.end(a)
+		if !a.failed {
+			return a
+		}
+		code, err := unix.GetsockoptInt(a.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		if err == nil {
+			err = os.NewSyscallError("connect", unix.Errno(code))
+		}
+		r.close(a.socket)
+		r.fail(dialError(a.addr, err))
+	}
+	return nil
+}
+
+// end ends an attempt.
+func (r *dialing) end(a *attempt) {
+	r.tried = slices.DeleteFunc(r.tried, func(other *attempt) bool { return other == a })
+	if a.beside {
+		r.beside++
+	}
+}
+
+// giveUp ends the lookups and attempts that have not ended.
+func (r *dialing) giveUp() {
+	if r.cancel != nil {
+		r.cancel()
+	}
+	for _, a := range slices.Clone(r.tried) {
+		r.end(a)
+		r.close(a.socket)
+	}
+}
+
+// wakeTime returns when to go on if nothing happens before.
+func (r *dialing) wakeTime(until time.Time) time.Time {
+	for at, wanted := range map[time.Time]bool{r.next: len(r.addrs) > 0, r.hold: len(r.early) > 0} {
+		if wanted && at.Before(until) {
+			until = at
+		}
+	}
+	return until
+}
+
 // refusal returns why there is no connection: the errors of the attempts or, without any, those of the lookups.
-func (d *dialing) refusal(targets []endpoint) error {
+func (r *dialing) refusal(targets []endpoint) error {
 	text := targets[0].String()
 	if more := len(targets) - 1; more > 0 {
 		text += fmt.Sprintf(" and %d other endpoints", more)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	var forbidden *refusal
-	for _, err := range d.failed {
-		if r, ok := errors.AsType[*refusal](err); ok && forbidden == nil {
-			forbidden = r
+	for _, err := range r.failed {
+		if refused, ok := errors.AsType[*refusal](err); ok && forbidden == nil {
+			forbidden = refused
 		} else if !ok {
 			reason := ReasonConnect
-			if sockets.OutOfDescriptors(attemptErrors(d.failed)) {
+			if sockets.OutOfDescriptors(attemptErrors(r.failed)) {
 				reason = ReasonDescriptor
 			}
-			return refuse(reason, "connecting to %s: %w", text, attemptErrors(d.failed))
+			return refuse(reason, "connecting to %s: %w", text, attemptErrors(r.failed))
 		}
 	}
 	switch {
@@ -249,8 +282,10 @@ func (d *dialing) refusal(targets []endpoint) error {
 		return refuse(ReasonAddress, "the endpoint %s is refused: %w", text, forbidden)
 	case forbidden != nil:
 		return refuse(ReasonAddress, "%s has only addresses that are refused: %w", targets[0].name, forbidden)
-	case len(d.lost) > 0:
-		return d.lost[0]
+	case len(r.lost) > 0:
+		return r.lost[0]
+	case r.lookups > 0:
+		return refuse(ReasonResolution, "resolving %s: no answer within %v", text, connectTimeout)
 	}
 	return refuse(ReasonResolution, "resolving %s: it has no addresses", text)
 }
@@ -273,70 +308,56 @@ func (a attemptErrors) Error() string {
 // Unwrap returns the errors.
 func (a attemptErrors) Unwrap() []error { return a }
 
-// dial connects to one address, from the source of its family and with the mark. A forbidden address is a refusal,
-// unless any is true.
-func (s *Server) dial(ctx context.Context, addr netip.AddrPort, any bool) (*net.TCPConn, error) {
-	dialer := net.Dialer{KeepAliveConfig: keepAlive()}
-	for _, source := range s.config.Sources {
-		if familyOf(source) == familyOf(addr.Addr()) {
-			dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
-		}
+// open begins to connect to one address, from the source of its family and with the mark.
+func (r *dialing) open(addr netip.AddrPort) (*socket, error) {
+	domain := unix.AF_INET6
+	if addr.Addr().Is4() {
+		domain = unix.AF_INET
 	}
-	dialer.ControlContext = func(ctx context.Context, _, final string, conn syscall.RawConn) error {
-		addr, err := netip.ParseAddrPort(final)
-		if err == nil && !any {
-			err = s.forbids(ctx, addr)
-		}
-		switch {
-		case err != nil:
-			return &refusal{ReasonAddress, err}
-		case dialer.LocalAddr != nil:
-			choosePortLate(conn)
-		case len(s.config.Sources) > 0:
-			return refuse(ReasonAddress, "%s is refused: there is no --egress-source of its family", addr.Addr())
-		}
-		return setMark(conn, s.config.Mark)
+	source := slices.IndexFunc(r.config.Sources, func(a netip.Addr) bool { return familyOf(a) == familyOf(addr.Addr()) })
+	if source < 0 && len(r.config.Sources) > 0 {
+		return nil, refuse(ReasonAddress, "%s is refused: there is no --egress-source of its family", addr.Addr())
 	}
-	conn, err := dialer.DialContext(ctx, "tcp", addr.String())
+	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
-		return nil, err
+		return nil, dialError(addr, os.NewSyscallError("socket", err))
 	}
-	return conn.(*net.TCPConn), nil
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // what clients send together is sent together
+	if source >= 0 {
+		// Otherwise the kernel chooses the port when it binds the socket, and no other connection of this host gets that
+		// port, whatever its destination. Before Linux 4.2 it does.
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+		err = os.NewSyscallError("bind", unix.Bind(fd, sockaddr(netip.AddrPortFrom(r.config.Sources[source], 0))))
+	}
+	if err == nil {
+		err = setMark(fd, r.config.Mark)
+	}
+	if err == nil {
+		err = os.NewSyscallError("connect", unix.Connect(fd, sockaddr(addr)))
+	}
+	var s *socket
+	if err == nil || errors.Is(err, unix.EINPROGRESS) {
+		s, err = r.watch(fd, eventsOfWriting, r.wakeUp)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, dialError(addr, err)
+	}
+	return s, nil
+}
+
+// dialError returns the error of an attempt, as package net has it.
+func dialError(addr netip.AddrPort, err error) error {
+	return &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(addr), Err: err}
 }
 
 // setMark sets the mark of a socket's packets, unless it is 0.
-func setMark(conn syscall.RawConn, mark uint32) error {
+func setMark(fd int, mark uint32) error {
 	if mark == 0 {
 		return nil
 	}
-	var err error
-	controlErr := conn.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) //nolint:gosec // a descriptor
-	})
-	if err = errors.Join(controlErr, err); err != nil {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
 		return fmt.Errorf("setting the mark %d (--egress-mark; it needs CAP_NET_ADMIN): %w", mark, err)
 	}
 	return nil
-}
-
-// choosePortLate lets the kernel choose the port of a socket with a source address when it connects.
-// Otherwise it chooses one when it binds the socket, and no other connection of the host gets that port,
-// whatever its destination: the connections to all hosts together, and those of other programs, would
-// share the 28,000 ports that connections to one host may have. Before Linux 4.2 they do.
-func choosePortLate(conn syscall.RawConn) {
-	_ = conn.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1) //nolint:gosec // a descriptor
-	})
-}
-
-// keepAlive returns how a connection is probed while it is idle: a peer that has vanished is noticed
-// after about five minutes.
-func keepAlive() net.KeepAliveConfig {
-	return net.KeepAliveConfig{Enable: true, Idle: 3 * time.Minute, Interval: 20 * time.Second, Count: 6}
-}
-
-// reset closes a connection with a reset, which discards what was not sent.
-func reset(conn *net.TCPConn) {
-	_ = conn.SetLinger(0) // fails for a connection that was reset by the peer, only
-	_ = conn.Close()
 }

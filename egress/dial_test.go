@@ -4,16 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,7 +29,7 @@ func (z *zone) resolve(_ context.Context, name string, family Family, onlyCached
 	if onlyCached && z.takes[family] > 0 {
 		return nil, false, nil
 	}
-	time.Sleep(z.takes[family]) //nolint:forbidigo // in a bubble of synctest
+	time.Sleep(z.takes[family]) //nolint:forbidigo // as a nameserver does
 	for _, text := range z.addrs[name] {
 		if addr := netip.MustParseAddr(text); familyOf(addr) == family {
 			addrs = append(addrs, addr)
@@ -43,11 +41,22 @@ func (z *zone) resolve(_ context.Context, name string, family Family, onlyCached
 	return addrs, true, nil
 }
 
-// resolver returns a server that resolves names in z.
-func resolver(z *zone) *Server {
-	return &Server{
-		config: Config{Resolve: z.resolve}, log: slog.New(slog.DiscardHandler), forbidden: forbidden(),
-		attempts: semaphore.NewWeighted(10),
+// inLoop runs f as a task of a loop, with a dialer that resolves names in z.
+func inLoop(t *testing.T, z *zone, f func(*task, *dialer)) {
+	t.Helper()
+	l, err := newLoop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.end()
+	cfg := Config{Resolve: z.resolve}
+	ended := false
+	l.start(func(tk *task) {
+		f(tk, &dialer{&cfg, newGuard(&cfg), 10})
+		ended = true
+	})
+	if err := l.run(func() bool { return ended }); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -60,23 +69,35 @@ func TestOrder(t *testing.T) {
 		after time.Duration
 	}{
 		"both are cached":     {nil, "::a 1.1.1.1 ::b 1.1.1.2 1.1.1.3", 0},
-		"IPv6 takes a little": {map[Family]time.Duration{IPv6: 20 * time.Millisecond}, "::a 1.1.1.1 ::b 1.1.1.2 1.1.1.3", 20 * time.Millisecond},
-		"IPv6 takes long":     {map[Family]time.Duration{IPv6: time.Second}, "1.1.1.1 1.1.1.2 1.1.1.3 ::a ::b", resolutionDelay},
-		"IPv4 takes long":     {map[Family]time.Duration{IPv4: time.Second}, "::a ::b 1.1.1.1 1.1.1.2 1.1.1.3", resolutionDelay},
+		"IPv6 takes a little": {map[Family]time.Duration{IPv6: resolutionDelay / 5}, "::a 1.1.1.1 ::b 1.1.1.2 1.1.1.3", resolutionDelay / 5},
+		"IPv6 takes long":     {map[Family]time.Duration{IPv6: 10 * resolutionDelay}, "1.1.1.1 1.1.1.2 1.1.1.3 ::a ::b", resolutionDelay},
+		"IPv4 takes long":     {map[Family]time.Duration{IPv4: 10 * resolutionDelay}, "::a ::b 1.1.1.1 1.1.1.2 1.1.1.3", resolutionDelay},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				z := &zone{addrs: map[string][]string{"a.example.org": {"1.1.1.1", "1.1.1.2", "1.1.1.3", "::a", "::b"}}, takes: test.takes}
-				d := &dialing{addrs: make(chan netip.AddrPort)}
-				lookups, n := resolver(z).lookUp(t.Context(), []endpoint{{name: "a.example.org", port: 7}})
-				began := time.Now()
-				go d.follow(t.Context(), lookups, n, true)
+			t.Parallel()
+			z := &zone{addrs: map[string][]string{"a.example.org": {"1.1.1.1", "1.1.1.2", "1.1.1.3", "::a", "::b"}}, takes: test.takes}
+			inLoop(t, z, func(tk *task, d *dialer) {
+				began := tk.now
+				until := began.Add(connectTimeout)
+				r := &dialing{dialer: d, task: tk, inTurn: true}
+				defer r.giveUp()
+				r.lookUp([]endpoint{{name: "a.example.org", port: 7}}, until)
 				var got []string
-				for addr := range d.addrs {
-					if len(got) == 0 && time.Since(began) != test.after {
-						t.Errorf("the first address after %v, want %v", time.Since(began), test.after)
+				for {
+					r.release()
+					if len(got) == 0 && len(r.addrs) > 0 && tk.now.Sub(began) < test.after {
+						t.Errorf("the first address after %v, want %v", tk.now.Sub(began), test.after)
 					}
-					got = append(got, addr.Addr().String())
+					for _, addr := range r.addrs {
+						got = append(got, addr.Addr().String())
+					}
+					if r.addrs = nil; r.lookups+len(r.early) == 0 {
+						break
+					}
+					if err := tk.wait(r.wakeTime(until)); err != nil {
+						t.Error(err)
+						break
+					}
 				}
 				if text := strings.Join(got, " "); text != test.want {
 					t.Errorf("%s, want %s", text, test.want)
@@ -87,30 +108,38 @@ func TestOrder(t *testing.T) {
 }
 
 // E10: an address that does not answer delays the next one by 250 ms only; all errors are in the text.
-func TestRace(t *testing.T) {
+func TestDial(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	port := listener.Addr().(*net.TCPAddr).AddrPort().Port()
-	full := fullListener(t, port)
+	open := listener.Addr().(*net.TCPAddr).AddrPort()
+	full := fullListener(t, open.Port())
 	z := &zone{addrs: map[string][]string{"a.example.org": {full, "127.0.0.1"}, "lost.example.org": {"127.0.0.3", "127.0.0.4"}}}
-	s := resolver(z)
-	began := time.Now()
-	conn, err := s.race(t.Context(), []endpoint{{name: "a.example.org", port: port}}, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn.Close()
-	if took := time.Since(began); conn.RemoteAddr().String() != listener.Addr().String() || took < attemptDelay || took > 4*attemptDelay {
-		t.Errorf("%s after %v", conn.RemoteAddr(), took)
-	}
-	_, err = s.race(t.Context(), []endpoint{{name: "lost.example.org", port: port}}, true)
-	if r, ok := errors.AsType[*refusal](err); !ok || r.reason != ReasonConnect || strings.Count(err.Error(), "connection refused") != 2 {
-		t.Errorf("%v", err)
-	}
+	inLoop(t, z, func(tk *task, d *dialer) {
+		began := tk.now
+		conn, to, err := d.dial(tk, []endpoint{{name: "a.example.org", port: open.Port()}}, true, began.Add(connectTimeout))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		tk.close(conn)
+		if took := tk.now.Sub(began); to != open || took < attemptDelay || took > 4*attemptDelay {
+			t.Errorf("%s after %v", to, took)
+		}
+		_, _, err = d.dial(tk, []endpoint{{name: "lost.example.org", port: open.Port()}}, true, tk.now.Add(connectTimeout))
+		if r, ok := errors.AsType[*refusal](err); !ok || r.reason != ReasonConnect || strings.Count(err.Error(), "connection refused") != 2 {
+			t.Errorf("%v", err)
+		}
+		if _, _, err = d.dial(tk, []endpoint{{addr: netip.MustParseAddr(full), port: open.Port()}}, true, tk.now.Add(attemptDelay)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("an address that does not answer: %v", err)
+		}
+		if len(tk.sockets) != 1 || d.beside != 10 { // the loop's own
+			t.Errorf("%d sockets and %d attempts are left", len(tk.sockets), d.beside)
+		}
+	})
 }
 
 // fullListener returns an address at which connections to a port have no answer.
@@ -142,7 +171,7 @@ func fullListener(t *testing.T, port uint16) string {
 func TestNAT64(t *testing.T) {
 	t.Parallel()
 	z := &zone{addrs: map[string][]string{nat64Name: {"2001:db8:64::c000:aa", "2001:db8:48:c000:0:ab00::"}}}
-	s := resolver(z)
+	g := newGuard(&Config{Resolve: z.resolve})
 	for addr, want := range map[string]string{
 		"2001:db8:64::7f00:1":        "loopback",
 		"2001:db8:64::a9fe:a9fe":     "link-local",
@@ -156,7 +185,7 @@ func TestNAT64(t *testing.T) {
 		"2002:7f00:1::":              "loopback",
 		"::ffff:0:7f00:1":            "loopback",
 	} {
-		err := s.forbids(t.Context(), netip.AddrPortFrom(netip.MustParseAddr(addr), 80))
+		err := g.forbids(t.Context(), netip.AddrPortFrom(netip.MustParseAddr(addr), 80))
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", addr, err, want)
 		}
@@ -164,8 +193,8 @@ func TestNAT64(t *testing.T) {
 	if asked := z.asked.Load(); asked != 1 {
 		t.Errorf("%s was looked up %d times, want once", nat64Name, asked)
 	}
-	s = resolver(z)
-	if err := s.forbids(t.Context(), netip.MustParseAddrPort("192.0.2.1:80")); err != nil || z.asked.Load() != 1 {
+	g = newGuard(&Config{Resolve: z.resolve})
+	if err := g.forbids(t.Context(), netip.MustParseAddrPort("192.0.2.1:80")); err != nil || z.asked.Load() != 1 {
 		t.Errorf("IPv4: %v, looked up %d times in all", err, z.asked.Load())
 	}
 }

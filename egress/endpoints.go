@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A destination is where connections to one port of a host lead.
@@ -24,7 +25,7 @@ const maxListedPorts = 16
 
 // destinationOf returns where connections to a port of a host lead, or a refusal if the host does not
 // have the port.
-func (s *Server) destinationOf(h *table.Host, port uint16) (destination, error) {
+func destinationOf(h *table.Host, port uint16) (destination, error) {
 	var ports []uint16
 	for to := range h.Destinations {
 		if to.Port == port {
@@ -92,4 +93,10 @@ func (d *destination) targets(host string) ([]endpoint, error) {
 	}
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all, nil
+}
+
+// hostText returns a host as its author wrote it, apart from case: without a dot at the end.
+func hostText(name wire.Name) string {
+	text := name.String()
+	return text[:max(len(text)-1, 0)]
 }

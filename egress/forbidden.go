@@ -84,32 +84,48 @@ const (
 	nat64Timeout, nat64Hold = time.Second, time.Minute
 )
 
-// A nat64 remembers the translations of this network's NAT64. The zero value is ready for use.
-type nat64 struct {
+// A guard refuses addresses that no connection may be made to. It is safe for concurrent use.
+type guard struct {
+	ranges   []addressRange
+	ownPorts []uint16
+	resolve  func(ctx context.Context, name string, family Family, onlyCached bool) ([]netip.Addr, bool, error)
+
 	mu    sync.Mutex
-	found []translation
-	until time.Time
+	nat64 []translation // of this network
+	until time.Time     // when it is looked up again
 }
 
-// translations returns the translations of this network's NAT64.
-func (n *nat64) translations(ctx context.Context, s *Server) []translation {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if time.Now().After(n.until) {
-		found, err := s.findNAT64(context.WithoutCancel(ctx)) // others wait for the result, too
+// newGuard returns the guard of a server.
+func newGuard(cfg *Config) *guard {
+	return &guard{ranges: forbidden(), ownPorts: cfg.OwnPorts, resolve: cfg.Resolve}
+}
+
+// blocks reports whether forbids would wait for nameservers.
+func (g *guard) blocks(addr netip.Addr) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return addr.Unmap().Is6() && time.Now().After(g.until)
+}
+
+// nat64Translations returns the translations of this network's NAT64.
+func (g *guard) nat64Translations(ctx context.Context) []translation {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if time.Now().After(g.until) {
+		found, err := g.findNAT64(context.WithoutCancel(ctx)) // others wait for the result, too
 		if !errors.Is(err, context.DeadlineExceeded) {
-			n.found, n.until = found, time.Now().Add(nat64Hold)
+			g.nat64, g.until = found, time.Now().Add(nat64Hold)
 		}
 	}
-	return n.found
+	return g.nat64
 }
 
 // findNAT64 looks the translations up: the address of [nat64Name] has one of two IPv4 addresses at the place that
 // follows from the length of the prefix.
-func (s *Server) findNAT64(ctx context.Context) (found []translation, err error) {
+func (g *guard) findNAT64(ctx context.Context) (found []translation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nat64Timeout)
 	defer cancel()
-	addrs, _, err := s.config.Resolve(ctx, nat64Name, IPv6, false)
+	addrs, _, err := g.resolve(ctx, nat64Name, IPv6, false)
 	for _, addr := range addrs {
 		for _, bits := range []int{32, 40, 48, 56, 64, 96} {
 			v4 := embedded(addr, bits/8)
@@ -122,24 +138,24 @@ func (s *Server) findNAT64(ctx context.Context) (found []translation, err error)
 }
 
 // forbids returns an error if an address of a name must not be connected to.
-func (s *Server) forbids(ctx context.Context, to netip.AddrPort) error {
+func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 	addr, port := to.Addr().Unmap(), to.Port()
 	plain := addr.WithZone("")
 	all := []netip.Addr{plain}
 	if plain.Is6() {
-		for _, t := range append(translations(), s.nat64.translations(ctx, s)...) {
+		for _, t := range append(translations(), g.nat64Translations(ctx)...) {
 			if t.prefix.Contains(plain) {
 				all = append(all, embedded(plain, t.at))
 			}
 		}
 	}
 	for _, a := range all {
-		at := slices.IndexFunc(s.forbidden, func(r addressRange) bool { return r.prefix.Contains(a) })
+		at := slices.IndexFunc(g.ranges, func(r addressRange) bool { return r.prefix.Contains(a) })
 		if at >= 0 {
-			return fmt.Errorf("%s is %s", addr, s.forbidden[at].what)
+			return fmt.Errorf("%s is %s", addr, g.ranges[at].what)
 		}
 	}
-	if slices.Contains(s.config.OwnPorts, port) && ownAddress(plain) {
+	if slices.Contains(g.ownPorts, port) && ownAddress(plain) {
 		return fmt.Errorf("%s port %d is this agent", addr, port)
 	}
 	return nil

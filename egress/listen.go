@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -17,56 +18,186 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// listen adopts the sockets of another process, or opens the listeners. Those that cannot be opened are
+// A listener is a listening socket, which Go's runtime does not watch.
+type listener struct {
+	fd   int
+	addr netip.AddrPort
+}
+
+// listeners are the listeners of a server. They are safe for concurrent use.
+type listeners struct {
+	config *Config
+
+	mu      sync.Mutex
+	opened  []listener
+	missing map[netip.AddrPort]error // those that could not be opened, and why
+	closed  bool                     // at the end
+}
+
+// open adopts the sockets of another process, or opens the listeners. Those that cannot be opened are
 // missing. It fails if all are, because the address is wrong. A listener on loopback is opened although the
 // host does not have the address yet, because IPv6 may be switched on later.
-func (s *Server) listen(ctx context.Context) error {
-	if err := s.adopt(); err != nil {
+func (ls *listeners) open(ctx context.Context) error {
+	if err := ls.adopt(); err != nil {
 		return err
 	}
-	if len(s.listeners) > 0 && !s.config.OpenOthers {
+	if len(ls.opened) > 0 && !ls.config.OpenOthers {
 		return nil
 	}
-	hosts, port, err := s.config.listenAddrs()
+	hosts, port, err := ls.config.listenAddrs()
 	if err != nil {
 		return err
 	}
-	s.missing = map[netip.AddrPort]error{}
+	ls.missing = map[netip.AddrPort]error{}
 	var errs []error
 	for _, host := range hosts {
 		addr := netip.AddrPortFrom(host, port)
-		if slices.Contains(s.Addrs(), addr) {
+		if slices.Contains(ls.addrs(), addr) {
 			continue
 		}
-		listener, err := s.openListener(ctx, addr)
+		l, err := ls.openOne(ctx, addr)
 		if err != nil {
 			errs = append(errs, err)
-			s.missing[addr] = err
+			ls.missing[addr] = err
 			continue
 		}
-		s.listeners = append(s.listeners, listener)
+		ls.opened = append(ls.opened, l)
 		if port == 0 { // the others get the port that the kernel chose for the first
-			port = s.Addrs()[0].Port()
+			port = l.addr.Port()
 		}
 	}
-	if len(s.listeners) == 0 && !slices.ContainsFunc(errs, passing) {
-		return fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", s.config.Addr, errors.Join(errs...))
+	if len(ls.opened) == 0 && !slices.ContainsFunc(errs, passing) {
+		return fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", ls.config.Addr, errors.Join(errs...))
 	}
-	logMissing(s.log, errs)
+	logMissing(ls.config.Logger, errs)
 	return nil
 }
 
-// openListener opens one listener of this process.
-func (s *Server) openListener(ctx context.Context, addr netip.AddrPort) (*net.TCPListener, error) {
+// adopt takes over the sockets of another process.
+func (ls *listeners) adopt() error {
+	for _, file := range ls.config.Sockets {
+		l, err := detached(net.FileListener(file))
+		_ = file.Close() // it is duplicated
+		if err != nil {
+			ls.close()
+			return fmt.Errorf("inherited socket %s for connections to VIPs: %w", file.Name(), err)
+		}
+		ls.opened = append(ls.opened, l)
+	}
+	return nil
+}
+
+// openOne opens one listener of this process.
+func (ls *listeners) openOne(ctx context.Context, addr netip.AddrPort) (listener, error) {
 	var control func(string, string, syscall.RawConn) error
 	if addr.Addr().IsLoopback() {
 		control = sockets.FreeBind
 	}
-	listener, err := listenOn(ctx, addr, control)
-	if err == nil && s.config.Store != nil {
-		s.config.Store(listener)
+	l, err := listenOn(ctx, addr, control)
+	if err == nil && ls.config.Store != nil {
+		ls.config.Store(l)
 	}
-	return listener, err
+	return detached(l, err)
+}
+
+// detached returns the listener without Go's runtime, which would otherwise be woken for each client, too. It closes l.
+func detached(l net.Listener, err error) (listener, error) {
+	if err != nil {
+		return listener{}, err
+	}
+	defer func() { _ = l.Close() }() // it is duplicated
+	tcp, ok := l.(*net.TCPListener)
+	if !ok {
+		return listener{}, errors.New("want TCP")
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return listener{}, err
+	}
+	found := listener{addr: tcp.Addr().(*net.TCPAddr).AddrPort()}
+	controlErr := raw.Control(func(fd uintptr) {
+		found.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) //nolint:gosec // a descriptor; connections inherit it
+	})
+	return found, errors.Join(controlErr, err)
+}
+
+// openMissing opens the missing listeners, and calls accept with each, until all are open or ctx ends.
+func (ls *listeners) openMissing(ctx context.Context, accept func(listener)) {
+	if len(ls.unserved()) == 0 {
+		return
+	}
+	sockets.Retry(ctx, func() (last error) {
+		for addr := range ls.unserved() {
+			l, err := ls.openOne(ctx, addr)
+			if err != nil {
+				last = err
+			}
+			if ls.add(addr, l, err) {
+				ls.config.Logger.Info("a missing listener for connections to VIPs is open now", "listener", addr)
+				accept(l)
+				if ls.config.Opened != nil {
+					ls.config.Opened(ls.addrs())
+				}
+			}
+		}
+		return last
+	})
+}
+
+// add records the result of opening a missing listener. It reports whether the listener is to be served.
+func (ls *listeners) add(addr netip.AddrPort, l listener, err error) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	switch {
+	case err != nil:
+		ls.missing[addr] = err
+		return false
+	case ls.closed:
+		_ = unix.Close(l.fd) // no client has connected
+		return false
+	}
+	delete(ls.missing, addr)
+	ls.opened = append(ls.opened, l)
+	return true
+}
+
+// unserved returns the missing listeners and why they are.
+func (ls *listeners) unserved() map[netip.AddrPort]error {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return maps.Clone(ls.missing)
+}
+
+// texts returns a text for each listener that cannot be opened at an address of this host, with the reason.
+func (ls *listeners) texts() (texts []string) {
+	for _, err := range ls.unserved() {
+		if passing(err) {
+			texts = append(texts, "connections to VIPs: "+err.Error())
+		}
+	}
+	slices.Sort(texts)
+	return texts
+}
+
+// addrs returns the addresses of the open listeners.
+func (ls *listeners) addrs() (addrs []netip.AddrPort) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for _, l := range ls.opened {
+		addrs = append(addrs, l.addr)
+	}
+	return addrs
+}
+
+// close closes the listeners. None is opened afterwards.
+func (ls *listeners) close() {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.closed = true
+	for _, l := range ls.opened {
+		_ = unix.Close(l.fd)
+	}
 }
 
 // passing reports whether a listener may be opened later with the same settings.
@@ -79,140 +210,16 @@ func logMissing(log *slog.Logger, errs []error) {
 	}
 }
 
-// openMissing opens the missing listeners, and calls accept with each, until all are open or ctx ends.
-func (s *Server) openMissing(ctx context.Context, accept func(*net.TCPListener)) {
-	if len(s.unserved()) == 0 {
-		return
-	}
-	sockets.Retry(ctx, func() (last error) {
-		for addr := range s.unserved() {
-			listener, err := s.openListener(ctx, addr)
-			if err != nil {
-				last = err
-			}
-			if s.opening(addr, listener, err) {
-				s.log.Info("a missing listener for connections to VIPs is open now", "listener", addr)
-				accept(listener)
-				if s.config.Opened != nil {
-					s.config.Opened(s.Addrs())
-				}
-			}
-		}
-		return last
-	})
-}
-
-// opening records the result of opening a missing listener. It reports whether the listener is to be
-// served.
-func (s *Server) opening(addr netip.AddrPort, listener *net.TCPListener, err error) bool {
-	s.listenersMu.Lock()
-	defer s.listenersMu.Unlock()
-	switch {
-	case err != nil:
-		s.missing[addr] = err
-		return false
-	case s.closed:
-		_ = listener.Close() // no client has connected
-		return false
-	}
-	delete(s.missing, addr)
-	s.listeners = append(s.listeners, listener)
-	return true
-}
-
-// unserved returns the missing listeners and why they are.
-func (s *Server) unserved() map[netip.AddrPort]error {
-	s.listenersMu.Lock()
-	defer s.listenersMu.Unlock()
-	return maps.Clone(s.missing)
-}
-
-// Unserved returns a text for each listener that cannot be opened at an address of this host, with the
-// reason.
-func (s *Server) Unserved() []string {
-	var texts []string
-	for _, err := range s.unserved() {
-		if passing(err) {
-			texts = append(texts, "connections to VIPs: "+err.Error())
-		}
-	}
-	slices.Sort(texts)
-	return texts
-}
-
-// adopt takes over the sockets of another process.
-func (s *Server) adopt() error {
-	for _, file := range s.config.Sockets {
-		listener, err := net.FileListener(file)
-		_ = file.Close() // it is duplicated
-		tcp, ok := listener.(*net.TCPListener)
-		if err == nil && !ok {
-			_ = listener.Close() // no client has connected
-			err = errors.New("want TCP")
-		}
-		if err != nil {
-			s.closeListeners()
-			return fmt.Errorf("inherited socket %s for connections to VIPs: %w", file.Name(), err)
-		}
-		s.listeners = append(s.listeners, tcp)
-	}
-	return nil
-}
-
 // listenOn opens one listener.
 func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, string, syscall.RawConn) error) (*net.TCPListener, error) {
 	config := sockets.TCPConfig()
-	config.KeepAlive = -1 // connections inherit the options of the socket
-	config.Control = func(network, address string, conn syscall.RawConn) error {
-		controlErr := conn.Control(inheritKeepAlive)
-		if control == nil {
-			return controlErr
-		}
-		return errors.Join(controlErr, control(network, address, conn))
-	}
-	listener, err := config.Listen(ctx, fmt.Sprintf("tcp%d", familyOf(addr.Addr())), addr.String())
+	config.KeepAlive = -1 // the sweep decides
+	config.Control = control
+	l, err := config.Listen(ctx, fmt.Sprintf("tcp%d", familyOf(addr.Addr())), addr.String())
 	if err != nil {
 		return nil, err
 	}
-	return listener.(*net.TCPListener), nil
-}
-
-// inheritKeepAlive sets the options of [keepAlive] on a listening socket.
-func inheritKeepAlive(fd uintptr) {
-	probes := keepAlive()
-	for _, o := range [][3]int{
-		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(probes.Idle.Seconds())},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(probes.Interval.Seconds())}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, probes.Count},
-	} {
-		_ = unix.SetsockoptInt(int(fd), o[0], o[1], o[2]) //nolint:gosec // a descriptor; without it, the idle timeout is left
-	}
-}
-
-// opened returns the open listeners.
-func (s *Server) opened() []*net.TCPListener {
-	s.listenersMu.Lock()
-	defer s.listenersMu.Unlock()
-	return slices.Clone(s.listeners)
-}
-
-// Addrs returns the addresses that the server listens on.
-func (s *Server) Addrs() []netip.AddrPort {
-	opened := s.opened()
-	addrs := make([]netip.AddrPort, 0, len(opened))
-	for _, l := range opened {
-		addrs = append(addrs, l.Addr().(*net.TCPAddr).AddrPort())
-	}
-	return addrs
-}
-
-// closeListeners closes the listeners. None is opened afterwards.
-func (s *Server) closeListeners() {
-	s.listenersMu.Lock()
-	defer s.listenersMu.Unlock()
-	s.closed = true
-	for _, l := range s.listeners {
-		_ = l.Close() // nothing is buffered
-	}
+	return l.(*net.TCPListener), nil
 }
 
 // OpenSockets opens the sockets of addr, a [Config.Addr], for [Config.Sockets] of another process. It

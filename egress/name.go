@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -50,10 +49,11 @@ var (
 // A beginning is the start of a client's connection. It keeps what the parser of a name reads, for the host. A parser
 // that answers writes nothing.
 type beginning struct {
-	net.Conn
+	net.Conn // none: crypto/tls needs only what is below
 
-	all  *atomic.Int64 // bytes that are reserved for all beginnings
-	held int64         // bytes of these
+	from io.Reader
+	all  *int64 // bytes that are reserved for all beginnings
+	held int64  // bytes of these
 	read []byte
 	next int   // byte of read that the parser gets next
 	err  error // why there are no more bytes
@@ -80,18 +80,19 @@ func (b *beginning) more(n int) {
 	if len(b.read)+n > cap(b.read) {
 		size := max(firstRead, 2*cap(b.read))
 		more := int64(size-max(firstRead, cap(b.read))) * parserShare
-		if b.held += more; b.all.Add(more) > maxBeginnings {
+		b.held += more
+		if *b.all += more; *b.all > maxBeginnings {
 			b.err = errMemory
 			return
 		}
 		b.read = append(make([]byte, 0, size), b.read...)
 	}
-	got, err := b.Conn.Read(b.read[len(b.read) : len(b.read)+n])
+	got, err := b.from.Read(b.read[len(b.read) : len(b.read)+n])
 	b.read, b.err = b.read[:len(b.read)+got], err
 }
 
 // release gives back the memory, once the bytes are no longer needed.
-func (b *beginning) release() { b.all.Add(-b.held) }
+func (b *beginning) release() { *b.all -= b.held }
 
 // Write discards the alerts of crypto/tls.
 func (*beginning) Write(p []byte) (int, error) { return len(p), nil }
@@ -157,15 +158,12 @@ func httpName(b *beginning) (string, error) {
 
 // readName reads the beginning of a connection until it says a name that a host of the route has. It
 // returns the name, or a refusal.
-func (s *Server) readName(conn *net.TCPConn, b *beginning, r *route) (wire.Name, error) {
-	if err := conn.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
-		return wire.Root, refuse(ReasonClosed, "setting a deadline: %w", err)
-	}
+func (b *beginning) readName(r *route) (wire.Name, error) {
 	text, err := b.name()
 	switch n := len(b.read); {
 	case err == nil:
-		name, err := s.check(text, r)
-		return name, errors.Join(err, conn.SetReadDeadline(time.Time{}))
+		return r.check(text)
+	case errors.Is(err, errEnded):
 	case errors.Is(err, errMemory):
 		err = refuse(ReasonLimit, "%s: no name within %d bytes, and %w", r.text(), n, err)
 	case errors.Is(err, errTooLong):
@@ -182,16 +180,4 @@ func (s *Server) readName(conn *net.TCPConn, b *beginning, r *route) (wire.Name,
 		err = refuse(ReasonProtocol, "%s needs TLS or HTTP/1: %.300s", r.text(), err) // which may quote all that was read
 	}
 	return wire.Root, err
-}
-
-// check returns the name that a client said, or a refusal if no host of the route has it.
-func (s *Server) check(text string, r *route) (wire.Name, error) {
-	name, err := wire.ParseHostname(text)
-	if err != nil {
-		return wire.Root, refuse(ReasonOtherName, "%s: the client said %.300q, which is not a hostname: %w", r.text(), text, err)
-	}
-	if r.hostOf(name) == nil {
-		return wire.Root, refuse(ReasonOtherName, "%s: the client said %q", r.text(), hostText(name))
-	}
-	return name, nil
 }

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -31,7 +30,7 @@ func (*onlyRead) SetWriteDeadline(time.Time) error { return os.ErrNoDeadline }
 
 // begin returns a beginning that arrives in segments of size bytes.
 func begin(from io.Reader, size int) *beginning {
-	return &beginning{Conn: &onlyRead{from, size}, all: new(atomic.Int64)}
+	return &beginning{from: &onlyRead{from, size}, all: new(int64)}
 }
 
 // byCryptoTLS returns the server name that crypto/tls finds in the ClientHello at the start of b. It
@@ -99,7 +98,7 @@ func FuzzHello(f *testing.F) {
 			if err == nil && input[0] == recordHandshake && name != want {
 				t.Errorf("segments of %d bytes: %q, but crypto/tls finds %q", size, name, want)
 			}
-			if rest, err := io.ReadAll(b.Conn); err != nil || !bytes.Equal(append(bytes.Clone(b.read), rest...), input) {
+			if rest, err := io.ReadAll(b.from); err != nil || !bytes.Equal(append(bytes.Clone(b.read), rest...), input) {
 				t.Errorf("segments of %d bytes: what was read and what follows is not what was sent", size)
 			}
 		}
@@ -176,11 +175,11 @@ func TestLongBeginnings(t *testing.T) {
 		if _, err := b.name(); !errors.Is(err, errTooLong) || len(b.read) > MaxHello+maxFraming+firstRead {
 			t.Errorf("%s: %d bytes, %.80v", name, len(b.read), err)
 		}
-		if b.release(); b.all.Load() != 0 {
-			t.Errorf("%s: %d bytes are still reserved", name, b.all.Load())
+		if b.release(); *b.all != 0 {
+			t.Errorf("%s: %d bytes are still reserved", name, *b.all)
 		}
 		b = begin(&again, 1400)
-		b.all.Store(maxBeginnings)
+		*b.all = maxBeginnings
 		if _, err := b.name(); !errors.Is(err, errMemory) || len(b.read) > firstRead {
 			t.Errorf("%s without memory: %d bytes, %.80v", name, len(b.read), err)
 		}
@@ -240,7 +239,7 @@ func FuzzHTTP(f *testing.F) {
 		if name, err := b.name(); err == nil && name == "" {
 			t.Error("an empty name without an error")
 		}
-		if rest, err := io.ReadAll(b.Conn); err != nil || !bytes.Equal(append(bytes.Clone(b.read), rest...), input) {
+		if rest, err := io.ReadAll(b.from); err != nil || !bytes.Equal(append(bytes.Clone(b.read), rest...), input) {
 			t.Error("what was read and what follows is not what was sent")
 		}
 	})

@@ -2,72 +2,66 @@ package egress
 
 import (
 	"bufio"
-	"context"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"strings"
 	"time"
-
-	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// connect returns a connection to a name, or to the endpoints of its destination: by their addresses, or
-// through the proxy. The error is a refusal.
-func (s *Server) connect(ctx context.Context, name wire.Name, to destination) (*net.TCPConn, error) {
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
-	targets, err := to.targets(hostText(name))
-	if err != nil {
-		return nil, err
-	}
-	if s.config.Proxy == "" {
-		return s.race(ctx, targets, false)
+// connect returns a connection to one of the targets: by their addresses, or through the proxy. The task waits
+// meanwhile. The error is a refusal.
+func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.AddrPort, err error) {
+	until := t.now.Add(connectTimeout)
+	if d.config.Proxy == "" {
+		return d.dial(t, targets, false, until)
 	}
 	var errs []error
 	for _, target := range targets {
-		conn, err := s.connectByProxy(ctx, target)
+		conn, to, err = d.connectByProxy(t, target, until)
 		if err == nil {
-			return conn, nil
+			return conn, to, nil
 		}
-		if errs = append(errs, err); ctx.Err() != nil {
+		if errs = append(errs, err); t.aborted || !t.now.Before(until) {
 			break
 		}
 	}
-	return nil, attemptErrors(errs)
+	return nil, to, attemptErrors(errs)
 }
 
 // connectByProxy asks the proxy for a connection to a target.
-func (s *Server) connectByProxy(ctx context.Context, target endpoint) (*net.TCPConn, error) {
-	switch {
-	case target.name == "":
-		if err := s.forbids(ctx, netip.AddrPortFrom(target.addr, target.port)); err != nil {
-			return nil, refuse(ReasonAddress, "the endpoint %s is refused: %w", target, err)
+func (d *dialer) connectByProxy(t *task, target endpoint, until time.Time) (conn *socket, to netip.AddrPort, err error) {
+	if err := d.checkForProxy(t, target); err != nil {
+		return nil, to, err
+	}
+	proxy, err := parseEndpoint(d.config.Proxy)
+	if err != nil {
+		return nil, to, err
+	}
+	conn, to, err = d.dial(t, []endpoint{proxy}, true, until) // only the operator chooses its addresses
+	if err != nil {
+		return nil, to, err
+	}
+	if err := requestTunnel(&taskStream{t, conn, until}, target.String()); err != nil {
+		t.reset(conn)
+		return nil, to, refuse(ReasonConnect, "connecting to %s through the proxy %s (--egress-proxy): %w", target, d.config.Proxy, err)
+	}
+	return conn, to, nil
+}
+
+// checkForProxy returns a refusal if the proxy must not connect to a target.
+func (d *dialer) checkForProxy(t *task, target endpoint) error {
+	if target.name != "" {
+		if endsInNumber(target.name) {
+			return refuse(ReasonAddress, "%s is refused: it ends in a number, so the proxy would take it for an address", target.name)
 		}
-	case endsInNumber(target.name):
-		return nil, refuse(ReasonAddress, "%s is refused: it ends in a number, so the proxy would take it for an address", target.name)
+		return nil
 	}
-	proxy, err := parseEndpoint(s.config.Proxy)
-	if err != nil {
-		return nil, err
+	if err := d.allow(t, netip.AddrPortFrom(target.addr, target.port)); err != nil {
+		return refuse(ReasonAddress, "the endpoint %s is refused: %w", target, err)
 	}
-	conn, err := s.race(ctx, []endpoint{proxy}, true) // only the operator chooses its addresses
-	if err != nil {
-		return nil, err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	err = requestTunnel(conn, target.String())
-	if !stop() {
-		err = errors.Join(err, ctx.Err())
-	}
-	if err != nil {
-		reset(conn)
-		return nil, refuse(ReasonConnect, "connecting to %s through the proxy %s (--egress-proxy): %w", target, s.config.Proxy, err)
-	}
-	return conn, nil
+	return nil
 }
 
 // endsInNumber reports whether the last label of a hostname is a number, such as in 127.1, which many programs
@@ -86,7 +80,7 @@ const maxProxyHead = 16 << 10
 
 // requestTunnel sends a CONNECT request and reads the response. It reads no byte after the head,
 // which is the host's.
-func requestTunnel(conn *net.TCPConn, target string) error {
+func requestTunnel(conn io.ReadWriter, target string) error {
 	if _, err := fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", target, target); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"syscall"
@@ -60,29 +61,23 @@ func cutID(b []byte) (id, rest []byte, ok bool) {
 	return b[1:end], b[end:], true
 }
 
-// answerQUIC answers QUIC clients on the UDP port of a listener until stop is called, which waits until the port is free.
-// If another program has the port, it tries again later.
-func (s *Server) answerQUIC(ctx context.Context, addr netip.AddrPort) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		conn, err := listenQUIC(ctx, addr)
-		if err != nil {
-			s.log.Warn("degraded: HTTP/3 clients of VIPs use TCP only after their own timeout; retrying", "error", err)
-			if !sockets.Retry(ctx, func() (err error) { conn, err = listenQUIC(ctx, addr); return err }) {
-				return
-			}
+// answerQUIC answers QUIC clients on the UDP port of a listener until ctx ends. If another program has the port, it tries
+// again later.
+func answerQUIC(ctx context.Context, addr netip.AddrPort, log *slog.Logger) {
+	conn, err := listenQUIC(ctx, addr)
+	if err != nil {
+		log.Warn("degraded: HTTP/3 clients of VIPs use TCP only after their own timeout; retrying", "error", err)
+		if !sockets.Retry(ctx, func() (err error) { conn, err = listenQUIC(ctx, addr); return err }) {
+			return
 		}
-		defer context.AfterFunc(ctx, func() { _ = conn.Close() })() // nothing is buffered
-		pacer := &sockets.Pacer{Log: s.log, Listener: "egress udp " + addr.String()}
-		for packet, control := make([]byte, 1<<16), make([]byte, 128); ctx.Err() == nil; {
-			if err := answerOne(conn, packet, control); err != nil && ctx.Err() == nil {
-				pacer.Wait(err, ctx.Done())
-			}
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })() // nothing is buffered
+	pacer := &sockets.Pacer{Log: log, Listener: "egress udp " + addr.String()}
+	for packet, control := make([]byte, 1<<16), make([]byte, 128); ctx.Err() == nil; {
+		if err := answerOne(conn, packet, control); err != nil && ctx.Err() == nil {
+			pacer.Wait(err, ctx.Done())
 		}
-	}()
-	return func() { cancel(); <-ended }
+	}
 }
 
 // answerOne waits for a packet and answers it from the address that it was sent to.

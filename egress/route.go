@@ -1,17 +1,13 @@
 package egress
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"sort"
-	"time"
 
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
-	"github.com/nametap/nametap/internal/conntrack"
 )
 
 // A route is where a connection leads as far as the VIP and the port alone say it.
@@ -27,38 +23,17 @@ type vipHost struct {
 	refused error       // if the host does not have the port
 }
 
-// route returns the route of a connection, or a refusal. It waits for the first table.
-func (s *Server) route(ctx context.Context, conn *net.TCPConn) (route, error) {
-	vip, redirected, err := conntrack.OriginalTCP(conn)
-	if err != nil {
-		return route{}, refuse(ReasonDirect, "%w", err)
-	}
-	if !redirected {
-		return route{}, refuse(ReasonDirect, "the client did not connect to a VIP but to this port itself")
-	}
-	timer := time.NewTimer(connectTimeout)
-	defer timer.Stop()
-	select {
-	case <-s.config.Synced:
-	case <-timer.C:
-		return route{}, refuse(ReasonNoHost, "no table has been received yet, so the host of %s is not known", vip.Addr())
-	case <-ctx.Done():
-		return route{}, refuse(ReasonEnd, "the agent ends")
-	}
-	return s.routeOf(vip)
-}
-
-// routeOf returns the route to a VIP, or a refusal.
-func (s *Server) routeOf(vip netip.AddrPort) (route, error) {
+// routeTo returns the route to a VIP, or a refusal.
+func routeTo(vip netip.AddrPort, cfg *Config) (route, error) {
 	r := route{vip: vip}
-	s.config.Table().HostsAt(vip.Addr(), func(h table.Host) {
-		to, err := s.destinationOf(&h, vip.Port())
+	cfg.Table().HostsAt(vip.Addr(), func(h table.Host) {
+		to, err := destinationOf(&h, vip.Port())
 		r.hosts = append(r.hosts, vipHost{h.Name, to, err})
 	})
 	switch {
 	case len(r.hosts) == 0:
 		return r, refuse(ReasonNoHost, "no host of the table has the address %s", vip.Addr())
-	case len(s.config.Ports) > 0 && !slices.Contains(s.config.Ports, vip.Port()):
+	case len(cfg.Ports) > 0 && !slices.Contains(cfg.Ports, vip.Port()):
 		return r, refuse(ReasonPort, "%s port %d: not one of --egress-ports", hostText(r.hosts[0].name), vip.Port())
 	}
 	sort.Slice(r.hosts, func(i, j int) bool { return r.hosts[i].name.CompareText(r.hosts[j].name) < 0 })
@@ -100,13 +75,19 @@ func isWildcard(host wire.Name) bool {
 	return len(host) > len(wire.WildcardLabel) && host[:len(wire.WildcardLabel)] == wire.WildcardLabel
 }
 
-// hostText returns a host as its author wrote it, apart from case: without a dot at the end.
-func hostText(name wire.Name) string {
-	text := name.String()
-	return text[:max(len(text)-1, 0)]
-}
-
 // text names the route in errors.
 func (r *route) text() string {
 	return fmt.Sprintf("%s (%s)", hostText(r.hosts[0].name), r.vip)
+}
+
+// check returns the name that a client said, or a refusal if no host of the route has it.
+func (r *route) check(text string) (wire.Name, error) {
+	name, err := wire.ParseHostname(text)
+	if err != nil {
+		return wire.Root, refuse(ReasonOtherName, "%s: the client said %.300q, which is not a hostname: %w", r.text(), text, err)
+	}
+	if r.hostOf(name) == nil {
+		return wire.Root, refuse(ReasonOtherName, "%s: the client said %q", r.text(), hostText(name))
+	}
+	return name, nil
 }

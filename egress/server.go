@@ -5,17 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
+	"runtime"
+	"sort"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -24,52 +22,50 @@ import (
 type Server struct {
 	config    Config
 	log       *slog.Logger
-	forbidden []addressRange
-	max       int64 // connections at a time
-	reserve   *sockets.Reserve
-	attempts  *semaphore.Weighted // to connect, beside the first one of a connection
-	pipes     *semaphore.Weighted // of busy directions
-	buffers   sync.Pool
-	look      look
-	began     time.Time
-	nat64     nat64
-	hosts     hostCounts
+	listeners *listeners
 	metrics   *metrics
-	refusals  refusals
-
-	open       atomic.Int64
-	beginnings atomic.Int64   // bytes: see maxBeginnings
-	running    sync.WaitGroup // of goroutines for connections
 
 	end      func()        // closes ended; may be called any number of times
 	ended    chan struct{} // closed when Run has to end
 	hasten   func()        // closes hastened; may be called any number of times
 	hastened chan struct{} // closed when connections have to end
 
-	mu       sync.Mutex
-	conns    map[*net.TCPConn]*pair // of clients, nil until it is joined; the map is nil once the end resets all
-	longIdle []idlePair             // in the last sweep, the one that is idle longest last
-
-	listenersMu sync.Mutex
-	listeners   []*net.TCPListener
-	missing     map[netip.AddrPort]error // listeners that could not be opened, and why
-	closed      bool                     // the listeners, at the end
+	// Of the loop's goroutine.
+	loop       *loop
+	copier     *copier
+	dialer     *dialer
+	reserve    *sockets.Reserve
+	accepting  map[*socket]bool // listeners
+	failed     error            // of a listener
+	pairs      map[*pair]bool   // that are open
+	longIdle   []idlePair       // in the last sweep, the one that is idle longest last
+	beginnings int64            // bytes: see maxBeginnings
 }
 
-// descriptorsPerConn are those of a connection that is joined: the client's and the host's. While it is dialled,
-// the host's is that of one attempt.
-const descriptorsPerConn = 2
+// An idlePair is a pair that was idle in the last sweep, and since when.
+type idlePair struct {
+	*pair
 
-// waitTime is how long the server waits for a client at a time while there are no descriptors.
-const waitTime = 100 * time.Millisecond
+	since time.Time
+}
 
-// bytesPerConn is the memory of a connection that has sent little, in bytes: in the kernel, two sockets, and in the
-// process, two goroutines and what they use. Half of the memory is for connections.
-const bytesPerConn = 24 << 10
-
-// attemptShare is the share of the descriptors for connections, one part in that many, which is for attempts to
-// connect beside the first one.
-const attemptShare = 8
+const (
+	// descriptorsPerConn are those of a connection that is joined: the client's and the host's. While it is dialled,
+	// the host's is that of one attempt.
+	descriptorsPerConn = 2
+	// bytesPerConn is the memory of a connection that has sent little, in bytes, most of it in the kernel, for two
+	// sockets. Half of the memory is for connections.
+	bytesPerConn = 24 << 10
+	// attemptShare is the share of the descriptors for connections, one part in that many, which is for attempts to
+	// connect beside the first one.
+	attemptShare = 8
+	// sweepInterval is how often all connections are looked at.
+	sweepInterval = 5 * time.Second
+	// halfClosedShare and newShare divide the idle timeout: of a connection that has ended in one direction, and of
+	// one that is closed to let another one in. With one hour, these are five minutes and one.
+	halfClosedShare = 12
+	newShare        = 60
+)
 
 // New checks cfg, opens the listeners and tests the mark. An error names the setting. Listeners whose
 // port another program has are opened by Run.
@@ -77,40 +73,48 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{config: cfg, log: cfg.Logger, forbidden: forbidden(), conns: map[*net.TCPConn]*pair{}, pipes: semaphore.NewWeighted(maxPipes)}
-	s.began = time.Now()
-	if err := s.look.open(); err != nil {
-		return nil, fmt.Errorf("opening a pipe: %w", err)
-	}
-	s.ended, s.hastened = make(chan struct{}), make(chan struct{})
-	s.end, s.hasten = sync.OnceFunc(func() { close(s.ended) }), sync.OnceFunc(func() { close(s.hastened) })
-	s.buffers.New = func() any { return new([bufferSize]byte) }
-	s.metrics = newMetrics(s)
-	if err := s.testMark(ctx); err != nil {
+	if err := testMark(cfg.Mark); err != nil {
 		return nil, err
 	}
-	if err := s.listen(ctx); err != nil {
+	s := &Server{config: cfg, log: cfg.Logger, accepting: map[*socket]bool{}, pairs: map[*pair]bool{}, metrics: newMetrics()}
+	s.ended, s.hastened = make(chan struct{}), make(chan struct{})
+	s.end, s.hasten = sync.OnceFunc(func() { close(s.ended) }), sync.OnceFunc(func() { close(s.hastened) })
+	loop, err := newLoop()
+	if err != nil {
+		return nil, fmt.Errorf("opening epoll for connections to VIPs: %w", err)
+	}
+	s.listeners = &listeners{config: &s.config}
+	if err := s.listeners.open(ctx); err != nil {
+		loop.end()
 		return nil, err
 	}
 	if cfg.Registerer != nil {
 		if err := cfg.Registerer.Register(s.metrics); err != nil {
-			s.closeListeners()
+			s.listeners.close()
+			loop.end()
 			return nil, fmt.Errorf("registering metrics: %w", err)
 		}
 	}
-	s.max = int64(cfg.MaxConns)
+	attempts := s.setMax()
+	s.loop, s.copier, s.dialer = loop, &copier{loop: loop}, &dialer{&s.config, newGuard(&s.config), attempts}
+	s.reserve = sockets.NewReserve(1)
+	return s, nil
+}
+
+// setMax sets how many connections may be open: as many as the settings, the descriptors and the memory allow. It returns
+// how many attempts to connect may be made beside the first one of each.
+func (s *Server) setMax() (attempts int64) {
 	limit, attempts := descriptorLimits()
-	s.attempts = semaphore.NewWeighted(attempts)
 	what := "descriptors"
-	if byMemory := max(cfg.Memory/2/bytesPerConn, 1); cfg.Memory > 0 && byMemory < limit {
+	if byMemory := max(s.config.Memory/2/bytesPerConn, 1); s.config.Memory > 0 && byMemory < limit {
 		limit, what = byMemory, "memory"
 	}
-	if s.max > limit {
-		s.log.Warn("fewer connections to VIPs than --egress-max-conns: the limit of "+what+" is too low", "want", s.max, "have", limit)
-		s.max = limit
+	s.metrics.max = int64(s.config.MaxConns)
+	if s.metrics.max > limit {
+		s.log.Warn("fewer connections to VIPs than --egress-max-conns: the limit of "+what+" is too low", "want", s.metrics.max, "have", limit)
+		s.metrics.max = limit
 	}
-	s.reserve = sockets.NewReserve(len(s.listeners) + len(s.missing))
-	return s, nil
+	return attempts
 }
 
 // descriptorLimits returns how many connections the limit of descriptors allows, and how many attempts to connect
@@ -128,83 +132,31 @@ func descriptorLimits() (conns, attempts int64) {
 }
 
 // testMark returns an error if packets cannot get the mark.
-func (s *Server) testMark(ctx context.Context) error {
-	if s.config.Mark == 0 {
-		return nil
-	}
-	var probe net.ListenConfig
-	socket, err := probe.ListenPacket(ctx, "udp4", "127.0.0.1:0")
+func testMark(mark uint32) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("opening a socket to test --egress-mark: %w", err)
 	}
-	defer func() { _ = socket.Close() }()
-	raw, err := socket.(*net.UDPConn).SyscallConn()
-	if err != nil {
-		return err
-	}
-	return setMark(raw, s.config.Mark)
+	defer func() { _ = unix.Close(fd) }()
+	return setMark(fd, mark)
 }
 
-// Run carries connections until ctx ends or [Server.End] is called. Then it accepts no more, and waits
-// for those that are open for up to [Config.Drain] before it resets them. It returns after all its
-// goroutines: nil at the end, an error if a listener failed.
-func (s *Server) Run(ctx context.Context) error {
-	defer s.reserve.Close()
-	defer s.look.close()
-	// Connections outlive ctx by the drain.
-	serving, abort := context.WithCancel(context.WithoutCancel(ctx))
-	defer abort()
-	group, ctx := errgroup.WithContext(ctx)
-	for _, l := range s.opened() {
-		group.Go(func() error { return s.accept(serving, l) })
-	}
-	swept := make(chan struct{})
-	go func() {
-		defer close(swept)
-		s.sweep(serving)
-	}()
-	opening, stop := context.WithCancel(ctx)
-	group.Go(func() error {
-		s.openMissing(opening, func(l *net.TCPListener) {
-			group.Go(func() error { return s.accept(serving, l) })
-		})
-		return nil
-	})
-	group.Go(func() error {
-		select {
-		case <-ctx.Done():
-		case <-s.ended:
-		}
-		stop()
-		s.end() // so that accept knows why its listener is closed
-		s.closeListeners()
-		return nil
-	})
-	err := group.Wait()
-	s.drain(abort)
-	abort()
-	<-swept
-	return err
-}
+// Addrs returns the addresses that the server listens on.
+func (s *Server) Addrs() []netip.AddrPort { return s.listeners.addrs() }
 
-// drain waits for the open connections, and resets those that are left.
-func (s *Server) drain(abort func()) {
-	ended := make(chan struct{})
-	go func() {
-		s.running.Wait()
-		close(ended)
-	}()
-	timer := time.NewTimer(s.config.Drain)
-	defer timer.Stop()
-	select {
-	case <-ended:
-		return
-	case <-timer.C:
-	case <-s.hastened:
+// Unserved returns a text for each listener that cannot be opened at an address of this host, with the
+// reason.
+func (s *Server) Unserved() []string { return s.listeners.texts() }
+
+// Open reports whether connections are open.
+func (s *Server) Open() bool { return s.metrics.open.Load() > 0 }
+
+// Status returns the state of the server.
+func (s *Server) Status() Status {
+	return Status{
+		Listeners: s.Addrs(), Open: s.metrics.open.Load(), Max: s.metrics.max,
+		Hosts: s.metrics.hosts.status(), Refused: s.metrics.refusals.status(),
 	}
-	abort()
-	s.resetAll()
-	<-ended
 }
 
 // End makes Run end. Without drain it resets the open connections at once. It may be called any number
@@ -216,63 +168,59 @@ func (s *Server) End(drain bool) {
 	s.end()
 }
 
-// Open reports whether connections are open.
-func (s *Server) Open() bool { return s.open.Load() > 0 }
-
-// resetAll resets the connections of all clients, and of those that are still to come.
-func (s *Server) resetAll() {
-	s.mu.Lock()
-	all := s.conns
-	s.conns = nil
-	s.mu.Unlock()
-	for conn, p := range all {
-		if p == nil {
-			reset(conn)
-			continue
+// Run carries connections until ctx ends or [Server.End] is called. Then it accepts no more, and waits
+// for those that are open for up to [Config.Drain] before it resets them. It returns after all its
+// goroutines: nil at the end, an error if a listener failed.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.reserve.Close()
+	defer s.copier.closePipes()
+	// The loop keeps one of the runtime's processors while it copies. Queries need another one.
+	if runtime.GOMAXPROCS(0) == 1 {
+		runtime.GOMAXPROCS(2)
+	}
+	opening, stop := context.WithCancel(ctx)
+	defer stop()
+	for _, l := range s.listeners.opened {
+		s.serve(opening, l)
+	}
+	s.loop.running.Go(func() {
+		s.listeners.openMissing(opening, func(l listener) { s.loop.post(func() { s.serve(opening, l) }) })
+	})
+	drained := make(chan struct{})
+	s.loop.running.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-s.ended:
 		}
-		p.abort()
-	}
+		stop()
+		s.end()
+		s.loop.post(s.close)
+		s.drain(drained)
+	})
+	s.loop.start(s.sweep)
+	err := s.loop.run(func() bool { return isClosed(s.ended) && len(s.accepting) == 0 && !s.Open() })
+	s.end()
+	s.close()
+	close(drained)
+	s.loop.end()
+	return errors.Join(s.failed, err)
 }
 
-// add records the connection of a client. It reports false if the server resets all.
-func (s *Server) add(conn *net.TCPConn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.conns == nil {
-		return false
+// drain waits until the open connections have ended, and resets those that are left.
+func (s *Server) drain(drained <-chan struct{}) {
+	timer := time.NewTimer(s.config.Drain)
+	defer timer.Stop()
+	select {
+	case <-drained:
+	case <-timer.C:
+	case <-s.hastened:
 	}
-	s.conns[conn] = nil
-	return true
-}
-
-// joined records the pair of a client's connection. It reports false if the server resets all.
-func (s *Server) joined(conn *net.TCPConn, p *pair) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.conns == nil {
-		return false
-	}
-	s.conns[conn] = p
-	return true
-}
-
-// pairs returns the joined connections.
-func (s *Server) pairs() (all []*pair) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.conns {
-		if p != nil {
-			all = append(all, p)
+	s.loop.post(func() {
+		s.loop.abort()
+		for p := range s.pairs {
+			p.abort()
 		}
-	}
-	return all
-}
-
-// remove ends what add began.
-func (s *Server) remove(conn *net.TCPConn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.conns, conn)
+	})
 }
 
 // isClosed reports whether a channel is closed on which nothing is sent.
@@ -285,107 +233,199 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// accept accepts the connections of one listener until the end.
-func (s *Server) accept(serving context.Context, l *net.TCPListener) error {
-	defer s.answerQUIC(serving, l.Addr().(*net.TCPAddr).AddrPort())()
-	pacer := &sockets.Pacer{Log: s.log, Listener: "egress " + l.Addr().String()}
-	for {
-		conn, err := l.AcceptTCP()
-		switch {
-		case err == nil:
-			s.accepted(serving, conn)
-		case isClosed(s.ended):
-			return nil
-		case sockets.Dead(err):
-			return fmt.Errorf("the listener for connections to VIPs on %s failed: %w", l.Addr(), err)
-		case sockets.OutOfDescriptors(err) && !sockets.Waiting(l, 0):
-			// accept(2) needs a descriptor before it looks for a client. When one comes, there may be descriptors again.
-			sockets.Waiting(l, waitTime)
-		case sockets.OutOfDescriptors(err) && s.reserve.Spend():
-			// The client is told at once instead of waiting in the queue of the listener.
-			if conn, err := l.AcceptTCP(); err == nil {
-				s.refused(conn, refuse(ReasonDescriptor, "accepting a connection: no descriptors are left"))
-			}
-			s.reserve.Refill()
-		default:
-			pacer.Wait(err, s.ended)
-		}
+// close closes the listeners.
+func (s *Server) close() {
+	for l := range s.accepting {
+		s.loop.unwatch(l)
 	}
+	clear(s.accepting)
+	s.listeners.close()
 }
 
-// accepted starts a goroutine for a connection, unless there are too many.
-func (s *Server) accepted(ctx context.Context, conn *net.TCPConn) {
-	if s.open.Add(1) > s.max && !s.makeRoom() {
-		s.open.Add(-1)
-		s.refused(conn, refuse(ReasonLimit, "%d connections are open (--egress-max-conns), and none is idle", s.max))
+// serve accepts the connections of one listener until the end.
+func (s *Server) serve(ctx context.Context, l listener) {
+	if isClosed(s.ended) {
 		return
 	}
-	if !s.add(conn) {
-		s.open.Add(-1)
-		s.refused(conn, refuse(ReasonEnd, "the agent ends"))
-		return
-	}
-	s.running.Go(func() { s.carry(ctx, conn) })
-}
-
-// carry connects a client to its host.
-func (s *Server) carry(ctx context.Context, client *net.TCPConn) {
-	r, err := s.route(ctx, client)
-	var t target
-	if err == nil {
-		t, err = s.target(ctx, client, &r)
-	}
+	pacer := &sockets.Pacer{Log: s.log, Listener: "egress " + l.addr.String()}
+	var watched *socket
+	watched, err := s.loop.watch(l.fd, unix.EPOLLIN, func() { s.accept(watched, pacer) })
 	if err != nil {
-		s.remove(client)
-		s.open.Add(-1)
-		s.refused(client, err)
+		s.failed = fmt.Errorf("watching the listener for connections to VIPs on %s: %w", l.addr, err)
+		s.end()
 		return
 	}
-	c := s.hosts.of(t, r.vip)
-	s.metrics.connections.Inc()
-	s.join(client, t, c, func() {
-		c.open.Add(-1)
-		s.remove(client)
-		s.open.Add(-1)
+	s.accepting[watched] = true
+	s.loop.running.Go(func() { answerQUIC(ctx, l.addr, s.log) })
+}
+
+// accept accepts a connection.
+func (s *Server) accept(l *socket, pacer *sockets.Pacer) {
+	fd, err := acceptFrom(l)
+	switch {
+	case err == nil:
+		s.accepted(fd)
+	case errors.Is(err, unix.EAGAIN): // the client has gone, or another process has accepted it
+	case sockets.Dead(err):
+		s.failed = fmt.Errorf("the listener for connections to VIPs %s failed: %w", pacer.Listener, err)
+		s.end()
+	case sockets.OutOfDescriptors(err) && s.reserve.Spend():
+		// The client is told at once instead of waiting in the queue of the listener.
+		if fd, err := acceptFrom(l); err == nil {
+			s.refused(fd, refuse(ReasonDescriptor, "accepting a connection: no descriptors are left"))
+		}
+		s.reserve.Refill()
+	default:
+		s.loop.change(l, 0)
+		s.loop.start(func(t *task) {
+			if t.wait(t.now.Add(pacer.Note(err))) == nil && s.accepting[l] {
+				t.change(l, unix.EPOLLIN)
+			}
+		})
+	}
+}
+
+// acceptFrom accepts a connection of a listener.
+func acceptFrom(l *socket) (int, error) {
+	return retry(func() (int, error) {
+		fd, _, err := unix.Accept4(l.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		return fd, err
 	})
 }
 
-// A target is where a connection leads.
-type target struct {
-	host  wire.Name // in the table
-	name  wire.Name // of the host; another one below a wildcard
-	first []byte    // that was read from the client
-	conn  *net.TCPConn
-
-	portsKnown bool // the table has the ports of the host
+// accepted connects a client to its host, unless there are too many.
+func (s *Server) accepted(fd int) {
+	if s.metrics.open.Add(1) > s.metrics.max && !s.makeRoom() {
+		s.metrics.open.Add(-1)
+		s.refused(fd, refuse(ReasonLimit, "%d connections are open (--egress-max-conns), and none is idle", s.metrics.max))
+		return
+	}
+	s.loop.start(func(t *task) {
+		client, err := t.watch(fd, eventsOfConn, t.wakeUp)
+		if err == nil {
+			err = s.carry(t, client)
+		}
+		if err == nil {
+			return
+		}
+		s.metrics.open.Add(-1)
+		if client != nil {
+			t.unwatch(client)
+		}
+		s.refused(fd, err)
+	})
 }
 
-// target finds the name of a connection and connects to it, or returns a refusal.
-func (s *Server) target(ctx context.Context, client *net.TCPConn, r *route) (t target, err error) {
+// carry joins a client with its host, or returns a refusal.
+func (s *Server) carry(t *task, client *socket) error {
+	r, err := s.route(t, client)
+	if err != nil {
+		return err
+	}
+	var first []byte
 	name, exact := r.exact()
 	if !exact {
-		b := &beginning{Conn: client, all: &s.beginnings}
+		b := &beginning{from: &taskStream{t, client, t.now.Add(helloTimeout)}, all: &s.beginnings}
 		defer b.release()
-		if name, err = s.readName(client, b, r); err != nil {
-			return t, err
+		if name, err = b.readName(&r); err != nil {
+			return err
 		}
-		t.first = b.read
+		first = b.read
 	}
 	h := r.hostOf(name)
 	if h.refused != nil {
-		return t, h.refused
+		return h.refused
 	}
-	t.name, t.host, t.portsKnown = name, h.name, h.to.known
-	t.conn, err = s.connect(ctx, name, h.to)
-	return t, err
+	targets, err := h.to.targets(hostText(name))
+	if err != nil {
+		return err
+	}
+	host, addr, err := s.dialer.connect(t, targets)
+	if err != nil {
+		return err
+	}
+	c := s.metrics.hosts.of(name, h, r.vip, addr)
+	s.metrics.connections.Inc()
+	p := s.copier.newPair(client, host, first, c, func(p *pair) {
+		c.open.Add(-1)
+		delete(s.pairs, p)
+		s.metrics.open.Add(-1)
+	})
+	s.pairs[p] = true
+	p.move()
+	return nil
+}
+
+// route returns the route of a client's connection, or a refusal. It waits for the first table.
+func (s *Server) route(t *task, client *socket) (route, error) {
+	vip, redirected, err := conntrack.OriginalOf(client.fd, localAddr(client.fd))
+	if err != nil {
+		return route{}, refuse(ReasonDirect, "%w", err)
+	}
+	if !redirected {
+		return route{}, refuse(ReasonDirect, "the client did not connect to a VIP but to this port itself")
+	}
+	if !isClosed(s.config.Synced) {
+		t.await(func() {
+			ctx, cancel := context.WithTimeout(t.ctx, connectTimeout)
+			defer cancel()
+			select {
+			case <-s.config.Synced:
+			case <-ctx.Done():
+			}
+		})
+		switch {
+		case t.aborted:
+			return route{}, errEnded
+		case !isClosed(s.config.Synced):
+			return route{}, refuse(ReasonNoHost, "no table has been received yet, so the host of %s is not known", vip.Addr())
+		}
+	}
+	return routeTo(vip, &s.config)
 }
 
 // refused resets the connection of a client, and counts and logs why.
-func (s *Server) refused(conn *net.TCPConn, err error) {
+func (s *Server) refused(fd int, err error) {
 	reason := ReasonConnect
 	if r, ok := errors.AsType[*refusal](err); ok {
 		reason = r.reason
 	}
-	s.refusals.add(s.log, reason, err)
-	reset(conn) // last, so that a client that sees it finds the reason in the status
+	s.metrics.refusals.add(s.log, reason, err)
+	resetOnClose(fd)
+	_ = unix.Close(fd) // last, so that a client that sees it finds the reason in the status
+}
+
+// sweep ends connections that are idle, and notes those that may make room, until the task has to end.
+func (s *Server) sweep(t *task) {
+	timeout := s.config.IdleTimeout
+	for t.wait(t.now.Add(min(sweepInterval, max(timeout/newShare, time.Millisecond)))) == nil {
+		s.longIdle = nil
+		for p := range s.pairs {
+			switch idle := t.now.Sub(p.last); {
+			case idle >= timeout, (p.up.ended || p.down.ended) && idle >= timeout/halfClosedShare:
+				s.metrics.idle.Inc()
+				p.abort()
+				continue
+			case idle >= timeout/newShare:
+				s.longIdle = append(s.longIdle, idlePair{p, p.last})
+			}
+			p.probe()
+		}
+		sort.Slice(s.longIdle, func(i, j int) bool { return s.longIdle[i].since.After(s.longIdle[j].since) })
+	}
+}
+
+// makeRoom closes the connection that has been idle longest. It reports false if there is none.
+func (s *Server) makeRoom() bool {
+	for len(s.longIdle) > 0 {
+		last := len(s.longIdle) - 1
+		p := s.longIdle[last]
+		s.longIdle = s.longIdle[:last]
+		if s.pairs[p.pair] && p.last.Equal(p.since) { // it has sent nothing since the sweep
+			s.metrics.idle.Inc()
+			p.abort()
+			return true
+		}
+	}
+	return false
 }

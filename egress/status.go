@@ -81,35 +81,26 @@ type hostCounts struct {
 	received int64
 }
 
-// of returns the counts of a target's name, and counts a connection that is open.
-func (h *hostCounts) of(t target, vip netip.AddrPort) *counts {
+// of returns the counts of a name, which led from a VIP to an address, and counts a connection that is open.
+func (h *hostCounts) of(name wire.Name, host *vipHost, vip, address netip.AddrPort) *counts {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.byName == nil {
 		h.byName = map[wire.Name]*counts{}
 	}
-	c := h.byName[t.name]
+	c := h.byName[name]
 	if c == nil {
 		if len(h.byName) >= MaxHosts {
 			h.forgetLocked()
 		}
-		c = &counts{name: hostText(t.name)}
-		h.byName[t.name] = c
+		c = &counts{name: hostText(name)}
+		h.byName[name] = c
 	}
 	c.total++
 	c.open.Add(1)
-	c.host, c.used, c.vip = hostText(t.host), time.Now(), vip
-	c.address, c.portsUnknown = remoteAddr(t), !t.portsKnown
+	c.host, c.used, c.vip = hostText(host.name), time.Now(), vip
+	c.address, c.portsUnknown = address, !host.to.known
 	return c
-}
-
-// remoteAddr returns the address that a target is connected to.
-func remoteAddr(t target) netip.AddrPort {
-	addr, err := netip.ParseAddrPort(t.conn.RemoteAddr().String())
-	if err != nil {
-		return netip.AddrPort{}
-	}
-	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 }
 
 // forgetLocked forgets the name that was used longest ago, one without open connections if there is any. The
@@ -145,68 +136,65 @@ func (h *hostCounts) bytes() (sent, received int64) {
 	return sent, received
 }
 
-// Status returns the state of the server.
-func (s *Server) Status() Status {
-	status := Status{Listeners: s.Addrs(), Open: s.open.Load(), Max: s.max}
-	s.hosts.mu.Lock()
-	defer s.hosts.mu.Unlock()
-	for _, c := range s.hosts.byName {
-		status.Hosts = append(status.Hosts, HostStatus{
+// status returns the counts by name.
+func (h *hostCounts) status() (all []HostStatus) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.byName {
+		all = append(all, HostStatus{
 			Host: c.host, Name: c.name, VIP: c.vip, Address: c.address, PortsUnknown: c.portsUnknown, Open: c.open.Load(), Total: c.total,
 			Sent: c.sent.Load(), Received: c.received.Load(),
 		})
 	}
-	sort.Slice(status.Hosts, func(i, j int) bool { return status.Hosts[i].Name < status.Hosts[j].Name })
-	status.Refused = s.refusals.status()
-	return status
+	sort.Slice(all, func(i, j int) bool { return all[i].Name < all[j].Name })
+	return all
 }
 
-// metrics are those of a server.
+// metrics count what a server carries and refuses. They implement [prometheus.Collector].
 type metrics struct {
-	server      *Server
-	connections prometheus.Counter
-	idle        prometheus.Counter
-	refusals    *prometheus.Desc
-	open, limit *prometheus.Desc
-	bytes       *prometheus.Desc
+	open     atomic.Int64 // connections
+	max      int64        // of these
+	hosts    hostCounts
+	refusals refusals
+
+	connections, idle                    prometheus.Counter
+	refused, openConns, maxConns, copied *prometheus.Desc
 }
 
-func newMetrics(s *Server) *metrics {
+func newMetrics() *metrics {
 	return &metrics{
-		server: s,
 		connections: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nametap_egress_connections_total", Help: "Connections to VIPs that were carried to a host.",
 		}),
 		idle: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nametap_egress_idle_closed_total", Help: "Connections to VIPs that were closed because they were idle.",
 		}),
-		refusals: prometheus.NewDesc("nametap_egress_refusals_total", "Connections to VIPs that were refused, by reason.", []string{"reason"}, nil),
-		open:     prometheus.NewDesc("nametap_egress_open_connections", "Connections to VIPs that are open.", nil, nil),
-		limit:    prometheus.NewDesc("nametap_egress_max_connections", "Limit of open connections to VIPs.", nil, nil),
-		bytes:    prometheus.NewDesc("nametap_egress_bytes_total", "Bytes that were carried, by direction.", []string{"direction"}, nil),
+		refused:   prometheus.NewDesc("nametap_egress_refusals_total", "Connections to VIPs that were refused, by reason.", []string{"reason"}, nil),
+		openConns: prometheus.NewDesc("nametap_egress_open_connections", "Connections to VIPs that are open.", nil, nil),
+		maxConns:  prometheus.NewDesc("nametap_egress_max_connections", "Limit of open connections to VIPs.", nil, nil),
+		copied:    prometheus.NewDesc("nametap_egress_bytes_total", "Bytes that were carried, by direction.", []string{"direction"}, nil),
 	}
 }
 
-// Describe implements [prometheus.Collector].
+// Describe describes the metrics.
 func (m *metrics) Describe(descs chan<- *prometheus.Desc) {
 	m.connections.Describe(descs)
 	m.idle.Describe(descs)
-	descs <- m.refusals
-	descs <- m.open
-	descs <- m.limit
-	descs <- m.bytes
+	for _, desc := range []*prometheus.Desc{m.refused, m.openConns, m.maxConns, m.copied} {
+		descs <- desc
+	}
 }
 
-// Collect implements [prometheus.Collector].
+// Collect collects the metrics.
 func (m *metrics) Collect(metrics chan<- prometheus.Metric) {
 	m.connections.Collect(metrics)
 	m.idle.Collect(metrics)
 	for _, reason := range AllReasons() {
-		metrics <- prometheus.MustNewConstMetric(m.refusals, prometheus.CounterValue, float64(m.server.refusals.count(reason)), string(reason))
+		metrics <- prometheus.MustNewConstMetric(m.refused, prometheus.CounterValue, float64(m.refusals.count(reason)), string(reason))
 	}
-	metrics <- prometheus.MustNewConstMetric(m.open, prometheus.GaugeValue, float64(m.server.open.Load()))
-	metrics <- prometheus.MustNewConstMetric(m.limit, prometheus.GaugeValue, float64(m.server.max))
-	sent, received := m.server.hosts.bytes()
-	metrics <- prometheus.MustNewConstMetric(m.bytes, prometheus.CounterValue, float64(sent), "sent")
-	metrics <- prometheus.MustNewConstMetric(m.bytes, prometheus.CounterValue, float64(received), "received")
+	metrics <- prometheus.MustNewConstMetric(m.openConns, prometheus.GaugeValue, float64(m.open.Load()))
+	metrics <- prometheus.MustNewConstMetric(m.maxConns, prometheus.GaugeValue, float64(m.max))
+	sent, received := m.hosts.bytes()
+	metrics <- prometheus.MustNewConstMetric(m.copied, prometheus.CounterValue, float64(sent), "sent")
+	metrics <- prometheus.MustNewConstMetric(m.copied, prometheus.CounterValue, float64(received), "received")
 }

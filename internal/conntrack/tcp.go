@@ -16,30 +16,35 @@ import (
 //
 // A link-local IPv6 address has no zone: the kernel does not say which interface was
 // meant.
-func OriginalTCP(conn *net.TCPConn) (netip.AddrPort, bool, error) {
-	local := addrPort(conn.LocalAddr())
+func OriginalTCP(conn *net.TCPConn) (original netip.AddrPort, ok bool, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return netip.AddrPort{}, false, fmt.Errorf("finding a connection's original destination: %w", err)
 	}
-	var original netip.AddrPort
-	var optErr error
-	err = raw.Control(func(fd uintptr) {
-		if local.Addr().Is4() {
-			original, optErr = original4(int(fd))
-		} else {
-			original, optErr = original6(int(fd))
-		}
+	controlErr := raw.Control(func(fd uintptr) {
+		original, ok, err = OriginalOf(int(fd), addrPort(conn.LocalAddr())) //nolint:gosec // a descriptor
 	})
+	if controlErr != nil {
+		return netip.AddrPort{}, false, fmt.Errorf("finding a connection's original destination: %w", controlErr)
+	}
+	return original, ok, err
+}
+
+// OriginalOf is OriginalTCP of a descriptor, whose local address is given.
+func OriginalOf(fd int, local netip.AddrPort) (original netip.AddrPort, ok bool, err error) {
+	if local = plain(local); local.Addr().Is4() {
+		original, err = original4(fd)
+	} else {
+		original, err = original6(fd)
+	}
+	switch {
 	// ENOENT: there is no entry. ENOPROTOOPT: the kernel's modules are missing, so no rule
 	// can capture either.
-	if errors.Is(optErr, unix.ENOENT) || errors.Is(optErr, unix.ENOPROTOOPT) {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOPROTOOPT):
 		return netip.AddrPort{}, false, nil
-	}
-	if err = errors.Join(err, optErr); err != nil {
+	case err != nil:
 		return netip.AddrPort{}, false, fmt.Errorf("finding a connection's original destination: %w", err)
-	}
-	if original == local {
+	case original == local:
 		return netip.AddrPort{}, false, nil
 	}
 	return original, true, nil
