@@ -65,9 +65,7 @@ func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, err
 		return nil, fmt.Errorf("names below %s are never forwarded (--local-only)", zone)
 	}
 	r := &resolution{rrtype: rrtype, found: make(chan *forward.Result, 1)}
-	if r.packet, err = new(dns.Msg).SetQuestion(name.String(), rrtype).Pack(); err != nil {
-		return nil, err
-	}
+	r.packet = wire.NewQuery(wire.AppendQuestion(nil, name, rrtype, dns.ClassINET))
 	if !r.query.Parse(r.packet) {
 		return nil, errQuestionName
 	}
@@ -87,29 +85,22 @@ func (r *resolution) addresses(found *forward.Result) ([]netip.Addr, error) {
 }
 
 // addressesIn returns the addresses in the answer section of a response.
-func addressesIn(response []byte, rrtype uint16) ([]netip.Addr, error) {
-	var message dns.Msg
-	if err := message.Unpack(response); err != nil {
-		return nil, fmt.Errorf("%w: %w", forward.ErrBadReply, err)
+func addressesIn(response []byte, rrtype uint16) (addrs []netip.Addr, err error) {
+	end, err := wire.WalkQuestions(response)
+	records := wire.Walk(response, end)
+	for err == nil && records.Next() && records.Section == wire.AnswerSection {
+		if ip, ok := netip.AddrFromSlice(response[records.Fixed+wire.FixedLen : records.End]); ok && records.Type() == rrtype && ip.BitLen()/8 == wire.AddressLen(rrtype) {
+			addrs = append(addrs, ip.Unmap())
+		}
 	}
-	var addrs []netip.Addr
-	for _, rr := range message.Answer {
-		ip := netip.Addr{}
-		switch rr := rr.(type) {
-		case *dns.A:
-			ip, _ = netip.AddrFromSlice(rr.A)
-		case *dns.AAAA:
-			ip, _ = netip.AddrFromSlice(rr.AAAA)
-		}
-		if ip = ip.Unmap(); ip.IsValid() && rr.Header().Rrtype == rrtype {
-			addrs = append(addrs, ip)
-		}
+	if err = errors.Join(err, records.Err); err != nil {
+		return nil, fmt.Errorf("%w: %w", forward.ErrBadReply, err)
 	}
 	if len(addrs) > 0 {
 		return addrs, nil
 	}
-	if message.Rcode != dns.RcodeSuccess {
-		return nil, fmt.Errorf("nameservers answer %s", dns.RcodeToString[message.Rcode])
+	if rcode := int(response[wire.FlagsOffset+1] & wire.RcodeMask); rcode != dns.RcodeSuccess {
+		return nil, fmt.Errorf("nameservers answer %s", dns.RcodeToString[rcode])
 	}
 	return nil, errors.New("the name has no " + dns.TypeToString[rrtype] + " records")
 }

@@ -52,7 +52,13 @@ type dialing struct {
 	tried   []*attempt       // that have not ended
 	next    time.Time        // when an address is dialled beside those
 	failed  []error          // of attempts
-	lost    []error          // of lookups
+	lost    []lost           // lookups
+}
+
+// A lost lookup found no addresses.
+type lost struct {
+	name string
+	err  error
 }
 
 // An attempt is one to connect to an address.
@@ -135,7 +141,7 @@ func (d *dialer) families() []Family {
 // found takes the result of a lookup of a target's name.
 func (r *dialing) found(target endpoint, addrs []netip.Addr, err error) {
 	if err != nil {
-		r.lost = append(r.lost, refuse(ReasonResolution, "resolving %s: %w", target.name, err))
+		r.lost = append(r.lost, lost{target.name, err})
 	}
 	for _, addr := range addrs {
 		r.early = append(r.early, netip.AddrPortFrom(addr.Unmap(), target.port))
@@ -283,7 +289,7 @@ func (r *dialing) refusal(targets []endpoint) error {
 	case forbidden != nil:
 		return refuse(ReasonAddress, "%s has only addresses that are refused: %w", targets[0].name, forbidden)
 	case len(r.lost) > 0:
-		return r.lost[0]
+		return refuse(ReasonResolution, "resolving %s: %w", r.lost[0].name, r.lost[0].err)
 	case r.lookups > 0:
 		return refuse(ReasonResolution, "resolving %s: no answer within %v", text, connectTimeout)
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -384,14 +385,14 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 
 // localAddr returns the address that a socket is bound to.
 func localAddr(fd int) netip.AddrPort {
-	name, err := unix.Getsockname(fd)
+	name, err := syscall.Getsockname(fd) // with a system call less than by package unix
 	if err != nil {
 		return netip.AddrPort{}
 	}
 	switch a := name.(type) {
-	case *unix.SockaddrInet4:
+	case *syscall.SockaddrInet4:
 		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)) //nolint:gosec // a port
-	case *unix.SockaddrInet6:
+	case *syscall.SockaddrInet6:
 		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)) //nolint:gosec // a port
 	}
 	return netip.AddrPort{}
