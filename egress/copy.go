@@ -77,14 +77,15 @@ type pair struct {
 	last         time.Time     // when data was moved last
 	probes       time.Duration // while idle, the time until the kernel probes the peers; 0 if it does not
 	failed       bool
-	done         func(*pair) // nil after the end
+	closed       bool
+	done         func() // called when both connections are closed
 }
 
 // A direction copies from one connection to the other one.
 type direction struct {
 	from, to *socket
 	copied   *atomic.Int64
-	rest     []byte // that was read, and not yet written
+	rest     []byte // that was read, and not yet written; before the first move, what was read for the name
 	pipe     *pipe  // with what was read and not yet written, if busy
 	busy     bool
 	ended    bool // the destination was told the end of the data
@@ -92,11 +93,10 @@ type direction struct {
 }
 
 // newPair returns a pair, which copies in both directions until both have ended, from the first call of move on. If one
-// of the connections fails, the other one is reset. What was read from the client before is sent first. When both
-// connections are closed, done is called.
-func (c *copier) newPair(client, host *socket, first []byte, n *counts, done func(*pair)) *pair {
-	p := &pair{copier: c, client: client, host: host, last: c.now, done: done}
-	p.up = direction{from: client, to: host, copied: &n.sent, rest: first}
+// of the connections fails, the other one is reset.
+func (c *copier) newPair(client, host *socket, n *counts) *pair {
+	p := &pair{copier: c, client: client, host: host, last: c.now}
+	p.up = direction{from: client, to: host, copied: &n.sent}
 	p.down = direction{from: host, to: client, copied: &n.received}
 	client.on, host.on = p.move, p.move
 	return p
@@ -159,7 +159,7 @@ func (p *pair) end(d, other *direction, err error) {
 
 // abort resets both connections. After the end it does nothing.
 func (p *pair) abort() {
-	if p.done == nil {
+	if p.closed {
 		return
 	}
 	p.failed, p.up.over, p.down.over = true, true, true
@@ -180,8 +180,8 @@ func (p *pair) close() {
 			d.pipe = nil
 		}
 	}
-	p.done(p)
-	p.done = nil
+	p.closed = true
+	p.done()
 }
 
 // moveSome moves some bytes. The error is EAGAIN if the source has none, or the destination has no room.

@@ -76,7 +76,8 @@ func BenchmarkCopy(b *testing.B) {
 			defer l.end()
 			c, ended := &copier{loop: l}, false
 			defer c.closePipes()
-			p := c.newPair(watched(b, l, client), watched(b, l, host), nil, &counts{}, func(*pair) { ended = true })
+			p := c.newPair(watched(b, l, client), watched(b, l, host), &counts{})
+			p.done = func() { ended = true }
 			p.move()
 			if err := l.run(func() bool { return ended }); err != nil {
 				b.Fatal(err)

@@ -23,23 +23,27 @@
 //     the end of its data, or a reset. A connection that is refused is reset.
 //  9. A sweep over all connections closes those that are idle for [Config.IdleTimeout].
 //
+// One goroutine does all this, in a loop around epoll(7). Steps 2 to 7 are a task for each connection: a coroutine that
+// reads from top to bottom, and lets the loop go on where it waits. Step 8 has neither goroutine nor stack: an event moves
+// what can be moved. What may block otherwise, such as a name that is not cached, gets a goroutine of its own. So all
+// connections together have one processor, and queries have the others.
+//
 // The name chooses the destination, never an address that the client chose. A client can still send
 // another name inside TLS than in its SNI ("domain fronting"), to a server that has both; only a
 // proxy that ends TLS can prevent that.
 //
-//	config.go    the settings
-//	listen.go    the listeners, also those that another process holds
-//	server.go    steps 1 and 8: accepting, limits, the end
-//	route.go     steps 2 to 4: from a VIP and a port to a host
-//	name.go      step 5: reading the beginning of a connection, parsed by crypto/tls or net/http
-//	endpoints.go step 4: from a port to the endpoints of the host
-//	forbidden.go addresses that are refused
-//	dial.go      steps 6 and 7: from a name to addresses, and to a connection by net.Dialer
-//	proxy.go     CONNECT
+//	server.go    steps 1, 2 and 9: accepting, limits, the task of a connection, the end
+//	proxy.go     step 7 by CONNECT
+//	dial.go      steps 6 and 7: from a name to addresses, and to a connection
 //	copy.go      step 8: both directions, half-close and reset
-//	look.go      what lets queries through while streams are copied
-//	sweep.go     step 9, and room for new connections
-//	quic.go      clients of QUIC, which use TCP after a Version Negotiation packet
-//	refusals.go  why connections are refused
+//	name.go      step 5: reading the beginning of a connection, parsed by crypto/tls or net/http
+//	route.go     steps 3 and 4: from a VIP and a port to a host
 //	status.go    what the server counts for each host
+//	listen.go    the listeners, also those that another process holds
+//	quic.go      clients of QUIC, which use TCP after a Version Negotiation packet
+//	forbidden.go addresses that are refused
+//	endpoints.go step 4: from a port to the endpoints of the host
+//	loop.go      the events of sockets, and tasks
+//	refusals.go  why connections are refused
+//	config.go    the settings
 package egress

@@ -347,11 +347,12 @@ func (s *Server) carry(t *task, client *socket) error {
 	}
 	c := s.metrics.hosts.of(name, h, r.vip, addr)
 	s.metrics.connections.Inc()
-	p := s.copier.newPair(client, host, first, c, func(p *pair) {
+	p := s.copier.newPair(client, host, c)
+	p.up.rest, p.done = first, func() {
 		c.open.Add(-1)
 		delete(s.pairs, p)
 		s.metrics.open.Add(-1)
-	})
+	}
 	s.pairs[p] = true
 	p.move()
 	return nil

@@ -17,7 +17,7 @@ import (
 // E13: 1,000 idle and 100 busy connections over restarts by systemd. All go on for the drain: what busy ones have
 // sent arrives, whole and in order. Then each is reset, at both ends. Clients that come meanwhile wait for the next
 // agent, and DNS is answered all the time.
-func TestEgressRestarts(t *testing.T) {
+func TestEgressBusyRestarts(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	e.serve(serverA+":7", greeter("one"))
