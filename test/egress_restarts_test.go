@@ -22,7 +22,7 @@ func TestEgressBusyRestarts(t *testing.T) {
 	e := newEgressVM(t, "nft")
 	e.serve(serverA+":7", greeter("one"))
 	e.asService("127.0.0.1:"+egressPort, "[::1]:"+egressPort)
-	const idle, busy, drain = 1000, 100, 2 * time.Second
+	const idle, busy, drain = 1000, 100, 5 * time.Second
 	e.flags = append(e.flags, "--egress-drain", drain.String())
 	a := e.held(e.start())
 	asker := e.askOften()
@@ -74,10 +74,13 @@ func TestEgressBusyRestarts(t *testing.T) {
 	}
 }
 
-// exchange sends blocks and reads their echo until the connection fails, and returns its error.
+// exchange sends blocks and reads their echo, some MB a second, until the connection fails. It returns the error.
 func (c *openConn) exchange(exchanged *atomic.Int64) error {
-	block, echo := make([]byte, 40_000), make([]byte, 40_000)
+	block, echo := make([]byte, 20_000), make([]byte, 20_000)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
 	for n := 0; ; n++ {
+		<-tick.C
 		for i := range block {
 			block[i] = byte(n + i/256)
 		}
