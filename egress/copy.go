@@ -76,6 +76,7 @@ type pair struct {
 	up, down     direction     // from the client to the host, and back
 	last         time.Time     // when data was moved last
 	probes       time.Duration // while idle, the time until the kernel probes the peers; 0 if it does not
+	queued       bool          // moves again after the events that have come meanwhile
 	failed       bool
 	closed       bool
 	done         func() // called when both connections are closed
@@ -108,12 +109,20 @@ func (p *pair) move() {
 	again = p.run(&p.down, &p.up) || again
 	switch {
 	case p.up.over && p.down.over:
+	case again && !p.queued:
+		p.queued = true
+		p.again = append(p.again, p.moveQueued)
 	case again:
-		p.again = append(p.again, p.move)
 	case p.client.failed && !p.down.over, p.host.failed && p.down.over:
 		// What the host sent before its reset is still passed on.
 		p.abort()
 	}
+}
+
+// moveQueued is move when it is the connection's turn again.
+func (p *pair) moveQueued() {
+	p.queued = false
+	p.move()
 }
 
 // run moves up to a chunk in one direction. It reports whether there may be more to move.
@@ -191,7 +200,9 @@ func (p *pair) moveSome(d *direction) (n int, err error) {
 		return 0, unix.EAGAIN
 	case len(d.rest) > 0:
 		n, err = p.write(d, d.rest)
-		d.rest = d.rest[n:]
+		if d.rest = d.rest[n:]; len(d.rest) == 0 {
+			d.rest = nil // its memory, too
+		}
 		return n, err
 	case d.pipe != nil:
 		return p.empty(d)

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -223,15 +224,18 @@ func (r *dialing) winner() *attempt {
 			continue
 		}
 		r.end(a)
-		if !a.failed {
+		code, err := unix.Errno(0), error(nil)
+		if a.failed {
+			var n int
+			n, err = unix.GetsockoptInt(a.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			code = unix.Errno(n) //nolint:gosec // an error number
+		}
+		// A host that resets a connection has accepted it, and may have sent something before.
+		if err == nil && (code == 0 && !a.failed || code == unix.ECONNRESET || code == unix.EPIPE) {
 			return a
 		}
-		code, err := unix.GetsockoptInt(a.fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		if err == nil {
-			err = os.NewSyscallError("connect", unix.Errno(code))
-		}
 		r.close(a.socket)
-		r.fail(dialError(a.addr, err))
+		r.fail(dialError(a.addr, cmp.Or(err, os.NewSyscallError("connect", code))))
 	}
 	return nil
 }
