@@ -13,10 +13,10 @@ import (
 const (
 	// bufferSize is how many bytes a direction moves at a time that is not busy. It is busy after it has moved as many.
 	bufferSize = 16 << 10
-	// chunkSize is how many bytes a busy direction moves at a time, through a pipe within the kernel: then it is another
-	// connection's turn. It is the size of the pipes. maxPipes bounds those that wait for their destination meanwhile. It
-	// is less than the number of such pipes that the kernel gives a user without privileges (fs.pipe-user-pages-soft, 64).
-	chunkSize = 1 << 20
+	// chunkSize is how many bytes a busy direction moves at a time, through a pipe of that size within the kernel: then it
+	// is another connection's turn. The kernel does not interrupt a system call that copies, so larger chunks take less
+	// processor time, and queries wait longer. maxPipes bounds the pipes.
+	chunkSize = 128 << 10
 	maxPipes  = 32
 )
 
