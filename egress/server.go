@@ -171,14 +171,17 @@ func (s *Server) End(drain bool) {
 
 // Run carries connections until ctx ends or [Server.End] is called. Then it accepts no more, and waits
 // for those that are open for up to [Config.Drain] before it resets them. It returns after all its
-// goroutines: nil at the end, an error if a listener failed.
+// goroutines: nil at the end, an error if a listener failed. It makes the runtime use two processors at least.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.reserve.Close()
 	defer s.copier.closePipes()
-	// The loop keeps one of the runtime's processors while it copies. Queries need another one.
+	// The loop keeps one of the runtime's processors while it copies. Queries need another one. On a thread of its own,
+	// the loop leaves to other threads to wait for the network, so queries are found at once.
 	if runtime.GOMAXPROCS(0) == 1 {
 		runtime.GOMAXPROCS(2)
 	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	opening, stop := context.WithCancel(ctx)
 	defer stop()
 	for _, l := range s.listeners.opened {
