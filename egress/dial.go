@@ -158,17 +158,29 @@ func (r *dialing) release() {
 	if r.lookups > 0 && r.now.Before(r.hold) {
 		return
 	}
-	if r.inTurn && len(r.early) > 1 {
-		rank := map[netip.AddrPort]int{}
-		counts := map[bool]int{true: 1} // IPv4 is odd
-		for _, a := range r.early {
-			rank[a] = counts[a.Addr().Is4()]
-			counts[a.Addr().Is4()] += 2
-		}
-		slices.SortStableFunc(r.early, func(a, b netip.AddrPort) int { return rank[a] - rank[b] })
+	all := r.early
+	if r.early = nil; r.inTurn {
+		all = inTurn(all)
 	}
-	r.addrs = append(r.addrs, r.early...)
-	r.early = nil
+	r.addrs = append(r.addrs, all...)
+}
+
+// inTurn returns addresses with the families in turn, IPv6 first.
+func inTurn(addrs []netip.AddrPort) (all []netip.AddrPort) {
+	var next [2][]netip.AddrPort // IPv6, IPv4
+	for _, a := range addrs {
+		family := 0
+		if a.Addr().Is4() {
+			family = 1
+		}
+		next[family] = append(next[family], a)
+	}
+	for family := 0; len(all) < len(addrs); family = 1 - family {
+		if len(next[family]) > 0 {
+			all, next[family] = append(all, next[family][0]), next[family][1:]
+		}
+	}
+	return all
 }
 
 // mayBegin reports whether it is time to dial another address.
@@ -261,10 +273,11 @@ func (r *dialing) giveUp() {
 
 // wakeTime returns when to go on if nothing happens before.
 func (r *dialing) wakeTime(until time.Time) time.Time {
-	for at, wanted := range map[time.Time]bool{r.next: len(r.addrs) > 0, r.hold: len(r.early) > 0} {
-		if wanted && at.Before(until) {
-			until = at
-		}
+	if len(r.addrs) > 0 && r.next.Before(until) {
+		until = r.next
+	}
+	if len(r.early) > 0 && r.hold.Before(until) {
+		until = r.hold
 	}
 	return until
 }

@@ -20,25 +20,27 @@ type addressRange struct {
 // forbidden returns the ranges that a name may not lead to: whoever owns the name chooses its
 // addresses, and clients would reach with the agent's rights what only this host may reach. Private
 // addresses (RFC 1918) are allowed, because many external hosts have one.
-func forbidden() []addressRange {
-	ranges := []addressRange{
-		{netip.MustParsePrefix("0.0.0.0/8"), "this host"},
-		{netip.MustParsePrefix("127.0.0.0/8"), "loopback"},
-		{netip.MustParsePrefix("169.254.0.0/16"), "link-local, and the metadata of clouds"},
-		{netip.MustParsePrefix("100.100.100.200/32"), "the metadata of Alibaba Cloud"},
-		{netip.MustParsePrefix("168.63.129.16/32"), "the metadata of Azure"},
-		{netip.MustParsePrefix("192.0.0.192/32"), "the metadata of Oracle Cloud"},
-		{netip.MustParsePrefix("224.0.0.0/4"), "multicast"},
-		{netip.MustParsePrefix("255.255.255.255/32"), "broadcast"},
-		{netip.MustParsePrefix("::/127"), "this host"},
-		{netip.MustParsePrefix("fe80::/10"), "link-local"},
-		{netip.MustParsePrefix("fd00:ec2::/32"), "the metadata of AWS"},
-		{netip.MustParsePrefix("fd20:ce::254/128"), "the metadata of Google Cloud"},
-		{netip.MustParsePrefix("fd00:42::42/128"), "the metadata of Scaleway"},
-		{netip.MustParsePrefix("fd00:c1::a9fe:a9fe/128"), "the metadata of Oracle Cloud"},
-		{netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"), "the metadata of Akamai Cloud"},
-		{netip.MustParsePrefix("fd00:100::100:200/128"), "the metadata of Alibaba Cloud"},
-		{netip.MustParsePrefix("ff00::/8"), "multicast"},
+func forbidden() (ranges []addressRange) {
+	for _, r := range [][2]string{
+		{"0.0.0.0/8", "this host"},
+		{"127.0.0.0/8", "loopback"},
+		{"169.254.0.0/16", "link-local, and the metadata of clouds"},
+		{"100.100.100.200/32", "the metadata of Alibaba Cloud"},
+		{"168.63.129.16/32", "the metadata of Azure"},
+		{"192.0.0.192/32", "the metadata of Oracle Cloud"},
+		{"224.0.0.0/4", "multicast"},
+		{"255.255.255.255/32", "broadcast"},
+		{"::/127", "this host"},
+		{"fe80::/10", "link-local"},
+		{"fd00:ec2::/32", "the metadata of AWS"},
+		{"fd20:ce::254/128", "the metadata of Google Cloud"},
+		{"fd00:42::42/128", "the metadata of Scaleway"},
+		{"fd00:c1::a9fe:a9fe/128", "the metadata of Oracle Cloud"},
+		{"fd00:a9fe:a9fe::1/128", "the metadata of Akamai Cloud"},
+		{"fd00:100::100:200/128", "the metadata of Alibaba Cloud"},
+		{"ff00::/8", "multicast"},
+	} {
+		ranges = append(ranges, addressRange{netip.MustParsePrefix(r[0]), r[1]})
 	}
 	for _, prefix := range VIPs() {
 		ranges = append(ranges, addressRange{prefix, "an automatic VIP"})

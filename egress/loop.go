@@ -6,11 +6,9 @@ import (
 	"errors"
 	"io"
 	"iter"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -193,7 +191,11 @@ func (l *loop) timeout() int {
 func (l *loop) abort() {
 	l.aborted = true
 	l.cancel()
-	for _, t := range slices.Collect(maps.Keys(l.waiting)) {
+	var all []*task
+	for t := range l.waiting {
+		all = append(all, t)
+	}
+	for _, t := range all {
 		t.wakeUp()
 	}
 }
