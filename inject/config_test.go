@@ -61,7 +61,6 @@ func TestConfig(t *testing.T) {
 		"initImage: 'a b'\n":                                                  "initImage",
 		"settings: {ttl: 0s}\n":                                               `settings: ttl: "0s": want 1s to 596523h14m7s`,
 		"settings: {max-inflight: 0}\n":                                       `settings: max-inflight: "0": want more than 0`,
-		"settings: {max-push-bytes: 0MiB}\n":                                  "want more than 0",
 		"settings: {upstream-timeout: 0s}\n":                                  "want more than 0",
 		"settings: {capture-conntrack-zone: 65536}\n":                         "want a whole number from 0 to 65535",
 		"settings: {egress-mark: 4294967296}\n":                               "want a whole number from 0 to 4294967295",

@@ -28,12 +28,12 @@ var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"egress": "bool", "egress-addr": "string", "egress-drain": "duration",
 	"egress-idle-timeout": "duration>0", "egress-mark": "int 0 to 4294967295", "egress-max-conns": "int>0", "egress-ports": "strings",
 	"egress-proxy": "string", "egress-source": "strings", "instance-ip": "string", "labels-file": "string",
-	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-answers": "int 0 to 65535", "max-inflight": "int>0", "max-push-bytes": "bytes>0",
+	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-answers": "int 0 to 65535", "max-inflight": "int>0",
 	"mesh-config": "string", "namespace": "string", "original-destination": "bool", "pod-name": "string", "query-log": "off|failed|all",
 	"ready-timeout": "duration", "resolv-conf": "string", "serve-stale": "duration", "service-account": "string", "state-dir": "string",
 	"trust-domain": "string", "ttl": "ttl", "upstream-order": "strict|fastest",
 	"upstream-root-ca": "string", "upstream-timeout": "duration>0", "workload-cert": "auto|on|off",
-	"xds": "incremental|sotw", "xds-cert": "string", "xds-key": "string", "xds-plaintext": "bool", "xds-root-ca": "string",
+	"xds-cert": "string", "xds-key": "string", "xds-plaintext": "bool", "xds-root-ca": "string",
 	"xds-server-name": "string", "xds-token-file": "string",
 }
 
@@ -127,11 +127,9 @@ func checkKind(kind, value string) error {
 	case "int":
 		return checkInt(value, positive, bounds)
 	case "bytes":
-		n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSuffix(value, "KiB"), "MiB"), 10, 32)
-		if err != nil {
+		if _, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSuffix(value, "KiB"), "MiB"), 10, 32); err != nil {
 			return errors.New("want a number of bytes, alone or with KiB or MiB, such as 64MiB")
 		}
-		return above0(n > 0 || !positive)
 	case "level":
 		if new(slog.Level).UnmarshalText([]byte(value)) != nil {
 			return errors.New("want debug, info, warn or error")

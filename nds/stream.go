@@ -219,7 +219,7 @@ func explainEnd(err error) error {
 		return errors.New("the control plane ended the stream")
 	case status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"):
 		// istiod answers too many new streams with the same code.
-		return fmt.Errorf("push too long, raise --max-push-bytes: %w", err)
+		return fmt.Errorf("push longer than 64 MiB, let the workload see fewer hosts (Sidecar, exportTo): %w", err)
 	}
 	return fmt.Errorf("receiving a push: %w", err)
 }
@@ -246,6 +246,24 @@ type answer struct {
 	rejection *rpcstatus.Status
 }
 
+// A variant is one of the two variants of ADS.
+type variant int
+
+const (
+	// incremental sends only the resources that changed.
+	incremental variant = iota
+	// stateOfTheWorld sends all resources with each push.
+	stateOfTheWorld
+)
+
+// String returns the variant's name in [Status].
+func (v variant) String() string {
+	if v == stateOfTheWorld {
+		return "sotw"
+	}
+	return "incremental"
+}
+
 // rpc is the RPC of one of the two variants.
 type rpc interface {
 	// subscribe sends the first request, the only one with the node. It must be called
@@ -258,9 +276,9 @@ type rpc interface {
 }
 
 // openRPC starts the RPC of a variant.
-func openRPC(ctx context.Context, conn *grpc.ClientConn, variant Variant) (rpc, error) {
+func openRPC(ctx context.Context, conn *grpc.ClientConn, v variant) (rpc, error) {
 	ads := discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
-	if variant == StateOfTheWorld {
+	if v == stateOfTheWorld {
 		client, err := ads.StreamAggregatedResources(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("opening the stream: %w", err)

@@ -101,7 +101,6 @@ func (o *options) declareControlPlane(g settings.Group) {
 	g.String(&o.labelsFile, "labels-file", "`file` with the workload's labels, as the downward API writes it; it may be absent")
 	g.String(&xds.Addr, "xds-addr", "control plane, `host:port`").DiscoveryAddress()
 	g.Bool(&xds.Plaintext, "xds-plaintext", "connect to the control plane without TLS and without a token")
-	g.Text(&xds.Variant, "xds", "variant of ADS to start with: incremental, or sotw (state of the world)")
 	g.String(&xds.RootCA, "xds-root-ca", "PEM `file` with the control plane's root certificates").Env("XDS_ROOT_CA")
 	g.String(&xds.TokenFile, "xds-token-file", "`file` with the bearer token; read on every connect")
 	g.String(&xds.CertFile, "xds-cert", "PEM `file` with a client certificate for the control plane; read on every connect")
@@ -111,7 +110,6 @@ func (o *options) declareControlPlane(g settings.Group) {
 	g.String(&xds.TrustDomain, "trust-domain", "trust `domain` of the workload's identity").Env("TRUST_DOMAIN")
 	g.String(&xds.ServerName, "xds-server-name", "`name` that the control plane's certificate must have (default the host of --xds-addr, or istiod.istio-system.svc if that is an address or localhost)")
 	g.Bool(&node.AutoAllocate, "dns-auto-allocate", "ask for automatic VIPs (240.240.0.0/16), which need --egress or a proxy such as Envoy (default with --egress)").Env("ISTIO_META_DNS_AUTO_ALLOCATE")
-	g.Var(settings.Bytes(&xds.MaxPushBytes, settings.ZeroRefused), "max-push-bytes", "longest push to accept, in bytes or with KiB or MiB")
 	g.String(&xds.StateDir, stateDirFlag, "`directory` for the last good table, used at the next start; empty keeps none")
 }
 

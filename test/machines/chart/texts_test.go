@@ -128,7 +128,6 @@ func TestRefusedByInjection(t *testing.T) { // P9
 			`settings: {ttl: 0}`:                                                  "ttl",
 			`settings: {ttl: 300ms}`:                                              "ttl",
 			`settings: {upstream-timeout: "0s"}`:                                  "upstream-timeout",
-			`settings: {max-push-bytes: 0KiB}`:                                    "max-push-bytes",
 			`settings: {max-answers: 70000}`:                                      "max-answers",
 			`settings: {egress-mark: 7}`:                                          "egress-mark",
 			`mode: resolv, nameservers: [10.96.0.10], settings: {egress: true}`:   "egress",
