@@ -80,8 +80,8 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Configure changes the settings of answers (Bypass, LocalOnly, Autopath, TTL, MaxAnswers,
-// EDNSUDPSize and BeforeSync) and the settings that [forward.Forwarder.Configure] changes. It
+// Configure changes the settings of answers (Bypass, LocalOnly, TTL, EDNSUDPSize
+// and BeforeSync) and the settings that [forward.Forwarder.Configure] changes. It
 // ignores the other fields of cfg. Queries that arrive after it has returned are answered by the
 // new settings. A query in flight stays decided by the previous ones; if it is to be forwarded and
 // was not sent yet, the next nameservers are asked. On an error nothing changes.
@@ -128,7 +128,6 @@ func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 		common: s.handler.common,
 		answerer: answerer{
 			ttl:         ttl,
-			maxAnswers:  cfg.MaxAnswers,
 			ednsUDPSize: uint16(cfg.EDNSUDPSize), //nolint:gosec // validate bounds it
 			soaData:     newSOAData(s.cluster.Domain, ttl),
 		},
@@ -136,7 +135,6 @@ func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 			resolvConf:   s.handler.forwarder,
 			cluster:      s.cluster,
 			beforeSync:   cfg.BeforeSync,
-			autopath:     cfg.Autopath,
 			suffixes:     suffixes,
 			meantSpecial: meantSpecial(append(s.handler.forwarder.Suffixes(), suffixes.Bypass...)),
 		},

@@ -2,7 +2,6 @@ package dnsproxy
 
 import (
 	"encoding/binary"
-	"math"
 	"math/rand/v2"
 
 	"github.com/miekg/dns"
@@ -37,9 +36,8 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	weight := uint16(max(all/n, 1)) //nolint:gosec // at most all
 	first := rand.IntN(n)
 	start := len(w.buf)
-	allowed := w.allowed()
 	t.Targets(m, first, func(target table.Target) bool {
-		if allowed--; allowed < 0 || !w.record(owner, dns.TypeSRV, srvFixedLen+target.NameLen()+1) {
+		if !w.record(owner, dns.TypeSRV, srvFixedLen+target.NameLen()+1) {
 			return false
 		}
 		w.buf = binary.BigEndian.AppendUint16(w.buf, 0)
@@ -79,7 +77,7 @@ func (w *writer) targetAddresses(name int, target *table.Target) bool {
 		return false
 	}
 	owner := wire.PointerBits | uint16(name) //nolint:gosec // at most maxPointer
-	w.additional += w.shuffled(owner, dns.TypeA, target.V4, math.MaxInt)
-	w.additional += w.shuffled(owner, dns.TypeAAAA, target.V6, math.MaxInt)
+	w.additional += w.shuffled(owner, dns.TypeA, target.V4)
+	w.additional += w.shuffled(owner, dns.TypeAAAA, target.V6)
 	return true
 }

@@ -17,7 +17,7 @@ import (
 // with the kind of the value: as the flag says it, with its bounds, or the permitted values. An agent does not
 // start with another setting or value, and its pod would have no DNS.
 var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
-	"autopath": "mesh|off", "before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
+	"before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
 	"cache-size": "bytes", "capture-agent-gid": "strings",
 	"capture-agent-uid": "strings", "capture-backend": "auto|nft|legacy", "capture-conntrack-zone": "int 0 to 65535", "capture-enabled": "bool",
 	"capture-exclude-cidr": "strings", "capture-exclude-gid": "strings", "capture-exclude-interface": "strings",
@@ -28,7 +28,7 @@ var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"egress": "bool", "egress-addr": "string", "egress-drain": "duration",
 	"egress-idle-timeout": "duration>0", "egress-mark": "int 0 to 4294967295", "egress-max-conns": "int>0", "egress-ports": "strings",
 	"egress-proxy": "string", "egress-source": "strings", "instance-ip": "string", "labels-file": "string",
-	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-answers": "int 0 to 65535", "max-inflight": "int>0",
+	"local-only": "strings", "log-format": "text|json", "log-level": "level",
 	"mesh-config": "string", "namespace": "string", "original-destination": "bool", "pod-name": "string", "query-log": "off|failed|all",
 	"ready-timeout": "duration", "resolv-conf": "string", "serve-stale": "duration", "service-account": "string", "state-dir": "string",
 	"trust-domain": "string", "ttl": "ttl", "upstream-order": "strict|fastest",

@@ -335,8 +335,10 @@ func brokenServers() []hostCase {
 		}},
 		{name: "too many queries wait", says: "PROBLEM  queries are refused because too many wait for nameservers", make: func(e *examined) {
 			e.named.Handle(anyName(namedIP), fakedns.Delay(900*time.Millisecond))
-			e.agent("--max-inflight", "20")
-			e.asks(200, dnsAddr, numbered)
+			e.agent()
+			for client := range 10 { // of 13,500 in 900 ms, 10,000 may wait
+				e.asks(1500, dnsAddr, func(i int) string { return numbered(10*i + client) })
+			}
 		}},
 		{name: "names fail", says: "WARNING  queries fail: 10.0.0.53: SERVFAIL", make: func(e *examined) {
 			e.named.Handle(fakedns.Rcode(dns.RcodeServerFailure), fakedns.Sometimes(0.5, 1, instead(namedIP)))

@@ -118,9 +118,7 @@ func (o *options) declareDNS(g settings.Group) {
 	dns := &o.agent.DNS
 	g.String(&dns.Addr, dnsAddrFlag, "listen for DNS on `host:port`, UDP and TCP; localhost is 127.0.0.1 and ::1, no host is all addresses").Env("DNS_PROXY_ADDR")
 	g.Var(settings.Duration(&dns.TTL, settings.ZeroRefused), "ttl", "TTL of mesh names, in whole seconds")
-	g.Var(settings.Int(&dns.MaxAnswers, settings.ZeroIsZero), "max-answers", "limit of addresses, or of SRV records, in an answer, which then has a random sample, up to 65535; 0 for as many as fit")
 	g.Text(&dns.BeforeSync, "before-sync", "how to answer before the first table: forward, hold (for up to 2s) or servfail")
-	g.Text(&dns.Autopath, "autopath", "for which names to walk the search list on the client's behalf: mesh or off")
 	g.Var(settings.List(&dns.Bypass, settings.ParseString), "bypass", "`suffix` whose names are forwarded even if the table has them; may be repeated")
 	g.Var(settings.List(&dns.LocalOnly, settings.ParseString), "local-only", "`suffix` whose names are never forwarded: those that the table lacks get NXDOMAIN; may be repeated")
 }
@@ -133,7 +131,6 @@ func (o *options) declareNameservers(g settings.Group) {
 	g.String(&forward.RootCA, "upstream-root-ca", "PEM `file` with the root certificates of tls:// nameservers; read for every connection (default the system's)")
 	g.Text(upstreamOrder{&forward.Order, &o.parallel}, orderFlag, "nameserver to ask first: strict (the first that works; only it may answer NXDOMAIN) or fastest").Env(parallelEnv)
 	g.Var(settings.Duration(&forward.Timeout, settings.ZeroRefused), "upstream-timeout", "time limit of a forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
-	g.Var(settings.Int(&forward.MaxInflight, settings.ZeroRefused), "max-inflight", "limit of queries that are forwarded or held at a time; a further one takes the place of the oldest")
 	g.Bool(&o.agent.DNS.OriginalDestination, "original-destination", "forward a captured query to the nameserver that it was sent to, if resolv.conf does not name that one; over UDP this needs CAP_NET_ADMIN")
 }
 

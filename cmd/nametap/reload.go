@@ -47,7 +47,7 @@ func takenBy(name string) taker {
 		return byDNS
 	}
 	switch name {
-	case "serve-stale", "ttl", "max-answers", "before-sync", "autopath", "bypass", "local-only":
+	case "serve-stale", "ttl", "before-sync", "bypass", "local-only":
 		return byDNS
 	}
 	return byRestart

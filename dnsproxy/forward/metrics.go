@@ -50,7 +50,7 @@ func (f *Forwarder) register(registry prometheus.Registerer) error {
 		newCollector(f),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "nametap_dns_overflows_total",
-			Help: "Queries refused because --max-inflight queries were in flight, or many for nameservers that are silent.",
+			Help: "Queries refused because 10,000 queries were in flight, or many for nameservers that are silent.",
 		}, func() float64 { return float64(f.Overflows()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_dns_inflight",
