@@ -52,7 +52,7 @@ type Config struct {
 	// DrainCaptured makes an agent of a Service drain after it has removed its rules.
 	DrainCaptured bool
 	// ReadyTimeout is how long the agent is not ready for want of a table. After that it
-	// is ready and forwards, because a pod must start without a control plane too.
+	// is ready and forwards, because a pod and a VM must start without a control plane too.
 	ReadyTimeout time.Duration
 	// Capture configures the redirection of queries to the agent. Nil redirects none.
 	Capture *CaptureConfig
@@ -82,13 +82,11 @@ type Config struct {
 // DefaultConfig returns a Config with all defaults. It captures nothing. It lacks what has no
 // default: a logger, and the name and the addresses of the node.
 func DefaultConfig() Config {
-	cfg := Config{
+	return Config{
 		DNS: dnsproxy.DefaultConfig(), XDS: nds.DefaultConfig(),
 		StatusAddr: ":15020", Drain: 5 * time.Second, ReadyTimeout: 30 * time.Second,
 		Records: RecordsConfig{QueryLog: querylog.Failed},
 	}
-	cfg.DNS.OriginalDestination = true
-	return cfg
 }
 
 // An Agent is one running nametap. [New] makes it, [Agent.Run] runs it.

@@ -152,7 +152,7 @@ func (w Awaited) listeners() []dnsproxy.Addr {
 }
 
 // awaitReady waits until /healthz/ready is 200: the agent has a table, or has waited for one for
-// --ready-timeout. It returns an error if ctx ends before, or if the status address is wrong. user
+// [Config.ReadyTimeout]. It returns an error if ctx ends before, or if the status address is wrong. user
 // is what the agent says in [userHeader].
 func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
@@ -209,7 +209,7 @@ func (w Awaited) statusAddr() string {
 }
 
 // AwaitReady waits until the agent that a transport reaches is ready: it has a table, or has waited for
-// one for --ready-timeout. If ctx ends before, the error says why the agent is not ready.
+// one for [Config.ReadyTimeout]. If ctx ends before, the error says why the agent is not ready.
 func AwaitReady(ctx context.Context, transport http.RoundTripper) error {
 	client := http.Client{Transport: transport, Timeout: probeTimeout}
 	defer client.CloseIdleConnections()

@@ -69,10 +69,6 @@ type Config struct {
 	// longest. The bound is at most half of the process's limit of open files. Default
 	// 1,000.
 	MaxTCPConns int
-	// OriginalDestination forwards a captured query to the nameserver it was sent to, if
-	// resolv.conf does not name that one. For UDP this needs CAP_NET_ADMIN; without it,
-	// the Server logs that and forwards UDP queries as if they were not captured.
-	OriginalDestination bool
 	// BeforeSync says how queries are answered before the first table. Default forward.
 	BeforeSync BeforeSync
 	// Version and ID are the answers for version.bind and id.server (RFC 4892). Default

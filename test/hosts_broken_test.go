@@ -75,10 +75,10 @@ func brokenLocally() []hostCase {
 			e.replace("config.yaml", "cache-size: many\n")
 			e.mend = func() { e.replace("config.yaml", "cache-size: 2MiB\n") }
 		}},
-		{name: "settings were changed that need a restart", says: "WARNING  settings have changed that take effect after a restart: --ready-timeout", make: func(e *examined) {
+		{name: "settings were changed that need a restart", says: "WARNING  settings have changed that take effect after a restart: --egress-mark", make: func(e *examined) {
 			config := e.write("config.yaml", "cache-size: 1MiB\n")
 			e.agent("--config", config)
-			e.replace("config.yaml", "cache-size: 1MiB\nready-timeout: 7s\n")
+			e.replace("config.yaml", "cache-size: 1MiB\negress-mark: 7\n")
 			e.mend = func() { e.replace("config.yaml", "cache-size: 1MiB\n") }
 		}},
 		{name: "a settings file is not readable", says: "WARNING  the files with settings have changed, and cannot be used", make: func(e *examined) {
@@ -336,9 +336,12 @@ func brokenServers() []hostCase {
 		{name: "too many queries wait", says: "PROBLEM  queries are refused because too many wait for nameservers", make: func(e *examined) {
 			e.named.Handle(anyName(namedIP), fakedns.Delay(900*time.Millisecond))
 			e.agent()
-			for client := range 10 { // of 13,500 in 900 ms, 10,000 may wait
-				e.asks(1500, dnsAddr, func(i int) string { return numbered(10*i + client) })
-			}
+			conn, padded := e.socket53(dnsAddr), new(dns.Msg)
+			padded.SetEdns0(1232, false)
+			padded.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_PADDING{Padding: make([]byte, 40_000)}}
+			e.repeats(500, conn, func(i int) *dns.Msg { // 18 MB in 900 ms, of which 8 MiB may wait
+				return padded.SetQuestion(numbered(i), dns.TypeA)
+			})
 		}},
 		{name: "names fail", says: "WARNING  queries fail: 10.0.0.53: SERVFAIL", make: func(e *examined) {
 			e.named.Handle(fakedns.Rcode(dns.RcodeServerFailure), fakedns.Sometimes(0.5, 1, instead(namedIP)))

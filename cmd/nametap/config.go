@@ -31,6 +31,9 @@ import (
 // where it is and the default file does not exist.
 const vmRootCA = "/etc/certs/root-cert.pem"
 
+// podReadyTimeout is agent.Config.ReadyTimeout in a pod, whose containers wait for the agent.
+const podReadyTimeout = 3 * time.Second
+
 // resolve gives the settings their values.
 func (o *options) resolve() error { return settings.Resolve(o.flags, os.Environ()) }
 
@@ -50,8 +53,11 @@ func (o *options) config() (agent.Config, error) {
 		node.PodName, _, _ = strings.Cut(hostname, ".") // like Istio's agent
 	}
 	cfg.Identity = node.PodName
-	if os.Getenv(inPod) != "" && node.Namespace != "" {
-		cfg.Identity += "." + node.Namespace
+	if os.Getenv(inPod) != "" {
+		cfg.ReadyTimeout = podReadyTimeout
+		if node.Namespace != "" {
+			cfg.Identity += "." + node.Namespace
+		}
 	}
 	if err := o.completeDNS(&cfg); err != nil {
 		return cfg, err

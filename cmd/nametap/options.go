@@ -131,7 +131,6 @@ func (o *options) declareNameservers(g settings.Group) {
 	g.String(&forward.RootCA, "upstream-root-ca", "PEM `file` with the root certificates of tls:// nameservers; read for every connection (default the system's)")
 	g.Text(upstreamOrder{&forward.Order, &o.parallel}, orderFlag, "nameserver to ask first: strict (the first that works; only it may answer NXDOMAIN) or fastest").Env(parallelEnv)
 	g.Var(settings.Duration(&forward.Timeout, settings.ZeroRefused), "upstream-timeout", "time limit of a forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
-	g.Bool(&o.agent.DNS.OriginalDestination, "original-destination", "forward a captured query to the nameserver that it was sent to, if resolv.conf does not name that one; over UDP this needs CAP_NET_ADMIN")
 }
 
 // declareCache declares which replies of nameservers are kept.
@@ -183,7 +182,6 @@ func (o *options) declareEgress(g settings.Group) {
 func (o *options) declareProcess(g settings.Group) {
 	g.String(&o.agent.StatusAddr, statusAddrFlag, "listen for probes and metrics on `host:port`")
 	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering for this long after SIGTERM; with --capture in nametap.service only if it is set, since no query is redirected to the agent any more")
-	g.Var(settings.Duration(&o.agent.ReadyTimeout, settings.ZeroIsZero), "ready-timeout", "become ready after this long even without a table")
 	g.Bool(&o.supervise, "supervise", "hold the DNS sockets in a small process that restarts the agent if it dies or hangs; for pods")
 	g.Text(&o.agent.Records.QueryLog, "query-log", "which queries to log, in at most one line a second with counts: off, failed (those without an answer, or with a stale one) or all")
 	g.Text(&o.agent.Records.Dnstap, "dnstap", "send queries and responses to a `receiver` of dnstap: unix:///PATH or tcp://HOST:PORT")

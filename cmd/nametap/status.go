@@ -29,7 +29,7 @@ func newStatusCommand() *cobra.Command {
 		Long: `Show the agent's connection, table, nameservers and capture.
 
 With --wait the command first waits until the agent is ready: it has a table, or has waited
-for one for its --ready-timeout. If it is not ready in time, the exit code is 1. This is for
+for one for 3 s in a pod, or 30 s elsewhere. If it is not ready in time, the exit code is 1. This is for
 the start of a pod, as a postStart hook of the agent's container.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
