@@ -43,8 +43,8 @@ type Config struct {
 	// StateDirRequired makes it an error that the state directory (XDS.StateDir) cannot be
 	// used. Otherwise the agent logs it and runs without a snapshot.
 	StateDirRequired bool
-	// Drain is how long queries are still answered at the end. With 0 the agent ends at
-	// once.
+	// Drain is how long queries are still answered, and open connections to VIPs go on, at the end. With 0
+	// the agent ends at once.
 	Drain time.Duration
 	// Service is true if a unit of systemd starts the agent again when it ends, and holds its
 	// sockets, so that queries wait meanwhile.
@@ -56,7 +56,7 @@ type Config struct {
 	ReadyTimeout time.Duration
 	// Capture configures the redirection of queries to the agent. Nil redirects none.
 	Capture *CaptureConfig
-	// Egress configures the connections to automatic VIPs. Its Table, Resolve, OwnPorts, Logger
+	// Egress configures the connections to automatic VIPs. Its Table, Resolve, OwnPorts, Drain, Logger
 	// and Registerer are set by New. Nil carries none.
 	Egress *egress.Config
 	// Records says where the records of queries go.

@@ -23,6 +23,7 @@ func newEgress(ctx context.Context, agent Config, a *Agent) (*egress.Server, err
 		return nil, nil
 	}
 	cfg, proxy := *agent.Egress, a.proxy
+	cfg.Drain = agent.Drain
 	cfg.Table, cfg.Synced, cfg.Logger, cfg.Registerer = proxy.Table, proxy.Synced(), agent.Logger, agent.DNS.Registerer
 	cfg.Resolve = func(ctx context.Context, name string, family egress.Family, onlyCached bool) ([]netip.Addr, bool, error) {
 		if family == egress.IPv4 {
@@ -76,7 +77,7 @@ func (a *Agent) drainEgress(serving context.Context) {
 	if a.egress == nil || !a.vipsHeld.Load() {
 		return
 	}
-	a.log.Info("connections to VIPs go on: queries are still answered", "for", a.config.Egress.Drain)
+	a.log.Info("connections to VIPs go on: queries are still answered", "for", a.config.Drain)
 	a.endEgress(true)
 	select {
 	case <-a.egressEnded:

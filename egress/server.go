@@ -98,16 +98,11 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 			return nil, fmt.Errorf("registering metrics: %w", err)
 		}
 	}
-	s.max = int64(cfg.MaxConns)
-	limit, attempts := descriptorLimits()
+	var attempts int64
+	s.max, attempts = descriptorLimits()
 	s.attempts = semaphore.NewWeighted(attempts)
-	what := "descriptors"
-	if byMemory := max(cfg.Memory/2/bytesPerConn, 1); cfg.Memory > 0 && byMemory < limit {
-		limit, what = byMemory, "memory"
-	}
-	if s.max > limit {
-		s.log.Warn("fewer connections to VIPs than --egress-max-conns: the limit of "+what+" is too low", "want", s.max, "have", limit)
-		s.max = limit
+	if cfg.Memory > 0 {
+		s.max = min(s.max, max(cfg.Memory/2/bytesPerConn, 1))
 	}
 	s.reserve = sockets.NewReserve(len(s.listeners) + len(s.missing))
 	return s, nil
@@ -317,7 +312,7 @@ func (s *Server) accept(serving context.Context, l *net.TCPListener) error {
 func (s *Server) accepted(ctx context.Context, conn *net.TCPConn) {
 	if s.open.Add(1) > s.max && !s.makeRoom() {
 		s.open.Add(-1)
-		s.refused(conn, refuse(ReasonLimit, "%d connections are open (--egress-max-conns), and none is idle", s.max))
+		s.refused(conn, refuse(ReasonLimit, "%d connections are open, as many as memory and descriptors allow, and none is idle", s.max))
 		return
 	}
 	if !s.add(conn) {

@@ -52,7 +52,7 @@ func TestConfig(t *testing.T) {
 		"settings: {dnstap: 'tcp://[::1]:6000'}\n":                                                    "",
 		"settings: {dnstap: 'udp://a:6000'}\n":                                                        "want unix:///PATH or tcp://HOST:PORT",
 		"settings: {dnstap: 'tcp://a:65536'}\n":                                                       "want unix:///PATH or tcp://HOST:PORT",
-		"settings: {egress: true, egress-ports: '443'}\n":                                             "",
+		"settings: {egress: true, egress-source: '10.0.0.1'}\n":                                       "",
 		"{mode: resolv, nameservers: [10.96.0.10], settings: {egress: true}}":                         "no rules that redirect connections to VIPs",
 		"settings: {egress: true, egress-mark: 7}\n":                                                  "egress-mark: 7: the agent in a pod has no CAP_NET_ADMIN",
 		"settings: {query-log: some}\n":                                                               `settings: query-log: "some": want off, failed or all`,

@@ -67,7 +67,7 @@ func (o *options) config() (agent.Config, error) {
 	}
 	if o.carries {
 		cfg.Egress = &o.egress
-		cfg.Egress.Memory = cgroup.MemoryLimit("/")
+		cfg.Egress.Memory = cmp.Or(cgroup.MemoryLimit("/"), cgroup.MachineMemory())
 		if !o.flags.Changed("dns-auto-allocate") {
 			node.AutoAllocate = true
 		}

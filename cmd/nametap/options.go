@@ -169,19 +169,16 @@ func (o *options) declareEgress(g settings.Group) {
 	cfg := &o.egress
 	g.Bool(&o.carries, "egress", "carry TCP connections to automatic VIPs to their hosts: ask for VIPs, listen for connections, and redirect these with the capture rules")
 	g.String(&cfg.Addr, egressAddrFlag, "listen for connections to VIPs on `host:port`; localhost is 127.0.0.1 and ::1, no host is all addresses")
-	g.Var(settings.List(&cfg.Ports, settings.ParseUint[uint16]), "egress-ports", "carry connections to this `port` of VIPs only; may be repeated (default all)")
 	g.Var(settings.List(&cfg.Sources, netip.ParseAddr), "egress-source", "`address` of this host that connections to hosts come from; one of each family")
 	g.Var(settings.Uint(&cfg.Mark), "egress-mark", "mark (SO_MARK) of the packets to hosts, for rules and routes; 0 for none; needs CAP_NET_ADMIN")
 	g.String(&cfg.Proxy, "egress-proxy", "HTTP proxy, `host:port`, that connects to the hosts by CONNECT")
-	g.Var(settings.Int(&cfg.MaxConns, settings.ZeroRefused), "egress-max-conns", "limit of open connections to VIPs; further ones are reset")
 	g.Var(settings.Duration(&cfg.IdleTimeout, settings.ZeroRefused), "egress-idle-timeout", "how long a connection to a VIP may send nothing in both directions; one that has ended in one direction, a twelfth of it")
-	g.Var(settings.Duration(&cfg.Drain, settings.ZeroIsZero), "egress-drain", "how long open connections to VIPs go on at the end")
 }
 
 // declareProcess declares how the process runs and what it says.
 func (o *options) declareProcess(g settings.Group) {
 	g.String(&o.agent.StatusAddr, statusAddrFlag, "listen for probes and metrics on `host:port`")
-	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering for this long after SIGTERM; with --capture in nametap.service only if it is set, since no query is redirected to the agent any more")
+	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering, and carrying open connections to VIPs, for this long after SIGTERM; with --capture in nametap.service only if it is set, since no query is redirected to the agent any more")
 	g.Bool(&o.supervise, "supervise", "hold the DNS sockets in a small process that restarts the agent if it dies or hangs; for pods")
 	g.Text(&o.agent.Records.QueryLog, "query-log", "which queries to log, in at most one line a second with counts: off, failed (those without an answer, or with a stale one) or all")
 	g.Text(&o.agent.Records.Dnstap, "dnstap", "send queries and responses to a `receiver` of dnstap: unix:///PATH or tcp://HOST:PORT")
