@@ -103,7 +103,7 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 		switch {
 		case served && late == nil:
 			return rules, nil
-		case served && !w.required() && time.Since(since) >= awaitFamily:
+		case served && time.Since(since) >= awaitFamily:
 			w.Logger.Warn("DNS over one family is not captured: the agent does not answer over it", "error", late)
 			return rules, nil
 		case time.Since(began) >= awaitQuiet && !logged:
@@ -124,16 +124,11 @@ func (w Awaited) fit(found map[iptables.Family]health) (rules iptables.Config, s
 		switch h := found[f]; {
 		case h.answers():
 			served = true
-		case w.Rules.Family(f) == iptables.On || !h.absent():
+		case !h.absent():
 			rules, late = rules.Without(f), errors.Join(late, h.err)
 		}
 	}
 	return rules, served, late
-}
-
-// required reports whether a family must not be left out.
-func (w Awaited) required() bool {
-	return slices.ContainsFunc(families(), func(f iptables.Family) bool { return w.Rules.Family(f) == iptables.On })
 }
 
 // families returns the families that are captured.

@@ -60,7 +60,7 @@ func TestConfig(t *testing.T) {
 		"initImage: 'a b'\n":                                                                          "initImage",
 		"settings: {ttl: 0s}\n":                                                                       `settings: ttl: "0s": want 1s to 596523h14m7s`,
 		"settings: {upstream-timeout: 0s}\n":                                                          "want more than 0",
-		"settings: {capture-conntrack-zone: 65536}\n":                                                 "want a whole number from 0 to 65535",
+		"settings: {egress-mark: -1}\n":                                                               "want a whole number from 0 to 4294967295",
 		"settings: {egress-mark: 4294967296}\n":                                                       "want a whole number from 0 to 4294967295",
 		"settings: {cache-size: 0, drain: 0s, serve-stale: 0, egress-mark: 0}\n":                      "",
 		"image: registry.example.com:5000/a/nametap:v1.2_3@sha256:" + strings.Repeat("0a", 32) + "\n": "",

@@ -19,10 +19,10 @@ import (
 var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
 	"cache-size": "bytes", "capture-agent-gid": "strings",
-	"capture-agent-uid": "strings", "capture-backend": "auto|nft|legacy", "capture-conntrack-zone": "int 0 to 65535", "capture-enabled": "bool",
+	"capture-agent-uid": "strings", "capture-enabled": "bool",
 	"capture-exclude-cidr": "strings", "capture-exclude-gid": "strings", "capture-exclude-interface": "strings",
-	"capture-exclude-uid": "strings", "capture-fail-open": "bool", "capture-host-ip": "string",
-	"capture-host-network": "bool", "capture-ipv6": "auto|on|off", "capture-reconcile": "duration>0", "capture-resolved": "bool",
+	"capture-exclude-uid": "strings", "capture-fail-open": "bool",
+	"capture-host-network": "bool", "capture-resolved": "bool",
 	"capture-servers": "all|resolv-conf", "capture-virtual-interface": "strings", "capture-wait": "duration", "config": "string",
 	"dns-addr": "string", "dns-auto-allocate": "bool", "dnstap": "receiver", "drain": "duration",
 	"egress": "bool", "egress-addr": "string",

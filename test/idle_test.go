@@ -89,6 +89,6 @@ func TestIdlePod(t *testing.T) { // R11
 // TestIdleVM prints what an agent with capture costs while no client queries it.
 func TestIdleVM(t *testing.T) { // R11
 	v := newVM(t, "nft")
-	a := v.capture("--capture-reconcile", "1m")
+	a := v.capture()
 	a.idle(10 * time.Second)
 }

@@ -264,8 +264,7 @@ func portFor(setting, addr string) (uint16, error) {
 }
 
 // servedFamilies leaves out the families for which an agent on this host does not listen
-// where the rules redirect to. It returns an error for a family that is required, and if
-// none is left.
+// where the rules redirect to. It returns an error if none is left.
 func servedFamilies(cfg iptables.Config, host string) (iptables.Config, error) {
 	hosts := []string{host}
 	switch host {
@@ -286,9 +285,6 @@ func servedFamilies(cfg iptables.Config, host string) (iptables.Config, error) {
 	}
 	if len(served) == 0 {
 		return cfg, errors.New("the rules redirect to 127.0.0.1 and ::1: want localhost, or no host before the port")
-	}
-	if !served[iptables.IPv6] && cfg.IPv6 == iptables.On {
-		return cfg, errors.New("with capture-ipv6 on, the rules redirect to ::1 too: want localhost, or no host before the port")
 	}
 	for _, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
 		if !served[f] {

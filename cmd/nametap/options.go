@@ -37,7 +37,6 @@ type options struct {
 	carries      bool // --egress
 	egress       egress.Config
 	hostNetwork  bool
-	hostIP       netip.Addr
 
 	supervise bool
 	logLevel  logLevel
@@ -153,15 +152,10 @@ func (o *options) declareCapture(g settings.Group) {
 	g.Var(settings.List(&cfg.ExcludeCIDRs, parsePrefix), "capture-exclude-cidr", "do not capture queries to nameservers in this `network`, such as 10.0.0.0/8; may be repeated")
 	g.Var(settings.List(&cfg.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "do not capture queries through this outgoing `interface`; tun+ is all that begin with tun; may be repeated")
 	g.Var(settings.List(&cfg.VirtualInterfaces, settings.ParseString), "capture-virtual-interface", "also capture queries that come from this `interface` of containers or virtual machines; may be repeated")
-	g.Var(settings.Uint(&cfg.Zone), "capture-conntrack-zone", "conntrack zone of captured queries, from 0 to 65535; 0 for no zone")
-	g.Text(&cfg.IPv6, "capture-ipv6", "whether to capture queries over IPv6: auto (if this machine has it), on or off")
-	g.Text(&cfg.Backend, "capture-backend", "backend of iptables for the rules: auto, nft or legacy")
-	g.Var(settings.Duration(&cfg.Interval, settings.ZeroRefused), "capture-reconcile", "check and repair the rules this often")
 	g.Negated(&cfg.FailClosed, failOpenFlag, "remove the rules when the agent ends, so that queries reach nameservers; after a crash a service manager does so with 'nametap capture remove --after-agent'")
 	g.Var(settings.Duration(&o.captureWait, settings.ZeroIsZero), captureWaitFlag, "how long 'nametap capture apply' waits for an agent in another container before it installs rules; 0 installs them at once")
 	g.Bool(&o.capture.Resolved, "capture-resolved", "with --capture, register with systemd-resolved if this host runs it, so that programs that ask it directly find mesh names")
 	g.Bool(&o.hostNetwork, hostNetworkFlag, "capture even in a pod on its node's network: the DNS of the whole node, until 'nametap capture remove'")
-	g.Text(addrValue{&o.hostIP}, "capture-host-ip", "`address` of the pod's node, to recognise a pod on its node's network").Env("HOST_IP")
 }
 
 // declareEgress declares which connections to automatic VIPs are carried, and how.

@@ -77,7 +77,7 @@ func TestReload(t *testing.T) {
 		}, slog.LevelDebug, false},
 		{"ttl: soon\n", []string{`level=ERROR msg="the settings stay unchanged"`}, slog.LevelDebug, false},
 		{"ttl: soon\n", nil, slog.LevelDebug, false},
-		{"capture-agent-gid: 1\ncapture-backend: other", []string{`capture-backend: \"other\": want auto, nft or legacy`}, slog.LevelDebug, false},
+		{"capture-agent-gid: 1\ncapture-servers: other", []string{`capture-servers: \"other\": want all or resolv-conf`}, slog.LevelDebug, false},
 		{"", []string{
 			`level=INFO msg="setting changed" name=capture-servers from=resolv-conf to=all`,
 			`level=INFO msg="setting changed" name=capture-exclude-uid from=[7] to=[]`,

@@ -121,7 +121,7 @@ func TestRefusedByInjection(t *testing.T) { // P9
 			`settings: {ttl: 30}`:                "ttl",
 			`settings: {log-level: "0x10"}`:      "log-level",
 			`settings: {query-log: true}`:        "query-log",
-			`settings: {capture-ipv6: on}`:       "capture-ipv6",
+			`settings: {workload-cert: on}`:      "workload-cert",
 			`settings: {cache-size: 8MB}`:        "cache-size",
 			`settings: {drain: -1s}`:             "drain",
 			`settings: {ttl: 0}`:                 "ttl",
