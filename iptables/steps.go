@@ -37,6 +37,9 @@ func (c *Capture) apply(ctx context.Context, m machine, attempts int) (changed b
 		err = err2
 	}
 	if err != nil && !errors.Is(err, ErrIncomplete) {
+		if cfg.Backend == Auto && !other.usable() { // why it was not chosen may say what confines this process
+			err = errors.Join(err, other.err())
+		}
 		return changed, err
 	}
 	removed, otherErr := removeSide(ctx, other, attempts, c.made)
