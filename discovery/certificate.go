@@ -62,7 +62,7 @@ func (c Config) validateTLS() error {
 	}
 	for _, name := range c.TLSSecret.DNSNames {
 		if !object.IsHost(name) {
-			return fmt.Errorf("name of the server %q: want a DNS name (--tls-names)", name)
+			return fmt.Errorf("name of the server %q: want a DNS name", name)
 		}
 	}
 	return nil

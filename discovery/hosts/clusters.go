@@ -84,9 +84,6 @@ func (c *cluster) setNetwork(before, now object.Object) bool {
 	return true
 }
 
-// SetHeadlessScope sets the scope of headless Services that have none. Call it before the first Update.
-func (h *Hosts) SetHeadlessScope(scope object.HeadlessScope) { h.clusters[ownCluster].scope = scope }
-
 // objectID identifies an object in all clusters.
 type objectID struct {
 	cluster clusterID
@@ -118,7 +115,6 @@ func (h *Hosts) addCluster(name string) clusterID {
 	}
 	id := clusterID(i) //nolint:gosec // there is no mesh of 65,536 clusters
 	h.clusters[i] = newCluster(name, id, h.domain, 1)
-	h.clusters[i].scope = h.clusters[ownCluster].scope
 	h.remote++
 	return id
 }
