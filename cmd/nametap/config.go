@@ -137,70 +137,12 @@ func (o *options) logger() *slog.Logger {
 	return slog.New(newHandler(to))
 }
 
-// An upstreamOrder is a setting of the order of nameservers. With true, as parallelEnv may have it, it is fastest, and
-// notes that in parallel; with false it is strict.
-type upstreamOrder struct {
-	*forward.Order
-	parallel *bool
-}
-
-// UnmarshalText reads an order, true or false.
-func (o upstreamOrder) UnmarshalText(text []byte) error {
-	switch parallel, err := strconv.ParseBool(string(text)); {
-	case err != nil:
-		return o.Order.UnmarshalText(text)
-	case parallel:
-		*o.Order, *o.parallel = forward.OrderFastest, true
-	default:
-		*o.Order = forward.OrderStrict
-	}
-	return nil
-}
-
 // logParallel logs what parallelEnv means, if it is in effect.
 func (o *options) logParallel(log *slog.Logger) {
 	if o.parallel && o.agent.DNS.Forward.Order == forward.OrderFastest {
 		log.Info(parallelEnv+"=true means --"+orderFlag+" fastest: nameservers are not asked all at once",
 			"source", settings.Source(o.flags.Lookup(orderFlag)))
 	}
-}
-
-// A logLevel is the least important level to log. It may change while loggers are in use.
-type logLevel struct{ *slog.LevelVar }
-
-// MarshalText returns what UnmarshalText reads.
-func (l logLevel) MarshalText() ([]byte, error) {
-	return []byte(strings.ToLower(l.Level().String())), nil
-}
-
-// UnmarshalText reads a level.
-func (l logLevel) UnmarshalText(text []byte) error {
-	if l.LevelVar.UnmarshalText(text) != nil {
-		return errors.New("want debug, info, warn or error")
-	}
-	return nil
-}
-
-// logFormat is how lines of the log are written.
-type logFormat string
-
-// The values of logFormat.
-const (
-	formatText logFormat = "text"
-	formatJSON logFormat = "json"
-)
-
-// MarshalText returns what UnmarshalText reads.
-func (f logFormat) MarshalText() ([]byte, error) { return []byte(f), nil }
-
-// UnmarshalText reads one of the values.
-func (f *logFormat) UnmarshalText(text []byte) error {
-	switch v := logFormat(text); v {
-	case formatText, formatJSON:
-		*f = v
-		return nil
-	}
-	return errors.New("want text or json")
 }
 
 // captureConfig returns what is captured: the settings, and what follows from others.
@@ -214,7 +156,7 @@ func (o *options) captureConfig() (agent.CaptureConfig, error) {
 }
 
 // agentCaptureConfig is captureConfig for an agent in this process. It returns an error if
-// the agent's own queries or those of a whole node would be captured.
+// the agent's own queries or a whole node's would be captured.
 func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
 	if err := cmp.Or(ownQueriesPass(o.capture.Config), o.ownNetwork()); err != nil {
 		return agent.CaptureConfig{}, err
@@ -303,16 +245,4 @@ func ownQueriesPass(cfg iptables.Config) error {
 	}
 	return fmt.Errorf("capture: this process has uid %d and gid %d, so the rules would redirect its own queries to itself: run it as a user or group of --capture-agent-uid %v or --capture-agent-gid %v",
 		uid, gid, cfg.AgentUIDs, cfg.AgentGIDs)
-}
-
-// parsePrefix reads a prefix, or an address as the prefix of itself alone.
-func parsePrefix(text string) (netip.Prefix, error) {
-	if addr, err := netip.ParseAddr(text); err == nil {
-		return addr.Prefix(addr.BitLen())
-	}
-	prefix, err := netip.ParsePrefix(text)
-	if err != nil {
-		return netip.Prefix{}, errors.New("want an address or a prefix such as 10.0.0.0/8")
-	}
-	return prefix.Masked(), nil
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -205,7 +206,7 @@ func (n nameserver) String() string {
 	return n.spec.String()
 }
 
-// addNameservers adds nameservers to a Config, each to those of its suffix.
+// addNameservers adds nameservers to a Config, each to the nameservers of its suffix.
 func addNameservers(cfg *dnsproxy.Config, nameservers []nameserver) {
 	for _, n := range nameservers {
 		if n.routed {
@@ -236,4 +237,74 @@ func (v addrValue) UnmarshalText(text []byte) error {
 		return errors.New("want one IP address")
 	}
 	return nil
+}
+
+// An upstreamOrder is a setting of the order of nameservers. With true, as parallelEnv may have it, it is fastest, and
+// notes that in parallel; with false it is strict.
+type upstreamOrder struct {
+	*forward.Order
+	parallel *bool
+}
+
+// UnmarshalText reads an order, true or false.
+func (o upstreamOrder) UnmarshalText(text []byte) error {
+	switch parallel, err := strconv.ParseBool(string(text)); {
+	case err != nil:
+		return o.Order.UnmarshalText(text)
+	case parallel:
+		*o.Order, *o.parallel = forward.OrderFastest, true
+	default:
+		*o.Order = forward.OrderStrict
+	}
+	return nil
+}
+
+// A logLevel is the least important level to log. It may change while loggers are in use.
+type logLevel struct{ *slog.LevelVar }
+
+// MarshalText returns what UnmarshalText reads.
+func (l logLevel) MarshalText() ([]byte, error) {
+	return []byte(strings.ToLower(l.Level().String())), nil
+}
+
+// UnmarshalText reads a level.
+func (l logLevel) UnmarshalText(text []byte) error {
+	if l.LevelVar.UnmarshalText(text) != nil {
+		return errors.New("want debug, info, warn or error")
+	}
+	return nil
+}
+
+// logFormat is how lines of the log are written.
+type logFormat string
+
+// The values of logFormat.
+const (
+	formatText logFormat = "text"
+	formatJSON logFormat = "json"
+)
+
+// MarshalText returns what UnmarshalText reads.
+func (f logFormat) MarshalText() ([]byte, error) { return []byte(f), nil }
+
+// UnmarshalText reads one of the values.
+func (f *logFormat) UnmarshalText(text []byte) error {
+	switch v := logFormat(text); v {
+	case formatText, formatJSON:
+		*f = v
+		return nil
+	}
+	return errors.New("want text or json")
+}
+
+// parsePrefix reads a prefix, or an address as the prefix of itself alone.
+func parsePrefix(text string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return addr.Prefix(addr.BitLen())
+	}
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil {
+		return netip.Prefix{}, errors.New("want an address or a prefix such as 10.0.0.0/8")
+	}
+	return prefix.Masked(), nil
 }
