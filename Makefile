@@ -17,25 +17,25 @@ MACHINES := cd test/machines && $(GO) test -count=1 -timeout 60m -v
 ##@ develop
 .PHONY: help run test check lint build generate fuzz
 help: ## list the targets
-	@scripts/help $(MAKEFILE_LIST)
+	@tools/help $(MAKEFILE_LIST)
 
 run: ## start the demo: a control plane, an agent and a tour (ARGS=--once ends after the tour)
 	$(BUILD) ./cmd/nametap-demo
 	./bin/nametap-demo $(ARGS)
 
 test: ## run all tests that this machine allows, with the race detector
-	@GO='$(GO)' scripts/test
+	@GO='$(GO)' tools/test
 
 check: ## vet, lint and test the packages that the working tree changes
-	@GO='$(GO)' TOOL='$(TOOL)' scripts/check
+	@GO='$(GO)' TOOL='$(TOOL)' tools/check
 
 lint: ## run the linters, and check the size of the agent and the generated code
 	$(BUILD) ./cmd/nametap
-	@scripts/check-size bin/nametap $(MAXSIZE)
+	@tools/check-size bin/nametap $(MAXSIZE)
 	$(TOOL) golangci-lint run ./...
 	cd test/machines && $(GO) vet ./... && $(TOOL) golangci-lint run ./...
 	$(TOOL) buf lint
-	@TOOL='$(TOOL)' scripts/check-generated
+	@TOOL='$(TOOL)' tools/check-generated
 
 build: ## build static binaries in bin/
 	$(BUILD) ./cmd/...
@@ -45,43 +45,43 @@ generate: ## write the code in api/, and the texts of `nametap explain`
 	$(GO) test ./docs -run BehaviourEntries -update
 
 fuzz: ## run every fuzz target for FUZZTIME
-	@scripts/fuzz-all $(FUZZTIME)
+	@tools/fuzz-all $(FUZZTIME)
 
 ##@ measure
 .PHONY: bench microbench coverage
 bench: ## compare the agent with other servers, over the wire (ARGS=-help lists the options)
-	@scripts/install-missing dnsperf dnsmasq unbound nsd gcc musl-gcc
+	@tools/install-missing dnsperf dnsmasq unbound nsd gcc musl-gcc
 	cd bench && $(GO) run . $(ARGS)
 
 microbench: ## run the Go benchmarks of the parts
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
 coverage: ## measure which statements the tests reach
-	@GO='$(GO)' scripts/coverage
+	@GO='$(GO)' tools/coverage
 
 ##@ machines
 .PHONY: vm node interop egress chart soak random nightly
 vm: ## test the agent on a booted Debian (needs root; ARGS=-run=Name selects tests, here and below)
-	@scripts/install-missing debootstrap systemd-nspawn ip iptables-nft nft dnsmasq conntrack
+	@tools/install-missing debootstrap systemd-nspawn ip iptables-nft nft dnsmasq conntrack
 	$(MACHINES) ./vm $(ARGS)
 
 node: ## test the agent in pods of a real Kubernetes node (needs root)
-	@scripts/install-missing containerd runc /usr/lib/cni/bridge debootstrap ip iptables conntrack nsenter
+	@tools/install-missing containerd runc /usr/lib/cni/bridge debootstrap ip iptables conntrack nsenter
 	$(MACHINES) -parallel 8 ./node $(ARGS)
 
 interop: ## test the agent with a real istiod, beside Istio's agent (needs root)
-	@scripts/install-missing ip
+	@tools/install-missing ip
 	$(MACHINES) ./interop $(ARGS)
 
 egress: ## test connections to automatic VIPs with real servers (needs root)
-	@scripts/install-missing ip iptables-nft unshare mariadbd exim4 nginx tinyproxy curl
+	@tools/install-missing ip iptables-nft unshare mariadbd exim4 nginx tinyproxy curl
 	$(MACHINES) ./egress $(ARGS)
 
 chart: ## test the Helm chart with Helm 3 and 4 (`make interop ARGS=-run=TestChart` installs it)
 	$(MACHINES) ./chart $(ARGS)
 
 soak: ## query the agent while everything around it fails, for 20 minutes; with loss, 10 minutes; alerts, 35 minutes (ARGS=-soak.for=3m; needs root)
-	@scripts/install-missing ip nft iptables-nft promtool
+	@tools/install-missing ip nft iptables-nft promtool
 	$(MACHINES) -timeout 90m ./soak $(ARGS)
 
 RANDOM_QUERIES := $(GO) test -count=1 -timeout 30m -v ./cmd/nametap -run '^TestRandomQueries$$'

@@ -12,8 +12,8 @@ BIN      ?= bin
 # What `make packages` and `make image` build. The time of the commit is the time of all files in
 # them, so that equal sources give equal packages and images. An unpacked archive has none.
 ARCHES   ?= amd64 arm64
-FORMATS  ?= deb rpm apk
-SOURCE_DATE_EPOCH ?= $(shell scripts/commit-time)
+FORMATS  ?= deb rpm
+SOURCE_DATE_EPOCH ?= $(shell tools/commit-time)
 LINK     = -s -w -X github.com/nametap/nametap/internal/version.release=$(VERSION)
 RELEASE  = LINK='$(LINK)' GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
@@ -52,7 +52,7 @@ install: $(BIN)/nametap $(PAGE) ## install the agent and its units for a VM, bel
 	install -D -m 644 deploy/systemd/nametap-resolved@.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved@.service'
 	install -D -m 644 deploy/systemd/nametap-dns.network '$(DESTDIR)$(LIBDIR)/systemd/network/05-nametap-dns.network'
 	install -D -m 644 deploy/systemd/nametap.preset '$(DESTDIR)$(LIBDIR)/systemd/system-preset/80-nametap.preset'
-	scripts/install-manual bin/share/nametap '$(DESTDIR)$(PREFIX)/share'
+	tools/install-manual bin/share/nametap '$(DESTDIR)$(PREFIX)/share'
 	sed -i 's,/usr/local/\(bin\|libexec\)/,$(PREFIX)/\1/,g' '$(DESTDIR)$(LIBDIR)/systemd/system/'nametap*.service
 	install -D -m 644 deploy/systemd/nametap.sysusers '$(DESTDIR)$(LIBDIR)/sysusers.d/nametap.conf'
 	install -D -m 644 deploy/systemd/nametap.tmpfiles '$(DESTDIR)$(LIBDIR)/tmpfiles.d/nametap.conf'
@@ -66,51 +66,51 @@ clean: ## remove what was built
 
 ##@ release
 .PHONY: packages image image-roots image-check image-update image-test release reproducible release-test sign verify vuln
-packages: ## build deb, rpm and apk with VERSION in bin/release (ARCHES, FORMATS)
-	@$(RELEASE) scripts/binaries
-	@$(RELEASE) scripts/packages
+packages: ## build deb and rpm with VERSION in bin/release (ARCHES, FORMATS)
+	@$(RELEASE) tools/binaries
+	@$(RELEASE) tools/packages
 
 image: ## build the container images with VERSION as their tag in bin/images, without an engine
-	@$(RELEASE) scripts/binaries
-	@$(RELEASE) IMAGE='$(IMAGE)' scripts/images
+	@$(RELEASE) tools/binaries
+	@$(RELEASE) IMAGE='$(IMAGE)' tools/images
 
 image-roots: # write the files of IMAGES (agent, init, discovery) below bin/roots, for the Dockerfile
-	@$(RELEASE) SOURCE_DATE_EPOCH='$(or $(SOURCE_DATE_EPOCH),0)' scripts/binaries
-	@$(RELEASE) SOURCE_DATE_EPOCH='$(or $(SOURCE_DATE_EPOCH),0)' scripts/images $(IMAGES)
+	@$(RELEASE) SOURCE_DATE_EPOCH='$(or $(SOURCE_DATE_EPOCH),0)' tools/binaries
+	@$(RELEASE) SOURCE_DATE_EPOCH='$(or $(SOURCE_DATE_EPOCH),0)' tools/images $(IMAGES)
 
 image-check: ## check that the init image has the current versions of its Debian packages
-	scripts/debian-packages --check tools/image/debian.list amd64 arm64
+	tools/debian-packages --check tools/image/debian.list amd64 arm64
 
 image-update: ## write the current versions of the init image's Debian packages
-	scripts/debian-packages --update tools/image/debian.list amd64 arm64
+	tools/debian-packages --update tools/image/debian.list amd64 arm64
 
 image-test: ## build the Dockerfile with an engine, compare with make image, and run the images (needs root)
-	@scripts/install-missing buildah debootstrap ip
+	@tools/install-missing buildah debootstrap ip
 	$(MACHINES) ./image $(ARGS)
 
 release: ## build packages, images, chart, manifests and their SHA256SUMS in bin/release
-	@$(RELEASE) scripts/binaries
-	@$(RELEASE) scripts/packages
-	@$(RELEASE) scripts/manifests
-	@$(RELEASE) IMAGE='$(IMAGE)' scripts/images
-	@$(RELEASE) scripts/release-images
-	@scripts/sums bin/release
+	@$(RELEASE) tools/binaries
+	@$(RELEASE) tools/packages
+	@$(RELEASE) tools/manifests
+	@$(RELEASE) IMAGE='$(IMAGE)' tools/images
+	@$(RELEASE) tools/release-images
+	@tools/sums bin/release
 
 reproducible: ## build the release twice, in other directories and as other users, and compare
-	@$(RELEASE) scripts/reproducible
+	@$(RELEASE) tools/reproducible
 
 release-test: ## test bin/release, and the tools that make it (after make release)
-	@scripts/install-missing lintian rpm
+	@tools/install-missing lintian rpm
 	cd tools/sbom && NAMETAP_BINARIES="$$(echo ../../bin/linux-*/nametap ../../bin/linux-*/nametap-discovery)" $(GO) test ./... -count=1
 	cd tools/image && NAMETAP_DEBS=../../bin/debs $(GO) test ./... -count=1
 	cd test/machines && VERSION='$(VERSION)' ARCHES='$(ARCHES)' $(GO) test ./release -count=1 -timeout 20m -v $(ARGS)
 
 sign: ## sign SHA256SUMS of bin/release with ssh-keygen (KEY=~/.ssh/id_ed25519)
-	@scripts/sign '$(KEY)' bin/release
+	@tools/sign '$(KEY)' bin/release
 
 verify: ## check the signature and the files of bin/release (KEY=release.pub)
-	@scripts/verify '$(KEY)' bin/release
+	@tools/verify '$(KEY)' bin/release
 
 vuln: ## look for known vulnerabilities that the programs reach (needs https://vuln.go.dev; GOVULNDB names a copy)
-	@GO='$(GO)' scripts/vuln
+	@GO='$(GO)' tools/vuln
 

@@ -1,12 +1,9 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"log/slog"
 	"net/netip"
-	"os"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -16,104 +13,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/nametap/nametap/agent/problems"
-	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clock"
-	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/nds"
 )
 
-// A Config configures an [Agent].
-type Config struct {
-	// DNS configures the query path. Its Logger and Registerer are set by New.
-	DNS dnsproxy.Config
-	// XDS configures the push path. Its Logger, Registerer and Changed are set by New.
-	XDS nds.Config
-	// StatusAddr is the host:port of the status endpoints. An empty host means all
-	// addresses, port 0 a free port.
-	StatusAddr string
-	// StatusSockets are listening TCP sockets on the port of StatusAddr that another process holds.
-	// They replace the socket that New would open. New closes the files.
-	StatusSockets []*os.File
-	// SocketDirs are the directories in which the socket of the private status endpoints may be:
-	// see [SocketDirs]. Without any, there are no private endpoints.
-	SocketDirs []string
-	// StateDirRequired makes it an error that the state directory (XDS.StateDir) cannot be
-	// used. Otherwise the agent logs it and runs without a snapshot.
-	StateDirRequired bool
-	// Drain is how long queries are still answered, and open connections to VIPs go on, at the end. With 0
-	// the agent ends at once.
-	Drain time.Duration
-	// Service is true if a unit of systemd starts the agent again when it ends, and holds its
-	// sockets, so that queries wait meanwhile.
-	Service bool
-	// DrainCaptured makes an agent of a Service drain after it has removed its rules.
-	DrainCaptured bool
-	// ReadyTimeout is how long the agent is not ready for want of a table. After that it
-	// is ready and forwards, because a pod and a VM must start without a control plane too.
-	ReadyTimeout time.Duration
-	// Capture configures the redirection of queries to the agent. Nil redirects none.
-	Capture *CaptureConfig
-	// Egress configures the connections to automatic VIPs. Its Table, Resolve, OwnPorts, Drain, Logger
-	// and Registerer are set by New. Nil carries none.
-	Egress *egress.Config
-	// Records says where the records of queries go.
-	Records RecordsConfig
-	// Identity is the name of this agent in messages of dnstap.
-	Identity string
-	// Restarts is how often the supervisor has restarted the agent.
-	Restarts int
-	// Settings returns the settings that affect capture and differ from their defaults, by their names.
-	// The commands for capture ask for them. It may be nil.
-	Settings func() map[string][]string
-	// FileSettings returns what has become of changes of the files with settings. It may be nil.
-	FileSettings func() problems.Settings
-	// DNSSettings returns the settings of DNS that [Agent.Configure] changes, as they are in use, if they
-	// differ from their defaults, by their names. The status shows them. It may be nil.
-	DNSSettings func() map[string][]string
-	// Logger is the log.
-	Logger *slog.Logger
-	// Collectors are added to the agent's metrics.
-	Collectors []prometheus.Collector
-}
-
-// DefaultConfig returns a Config with all defaults. It captures nothing. It lacks what has no
-// default: a logger, and the name and the addresses of the node.
-func DefaultConfig() Config {
-	return Config{
-		DNS: dnsproxy.DefaultConfig(), XDS: nds.DefaultConfig(),
-		StatusAddr: ":15020", Drain: 5 * time.Second, ReadyTimeout: 30 * time.Second,
-		Records: RecordsConfig{QueryLog: querylog.Failed},
-	}
-}
-
 // An Agent is one running nametap. [New] makes it, [Agent.Run] runs it.
 type Agent struct {
-	config      Config
-	log         *slog.Logger
-	proxy       *dnsproxy.Server
-	client      *nds.Client
-	status      *statusServer
-	diagnosis   *diagnosis
-	capture     *capture       // nil: captures nothing
-	egress      *egress.Server // nil: carries no connections
-	egressEnded chan struct{}  // closed when all connections to VIPs have ended
-	vipsHeld    atomic.Bool    // another process holds listeners for them
-
-	started  time.Time
-	clock    *clock.Clock
-	draining atomic.Bool
-	quit     func()           // closes quitting; may be called any number of times
-	quitting chan struct{}    // closed when the agent has to end
-	hasten   func()           // closes hastened; may be called any number of times
-	hastened chan struct{}    // closed when the drain has to end
-	handOver atomic.Bool      // the rules stay for the next agent
-	changed  [2]chan struct{} // receive when addresses of the interfaces changed: the query path, the push path
-	memory   *memory
-	records  *records
-	ready    chan struct{} // closed when queries are answered from a table
+	*core
+	status    *statusServer
+	diagnosis *diagnosis
+	hasten    func()           // closes hastened; may be called any number of times
+	hastened  chan struct{}    // closed when the drain has to end
+	quitting  chan struct{}    // closed when the agent has to end
+	handOver  atomic.Bool      // the rules stay for the next agent
+	changed   [2]chan struct{} // receive when addresses of the interfaces changed: the query path, the push path
+	memory    *memory
+	records   *records
+	ready     chan struct{} // closed when queries are answered from a table
 }
 
 // New checks the configuration and opens the sockets of the status endpoints and for VIPs, so that
@@ -144,16 +61,12 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{
-		config:      cfg,
-		log:         cfg.Logger,
-		proxy:       proxy,
-		quitting:    make(chan struct{}),
-		hastened:    make(chan struct{}),
-		clock:       ticks,
-		changed:     changed,
-		memory:      newMemory(),
-		ready:       make(chan struct{}),
-		egressEnded: make(chan struct{}),
+		core:     &core{config: cfg, log: cfg.Logger, proxy: proxy, clock: ticks},
+		quitting: make(chan struct{}),
+		hastened: make(chan struct{}),
+		changed:  changed,
+		memory:   newMemory(),
+		ready:    make(chan struct{}),
 	}
 	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.records = newRecords(&cfg, registry)
@@ -171,27 +84,18 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		if a.capture, err = newCapture(cfg, proxy, ticks); err != nil {
 			return nil, err
 		}
-		a.capture.registrar = a.newRegistrar(cfg.Capture.Config.Interval)
+		a.capture.registrar = newRegistrar(a.core, cfg.Capture.Config.Interval)
 	}
 	a.capture.register(registry)
-	if a.egress, err = newEgress(ctx, cfg, a); err != nil {
+	if a.vips, err = newVIPCarrier(ctx, a.core); err != nil {
 		return nil, err
 	}
-	if a.status, err = newStatusServer(ctx, a, registry); err != nil {
+	a.diagnosis = &diagnosis{core: a.core, unserved: func() []string { return a.status.unserved() }}
+	if a.status, err = newStatusServer(ctx, a.diagnosis, registry); err != nil {
 		return nil, err
 	}
-	a.diagnosis = &diagnosis{agent: a}
 	registry.MustRegister(a.diagnosis)
 	return a, nil
-}
-
-// setClock gives all parts one clock, and the channels that receive when addresses change.
-func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
-	ticks = clock.ForPolling(clock.Tick)
-	c.DNS.Forward.Clock, c.XDS.Clock = ticks, cmp.Or(c.XDS.Clock, ticks)
-	changed = [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
-	c.DNS.Forward.AddressesChanged, c.XDS.Changed = changed[0], changed[1]
-	return ticks, changed
 }
 
 // noteTable is called after a push. large is true if it leaves garbage as large as the table.
@@ -202,21 +106,6 @@ func (a *Agent) noteTable(large bool) {
 	if a.capture != nil {
 		a.capture.registrar.Note()
 	}
-}
-
-// prepareStateDir makes the directory of the snapshot. Without one, a restart while the
-// control plane is down loses the mesh names, but all others are still answered. So it is an
-// error only if the user has set the directory, which [Config.Validate] checks.
-func (c *Config) prepareStateDir() {
-	if c.XDS.StateDir == "" || c.StateDirRequired {
-		return
-	}
-	err := statedir.Check(c.XDS.StateDir)
-	if err == nil {
-		return
-	}
-	c.Logger.Warn("the table cannot be saved: after a restart without the control plane there are no mesh names; set --state-dir",
-		"dir", c.XDS.StateDir, "error", err)
 }
 
 // Run answers queries until ctx ends or a client of the status endpoints ends the agent. Then
@@ -245,8 +134,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	group.Go(func() error { return a.runEgress(serving) })
-	group.Go(func() error { return a.runRecords(serving) })
+	group.Go(func() error { return a.vips.run(serving) })
+	group.Go(func() error { return a.records.run(serving, a.proxy, a.log) })
 	group.Go(func() error { return a.status.Run(serving) })
 	group.Go(func() error {
 		a.diagnosis.run(serving)
@@ -263,7 +152,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return a.capture.run(capturing)
 	})
-	group.Go(func() error { return a.notifySystemd(serving) })
+	group.Go(func() error { return notifySystemd(serving, a.core) })
 	group.Go(func() error {
 		defer stop()
 		timeout := a.drain(ctx, serving, release)
@@ -332,13 +221,13 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 		return 0
 	}
 	a.draining.Store(true)
-	a.forgetStarts()
+	forgetStarts(a.log)
 	if a.endSoon() {
 		if a.handOver.Load() {
-			a.drainEgress(serving)
+			a.vips.drain(serving, a.hastened)
 		}
 		a.log.Info("ending without a drain")
-		a.endEgress(false)
+		a.vips.end(false)
 		release()
 		if !a.handOver.Load() {
 			return stopTimeout
@@ -348,7 +237,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	}
 	a.log.Info("draining: queries are still answered", "for", a.config.Drain)
 	if a.capture != nil { // in a pod, the rules stay, so connections are accepted until the end
-		a.endEgress(true)
+		a.vips.end(true)
 	}
 	release()
 	timer := time.NewTimer(a.config.Drain)
@@ -357,7 +246,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	case <-timer.C:
 	case <-a.hastened:
 		a.log.Info("drain ended early")
-		a.endEgress(false)
+		a.vips.end(false)
 	case <-serving.Done():
 	}
 	return 0
@@ -398,6 +287,9 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	return a.capture.change(func(in *inputs) { in.CaptureConfig = cfg })
 }
 
+// SetRecords changes where the records of queries go. It returns at once.
+func (a *Agent) SetRecords(cfg RecordsConfig) { a.records.set(cfg) }
+
 // HandOver ends the agent and leaves the capture rules to the next one. If the kernel does not end
 // the capture by itself when no agent follows, the agent removes the rules.
 func (a *Agent) HandOver() {
@@ -410,7 +302,7 @@ func (a *Agent) HandOver() {
 func (a *Agent) Hasten() {
 	a.hasten()
 	if a.draining.Load() {
-		a.endEgress(false)
+		a.vips.end(false)
 	}
 }
 

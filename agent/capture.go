@@ -1,66 +1,26 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/iptables"
 )
-
-// A CaptureConfig says which queries are redirected to the agent. It may change while the
-// agent runs, except for ResolvConf and the port: see [Agent.SetCapture].
-type CaptureConfig struct {
-	// On is true if DNS is captured; Because names the setting that decides.
-	On      bool
-	Because string
-	// Config says what is captured. With ResolvConfServers, the nameservers of ResolvConf
-	// replace Config.Servers.
-	Config iptables.Config
-	// Servers says for which nameservers queries are captured. Default all.
-	Servers CaptureServers
-	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
-	// /etc/resolv.conf.
-	ResolvConf string
-	// Resolved is true if the agent registers with systemd-resolved while it captures,
-	// if this host runs it.
-	Resolved bool
-}
-
-// CaptureServers says for which nameservers queries are captured.
-type CaptureServers string
-
-// The values of CaptureServers.
-const (
-	// AllServers captures queries to any server. It is the meaning of the zero value.
-	AllServers CaptureServers = "all"
-	// ResolvConfServers captures queries to the nameservers of resolv.conf.
-	ResolvConfServers CaptureServers = "resolv-conf"
-)
-
-// MarshalText returns what UnmarshalText reads.
-func (s CaptureServers) MarshalText() ([]byte, error) { return []byte(s), nil }
-
-// UnmarshalText reads one of the values. The error says what was expected; the caller names
-// the setting and its value.
-func (s *CaptureServers) UnmarshalText(text []byte) error {
-	switch v := CaptureServers(text); v {
-	case AllServers, ResolvConfServers:
-		*s = v
-		return nil
-	}
-	return fmt.Errorf("want %s or %s", AllServers, ResolvConfServers)
-}
 
 // A capture computes the desired state from its configuration, the nameservers of resolv.conf
 // and the listeners that answer. Package iptables keeps the kernel in that state.
@@ -106,36 +66,6 @@ func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capt
 			})
 		}}
 	return c, nil
-}
-
-// probed returns the nameservers of a family that clients query while their queries are captured, or
-// loopback if there are none and queries to any server are captured.
-func (c *capture) probed(f iptables.Family) []netip.Addr {
-	in := c.current()
-	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil || c.kernel.Missing(f) {
-		return nil
-	}
-	var found []netip.Addr
-	for _, server := range in.servers {
-		if iptables.FamilyOf(server) == f && !slices.Contains(found, server) && !iptables.Passes(server) {
-			found = append(found, server)
-		}
-	}
-	if len(found) == 0 && in.Servers != ResolvConfServers {
-		return []netip.Addr{f.Loopback()}
-	}
-	return found
-}
-
-// barred reports whether a firewall of this host drops all queries that the agent sends to nameservers.
-func (c *capture) barred() (all bool) {
-	for _, s := range c.proxy.UpstreamStatus() {
-		if s.Requests > 0 && !s.Barred {
-			return false
-		}
-		all = all || s.Barred
-	}
-	return all
 }
 
 // run keeps the kernel in the desired state until ctx ends, then removes the rules unless they
@@ -197,6 +127,68 @@ func (c *capture) begin(ctx context.Context) error {
 	return nil
 }
 
+// listening returns when a listener answers to which the rules redirect, when there is no such
+// listener, or when ctx ends.
+func (c *capture) listening(ctx context.Context) {
+	select {
+	case <-c.proxy.Ready():
+	case <-ctx.Done():
+	}
+	for logged := ""; ctx.Err() == nil; {
+		var errs []error
+		for _, f := range c.wanted() {
+			if c.listens(f) != nil {
+				continue
+			}
+			err := c.answers(ctx, f, "udp")
+			if err == nil {
+				return
+			}
+			errs = append(errs, err)
+		}
+		if len(errs) == 0 {
+			return // there is no listener to wait for
+		}
+		if causes := causes(errs); causes != logged {
+			logged = causes
+			c.log.Warn("DNS is not captured yet: no listener answers", "error", errors.Join(errs...))
+		}
+		clock.Sleep(ctx, listenInterval)
+	}
+}
+
+// listenInterval is how often listeners are probed before the first rules.
+const listenInterval = 250 * time.Millisecond
+
+// wanted returns the families that the configuration does not switch off.
+func (c *capture) wanted() []iptables.Family {
+	return slices.DeleteFunc(families(), func(f iptables.Family) bool { return c.current().Config.Family(f) == iptables.Off })
+}
+
+// answers returns an error unless a listener of a family answers that the rules redirect to.
+func (c *capture) answers(ctx context.Context, f iptables.Family, network string) error {
+	if err := c.listens(f); err != nil {
+		return err
+	}
+	at := netip.AddrPortFrom(f.Loopback(), c.current().Config.Port).String()
+	return probeOne(ctx, dnsproxy.Addr{Network: network, Address: at})
+}
+
+// listens returns an error unless the agent listens, over UDP and TCP, where the rules of a
+// family redirect to.
+func (c *capture) listens(f iptables.Family) error {
+	for _, network := range []string{"udp", "tcp"} {
+		if !slices.ContainsFunc(c.proxy.Addrs(), func(l dnsproxy.Addr) bool {
+			addr, err := netip.ParseAddrPort(l.Address)
+			return err == nil && l.Network == network && iptables.FamilyOf(addr.Addr()) == f && c.current().Config.Serves(addr)
+		}) {
+			return fmt.Errorf("the agent does not listen where the rules redirect to: want %s port %d over %s, have %v",
+				network, c.current().Config.Port, f, c.proxy.Addrs())
+		}
+	}
+	return nil
+}
+
 // unserved returns the families that the agent does not listen on, and why. Among them are families that the
 // configuration switches off, because that may change.
 func (c *capture) unserved() map[iptables.Family]error {
@@ -214,6 +206,55 @@ func (c *capture) noteListeners() {
 	in, without := c.current(), c.unserved()
 	if in.without != nil && len(without) != len(in.without) {
 		c.follow(func(in *inputs) { in.without = without })
+	}
+}
+
+// probed returns the nameservers of a family that clients query while their queries are captured, or
+// loopback if there are none and queries to any server are captured.
+func (c *capture) probed(f iptables.Family) []netip.Addr {
+	in := c.current()
+	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil || c.kernel.Missing(f) {
+		return nil
+	}
+	var found []netip.Addr
+	for _, server := range in.servers {
+		if iptables.FamilyOf(server) == f && !slices.Contains(found, server) && !iptables.Passes(server) {
+			found = append(found, server)
+		}
+	}
+	if len(found) == 0 && in.Servers != ResolvConfServers {
+		return []netip.Addr{f.Loopback()}
+	}
+	return found
+}
+
+// barred reports whether a firewall of this host drops all queries that the agent sends to nameservers.
+func (c *capture) barred() (all bool) {
+	for _, s := range c.proxy.UpstreamStatus() {
+		if s.Requests > 0 && !s.Barred {
+			return false
+		}
+		all = all || s.Barred
+	}
+	return all
+}
+
+// awaitBegun returns when capture is as its switch says, or when ctx ends. If the rules are installed and
+// nothing reaches the agent through them, it waits no longer than the lease.
+func (c *capture) awaitBegun(ctx context.Context) {
+	select {
+	case <-c.kernel.Begun():
+	case <-ctx.Done():
+	}
+	if !c.current().On {
+		return
+	}
+	limit := time.NewTimer(iptables.LeaseTime)
+	defer limit.Stop()
+	select {
+	case <-c.ways.alive:
+	case <-limit.C:
+	case <-ctx.Done():
 	}
 }
 
@@ -261,6 +302,22 @@ func (c *capture) follow(change func(in *inputs)) {
 	if err := c.change(change); err != nil && !errors.Is(err, errNoServers) {
 		c.log.Error("capture stays unchanged", "error", err)
 	}
+}
+
+// followServers follows the nameservers of resolv.conf until ctx ends.
+func (c *capture) followServers(ctx context.Context) {
+	watcher := resolvconf.Watcher{
+		Files: clientsFile(c.current().ResolvConf), Clock: c.clock, Current: c.file,
+		Changed: func(file *resolvconf.Config) {
+			c.follow(func(in *inputs) { in.servers = addrs(file) })
+		},
+		Failed: func(err error) {
+			if in := c.current(); in.Servers == ResolvConfServers && len(in.servers) > 0 { // without servers that was logged
+				c.log.Warn("resolv.conf has no usable nameservers; capture keeps the previous ones", "error", err)
+			}
+		},
+	}
+	_ = watcher.Run(ctx) // it returns nil
 }
 
 // inputs are the inputs of the desired value.
@@ -318,54 +375,94 @@ func (in inputs) desired() (iptables.Desired, error) {
 	return d, nil
 }
 
-// followServers follows the nameservers of resolv.conf until ctx ends.
-func (c *capture) followServers(ctx context.Context) {
-	watcher := resolvconf.Watcher{
-		Files: clientsFile(c.current().ResolvConf), Clock: c.clock, Current: c.file,
-		Changed: func(file *resolvconf.Config) {
-			c.follow(func(in *inputs) { in.servers = addrs(file) })
-		},
-		Failed: func(err error) {
-			if in := c.current(); in.Servers == ResolvConfServers && len(in.servers) > 0 { // without servers that was logged
-				c.log.Warn("resolv.conf has no usable nameservers; capture keeps the previous ones", "error", err)
-			}
-		},
+// reading returns the state of capture as the last steps and probes left it. It does not read the kernel.
+func (c *capture) reading() *problems.Capture {
+	in := c.current()
+	stats := c.kernel.Stats()
+	found := &problems.Capture{On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{}, Repairs: stats.Repairs, Drift: stats.Drift}
+	select {
+	case <-c.kernel.Begun():
+	default:
+		found.Active = true // no rules were wanted yet
 	}
-	_ = watcher.Run(ctx) // it returns nil
-}
-
-// CapturedServers returns the nameservers that clients query according to a resolv.conf.
-func CapturedServers(path string) ([]netip.Addr, error) {
-	file, err := readServers(path)
-	if err != nil {
-		return nil, err
+	for f, level := range c.kernel.Levels() {
+		if level != iptables.LevelFailed && (level != iptables.LevelUnavailable || !in.Config.Needs(f)) {
+			continue
+		}
+		why := "the log says why"
+		if err := cmp.Or(in.without[f], c.kernel.Failure(f)); err != nil {
+			why = err.Error()
+		}
+		found.Failed[f.String()] = why
 	}
-	return addrs(file), nil
-}
-
-// readServers reads a resolv.conf that has nameservers.
-func readServers(path string) (*resolvconf.Config, error) {
-	file, err := clientsFile(path).Read()
-	if err == nil && len(file.Servers) == 0 {
-		err = errors.New("the file names none")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("capturing queries for the nameservers of %s: %w", path, err)
-	}
-	return file, nil
-}
-
-// clientsFile returns a resolv.conf as clients read it: if it names a stub resolver, they query
-// that and not the nameservers behind it.
-func clientsFile(path string) resolvconf.Files {
-	return resolvconf.Files{Path: path, Uplink: os.DevNull}
-}
-
-// addrs returns the addresses of nameservers.
-func addrs(file *resolvconf.Config) []netip.Addr {
-	var found []netip.Addr
-	for _, server := range file.Servers {
-		found = append(found, server.Addr())
+	for _, way := range c.ways.states() {
+		found.Elsewise = append(found.Elsewise, problems.Way{Nameserver: way.Nameserver, State: string(way.State), Detail: way.Detail})
 	}
 	return found
+}
+
+// status reads the rules and says how they are.
+func (c *capture) status(ctx context.Context) *CaptureStatus {
+	in := c.current()
+	status := &CaptureStatus{On: in.On, Because: in.Because, Repairs: c.kernel.Stats().Repairs, Remaining: c.kernel.Remaining()}
+	status.Ways, status.Resolved = c.ways.states(), c.registrar.Status()
+	rules, err := c.kernel.Status(ctx)
+	if err != nil {
+		status.Error = err.Error()
+		return status
+	}
+	for i, f := range rules.Families {
+		if err := in.without[f.Family]; err != nil && in.Config.Family(f.Family) != iptables.Off && f.State == iptables.NotWanted {
+			rules.Families[i].Error = err.Error()
+		}
+	}
+	status.Rules = &rules
+	return status
+}
+
+// register registers the metrics. If c is nil, their values are the values of a capture that is off.
+func (c *capture) register(registry prometheus.Registerer) {
+	count := func(name, help string, of func(iptables.Stats) uint64) {
+		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
+			func() float64 {
+				if c == nil {
+					return 0
+				}
+				return float64(of(c.kernel.Stats()))
+			}))
+	}
+	count("nametap_capture_checks_total", "Checks of the capture rules.",
+		func(s iptables.Stats) uint64 { return s.Checks })
+	count("nametap_capture_repairs_total", "Repairs of capture rules that had drifted.",
+		func(s iptables.Stats) uint64 { return s.Repairs })
+	count("nametap_capture_failures_total", "Checks and repairs of the capture rules that failed.",
+		func(s iptables.Stats) uint64 { return s.Failures })
+	registry.MustRegister(captureLevels(func() map[iptables.Family]iptables.Level {
+		if c == nil {
+			return map[iptables.Family]iptables.Level{iptables.IPv4: iptables.LevelOff, iptables.IPv6: iptables.LevelOff}
+		}
+		return c.kernel.Levels()
+	}))
+	registry.MustRegister(captureWays(func() []WayStatus {
+		if c == nil {
+			return nil
+		}
+		return c.ways.states()
+	}))
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nametap_resolved_registered", Help: "1 while systemd-resolved asks the agent for mesh names.",
+	}, func() float64 {
+		if c != nil && c.registrar.Status().State == resolved.Registered {
+			return 1
+		}
+		return 0
+	}))
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nametap_capture_on", Help: "1 while queries are captured.",
+	}, func() float64 {
+		if c != nil && c.kernel.Active() {
+			return 1
+		}
+		return 0
+	}))
 }

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -13,7 +12,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/clock"
-	"github.com/nametap/nametap/iptables"
 )
 
 // diagnoseInterval is how often the readings for problems are taken.
@@ -21,8 +19,9 @@ const diagnoseInterval = 4 * clock.Tick
 
 // A diagnosis keeps the problems of an agent that last (package problems).
 type diagnosis struct {
-	agent  *Agent
-	window problems.Window
+	core     *core
+	unserved func() []string // the addresses, besides those for DNS, that cannot be opened
+	window   problems.Window
 
 	mu       sync.Mutex
 	refused  uint64 // queries for a limit, at the last reading
@@ -62,7 +61,7 @@ func (d *diagnosis) refusedAt(now time.Time, s upstream.Status) time.Time {
 
 // run takes readings until ctx ends.
 func (d *diagnosis) run(ctx context.Context) {
-	due, stop := d.agent.clock.Poll(diagnoseInterval, func() bool { return true })
+	due, stop := d.core.clock.Poll(diagnoseInterval, func() bool { return true })
 	defer stop()
 	for {
 		select {
@@ -80,16 +79,16 @@ const probeEvery = 4
 // tick takes a reading of what costs little. Each time it also probes all listeners if some were silent, also in a
 // reading for the status.
 func (d *diagnosis) tick(ctx context.Context) {
-	refused := d.agent.proxy.Overflows()
+	refused := d.core.proxy.Overflows()
 	d.mu.Lock()
 	d.refusing, d.refused = refused > d.refused, refused
 	d.ticks++
 	var listeners []dnsproxy.Addr
 	switch {
 	case d.silent:
-		listeners = d.agent.proxy.Addrs()
+		listeners = d.core.proxy.Addrs()
 	case d.ticks%probeEvery == 0:
-		listeners = udpListeners(d.agent.proxy)
+		listeners = udpListeners(d.core.proxy)
 	}
 	d.mu.Unlock()
 	texts := silent(ctx, listeners)
@@ -100,8 +99,8 @@ func (d *diagnosis) tick(ctx context.Context) {
 
 // add adds a reading, with the listeners that are silent, and returns the report.
 func (d *diagnosis) add(silent []string) problems.Report {
-	a := d.agent
-	if a.draining.Load() || !a.open() {
+	c := d.core
+	if c.draining.Load() || !c.open() {
 		return d.window.Report()
 	}
 	now := time.Now()
@@ -110,16 +109,16 @@ func (d *diagnosis) add(silent []string) problems.Report {
 	refused, refusing := d.refused, d.refusing
 	d.mu.Unlock()
 	reading := &problems.Agent{
-		Silent: silent, Missing: a.proxy.Missing(), Unserved: a.status.unserved(), StateDir: a.config.XDS.StateDir, Domain: a.proxy.ClusterDomain(),
-		XDS: a.client.Status(), Token: a.client.Token(), Servers: d.servers(now), Refusing: refusing, Refused: refused,
-		Failures: a.proxy.Failures(now.Add(-problems.FailuresSince)), Settings: a.fileSettings(),
+		Silent: silent, Missing: c.proxy.Missing(), Unserved: d.unserved(), StateDir: c.config.XDS.StateDir, Domain: c.proxy.ClusterDomain(),
+		XDS: c.client.Status(), Token: c.client.Token(), Servers: d.servers(now), Refusing: refusing, Refused: refused,
+		Failures: c.proxy.Failures(now.Add(-problems.FailuresSince)), Settings: c.fileSettings(),
 		Conntrack: conntrackEntries(), Descriptors: descriptors(), Memory: cgroupMemory(),
 	}
-	for _, self := range a.proxy.SelfUpstreams() {
+	for _, self := range c.proxy.SelfUpstreams() {
 		reading.Self = append(reading.Self, self.String())
 	}
-	if a.capture != nil {
-		reading.Capture = a.capture.reading()
+	if c.capture != nil {
+		reading.Capture = c.capture.reading()
 		d.noteRepairs(now, reading.Capture)
 	}
 	d.window.Add(now, problems.Find(&problems.Readings{Now: now, Agent: reading}), problems.Unread(reading))
@@ -138,32 +137,14 @@ func (d *diagnosis) noteRepairs(now time.Time, found *problems.Capture) {
 	found.Repaired = slices.Clone(d.repaired)
 }
 
-// fileSettings returns what has become of files with settings that have changed.
-func (a *Agent) fileSettings() problems.Settings {
-	if a.config.FileSettings == nil {
-		return problems.Settings{}
-	}
-	return a.config.FileSettings()
-}
-
-// open reports whether the DNS listeners are open.
-func (a *Agent) open() bool {
-	select {
-	case <-a.proxy.Ready():
-		return true
-	default:
-		return false
-	}
-}
-
 // servers returns the nameservers in use.
 func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
-	a := d.agent
+	c := d.core
 	states := map[upstream.Spec]upstream.Status{}
-	for _, s := range a.proxy.UpstreamStatus() {
+	for _, s := range c.proxy.UpstreamStatus() {
 		states[s.Spec] = s
 	}
-	for _, group := range a.proxy.UpstreamGroups() {
+	for _, group := range c.proxy.UpstreamGroups() {
 		for _, spec := range group.Servers {
 			s := states[spec]
 			servers = append(servers, problems.Server{
@@ -174,32 +155,6 @@ func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
 		}
 	}
 	return servers
-}
-
-// reading returns the state of capture as the last steps and probes left it. It does not read the kernel.
-func (c *capture) reading() *problems.Capture {
-	in := c.current()
-	stats := c.kernel.Stats()
-	found := &problems.Capture{On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{}, Repairs: stats.Repairs, Drift: stats.Drift}
-	select {
-	case <-c.kernel.Begun():
-	default:
-		found.Active = true // no rules were wanted yet
-	}
-	for f, level := range c.kernel.Levels() {
-		if level != iptables.LevelFailed && (level != iptables.LevelUnavailable || !in.Config.Needs(f)) {
-			continue
-		}
-		why := "the log says why"
-		if err := cmp.Or(in.without[f], c.kernel.Failure(f)); err != nil {
-			why = err.Error()
-		}
-		found.Failed[f.String()] = why
-	}
-	for _, way := range c.ways.states() {
-		found.Elsewise = append(found.Elsewise, problems.Way{Nameserver: way.Nameserver, State: string(way.State), Detail: way.Detail})
-	}
-	return found
 }
 
 // Describe implements [prometheus.Collector].

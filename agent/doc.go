@@ -2,34 +2,35 @@
 // path, keeps the capture rules, serves the status endpoints, and ends them in order.
 //
 //	agent.go          Agent: passes a push to the query path, starts all parts and ends them in order
-//	validate.go       whether the settings are right
-//	identity.go       the addresses of the node
-//	addresses.go      following changes of the addresses of the interfaces
-//	lookup.go         looking up the control plane where resolv.conf names the agent
-//	memory.go         returning memory to the kernel when pushes pause
-//	diagnose.go       what is wrong with the agent: readings for package problems
-//	asprogram.go      queries as programs send them
+//	await.go          waiting for an agent in another container
 //	status.go         the status server: probes, metrics, /debug/..., flushing the cache
 //	endpoint.go       a listener of the status server, which is opened again when it fails
+//	diagnose.go       what is wrong with the agent: readings for package problems
+//	resources.go      what runs out: connection tracking, descriptors, memory
+//	systemd.go        notifications to systemd
+//	readings.go       the state of the kernel, once for all requests
+//	egress.go         connections to automatic VIPs
+//	resolved.go       which names systemd-resolved is to query the agent for
+//	core.go           what the parts share: the settings, the two paths, whether the agent starts or ends
+//	capture.go        the desired state of capture: from the settings, the nameservers of
+//	                  resolv.conf, the families that the agent listens on, and way.go
+//	way.go            the way of clients' queries to the agent: probes, and what follows from them
+//	capturestatus.go  the state of capture, as status and metrics
+//	servers.go        the nameservers that clients query
+//	records.go        where the records of queries go: the query log, dnstap
+//	dump.go           responses that grow with the table and the cache, entry by entry
+//	tail.go           the queries that are answered, as they come
 //	private.go        the private socket: where it is, and which users may use it
 //	statussockets.go  sockets of the status address that the supervisor or systemd holds
 //	storedsockets.go  sockets that systemd stores for the next process
-//	dump.go           the table and the cache, entry by entry
-//	tail.go           the queries that are answered, as they come
-//	records.go        where the records of queries go: the query log, dnstap
-//	readings.go       the state of the kernel, once for all requests
-//	systemd.go        notifications to systemd
-//	probe.go          probes of the agent's own listeners
-//	resources.go      what runs out: connection tracking, descriptors, memory
+//	starts.go         what a unit of systemd notes of its starts
+//	addresses.go      the addresses of the node, and following their changes
+//	memory.go         returning memory to the kernel when pushes pause
+//	config.go         the settings, and whether they are right
+//	lookup.go         looking up the control plane where resolv.conf names the agent
 //	redirected.go     whether queries are redirected to the agent, by a test query
-//	await.go          waiting for an agent in another container
-//	capture.go        the desired state of capture: from the settings, the nameservers of
-//	                  resolv.conf, families.go and way.go
-//	families.go       the families that the agent listens on, and whether they answer
-//	way.go            the way of clients' queries to the agent: probes, and what follows from them
-//	resolved.go       which names systemd-resolved is to query the agent for
-//	egress.go         connections to automatic VIPs
-//	capturestatus.go  the state of capture, as status and metrics
+//	asprogram.go      queries as programs send them
+//	probe.go          questions to listeners and nameservers about themselves
 //
 // # Goroutines
 //

@@ -3,11 +3,8 @@ package agent
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
-
-	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
@@ -53,38 +50,6 @@ func (d *dump) entry(first bool, prefix string, value []byte) {
 	_, _ = d.scratch.WriteTo(d) // it panics instead of an error
 }
 
-// handleTable shows the table in the format of Istio's agent, for the scripts that read it.
-// With ?collisions=1 it shows the entries that were skipped and the names that two hosts claim.
-func (s *statusServer) handleTable(w *dump, r *http.Request) {
-	current := s.agent.proxy.Table()
-	w.Header().Set("Content-Type", "application/json")
-	if current == nil {
-		w.WriteHeader(http.StatusNotFound)
-		w.text("{}\n")
-		return
-	}
-	if r.URL.Query().Has("collisions") {
-		w.text("{\n  \"skipped\": [")
-		writeList(w, current.Skipped())
-		w.text("],\n  \"collisions\": [")
-		writeList(w, current.Collisions())
-		w.text("]\n}\n")
-		return
-	}
-	w.text("{\n  \"table\": {")
-	first := true
-	for key, info := range current.Infos {
-		name, err := json.Marshal(key)
-		value, infoErr := protojson.Marshal(info)
-		if err != nil || infoErr != nil {
-			panic(http.ErrAbortHandler) // never: all texts of a table are UTF-8
-		}
-		w.entry(first, string(name)+": ", value)
-		first = false
-	}
-	w.text("\n  }\n}\n")
-}
-
 // writeList writes the elements of a list in JSON.
 func writeList[T table.Skipped | table.Collision | forward.CacheEntry](w *dump, list []T) {
 	for i := range list {
@@ -94,20 +59,4 @@ func writeList[T table.Skipped | table.Collision | forward.CacheEntry](w *dump, 
 		}
 		w.entry(i == 0, "", value)
 	}
-}
-
-// maxCacheEntries limits the entries that /debug/cache shows, and so the response to a few
-// megabytes.
-const maxCacheEntries = 10_000
-
-func (s *statusServer) handleCache(w *dump, r *http.Request) {
-	content, err := s.agent.proxy.CacheContent(selection(r), maxCacheEntries)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.text(fmt.Sprintf("{\n  \"total\": %d,\n  \"entries\": [", content.Total))
-	writeList(w, content.Entries)
-	w.text("]\n}\n")
 }

@@ -2,9 +2,10 @@ package agent
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"net/netip"
-	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -16,79 +17,86 @@ import (
 // would no longer translate them, and clients would wait for ever.
 const resetTime = 5 * time.Second
 
-// newEgress returns the server for connections to automatic VIPs, nil if none are carried. It finds their
+// A vipCarrier carries the connections to automatic VIPs. A nil one carries none.
+type vipCarrier struct {
+	*egress.Server
+	log      *slog.Logger
+	draining time.Duration // egress.Config.Drain
+	ended    chan struct{} // closed when all connections have ended
+	held     atomic.Bool   // another process holds the listeners
+}
+
+// newVIPCarrier returns what carries connections to automatic VIPs, nil if none are carried. It finds their
 // hosts in the table of the query path, and resolves names through its forwarder.
-func newEgress(ctx context.Context, agent Config, a *Agent) (*egress.Server, error) {
-	if agent.Egress == nil {
+func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
+	if c.config.Egress == nil {
 		return nil, nil
 	}
-	cfg, proxy := *agent.Egress, a.proxy
-	cfg.Drain = agent.Drain
-	cfg.Table, cfg.Synced, cfg.Logger, cfg.Registerer = proxy.Table, proxy.Synced(), agent.Logger, agent.DNS.Registerer
+	cfg, proxy := *c.config.Egress, c.proxy
+	cfg.Drain = c.config.Drain
+	v := &vipCarrier{log: c.log, draining: cfg.Drain, ended: make(chan struct{})}
+	cfg.Table, cfg.Synced, cfg.Logger, cfg.Registerer = proxy.Table, proxy.Synced(), c.log, c.config.DNS.Registerer
 	cfg.Resolve = func(ctx context.Context, name string, family egress.Family, onlyCached bool) ([]netip.Addr, bool, error) {
 		if family == egress.IPv4 {
 			return proxy.Resolve(ctx, name, dns.TypeA, onlyCached)
 		}
 		return proxy.Resolve(ctx, name, dns.TypeAAAA, onlyCached)
 	}
-	for _, addr := range []string{agent.DNS.Addr, agent.StatusAddr, cfg.Addr} {
+	for _, addr := range []string{c.config.DNS.Addr, c.config.StatusAddr, cfg.Addr} {
 		cfg.OwnPorts = append(cfg.OwnPorts, portOf(addr))
 	}
 	cfg.Store = func(listener net.Listener) {
-		if storeSocket(VIPsFDName, listener, a.log) {
-			a.vipsHeld.Store(true)
+		if storeSocket(VIPsFDName, listener, c.log) {
+			v.held.Store(true)
 		}
 	}
 	if len(cfg.Sockets) > 0 {
-		a.vipsHeld.Store(true)
+		v.held.Store(true)
 	}
-	if a.capture != nil {
+	if c.capture != nil {
 		cfg.Opened = func(listeners []netip.AddrPort) {
-			a.capture.follow(func(in *inputs) { in.vips = listeners })
+			c.capture.follow(func(in *inputs) { in.vips = listeners })
 		}
 	}
-	server, err := egress.New(ctx, cfg)
-	if err == nil && a.capture != nil {
-		a.capture.kernel.SetOpen(server.Open, cfg.Drain+resetTime)
-		a.capture.inputs.vips = server.Addrs()
+	var err error
+	if v.Server, err = egress.New(ctx, cfg); err != nil {
+		return nil, err
 	}
-	return server, err
+	if c.capture != nil {
+		c.capture.kernel.SetOpen(v.Open, cfg.Drain+resetTime)
+		c.capture.inputs.vips = v.Addrs()
+	}
+	return v, nil
 }
 
-// runEgress carries connections until they have ended.
-func (a *Agent) runEgress(serving context.Context) error {
-	defer close(a.egressEnded)
-	if a.egress == nil {
+// run carries connections until they have ended.
+func (v *vipCarrier) run(serving context.Context) error {
+	if v == nil {
 		return nil
 	}
-	return a.egress.Run(serving)
+	defer close(v.ended)
+	return v.Run(serving)
 }
 
-// endEgress ends the connections to VIPs, with a drain or at once.
-func (a *Agent) endEgress(drain bool) {
-	if a.egress != nil {
-		a.egress.End(drain)
+// end ends the connections to VIPs, with a drain or at once.
+func (v *vipCarrier) end(drain bool) {
+	if v != nil {
+		v.End(drain)
 	}
 }
 
-// drainEgress lets the open connections go on for the drain, while queries are still answered, if another
+// drain lets the open connections go on for the drain, while queries are still answered, if another
 // process holds the listeners for VIPs: then new connections wait for the next agent instead of being refused.
-func (a *Agent) drainEgress(serving context.Context) {
-	if a.egress == nil || !a.vipsHeld.Load() {
+// It returns earlier when hastened is closed.
+func (v *vipCarrier) drain(serving context.Context, hastened <-chan struct{}) {
+	if v == nil || !v.held.Load() {
 		return
 	}
-	a.log.Info("connections to VIPs go on: queries are still answered", "for", a.config.Drain)
-	a.endEgress(true)
+	v.log.Info("connections to VIPs go on: queries are still answered", "for", v.draining)
+	v.end(true)
 	select {
-	case <-a.egressEnded:
-	case <-a.hastened:
+	case <-v.ended:
+	case <-hastened:
 	case <-serving.Done():
 	}
-}
-
-// portOf returns the port of a host:port, which was checked before; 0 if the kernel chooses it.
-func portOf(addr string) uint16 {
-	_, text, _ := net.SplitHostPort(addr)
-	port, _ := strconv.ParseUint(text, 10, 16)
-	return uint16(port)
 }

@@ -9,8 +9,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/internal/logonce"
+
 	"github.com/nametap/nametap/internal/httpguard"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // maxStatusConns is the most connections to an endpoint, to which every host that reaches this
@@ -33,6 +35,7 @@ type endpoint struct {
 	mu       sync.Mutex
 	listener net.Listener // nil while it is not open
 	err      error        // why it is not open
+	logged   logonce.Failure
 }
 
 // use sets the listener.
@@ -40,6 +43,7 @@ func (e *endpoint) use(listener net.Listener) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.listener, e.err = listener, nil
+	e.logged.Forget()
 }
 
 // open opens the listener.
@@ -57,7 +61,7 @@ func (e *endpoint) open(ctx context.Context) error {
 func (e *endpoint) fail(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.err == nil || e.err.Error() != err.Error() {
+	if e.logged.Differs(err) {
 		e.log.Warn("degraded: "+e.what+" is not served; retrying", "error", err)
 	}
 	e.listener, e.err = nil, err

@@ -21,13 +21,13 @@ func TestLocalOnlyNames(t *testing.T) { // R10
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &Agent{proxy: proxy}
+	a := &Agent{core: &core{proxy: proxy}}
 	for _, want := range []string{"corp.example", "lab.example"} {
 		cfg.LocalOnly = []string{want + "."}
 		if err := a.Configure(cfg); err != nil {
 			t.Fatal(err)
 		}
-		if names := a.names().Always; !slices.Equal(names, []string{"cluster.local", "svc", want}) {
+		if names := names(a.core).Always; !slices.Equal(names, []string{"cluster.local", "svc", want}) {
 			t.Errorf("the names are %q", names)
 		}
 	}

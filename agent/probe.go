@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/conntrack"
@@ -41,12 +42,6 @@ func (h health) answers() bool { return h.answering > 0 && h.err == nil }
 // stays open when IPv6 is switched off.
 func (h health) absent() bool {
 	return h.answering == 0 && noRoute(h.err) // otherwise all ports may be in use
-}
-
-// noRoute reports whether an error means that the host has no address or route of a family.
-func noRoute(err error) bool {
-	return slices.ContainsFunc([]error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT},
-		func(absent error) bool { return errors.Is(err, absent) })
 }
 
 // probe queries all listeners at the same time and returns the health of each family. The
@@ -95,6 +90,40 @@ func probeAgent(ctx context.Context, l dnsproxy.Addr) error {
 		err = fmt.Errorf("%s: %w", q.what, errOtherServer)
 	}
 	return err
+}
+
+// silent returns a text for each listener that does not answer, with the reason.
+func silent(ctx context.Context, listeners []dnsproxy.Addr) []string {
+	errs := make([]error, len(listeners))
+	var probing sync.WaitGroup
+	for i, l := range listeners {
+		probing.Go(func() { errs[i] = probeOne(ctx, l) })
+	}
+	probing.Wait()
+	var texts []string
+	for _, err := range errs {
+		if err != nil {
+			texts = append(texts, err.Error())
+		}
+	}
+	return texts
+}
+
+// anyAnswers returns an error if queries were sent to UDP listeners and none answered.
+func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
+	var errs []error
+	probed := 0
+	for _, h := range probe(ctx, listeners) {
+		if h.answering > 0 {
+			return nil
+		}
+		probed += h.probed
+		errs = append(errs, h.err)
+	}
+	if probed == 0 {
+		return nil
+	}
+	return errors.Join(errs...)
 }
 
 // The names of questions.
@@ -170,8 +199,29 @@ func textOf(reply *dns.Msg) string {
 	return ""
 }
 
+// versionPrefix is how the version of every agent begins.
+const versionPrefix = "nametap "
+
 // isNametap reports whether a text is the version of an agent.
 func isNametap(text string) bool { return strings.HasPrefix(text, versionPrefix) }
+
+// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual one.
+// With the TTL of probes, which a sysctl, a route or a router may make the default, they would come
+// back to the agent.
+const queryHops = 64
+
+// setHops returns a control function that gives the packets of a socket a TTL or hop limit.
+func setHops(hops int) func(network, address string, conn syscall.RawConn) error {
+	return func(network, _ string, conn syscall.RawConn) error {
+		level, option := unix.IPPROTO_IP, unix.IP_TTL
+		if strings.HasSuffix(network, "6") {
+			level, option = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
+		}
+		var err error
+		controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, hops) })
+		return errors.Join(controlErr, err)
+	}
+}
 
 // withCause adds to an error of a probe that conntrack is full. Then the kernel drops the first packet of each flow
 // that passes rules of table nat, whether they capture or not.
@@ -185,22 +235,41 @@ func withCause(err error) error {
 	return err
 }
 
-// silent returns a text for each listener that does not answer, with the reason.
-func silent(ctx context.Context, listeners []dnsproxy.Addr) []string {
-	errs := make([]error, len(listeners))
-	var probing sync.WaitGroup
-	for i, l := range listeners {
-		probing.Go(func() { errs[i] = probeOne(ctx, l) })
-	}
-	probing.Wait()
-	var texts []string
+// causes returns the causes of failed probes as text, without the port of each probe.
+func causes(errs []error) string {
+	var text strings.Builder
 	for _, err := range errs {
-		if err != nil {
-			texts = append(texts, err.Error())
+		if op := new(net.OpError); errors.As(err, &op) {
+			err = op.Err
 		}
+		text.WriteString(err.Error() + "\n")
 	}
-	return texts
+	return text.String()
 }
+
+// noRoute reports whether an error means that the host has no address or route of a family.
+func noRoute(err error) bool {
+	return slices.ContainsFunc([]error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT},
+		func(absent error) bool { return errors.Is(err, absent) })
+}
+
+// unsent reports whether a probe failed before its query was sent: the kernel dropped the
+// packet, as it does when conntrack is full, the process has no descriptor left, or the host
+// lacks the address. Such an error shows nothing of a UDP listener.
+func unsent(err error) bool {
+	op := new(net.OpError)
+	return errors.As(err, &op) && op.Op != "read"
+}
+
+// isTimeout reports whether a listener has not answered a probe in time. Any other error
+// means that it cannot be reached.
+func isTimeout(err error) bool {
+	timeout := net.Error(nil)
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// families returns both families.
+func families() []iptables.Family { return []iptables.Family{iptables.IPv4, iptables.IPv6} }
 
 // family returns the address family of a listener.
 func family(l dnsproxy.Addr) iptables.Family {
@@ -210,12 +279,11 @@ func family(l dnsproxy.Addr) iptables.Family {
 	return iptables.IPv6
 }
 
-// unsent reports whether a probe failed before its query was sent: the kernel dropped the
-// packet, as it does when conntrack is full, the process has no descriptor left, or the host
-// lacks the address. Such an error says nothing about a UDP listener.
-func unsent(err error) bool {
-	op := new(net.OpError)
-	return errors.As(err, &op) && op.Op != "read"
+// listening returns the families that a query path listens on.
+func listening(proxy *dnsproxy.Server) []iptables.Family {
+	return slices.DeleteFunc(families(), func(f iptables.Family) bool {
+		return !slices.ContainsFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool { return family(l) == f })
+	})
 }
 
 // udpListeners returns the UDP listeners of a query path.
@@ -232,37 +300,6 @@ func addrPorts(proxy *dnsproxy.Server) []netip.AddrPort {
 		}
 	}
 	return all
-}
-
-// isTimeout reports whether a listener has not answered a probe in time. Any other error
-// means that it cannot be reached.
-func isTimeout(err error) bool {
-	timeout := net.Error(nil)
-	return errors.As(err, &timeout) && timeout.Timeout()
-}
-
-// listening returns the families that a query path listens on.
-func listening(proxy *dnsproxy.Server) []iptables.Family {
-	return slices.DeleteFunc(families(), func(f iptables.Family) bool {
-		return !slices.ContainsFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool { return family(l) == f })
-	})
-}
-
-// anyAnswers returns an error if queries were sent to UDP listeners and none answered.
-func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
-	var errs []error
-	probed := 0
-	for _, h := range probe(ctx, listeners) {
-		if h.answering > 0 {
-			return nil
-		}
-		probed += h.probed
-		errs = append(errs, h.err)
-	}
-	if probed == 0 {
-		return nil
-	}
-	return errors.Join(errs...)
 }
 
 // reachable returns the address at which to probe a listener on an address. A listener on

@@ -64,15 +64,15 @@ func (r *readings) current(ctx context.Context) (reading, error) {
 }
 
 // read takes a reading.
-func (a *Agent) read(ctx context.Context) reading {
-	found := reading{silent: silent(ctx, a.proxy.Addrs())}
-	if a.capture != nil {
-		found.capture = a.capture.status(ctx)
+func read(ctx context.Context, c *core) reading {
+	found := reading{silent: silent(ctx, c.proxy.Addrs())}
+	if c.capture != nil {
+		found.capture = c.capture.status(ctx)
 		return found
 	}
-	found.onlyNameserverOf = OnlyNameserverOf(a.config.DNS.Forward.ResolvConf, addrPorts(a.proxy))
+	found.onlyNameserverOf = OnlyNameserverOf(c.config.DNS.Forward.ResolvConf, addrPorts(c.proxy))
 	if found.onlyNameserverOf == "" {
-		found.redirected = Redirections(ctx, listening(a.proxy))
+		found.redirected = Redirections(ctx, listening(c.proxy))
 	}
 	return found
 }

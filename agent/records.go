@@ -2,21 +2,15 @@ package agent
 
 import (
 	"context"
+	"log/slog"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/agent/dnstap"
 	"github.com/nametap/nametap/agent/querylog"
+	"github.com/nametap/nametap/dnsproxy"
 )
-
-// A RecordsConfig says where the records of queries go, besides to the clients that read them.
-type RecordsConfig struct {
-	// QueryLog says which queries are logged. "" logs none.
-	QueryLog querylog.Mode
-	// Dnstap is where queries are sent with their messages. The zero value sends none.
-	Dnstap dnstap.Target
-}
 
 // records is where the records of queries go, and what sends them there.
 type records struct {
@@ -34,34 +28,34 @@ func newRecords(cfg *Config, registry prometheus.Registerer) *records {
 	return r
 }
 
-// SetRecords changes where the records of queries go. It returns at once.
-func (a *Agent) SetRecords(cfg RecordsConfig) {
-	a.records.config.Store(&cfg)
+// set changes where the records of queries go.
+func (r *records) set(cfg RecordsConfig) {
+	r.config.Store(&cfg)
 	select {
-	case a.records.changed <- struct{}{}:
-	default: // runRecords has yet to receive a change that it has not loaded
+	case r.changed <- struct{}{}:
+	default: // run has yet to receive a change that it has not loaded
 	}
 }
 
-// runRecords sends the records of queries where the settings say, until ctx ends.
-func (a *Agent) runRecords(ctx context.Context) error {
+// run sends the records of queries where the settings say, until ctx ends.
+func (r *records) run(ctx context.Context, proxy *dnsproxy.Server, log *slog.Logger) error {
 	var logged, sent part
 	defer sent.end()
 	defer logged.end()
 	for {
-		cfg := *a.records.config.Load()
+		cfg := *r.config.Load()
 		logged.run(ctx, string(cfg.QueryLog), func(ctx context.Context) {
 			if cfg.QueryLog != querylog.Off && cfg.QueryLog != "" {
-				querylog.Run(ctx, a.proxy.ReadOwn(cfg.QueryLog.Filter()), a.proxy.ClusterDomain(), a.log)
+				querylog.Run(ctx, proxy.ReadOwn(cfg.QueryLog.Filter()), proxy.ClusterDomain(), log)
 			}
 		})
 		sent.run(ctx, cfg.Dnstap.String(), func(ctx context.Context) {
 			if cfg.Dnstap != (dnstap.Target{}) {
-				a.records.dnstap.Run(ctx, cfg.Dnstap, a.proxy.ReadExchanges)
+				r.dnstap.Run(ctx, cfg.Dnstap, proxy.ReadExchanges)
 			}
 		})
 		select {
-		case <-a.records.changed:
+		case <-r.changed:
 		case <-ctx.Done():
 			return nil
 		}

@@ -1,21 +1,16 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -38,27 +33,8 @@ const (
 	RedirectUnknown RedirectState = "unknown"
 )
 
-// OnlyNameserverOf returns the path of a resolv.conf if all of its nameservers are listeners of the
-// agent, so that the queries of programs that read it come to the agent without rules. Otherwise it
-// returns "".
-func OnlyNameserverOf(path string, listeners []netip.AddrPort) string {
-	path = cmp.Or(path, resolvconf.DefaultPath)
-	file, err := readServers(path)
-	if err != nil {
-		return ""
-	}
-	if others, _ := resolvconf.WithoutSelf(file.Servers, listeners, nil); len(others) > 0 {
-		return ""
-	}
-	return path
-}
-
-const (
-	// testTimeout is how long the answer of a test query may take.
-	testTimeout = 500 * time.Millisecond
-	// versionPrefix is how the version of every agent begins.
-	versionPrefix = "nametap "
-)
+// testTimeout is how long the answer of a test query may take.
+const testTimeout = 500 * time.Millisecond
 
 // Redirections sends a test query for each of the families to [iptables.TestAddr]. The rules of
 // nametap redirect it to the agent's listener, which answers it with its version (RFC 4892).
@@ -95,24 +71,6 @@ func redirection(ctx context.Context, to netip.AddrPort) (state RedirectState, d
 		return NotRedirected, fmt.Sprintf("%s is not answered within %v", q.what, testTimeout)
 	}
 	return RedirectUnknown, err.Error()
-}
-
-// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual one.
-// With the TTL of probes, which a sysctl, a route or a router may make the default, they would come
-// back to the agent.
-const queryHops = 64
-
-// setHops returns a control function that gives the packets of a socket a TTL or hop limit.
-func setHops(hops int) func(network, address string, conn syscall.RawConn) error {
-	return func(network, _ string, conn syscall.RawConn) error {
-		level, option := unix.IPPROTO_IP, unix.IP_TTL
-		if strings.HasSuffix(network, "6") {
-			level, option = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
-		}
-		var err error
-		controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, hops) })
-		return errors.Join(controlErr, err)
-	}
 }
 
 // A Listener is an address to which the rules of this host redirect queries.

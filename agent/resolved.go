@@ -28,30 +28,30 @@ func virtualReverse() []string {
 }
 
 // newRegistrar returns what registers an agent with systemd-resolved.
-func (a *Agent) newRegistrar(interval time.Duration) *resolved.Registrar {
+func newRegistrar(c *core, interval time.Duration) *resolved.Registrar {
 	return resolved.New(resolved.Config{
-		Server: func() netip.AddrPort { return loopbackListener(a.proxy.Addrs()) },
-		Names:  a.names, Returned: a.proxy.SetReturned, Interval: interval, Logger: a.log,
+		Server: func() netip.AddrPort { return loopbackListener(c.proxy.Addrs()) },
+		Names:  func() resolved.Names { return names(c) }, Returned: c.proxy.SetReturned, Interval: interval, Logger: c.log,
 	})
 }
 
 // names returns the names for which systemd-resolved is to query the agent.
-func (a *Agent) names() resolved.Names {
-	names := resolved.Names{Always: []string{a.proxy.ClusterDomain(), "svc"}}
-	if a.config.XDS.Node.AutoAllocate {
-		names.Always = append(names.Always, virtualReverse()...)
+func names(c *core) resolved.Names {
+	found := resolved.Names{Always: []string{c.proxy.ClusterDomain(), "svc"}}
+	if c.config.XDS.Node.AutoAllocate {
+		found.Always = append(found.Always, virtualReverse()...)
 	}
-	for _, suffix := range a.proxy.LocalOnly() {
-		names.Always = append(names.Always, trimDot(suffix.String()))
+	for _, suffix := range c.proxy.LocalOnly() {
+		found.Always = append(found.Always, trimDot(suffix.String()))
 	}
-	if table := a.proxy.Table(); table != nil {
+	if table := c.proxy.Table(); table != nil {
 		domains, fingerprint := table.Domains()
-		names.Fingerprint = fingerprint
+		found.Fingerprint = fingerprint
 		for _, domain := range domains {
-			names.Domains = append(names.Domains, trimDot(domain.String()))
+			found.Domains = append(found.Domains, trimDot(domain.String()))
 		}
 	}
-	return names
+	return found
 }
 
 func trimDot(name string) string { return strings.TrimSuffix(name, ".") }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/internal/conntrack"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // conntrackEntries returns how full connection tracking is.
@@ -34,10 +35,14 @@ func descriptors() problems.Resource {
 		return found
 	}
 	files, err := os.ReadDir(openFiles)
-	if err != nil { // perhaps because there is none to open the directory
+	switch {
+	case err == nil:
+		found.Used = uint64(len(files))
+	case sockets.OutOfDescriptors(err):
+		found.Used = found.Limit
+	default:
 		return problems.Resource{}
 	}
-	found.Used = uint64(len(files))
 	return found
 }
 

@@ -16,12 +16,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -29,9 +31,10 @@ import (
 // all clients on the status address, and what is private on a unix socket. It serves until the end
 // of the drain, so that the drain can be watched.
 type statusServer struct {
-	agent    *Agent
-	readings *readings
-	dumps    dumps
+	core      *core
+	diagnosis *diagnosis
+	readings  *readings
+	dumps     dumps
 	// public are on the status address: one, or one for each inherited socket.
 	public  []*endpoint
 	private *endpoint // nil without a directory for its socket
@@ -42,8 +45,9 @@ type statusServer struct {
 
 // newStatusServer opens the endpoints. It returns an error if the status address is wrong. If
 // the address is taken, or the private socket cannot be opened, they are opened later.
-func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registry) (*statusServer, error) {
-	s := &statusServer{agent: a, readings: newReadings(a.read), dumps: newDumps()}
+func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Registry) (*statusServer, error) {
+	c := d.core
+	s := &statusServer{core: c, diagnosis: d, dumps: newDumps(), readings: newReadings(func(ctx context.Context) reading { return read(ctx, c) })}
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	public := http.NewServeMux()
 	s.handlePublic(public, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
@@ -51,13 +55,13 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	if err := s.openPublic(ctx, public); err != nil {
 		return nil, err
 	}
-	if len(a.config.SocketDirs) > 0 {
+	if len(c.config.SocketDirs) > 0 {
 		private := http.NewServeMux()
 		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 		s.handlePrivate(private)
-		s.private = &endpoint{what: "the private socket", handler: peersOnly(private), peers: true, log: a.log}
+		s.private = &endpoint{what: "the private socket", handler: peersOnly(private), peers: true, log: c.log}
 		s.private.listen = func(context.Context) (net.Listener, error) {
-			return listenPrivate(SocketPaths(a.config.SocketDirs, s.addr()))
+			return listenPrivate(SocketPaths(c.config.SocketDirs, s.addr()))
 		}
 		_ = s.private.open(ctx) // Run opens it later
 	}
@@ -109,31 +113,31 @@ func (s *statusServer) elsewhere() http.Handler {
 
 // openPublic opens the status address, or adopts its sockets.
 func (s *statusServer) openPublic(ctx context.Context, handler http.Handler) error {
-	a := s.agent
+	c := s.core
 	listen := func(ctx context.Context) (net.Listener, error) {
 		var config net.ListenConfig
-		listener, err := config.Listen(ctx, "tcp", a.config.StatusAddr)
+		listener, err := config.Listen(ctx, "tcp", c.config.StatusAddr)
 		if err == nil {
-			storeSocket(StatusFDName, listener, a.log)
+			storeSocket(StatusFDName, listener, c.log)
 		}
 		return listener, err
 	}
-	for _, file := range a.config.StatusSockets {
-		listener, err := adoptStatus(a.config.StatusAddr, file)
+	for _, file := range c.config.StatusSockets {
+		listener, err := adoptStatus(c.config.StatusAddr, file)
 		if err != nil {
 			return err
 		}
-		e := &endpoint{what: "the status address " + a.config.StatusAddr, handler: handler, listen: listen, log: a.log}
+		e := &endpoint{what: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
 		e.use(listener)
 		s.public = append(s.public, e)
 	}
 	if len(s.public) > 0 {
 		return nil
 	}
-	e := &endpoint{what: "the status address " + a.config.StatusAddr, handler: handler, listen: listen, log: a.log}
+	e := &endpoint{what: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
 	s.public = []*endpoint{e}
 	if err := e.open(ctx); sockets.WrongAddr(err) {
-		return fmt.Errorf("status address %q: want a host:port of this host (--status-addr): %w", a.config.StatusAddr, err)
+		return fmt.Errorf("status address %q: want a host:port of this host (--status-addr): %w", c.config.StatusAddr, err)
 	}
 	return nil
 }
@@ -170,37 +174,23 @@ func (s *statusServer) unserved() []string {
 			texts = append(texts, e.what+": "+err.Error())
 		}
 	}
-	if s.agent.egress != nil {
-		texts = append(texts, s.agent.egress.Unserved()...)
+	if s.core.vips != nil {
+		texts = append(texts, s.core.vips.Unserved()...)
 	}
 	return texts
 }
 
 // addr returns the host:port that the endpoints for all clients are on, or are to be on.
 func (s *statusServer) addr() string {
-	return cmp.Or(s.public[0].addr(), s.agent.config.StatusAddr)
+	return cmp.Or(s.public[0].addr(), s.core.config.StatusAddr)
 }
 
 func (s *statusServer) handleLive(w http.ResponseWriter, r *http.Request) {
-	if err := s.agent.hangs(r.Context()); err != nil {
+	if err := s.core.hangs(r.Context()); err != nil {
 		http.Error(w, "no DNS listener answers: "+err.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	_, _ = fmt.Fprintln(w, "live") // fails only if the client has disconnected
-}
-
-// hangs returns an error if queries to the open UDP listeners get no answer, so that a restart
-// would help. An agent that starts or ends does not hang.
-func (a *Agent) hangs(ctx context.Context) error {
-	select {
-	case <-a.proxy.Ready():
-	default:
-		return nil
-	}
-	if a.draining.Load() {
-		return nil
-	}
-	return anyAnswers(ctx, udpListeners(a.proxy))
 }
 
 // userHeader is the header with the user and the group of the agent's process, as UID:GID.
@@ -209,8 +199,8 @@ const userHeader = "Nametap-User"
 
 func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set(userHeader, fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid()))
-	switch reason := s.agent.notReady(); {
-	case s.agent.draining.Load():
+	switch reason := s.core.notReady(); {
+	case s.core.draining.Load():
 		http.Error(w, reason, http.StatusServiceUnavailable)
 	case reason != "":
 		http.Error(w, reason+s.problems(), http.StatusServiceUnavailable)
@@ -222,50 +212,10 @@ func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
 // problems returns a line for each problem. They are for all users, so they name no query.
 func (s *statusServer) problems() string {
 	var text strings.Builder
-	for _, p := range s.agent.diagnosis.window.Report().Problems {
+	for _, p := range s.diagnosis.window.Report().Problems {
 		fmt.Fprintf(&text, "\n%s: %s: %s", p.Severity, p.Code, p.What)
 	}
 	return text.String()
-}
-
-// notReady returns the reason why queries should not be sent to this agent yet, or any longer.
-// It is empty if they should.
-func (a *Agent) notReady() string {
-	if a.draining.Load() {
-		return "draining"
-	}
-	select {
-	case <-a.proxy.Ready():
-	default:
-		return "the DNS listeners are not open yet"
-	}
-	select {
-	case <-a.proxy.Synced():
-		return ""
-	default:
-	}
-	if time.Since(a.started) >= a.config.ReadyTimeout {
-		return ""
-	}
-	return "no table of mesh hosts has been received yet"
-}
-
-func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {
-	query := r.URL.Query()
-	name, qtype := query.Get("name"), query.Get("type")
-	if name == "" {
-		http.Error(w, "want ?name=NAME and, if not A, &type=TYPE", http.StatusBadRequest)
-		return
-	}
-	if qtype == "" {
-		qtype = "A"
-	}
-	explanation, err := s.agent.proxy.Explain(name, qtype)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	writeJSON(w, explanation)
 }
 
 // Status is the state of an agent, as `nametap status` shows it.
@@ -314,6 +264,32 @@ type Upstream struct {
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
 }
 
+func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
+	c := s.core
+	read, err := s.readings.current(r.Context())
+	if err != nil {
+		return // the client has disconnected
+	}
+	status := Status{
+		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).String(),
+		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(), Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
+		Diagnosis: s.diagnosis.add(read.silent),
+		Capture:   read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
+	}
+	status.Ready = status.Reason == ""
+	if c.config.DNSSettings != nil {
+		status.Settings = c.config.DNSSettings()
+	}
+	if table := c.proxy.Table(); table != nil {
+		status.Hosts = table.Len()
+	}
+	if c.vips != nil {
+		carried := c.vips.Status()
+		status.Egress = &carried
+	}
+	writeJSON(w, status)
+}
+
 // upstreams returns the state of every nameserver.
 func upstreams(proxy *dnsproxy.Server) []Upstream {
 	all := []Upstream{}
@@ -335,61 +311,79 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 	return all
 }
 
-func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
-	a := s.agent
-	read, err := s.readings.current(r.Context())
-	if err != nil {
-		return // the client has disconnected
-	}
-	status := Status{
-		Reason: a.notReady(), Uptime: (time.Since(a.started) + a.clock.Slept()).Round(time.Second).String(),
-		Version: a.config.DNS.Version, DNS: a.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
-		Diagnosis: a.diagnosis.add(read.silent),
-		Capture:   read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
-	}
-	status.Ready = status.Reason == ""
-	if a.config.DNSSettings != nil {
-		status.Settings = a.config.DNSSettings()
-	}
-	if table := a.proxy.Table(); table != nil {
-		status.Hosts = table.Len()
-	}
-	if a.egress != nil {
-		carried := a.egress.Status()
-		status.Egress = &carried
-	}
-	writeJSON(w, status)
-}
-
 // handleSettings shows the settings in use that affect capture.
 func (s *statusServer) handleSettings(w http.ResponseWriter, _ *http.Request) {
 	values := map[string][]string{}
-	if settings := s.agent.config.Settings; settings != nil {
+	if settings := s.core.config.Settings; settings != nil {
 		values = settings()
 	}
 	writeJSON(w, values)
 }
 
-// handleDrain makes the agent not ready while it still answers, so that a load balancer or a
-// script can remove it before it ends.
-func (s *statusServer) handleDrain(w http.ResponseWriter, _ *http.Request) {
-	s.agent.draining.Store(true)
-	_, _ = fmt.Fprintln(w, "draining")
-}
-
-func (s *statusServer) handleQuit(w http.ResponseWriter, _ *http.Request) {
-	s.agent.quit()
-	_, _ = fmt.Fprintln(w, "ending")
-}
-
-func writeJSON(w http.ResponseWriter, v any) {
-	text, err := json.MarshalIndent(v, "", "  ")
+func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	name, qtype := query.Get("name"), query.Get("type")
+	if name == "" {
+		http.Error(w, "want ?name=NAME and, if not A, &type=TYPE", http.StatusBadRequest)
+		return
+	}
+	if qtype == "" {
+		qtype = "A"
+	}
+	explanation, err := s.core.proxy.Explain(name, qtype)
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	writeJSON(w, explanation)
+}
+
+// handleTable shows the table in the format of Istio's agent, for the scripts that read it.
+// With ?collisions=1 it shows the entries that were skipped and the names that two hosts claim.
+func (s *statusServer) handleTable(w *dump, r *http.Request) {
+	current := s.core.proxy.Table()
+	w.Header().Set("Content-Type", "application/json")
+	if current == nil {
+		w.WriteHeader(http.StatusNotFound)
+		w.text("{}\n")
+		return
+	}
+	if r.URL.Query().Has("collisions") {
+		w.text("{\n  \"skipped\": [")
+		writeList(w, current.Skipped())
+		w.text("],\n  \"collisions\": [")
+		writeList(w, current.Collisions())
+		w.text("]\n}\n")
+		return
+	}
+	w.text("{\n  \"table\": {")
+	first := true
+	for key, info := range current.Infos {
+		name, err := json.Marshal(key)
+		value, infoErr := protojson.Marshal(info)
+		if err != nil || infoErr != nil {
+			panic(http.ErrAbortHandler) // never: all texts of a table are UTF-8
+		}
+		w.entry(first, string(name)+": ", value)
+		first = false
+	}
+	w.text("\n  }\n}\n")
+}
+
+// maxCacheEntries limits the entries that /debug/cache shows, and so the response to a few
+// megabytes.
+const maxCacheEntries = 10_000
+
+func (s *statusServer) handleCache(w *dump, r *http.Request) {
+	content, err := s.core.proxy.CacheContent(selection(r), maxCacheEntries)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = fmt.Fprintln(w, string(text)) // fails only if the client has disconnected
+	w.text(fmt.Sprintf("{\n  \"total\": %d,\n  \"entries\": [", content.Total))
+	writeList(w, content.Entries)
+	w.text("]\n}\n")
 }
 
 // Flushed is the number of questions that were removed from the cache.
@@ -405,10 +399,72 @@ func selection(r *http.Request) forward.CacheSelection {
 }
 
 func (s *statusServer) handleCacheFlush(w http.ResponseWriter, r *http.Request) {
-	n, err := s.agent.proxy.FlushCache(selection(r))
+	n, err := s.core.proxy.FlushCache(selection(r))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	writeJSON(w, Flushed{Flushed: n})
+}
+
+// handleTail sends queries that were answered, one in JSON a line, until the client disconnects or the agent ends.
+func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
+	params := r.URL.Query()
+	filter, err := seen.ParseFilter(params)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	since, err := parseSince(params.Get(ParamSince))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	reader, err := s.core.proxy.Read(filter)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	defer reader.Close()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(s.ending, cancel)()
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	out := tail{w, http.NewResponseController(w), json.NewEncoder(w)}
+	if !since.IsZero() && out.send(reader.Past(since), 0) != nil {
+		return
+	}
+	if params.Has(ParamOnce) {
+		return
+	}
+	err = out.send(nil, 0) // the header: the client sees that it is served
+	for err == nil {
+		var records []seen.Record
+		var lost uint64
+		if records, lost, err = reader.Next(ctx); err == nil {
+			err = out.send(records, lost)
+		}
+	}
+}
+
+// handleDrain makes the agent not ready while it still answers, so that a load balancer or a
+// script can remove it before it ends.
+func (s *statusServer) handleDrain(w http.ResponseWriter, _ *http.Request) {
+	s.core.draining.Store(true)
+	_, _ = fmt.Fprintln(w, "draining")
+}
+
+func (s *statusServer) handleQuit(w http.ResponseWriter, _ *http.Request) {
+	s.core.quit()
+	_, _ = fmt.Fprintln(w, "ending")
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = fmt.Fprintln(w, string(text)) // fails only if the client has disconnected
 }

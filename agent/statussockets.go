@@ -8,7 +8,7 @@ import (
 	"net"
 	"os"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // OpenStatusSockets opens the socket of the status address for [Config.StatusSockets] of another

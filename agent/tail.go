@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,54 +18,14 @@ const (
 	ParamOnce = "once"
 )
 
-// tailStall is how long a client of /debug/tail may take nothing. It is one of few, and loses only what it does not
-// read.
+// tailStall is how long a client of /debug/tail may take nothing. There are few such clients, and a client loses only
+// the queries that it does not read.
 const tailStall = time.Minute
 
 // A TailLine is one line of /debug/tail: a query, or how many were lost.
 type TailLine struct {
 	*seen.Record
 	Lost uint64 `json:"lost,omitempty"`
-}
-
-// handleTail sends queries that were answered, one in JSON a line, until the client disconnects or the agent ends.
-func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
-	params := r.URL.Query()
-	filter, err := seen.ParseFilter(params)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	since, err := parseSince(params.Get(ParamSince))
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	reader, err := s.agent.proxy.Read(filter)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	defer reader.Close()
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	defer context.AfterFunc(s.ending, cancel)()
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	out := tail{w, http.NewResponseController(w), json.NewEncoder(w)}
-	if !since.IsZero() && out.send(reader.Past(since), 0) != nil {
-		return
-	}
-	if params.Has(ParamOnce) {
-		return
-	}
-	err = out.send(nil, 0) // the header: the client sees that it is served
-	for err == nil {
-		var records []seen.Record
-		var lost uint64
-		if records, lost, err = reader.Next(ctx); err == nil {
-			err = out.send(records, lost)
-		}
-	}
 }
 
 // parseSince returns the time a duration ago, the zero time for "".

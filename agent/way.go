@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nametap/nametap/internal/logonce"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/clock"
@@ -76,8 +78,8 @@ type ways struct {
 	results chan probed
 	status  atomic.Pointer[[]WayStatus]
 	once    sync.Once
-	renewal map[iptables.Family]error // the last failure to renew, nil if it did not fail
-	alive   chan struct{}             // closed when a lease was renewed after the rules were installed
+	renewal map[iptables.Family]*logonce.Failure
+	alive   chan struct{} // closed when a lease was renewed after the rules were installed
 }
 
 // A way is what is known of the way to one nameserver.
@@ -113,7 +115,7 @@ func (r *probed) keep(renew func(iptables.Family) error, f iptables.Family) {
 // installed already.
 func (w *ways) run(ctx context.Context, installed bool) {
 	w.known, w.results = make(map[netip.Addr]*way), make(chan probed)
-	w.renewal = make(map[iptables.Family]error)
+	w.renewal = map[iptables.Family]*logonce.Failure{iptables.IPv4: {}, iptables.IPv6: {}}
 	begun := w.begun
 	due, stop := w.clock.Poll(wayInterval, func() bool { return true })
 	defer stop()
@@ -289,10 +291,9 @@ func (w *ways) note(ctx context.Context, r probed) {
 
 // noteLease logs a failure to renew the lease of a family.
 func (w *ways) noteLease(f iptables.Family, err error) {
-	if previous := w.renewal[f]; err != nil && (previous == nil || previous.Error() != err.Error()) {
+	if w.renewal[f].Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
 	}
-	w.renewal[f] = err
 	select {
 	case <-w.begun:
 		if err == nil {

@@ -26,7 +26,7 @@ func TestCleanEnvironment(t *testing.T) {
 	t.Parallel()
 	netns.Need(t, "git")
 	const script = `cd ..
-. scripts/clean-environment
+. tools/clean-environment
 "$GO" env GOAMD64 GOARM64 GOARM GO386 GOFLAGS GOEXPERIMENT GOFIPS140 GOOS GOARCH GOWORK CGO_CFLAGS CGO_LDFLAGS CC
 env | sed -n '/^\(GIT_DIR\|GZIP\|GODEBUG\|GO_EXTLINK_ENABLED\|LC_ALL\|TZ\)=/p' | sort
 umask
@@ -43,7 +43,7 @@ echo "vcs $VCS"`
 	if got := output(t, inEnvironment(t, others, "sh", "-euc", "umask 077\n"+script)); got != clean {
 		t.Errorf("with variables of the user (+) and without (-):\n%s", cmp.Diff(clean, got))
 	}
-	if got := output(t, inEnvironment(t, others, "sh", "-euc", "cd ..; . scripts/clean-environment; go env GOPRIVATE")); got != "private.example.com\n" {
+	if got := output(t, inEnvironment(t, others, "sh", "-euc", "cd ..; . tools/clean-environment; go env GOPRIVATE")); got != "private.example.com\n" {
 		t.Errorf("GOPRIVATE of go env -w is %q", got)
 	}
 }
@@ -55,8 +55,8 @@ func TestSourceTime(t *testing.T) {
 	netns.Need(t, "git", "make")
 	tree := t.TempDir()
 	archive := filepath.Join(tree, "archive")
-	for _, name := range []string{"scripts", "archive/scripts"} {
-		if err := os.CopyFS(filepath.Join(tree, name), os.DirFS("../scripts")); err != nil {
+	for _, name := range []string{"tools", "archive/tools"} {
+		if err := os.CopyFS(filepath.Join(tree, name), os.DirFS("../tools")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -67,21 +67,21 @@ func TestSourceTime(t *testing.T) {
 		output(t, cmd)
 	}
 	git("init", "-q")
-	git("add", "scripts")
+	git("add", "tools")
 	git("commit", "-q", "-m", "all")
-	if got := output(t, command(t, []string{"GIT_DIR=/nonexistent"}, filepath.Join(tree, "scripts/commit-time"))); got != "1700000000\n" {
+	if got := output(t, command(t, []string{"GIT_DIR=/nonexistent"}, filepath.Join(tree, "tools/commit-time"))); got != "1700000000\n" {
 		t.Errorf("the time of the commit is %q", got)
 	}
-	if got := output(t, command(t, nil, filepath.Join(archive, "scripts/commit-time"))); got != "" {
+	if got := output(t, command(t, nil, filepath.Join(archive, "tools/commit-time"))); got != "" {
 		t.Errorf("the time of an archive is %q", got)
 	}
 	build := []string{"GO=go", "TAGS=some", "VERSION=1.2.3", "ARCHES=amd64", "FORMATS=deb"}
-	if text, err := inEnvironment(t, build, filepath.Join(archive, "scripts/binaries")).CombinedOutput(); err == nil || !strings.Contains(string(text), "want the time of the sources") {
+	if text, err := inEnvironment(t, build, filepath.Join(archive, "tools/binaries")).CombinedOutput(); err == nil || !strings.Contains(string(text), "want the time of the sources") {
 		t.Errorf("without a time: %v\n%s", err, text)
 	}
 	build = append(build, "SOURCE_DATE_EPOCH=1700000000")
 	for dir, want := range map[string]string{archive: "prints no commit", tree: "prints +dirty"} {
-		text, err := inEnvironment(t, build, filepath.Join(dir, "scripts/binaries")).CombinedOutput()
+		text, err := inEnvironment(t, build, filepath.Join(dir, "tools/binaries")).CombinedOutput()
 		if err == nil || !strings.Contains(string(text), want) { // there is no Makefile
 			t.Errorf("%s: %v, want %q in:\n%s", dir, err, want, text)
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
-// TestEvents checks that scripts/test-events ends with 1 only if the events name a failure for each failure of
+// TestEvents checks that tools/test-events ends with 1 only if the events name a failure for each failure of
 // Go. Failed tests run again then, and another failure must not be forgotten.
 func TestEvents(t *testing.T) {
 	t.Parallel()
@@ -32,7 +32,7 @@ func TestEvents(t *testing.T) {
 		fake := filepath.Join(t.TempDir(), "go")
 		write(t, fake, "#!/bin/sh\ncase \" $*\" in\n"+c.cases+"\nesac\n")
 		output(t, command(t, nil, "chmod", "755", fake))
-		text, err := command(t, []string{"GO=" + fake, "RACE="}, "../scripts/test-events").Output()
+		text, err := command(t, []string{"GO=" + fake, "RACE="}, "../tools/test-events").Output()
 		got := 0
 		if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
 			got = failed.ExitCode()

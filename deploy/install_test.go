@@ -51,7 +51,7 @@ func (d fakeDebian) exists(name string) bool {
 // start starts an installation of commands, in a process group, as a terminal does.
 func (d fakeDebian) start(commands ...string) *exec.Cmd {
 	d.t.Helper()
-	cmd := command(d.t, nil, "../scripts/install-missing", commands...)
+	cmd := command(d.t, nil, "../tools/install-missing", commands...)
 	cmd.Env = []string{"PATH=" + d.dir + ":" + os.Getenv("PATH"), "DIR=" + d.dir, "POLICY=" + d.path("policy-rc.d")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {

@@ -31,7 +31,7 @@ func newRelease(t *testing.T) release {
 	}
 	write(t, r.path(deb), "a package")
 	write(t, r.path(program), "a program")
-	output(t, command(t, nil, "../scripts/sums", r.dir))
+	output(t, command(t, nil, "../tools/sums", r.dir))
 	r.sign()
 	return r
 }
@@ -40,12 +40,12 @@ func (r release) path(name string) string { return filepath.Join(r.dir, name) }
 
 func (r release) sign() {
 	r.t.Helper()
-	output(r.t, command(r.t, nil, "../scripts/sign", filepath.Join(r.keys, "release"), r.dir))
+	output(r.t, command(r.t, nil, "../tools/sign", filepath.Join(r.keys, "release"), r.dir))
 }
 
 func (r release) verify(key string) (said string, err error) {
 	r.t.Helper()
-	text, err := command(r.t, nil, "../scripts/verify", filepath.Join(r.keys, key+".pub"), r.dir).CombinedOutput()
+	text, err := command(r.t, nil, "../tools/verify", filepath.Join(r.keys, key+".pub"), r.dir).CombinedOutput()
 	return string(text), err
 }
 
@@ -168,7 +168,7 @@ func TestMaintainerScripts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, name := range []string{"preinstall", "postinstall", "preremove", "postremove"} {
-		text := output(t, command(t, nil, "../scripts/maintainer-script", name))
+		text := output(t, command(t, nil, "../tools/maintainer-script", name))
 		if !strings.HasPrefix(text, "#!/bin/sh\n") || !strings.Contains(text, "\nbooted() {") || strings.Contains(text, "# functions") {
 			t.Errorf("%s lacks the functions:\n%s", name, text)
 		}

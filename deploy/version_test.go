@@ -43,7 +43,7 @@ func TestVersionInFiles(t *testing.T) {
 	}
 	for name, least := range map[string]int{
 		"../release.mk": 1, "../Dockerfile": 4, "../README.md": 4, "chart/Chart.yaml": 2, "packages/changelog.yaml": 1, "kubernetes/discovery.yaml": 3,
-		"kubernetes/istiod.yaml": 2, "../docs/packages.md": 2, "../docs/injection.md": 4,
+		"kubernetes/istiod.yaml": 2, "../docs/packages.md": 2, "../docs/injection.md": 2,
 	} {
 		if found[name] < least {
 			t.Errorf("%s names the version %d times, want %d", name, found[name], least)
@@ -57,7 +57,7 @@ func TestVersionInFiles(t *testing.T) {
 func TestManifestsOfARelease(t *testing.T) {
 	netns.Need(t, "tar", "gzip")
 	tree := t.TempDir()
-	for _, dir := range []string{"scripts", "deploy/chart", "deploy/kubernetes"} {
+	for _, dir := range []string{"tools", "deploy/chart", "deploy/kubernetes"} {
 		if err := os.CopyFS(filepath.Join(tree, dir), os.DirFS(filepath.Join("..", dir))); err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,7 @@ func TestManifestsOfARelease(t *testing.T) {
 	build := func(umask string) map[string]string {
 		t.Helper()
 		variables := []string{"GO=go", "TAGS=some", "VERSION=9.8.7", "ARCHES=amd64", "FORMATS=deb", "SOURCE_DATE_EPOCH=1700000000"}
-		output(t, inEnvironment(t, variables, "sh", "-euc", "umask "+umask+"; exec "+filepath.Join(tree, "scripts/manifests")))
+		output(t, inEnvironment(t, variables, "sh", "-euc", "umask "+umask+"; exec "+filepath.Join(tree, "tools/manifests")))
 		return contents(t, os.DirFS(filepath.Join(tree, "bin/release")))
 	}
 	got := build("022")
@@ -150,7 +150,7 @@ func untar(t *testing.T, compressed string) (first string, all map[string]string
 func TestRefusedVersions(t *testing.T) {
 	for _, text := range []string{"v1.2.3", "1.2", "1.2.3 ", "1.2.3+build", "1.2.3;id", "latest", "1.2.3-"} {
 		variables := []string{"GO=go", "TAGS=some", "VERSION=" + text, "ARCHES=amd64", "FORMATS=deb", "SOURCE_DATE_EPOCH=1700000000"}
-		said, err := inEnvironment(t, variables, "sh", "-euc", "cd ..; . scripts/clean-environment").CombinedOutput()
+		said, err := inEnvironment(t, variables, "sh", "-euc", "cd ..; . tools/clean-environment").CombinedOutput()
 		if err == nil || !strings.Contains(string(said), "want a version such as 0.2.0") {
 			t.Errorf("%q: %v\n%s", text, err, said)
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// metrics are the metrics of the control plane. docs/discovery.md lists them.
+// metrics are the metrics of the control plane. docs/discovery-reference.md lists them.
 type metrics struct {
 	hosts    prometheus.Gauge
 	objects  *prometheus.GaugeVec

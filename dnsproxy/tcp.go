@@ -17,9 +17,9 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // Timeouts of a client's connection.

@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // tcpDrainTime is how long an idle connection is still read after the listener has stopped, for

@@ -17,8 +17,8 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/seen"
-	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // udpReceiveBuffer is the size of a socket's receive buffer in bytes, of which a query takes

@@ -15,12 +15,13 @@ import (
 
 const (
 	architecture = root + "/ARCHITECTURE.md"
+	contributing = root + "/CONTRIBUTING.md"
 	linter       = root + "/.golangci.yaml"
 )
 
 var (
-	goFile     = regexp.MustCompile("`([\\w/-]+\\.go)`")    // a Go file in backquotes
-	listedFile = regexp.MustCompile(`(?m)^//\t(\w+\.go)\s`) // a Go file in the list of a package comment
+	namedPath  = regexp.MustCompile("`([a-z][\\w/-]*(?:\\.\\w+)?)`") // a path, or a package and a name in it, in backquotes
+	listedFile = regexp.MustCompile(`(?m)^//\t(\w+\.go)\s`)          // a Go file in the list of a package comment
 )
 
 // TestImportRules checks that the linter has a rule for the imports of every package that
@@ -60,24 +61,56 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// TestArchitectureFiles checks that the files in ARCHITECTURE.md exist.
-func TestArchitectureFiles(t *testing.T) {
-	text, err := os.ReadFile(architecture)
+// TestNamedCode checks that the files, the directories and the declarations that ARCHITECTURE.md and CONTRIBUTING.md
+// name exist, and that CONTRIBUTING.md says for ten changes or more where they begin.
+func TestNamedCode(t *testing.T) {
+	for _, document := range []string{architecture, contributing} {
+		text, err := os.ReadFile(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := namedPath.FindAllStringSubmatch(string(text), -1)
+		if len(named) == 0 {
+			t.Errorf("%s names no code", document)
+		}
+		for _, match := range named {
+			dir, name, _ := strings.Cut(match[1], ".")
+			info, err := os.Stat(filepath.Join(root, filepath.FromSlash(dir)))
+			switch isDir := err == nil && info.IsDir(); {
+			case isDir && name == "":
+			case isDir:
+				if !declares(t, dir, name) {
+					t.Errorf("%s: %s declares no %s", document, dir, name)
+				}
+			case strings.Contains(dir, "/"): // a file, or a directory that is not there
+				if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(match[1]))); err != nil {
+					t.Errorf("%s: %v", document, err)
+				}
+			}
+		}
+	}
+	_, text, found := strings.Cut(strings.Join(documentLines(t, contributing), "\n"), "| change | begins at |\n")
+	rows, _, _ := strings.Cut(text, "\n\n")
+	if n := strings.Count(rows, "\n"); !found || n < 10 {
+		t.Errorf("%s says for %d changes where they begin, want 10", contributing, n)
+	}
+}
+
+// declares reports whether the package in dir has a type, a function or a method of that name.
+func declares(t *testing.T, dir, name string) bool {
+	t.Helper()
+	declaration := regexp.MustCompile(`(?m)^(?:type|func|func \([^)]*\)) ` + name + `\b`)
+	sources, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(dir), "*.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	matches := goFile.FindAllStringSubmatch(string(text), -1)
-	if len(matches) == 0 {
-		t.Fatalf("%s has no files", architecture)
-	}
-	for _, match := range matches {
-		if match[1] == "doc.go" { // of any package
-			continue
+	return slices.ContainsFunc(sources, func(source string) bool {
+		text, err := os.ReadFile(source)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(match[1]))); err != nil {
-			t.Errorf("%s: %v", architecture, err)
-		}
-	}
+		return !strings.HasSuffix(source, "_test.go") && declaration.Match(text)
+	})
 }
 
 // TestPackageFiles checks that the package comments that list the files of their package

@@ -32,7 +32,7 @@ func TestCommands(t *testing.T) {
 	}
 	subcommands := subcommands(t)
 	var commands int
-	for _, document := range []string{"README.md", "CONTRIBUTING.md", "docs/operations.md", "docs/discovery.md", "docs/injection.md", "docs/chart.md", "examples/README.md"} {
+	for _, document := range []string{"README.md", "CONTRIBUTING.md", "docs/operations.md", "docs/discovery.md", "docs/discovery-reference.md", "docs/injection.md", "docs/chart.md", "examples/README.md"} {
 		text, err := os.ReadFile(filepath.Join(root, document))
 		if err != nil {
 			t.Fatal(err)

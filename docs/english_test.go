@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -15,9 +16,13 @@ import (
 var pronoun = regexp.MustCompile(strings.ReplaceAll(
 	`(?i)\b(those of|that of|the one that|those that|says that|put to use|put into use|of now|that is to say)\b`, " ", `\s+`))
 
-// maxPronouns is how many of these phrases the comments of Go files may have in 10,000 lines.
-// Package net of Go has 3.
-const maxPronouns = 60
+const (
+	// maxPronouns is how many of these phrases the comments of Go files may have in 10,000 lines.
+	// Package net of Go has 3.
+	maxPronouns = 60
+	// maxDocumentPronouns is how many documents may have in 10,000 words.
+	maxDocumentPronouns = 1
+)
 
 // TestPronouns checks that comments repeat the noun: "the Service's ports" instead of "those of
 // the Service" (CONTRIBUTING.md, "English").
@@ -36,6 +41,29 @@ func TestPronouns(t *testing.T) {
 	if share > maxPronouns {
 		t.Errorf("%d phrases with a pronoun in 10,000 lines of comments, want at most %d: repeat the noun, or use the verb\n%s",
 			share, maxPronouns, strings.Join(hits, "\n"))
+	}
+}
+
+// TestDocumentPronouns checks the same in documents.
+func TestDocumentPronouns(t *testing.T) {
+	var hits []string
+	words := 0
+	for _, file := range files(t, ".md") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		words += len(strings.Fields(string(text)))
+		for _, at := range pronoun.FindAllIndex(text, -1) {
+			line := 1 + strings.Count(string(text[:at[0]]), "\n")
+			hits = append(hits, fmt.Sprintf("%s:%d: %s", strings.TrimPrefix(file, root+"/"), line, text[at[0]:at[1]]))
+		}
+	}
+	share := len(hits) * 10_000 / words
+	t.Logf("%d phrases in %d words of documents: %d in 10,000", len(hits), words, share)
+	if share > maxDocumentPronouns {
+		t.Errorf("%d phrases with a pronoun in 10,000 words of documents, want at most %d: repeat the noun, or use the verb\n%s",
+			share, maxDocumentPronouns, strings.Join(hits, "\n"))
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 var (
 	// link matches a link to a file of the repository, with or without an anchor.
 	link = regexp.MustCompile(`\]\(([^):\s]*)\)`)
+	// reference matches the path of a document in a file that is none, with or without an anchor.
+	reference = regexp.MustCompile(`\b(docs/[\w-]+\.(?:md|yaml))(?:#([\w-]+))?`)
 	// heading matches a heading, anchor an anchor of a row.
 	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	anchor  = regexp.MustCompile(`<a id="([^"]+)">`)
@@ -49,6 +51,29 @@ func TestLinks(t *testing.T) {
 				t.Errorf("%s: link to %s: %s has no such anchor", file, match[1], target)
 			}
 		}
+	}
+}
+
+// TestReferences checks that the documents, and the headings and rows in them, exist that code, manifests and units name.
+func TestReferences(t *testing.T) {
+	found := 0
+	for _, file := range files(t, ".go", ".yaml", ".tpl", ".txtar", ".service", ".socket", ".default", ".conf", ".mk") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range reference.FindAllStringSubmatch(string(text), -1) {
+			found++
+			document := filepath.Join(root, match[1])
+			if _, err := os.Stat(document); err != nil {
+				t.Errorf("%s: %v", file, err)
+			} else if match[2] != "" && !anchorsOf(t, document)[match[2]] {
+				t.Errorf("%s: %s has no anchor %s", file, document, match[2])
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no file names a document")
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // VIPs returns the ranges that automatic VIPs are from, those of Istio: a part of the reserved

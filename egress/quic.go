@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 const (

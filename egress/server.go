@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // A Server carries connections to automatic VIPs. Make one with [New] and start it with

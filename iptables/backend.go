@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"golang.org/x/sys/unix"
 )
 
 // side is what one backend has. Reading it changes nothing: above all, it makes no table of
@@ -13,6 +15,39 @@ type side struct {
 	tools   map[Family]tools // of the families that have tools
 	saved   map[Family]saved // the rules of the families that could be read
 	reason  map[Family]error // why the others could not
+}
+
+// inspect reads a backend.
+func inspect(ctx context.Context, cfg Config, b Backend) *side {
+	return inspecting(ctx, newToolbox(cfg), b)()
+}
+
+// inspecting starts to read a backend. The function that it returns waits for it.
+func inspecting(ctx context.Context, x toolbox, b Backend) (wait func() *side) {
+	s := &side{
+		backend: b,
+		tools:   make(map[Family]tools),
+		saved:   make(map[Family]saved),
+		reason:  make(map[Family]error),
+	}
+	readings := make(map[Family]func() (saved, error))
+	for _, f := range families() {
+		if t, err := x.find(ctx, b, f); err != nil {
+			s.reason[f] = err
+		} else {
+			s.tools[f], readings[f] = t, t.reading(ctx)
+		}
+	}
+	return func() *side {
+		for f, read := range readings {
+			if have, err := read(); err != nil {
+				s.reason[f] = err
+			} else {
+				s.saved[f] = have
+			}
+		}
+		return s
+	}
 }
 
 // usable reports whether any family can be used.
@@ -27,6 +62,27 @@ func (s *side) unclear() bool {
 // place returns the place of a family's rules in this backend.
 func (s *side) place(f Family, attempts int) place {
 	return place{backend: s.backend, family: f, tools: s.tools[f], attempts: attempts}
+}
+
+// remove removes everything of nametap in the backend, as far as it can be read, and
+// reports whether there was anything. made has the tables that this process has made.
+func (s *side) remove(ctx context.Context, attempts int, made map[site]map[string]bool) (bool, error) {
+	changed := false
+	var errs []error
+	for _, f := range families() {
+		p := s.place(f, attempts)
+		p.made = made[site{s.backend, f}]
+		if s.saved[f] == nil || !s.saved[f].hasOwn() && !p.untidy(s.saved[f]) {
+			continue
+		}
+		after, did, err := p.remove(ctx, s.saved[f])
+		changed = changed || did
+		errs = append(errs, err)
+		if err == nil {
+			s.saved[f] = after
+		}
+	}
+	return changed, errors.Join(errs...)
 }
 
 // hasOwn reports whether the backend has rules of nametap.
@@ -79,35 +135,28 @@ func (s *side) unseen() error {
 	return nil
 }
 
-// inspect reads a backend.
-func (x toolbox) inspect(ctx context.Context, b Backend) *side { return x.inspecting(ctx, b)() }
+// knownEmpty reports whether the kernel reports that a backend has nothing of nametap in a
+// family that its tools cannot read.
+func knownEmpty(b Backend, f Family, unread error) bool {
+	if isAny(unread, errNoFamily) {
+		return true
+	}
+	if b == Legacy {
+		tables, err := legacyTables(f)
+		return err == nil && len(tables) == 0
+	}
+	for _, table := range tableNames() {
+		if !isAny(askNFTTable(f, table), unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
+			return false
+		}
+	}
+	return true
+}
 
-// inspecting starts to read a backend. The function that it returns waits for it.
-func (x toolbox) inspecting(ctx context.Context, b Backend) (wait func() *side) {
-	s := &side{
-		backend: b,
-		tools:   make(map[Family]tools),
-		saved:   make(map[Family]saved),
-		reason:  make(map[Family]error),
-	}
-	readings := make(map[Family]func() (saved, error))
-	for _, f := range families() {
-		if t, err := x.find(ctx, b, f); err != nil {
-			s.reason[f] = err
-		} else {
-			s.tools[f], readings[f] = t, t.reading(ctx)
-		}
-	}
-	return func() *side {
-		for f, read := range readings {
-			if have, err := read(); err != nil {
-				s.reason[f] = err
-			} else {
-				s.saved[f] = have
-			}
-		}
-		return s
-	}
+// A site is where rules of one family are.
+type site struct {
+	backend Backend
+	family  Family
 }
 
 // A machine is what both backends have, and the backend of the plain iptables-restore.
@@ -117,8 +166,9 @@ type machine struct {
 }
 
 // inspectAll reads both backends.
-func (x toolbox) inspectAll(ctx context.Context) machine {
-	nft, legacy := x.inspecting(ctx, NFT), x.inspecting(ctx, Legacy)
+func inspectAll(ctx context.Context, cfg Config) machine {
+	x := newToolbox(cfg)
+	nft, legacy := inspecting(ctx, x, NFT), inspecting(ctx, x, Legacy)
 	return machine{plain: x.plainBackend(ctx), nft: nft(), legacy: legacy()}
 }
 
@@ -175,15 +225,16 @@ func (m machine) choose(asked Backend) (*side, string, error) {
 	}
 }
 
-// plainBackend returns the backend of the tool without a backend in its name, or NFT if there
-// is no such tool.
-func (x toolbox) plainBackend(ctx context.Context) Backend {
-	path, err := x.lookPath("iptables-restore")
-	if err != nil {
-		return NFT
+// endsByItself reports whether all rules of nametap have a lease, and whether there are any.
+func (m machine) endsByItself() bool {
+	found := false
+	for _, side := range []*side{m.nft, m.legacy} {
+		for f, s := range side.saved {
+			if s.hasOwn() && !s.leased(f) {
+				return false
+			}
+			found = found || s.hasOwn()
+		}
 	}
-	if b, err := x.backendOf(ctx, path); err == nil {
-		return b
-	}
-	return NFT
+	return found
 }

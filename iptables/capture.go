@@ -6,156 +6,24 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/internal/logonce"
 )
-
-// Desired tells whether DNS is to be captured, and how.
-type Desired struct {
-	On bool
-	// Because says what decides that, for the log.
-	Because string
-	// Config says what is captured. A removal needs its Settle.
-	Config Config
-}
-
-// A target is a desired value with the variants of its rules, best first. It never changes.
-type target struct {
-	Desired
-	set      bool // false before the first Set: there is nothing to do
-	variants []variant
-	leased   []variant // the same with a lease, in which another process may have installed them
-}
-
-// same reports whether t asks for the same rules as other.
-func (t *target) same(other *target) bool {
-	return t.set == other.set && t.On == other.On && reflect.DeepEqual(t.Config, other.Config)
-}
-
-// variantsFor returns the variants of the rules of a family, best first. If the kernel has rules with a lease,
-// and the configuration neither wants one nor rules that stay, an agent keeps them, so they have the lease.
-func (t *target) variantsFor(f Family, have saved) []variant {
-	if have.leased(f) && !t.Config.FailClosed {
-		return t.leased
-	}
-	return t.variants
-}
-
-// A site is where rules of one family are.
-type site struct {
-	backend Backend
-	family  Family
-}
-
-// installed is what this process put into the kernel.
-type installed struct {
-	backend  Backend
-	reason   string // why this backend
-	families map[Family]variant
-	missing  map[Family]error // why families that are wanted are not installed
-	reduced  map[Family]error // why installed families do not have the best variant
-}
-
-// complete reports whether everything is installed that the configuration asks for.
-func (in installed) complete() bool {
-	return in.backend != "" && len(in.missing)+len(in.reduced) == 0
-}
-
-// unleased reports whether the rules of a family capture without an agent.
-func (in installed) unleased() bool {
-	for _, v := range in.families {
-		if !v.lease {
-			return true
-		}
-	}
-	return false
-}
-
-// acceptable returns an error if no family is installed, or if anything is missing that this machine may
-// support.
-func (c Config) acceptable(in installed) error {
-	var refused, passing []error
-	for _, f := range families() {
-		if err := in.missing[f]; err != nil {
-			err = fmt.Errorf("capturing DNS over %s: %w", f, err)
-			switch {
-			case len(in.families) == 0:
-				refused = append(refused, err)
-			case !unsupported(in.missing[f]):
-				passing = append(passing, err)
-			}
-		}
-		if err := in.reduced[f]; err != nil && !unsupported(err) {
-			passing = append(passing, fmt.Errorf("DNS over %s is captured without %s: %w",
-				f, strings.Join(in.families[f].without, ", "), err))
-		}
-	}
-	switch {
-	case len(refused) > 0:
-		return errors.Join(refused...)
-	case len(passing) > 0:
-		return fmt.Errorf("%w: %w", ErrIncomplete, errors.Join(passing...))
-	}
-	return nil
-}
-
-// A phase is what a Capture knows of the kernel.
-type phase int
-
-const (
-	untouched phase = iota // no step was taken
-	captured               // the rules of the goal are installed, as far as this machine supports them
-	outdated               // other rules are installed, or may be
-	unhooked               // nothing is captured; chains stay for replies in flight
-	removed                // nothing of nametap is left
-)
-
-// A step is one thing to do.
-type step int
-
-const (
-	stepNone   step = iota // nothing until the desired value changes
-	stepWait               // nothing until a step is due
-	stepApply              // install the rules
-	stepCheck              // look for drift, and repair it
-	stepUnhook             // end the capture; keep what replies in flight need
-	stepRemove             // remove the rest
-)
-
-// next returns the next step from a phase to the desired value. due is true if the time for
-// a step has come.
-func next(desired *target, now phase, due bool) step {
-	switch {
-	case !desired.set, !desired.On && now == removed:
-		return stepNone
-	case !due:
-		return stepWait
-	case desired.On && now == captured:
-		return stepCheck
-	case desired.On:
-		return stepApply
-	case now == unhooked:
-		return stepRemove
-	}
-	return stepUnhook
-}
 
 // Capture makes the kernel of its network namespace capture DNS as desired.
 //
 // Keep, Apply and Remove change rules; only one of them may run at a time. All other methods may
 // be called at any time, and never wait for these.
 type Capture struct {
-	log *slog.Logger
-
 	checks, repairs, failures atomic.Uint64
-	drift                     atomic.Pointer[string]    // see Stats
-	watched                   atomic.Bool               // the kernel announces changes of nft rules
-	begins                    atomic.Bool               // a lease begins
-	announced                 atomic.Pointer[time.Time] // the last change of nft rules, also of nametap
+	drift                     atomic.Pointer[string] // see Stats
+	watch                     watch
+	begins                    atomic.Bool // a lease begins
 
 	target    atomic.Pointer[target] // the desired value
 	changed   chan struct{}          // receives when target changed
@@ -168,29 +36,19 @@ type Capture struct {
 
 	// The rest belongs to the goroutine that changes rules.
 
-	goal     *target                  // the target that the steps are for
-	phase    phase                    // what is known of the kernel
-	due      time.Time                // the earliest time of the next step
-	attempts int                      // to write the rules of goal
-	settle   time.Duration            // for which the chains stay after they are unhooked
-	retries  retries                  // of a removal
-	in       installed                // what this process has installed
-	applied  machine                  // what the last step apply has left
-	captured bool                     // rules were installed and not removed
-	unleased bool                     // the rules of a family had no lease
-	changes  bool                     // rules were installed or changed since the last report
-	placed   map[site]bool            // where rules were written and may still be
-	made     map[site]map[string]bool // the tables that this process has made
-	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
-	logged   string                   // the last failure that was logged
-	entries  entries
-	firewall firewall
-	seed     maphash.Seed  // of fingerprints
-	seen     fingerprint   // of the kernel when all rules were there, zero if that is not known
-	ready    time.Time     // the earliest time of a check that an announcement makes due
-	lacks    time.Duration // the pause before what this machine does not support is tried again; 0 if there is none
-	lacksDue time.Time     // when that is
-	paced    time.Time     // when the steps so far would have ended at one in each Config.Interval
+	installer
+	phase    phase         // what is known of the kernel
+	due      time.Time     // the earliest time of the next step
+	attempts int           // to write the rules of goal
+	settle   time.Duration // for which the chains stay after they are unhooked
+	retries  retries       // of a removal
+	applied  machine       // what the last step apply has left
+	captured bool          // rules were installed and not removed
+	logged   logonce.Failure
+	seed     maphash.Seed // of fingerprints
+	seen     fingerprint  // of the kernel when all rules were there, zero if that is not known
+	ready    time.Time    // the earliest time of a check that an announcement makes due
+	paced    time.Time    // when the steps so far would have ended at one in each Config.Interval
 
 	open      func() bool // reports connections to VIPs; nil if there are never any
 	openSince time.Time   // when the chains were found to be in use first, after they were unhooked
@@ -204,15 +62,11 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	c := &Capture{
-		log:       log,
+		installer: newInstaller(log),
 		changed:   make(chan struct{}, 1),
 		rules:     make(chan struct{}, 1),
 		installed: make(chan struct{}, 1),
 		begun:     make(chan struct{}),
-		placed:    make(map[site]bool),
-		made:      make(map[site]map[string]bool),
-		bare:      make(map[Backend]bool),
-		entries:   newEntries(log),
 		seed:      maphash.MakeSeed(),
 	}
 	c.target.Store(&target{})
@@ -255,21 +109,6 @@ func (c *Capture) aim(t *target) error {
 	return nil
 }
 
-// An Ending says what Keep does with the rules at its end.
-type Ending int32
-
-const (
-	// Settle removes the rules, and waits for replies in flight: the zero value.
-	Settle Ending = iota
-	// Soon removes the rules, and waits only soonSettle for replies in flight.
-	Soon
-	// Leave leaves the rules to another process.
-	Leave
-)
-
-// soonSettle is the settle time of Soon. Nameservers that are near have replied by then.
-const soonSettle = 100 * time.Millisecond
-
 // SetEnding sets what Keep does at its end. Rules that Config.FailClosed keeps stay in any case.
 func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 
@@ -277,14 +116,6 @@ func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 // connections to VIPs: the kernel translates their addresses as long as a rule needs it. At the end of
 // Keep they stay for up to limit. It must be called before Keep.
 func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.openLimit = open, limit }
-
-// The pauses between two looks for open connections: an eighth of the time that they are open already.
-const openShortest, openLongest = 50 * time.Millisecond, 10 * time.Second
-
-// inUse reports whether the chains stay for open connections.
-func (c *Capture) inUse() bool {
-	return c.open != nil && (c.openUntil.IsZero() || time.Now().Before(c.openUntil)) && c.open()
-}
 
 // Renew makes the rules of a family match for [LeaseTime] from now on, if they have a lease, also
 // the rules of an earlier agent. It is no error if there are no rules.
@@ -324,15 +155,10 @@ func (c *Capture) Keep(ctx context.Context) error {
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	defer stop()
-	if announced, err := watchRules(); err == nil {
-		c.watched.Store(true)
+	if announced, err := c.watch.start(); err == nil {
 		watcher.Go(func() {
-			err := announced.forward(watching, func() {
-				now := time.Now()
-				c.announced.Store(&now)
-				wake(c.rules)
-			})
-			if c.watched.Store(false); watching.Err() == nil {
+			err := c.watch.follow(watching, announced, func() { wake(c.rules) })
+			if watching.Err() == nil {
 				c.log.Warn("changes of rules are found by checks only", "error", err)
 				wake(c.rules)
 			}
@@ -374,71 +200,11 @@ func (c *Capture) once(ctx context.Context, on bool) error {
 		return err
 	}
 	c.goal = c.target.Load()
-	if c.phase == removed {
-		c.phase = untouched // another process may have installed rules since
+	if c.phase == phaseRemoved {
+		c.phase = phaseUntouched // another process may have installed rules since
 	}
 	c.restart()
 	return c.reach(ctx)
-}
-
-// endTimeout bounds the removal at the end of Keep: the settle time, and the time of the tools.
-const endTimeout = 15 * time.Second
-
-// end removes the rules at the end of Keep, unless they are to stay. It ignores the desired
-// value, which may still change.
-func (c *Capture) end(ctx context.Context) error {
-	kept := c.goal.On && c.goal.Config.FailClosed
-	ending := Ending(c.ending.Load())
-	switch {
-	case ending == Leave && c.goal.On && c.phase != unhooked:
-		c.log.Info("the capture rules stay for the next agent")
-		return nil
-	case c.phase == removed, c.phase == untouched && (c.goal.On || !c.goal.set), kept && !c.captured:
-		return nil
-	case kept && c.phase != unhooked:
-		c.log.Warn("the capture rules stay: queries wait for the next agent, or are refused; `nametap capture remove` removes them")
-		return nil
-	}
-	off := *c.goal
-	off.On, off.set = false, true
-	if ending == Soon {
-		off.Config.Settle = min(off.Config.Settle, soonSettle)
-	}
-	c.goal = &off
-	c.restart()
-	had := c.captured
-	err := c.reach(ctx)
-	if err != nil && !c.onlyOthers(err) {
-		return fmt.Errorf("removing the capture rules (`nametap capture remove` does that too): %w", err)
-	}
-	if had {
-		c.log.Info("capture rules removed")
-	}
-	return nil
-}
-
-// reach takes steps until the goal is reached or a step returns an error. restart was called
-// before.
-func (c *Capture) reach(ctx context.Context) error {
-	for {
-		switch s := c.next(); {
-		case s == stepNone, c.phase == captured:
-			return nil
-		case s != stepWait:
-			if err := c.act(ctx, s); err != nil {
-				return err
-			}
-		default:
-			c.sleep(ctx, s)
-			if ctx.Err() == nil {
-				continue
-			}
-			if c.retries.failure != nil {
-				return c.retries.failure
-			}
-			c.due = time.Time{} // no longer wait for replies in flight
-		}
-	}
 }
 
 // loop is Keep without the end.
@@ -456,7 +222,7 @@ func (c *Capture) loop(ctx context.Context) error {
 			continue
 		}
 		// The goal may change because a firewall is changing rules, so that queries pass through.
-		if changed := c.lastChange(); s == stepApply && c.in.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
+		if changed := c.watch.last(); s == stepApply && c.in.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
 			c.firewall.look(changed)
 		}
 		had := c.captured
@@ -493,19 +259,20 @@ func (c *Capture) take() {
 
 // restart lets the next step begin at once, from what is in the kernel.
 func (c *Capture) restart() {
-	if c.phase == captured {
-		c.phase = outdated
+	if c.phase == phaseCaptured {
+		c.phase = phaseOutdated
 	}
-	if c.phase != unhooked || c.goal.On || c.retries.failure != nil {
+	if c.phase != phaseUnhooked || c.goal.On || c.retries.failure != nil {
 		c.due = time.Time{} // in the other case replies are in flight
 	}
-	c.attempts, c.logged, c.lacks = patient, "", 0
+	c.attempts, c.lacks = patient, 0
+	c.logged.Forget()
 	c.firewall.spared = nil
 	c.retries.failure, c.retries.n = nil, 0
 }
 
 // next returns the next step now.
-func (c *Capture) next() step { return next(c.goal, c.phase, !time.Now().Before(c.due)) }
+func (c *Capture) next() step { return nextStep(c.goal, c.phase, !time.Now().Before(c.due)) }
 
 // sleep returns when the desired value changed, the next step is due, or ctx ends.
 func (c *Capture) sleep(ctx context.Context, s step) {
@@ -519,10 +286,34 @@ func (c *Capture) sleep(ctx context.Context, s step) {
 	case <-ctx.Done():
 	case <-c.changed:
 	case <-c.rules:
-		if c.phase == captured && c.ready.Before(c.due) {
+		if c.phase == phaseCaptured && c.ready.Before(c.due) {
 			c.due = c.ready
 		}
 	case <-due:
+	}
+}
+
+// reach takes steps until the goal is reached or a step returns an error. restart was called
+// before.
+func (c *Capture) reach(ctx context.Context) error {
+	for {
+		switch s := c.next(); {
+		case s == stepNone, c.phase == phaseCaptured:
+			return nil
+		case s != stepWait:
+			if err := c.act(ctx, s); err != nil {
+				return err
+			}
+		default:
+			c.sleep(ctx, s)
+			if ctx.Err() == nil {
+				continue
+			}
+			if c.retries.failure != nil {
+				return c.retries.failure
+			}
+			c.due = time.Time{} // no longer wait for replies in flight
+		}
 	}
 }
 
@@ -532,16 +323,16 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	began := time.Now()
 	switch s {
 	case stepApply:
-		m := c.goal.Config.toolbox().inspectAll(ctx)
+		m := inspectAll(ctx, c.goal.Config)
 		changed, err := c.apply(ctx, m, c.attempts)
 		c.firewall.note(m, c.in)
 		c.applied = m
 		c.due, c.attempts = c.nextCheck(began), brief
 		if err == nil || errors.Is(err, ErrIncomplete) {
-			c.phase, c.captured = captured, true
+			c.phase, c.captured = phaseCaptured, true
 			c.settle, c.retries = 0, retries{}
 		} else {
-			c.phase, c.captured = outdated, c.captured && c.in.backend != ""
+			c.phase, c.captured = phaseOutdated, c.captured && c.in.backend != ""
 		}
 		c.logCaptured(changed, err)
 		return withoutCapability(err)
@@ -564,12 +355,124 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	return nil
 }
 
-// lastChange returns when the kernel has announced a change of nft rules last.
-func (c *Capture) lastChange() (at time.Time) {
-	if announced := c.announced.Load(); announced != nil {
-		at = *announced
+// check compares the kernel with what was installed, repairs what differs, and tries again what
+// is missing.
+func (c *Capture) check(ctx context.Context) error {
+	c.checks.Add(1)
+	now, err := takeFingerprint(c.seed) // before the rules are read, or a change in between would be missed
+	known := err == nil
+	c.firewall.look(c.watch.last())
+	if begins := c.begins.Swap(false); begins || c.entries.pending() {
+		c.entries.sweep(c.goal.Config, c.in, begins)
 	}
-	return at
+	if known && c.in.complete() && now == c.seen && !c.firewall.due() {
+		return nil
+	}
+	c.seen = fingerprint{}
+	same, err := c.repair(ctx)
+	if same && known {
+		c.seen = now
+	}
+	return err
+}
+
+// repair reads the rules and repairs what differs, except for a table that is left to a later check. same reports
+// that nothing differs.
+func (c *Capture) repair(ctx context.Context) (same bool, err error) {
+	m := inspectAll(ctx, c.goal.Config)
+	drifts, err := c.drifted(m)
+	if err != nil || len(drifts) == 0 && !c.retryDue() {
+		c.firewall.note(m, c.in)
+		return err == nil, err
+	}
+	changed, err := c.apply(ctx, m, brief)
+	c.firewall.note(m, c.in)
+	switch {
+	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
+	case len(drifts) > 0:
+		c.log.Warn("capture rules had drifted and were repaired", "drift", drifts)
+		text := strings.Join(drifts, "; ")
+		c.drift.Store(&text)
+		c.repairs.Add(1)
+	default:
+		c.logCaptured(changed, nil)
+	}
+	return false, err
+}
+
+// unhookAll is the step unhook. It keeps chains that replies in flight need for the settle
+// time.
+func (c *Capture) unhookAll(ctx context.Context) error {
+	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, filterRepair{}
+	for _, f := range families() {
+		if err := c.lease.end(f); err != nil {
+			c.log.Warn("the capture ends with the removal of the rules", "error", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.goal.Config.Patience)
+	defer cancel()
+	used, again, err := c.unhook(ctx)
+	if used {
+		c.settle = c.goal.Config.Settle
+	}
+	if err = withoutCapability(err); err == nil {
+		c.phase, c.due, c.openSince = phaseUnhooked, time.Now().Add(c.settle), time.Time{}
+		c.retries.n, c.retries.failure = 0, nil
+		return nil
+	}
+	if c.onlyOthers(err) {
+		return c.allRemoved(err)
+	}
+	return c.failed(err, again)
+}
+
+// removeAll is the step remove.
+func (c *Capture) removeAll(ctx context.Context) error {
+	again, err := c.removeSides(context.WithoutCancel(ctx))
+	if err == nil || c.onlyOthers(err) {
+		return c.allRemoved(err)
+	}
+	return c.failed(err, again)
+}
+
+// allRemoved records the end of a removal, and returns its error.
+func (c *Capture) allRemoved(unseen error) error {
+	c.phase, c.captured, c.settle, c.retries, c.openSince = phaseRemoved, false, 0, retries{}, time.Time{}
+	return unseen
+}
+
+// failed postpones a step of a removal that has failed, and returns the error if it is to be
+// reported now. again is true if the step may succeed soon.
+func (c *Capture) failed(err error, again bool) error {
+	r, now := &c.retries, time.Now()
+	if r.n == 0 {
+		r.since = now
+	}
+	r.failure = err
+	if again && now.Sub(r.since) < c.goal.Config.Patience {
+		c.due = now.Add(backOff(r.n))
+		r.n++
+		return nil
+	}
+	r.n, r.reported = 0, err
+	c.due = r.since.Add(c.goal.Config.Patience)
+	return err
+}
+
+// retries are the retries of a removal.
+type retries struct {
+	n        int       // failures since
+	since    time.Time // the first of them
+	failure  error     // the last one; nil if the last step did not fail
+	reported error     // the last one that was reported; nil after the removal or an apply
+}
+
+// The pauses between two looks for open connections: an eighth of the time that they are open already.
+const openShortest, openLongest = 50 * time.Millisecond, 10 * time.Second
+
+// inUse reports whether the chains stay for open connections.
+func (c *Capture) inUse() bool {
+	return c.open != nil && (c.openUntil.IsZero() || time.Now().Before(c.openUntil)) && c.open()
 }
 
 // nextCheck returns when to check the rules after a step that has just ended, if no program changes them
@@ -589,7 +492,7 @@ func (c *Capture) nextCheck(began time.Time) time.Time {
 	if len(c.firewall.lacks) > 0 {
 		return began.Add(max(firewallPause, 2*took))
 	}
-	if c.watched.Load() && c.in.backend == NFT && c.in.complete() && !c.entries.pending() {
+	if c.watch.works() && c.in.backend == NFT && c.in.complete() && !c.entries.pending() {
 		return began.Add(quietInterval)
 	}
 	return began.Add(max(interval, 2*took))
@@ -599,8 +502,41 @@ func (c *Capture) nextCheck(began time.Time) time.Time {
 // or want other rules than nametap, then get one check in each Config.Interval.
 const checksAtOnce = 10
 
-// quietInterval is the time between checks of complete rules in nft, whose changes the kernel announces.
-const quietInterval = time.Hour
+// endTimeout bounds the removal at the end of Keep: the settle time, and the time of the tools.
+const endTimeout = 15 * time.Second
+
+// end removes the rules at the end of Keep, unless they are to stay. It ignores the desired
+// value, which may still change.
+func (c *Capture) end(ctx context.Context) error {
+	kept := c.goal.On && c.goal.Config.FailClosed
+	ending := Ending(c.ending.Load())
+	switch {
+	case ending == Leave && c.goal.On && c.phase != phaseUnhooked:
+		c.log.Info("the capture rules stay for the next agent")
+		return nil
+	case c.phase == phaseRemoved, c.phase == phaseUntouched && (c.goal.On || !c.goal.set), kept && !c.captured:
+		return nil
+	case kept && c.phase != phaseUnhooked:
+		c.log.Warn("the capture rules stay: queries wait for the next agent, or are refused; `nametap capture remove` removes them")
+		return nil
+	}
+	off := *c.goal
+	off.On, off.set = false, true
+	if ending == Soon {
+		off.Config.Settle = min(off.Config.Settle, soonSettle)
+	}
+	c.goal = &off
+	c.restart()
+	had := c.captured
+	err := c.reach(ctx)
+	if err != nil && !c.onlyOthers(err) {
+		return fmt.Errorf("removing the capture rules (`nametap capture remove` does that too): %w", err)
+	}
+	if had {
+		c.log.Info("capture rules removed")
+	}
+	return nil
+}
 
 // logCaptured logs that rules were installed or replaced.
 func (c *Capture) logCaptured(changed bool, err error) {
@@ -612,19 +548,141 @@ func (c *Capture) logCaptured(changed bool, err error) {
 // logFailure counts a failure of a check, a repair or a retry, and logs it unless it is the same
 // as the previous one.
 func (c *Capture) logFailure(err error) {
-	if err == nil {
-		c.logged = ""
+	if err != nil {
+		c.failures.Add(1)
+	}
+	if !c.logged.Differs(err) {
 		return
 	}
-	c.failures.Add(1)
-	text := err.Error()
-	if text == c.logged {
-		return
-	}
-	c.logged = text
 	if errors.Is(err, ErrIncomplete) {
 		c.log.Error("capture is incomplete; retrying", "error", err)
 		return
 	}
 	c.log.Error("the capture rules cannot be checked or repaired; retrying", "error", err)
+}
+
+// logRemoval logs the failure of a step of a removal. had is true if this process had
+// rules installed.
+func (c *Capture) logRemoval(had bool, err error) {
+	switch {
+	case err == nil:
+	case !c.onlyOthers(err):
+		c.log.Error("the capture rules cannot be removed; retrying", "error", err)
+	case had:
+		c.log.Info("removed the capture rules of this agent; others may remain", "error", err)
+	default:
+		c.log.Warn("capture rules of an earlier agent may remain", "error", err)
+	}
+}
+
+// publish makes the state visible to other goroutines.
+func (c *Capture) publish() {
+	r := &report{goal: c.goal, in: c.in, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured, levels: make(map[Family]Level)}
+	if c.retries.reported != nil {
+		r.remaining = c.retries.reported.Error()
+	}
+	for _, f := range families() {
+		r.levels[f] = c.level(f)
+	}
+	c.report.Store(r)
+	if c.changes {
+		c.changes = false
+		wake(c.installed)
+	}
+}
+
+// Levels returns how much of each family is captured, as the last step left it. It does not
+// read the kernel.
+func (c *Capture) Levels() map[Family]Level { return c.report.Load().levels }
+
+// Missing reports whether the last attempt to install the rules of a family has failed.
+func (c *Capture) Missing(f Family) bool { return c.Failure(f) != nil }
+
+// Failure returns why the last attempt to install the rules of a family has failed, nil if it has not.
+func (c *Capture) Failure(f Family) error { return c.report.Load().in.missing[f] }
+
+// Captured reports whether rules were installed and not removed since.
+func (c *Capture) Captured() bool { return c.report.Load().captured }
+
+// Active reports whether queries are captured: rules are installed, and match.
+func (c *Capture) Active() bool {
+	r := c.report.Load()
+	active := len(r.in.families) == 0 && !r.outdated // no nameserver can be captured
+	for f, v := range r.in.families {
+		active = active || !v.lease || c.lease.alive(f)
+	}
+	return r.captured && (active || r.unleased && r.outdated) // a removal may have failed
+}
+
+// Leased reports whether the rules that are installed have a lease: the kernel ends the capture when no
+// agent renews it.
+func (c *Capture) Leased() bool {
+	in := c.report.Load().in
+	for _, v := range in.families {
+		if !v.lease {
+			return false
+		}
+	}
+	return len(in.families) > 0
+}
+
+// Remaining says why rules that are to be removed are or may be still there. It is "" if no
+// removal has failed.
+func (c *Capture) Remaining() string { return c.report.Load().remaining }
+
+// Stats counts what Keep has done.
+type Stats struct {
+	Checks   uint64 // checks of the rules
+	Repairs  uint64 // drifts that were repaired
+	Failures uint64 // checks, repairs and retries that failed
+	Drift    string // that was repaired last
+}
+
+// Stats returns the counts so far.
+func (c *Capture) Stats() Stats {
+	stats := Stats{Checks: c.checks.Load(), Repairs: c.repairs.Load(), Failures: c.failures.Load()}
+	if drift := c.drift.Load(); drift != nil {
+		stats.Drift = *drift
+	}
+	return stats
+}
+
+// Status reads both backends. It changes nothing and does not wait for Keep.
+func (c *Capture) Status(ctx context.Context) (Status, error) {
+	r := c.report.Load()
+	return r.status(inspectAll(ctx, r.goal.Config))
+}
+
+// Applied is Status as the last [Capture.Apply] has left the rules. It reads nothing, and must not be called while
+// rules are changed.
+func (c *Capture) Applied() (Status, error) { return c.report.Load().status(c.applied) }
+
+// EndsByItself reports whether all rules of nametap in the kernel have a lease: they capture nothing when no
+// agent renews it.
+func (c *Capture) EndsByItself(ctx context.Context) bool {
+	return inspectAll(ctx, c.goal.Config).endsByItself()
+}
+
+// Plan returns the texts that Apply would restore now, in order, and changes nothing. It is
+// empty if all rules are installed. If this machine lacks something (see Check), Apply goes on
+// to texts without it.
+func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
+	r := c.report.Load()
+	return r.plan(inspectAll(ctx, r.goal.Config))
+}
+
+// Check lists what this machine has and lacks for the configured rules, and how to get it. It
+// changes nothing: it tries the rules in a network namespace of their own. Where that cannot
+// be made, it tests their syntax only.
+func (c *Capture) Check(ctx context.Context) []Finding {
+	goal := c.report.Load().goal
+	return checkMachine(ctx, goal.Config, goal.variants)
+}
+
+// wake sends to a channel unless a value waits in it, which stands for several.
+func wake(channel chan<- struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default:
+	}
 }

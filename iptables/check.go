@@ -32,12 +32,22 @@ type Finding struct {
 	Advice string `json:"advice,omitempty"`
 }
 
-// Check lists what this machine has and lacks for the configured rules, and how to get it. It
-// changes nothing: it tries the rules in a network namespace of their own. Where that cannot
-// be made, it tests their syntax only.
-func (c *Capture) Check(ctx context.Context) []Finding {
-	goal := c.report.Load().goal
-	cfg, vs := goal.Config, goal.variants
+// after returns the finding with the result of a test: OK if err is nil, otherwise with the
+// error as its detail.
+func (f Finding) after(err error) Finding {
+	if f.OK = err == nil; f.OK {
+		f.Advice = ""
+	} else {
+		f.Detail = err.Error()
+	}
+	if errors.Is(err, errPermission) || errors.Is(err, os.ErrPermission) {
+		f.Advice = "run this as root, or with the capabilities above, in the user namespace that owns the network namespace"
+	}
+	return f
+}
+
+// checkMachine lists what this machine has and lacks for a configuration and the variants of its rules.
+func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 	findings := []Finding{
 		capability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN, true),
 		capability("CAP_NET_RAW", unix.CAP_NET_RAW, cfg.Backend == Legacy), // nft does not need it
@@ -47,8 +57,7 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.after(checkMapped(cfg)),
 		checkConntrack(),
 	}
-	tools := cfg.toolbox()
-	m := tools.inspectAll(ctx)
+	m := inspectAll(ctx, cfg)
 	s, reason, err := m.choose(cfg.Backend)
 	findings = append(findings, Finding{What: "backend", Needed: true, Detail: reason,
 		Advice: "install the package iptables, and run this with CAP_NET_ADMIN in the network namespace"}.after(err))
@@ -73,27 +82,13 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 	return findings
 }
 
-// after returns the finding with the result of a test: OK if err is nil, otherwise with the
-// error as its detail.
-func (f Finding) after(err error) Finding {
-	if f.OK = err == nil; f.OK {
-		f.Advice = ""
-	} else {
-		f.Detail = err.Error()
-	}
-	if errors.Is(err, errPermission) || errors.Is(err, os.ErrPermission) {
-		f.Advice = "run this as root, or with the capabilities above, in the user namespace that owns the network namespace"
-	}
-	return f
-}
-
 // probe tries the variants of the rules, best first, where they capture nothing. The first one
 // that works tells what is missing. needed is true if one of them must work.
 func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
 	var first error
 	for _, v := range vs {
-		how, err := p.try(ctx, v.rules.Text(p.family))
+		how, err := tryRules(ctx, p.tools, v.rules.Text(p.family))
 		if err != nil {
 			if first == nil {
 				first = err
@@ -114,19 +109,19 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.after(first)}
 }
 
-// try passes a text to iptables-restore in a new network namespace, which ends with the
+// tryRules passes a text to iptables-restore in a new network namespace, which ends with the
 // program. Without the permission to make one, it only tests the syntax.
-func (p place) try(ctx context.Context, text string) (how string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, p.tools.limit)
+func tryRules(ctx context.Context, t tools, text string) (how string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, t.limit)
 	defer cancel()
 	err = inNewNetwork(func() error {
-		_, err := p.tools.run(ctx, []byte(text), p.tools.restore, "--noflush", "-w", lockWait)
+		_, err := t.run(ctx, []byte(text), t.restore, "--noflush", "-w", lockWait)
 		return err
 	})
 	if !errors.Is(err, errNewNetwork) {
 		return "the kernel accepts them, tried in a new network namespace", err
 	}
-	_, err = p.tools.run(ctx, []byte(text), p.tools.restore, "--test", "--noflush", "-w", lockWait)
+	_, err = t.run(ctx, []byte(text), t.restore, "--test", "--noflush", "-w", lockWait)
 	return "the tool accepts them; trying them in the kernel needs CAP_SYS_ADMIN", err
 }
 
@@ -333,20 +328,6 @@ func (c ruleCheck) run(ctx context.Context, v variant) Finding {
 	return finding.after(nil)
 }
 
-// all returns the rules of a table, the jumps included.
-func (t table) all() []savedRule {
-	var all []savedRule
-	for _, c := range t.chains {
-		for _, spec := range c.jumps {
-			all = append(all, savedRule{chain: c.parent, spec: spec})
-		}
-		for _, spec := range c.rules {
-			all = append(all, savedRule{chain: c.name, spec: spec})
-		}
-	}
-	return all
-}
-
 // arguments returns a rule as arguments of a program.
 func arguments(spec string) []string {
 	args := words(spec)
@@ -391,9 +372,9 @@ func checkOthers(sides ...*side) []Finding {
 	var findings []Finding
 	for _, s := range sides {
 		for _, f := range families() {
-			if found := s.saved[f].istio(); len(found) > 0 {
+			if found := istioRules(s.saved[f]); len(found) > 0 {
 				advice := istioAdvice
-				if s.saved[f].ambient() {
+				if hasAmbient(s.saved[f]) {
 					advice = ambientAdvice
 				}
 				findings = append(findings, Finding{What: "no other capture of DNS over " + f.String(),

@@ -10,103 +10,6 @@ import (
 	"time"
 )
 
-// Backend is one of the two implementations of iptables in the kernel. Rules of both are
-// in force at once, so nametap's must be in only one of them.
-type Backend string
-
-// The backends. Auto takes the only usable backend; of two, the one in which other
-// programs have more rules; otherwise the one with rules of nametap; otherwise the backend
-// of the plain iptables-restore.
-const (
-	Auto   Backend = "auto"
-	NFT    Backend = "nft"
-	Legacy Backend = "legacy"
-)
-
-// other returns Legacy for NFT, and NFT for Legacy.
-func (b Backend) other() Backend {
-	if b == NFT {
-		return Legacy
-	}
-	return NFT
-}
-
-// MarshalText returns what UnmarshalText reads.
-func (b Backend) MarshalText() ([]byte, error) { return []byte(b), nil }
-
-// UnmarshalText reads "auto", "nft" or "legacy". The error says what was expected; the
-// caller names the setting and its value.
-func (b *Backend) UnmarshalText(text []byte) error {
-	switch v := Backend(text); v {
-	case Auto, NFT, Legacy:
-		*b = v
-		return nil
-	}
-	return errors.New("want auto, nft or legacy")
-}
-
-// Family is an IP version.
-type Family int
-
-// The families.
-const (
-	IPv4 Family = 4
-	IPv6 Family = 6
-)
-
-// FamilyOf returns the family of an address.
-func FamilyOf(addr netip.Addr) Family {
-	if addr.Is4() {
-		return IPv4
-	}
-	return IPv6
-}
-
-// String returns "IPv4" or "IPv6".
-func (f Family) String() string { return fmt.Sprintf("IPv%d", int(f)) }
-
-// MarshalText returns the same as String.
-func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
-
-// UnmarshalText reads what MarshalText returns.
-func (f *Family) UnmarshalText(text []byte) error {
-	for _, family := range families() {
-		if string(text) == family.String() {
-			*f = family
-			return nil
-		}
-	}
-	return fmt.Errorf("family %q: want %s or %s", text, IPv4, IPv6)
-}
-
-// Loopback returns the loopback address to which queries of this host are redirected.
-func (f Family) Loopback() netip.Addr {
-	if f == IPv4 {
-		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	}
-	return netip.IPv6Loopback()
-}
-
-// families returns both families, in the order in which they are applied.
-func families() []Family { return []Family{IPv4, IPv6} }
-
-// other returns IPv6 for IPv4, and IPv4 for IPv6.
-func (f Family) other() Family {
-	if f == IPv4 {
-		return IPv6
-	}
-	return IPv4
-}
-
-// Choice tells whether something is wanted.
-type Choice string
-
-// The values of a Choice. With IfAvailable, what is missing is left out and logged.
-const (
-	IfAvailable Choice = "auto"
-	Off         Choice = "off"
-)
-
 // Config says what is captured. [DefaultConfig] is a good start: the zero value
 // lacks a port and the agent's uid.
 type Config struct {
@@ -195,6 +98,23 @@ type Config struct {
 	FailClosed bool
 }
 
+// DefaultConfig returns a Config that redirects queries to any server to port 15053, except
+// queries of uid and gid 1337.
+func DefaultConfig() Config {
+	return Config{
+		Port:      15053,
+		AgentUIDs: []uint32{1337},
+		AgentGIDs: []uint32{1337},
+		Zone:      53,
+		IPv4:      IfAvailable,
+		IPv6:      IfAvailable,
+		Backend:   Auto,
+		Interval:  5 * time.Second,
+		Settle:    5 * time.Second,
+		Patience:  15 * time.Second,
+	}
+}
+
 // Family returns the choice for a family.
 func (c Config) Family(f Family) Choice {
 	if f == IPv4 {
@@ -232,6 +152,11 @@ func (c Config) WithoutVIPs(f Family) Config {
 	return c
 }
 
+// hasVIPs reports whether rules redirect VIPs of a family.
+func (c Config) hasVIPs(f Family) bool {
+	return c.EgressPort != 0 && slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == f })
+}
+
 // withDefaults returns c with its empty fields set to their defaults.
 func (c Config) withDefaults() Config {
 	defaults := DefaultConfig()
@@ -240,23 +165,6 @@ func (c Config) withDefaults() Config {
 	c.Settle = cmp.Or(c.Settle, defaults.Settle)
 	c.Patience = cmp.Or(c.Patience, defaults.Patience)
 	return c
-}
-
-// DefaultConfig returns a Config that redirects queries to any server to port 15053, except
-// queries of uid and gid 1337.
-func DefaultConfig() Config {
-	return Config{
-		Port:      15053,
-		AgentUIDs: []uint32{1337},
-		AgentGIDs: []uint32{1337},
-		Zone:      53,
-		IPv4:      IfAvailable,
-		IPv6:      IfAvailable,
-		Backend:   Auto,
-		Interval:  5 * time.Second,
-		Settle:    5 * time.Second,
-		Patience:  15 * time.Second,
-	}
 }
 
 // validate returns an error for the first field that cannot be made into rules, with its
@@ -354,5 +262,46 @@ func checkInterface(name string) error {
 	return nil
 }
 
-// dnsPort is the port that is captured.
-const dnsPort = 53
+// Backend is one of the two implementations of iptables in the kernel. Rules of both are
+// in force at once, so nametap's must be in only one of them.
+type Backend string
+
+// The backends. Auto takes the only usable backend; of two, the one in which other
+// programs have more rules; otherwise the one with rules of nametap; otherwise the backend
+// of the plain iptables-restore.
+const (
+	Auto   Backend = "auto"
+	NFT    Backend = "nft"
+	Legacy Backend = "legacy"
+)
+
+// other returns Legacy for NFT, and NFT for Legacy.
+func (b Backend) other() Backend {
+	if b == NFT {
+		return Legacy
+	}
+	return NFT
+}
+
+// MarshalText returns what UnmarshalText reads.
+func (b Backend) MarshalText() ([]byte, error) { return []byte(b), nil }
+
+// UnmarshalText reads "auto", "nft" or "legacy". The error says what was expected; the
+// caller names the setting and its value.
+func (b *Backend) UnmarshalText(text []byte) error {
+	switch v := Backend(text); v {
+	case Auto, NFT, Legacy:
+		*b = v
+		return nil
+	}
+	return errors.New("want auto, nft or legacy")
+}
+
+// Choice tells whether something is wanted.
+type Choice string
+
+// The values of a Choice. With IfAvailable, what is missing is left out and logged.
+const (
+	IfAvailable Choice = "auto"
+	Off         Choice = "off"
+)

@@ -56,27 +56,32 @@
 //
 // A step that fails is taken again later. A new desired value ends every wait.
 //
-//	config.go   what is captured, and what is excluded
-//	capture.go  the life of a Capture: the desired value, and the loop that takes the steps to it
-//	steps.go    the steps: apply, check, unhook and remove, of both families
-//	place.go    one family in one backend: save, restore, verify, retry, roll back
-//	rules.go    the rules of a Config, and without what this machine lacks
-//	drift.go    how the kernel differs from rules, and the text that repairs it
-//	save.go     the output of iptables-save, parsed
-//	tools.go    iptables-save and iptables-restore
-//	fault.go    what their errors mean: a lack, a lasting fault, or one that may pass
-//	legacy.go   what the kernel says of legacy's tables by itself
-//	nft.go      what only nf_tables itself can do: generations, deleting a table
-//	watch.go    changes of nft rules, as the kernel announces them
-//	firewall.go when table filter is repaired, while another program changes rules
-//	lease.go    the time for which the rules match, and requests about it
-//	backend.go  nft or legacy
-//	entries.go  when to drop the conntrack entries that keep sockets on their old path
-//	sweep.go    which entries these are, and what the kernel filters
-//	status.go   what other goroutines may ask: the report of the last step, what is in the kernel
-//	check.go    what this machine lacks: capabilities, tools, rules, by go-iptables single ones
-//	others.go   rules of Istio and ztunnel for port 53
-//	permission.go capabilities, and what else may refuse the tools
+//	capture.go      Capture: the loop that takes the steps to the desired value, what other goroutines may ask
+//	desired.go      the desired value, and the next step to it
+//	watch.go        changes of nft rules, as the kernel announces them
+//	status.go       what is in the kernel, and the texts that Apply would restore
+//	install.go      the steps: apply, unhook and remove, of both families and backends
+//	check.go        what this machine lacks: capabilities, tools, rules, by go-iptables single ones
+//	others.go       rules of Istio and ztunnel for port 53
+//	entries.go      which conntrack entries keep sockets on their old path, and when they are dropped
+//	firewall.go     when table filter is repaired, while another program changes rules
+//	installed.go    what this process has installed, and what is missing
+//	backend.go      what nft and legacy have, and which of them to use
+//	place.go        one family in one backend: save, restore, verify, retry, roll back
+//	tools.go        iptables-save and iptables-restore, and what their errors mean
+//	fingerprint.go  whether rules may have changed in the kernel
+//	legacy.go       what the kernel says of legacy's tables by itself
+//	nft.go          what only nf_tables itself can do: generations, deleting a table
+//	variant.go      the rules of a Config, and without what this machine lacks
+//	build.go        the rules of a Config
+//	rules.go        rules as text: how the kernel differs from them, and the text that repairs it
+//	save.go         the output of iptables-save, parsed
+//	lease.go        the time for which the rules match, and requests about it
+//	permission.go   capabilities, and what else may refuse the tools
+//	fault.go        kinds of errors: a lack, a lasting fault, or one that may pass
+//	config.go       what is captured, and what is excluded
+//	family.go       IPv4 and IPv6
+//	names.go        the names of nametap's chains and tables
 //
 // A restore is atomic for each table, and nat is before raw. A flow that begins between the
 // two has its redirect without a zone. An application leaves it with its next query, which

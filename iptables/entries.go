@@ -1,8 +1,16 @@
 package iptables
 
 import (
+	"fmt"
 	"log/slog"
+	"net/netip"
+	"slices"
+	"strconv"
 	"time"
+
+	"github.com/nametap/nametap/internal/logonce"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/conntrack"
 )
@@ -13,11 +21,13 @@ type entries struct {
 	leftovers map[string]time.Time // entries, by their keys, that are dropped later; when they were first seen
 	replies   time.Time            // until then replies to queries of dropped entries may arrive; zero if none may
 	closing   time.Time            // until then connections from before the last change may be reset
-	logged    map[Family]string    // the last failure that was logged
-	failed    bool                 // the last sweep failed
+	logged    map[Family]*logonce.Failure
+	failed    bool // the last sweep failed
 }
 
-func newEntries(log *slog.Logger) entries { return entries{log: log, logged: make(map[Family]string)} }
+func newEntries(log *slog.Logger) entries {
+	return entries{log: log, logged: map[Family]*logonce.Failure{IPv4: {}, IPv6: {}}}
+}
 
 // pending reports whether a sweep is due although the rules have not changed since the last one.
 func (e *entries) pending() bool {
@@ -46,7 +56,7 @@ func (e *entries) sweep(cfg Config, in installed, changed bool) {
 			e.replies = now.Add(cfg.Settle)
 		}
 		if changed && cfg.hasVIPs(f) {
-			_, ok := e.drop(f, cfg.bypassingVIPs())
+			_, ok := e.drop(f, bypassingVIPs(cfg))
 			e.failed = e.failed || !ok
 		}
 	}
@@ -85,11 +95,7 @@ func (e *entries) settled(key string, previous map[string]time.Time, by time.Tim
 // drop drops the entries of a family in a class, and returns how many. It logs a failure once.
 func (e *entries) drop(f Family, c class) (dropped int, ok bool) {
 	dropped, err := c.drop(f)
-	switch {
-	case err == nil:
-		delete(e.logged, f)
-	case e.logged[f] != err.Error():
-		e.logged[f] = err.Error()
+	if e.logged[f].Differs(err) {
 		e.log.Warn("dropping conntrack entries failed: open sockets may keep their previous path until they are closed",
 			"family", f, "error", err)
 	}
@@ -97,4 +103,193 @@ func (e *entries) drop(f Family, c class) (dropped int, ok bool) {
 		e.log.Debug("dropped conntrack entries", "family", f, "entries", dropped)
 	}
 	return dropped, err == nil
+}
+
+// A class is a set of conntrack entries. It has the entries that match and pass one of the filters.
+// The kernel applies the filters, so an entry that passes none costs a fraction of one that does.
+type class struct {
+	filters []conntrack.Filter
+	match   func(conntrack.Entry) bool
+}
+
+// visit calls f with each entry of a family in the class. It may see an entry more than once.
+func (c class) visit(f Family, visit func(conntrack.Entry)) error {
+	return conntrack.Dump(f.number(), func(e conntrack.Entry) {
+		if c.match(e) {
+			visit(e)
+		}
+	}, c.filters...)
+}
+
+// drop deletes the entries of a family in the class, and returns how many.
+func (c class) drop(f Family) (deleted int, err error) {
+	var matched []conntrack.Entry
+	err = c.visit(f, func(e conntrack.Entry) { matched = append(matched, e) })
+	if err == nil {
+		deleted, err = conntrack.Delete(f.number(), matched)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", f, err)
+	}
+	return deleted, err
+}
+
+// A sweep finds conntrack entries that keep queries on a path that the rules no longer give
+// them. A TCP connection stays with the peer it was made to, or breaks. So the sweep concerns
+// UDP, and entries of TCP connections that the next connection from the same port would take
+// over: see [unanswered], [reset] and [pickedUp].
+type sweep struct {
+	ports []uint16 // of the agent, now or previously
+	zone  uint16   // of captured queries, 0 without one
+}
+
+// bypassing returns the class of entries that let queries bypass the agent, or will let queries of the
+// agent come back. After a change of rules it has more of them. A leftover is in it if settled.
+func (s sweep) bypassing(changed bool, settled func(conntrack.Entry) bool) class {
+	return class{
+		filters: []conntrack.Filter{
+			{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, // stale, leftover
+			{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort},      // ofReply
+			{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort}, // bypassed
+		},
+		match: func(e conntrack.Entry) bool {
+			stale := ofReply(e) || (changed || s.zone != 0) && s.stale(e)
+			return stale || s.bypassed(e, changed) || s.leftover(e) && settled(e)
+		},
+	}
+}
+
+// captured returns the class of DNS entries that are redirected to the agent and match. The agent's
+// port is not 53, so the destination of each was replaced.
+func (s sweep) captured(match func(conntrack.Entry) bool) class {
+	return class{
+		filters: []conntrack.Filter{
+			{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort, Status: conntrack.DstNAT, StatusMask: conntrack.DstNAT},
+			{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort, Status: conntrack.DstNAT, StatusMask: conntrack.DstNAT},
+		},
+		match: func(e conntrack.Entry) bool { return s.redirected(e) && match(e) },
+	}
+}
+
+// orphans returns the class of entries that have to be dropped after rules were removed.
+func (s sweep) orphans() class { return s.captured(s.orphaned) }
+
+// bypassingVIPs returns the class of entries that let packets to VIPs bypass the agent.
+func bypassingVIPs(cfg Config) class {
+	return class{filters: []conntrack.Filter{{StatusMask: conntrack.SeenReply}}, match: func(e conntrack.Entry) bool {
+		return bypassesVIPs(cfg, e)
+	}}
+}
+
+// stale reports whether an entry has to be dropped after rules were installed.
+//
+// With a zone, the entry of a captured query is in that zone and redirected. An entry in
+// the zone that is not redirected, or to another port, was made while the rules were
+// incomplete. The entries in other zones are leftovers, or belong to the agent and to
+// excluded clients.
+//
+// Without a zone, an entry that is not redirected may belong to any of them.
+func (s sweep) stale(e conntrack.Entry) bool {
+	switch {
+	case ofReply(e):
+		return true
+	case e.Original.Protocol != unix.IPPROTO_UDP, e.Original.Destination.Port() != dnsPort:
+		return false
+	default:
+		return e.Zone == s.zone && !s.redirected(e) // 0 without a zone
+	}
+}
+
+// ofReply reports whether a reply made an entry of its own, because it arrived after the entry
+// of its query was dropped. In that entry, the next query from the same port counts as a reply,
+// so it is not redirected.
+func ofReply(e conntrack.Entry) bool {
+	return e.Original.Protocol == unix.IPPROTO_UDP &&
+		e.Original.Source.Port() == dnsPort && e.Original.Destination.Port() != dnsPort
+}
+
+// unanswered reports whether an entry belongs to a TCP connection whose SYN has no reply. The
+// entry stays for two minutes, and repetitions of the SYN and further connections from the
+// same port follow it. If it is dropped, the next SYN is the first packet of a new entry.
+func unanswered(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPSynSent }
+
+// reset reports whether an entry belongs to a TCP connection that a RST has ended. The entry
+// stays for 10 s, and if the last packet was the server's, the next connection from the same port
+// follows it. After all other ends the kernel makes a new entry for the next connection.
+func reset(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPClose }
+
+// pickedUp reports whether an entry was made by a packet in the middle of a TCP connection,
+// without a reply. The kernel makes such entries when it begins to track connections again, as
+// after `nft flush ruleset`. They stay for five minutes, and further connections from the same
+// port follow them. If the connection goes on after all, its next packet makes the entry again.
+func pickedUp(e conntrack.Entry) bool {
+	return tcpDNS(e) && e.TCP == conntrack.TCPEstablished && !e.Replied()
+}
+
+// bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped.
+// After a change of rules that includes connections without a reply.
+func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
+	return !s.redirected(e) && (reset(e) || pickedUp(e) || changed && unanswered(e))
+}
+
+// bypassesVIPs reports whether an entry of a packet to a VIP has to be dropped after a change of
+// rules: it is not redirected and has no reply. A client that connected before the rules were
+// installed repeats its SYN for two minutes, or its first packets of QUIC, and all of them follow the entry.
+func bypassesVIPs(cfg Config, e conntrack.Entry) bool {
+	to := e.Original.Destination
+	vip := slices.ContainsFunc(cfg.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
+	connects := e.Original.Protocol == unix.IPPROTO_TCP || e.Original.Protocol == unix.IPPROTO_UDP
+	from := e.Reply.Source.Port()
+	return vip && connects && to.Port() != dnsPort && from != cfg.EgressPort && from != refusedPort && !e.Replied()
+}
+
+// tcpDNS reports whether an entry belongs to a TCP connection to port 53.
+func tcpDNS(e conntrack.Entry) bool {
+	return e.Original.Protocol == unix.IPPROTO_TCP && e.Original.Destination.Port() == dnsPort
+}
+
+// leftover reports whether an entry has to be dropped some time after rules with a zone
+// were installed. It is redirected and not in the zone, so it was made while table raw had
+// no rules: the application uses it no longer, but the agent would, from the same source
+// port. It can be dropped when no reply can be in flight.
+func (s sweep) leftover(e conntrack.Entry) bool {
+	return s.zone != 0 && e.Zone != s.zone && s.toAgent(e)
+}
+
+// orphaned reports whether an entry has to be dropped after rules were removed. Captured
+// queries in the zone are left alone: no new query enters it, and a reply may be in flight.
+// TCP connections that are open are left alone, too.
+func (s sweep) orphaned(e conntrack.Entry) bool {
+	ended := s.redirected(e) && (unanswered(e) || reset(e) || pickedUp(e))
+	return ended || e.Zone == 0 && s.toAgent(e)
+}
+
+// toAgent reports whether an entry belongs to a UDP query that is redirected to the agent.
+func (s sweep) toAgent(e conntrack.Entry) bool {
+	return e.Original.Protocol == unix.IPPROTO_UDP && e.Original.Destination.Port() == dnsPort && s.redirected(e)
+}
+
+// redirected reports whether an entry is redirected to the agent.
+func (s sweep) redirected(e conntrack.Entry) bool {
+	return slices.Contains(s.ports, e.Reply.Source.Port())
+}
+
+// inUse reports whether queries were captured recently. It is true if that cannot be read.
+func inUse(f Family, have saved) bool {
+	s := sweep{ports: ports(have.redirections())}
+	used := false
+	every := func(conntrack.Entry) bool { return true }
+	err := s.captured(every).visit(f, func(conntrack.Entry) { used = true })
+	return err != nil || used
+}
+
+// ports parses ports, and leaves out what is not a port.
+func ports(texts []string) []uint16 {
+	var ps []uint16
+	for _, t := range texts {
+		if p, err := strconv.ParseUint(t, 10, 16); err == nil {
+			ps = append(ps, uint16(p))
+		}
+	}
+	return ps
 }

@@ -1,6 +1,8 @@
 package iptables
 
-import "time"
+import (
+	"time"
+)
 
 const (
 	// firewallPause is how long no nft rule has to change before table filter is repaired.
@@ -10,7 +12,7 @@ const (
 	firewallLimit = 2 * time.Second
 )
 
-// A firewall tells whether another program may be changing rules now. Firewalls replace their rules in several steps,
+// A filterRepair decides when table filter is repaired, while another program may be changing rules. Firewalls replace their rules in several steps,
 // and insert some of them by number. Firewalld with its backend iptables takes 0.1 s from the removal of the rules of
 // table filter to `-I OUTPUT 4`, and 0.6 s on a busy machine. A rule of nametap that is installed in between moves
 // the inserted rule to another place among the firewall's own.
@@ -18,7 +20,7 @@ const (
 // So the repair of table filter waits for a pause in the changes of nft rules. The other tables, without which queries
 // are not captured, are repaired at once. A table filter without rules of other programs refuses no packet, or
 // all of them, so its repair can wait longer.
-type firewall struct {
+type filterRepair struct {
 	lacks  map[Family]lack // the repairs that wait
 	spared map[Family]bool // the families whose table filter the current step leaves as it is
 }
@@ -32,7 +34,7 @@ type lack struct {
 // look decides which families' table filter the current step leaves as it is. changed is when the kernel has announced
 // a change of nft rules last; zero if it announces none. A table that was complete at the last step is left in any case:
 // a firewall may begin while it is read.
-func (w *firewall) look(changed time.Time) {
+func (w *filterRepair) look(changed time.Time) {
 	w.spared = make(map[Family]bool)
 	for _, f := range families() {
 		l, waits := w.lacks[f]
@@ -45,7 +47,7 @@ func (w *firewall) look(changed time.Time) {
 }
 
 // spare returns the table that the current step leaves as it is, "" for none.
-func (w *firewall) spare(f Family) string {
+func (w *filterRepair) spare(f Family) string {
 	if w.spared[f] {
 		return filterTable
 	}
@@ -53,7 +55,7 @@ func (w *firewall) spare(f Family) string {
 }
 
 // due reports whether a repair that has waited is to be made in the current step.
-func (w *firewall) due() bool {
+func (w *filterRepair) due() bool {
 	for f := range w.lacks {
 		if !w.spared[f] {
 			return true
@@ -63,7 +65,7 @@ func (w *firewall) due() bool {
 }
 
 // note records the repairs that the current step leaves to a later one. The kernel has m now.
-func (w *firewall) note(m machine, in installed) {
+func (w *filterRepair) note(m machine, in installed) {
 	previous := w.lacks
 	w.lacks = make(map[Family]lack)
 	for f, have := range m.side(in.backend).saved {

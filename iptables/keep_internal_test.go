@@ -18,28 +18,28 @@ func TestNext(t *testing.T) {
 		due     bool
 		want    step
 	}{
-		{unset, untouched, true, stepNone},
-		{unset, captured, true, stepNone},
+		{unset, phaseUntouched, true, stepNone},
+		{unset, phaseCaptured, true, stepNone},
 
-		{on, untouched, true, stepApply},
-		{on, outdated, true, stepApply},
-		{on, outdated, false, stepWait}, // after a failure
-		{on, captured, false, stepWait},
-		{on, captured, true, stepCheck},
-		{on, unhooked, true, stepApply}, // capture is on again while replies are in flight
-		{on, removed, true, stepApply},
+		{on, phaseUntouched, true, stepApply},
+		{on, phaseOutdated, true, stepApply},
+		{on, phaseOutdated, false, stepWait}, // after a failure
+		{on, phaseCaptured, false, stepWait},
+		{on, phaseCaptured, true, stepCheck},
+		{on, phaseUnhooked, true, stepApply}, // capture is on again while replies are in flight
+		{on, phaseRemoved, true, stepApply},
 
-		{off, untouched, true, stepUnhook}, // an earlier agent may have left rules
-		{off, captured, true, stepUnhook},
-		{off, outdated, true, stepUnhook},
-		{off, outdated, false, stepWait}, // after a failure
-		{off, unhooked, false, stepWait}, // replies are in flight
-		{off, unhooked, true, stepRemove},
-		{off, removed, true, stepNone},
-		{off, removed, false, stepNone},
+		{off, phaseUntouched, true, stepUnhook}, // an earlier agent may have left rules
+		{off, phaseCaptured, true, stepUnhook},
+		{off, phaseOutdated, true, stepUnhook},
+		{off, phaseOutdated, false, stepWait}, // after a failure
+		{off, phaseUnhooked, false, stepWait}, // replies are in flight
+		{off, phaseUnhooked, true, stepRemove},
+		{off, phaseRemoved, true, stepNone},
+		{off, phaseRemoved, false, stepNone},
 	} {
 		t.Run(fmt.Sprintf("set %v on %v phase %d due %v", test.desired.set, test.desired.On, test.now, test.due), func(t *testing.T) {
-			if got := next(test.desired, test.now, test.due); got != test.want {
+			if got := nextStep(test.desired, test.now, test.due); got != test.want {
 				t.Errorf("step %d, want %d", got, test.want)
 			}
 		})
@@ -53,7 +53,7 @@ func TestRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const patience = 15 * time.Second
 		goal := &target{Desired: Desired{Config: Config{Patience: patience}}}
-		c := &Capture{goal: goal}
+		c := &Capture{installer: installer{goal: goal}}
 		failure := errors.New("a failure")
 		start := time.Now()
 		for c.failed(failure, true) == nil {
@@ -65,7 +65,7 @@ func TestRetries(t *testing.T) {
 		if took := time.Since(start); took < patience || c.retries.reported == nil || time.Now().Before(c.due) {
 			t.Errorf("reported after %v, tried again in %v", took, time.Until(c.due))
 		}
-		c = &Capture{goal: goal}
+		c = &Capture{installer: installer{goal: goal}}
 		if err := c.failed(failure, false); err == nil || time.Until(c.due) != patience {
 			t.Errorf("%v, tried again after %v", err, time.Until(c.due))
 		}

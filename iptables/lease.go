@@ -32,50 +32,16 @@ const (
 
 // leaseName returns the name of the list of match recent that holds the lease of a family. Its mask makes all
 // addresses equal, so it has one entry or none: the time of the last renewal.
-func (f Family) leaseName() string { return ownPrefix + strings.ToUpper(f.String()) }
+func leaseName(f Family) string { return ownPrefix + strings.ToUpper(f.String()) }
 
 // recent returns a match with the lease of a family.
-func (f Family) recent(command string) string {
+func recent(f Family, command string) string {
 	every := netip.PrefixFrom(f.Loopback(), 0).Masked().Addr()
-	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", command, f.leaseName(), every)
+	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", command, leaseName(f), every)
 }
 
 // leaseAlive is the command of match recent that matches while the lease has time left.
 var leaseAlive = fmt.Sprintf("--rcheck --seconds %d", LeaseTime/time.Second) //nolint:gochecknoglobals // a constant
-
-// unleased makes the rule that ends a chain while no agent renews the lease.
-func (b builder) unleased() []string {
-	if !b.cfg.Lease {
-		return nil
-	}
-	return []string{b.rule(b.family.recent("! "+leaseAlive), "no agent", "RETURN")}
-}
-
-// leases makes the chain that carries out requests about the lease.
-func (b builder) leases() []chain {
-	if !b.cfg.Lease {
-		return nil
-	}
-	to := func(request leaseRequest) string { return fmt.Sprintf("-p udp -m udp --dport %d", request) }
-	// The agent's replies are no requests: any user may query it from such a port, where sysctl allows that.
-	jump := fmt.Sprintf("-d %s -p udp -m udp ! --sport %d --dport %d:%d", b.loopback(), b.cfg.Port, leaseRenewal, leaseEnd)
-	c := chain{name: leaseChain, parent: "OUTPUT", jumps: []string{b.rule(jump, "lease", leaseChain)}}
-	for _, agent := range b.agents() {
-		c.rules = append(c.rules,
-			b.rule(to(leaseRenewal)+" "+agent+" "+b.family.recent("--set"), "renewal", "DROP"),
-			b.rule(to(leaseEnd)+" "+agent+" "+b.family.recent("--remove"), "end", "DROP"))
-	}
-	c.rules = append(c.rules, b.rule(to(leaseQuery)+" "+b.family.recent(leaseAlive), "query", "DROP"))
-	return []chain{c}
-}
-
-// A lease makes requests about the leases of both families. The zero value is ready for use. Its methods are
-// safe for concurrent use.
-type lease struct {
-	mu      sync.Mutex
-	sockets map[Family]int       // opened by the first request, closed after an error
-	renewed map[Family]time.Time // the last renewals
-}
 
 // Leased reports whether rules of a family have a lease that has time left.
 func Leased(f Family) (bool, error) {
@@ -89,6 +55,14 @@ func Leased(f Family) (bool, error) {
 		return false, errors.Join(err, fmt.Errorf("a firewall drops packets to %s, so the lease of the capture rules is not known", f.Loopback()))
 	}
 	return true, nil
+}
+
+// A lease makes requests about the leases of both families. The zero value is ready for use. Its methods are
+// safe for concurrent use.
+type lease struct {
+	mu      sync.Mutex
+	sockets map[Family]int       // opened by the first request, closed after an error
+	renewed map[Family]time.Time // the last renewals
 }
 
 // renew sets the time that is left to [LeaseTime], and reports whether there may have been none. It does nothing
@@ -129,20 +103,6 @@ func (l *lease) aliveLocked(f Family) bool {
 	return ok && time.Since(renewed) < LeaseTime
 }
 
-// close closes the sockets.
-func (l *lease) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for f := range l.sockets {
-		l.closeSocket(f)
-	}
-}
-
-func (l *lease) closeSocket(f Family) {
-	_ = unix.Close(l.sockets[f]) // nothing was written that could be lost
-	delete(l.sockets, f)
-}
-
 // request sends a request, and reports whether a rule has carried it out. A family that this host does not have
 // has no rules.
 func (l *lease) request(f Family, r leaseRequest) (done bool, err error) {
@@ -177,10 +137,16 @@ func (l *lease) request(f Family, r leaseRequest) (done bool, err error) {
 	return false, err
 }
 
-// loopbackPort returns a UDP port of loopback.
-func (f Family) loopbackPort(port uint16) unix.Sockaddr {
-	if f == IPv4 {
-		return &unix.SockaddrInet4{Port: int(port), Addr: f.Loopback().As4()}
+// close closes the sockets.
+func (l *lease) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for f := range l.sockets {
+		l.closeSocket(f)
 	}
-	return &unix.SockaddrInet6{Port: int(port), Addr: f.Loopback().As16()}
+}
+
+func (l *lease) closeSocket(f Family) {
+	_ = unix.Close(l.sockets[f]) // nothing was written that could be lost
+	delete(l.sockets, f)
 }

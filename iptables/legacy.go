@@ -1,10 +1,8 @@
 package iptables
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io/fs"
 	"os"
 	"slices"
@@ -22,8 +20,8 @@ const (
 	legacyEntries = 65
 )
 
-// revisions returns the options for the revision of a match and of a target.
-func (f Family) revisions() (match, target int) {
+// legacyRevisions returns the options for the revision of a match and of a target.
+func legacyRevisions(f Family) (match, target int) {
 	if f == IPv6 {
 		return 68, 69
 	}
@@ -73,7 +71,7 @@ func lacksLegacyTable(f Family, table string) bool {
 // the kernel says it does not have, or "". iptables-legacy does not print the error of a
 // commit.
 func lacksLegacyExtension(f Family, text string) string {
-	match, target := f.revisions()
+	match, target := legacyRevisions(f)
 	asked := map[string]bool{}
 	for line := range strings.Lines(text) {
 		if !strings.HasPrefix(line, "-A ") && !strings.HasPrefix(line, "-I ") {
@@ -123,73 +121,4 @@ func legacyTables(f Family) ([]string, error) {
 		}
 	}
 	return tables, nil
-}
-
-// legacyPrint adds the tables of legacy that nametap uses to a hash, without the counters.
-func legacyPrint(hash *maphash.Hash, f Family) error {
-	tables, err := legacyTables(f)
-	if errors.Is(err, os.ErrPermission) {
-		return nil // iptables-legacy-save cannot read them either
-	}
-	if err != nil {
-		return err
-	}
-	for _, table := range tables {
-		info := make([]byte, infoSize)
-		copy(info, table)
-		if err := askLegacy(f, legacyInfo, info); err != nil {
-			return fmt.Errorf("checking for legacy table %s of %s: %w", table, f, err)
-		}
-		size := binary.NativeEndian.Uint32(info[infoSize-4:])
-		entries := make([]byte, entriesHeader+size)
-		copy(entries, table)
-		binary.NativeEndian.PutUint32(entries[tableNameSize:], size)
-		if err := askLegacy(f, legacyEntries, entries); err != nil {
-			return fmt.Errorf("reading legacy table %s of %s: %w", table, f, err)
-		}
-		_, _ = hash.Write(info)
-		hashEntries(hash, f, entries[entriesHeader:])
-	}
-	return nil
-}
-
-// hashEntries adds the entries of a table to a hash, without their counters. An entry
-// (struct ipt_entry, ip6t_entry) is the packet that it matches, then the offsets of its
-// target and of the next entry, then its counters, then matches and target.
-func hashEntries(hash *maphash.Hash, f Family, entries []byte) {
-	const counters = 16
-	packet := 84 // struct ipt_ip
-	if f == IPv6 {
-		packet = 136 // struct ip6t_ip6
-	}
-	next := packet + 4 + 2 // after nfcache and target_offset
-	begin := (next + 2 + 4 + 7) &^ 7
-	for len(entries) >= begin+counters {
-		size := int(binary.NativeEndian.Uint16(entries[next:]))
-		if size < begin+counters || size > len(entries) {
-			break
-		}
-		_, _ = hash.Write(entries[:begin])
-		_, _ = hash.Write(entries[begin+counters : size])
-		entries = entries[size:]
-	}
-	_, _ = hash.Write(entries)
-}
-
-// knownEmpty reports whether the kernel reports that a backend has nothing of nametap in a
-// family that its tools cannot read.
-func knownEmpty(b Backend, f Family, unread error) bool {
-	if isAny(unread, errNoFamily) {
-		return true
-	}
-	if b == Legacy {
-		tables, err := legacyTables(f)
-		return err == nil && len(tables) == 0
-	}
-	for _, table := range tableNames() {
-		if !isAny(askNFTTable(f, table), unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
-			return false
-		}
-	}
-	return true
 }

@@ -20,14 +20,6 @@ const (
 	nfBatchGeneration = 1 // NFNL_BATCH_GENID
 )
 
-// number returns the kernel's number of the family, which AF_INET and NFPROTO_IPV4 share.
-func (f Family) number() uint8 {
-	if f == IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
-}
-
 // askNetfilter exchanges a request over a connection of its own.
 func askNetfilter(visit func(attributes []byte), request conntrack.Request) error {
 	c, err := conntrack.Dial()

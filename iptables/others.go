@@ -33,8 +33,8 @@ const (
 	nativeAmbientAdvice = "these rules send the agent's own queries to ztunnel, or back to the agent: " + AmbientAdvice
 )
 
-// istio describes the saved rules of Istio for port 53, table by table.
-func (s saved) istio() []string {
+// istioRules describes the saved rules of Istio for port 53, table by table.
+func istioRules(s saved) []string {
 	var found []string
 	for _, name := range tableNames() {
 		chains, ztunnel := make(map[string]bool), false
@@ -43,7 +43,7 @@ func (s saved) istio() []string {
 			continue
 		}
 		for _, r := range t.rules {
-			if istio, marked := r.istio(); istio {
+			if istio, marked := isIstio(r); istio {
 				chains[r.chain] = true
 				ztunnel = ztunnel || marked
 			}
@@ -59,8 +59,8 @@ func (s saved) istio() []string {
 	return found
 }
 
-// istio reports whether a rule of Istio is for port 53, and whether it knows ztunnel's packets.
-func (r savedRule) istio() (istio, ztunnel bool) {
+// isIstio reports whether a rule of Istio is for port 53, and whether it knows ztunnel's packets.
+func isIstio(r savedRule) (istio, ztunnel bool) {
 	ws := words(r.spec)
 	if i := slices.Index(ws, "--dport"); i < 0 || i+1 == len(ws) || ws[i+1] != "53" || strings.HasPrefix(r.chain, ownPrefix) {
 		return false, false
@@ -70,11 +70,11 @@ func (r savedRule) istio() (istio, ztunnel bool) {
 	return istio, istio && slices.Contains(ws, ztunnelMark)
 }
 
-// ambient reports whether rules for ztunnel capture port 53.
-func (s saved) ambient() bool {
+// hasAmbient reports whether rules for ztunnel capture port 53.
+func hasAmbient(s saved) bool {
 	return slices.ContainsFunc(tableNames(), func(name string) bool {
 		t := s[name]
-		return t != nil && slices.ContainsFunc(t.rules, func(r savedRule) bool { _, ztunnel := r.istio(); return ztunnel })
+		return t != nil && slices.ContainsFunc(t.rules, func(r savedRule) bool { _, ztunnel := isIstio(r); return ztunnel })
 	})
 }
 
@@ -98,7 +98,7 @@ func sortedKeys(set map[string]bool) []string {
 func others(f Family, sides ...*side) []string {
 	var found []string
 	for _, s := range sides {
-		found = append(found, s.saved[f].istio()...)
+		found = append(found, istioRules(s.saved[f])...)
 	}
 	if nativeAmbient() == nil {
 		found = append(found, "the rules for ztunnel (Istio's ambient mode) may capture port 53 too: nft table inet "+ambientTable)

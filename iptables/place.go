@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // place is where rules are written to: one family in one backend.
@@ -87,23 +89,6 @@ func (p place) marks(name string, have *savedTable) bool {
 	return have == nil || p.made[name] && !have.hasMark() && have.foreign() == 0
 }
 
-// deletable reports whether nametap has made a table and no program uses it.
-func (p place) deletable(name string, t *savedTable) bool {
-	return t != nil && (t.hasMark() || p.made[name]) && t.foreign()+len(t.ownChains())+len(t.jumps()) == 0
-}
-
-// untidy reports whether there may be tables that nametap has made.
-func (p place) untidy(s saved) bool {
-	return s.hasMark() || slices.ContainsFunc(tableNames(), func(name string) bool { return s[name] != nil && p.made[name] })
-}
-
-// A reading is what the kernel had at a generation of its nft rules, if that is known.
-type reading struct {
-	saved
-	generation uint32
-	known      bool
-}
-
 // write writes the text that change returns for what the kernel has, until it returns none.
 // have is what the kernel had a moment ago; if it is nil, it is read first. write returns what
 // the kernel has at the end, and whether it wrote anything.
@@ -140,13 +125,27 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 		case writeErr != nil:
 			failure = writeErr
 		}
-		if !pause(ctx, n) {
+		if !clock.Sleep(ctx, backOff(n)) {
 			return now, true, fmt.Errorf("%w; previous error: %v", ctx.Err(), failure) //nolint:errorlint // the end of ctx is what counts
 		}
 		if have, err = p.tools.read(ctx); err != nil {
 			return now, true, err
 		}
 	}
+}
+
+// A reading is what the kernel had at a generation of its nft rules, if that is known.
+type reading struct {
+	saved
+	generation uint32
+	known      bool
+}
+
+// readNow reads what the kernel has, and its generation.
+func (p place) readNow(ctx context.Context) (now reading, err error) {
+	generation, generationErr := nftGeneration()
+	have, err := p.tools.read(ctx)
+	return reading{have, generation, generationErr == nil}, err
 }
 
 // rollBack removes the rules of nametap if the tables are not as they were before.
@@ -216,11 +215,14 @@ func (p place) tidy(ctx context.Context, now reading) error {
 	return nil
 }
 
-// readNow reads what the kernel has, and its generation.
-func (p place) readNow(ctx context.Context) (now reading, err error) {
-	generation, generationErr := nftGeneration()
-	have, err := p.tools.read(ctx)
-	return reading{have, generation, generationErr == nil}, err
+// untidy reports whether there may be tables that nametap has made.
+func (p place) untidy(s saved) bool {
+	return s.hasMark() || slices.ContainsFunc(tableNames(), func(name string) bool { return s[name] != nil && p.made[name] })
+}
+
+// deletable reports whether nametap has made a table and no program uses it.
+func (p place) deletable(name string, t *savedTable) bool {
+	return t != nil && (t.hasMark() || p.made[name]) && t.foreign()+len(t.ownChains())+len(t.jumps()) == 0
 }
 
 // deleteTable deletes an nft table, or returns an error if it has changed since it was read
@@ -234,25 +236,4 @@ func (p place) deleteTable(ctx context.Context, name string) error {
 		return fmt.Errorf("other programs use table %s", name)
 	}
 	return deleteNFTTables(p.family, now.generation, name)
-}
-
-// removeSide removes everything of nametap in one backend, as far as it can be read, and
-// reports whether there was anything. made has the tables that this process has made.
-func removeSide(ctx context.Context, s *side, attempts int, made map[site]map[string]bool) (bool, error) {
-	changed := false
-	var errs []error
-	for _, f := range families() {
-		p := s.place(f, attempts)
-		p.made = made[site{s.backend, f}]
-		if s.saved[f] == nil || !s.saved[f].hasOwn() && !p.untidy(s.saved[f]) {
-			continue
-		}
-		after, did, err := p.remove(ctx, s.saved[f])
-		changed = changed || did
-		errs = append(errs, err)
-		if err == nil {
-			s.saved[f] = after
-		}
-	}
-	return changed, errors.Join(errs...)
 }

@@ -2,26 +2,8 @@ package iptables
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
-	"sort"
 	"strings"
-)
-
-// synOnly matches the packet that opens a connection. A redirect would break a connection
-// that is open already when conntrack first sees it.
-const synOnly = "--tcp-flags FIN,SYN,RST,ACK SYN"
-
-// The names of nametap's chains.
-const (
-	ownPrefix       = "NAMETAP_"
-	outputChain     = ownPrefix + "OUTPUT"
-	preroutingChain = ownPrefix + "PREROUTING"
-	inputChain      = ownPrefix + "INPUT"
-	// tableMark is an empty chain that marks a table that nametap has made. It is
-	// installed with the rules, and Remove deletes such a table if no other program
-	// uses it. Only nft tables can be deleted, so only they are marked.
-	tableMark = ownPrefix + "MADE_TABLE"
 )
 
 // Rules are the rules that capture DNS, for both families, as text. The zero value captures
@@ -31,41 +13,12 @@ type Rules struct {
 	spare  string // a table that stays as it is, "" for none
 }
 
-// table holds nametap's chains in one table of the kernel.
-type table struct {
-	name   string
-	chains []chain
-}
-
-// chain is a chain of nametap, with the rules of a built-in chain that jump to it. Rules are
-// as iptables-save prints them, without -A and the name of the chain.
-type chain struct {
-	name   string
-	parent string
-	jumps  []string
-	rules  []string
-}
-
-// tableNames returns the tables that nametap uses, in the order in which they are changed.
-func tableNames() []string { return []string{filterTable, "nat", "raw"} }
-
-// filterTable is the table of firewalls.
-const filterTable = "filter"
-
 // sparing returns the rules without a table, which stays as it is.
 func (r Rules) sparing(table string) Rules { r.spare = table; return r }
 
 // tableNames returns the tables that the rules decide about, in the order in which they are changed.
 func (r Rules) tableNames() []string {
 	return slices.DeleteFunc(tableNames(), func(name string) bool { return name == r.spare })
-}
-
-// Build returns the rules for a configuration, or what is wrong with it.
-func Build(cfg Config) (Rules, error) {
-	if err := cfg.validate(); err != nil {
-		return Rules{}, err
-	}
-	return Rules{v4: buildFamily(cfg, IPv4), v6: buildFamily(cfg, IPv6)}, nil
 }
 
 // tables returns the rules of a family.
@@ -86,427 +39,192 @@ func (r Rules) table(f Family, name string) table {
 	return table{name: name}
 }
 
-// TestAddr returns the address whose UDP port 53 the rules of a family redirect for all users, also
-// for the agent. So the agent can find out without a capability whether it captures. No nameserver
-// has these addresses: the first is on loopback, and packets to the other one are discarded by
-// every router (RFC 6666).
-func TestAddr(f Family) netip.Addr {
-	if f == IPv4 {
-		return netip.AddrFrom4([4]byte{127, 15, 0, 53})
-	}
-	return netip.AddrFrom16([16]byte{0: 1, 15: 53})
-}
+// Text returns the rules of a family as iptables-restore --noflush reads them, for a machine
+// without rules of nametap; "" if that family has none. The text that Apply restores also
+// removes previous rules: see [Capture.Plan].
+func (r Rules) Text(f Family) string { return r.change(f, saved{}, noMark) }
 
-// ProbeHops is the TTL or hop limit of packets of the agent's probes, which the rules redirect like
-// a client's query. No system uses it by default, and the agent sets another one for its other
-// queries. A mark would need a capability, other rules change marks, and routes and firewalls treat
-// marked packets differently.
-const ProbeHops = 217
-
-func buildFamily(cfg Config, f Family) []table {
-	destinations := destinations(cfg, f)
-	if cfg.Family(f) == Off || len(destinations) == 0 {
-		return nil
-	}
-	b := builder{cfg: cfg, family: f, destinations: destinations}
-	redirect := fmt.Sprintf("REDIRECT --to-ports %d", cfg.Port)
-	chains := b.chains(capture{protocols: []string{"udp", "tcp"}, target: redirect, why: "to the agent", vips: true})
-	test := netip.PrefixFrom(TestAddr(f), TestAddr(f).BitLen()).String()
-	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
-	var tables []table
-	if !cfg.NoAccept {
-		tables = append(tables, table{name: filterTable, chains: b.accepts()})
-	}
-	tables = append(tables, table{name: "nat", chains: chains})
-	raw := table{name: "raw", chains: b.leases()}
-	if cfg.Zone != 0 {
-		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
-		chains := b.chains(capture{protocols: []string{"udp"}, target: zone, why: "apart from the agent"})
-		raw.chains = append(raw.chains, b.looped(b.replies(chains))...)
-	}
-	if len(raw.chains) > 0 {
-		tables = append(tables, raw)
-	}
-	return tables
-}
-
-// accepts makes the chains of table filter. They accept the packets of redirected flows, in both
-// directions: a firewall that allows queries to a nameserver may know nothing of packets to the agent. In
-// OUTPUT a redirected packet still has the interface of the nameserver's route, and in INPUT it has the
-// source address of that route.
-func (b builder) accepts() []chain {
-	output := chain{name: outputChain, parent: "OUTPUT", jumps: []string{
-		b.rule("-d "+b.loopback(), "to the agent", outputChain), b.rule("-s "+b.loopback(), "replies", outputChain)}}
-	input := chain{name: inputChain, parent: "INPUT", jumps: []string{b.rule("-i lo", "to the agent, replies", inputChain)}}
-	for _, name := range b.cfg.VirtualInterfaces {
-		output.jumps = append(output.jumps, b.rule("-o "+name, "replies", outputChain))
-		input.jumps = append(input.jumps, b.rule("-i "+name, "to the agent", inputChain))
-	}
-	output.rules, input.rules = b.redirected(), b.redirected()
-	return []chain{input, output}
-}
-
-// loopback returns the prefix of the address of loopback.
-func (b builder) loopback() string {
-	return netip.PrefixFrom(b.family.Loopback(), b.family.Loopback().BitLen()).String()
-}
-
-// redirected makes the rules that accept the packets of redirected flows, in both directions.
-func (b builder) redirected() (rules []string) {
-	accept := func(destination string, port uint16) {
-		m := fmt.Sprintf("-m conntrack --ctstate DNAT %s --ctreplsrcport %d", destination, port)
-		rules = append(rules, b.rule(m, "redirected", "ACCEPT"))
-	}
-	accept(fmt.Sprintf("--ctorigdstport %d", dnsPort), b.cfg.Port)
-	for _, vip := range b.vipRanges() {
-		accept("--ctorigdst "+vip, b.cfg.EgressPort)
-		accept("--ctorigdst "+vip, refusedPort)
-	}
-	return rules
-}
-
-// looped adds rules to table raw that accept the packets of redirected flows when they come back on
-// lo. The kernel still knows their connections. A reply has the source address of the nameserver
-// there, and rules against forged addresses, such as wg-quick's, drop it.
-func (b builder) looped(chains []chain) []chain {
-	if b.cfg.NoAccept {
-		return chains
-	}
-	if len(b.cfg.VirtualInterfaces) == 0 {
-		chains = append(chains, chain{name: preroutingChain, parent: "PREROUTING"})
-	}
-	c := &chains[len(chains)-1]
-	c.jumps = append(c.jumps, b.rule("-i lo", "to the agent, replies", c.name))
-	c.rules = append(b.redirected(), c.rules...)
-	return chains
-}
-
-// destination is the destination of captured queries: -d and -o of their rule.
-type destination struct {
-	address, out string
-}
-
-// destinations returns the destinations whose queries are captured; a single empty one
-// means all.
-func destinations(cfg Config, f Family) []destination {
-	if len(cfg.Servers) == 0 {
-		return []destination{{}}
-	}
-	var ds []destination
-	for _, a := range cfg.Servers {
-		if a.Is4() == (f == IPv4) && !Passes(a) {
-			p := netip.PrefixFrom(a.WithZone(""), a.BitLen())
-			ds = append(ds, destination{address: p.String(), out: a.Zone()})
-		}
+// drift lists how the saved rules of a family differ from r, as text for a log; empty if they
+// match. Rules are compared as text and in order: in another order, the agent's queries may
+// come back to it, and a rule before the jump of nametap may let queries bypass the agent.
+func (r Rules) drift(f Family, s saved) []string {
+	var ds []string
+	for _, name := range r.tableNames() {
+		ds = append(ds, r.table(f, name).drift(s[name])...)
 	}
 	return ds
 }
 
-// linkLocal is the prefix of link-local IPv6 addresses. A socket that queries a link-local
-// nameserver has a link-local address and is bound to its interface. The kernel discards its
-// packets if they are redirected to ::1.
-const linkLocal = "fe80::/10"
-
-// Passes reports whether queries to a nameserver pass through because they cannot be
-// captured.
-func Passes(server netip.Addr) bool { return server.Is6() && server.IsLinkLocalUnicast() }
-
-// builder makes the chains of one family.
-type builder struct {
-	cfg          Config
-	family       Family
-	destinations []destination
-}
-
-// capture is what the chains of one table do with queries that are not excluded.
-type capture struct {
-	protocols   []string
-	target, why string
-	vips        bool // connections to VIPs are redirected, too
-}
-
-// chains makes the chains of one table.
-func (b builder) chains(to capture) []chain {
-	output := chain{name: outputChain, parent: "OUTPUT"}
-	for _, p := range to.protocols {
-		if !b.cfg.NoProbe {
-			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hops(), ProbeHops), "probe of the agent", to.target))
+// change returns the text for iptables-restore --noflush that turns the saved rules of a
+// family into r, table by table; "" if they match. It changes nothing of other programs. A table
+// for which mark is true gets the mark of nametap; a mark that is there stays. A table that is there and lacks only
+// its mark has lost it while it was written: the chains of nametap were deleted with the mark.
+func (r Rules) change(f Family, s saved, mark func(name string, have *savedTable) bool) string {
+	var b strings.Builder
+	for _, name := range r.tableNames() {
+		t, have := r.table(f, name), s[name]
+		marked := mark(name, have)
+		if len(t.drift(have)) > 0 || have != nil && marked {
+			t.change(&b, have, marked)
 		}
 	}
-	output.rules = slices.Concat(output.rules, b.unleased(), b.owners(to.vips && b.cfg.Pod), b.exclusions())
-	for _, name := range b.cfg.ExcludeInterfaces {
-		output.rules = append(output.rules, b.rule("-o "+name, "excluded interface", "RETURN"))
-	}
-	if to.vips {
-		output.rules = append(output.rules, b.vips("")...)
-	}
-	for _, d := range b.destinations {
-		for _, p := range to.protocols {
-			output.rules = append(output.rules, b.rule(matches("-d", d.address, "-o", d.out, "-p", p), to.why, to.target))
-		}
-	}
-	chains := []chain{output}
-	if len(b.cfg.VirtualInterfaces) > 0 {
-		chains = append(chains, b.prerouting(to))
-	}
-	for i := range chains {
-		for _, p := range to.protocols {
-			m := fmt.Sprintf("-p %s -m %s --dport %d", p, p, dnsPort)
-			if p == "tcp" {
-				m += " " + synOnly
-			}
-			chains[i].jumps = append(chains[i].jumps, b.rule(m, "DNS over "+strings.ToUpper(p), chains[i].name))
-		}
-		if to.vips {
-			chains[i].jumps = append(chains[i].jumps, b.vipJumps(chains[i].name)...)
-		}
-	}
-	return chains
+	return b.String()
 }
 
-// hops returns the match of a TTL or hop limit, without its value.
-func (b builder) hops() string {
-	if b.family == IPv4 {
-		return "-m ttl --ttl-eq"
-	}
-	return "-m hl --hl-eq"
+// noMark marks no table.
+func noMark(string, *savedTable) bool { return false }
+
+// table holds nametap's chains in one table of the kernel.
+type table struct {
+	name   string
+	chains []chain
 }
 
-// quicPort is the UDP port of HTTP/3. refusedPort is a UDP port that no program has (RFC 1078).
-const quicPort, refusedPort = 443, 1
+// chain is a chain of nametap, with the rules of a built-in chain that jump to it. Rules are
+// as iptables-save prints them, without -A and the name of the chain.
+type chain struct {
+	name   string
+	parent string
+	jumps  []string
+	rules  []string
+}
 
-// vips makes the rules that redirect connections to VIPs from an interface, or from anywhere. Packets of HTTP/3 are
-// redirected to the agent, which answers that it has no version of QUIC. Other UDP packets are redirected to a port
-// that no program has, so the kernel refuses them at once.
-func (b builder) vips(in string) (rules []string) {
-	for _, vip := range b.vipRanges() {
-		m := matches("-d", vip, "-i", in, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
-		rules = append(rules, b.rule(m, "QUIC to VIPs", fmt.Sprintf("REDIRECT --to-ports %d", b.cfg.EgressPort)))
-		for _, to := range []struct {
-			protocol string
-			port     uint16
-		}{{"udp", refusedPort}, {"tcp", b.cfg.EgressPort}} {
-			m := matches("-d", vip, "-i", in, "-p", to.protocol)
-			if len(b.cfg.Servers) == 0 { // which captures queries to VIPs, too
-				m += fmt.Sprintf(" -m %s ! --dport %d", to.protocol, dnsPort)
-			}
-			rules = append(rules, b.rule(m, "VIPs", fmt.Sprintf("REDIRECT --to-ports %d", to.port)))
+func (t table) drift(have *savedTable) []string {
+	var ds []string
+	add := func(format string, args ...any) {
+		ds = append(ds, t.name+": "+fmt.Sprintf(format, args...))
+	}
+	for _, c := range t.chains {
+		if !slices.Contains(have.ownChains(), c.name) {
+			add("chain %s is missing", c.name)
+			continue
+		}
+		if rules := have.in(c.name); !slices.Equal(rules, c.rules) {
+			add("%s %s", c.name, difference(c.rules, rules))
 		}
 	}
-	return rules
+	jumps := 0
+	for _, parent := range t.parents() {
+		want := t.jumpsIn(parent)
+		jumps += len(want)
+		if head := head(have.in(parent), len(want)); !slices.Equal(head, want) {
+			add("%s does not begin with the jumps to the chains of nametap, but with %q", parent, head)
+		}
+	}
+	for _, name := range have.ownChains() {
+		if !t.wants(name) {
+			add("chain %s is not one of the rules", name)
+		}
+	}
+	if n := len(have.jumps()); n > jumps {
+		add("%d jumps to the chains of nametap, want %d", n, jumps)
+	}
+	return ds
 }
 
-// vipJumps makes the rules that jump to a chain for VIPs.
-func (b builder) vipJumps(chain string) (jumps []string) {
-	for _, vip := range b.vipRanges() {
-		for _, p := range []string{"udp", "tcp"} {
-			jumps = append(jumps, b.rule(matches("-d", vip, "-p", p), "VIPs over "+strings.ToUpper(p), chain))
+// difference describes how the rules of a chain differ.
+func difference(want, have []string) string {
+	if len(want) != len(have) {
+		return fmt.Sprintf("has %d rules, want %d", len(have), len(want))
+	}
+	for i := range want {
+		if want[i] != have[i] {
+			return fmt.Sprintf("has rule %d %q, want %q", i+1, have[i], want[i])
+		}
+	}
+	return "is the same"
+}
+
+func head(specs []string, n int) []string { return specs[:min(n, len(specs))] }
+
+func (t table) change(b *strings.Builder, have *savedTable, mark bool) {
+	fmt.Fprintf(b, "*%s\n", t.name)
+	if mark {
+		fmt.Fprintf(b, ":%s - [0:0]\n", tableMark)
+	}
+	for _, c := range t.chains {
+		fmt.Fprintf(b, ":%s - [0:0]\n", c.name) // creates the chain, or flushes it
+	}
+	deleteJumps(b, have)
+	unwanted := slices.DeleteFunc(have.ownChains(), t.wants)
+	for _, name := range unwanted {
+		fmt.Fprintf(b, "-F %s\n", name)
+	}
+	for _, name := range unwanted { // no rule jumps to them now
+		fmt.Fprintf(b, "-X %s\n", name)
+	}
+	for _, parent := range t.parents() {
+		for i, j := range t.jumpsIn(parent) {
+			fmt.Fprintf(b, "-I %s %d %s\n", parent, i+1, j)
+		}
+	}
+	for _, c := range t.chains {
+		for _, rule := range c.rules {
+			fmt.Fprintf(b, "-A %s %s\n", c.name, rule)
+		}
+	}
+	b.WriteString("COMMIT\n")
+}
+
+// parents returns the built-in chains that jump to nametap's chains.
+func (t table) parents() (names []string) {
+	for _, c := range t.chains {
+		if !slices.Contains(names, c.parent) {
+			names = append(names, c.parent)
+		}
+	}
+	return names
+}
+
+// jumpsIn returns the rules with which a built-in chain begins.
+func (t table) jumpsIn(parent string) (jumps []string) {
+	for _, c := range t.chains {
+		if c.parent == parent {
+			jumps = append(jumps, c.jumps...)
 		}
 	}
 	return jumps
 }
 
-// vipRanges returns the VIPs of the family that are redirected.
-func (b builder) vipRanges() (ranges []string) {
-	for _, p := range b.cfg.VIPs {
-		if b.cfg.EgressPort != 0 && p.Addr().Is4() == (b.family == IPv4) {
-			ranges = append(ranges, p.Masked().String())
+// wants reports whether a chain is one of the table's.
+func (t table) wants(name string) bool {
+	return slices.ContainsFunc(t.chains, func(c chain) bool { return c.name == name })
+}
+
+// all returns the rules of a table, the jumps included.
+func (t table) all() []savedRule {
+	var all []savedRule
+	for _, c := range t.chains {
+		for _, spec := range c.jumps {
+			all = append(all, savedRule{chain: c.parent, spec: spec})
+		}
+		for _, spec := range c.rules {
+			all = append(all, savedRule{chain: c.name, spec: spec})
 		}
 	}
-	return ranges
+	return all
 }
 
-// prerouting makes the chain for packets from virtual interfaces. They have no socket on this
-// host, so no owner, and no outgoing interface yet.
-func (b builder) prerouting(to capture) chain {
-	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleased(), b.exclusions()...)}
-	for _, name := range b.cfg.VirtualInterfaces {
-		if to.vips {
-			c.rules = append(c.rules, b.vips(name)...)
-		}
-		for _, d := range b.destinations {
-			for _, p := range to.protocols {
-				c.rules = append(c.rules, b.rule(matches("-d", d.address, "-i", name, "-p", p), to.why, to.target))
-			}
-		}
+// deleteJumps writes the deletion of all jumps to the chains of nametap.
+func deleteJumps(b *strings.Builder, have *savedTable) {
+	for _, j := range have.jumps() {
+		fmt.Fprintf(b, "-D %s %s\n", j.chain, j.spec)
 	}
-	return c
 }
 
-// owners makes the rules that let queries of the agent and of excluded users pass through.
-// The agent is first, because most queries that are not captured are its own. If accept is true,
-// queries of the agent to other hosts also skip the rules of other programs in this table.
-func (b builder) owners(accept bool) []string {
-	var rules []string
-	if accept {
-		for _, agent := range b.agents() {
-			rules = append(rules, b.rule("! -o lo "+agent, "queries of the agent to other hosts", "ACCEPT"))
-		}
-	}
-	for _, agent := range b.agents() {
-		rules = append(rules, b.rule(agent, "queries of the agent", "RETURN"))
-	}
-	for _, user := range owned("uid", b.cfg.ExcludeUIDs) {
-		rules = append(rules, b.rule(user, "excluded user", "RETURN"))
-	}
-	for _, group := range owned("gid", b.cfg.ExcludeGIDs) {
-		rules = append(rules, b.rule(group, "excluded group", "RETURN"))
-	}
-	return rules
-}
-
-// agents returns the matches of the agent's packets, any of which is enough.
-func (b builder) agents() []string {
-	return append(owned("uid", b.cfg.AgentUIDs), owned("gid", b.cfg.AgentGIDs)...)
-}
-
-// owned returns the matches of packets of users ("uid") or groups ("gid").
-func owned(what string, ids []uint32) (matches []string) {
-	for _, id := range ids {
-		matches = append(matches, fmt.Sprintf("-m owner --%s-owner %d", what, id))
-	}
-	return matches
-}
-
-// exclusions makes the rules for packets from this host and from outside alike.
-func (b builder) exclusions() []string {
-	var rules []string
-	if b.family == IPv6 && len(b.cfg.Servers) == 0 {
-		rules = append(rules, b.rule("-d "+linkLocal, "link-local", "RETURN"))
-	}
-	for _, p := range b.cfg.ExcludeCIDRs {
-		if p.Addr().Is4() != (b.family == IPv4) {
-			continue
-		}
-		d := p.Masked().String()
-		if p.Bits() == 0 {
-			d = "" // iptables-save does not print a destination that means all
-		}
-		rules = append(rules, b.rule(matches("-d", d), "excluded destination", "RETURN"))
-	}
-	return rules
-}
-
-// replies adds rules that accept replies of the agent before all other rules of the table.
-// Istio's rules for port 53 would put these replies into a zone of their own, where the
-// kernel does not find the query.
-func (b builder) replies(chains []chain) []chain {
-	port := fmt.Sprintf("-p udp -m udp --sport %d", b.cfg.Port)
-	output := &chains[0]
-	var rules []string
-	for _, agent := range b.agents() {
-		rules = append(rules, b.rule(port+" "+agent, "replies of the agent", "ACCEPT"))
-	}
-	rules = append(rules, b.rule(fmt.Sprintf("%s ! --dport %d", port, dnsPort), "not DNS", "RETURN"))
-	output.rules = append(rules, output.rules...)
-	output.jumps = append(output.jumps, b.rule(port, "replies", output.name))
-	return chains
-}
-
-// matches joins options and values, and leaves out options without a value. iptables-save
-// prints them in the order -d, -i, -o, -p.
-func matches(optionsAndValues ...string) string {
+// unhookText returns the text that removes the jumps to nametap's chains, and nothing
+// else; "" if there are none.
+func unhookText(s saved) string {
 	var b strings.Builder
-	for i := 0; i < len(optionsAndValues); i += 2 {
-		if value := optionsAndValues[i+1]; value != "" {
-			b.WriteString(" " + optionsAndValues[i] + " " + value)
+	for _, name := range tableNames() {
+		if len(s[name].jumps()) > 0 {
+			fmt.Fprintf(&b, "*%s\n", name)
+			deleteJumps(&b, s[name])
+			b.WriteString("COMMIT\n")
 		}
 	}
-	return strings.TrimPrefix(b.String(), " ")
+	return b.String()
 }
 
-// rule returns a rule as iptables-save prints it. The colon and the space make sure that the
-// comment is quoted.
-func (b builder) rule(matches, comment, target string) string {
-	rule := "-j " + target
-	if !b.cfg.NoComments {
-		rule = `-m comment --comment "nametap: ` + comment + `" ` + rule
-	}
-	if matches != "" {
-		rule = matches + " " + rule
-	}
-	return rule
-}
-
-// variant is the rules of a configuration, as such or without what this machine lacks.
-type variant struct {
-	rules   Rules
-	without []string // what it lacks, as text for a log
-	zone    uint16
-	lease   bool
-	accepts bool
-}
-
-// Level says how much of a family is captured.
-type Level string
-
-// The levels.
-const (
-	LevelComplete    Level = "complete"
-	LevelReduced     Level = "reduced"     // the rules are without something that this machine lacks
-	LevelUnavailable Level = "unavailable" // this machine does not support it
-	LevelFailed      Level = "failed"      // and retried
-	LevelOff         Level = "off"         // not wanted
-)
-
-// parts are the parts of the rules that a machine may lack, the least important first: what a
-// variant is without, as text for a log, and how to leave it out of a configuration. The second
-// result is true if the configuration had it.
-func parts() []part {
-	return []part{
-		{"comments (match comment)", func(c *Config) bool { had := !c.NoComments; c.NoComments = true; return had }},
-		{"probes (match ttl, hl)", func(c *Config) bool { had := !c.NoProbe; c.NoProbe = true; return had }},
-		{"rules for firewalls (table filter, match conntrack)", func(c *Config) bool { had := !c.NoAccept; c.NoAccept = true; return had }},
-		{"end by the kernel (match recent)", func(c *Config) bool { had := c.Lease; c.Lease = false; return had }},
-		{"conntrack zone (target CT)", func(c *Config) bool { had := c.Zone != 0; c.Zone = 0; return had }},
-	}
-}
-
-type part struct {
-	name string
-	omit func(*Config) (had bool)
-}
-
-// level returns the level of a family with these rules.
-func (v variant) level() Level {
-	if len(v.without) > 0 {
-		return LevelReduced
-	}
-	return LevelComplete
-}
-
-// variants returns the rules for a configuration, best first: as configured, and then without each
-// combination of parts, the smallest combinations first.
-func variants(cfg Config) ([]variant, error) {
-	var vs []variant
-	for choice := range 1 << len(parts()) {
-		v, reduced, had := variant{}, cfg, true
-		for i, p := range parts() {
-			if choice&(1<<i) != 0 {
-				had = p.omit(&reduced) && had
-				v.without = append(v.without, p.name)
-			}
-		}
-		if !had {
-			continue // the configuration is without it already
-		}
-		var err error
-		if v.rules, err = Build(reduced); err != nil {
-			return nil, err
-		}
-		v.zone, v.lease, v.accepts = reduced.Zone, reduced.Lease, !reduced.NoAccept
-		vs = append(vs, v)
-	}
-	sort.SliceStable(vs, func(i, j int) bool { return len(vs[i].without) < len(vs[j].without) })
-	return vs, nil
-}
-
-// possible returns the variants of the rules of a family that this machine may support, and why not all: it
-// leaves a table filter alone that iptables cannot read.
-func possible(vs []variant, have saved) (left []variant, lacks error) {
-	if t := have[filterTable]; t == nil || !t.unreadable || !vs[0].accepts {
-		return vs, nil
-	}
-	left = slices.DeleteFunc(slices.Clone(vs), func(v variant) bool { return v.accepts })
-	return left, fmt.Errorf("%w: table %q %w", errExtension, filterTable, errIncompatible)
-}
+// unmark returns the text that removes the mark of a table.
+func unmark(name string) string { return fmt.Sprintf("*%s\n-X %s\nCOMMIT\n", name, tableMark) }

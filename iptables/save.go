@@ -219,7 +219,7 @@ func (s saved) hasOwn() bool {
 func (s saved) leased(f Family) bool {
 	for _, chain := range s["nat"].ownChains() {
 		for _, rule := range s["nat"].in(chain) {
-			if strings.Contains(rule, "--name "+f.leaseName()+" ") {
+			if strings.Contains(rule, "--name "+leaseName(f)+" ") {
 				return true
 			}
 		}

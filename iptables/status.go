@@ -1,21 +1,8 @@
 package iptables
 
 import (
-	"context"
 	"errors"
 	"slices"
-)
-
-// State is the state of the rules of a family.
-type State string
-
-// The states of a family.
-const (
-	InPlace     State = "in place"
-	Absent      State = "absent"
-	Drifted     State = "drifted"
-	NotWanted   State = "not wanted" // absent, as configured
-	Unavailable State = "unavailable"
 )
 
 // Status describes the rules that are in the kernel now, whatever program installed them.
@@ -25,29 +12,6 @@ type Status struct {
 	Backend  Backend        `json:"backend"`
 	Because  string         `json:"because"`
 	Families []FamilyStatus `json:"families"`
-}
-
-// LeaseState is the state of the lease of rules.
-type LeaseState string
-
-// The states of a lease. An agent renews it as long as it answers.
-const (
-	LeaseAlive LeaseState = "alive"
-	LeaseEnded LeaseState = "ended" // the rules capture nothing
-	// LeaseUnknown means that a firewall drops packets to loopback. It may drop the packets that renew
-	// the lease, too.
-	LeaseUnknown LeaseState = "unknown"
-)
-
-// leaseState reads the state of the lease of a family.
-func leaseState(f Family) LeaseState {
-	switch alive, err := Leased(f); {
-	case err != nil:
-		return LeaseUnknown
-	case !alive:
-		return LeaseEnded
-	}
-	return LeaseAlive
 }
 
 // FamilyStatus is one family of a Status.
@@ -78,6 +42,41 @@ type FamilyStatus struct {
 	Error string `json:"error,omitempty"`
 }
 
+// State is the state of the rules of a family.
+type State string
+
+// The states of a family.
+const (
+	InPlace     State = "in place"
+	Absent      State = "absent"
+	Drifted     State = "drifted"
+	NotWanted   State = "not wanted" // absent, as configured
+	Unavailable State = "unavailable"
+)
+
+// LeaseState is the state of the lease of rules.
+type LeaseState string
+
+// The states of a lease. An agent renews it as long as it answers.
+const (
+	LeaseAlive LeaseState = "alive"
+	LeaseEnded LeaseState = "ended" // the rules capture nothing
+	// LeaseUnknown means that a firewall drops packets to loopback. It may drop the packets that renew
+	// the lease, too.
+	LeaseUnknown LeaseState = "unknown"
+)
+
+// leaseState reads the state of the lease of a family.
+func leaseState(f Family) LeaseState {
+	switch alive, err := Leased(f); {
+	case err != nil:
+		return LeaseUnknown
+	case !alive:
+		return LeaseEnded
+	}
+	return LeaseAlive
+}
+
 // A report is the state of a Capture for other goroutines. It never changes.
 type report struct {
 	goal      *target
@@ -88,102 +87,6 @@ type report struct {
 	remaining string
 	levels    map[Family]Level
 }
-
-// publish makes the state visible to other goroutines.
-func (c *Capture) publish() {
-	r := &report{goal: c.goal, in: c.in, outdated: c.phase != captured, unleased: c.unleased, captured: c.captured, levels: make(map[Family]Level)}
-	if c.retries.reported != nil {
-		r.remaining = c.retries.reported.Error()
-	}
-	for _, f := range families() {
-		r.levels[f] = c.level(f)
-	}
-	c.report.Store(r)
-	if c.changes {
-		c.changes = false
-		wake(c.installed)
-	}
-}
-
-// level returns the level of a family.
-func (c *Capture) level(f Family) Level {
-	v, ok := c.in.families[f]
-	switch {
-	case !c.goal.On || len(c.goal.variants[0].rules.tables(f)) == 0:
-		return LevelOff
-	case !ok && unsupported(c.in.missing[f]):
-		return LevelUnavailable
-	case !ok:
-		return LevelFailed
-	}
-	return v.level()
-}
-
-// Levels returns how much of each family is captured, as the last step left it. It does not
-// read the kernel.
-func (c *Capture) Levels() map[Family]Level { return c.report.Load().levels }
-
-// Missing reports whether the last attempt to install the rules of a family has failed.
-func (c *Capture) Missing(f Family) bool { return c.Failure(f) != nil }
-
-// Failure returns why the last attempt to install the rules of a family has failed, nil if it has not.
-func (c *Capture) Failure(f Family) error { return c.report.Load().in.missing[f] }
-
-// Captured reports whether rules were installed and not removed since.
-func (c *Capture) Captured() bool { return c.report.Load().captured }
-
-// Active reports whether queries are captured: rules are installed, and match.
-func (c *Capture) Active() bool {
-	r := c.report.Load()
-	active := len(r.in.families) == 0 && !r.outdated // no nameserver can be captured
-	for f, v := range r.in.families {
-		active = active || !v.lease || c.lease.alive(f)
-	}
-	return r.captured && (active || r.unleased && r.outdated) // a removal may have failed
-}
-
-// Leased reports whether the rules that are installed have a lease: the kernel ends the capture when no
-// agent renews it.
-func (c *Capture) Leased() bool {
-	in := c.report.Load().in
-	for _, v := range in.families {
-		if !v.lease {
-			return false
-		}
-	}
-	return len(in.families) > 0
-}
-
-// Remaining says why rules that are to be removed are or may be still there. It is "" if no
-// removal has failed.
-func (c *Capture) Remaining() string { return c.report.Load().remaining }
-
-// Stats counts what Keep has done.
-type Stats struct {
-	Checks   uint64 // checks of the rules
-	Repairs  uint64 // drifts that were repaired
-	Failures uint64 // checks, repairs and retries that failed
-	Drift    string // that was repaired last
-}
-
-// Stats returns the counts so far.
-func (c *Capture) Stats() Stats {
-	stats := Stats{Checks: c.checks.Load(), Repairs: c.repairs.Load(), Failures: c.failures.Load()}
-	if drift := c.drift.Load(); drift != nil {
-		stats.Drift = *drift
-	}
-	return stats
-}
-
-// Status reads both backends. It changes nothing and does not wait for Keep.
-func (c *Capture) Status(ctx context.Context) (Status, error) {
-	r := c.report.Load()
-	return r.status(r.goal.Config.toolbox().inspectAll(ctx))
-}
-
-// Applied is Status as the last [Capture.Apply] has left the rules. It reads nothing, and must not be called while
-// rules are changed.
-func (c *Capture) Applied() (Status, error) { return c.report.Load().status(c.applied) }
 
 // status returns the status of what the kernel has.
 func (r *report) status(m machine) (Status, error) {
@@ -203,22 +106,6 @@ func (r *report) status(m machine) (Status, error) {
 		status.Families = append(status.Families, fs)
 	}
 	return status, nil
-}
-
-// EndsByItself reports whether all rules of nametap in the kernel have a lease: they capture nothing when no
-// agent renews it.
-func (c *Capture) EndsByItself(ctx context.Context) bool {
-	found := false
-	m := c.goal.Config.toolbox().inspectAll(ctx)
-	for _, side := range []*side{m.nft, m.legacy} {
-		for f, s := range side.saved {
-			if s.hasOwn() && !s.leased(f) {
-				return false
-			}
-			found = found || s.hasOwn()
-		}
-	}
-	return found
 }
 
 // sides returns both backends, the one for the rules first.
@@ -275,12 +162,9 @@ type Step struct {
 	Text    string `json:"text"`
 }
 
-// Plan returns the texts that Apply would restore now, in order, and changes nothing. It is
-// empty if all rules are installed. If this machine lacks something (see Check), Apply goes on
-// to texts without it.
-func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
-	r := c.report.Load()
-	s, other, _, err := r.sides(r.goal.Config.toolbox().inspectAll(ctx))
+// plan returns the texts that turn what the kernel has into the rules of the goal.
+func (r *report) plan(m machine) ([]Step, error) {
+	s, other, _, err := r.sides(m)
 	if err != nil {
 		return nil, err
 	}

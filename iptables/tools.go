@@ -10,8 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 const (
@@ -43,8 +49,8 @@ type toolbox struct {
 	limit time.Duration
 }
 
-// toolbox returns the toolbox of a configuration with defaults.
-func (c Config) toolbox() toolbox { return toolbox{c.ToolDir, c.Patience} }
+// newToolbox returns the toolbox of a configuration with defaults.
+func newToolbox(c Config) toolbox { return toolbox{c.ToolDir, c.Patience} }
 
 // find returns the tools with the backend in their names, or the tools without, if they
 // are of that backend.
@@ -97,6 +103,19 @@ func (x toolbox) lookPath(name string) (string, error) {
 	return "", err
 }
 
+// plainBackend returns the backend of the tool without a backend in its name, or NFT if there
+// is no such tool.
+func (x toolbox) plainBackend(ctx context.Context) Backend {
+	path, err := x.lookPath("iptables-restore")
+	if err != nil {
+		return NFT
+	}
+	if b, err := x.backendOf(ctx, path); err == nil {
+		return b
+	}
+	return NFT
+}
+
 // backendOf returns the backend of a tool. Before version 1.8 there was only legacy.
 func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 	for n := 0; ; n++ {
@@ -106,7 +125,7 @@ func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 			return NFT, nil
 		case err == nil:
 			return Legacy, nil
-		case n == readAttempts-1 || !pause(ctx, n):
+		case n == readAttempts-1 || !clock.Sleep(ctx, backOff(n)):
 			return "", err
 		}
 	}
@@ -132,7 +151,7 @@ func (t tools) parsed(ctx context.Context, output func() ([]byte, error)) (saved
 		if err == nil {
 			s, err = parseSave(out)
 		}
-		if err == nil || failsAgain(err) || n == readAttempts-1 || !pause(ctx, n) {
+		if err == nil || failsAgain(err) || n == readAttempts-1 || !clock.Sleep(ctx, backOff(n)) {
 			return s, err
 		}
 	}
@@ -153,21 +172,8 @@ func (t tools) write(ctx context.Context, text string) error {
 // backOff returns how long to wait after the nth failure, counted from 0: longer each
 // time, and at random, so that two programs that disturb each other get out of step.
 func backOff(n int) time.Duration {
-	wait := longestPause
-	if n < 10 { // a larger shift overflows in the end
-		wait = min(firstPause<<n, longestPause)
-	}
+	wait := clock.BackOff(n, firstPause, longestPause)
 	return wait + rand.N(wait)
-}
-
-// pause waits after the nth failure, and returns false if ctx ends.
-func pause(ctx context.Context, n int) bool {
-	select {
-	case <-time.After(backOff(n)):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // run runs a tool and returns its output.
@@ -244,4 +250,65 @@ func replacementLock() string {
 		return os.DevNull
 	}
 	return ""
+}
+
+// explain turns the failure of a tool into an error that says what to do. It recognises the
+// messages of iptables 1.6 to 1.8.11, which print errors of the kernel as strerror(3) does.
+func explain(tool string, err error, stderr string) error {
+	message := strings.TrimSpace(stderr)
+	has := func(texts ...string) bool {
+		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(message, text) })
+	}
+	fail := func(why error, advice string) error {
+		return fmt.Errorf("running %s: %w (%w: %q): %s", tool, why, err, message, advice)
+	}
+	const (
+		forTable     = "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw), or use the other backend"
+		forExtension = "load the kernel's modules (modprobe -a xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_hl xt_recent xt_tcpudp nft_compat), and install all extensions of the package iptables"
+	)
+	switch {
+	case has("xtables lock"):
+		return fail(errLocked, "another program holds "+lockFile+" for more than "+lockWait+
+			" s; fuser -v "+lockFile+" shows which")
+	case has("Permission denied", "Operation not permitted", "you must be root"):
+		return fail(errPermission, refusal(message))
+	case has("Address family not supported by protocol"):
+		return fail(errNoFamily, "the other family is captured without it")
+	case has("is incompatible, use 'nft' tool"):
+		return fail(errNoTable, "the nft tool wrote rules into a table that iptables uses; choose the backend legacy")
+	case has("Table does not exist", "iptables who?", "ip6tables who?", "iptables: who?"):
+		return fail(errNoTable, forTable)
+	case has("unable to initialize table"): // legacy does not say why
+		switch family := toolFamily(tool); {
+		case !capable(unix.CAP_NET_ADMIN), !capable(unix.CAP_NET_RAW):
+			return fail(errPermission, refusal(message))
+		case lacksLegacyTable(family, between(message, "table '", "'")):
+			return fail(errNoTable, forTable)
+		}
+	case has("missing kernel module?", "unknown option"),
+		has("Couldn't load match", "Couldn't load target") && has("No such file or directory"),
+		has("RULE_APPEND failed", "RULE_INSERT failed", "CHAIN_ADD failed", "TABLE_ADD failed", "CHAIN_USER_ADD failed") &&
+			has("(No such file or directory)", "(Operation not supported)", "(Protocol not supported)", "(Invalid argument)"):
+		return fail(errExtension, forExtension)
+	case errors.Is(err, os.ErrPermission), strings.Contains(err.Error(), syscall.SIGSYS.String()):
+		return fail(errPermission, refusal(message)) // the program is not allowed to run, or a filter has killed it
+	case message == "":
+		return fmt.Errorf("running %s: %w", tool, err)
+	}
+	return fmt.Errorf("running %s: %w: %q", tool, err, message)
+}
+
+// toolFamily returns the family that a tool is for, by its name.
+func toolFamily(tool string) Family {
+	if strings.HasPrefix(tool, "ip6") {
+		return IPv6
+	}
+	return IPv4
+}
+
+// between returns the text between two others, or "".
+func between(text, before, after string) string {
+	_, rest, _ := strings.Cut(text, before)
+	found, _, _ := strings.Cut(rest, after)
+	return found
 }

@@ -4,10 +4,47 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
+
+// A watch knows when the kernel has announced a change of nft rules last, also of nametap's. Its methods are safe for
+// concurrent use.
+type watch struct {
+	started atomic.Bool
+	changed atomic.Pointer[time.Time]
+}
+
+// start subscribes to changes of nft rules in this network namespace. From now on the watch works, until follow ends.
+func (w *watch) start() (announcer, error) {
+	announced, err := watchRules()
+	w.started.Store(err == nil)
+	return announced, err
+}
+
+// follow calls changed after each change, until ctx ends or the kernel announces no more.
+func (w *watch) follow(ctx context.Context, announced announcer, changed func()) error {
+	defer w.started.Store(false)
+	return announced.forward(ctx, func() {
+		now := time.Now()
+		w.changed.Store(&now)
+		changed()
+	})
+}
+
+// works reports whether the kernel announces changes.
+func (w *watch) works() bool { return w.started.Load() }
+
+// last returns when the last change was announced; zero if none was.
+func (w *watch) last() (at time.Time) {
+	if changed := w.changed.Load(); changed != nil {
+		at = *changed
+	}
+	return at
+}
 
 // An announcer receives what the kernel announces about nft rules.
 type announcer struct{ socket *nl.NetlinkSocket }
@@ -48,12 +85,4 @@ func (a announcer) next() (bool, error) {
 		}
 	}
 	return false, err
-}
-
-// wake sends to a channel unless a value waits in it, which stands for several.
-func wake(channel chan<- struct{}) {
-	select {
-	case channel <- struct{}{}:
-	default:
-	}
 }

@@ -45,17 +45,17 @@ func (p keyPair) parse() (*tls.Certificate, error) {
 }
 
 // requestCertificate has the certificate authority sign a certificate for a new key. The
-// client authenticates with the token or with its current certificate.
-func (r *certRenewer) requestCertificate(ctx context.Context) (keyPair, error) {
-	request, key, err := newRequest(r.cfg)
+// client authenticates with the token or with its current certificate, which may be nil.
+func requestCertificate(ctx context.Context, cfg Config, current *tls.Certificate) (keyPair, error) {
+	request, key, err := newRequest(cfg)
 	if err != nil {
 		return keyPair{}, fmt.Errorf("making a certificate request: %w", err)
 	}
-	creds, err := readCredentials(r.cfg, r.certificate(), r.cfg.caServerName())
+	creds, err := readCredentials(cfg, current, cfg.caServerName())
 	if err != nil {
 		return keyPair{}, err
 	}
-	conn, err := dial(r.cfg, r.cfg.CAAddr, pingAfter, creds)
+	conn, err := dial(cfg, cfg.CAAddr, pingAfter, creds)
 	if err != nil {
 		return keyPair{}, err
 	}
@@ -71,10 +71,7 @@ func (r *certRenewer) requestCertificate(ctx context.Context) (keyPair, error) {
 	case status.Code(err) == codes.Unimplemented:
 		return keyPair{}, errNoAuthority
 	case err != nil:
-		if creds.workload != nil && certificateRefused(err) {
-			r.setRefused(creds.workload, true)
-		}
-		return keyPair{}, fmt.Errorf("requesting a certificate from %s: %w", r.cfg.CAAddr, err)
+		return keyPair{}, fmt.Errorf("requesting a certificate from %s: %w", cfg.CAAddr, err)
 	}
 	chain := strings.Join(response.GetCertChain(), "\n")
 	return keyPair{chain: []byte(chain), key: key}, nil
@@ -106,36 +103,4 @@ func newRequest(cfg Config) (request, key []byte, err error) {
 		return nil, nil, err
 	}
 	return request, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
-}
-
-// spiffePath returns the node's SPIFFE identity without the trust domain.
-func (n Node) spiffePath() string {
-	account := n.ServiceAccount
-	if account == "" {
-		account = "default"
-	}
-	return "/ns/" + n.Namespace + "/sa/" + account
-}
-
-// checkCertificate returns an error if a certificate has expired or is for another
-// identity than the node's.
-func (n Node) checkCertificate(leaf *x509.Certificate) error {
-	if now := time.Now(); !now.Before(leaf.NotAfter) {
-		return fmt.Errorf("the certificate expired at %s", leaf.NotAfter.Format(time.RFC3339))
-	}
-	var identities []string
-	for _, uri := range leaf.URIs {
-		if uri.Scheme != "spiffe" {
-			continue
-		}
-		if uri.Path == n.spiffePath() {
-			return nil
-		}
-		identities = append(identities, uri.String())
-	}
-	if len(identities) == 0 {
-		return errors.New("the certificate has no SPIFFE identity")
-	}
-	return fmt.Errorf("the certificate is for %s, and this node is %s: see --namespace and --service-account",
-		strings.Join(identities, ", "), n.spiffePath())
 }

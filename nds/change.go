@@ -3,6 +3,8 @@ package nds
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -28,45 +30,6 @@ type change struct {
 	complete digest.Set
 	sum      digest.Sum // of the table after the change
 	revision []byte
-}
-
-// tableOf returns the NameTable of a response, and whether there is one.
-func tableOf(r response) (table []byte, there bool, err error) {
-	if r.typeURL != TypeURL {
-		return nil, false, fmt.Errorf("response of type %q: want %q", r.typeURL, TypeURL)
-	}
-	for _, resource := range r.resources {
-		switch body := resource.GetResource(); {
-		case body.GetTypeUrl() != TypeURL:
-			return nil, false, fmt.Errorf("resource %q of type %q: want %q", resource.GetName(), body.GetTypeUrl(), TypeURL)
-		case len(r.resources) > 1:
-			return nil, false, fmt.Errorf("response with %d resources: want one table", len(r.resources))
-		case resource.GetName() != "":
-			return nil, false, fmt.Errorf("resource %q: want a table without a name", resource.GetName())
-		default:
-			table, there = body.GetValue(), true
-		}
-	}
-	return table, there, nil
-}
-
-// hasChange reports whether a NameTable has a Change.
-func hasChange(table []byte) (bool, error) {
-	for len(table) > 0 {
-		number, kind, n := protowire.ConsumeTag(table)
-		if n < 0 {
-			return false, protowire.ParseError(n)
-		}
-		if number == fieldChange && kind == protowire.BytesType {
-			return true, nil
-		}
-		value := protowire.ConsumeFieldValue(number, kind, table[n:])
-		if value < 0 {
-			return false, protowire.ParseError(value)
-		}
-		table = table[n+value:]
-	}
-	return false, nil
 }
 
 // parseChange parses a NameTable that has a Change.
@@ -146,6 +109,60 @@ func (c *change) then(next change) {
 		c.hosts[host] = raw
 	}
 	c.sum, c.revision = next.sum, next.revision
+}
+
+// difference returns the error for a change whose checksum does not match the resulting table.
+func (c *change) difference() error {
+	hosts := make([]string, 0, len(c.hosts))
+	for host := range c.hosts {
+		hosts = append(hosts, host)
+	}
+	slices.Sort(hosts)
+	return &differenceError{fmt.Sprintf("the change's checksum %s does not match the resulting table: it changes %s", c.sum, someOf("host", hosts))}
+}
+
+// A differenceError is returned if a table's checksum differs from the control plane's.
+type differenceError struct{ text string }
+
+func (e *differenceError) Error() string { return e.text }
+
+// differs reports whether err is a differenceError.
+func differs(err error) bool {
+	var difference *differenceError
+	return errors.As(err, &difference)
+}
+
+// someOf lists names, or the first ones of many.
+func someOf(what string, names []string) string {
+	const most = 5
+	switch {
+	case len(names) == 0:
+		return "an unknown " + what
+	case len(names) > most:
+		return fmt.Sprintf("%ss %s and %d more", what, strings.Join(names[:most], ", "), len(names)-most)
+	case len(names) > 1:
+		return what + "s " + strings.Join(names, ", ")
+	}
+	return what + " " + names[0]
+}
+
+// hasChange reports whether a NameTable has a Change.
+func hasChange(table []byte) (bool, error) {
+	for len(table) > 0 {
+		number, kind, n := protowire.ConsumeTag(table)
+		if n < 0 {
+			return false, protowire.ParseError(n)
+		}
+		if number == fieldChange && kind == protowire.BytesType {
+			return true, nil
+		}
+		value := protowire.ConsumeFieldValue(number, kind, table[n:])
+		if value < 0 {
+			return false, protowire.ParseError(value)
+		}
+		table = table[n+value:]
+	}
+	return false, nil
 }
 
 // marshalChange returns the end of a NameTable in wire form that makes it a change.

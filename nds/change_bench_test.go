@@ -93,11 +93,11 @@ func BenchmarkHostChange(b *testing.B) {
 				changes[i] = benchChange(b, after[:length], after, digest.Set{})
 			}
 			use := func(value []byte) {
-				save, err := c.use(response{typeURL: TypeURL, version: "v1", bytes: len(value), resources: []*discoveryv3.Resource{{Resource: &anypb.Any{TypeUrl: TypeURL, Value: value}}}}, false)
+				save, err := c.receiver.use(response{typeURL: TypeURL, version: "v1", bytes: len(value), resources: []*discoveryv3.Resource{{Resource: &anypb.Any{TypeUrl: TypeURL, Value: value}}}}, false)
 				if err != nil {
 					b.Fatal(err)
 				}
-				c.save(save)
+				c.receiver.save(save)
 				c.saver.saveNext()
 			}
 			use(benchChange(b, all, all, digest.All()))
@@ -166,10 +166,10 @@ func BenchmarkRestore(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if c.restore(); c.table == nil {
+				if c.receiver.restore(); c.receiver.table == nil {
 					b.Fatal("not restored")
 				}
-				c.dir.Unlock()
+				c.receiver.dir.Unlock()
 			}
 		})
 	}

@@ -11,20 +11,19 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/internal/logonce"
+
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
 const (
-	// The upper bound of the pause before the next connect starts at minPause and
-	// doubles up to maxPause.
-	minPause = 100 * time.Millisecond
-	maxPause = 30 * time.Second
-
 	// A stream that ends earlier than this after its first accepted push counts as a
 	// failure. Without it, a client would connect several times a second to a control
 	// plane that pushes and then closes the stream.
@@ -40,22 +39,13 @@ const (
 	skipCertificateAfter = 3
 )
 
-// ApplyFunc puts shards of the table (digest.ShardOf) to use: shards has all entries of each, a NameTable in
-// wire form. The other shards stay as they are. An error rejects the push: the control plane is sent the
-// reason, and all shards stay. It is called from one goroutine, never concurrently. It may keep the entries but
-// not change them.
-type ApplyFunc func(shards map[int][]byte) error
-
 // Client keeps a stream to a control plane open. Make one with [New].
 type Client struct {
 	cfg      Config
-	apply    ApplyFunc
 	log      *slog.Logger
-	metrics  *metrics
 	renewer  *certRenewer
 	saver    *snapshotSaver
-	dir      *statedir.Dir
-	ready    chan struct{} // closed by setTable
+	state    state
 	restored chan struct{} // closed by Run after it has tried to use the snapshot
 
 	// The fields below are owned by the goroutine of Run.
@@ -70,35 +60,18 @@ type Client struct {
 	// the token (see skipCertificateAfter); nil if it did not.
 	skippedCertificate *tls.Certificate
 	// failures counts the connects since the last stream that lasted stableAfter.
-	failures int
-	// streamFailures logs why there is no stream, restoreFailures why the snapshot could
-	// not be read.
-	streamFailures, restoreFailures failureLog
+	failures       int
+	streamFailures logonce.Log // why there is no stream
 	// variant is the variant of the next connect. If the control plane does not implement
 	// the incremental RPC, it is stateOfTheWorld for incrementalAgain from fellBack on.
 	// fallbacks counts how often that happened.
 	variant   variant
 	fellBack  time.Time // of cfg.Clock
 	fallbacks int
-	// table is the table that apply accepted last, from any stream or from the snapshot; nil before that.
-	// tableNode is the fingerprint of the node to which it was sent, if it came as changes.
-	table     *hostTable
-	tableNode string
-	// undetected is true if the table differs from the control plane's although its digests are
-	// the same.
-	undetected bool
-	// snapshotUnread is true if the snapshot could not be read. Every connect tries
-	// again until a table is in use.
-	snapshotUnread bool
+	receiver  receiver
 
 	// slept is how long the machine had been suspended when Run noticed that last.
 	slept time.Duration
-
-	// state is what Status and the metrics return, except TableAge. received is when the
-	// table in use was received, by cfg.Clock; zero for the table of the snapshot.
-	mu       sync.Mutex
-	state    Status
-	received time.Time
 }
 
 // New returns a client that has not connected yet. It fails if a setting is invalid, or if
@@ -113,22 +86,21 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	}
 	dir := statedir.New(cfg.StateDir, lockName)
 	c := &Client{
-		cfg:             cfg,
-		apply:           apply,
-		log:             cfg.Logger,
-		ready:           make(chan struct{}),
-		restored:        make(chan struct{}),
-		dir:             dir,
-		renewer:         newCertRenewer(cfg, dir),
-		saver:           newSnapshotSaver(dir, cfg.Logger),
-		pingAfter:       pingAfter,
-		streamFailures:  failureLog{log: cfg.Logger},
-		restoreFailures: failureLog{log: cfg.Logger},
-		state:           Status{Address: cfg.Addr, Variant: incremental.String()},
+		cfg:            cfg,
+		log:            cfg.Logger,
+		restored:       make(chan struct{}),
+		renewer:        newCertRenewer(cfg, dir),
+		saver:          newSnapshotSaver(dir, cfg.Logger),
+		state:          state{clock: cfg.Clock, ready: make(chan struct{}), status: Status{Address: cfg.Addr, Variant: incremental.String()}},
+		pingAfter:      pingAfter,
+		streamFailures: logonce.New(cfg.Logger),
 	}
-	c.metrics = newMetrics(c.Status)
+	c.receiver = receiver{
+		cfg: cfg, apply: apply, log: cfg.Logger, metrics: newMetrics(c.Status), state: &c.state, saver: c.saver, dir: dir,
+		restoreFailures: logonce.New(cfg.Logger),
+	}
 	if cfg.Registerer != nil {
-		if err := cfg.Registerer.Register(c.metrics); err != nil {
+		if err := cfg.Registerer.Register(c.receiver.metrics); err != nil {
 			return nil, fmt.Errorf("registering the metrics of the control plane client: %w", err)
 		}
 	}
@@ -137,41 +109,52 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 
 // Ready returns a channel that is closed when the first table, pushed or from the
 // snapshot, is in use.
-func (c *Client) Ready() <-chan struct{} { return c.ready }
+func (c *Client) Ready() <-chan struct{} { return c.state.ready }
+
+// Token reads the token for the control plane.
+func (c *Client) Token() Token { return tokenOf(c.cfg) }
 
 // Restored returns a channel that is closed when the snapshot is in use, or could not be
 // used.
 func (c *Client) Restored() <-chan struct{} { return c.restored }
 
+// Status returns what the client is doing now. It is safe for concurrent use.
+func (c *Client) Status() Status {
+	s := c.state.now()
+	if certificate := c.renewer.valid(); certificate != nil {
+		s.CertificateExpires = certificate.Leaf.NotAfter
+	}
+	s.CertificateError, s.SnapshotError = c.renewer.lastFailure(), c.saver.lastFailure()
+	return s
+}
+
 // Run uses the snapshot, if there is one, then keeps a stream to the control plane open
 // until ctx ends, and returns nil. All its goroutines have ended when it returns, except
 // one that waits for a disk that does not answer. It must be called only once.
 func (c *Client) Run(ctx context.Context) error {
-	c.restore()
+	c.receiver.restore()
 	close(c.restored)
 	c.renewer.load()
 	ctx, stop := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
-	defer c.streamFailures.reset()
+	defer c.streamFailures.Reset()
 	tasks.Go(func() { c.renewer.run(ctx) })
 	// The saver outlives ctx, because the last push may still be on the way to it.
 	stopSaving := c.saver.start()
 	defer stopSaving()
 	for ctx.Err() == nil {
-		if c.snapshotUnread && c.table == nil {
-			c.restore()
-		}
+		c.receiver.restoreAgain()
 		lasted, err := c.connect(ctx)
 		err = advise(c.cfg, c.cfg.Addr, "--xds-addr", err)
-		c.setDisconnected(err)
+		c.state.setDisconnected(err)
 		if errors.Is(err, errResumed) {
 			c.resumed()
 		}
 		if lasted >= stableAfter {
 			c.failures = 0
-			c.streamFailures.reset()
+			c.streamFailures.Reset()
 		}
 		if c.fallBack(err) {
 			continue
@@ -183,6 +166,71 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 	return nil
 }
+
+// currentNode returns the node as it is now.
+func (c *Client) currentNode() (*corev3.Node, error) {
+	node := c.cfg.Node
+	if c.cfg.Refresh != nil {
+		var err error
+		if node, err = c.cfg.Refresh(node); err == nil {
+			node, err = node.withDefaults()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading the addresses and labels of this node: %w", err)
+		}
+	}
+	return node.proto()
+}
+
+// awaitChange returns errNodeChanged when the node differs from sent, errResumed when the
+// machine was suspended, and nil when ctx ends before that.
+func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
+	resumed, stopResumed := c.cfg.Clock.Poll(clock.Tick, func() bool { return c.cfg.Clock.Slept()-c.slept >= briefSleep })
+	defer stopResumed()
+	recheck, stopRecheck := c.cfg.Clock.Poll(nodeInterval, func() bool { return true })
+	defer stopRecheck()
+	var settled <-chan time.Time // set between a signal and its check: further signals do not delay that
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-resumed:
+			return errResumed
+		case <-c.cfg.Changed:
+			if settled == nil {
+				settled = time.After(nodeSettle)
+			}
+			continue
+		case <-settled:
+			settled = nil
+		case <-recheck:
+		}
+		// The next connect reports an error; until then the open stream is better than none.
+		if node, err := c.currentNode(); err == nil && !proto.Equal(node, sent) {
+			return errNodeChanged
+		}
+	}
+}
+
+var (
+	// errNodeChanged ends a stream after the node has changed.
+	errNodeChanged = errors.New("the addresses or labels of this node have changed")
+	// errResumed ends a stream after the machine was suspended. The peer, or a NAT on the way,
+	// has usually forgotten the connection; pings would notice that after up to 30 s, since the
+	// timers stand still in a suspend.
+	errResumed = errors.New("this machine was suspended")
+)
+
+const (
+	// nodeInterval is how often the node is checked without a signal on Config.Changed.
+	nodeInterval = 12 * clock.Tick
+	// nodeSettle is how long after a signal the node is checked: the addresses of several
+	// families and interfaces change one after the other.
+	nodeSettle = time.Second
+
+	// briefSleep is the length of the shortest suspend that a connection does not outlive.
+	briefSleep = 10 * time.Second
+)
 
 // resumed is called after the machine was suspended. The back-off begins again, and the
 // workload certificate is checked, which may have expired meanwhile.
@@ -200,7 +248,7 @@ func (c *Client) wait(ctx context.Context, pause time.Duration) {
 		c.resumed()
 	}
 	if ctx.Err() == nil {
-		c.countReconnect()
+		c.state.countReconnect()
 	}
 }
 
@@ -268,9 +316,9 @@ func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted t
 	if err != nil {
 		return 0, err
 	}
-	c.setOpen()
-	s := &stream{client: c, rpc: rpc, cancel: cancel}
-	err = s.run(ctx, c.firstNode())
+	c.state.setOpen()
+	s := &stream{receiver: &c.receiver, rpc: rpc, cancel: cancel, accepted: c.streamAccepted}
+	err = s.run(ctx, c.receiver.firstNode(c.sentNode))
 	if !s.acceptedAt.IsZero() {
 		lasted = max(1, time.Since(s.acceptedAt)) // the clock may be coarse
 	}
@@ -282,7 +330,7 @@ func (c *Client) streamAccepted() {
 	if c.skippedCertificate != nil { // the token works where the certificate did not
 		c.renewer.markRefused(c.skippedCertificate)
 	}
-	c.streamFailures.recover("the stream to the control plane is back", "address", c.cfg.Addr)
+	c.streamFailures.Recover("the stream to the control plane is back", "address", c.cfg.Addr)
 }
 
 // pingLess makes later connections ping half as often, because the control plane ended
@@ -323,19 +371,7 @@ func (c *Client) retryIncremental() {
 // setVariant sets the variant of the next connect.
 func (c *Client) setVariant(v variant) {
 	c.variant = v
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.Variant = v.String()
-}
-
-// pause returns how long to wait after a number of failures in a row: a random part, from
-// 0 to 1, of an upper bound that doubles (full jitter).
-func pause(failures int, part float64) time.Duration {
-	bound := maxPause
-	if failures < 16 { // 0.1 s doubled 16 times exceeds maxPause
-		bound = min(maxPause, minPause<<failures)
-	}
-	return time.Duration(part * float64(bound))
+	c.state.setVariant(v)
 }
 
 // streamEnd describes the end of a stream, or of an attempt to open one.
@@ -360,5 +396,5 @@ func (c *Client) logEnd(ctx context.Context, end streamEnd) {
 	if end.expected {
 		level = slog.LevelInfo
 	}
-	c.streamFailures.report("no stream to the control plane", level, end.err, "address", c.cfg.Addr, "retry_in", end.wait)
+	c.streamFailures.Report("no stream to the control plane", level, end.err, "address", c.cfg.Addr, "retry_in", end.wait)
 }

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	defaultServerName  = "istiod.istio-system.svc"
-	defaultTrustDomain = "cluster.local"
+	defaultServerName   = "istiod.istio-system.svc"
+	defaultTrustDomain  = "cluster.local"
 	// maxPushBytes bounds the length of a response. A host takes 67 to 81 bytes.
 	maxPushBytes = 64 << 20
 )
@@ -184,4 +184,31 @@ func checkAddr(what, flag, addr string) error {
 		return fmt.Errorf("%s address %q: want host:port, for example istiod.istio-system.svc:15012: %w (%s)", what, addr, err, flag)
 	}
 	return nil
+}
+
+// WorkloadCert says when the token is exchanged for a workload certificate.
+type WorkloadCert string
+
+const (
+	// WorkloadCertAuto exchanges the token unless kubelet renews it or a client
+	// certificate is configured. The zero value means the same.
+	WorkloadCertAuto WorkloadCert = "auto"
+	// WorkloadCertOn always exchanges the token.
+	WorkloadCertOn WorkloadCert = "on"
+	// WorkloadCertOff never exchanges the token.
+	WorkloadCertOff WorkloadCert = "off"
+)
+
+// MarshalText returns the text that UnmarshalText parses.
+func (w WorkloadCert) MarshalText() ([]byte, error) { return []byte(w), nil }
+
+// UnmarshalText parses "auto", "on" or "off". The error says what is expected; the caller
+// adds the setting and its value.
+func (w *WorkloadCert) UnmarshalText(text []byte) error {
+	switch v := WorkloadCert(text); v {
+	case WorkloadCertAuto, WorkloadCertOn, WorkloadCertOff:
+		*w = v
+		return nil
+	}
+	return errors.New("want auto, on or off")
 }

@@ -1,19 +1,17 @@
 package nds
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
-	"strings"
 	"time"
+
+	"github.com/nametap/nametap/internal/clock"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -25,6 +23,11 @@ import (
 )
 
 const (
+	// The upper bound of the pause before the next connect starts at minPause and
+	// doubles up to maxPause.
+	minPause = 100 * time.Millisecond
+	maxPause = 30 * time.Second
+
 	// connectTimeout bounds lookup, TCP connect and TLS handshake.
 	connectTimeout = 10 * time.Second
 
@@ -43,6 +46,12 @@ const (
 	maxPingAfter = 6 * time.Minute
 )
 
+// pause returns how long to wait before the next connect after a number of failures in a row: a random part, from
+// 0 to 1, of an upper bound that doubles (full jitter).
+func pause(failures int, part float64) time.Duration {
+	return time.Duration(part * float64(clock.BackOff(failures, minPause, maxPause)))
+}
+
 // dial prepares a connection to addr. Each attempt to connect needs a new one, so that
 // the address is looked up and the credentials are read again. A connection that is
 // silent for pingAfter is pinged.
@@ -54,7 +63,7 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 		// would keep them: 3 MB after a push of 10,000 hosts.
 		experimental.WithBufferPool(mem.NopBufferPool{}),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithContextDialer(cfg.dialer()),
+		grpc.WithContextDialer(dialer(cfg)),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxPushBytes)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithStaticStreamWindowSize(window),
@@ -69,13 +78,13 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 	return conn, nil
 }
 
-// dialer returns c.Dial, or its default.
-func (c Config) dialer() func(ctx context.Context, addr string) (net.Conn, error) {
-	if c.Dial != nil {
-		return c.Dial
+// dialer returns cfg.Dial, or its default.
+func dialer(cfg Config) func(ctx context.Context, addr string) (net.Conn, error) {
+	if cfg.Dial != nil {
+		return cfg.Dial
 	}
 	// TCP notices a dead host within 25 s, even where HTTP/2 pings are not permitted.
-	dialer := net.Dialer{Resolver: c.Resolver, KeepAliveConfig: net.KeepAliveConfig{
+	dialer := net.Dialer{Resolver: cfg.Resolver, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3,
 	}}
 	return func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }
@@ -165,103 +174,3 @@ func readRoots(file, fallback string) (*x509.CertPool, error) {
 	}
 	return pool, nil
 }
-
-// usableToken reports whether a file holds a token that is not known to have expired. It
-// reads the file, so it must not be called with a lock held.
-func usableToken(file string) bool {
-	if file == "" {
-		return false
-	}
-	token, err := readToken(file)
-	return err == nil && !expired(token)
-}
-
-// expired reports whether a token is known to have expired.
-func expired(token string) bool {
-	expires, known := expiry(token)
-	return known && time.Now().After(expires)
-}
-
-// A Token is what is known of the token for the control plane. It has no secret.
-type Token struct {
-	// File is its file; "" if none is sent.
-	File string `json:"file,omitempty"`
-	// Issued and Expires are zero if the token does not say so.
-	Issued  time.Time `json:"issued,omitzero"`
-	Expires time.Time `json:"expires,omitzero"`
-}
-
-// Token reads the token.
-func (c *Client) Token() Token {
-	if c.cfg.Plaintext || c.cfg.TokenFile == "" {
-		return Token{}
-	}
-	found := Token{File: c.cfg.TokenFile}
-	if token, err := readToken(found.File); err == nil {
-		found.Issued, found.Expires = claims(token)
-	}
-	return found
-}
-
-// expiry returns when a token expires, if it says so.
-func expiry(token string) (expires time.Time, known bool) {
-	_, expires = claims(token)
-	return expires, !expires.IsZero()
-}
-
-// claims returns when a token was issued and when it expires, if it is a JSON Web Token with these claims. It does
-// not check the signature; that is up to the control plane.
-func claims(token string) (issued, expires time.Time) {
-	parts := strings.Split(token, ".")
-	if len(parts) != 3 {
-		return issued, expires
-	}
-	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return issued, expires
-	}
-	var claimed struct {
-		Issued  float64 `json:"iat"`
-		Expires float64 `json:"exp"`
-	}
-	if json.Unmarshal(payload, &claimed) != nil {
-		return issued, expires
-	}
-	if claimed.Issued > 0 {
-		issued = time.Unix(int64(claimed.Issued), 0)
-	}
-	if claimed.Expires > 0 {
-		expires = time.Unix(int64(claimed.Expires), 0)
-	}
-	return issued, expires
-}
-
-// readToken returns the token in a file, without the newline that editors add.
-func readToken(file string) (string, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", err
-	}
-	token := bytes.TrimSpace(data)
-	if len(token) == 0 {
-		return "", fmt.Errorf("%q is empty", file)
-	}
-	if bytes.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		// A header cannot hold such bytes. The error does not quote the token, which is
-		// secret.
-		return "", errors.New(file + " holds more than one token")
-	}
-	return string(token), nil
-}
-
-// bearer holds the headers with the bearer token. It implements
-// [credentials.PerRPCCredentials].
-type bearer map[string]string
-
-// GetRequestMetadata returns the headers.
-func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return b, nil
-}
-
-// RequireTransportSecurity returns true, so that gRPC never sends the token in plaintext.
-func (b bearer) RequireTransportSecurity() bool { return true }

@@ -2,25 +2,28 @@
 // open and passes each pushed NameTable to an [ApplyFunc].
 //
 // To follow a push, read in this order: [Client.Run] (client.go) connects, and connects
-// again after a failure; stream.run (stream.go) receives responses, computes the new table,
-// calls the apply function with the shards that differ and sends ACK or NACK. One goroutine does all
+// again after a failure; stream.run (stream.go) receives responses; receiver.use (receiver.go) computes
+// the new table and calls the apply function with the shards that differ; the stream sends ACK or NACK. One goroutine does all
 // of it, so pushes are applied in the order in which they arrive. Another one writes the
 // snapshot (snapshot.go), so a slow disk delays no push.
 //
-//	config.go        the settings
-//	client.go        Client: connecting, back-off, the fallback to state-of-the-world
-//	connection.go    address, TLS, token and keepalive
-//	stream.go        one stream: putting responses to use, nonce and version, ACK and NACK
-//	node.go          the node: what the agent sends about the workload, and its changes
-//	errors.go        the setting that an error comes from
-//	failurelog.go    logging a failure once
+//	client.go        Client: connecting, back-off, following the node, the fallback to state-of-the-world
+//	stream.go        one stream: nonce and version, ACK and NACK
+//	receiver.go      applying responses and the snapshot
+//	snapshot.go      writing the last good table to disk
+//	snapshotfile.go  the content of that file
+//	hosts.go         the table: its shards and checksums
+//	change.go        changes of single hosts, in wire form
+//	rpc.go           the two variants of ADS, and their responses
 //	workloadcert.go  the workload certificate: obtaining, saving and renewing it
 //	ca.go            the request to the certificate authority
-//	change.go        changes of single hosts, in wire form
-//	hosts.go         the table: its shards and checksums
-//	snapshot.go      the last good table on disk: reading and writing it
-//	snapshotfile.go  the content of that file
-//	status.go        Status, and its metrics
+//	advice.go        the setting that an error comes from
+//	connection.go    address, TLS and keepalive
+//	token.go         the bearer token
+//	metrics.go       the metrics
+//	status.go        Status, and what the parts record for it
+//	config.go        the settings
+//	node.go          the node: what the agent sends about the workload
 //
 // What a response means:
 //
@@ -31,7 +34,7 @@
 //   - A state-of-the-world response without a NameTable means an empty table. An incremental one
 //     changes nothing, except as the first response of a stream: then it means an empty table,
 //     unless the client has reported a table.
-//   - A table with the same shards as the one in use is not applied again.
+//   - A table with the same shards as the table in use is not applied again.
 //   - A response is ACKed after its table is in use. If it is malformed, or the apply
 //     function returns an error, it is NACKed with the reason, and the table stays as it is.
 //   - A change has the checksum of the table after it. If the result has another one, the table stays,

@@ -89,7 +89,7 @@ func start(t *testing.T, o options) *harness {
 		t.Fatal(err)
 	}
 	h.client = client
-	runContext, end := context.WithCancel(ctx)
+	runContext, end := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- client.Run(runContext) }()
 	h.stop = sync.OnceFunc(func() {
@@ -191,7 +191,9 @@ func (h *harness) wantNothingApplied() {
 // wantAnswer waits for the answer to the push with version.
 func (h *harness) wantAnswer(version string) fakexds.Request {
 	h.t.Helper()
-	r, err := h.server.WaitAnswer(h.ctx, version)
+	ctx, cancel := context.WithTimeout(h.t.Context(), wait.Limit) // of its own: a test may wait for many
+	defer cancel()
+	r, err := h.server.WaitAnswer(ctx, version)
 	if err != nil {
 		h.t.Fatal(err)
 	}

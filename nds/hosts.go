@@ -2,10 +2,7 @@ package nds
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
 	"slices"
-	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -29,17 +26,6 @@ type hostShard struct {
 	hosts   int
 }
 
-// A differenceError is returned if a table's checksum differs from the control plane's.
-type differenceError struct{ text string }
-
-func (e *differenceError) Error() string { return e.text }
-
-// differs reports whether err is a differenceError.
-func differs(err error) bool {
-	var difference *differenceError
-	return errors.As(err, &difference)
-}
-
 // wholeTable returns the table of a NameTable in wire form that is no change. It does not keep table.
 func wholeTable(table []byte) (*hostTable, error) {
 	shards, err := digest.Split(table)
@@ -57,6 +43,17 @@ func wholeTable(table []byte) (*hostTable, error) {
 	return t, nil
 }
 
+// status describes the table, which may be nil, without its version and time.
+func (t *hostTable) status() tableStatus {
+	switch {
+	case t == nil:
+		return tableStatus{}
+	case t.mode == ModeHosts:
+		return tableStatus{mode: ModeHosts, digest: t.sums.Sum().String(), revision: t.revision}
+	}
+	return tableStatus{mode: t.mode}
+}
+
 // len returns the number of hosts.
 func (t *hostTable) len() int {
 	n := 0
@@ -65,23 +62,6 @@ func (t *hostTable) len() int {
 	}
 	return n
 }
-
-// each calls yield with the host, in lower case, and the bytes of each entry of a shard.
-func (t *hostTable) each(shard int, yield func(host, entry []byte)) error {
-	var buffer [maxHostLen]byte
-	for rest := t.shards[shard].entries; len(rest) > 0; {
-		key, n, err := cutEntry(rest)
-		if err != nil {
-			return err
-		}
-		yield(appendLower(buffer[:0], key), rest[:n])
-		rest = rest[n:]
-	}
-	return nil
-}
-
-// maxHostLen is the length of most keys at most.
-const maxHostLen = 256
 
 // with returns the table after a change.
 func (t *hostTable) with(c *change) (*hostTable, error) {
@@ -158,6 +138,23 @@ func (t *hostTable) rewrite(at int, c *change, added [][]byte) {
 	t.shards[at] = after
 }
 
+// each calls yield with the host, in lower case, and the bytes of each entry of a shard.
+func (t *hostTable) each(shard int, yield func(host, entry []byte)) error {
+	var buffer [maxHostLen]byte
+	for rest := t.shards[shard].entries; len(rest) > 0; {
+		key, n, err := cutEntry(rest)
+		if err != nil {
+			return err
+		}
+		yield(appendLower(buffer[:0], key), rest[:n])
+		rest = rest[n:]
+	}
+	return nil
+}
+
+// maxHostLen is the length of most keys at most.
+const maxHostLen = 256
+
 // since returns the shards of the table that may differ from the previous table, which may be nil.
 func (t *hostTable) since(before *hostTable) map[int][]byte {
 	changed := map[int][]byte{}
@@ -191,30 +188,6 @@ func (t *hostTable) summed() *hostTable {
 		actual.revision = nil // it is not the table of that revision
 	}
 	return &actual
-}
-
-// difference returns the error for a change whose checksum does not match the resulting table.
-func (c *change) difference() error {
-	hosts := make([]string, 0, len(c.hosts))
-	for host := range c.hosts {
-		hosts = append(hosts, host)
-	}
-	slices.Sort(hosts)
-	return &differenceError{fmt.Sprintf("the change's checksum %s does not match the resulting table: it changes %s", c.sum, someOf("host", hosts))}
-}
-
-// someOf lists names, or the first ones of many.
-func someOf(what string, names []string) string {
-	const most = 5
-	switch {
-	case len(names) == 0:
-		return "an unknown " + what
-	case len(names) > most:
-		return fmt.Sprintf("%ss %s and %d more", what, strings.Join(names[:most], ", "), len(names)-most)
-	case len(names) > 1:
-		return what + "s " + strings.Join(names, ", ")
-	}
-	return what + " " + names[0]
 }
 
 // marshal returns the parts of a NameTable in wire form that has the table: in ModeHosts, as a change from the

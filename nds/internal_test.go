@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -207,45 +206,6 @@ func TestVariants(t *testing.T) {
 	}
 }
 
-// C5: a failure is logged once, then with a count: once a minute, and when it changes.
-func TestFailureLog(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var text strings.Builder
-		handler := slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey {
-				return slog.Attr{}
-			}
-			return a
-		}})
-		r := failureLog{log: slog.New(handler)}
-		say := func(times int, reason string) {
-			for i := range times {
-				r.report("failed", slog.LevelWarn, fmt.Errorf("dial 10.0.0.1:%d->10.0.0.2:1: %s", 40000+i, reason), "wait", i)
-				time.Sleep(7 * time.Second) //nolint:forbidigo // advances the clock of the bubble
-			}
-		}
-		say(12, "reset") // over 84 s
-		say(2, "refused")
-		r.recover("works", "address", "b")
-		say(3, "refused")
-		r.recover("works", "address", "b")
-		r.reset()
-		say(1, "refused")
-		const want = `level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: reset" wait=0
-level=WARN msg=failed error="dial 10.0.0.1:->10.0.0.2:1: reset" repeated=9
-level=WARN msg=failed error="dial 10.0.0.1:->10.0.0.2:1: reset" repeated=2
-level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: refused" wait=0
-level=INFO msg=works address=b repeated=1
-level=WARN msg=failed error="dial 10.0.0.1:->10.0.0.2:1: refused" repeated=3
-level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: refused" wait=0
-`
-		if diff := cmp.Diff(want, text.String()); diff != "" {
-			t.Errorf("log (-want +got):\n%s", diff)
-		}
-	})
-}
-
 func testSnapshot(tb testing.TB) snapshot {
 	tb.Helper()
 	table, err := wholeTable(testEntries(tb, "a.example", "B.example", "c.example"))
@@ -333,7 +293,7 @@ func FuzzResponse(f *testing.F) {
 		if proto.Unmarshal(data, m) != nil {
 			return
 		}
-		value, there, err := tableOf(response{typeURL: m.GetTypeUrl(), resources: m.GetResources()})
+		value, there, err := response{typeURL: m.GetTypeUrl(), resources: m.GetResources()}.table()
 		if err != nil {
 			return
 		}

@@ -1,9 +1,8 @@
 package nds
 
 import (
-	"context"
 	"crypto/sha256"
-	"encoding/base64"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -16,8 +15,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
-
-	"github.com/nametap/nametap/internal/clock"
 )
 
 // defaultClusterID is the name that istiod gives to the cluster it runs in unless it is
@@ -51,103 +48,6 @@ type Node struct {
 	// Labels are the workload's labels; Sidecar resources select workloads by them. It may
 	// be nil.
 	Labels map[string]string
-}
-
-var (
-	// errNodeChanged ends a stream after the node has changed.
-	errNodeChanged = errors.New("the addresses or labels of this node have changed")
-	// errResumed ends a stream after the machine was suspended. The peer, or a NAT on the way,
-	// has usually forgotten the connection; pings would notice that after up to 30 s, since the
-	// timers stand still in a suspend.
-	errResumed = errors.New("this machine was suspended")
-)
-
-const (
-	// nodeInterval is how often the node is checked without a signal on Config.Changed.
-	nodeInterval = 12 * clock.Tick
-	// nodeSettle is how long after a signal the node is checked: the addresses of several
-	// families and interfaces change one after the other.
-	nodeSettle = time.Second
-
-	// briefSleep is the length of the shortest suspend that a connection does not outlive.
-	briefSleep = 10 * time.Second
-)
-
-// currentNode returns the node as it is now.
-func (c *Client) currentNode() (*corev3.Node, error) {
-	node := c.cfg.Node
-	if c.cfg.Refresh != nil {
-		var err error
-		if node, err = c.cfg.Refresh(node); err == nil {
-			node, err = node.withDefaults()
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading the addresses and labels of this node: %w", err)
-		}
-	}
-	return node.proto()
-}
-
-// The fields of the node metadata by which a client asks for changes of hosts (api/nds.proto).
-const (
-	metadataMerge    = "NAMETAP_MERGE"
-	metadataHosts    = "NAMETAP_HOSTS"
-	metadataRevision = "NAMETAP_REVISION"
-)
-
-// firstNode returns the node for the first request of a stream. If the table in use came as changes of
-// hosts, it says what the client has: then the control plane sends only what differs.
-func (c *Client) firstNode() *corev3.Node {
-	if c.table == nil || c.table.mode != ModeHosts || c.undetected {
-		return c.sentNode
-	}
-	node := proto.CloneOf(c.sentNode)
-	fields := node.GetMetadata().GetFields()
-	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(c.table.sums.Digests().Bytes()))
-	// Replicas compare what clients with the same revision have: it must be what this node was sent.
-	if len(c.table.revision) > 0 && c.tableNode == fingerprint(c.sentNode) {
-		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(c.table.revision))
-	}
-	return node
-}
-
-// fingerprint returns the same text for nodes that say the same of themselves. The version of the agent does not count: what a
-// node is sent does not depend on it, and a snapshot outlives an upgrade.
-func fingerprint(node *corev3.Node) string {
-	of := &corev3.Node{Id: node.GetId(), Metadata: node.GetMetadata(), UserAgentName: node.GetUserAgentName()}
-	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(of) // its strings are UTF-8
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:])
-}
-
-// awaitChange returns errNodeChanged when the node differs from sent, errResumed when the
-// machine was suspended, and nil when ctx ends before that.
-func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
-	resumed, stopResumed := c.cfg.Clock.Poll(clock.Tick, func() bool { return c.cfg.Clock.Slept()-c.slept >= briefSleep })
-	defer stopResumed()
-	recheck, stopRecheck := c.cfg.Clock.Poll(nodeInterval, func() bool { return true })
-	defer stopRecheck()
-	var settled <-chan time.Time // set between a signal and its check: further signals do not delay that
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-resumed:
-			return errResumed
-		case <-c.cfg.Changed:
-			if settled == nil {
-				settled = time.After(nodeSettle)
-			}
-			continue
-		case <-settled:
-			settled = nil
-		case <-recheck:
-		}
-		// The next connect reports an error; until then the open stream is better than none.
-		if node, err := c.currentNode(); err == nil && !proto.Equal(node, sent) {
-			return errNodeChanged
-		}
-	}
 }
 
 // withDefaults returns n with defaults for the zero values, or an error that names the
@@ -234,4 +134,52 @@ func (n Node) proto() (*corev3.Node, error) {
 		node.UserAgentVersionType = &corev3.Node_UserAgentVersion{UserAgentVersion: n.Version}
 	}
 	return node, nil
+}
+
+// The fields of the node metadata by which a client asks for changes of hosts (api/nds.proto).
+const (
+	metadataMerge    = "NAMETAP_MERGE"
+	metadataHosts    = "NAMETAP_HOSTS"
+	metadataRevision = "NAMETAP_REVISION"
+)
+
+// spiffePath returns the node's SPIFFE identity without the trust domain.
+func (n Node) spiffePath() string {
+	account := n.ServiceAccount
+	if account == "" {
+		account = "default"
+	}
+	return "/ns/" + n.Namespace + "/sa/" + account
+}
+
+// checkCertificate returns an error if a certificate has expired or is for another
+// identity than the node's.
+func (n Node) checkCertificate(leaf *x509.Certificate) error {
+	if now := time.Now(); !now.Before(leaf.NotAfter) {
+		return fmt.Errorf("the certificate expired at %s", leaf.NotAfter.Format(time.RFC3339))
+	}
+	var identities []string
+	for _, uri := range leaf.URIs {
+		if uri.Scheme != "spiffe" {
+			continue
+		}
+		if uri.Path == n.spiffePath() {
+			return nil
+		}
+		identities = append(identities, uri.String())
+	}
+	if len(identities) == 0 {
+		return errors.New("the certificate has no SPIFFE identity")
+	}
+	return fmt.Errorf("the certificate is for %s, and this node is %s: see --namespace and --service-account",
+		strings.Join(identities, ", "), n.spiffePath())
+}
+
+// fingerprint returns the same text for nodes that say the same of themselves. The version of the agent does not count: what a
+// node is sent does not depend on it, and a snapshot outlives an upgrade.
+func fingerprint(node *corev3.Node) string {
+	of := &corev3.Node{Id: node.GetId(), Metadata: node.GetMetadata(), UserAgentName: node.GetUserAgentName()}
+	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(of) // its strings are UTF-8
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
 }

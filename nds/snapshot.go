@@ -4,12 +4,11 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
+
+	"github.com/nametap/nametap/internal/logonce"
 
 	"github.com/nametap/nametap/internal/statedir"
 )
@@ -19,99 +18,10 @@ const (
 	snapshotName = "nametable.snapshot"
 )
 
-// snapshot is the content of the snapshot file, or a part of it that is to be written.
-type snapshot struct {
-	owner   string
-	version string
-	pushed  time.Time
-	table   *hostTable
-	node    string // see Client.tableNode
-}
-
 // saving says how the table in use differs from the last one that was saved.
 type saving struct {
 	all    bool   // entirely
 	change []byte // by this change, a NameTable in wire form; nil for none
-}
-
-// snapshotOwner identifies the nodes that may use a snapshot: the table of one namespace
-// of one cluster is wrong for another.
-func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
-
-// restore applies the snapshot. A snapshot that cannot be read now is read again by the
-// next connect. A snapshot that is damaged or belongs to another node is renamed, so
-// that it is neither used nor lost.
-func (c *Client) restore() {
-	c.snapshotUnread = false
-	if c.cfg.StateDir == "" {
-		return
-	}
-	lockErr := c.dir.Lock()
-	path := c.dir.File(snapshotName)
-	data, err := os.ReadFile(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return
-	case err != nil:
-		c.snapshotUnread = true
-		c.restoreFailures.report("snapshot of the table not read: it is read again at the next connect", slog.LevelWarn, err)
-		return
-	}
-	s, err := parseSnapshot(data)
-	if owner := snapshotOwner(c.cfg.Node); err == nil && s.owner != owner {
-		err = fmt.Errorf("it belongs to %q, this node is %q", s.owner, owner)
-	}
-	if err == nil {
-		err = c.useSnapshot(&s)
-	}
-	if err != nil {
-		c.setAside(path, err, lockErr)
-		return
-	}
-	if s.lost > 0 {
-		c.log.Warn("the last changes in the snapshot of the table are damaged, older hosts are used until the control plane sends newer ones",
-			"path", path, "bytes", s.lost)
-	}
-	t := c.inUseTable()
-	t.version, t.pushed, t.stale = s.version, s.pushed, true
-	c.setTable(t)
-	c.log.Info("using the table of the snapshot until the control plane sends one",
-		"path", path, "version", s.version, "pushed", s.pushed)
-}
-
-// useSnapshot applies a snapshot.
-func (c *Client) useSnapshot(s *savedTable) error {
-	if err := c.apply(s.table.since(nil)); err != nil {
-		return err
-	}
-	c.table, c.tableNode = s.table, s.node
-	return nil
-}
-
-// setAside renames a snapshot that cannot be used for the given reason. If lockErr is not
-// nil, another process owns the snapshot, so setAside leaves it in place.
-func (c *Client) setAside(path string, reason, lockErr error) {
-	aside := path + ".bad"
-	err := lockErr
-	if err == nil {
-		err = os.Rename(path, aside)
-	}
-	if err != nil {
-		c.log.Warn("snapshot of the table not used", "path", path, "error", errors.Join(reason, err))
-		return
-	}
-	c.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
-}
-
-// save passes the table in use to the goroutine that writes the snapshot.
-func (c *Client) save(changed saving) {
-	if c.cfg.StateDir == "" {
-		return
-	}
-	state := c.Status()
-	c.saver.put(snapshot{
-		owner: snapshotOwner(c.cfg.Node), version: state.Version, pushed: state.LastPush, table: c.table, node: c.tableNode,
-	}, changed)
 }
 
 // A snapshotSaver writes snapshots from a goroutine of its own, so that a disk that is slow
@@ -136,7 +46,7 @@ type snapshotSaver struct {
 	// base and length are the lengths of the base and of the file that this saver has written
 	// for a table of hosts. base is 0 if changes cannot be added to the file.
 	base, length int64
-	failures     failureLog
+	failures     logonce.Log
 
 	log     *slog.Logger
 	timeout time.Duration // how long the end waits for the last snapshot
@@ -148,7 +58,7 @@ const saveTimeout = 3 * time.Second
 
 func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
 	return &snapshotSaver{
-		dir: dir, wake: make(chan struct{}, 1), failures: failureLog{log: log}, log: log, timeout: saveTimeout, again: saveAgain,
+		dir: dir, wake: make(chan struct{}, 1), failures: logonce.New(log), log: log, timeout: saveTimeout, again: saveAgain,
 	}
 }
 
@@ -257,7 +167,7 @@ func (s *snapshotSaver) saveNext() {
 			s.next = next
 		}
 		s.mu.Unlock()
-		s.failures.report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
+		s.failures.Report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
 		return
 	}
 	s.succeeded()
@@ -269,7 +179,7 @@ func (s *snapshotSaver) saveNext() {
 
 // succeeded notes that the snapshot is written.
 func (s *snapshotSaver) succeeded() {
-	s.failures.reset()
+	s.failures.Reset()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failure = ""

@@ -32,13 +32,18 @@ const (
 	minLog = 64 << 10
 )
 
-// A savedTable is what a snapshot file holds.
-type savedTable struct {
-	snapshot
-	// lost is the length of the end of the log that cannot be read: a record that was not
-	// written entirely, or is damaged, and the records after it.
-	lost int
+// snapshot is the content of the snapshot file, or a part of it that is to be written.
+type snapshot struct {
+	owner   string
+	version string
+	pushed  time.Time
+	table   *hostTable
+	node    string // see Client.tableNode
 }
+
+// snapshotOwner identifies the nodes that may use a snapshot: the table of one namespace
+// of one cluster is wrong for another.
+func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
 // marshal returns the parts of the snapshot file. Most of them are the shards of the table: a copy
 // would be garbage as large as the table.
@@ -96,6 +101,14 @@ func totalLen(parts [][]byte) (n int) {
 	return n
 }
 
+// A savedTable is what a snapshot file holds.
+type savedTable struct {
+	snapshot
+	// lost is the length of the end of the log that cannot be read: a record that was not
+	// written entirely, or is damaged, and the records after it.
+	lost int
+}
+
 // parseSnapshot parses the content of a snapshot file.
 func parseSnapshot(data []byte) (savedTable, error) {
 	switch {
@@ -120,7 +133,7 @@ func parseSnapshot(data []byte) (savedTable, error) {
 		node:    m.GetNonce(),
 		pushed:  time.Unix(0, int64(binary.BigEndian.Uint64(data[len(snapshotMagic):]))), //nolint:gosec // written by marshal
 	}}
-	value, _, err := tableOf(response{typeURL: m.GetTypeUrl(), resources: m.GetResources()})
+	value, _, err := response{typeURL: m.GetTypeUrl(), resources: m.GetResources()}.table()
 	if err == nil {
 		err = s.setTable(value, data[end:])
 	}

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/internal/logonce"
+
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -32,33 +34,6 @@ const (
 	// again.
 	authorityPoll = time.Hour
 )
-
-// WorkloadCert says when the token is exchanged for a workload certificate.
-type WorkloadCert string
-
-const (
-	// WorkloadCertAuto exchanges the token unless kubelet renews it or a client
-	// certificate is configured. The zero value means the same.
-	WorkloadCertAuto WorkloadCert = "auto"
-	// WorkloadCertOn always exchanges the token.
-	WorkloadCertOn WorkloadCert = "on"
-	// WorkloadCertOff never exchanges the token.
-	WorkloadCertOff WorkloadCert = "off"
-)
-
-// MarshalText returns the text that UnmarshalText parses.
-func (w WorkloadCert) MarshalText() ([]byte, error) { return []byte(w), nil }
-
-// UnmarshalText parses "auto", "on" or "off". The error says what is expected; the caller
-// adds the setting and its value.
-func (w *WorkloadCert) UnmarshalText(text []byte) error {
-	switch v := WorkloadCert(text); v {
-	case WorkloadCertAuto, WorkloadCertOn, WorkloadCertOff:
-		*w = v
-		return nil
-	}
-	return errors.New("want auto, on or off")
-}
 
 // A certRenewer obtains a certificate for the node's identity, saves it in the state
 // directory and renews it.
@@ -76,7 +51,7 @@ type certRenewer struct {
 	unread bool
 	// fileFailures logs why the certificate is not read or saved, renewFailures why there
 	// is no certificate, or no newer one.
-	fileFailures, renewFailures failureLog
+	fileFailures, renewFailures logonce.Log
 
 	// mu guards the fields below. It is not held while files are read, because Status
 	// needs it and a disk may not answer.
@@ -92,7 +67,7 @@ type certRenewer struct {
 func newCertRenewer(cfg Config, dir *statedir.Dir) *certRenewer {
 	return &certRenewer{
 		cfg: cfg, dir: dir, log: cfg.Logger, wake: make(chan struct{}, 1),
-		fileFailures: failureLog{log: cfg.Logger}, renewFailures: failureLog{log: cfg.Logger},
+		fileFailures: logonce.New(cfg.Logger), renewFailures: logonce.New(cfg.Logger),
 	}
 }
 
@@ -230,7 +205,7 @@ func (r *certRenewer) run(ctx context.Context) {
 			switch {
 			case err == nil:
 				failures = 0
-				r.renewFailures.reset()
+				r.renewFailures.Reset()
 				continue
 			case errors.Is(err, errNoAuthority):
 				wait = authorityPoll
@@ -240,7 +215,7 @@ func (r *certRenewer) run(ctx context.Context) {
 			}
 			if ctx.Err() == nil {
 				r.setFailure(err)
-				r.renewFailures.report("no workload certificate, using the token", r.level(err), err)
+				r.renewFailures.Report("no workload certificate, using the token", r.level(err), err)
 			}
 		}
 		select {
@@ -280,8 +255,12 @@ func (r *certRenewer) untilRenewal() time.Duration {
 
 // renew obtains a certificate and makes it the current one.
 func (r *certRenewer) renew(ctx context.Context) error {
-	pair, err := r.requestCertificate(ctx)
+	current := r.certificate()
+	pair, err := requestCertificate(ctx, r.cfg, current)
 	if err != nil {
+		if current != nil && r.cfg.CertFile == "" && certificateRefused(err) {
+			r.setRefused(current, true)
+		}
 		return err
 	}
 	if err := r.use(pair, time.Now()); err != nil {
@@ -309,10 +288,10 @@ func (r *certRenewer) save() {
 	}
 	err := r.dir.Write(certificateFile, append(bytes.TrimSpace(pair.key), append([]byte("\n"), pair.chain...)...))
 	if err != nil {
-		r.fileFailures.report("workload certificate not saved: a restart needs the token", slog.LevelWarn, err)
+		r.fileFailures.Report("workload certificate not saved: a restart needs the token", slog.LevelWarn, err)
 		return
 	}
-	r.fileFailures.reset()
+	r.fileFailures.Reset()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.saved = true // only the goroutine of run, which calls save, changes pair
@@ -333,7 +312,7 @@ func (r *certRenewer) load() {
 		return
 	case err != nil:
 		r.unread = true
-		r.fileFailures.report("the saved workload certificate cannot be read; retrying", slog.LevelWarn, err)
+		r.fileFailures.Report("the saved workload certificate cannot be read; retrying", slog.LevelWarn, err)
 		return
 	}
 	if err := r.use(splitPEM(data), time.Time{}); err != nil {

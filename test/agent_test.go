@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -146,6 +147,21 @@ func (a *agent) openFiles() uint64 {
 	return uint64(len(files))
 }
 
+// freeFile returns the lowest number of a descriptor that the agent has not open. A limit is one of numbers, so that this
+// limit leaves none.
+func (a *agent) freeFile() (number uint64) {
+	a.host.tb.Helper()
+	for ; ; number++ {
+		_, err := os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", a.Process.Pid, number))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return number
+		case err != nil:
+			a.host.tb.Fatal(err)
+		}
+	}
+}
+
 // get returns the response of the agent's status endpoint with its header, or an empty
 // string if no process listens. It asks on the private socket for what is private.
 func (h *host) get(path string) string {
@@ -173,6 +189,9 @@ func (h *host) getFrom(conn net.Conn, err error, path string) string {
 	}
 	defer conn.Close()
 	var response []byte
+	if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
+		h.tb.Fatal(err)
+	}
 	if _, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\n\r\n", path); err == nil {
 		response, err = io.ReadAll(conn)
 	}

@@ -79,9 +79,9 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 		}
 	}
 	// The agent keeps its open descriptors and gets no new ones.
-	a.limitFiles(a.openFiles())
+	a.limitFiles(a.freeFile())
 	ask("without descriptors")
-	a.limitFiles(a.openFiles() + 8)
+	a.limitFiles(a.freeFile() + 8)
 	var idle []net.Conn
 	for range 100 {
 		conn := h.connect()

@@ -2,10 +2,8 @@ package test
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"os"
 	"regexp"
 	"strings"
 	"sync"
@@ -153,11 +151,7 @@ func TestEgressDescriptorsLater(t *testing.T) {
 		}
 	}
 	wait.Until(t, "the connections have ended", func() bool { return e.metric("nametap_egress_open_connections") == 0 })
-	free := 0
-	for taken := error(nil); taken == nil; free++ {
-		_, taken = os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", a.Process.Pid, free+1))
-	}
-	a.limitFiles(uint64(free)) // descriptors are numbers below the limit
+	a.limitFiles(a.freeFile())
 	for _, vip := range []string{vipA, vip6A} {
 		if got := e.greeting(vip, "7"); !strings.Contains(got, "reset") {
 			t.Errorf("%s without descriptors: %q", vip, got)

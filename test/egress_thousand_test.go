@@ -61,7 +61,7 @@ func TestEgressThousand(t *testing.T) { // E12, E13, E17
 	}
 	live("10 changes of resolv.conf")
 
-	a.limitFiles(a.openFiles())
+	a.limitFiles(a.freeFile())
 	e.await("reset")
 	live("no descriptors were left")
 	a.limitFiles(10_000)

@@ -144,7 +144,7 @@ func brokenLocally() []hostCase {
 		{name: "no descriptor is free", says: "PROBLEM  the agent has no free descriptors", make: func(e *examined) {
 			e.sameUser = true
 			a := e.agent()
-			a.limitFiles(a.openFiles())
+			a.limitFiles(a.freeFile())
 			e.mend = func() { a.limitFiles(1024) }
 		}},
 		{name: "memory is nearly used up", says: "WARNING  the memory of the agent is nearly at its limit", make: func(e *examined) {
@@ -222,12 +222,12 @@ func brokenControl() []hostCase {
 		{name: "the control plane's name does not resolve", says: "PROBLEM  the name of the control plane istiod.istio-system.svc:15012 does not resolve", make: func(e *examined) {
 			e.named.Handle(fakedns.Answer())
 			e.files["/etc/resolv.conf"] = e.resolvConf
-			e.agentSeeing("--xds-addr", "istiod.istio-system.svc:15012", "--ready-timeout", "0s")
+			e.agentSeeing("--xds-addr", "istiod.istio-system.svc:15012")
 		}},
 		{name: "no nameserver resolves the control plane", says: "PROBLEM  10.0.0.53, the only nameserver, does not reply", make: func(e *examined) {
 			e.named.Handle(fakedns.Silence)
 			e.files["/etc/resolv.conf"] = e.resolvConf
-			e.agentSeeing("--xds-addr", "istiod.istio-system.svc:15012", "--ready-timeout", "0s")
+			e.agentSeeing("--xds-addr", "istiod.istio-system.svc:15012")
 			e.asks(10, dnsAddr, numbered)
 		}},
 		{name: "the control plane refuses connections", says: "PROBLEM  the control plane 127.0.0.1:15012 refuses connections", make: func(e *examined) {

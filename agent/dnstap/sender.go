@@ -10,6 +10,8 @@ import (
 	"net"
 	"time"
 
+	"github.com/nametap/nametap/internal/logonce"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
@@ -67,7 +69,8 @@ func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(message
 	exchanges := read(func(messages int) { s.metrics.dropped.Add(float64(messages)) })
 	defer exchanges.Close()
 	log := s.config.Logger.With("receiver", to)
-	pause, reported := minPause, ""
+	failures := 0
+	var failure logonce.Failure
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := s.connection(ctx, to, exchanges, func() {
@@ -79,16 +82,17 @@ func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(message
 			return
 		}
 		if time.Since(began) >= steady {
-			pause, reported = minPause, ""
+			failures = 0
+			failure.Forget()
 		}
-		if text := err.Error(); text != reported {
-			reported = text
+		if failure.Differs(err) {
 			log.Warn("dnstap: no receiver takes messages: further ones are dropped until one does; retrying", "error", err)
 		}
+		pause := clock.BackOff(failures, minPause, maxPause)
 		if !clock.Sleep(ctx, pause/2+rand.N(pause)/2) { //nolint:gosec // no secret
 			return
 		}
-		pause = min(2*pause, maxPause)
+		failures++
 	}
 }
 

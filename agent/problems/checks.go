@@ -1,17 +1,8 @@
 package problems
 
-import "slices"
-
-// A check finds the problems with one code.
-type check struct {
-	code Code
-	// title says what is right if the check finds nothing.
-	title string
-	// grounds are the problems that explain what the check would find.
-	grounds []Code
-	find    func(*Readings) []Problem
-	host    bool // the command makes it, not the agent
-}
+import (
+	"slices"
+)
 
 // checks returns all checks in the order of causes: a problem is explained by earlier ones only.
 func checks() []check {
@@ -22,6 +13,27 @@ func checks() []check {
 		}
 	}
 	return all
+}
+
+// Find makes the checks for which there are readings.
+func Find(r *Readings) []Problem {
+	var found []Problem
+	for _, c := range checks() {
+		if c.host && r.Host == nil || !c.host && r.Agent == nil {
+			continue
+		}
+		for _, p := range c.find(r) {
+			p.Code = c.code
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// Judge puts severe problems before the others, and each in the order of causes. It leaves out those that another one
+// explains. Suspected problems explain others, too. Unread has the reasons why checks were not made.
+func Judge(found, suspected []Problem, unread map[Code]string) Report {
+	return judge(checks(), found, suspected, unread)
 }
 
 // Codes returns the codes of all checks, of the agent and of the command.
@@ -54,19 +66,4 @@ func Unread(a *Agent) map[Code]string {
 		unread[StateDir] = "there is no state directory"
 	}
 	return unread
-}
-
-// Find makes the checks for which there are readings.
-func Find(r *Readings) []Problem {
-	var found []Problem
-	for _, c := range checks() {
-		if c.host && r.Host == nil || !c.host && r.Agent == nil {
-			continue
-		}
-		for _, p := range c.find(r) {
-			p.Code = c.code
-			found = append(found, p)
-		}
-	}
-	return found
 }

@@ -29,8 +29,8 @@ func controlChecks() []check {
 	}
 }
 
-// without returns what no connection means, and how bad that is.
-func (a *Agent) without() (Severity, string) {
+// withoutControl returns what no connection means, and how bad that is.
+func withoutControl(a *Agent) (Severity, string) {
 	switch {
 	case a.XDS.Connected && a.XDS.Loaded:
 		return Minor, "none until the connection ends"
@@ -53,7 +53,7 @@ func clockBehind(r *Readings) []Problem {
 	if token.Issued.IsZero() || behind <= clockTolerance {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	return []Problem{{
 		Severity: severity, What: fmt.Sprintf("the clock of this host is at least %v behind that of the cluster", behind.Round(time.Second)),
 		Evidence: fmt.Sprintf("the token in %s was issued at %s", token.File, token.Issued.UTC().Format(time.RFC3339)),
@@ -61,17 +61,12 @@ func clockBehind(r *Readings) []Problem {
 	}}
 }
 
-// needed reports whether the next connection needs the token.
-func (a *Agent) needsToken(now time.Time) bool {
-	return a.Token.File != "" && !a.XDS.CertificateExpires.After(now)
-}
-
 func tokenExpired(r *Readings) []Problem {
 	token := r.Agent.Token
 	if !r.Agent.needsToken(r.Now) || token.Expires.IsZero() || token.Expires.After(r.Now) {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	return []Problem{{
 		Severity: severity, What: "the token for the control plane has expired",
 		Evidence: fmt.Sprintf("the token in %s expired at %s, and there is no workload certificate; %s", token.File, token.Expires.UTC().Format(time.RFC3339), lastError(r)),
@@ -112,24 +107,12 @@ func certificate(r *Readings) []Problem {
 	}}
 }
 
-// connected reports whether there is a stream, also before its first push.
-func (a *Agent) connected() bool { return a.XDS.Connected || a.XDS.Open }
-
-// unread returns the file of the control plane that the agent cannot read, with its setting, and why; "" if it can read
-// all.
-func (a *Agent) unread() (file, why string) {
-	if text, found := strings.CutPrefix(a.XDS.LastError, "reading "); found && !a.connected() {
-		file, why, _ = strings.Cut(text, ": ")
-	}
-	return file, why
-}
-
 func controlFile(r *Readings) []Problem {
 	file, why := r.Agent.unread()
 	if file == "" {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	mend := "put that file in place; nothing needs a restart"
 	if strings.HasSuffix(why, "permission denied") {
 		mend = "let the user of the agent read that file; nothing needs a restart"
@@ -139,35 +122,15 @@ func controlFile(r *Readings) []Problem {
 	}}
 }
 
-// unresolved reports whether the name of the control plane does not resolve.
-func (a *Agent) unresolved() bool {
-	return strings.Contains(a.XDS.LastError, ": lookup ") || strings.Contains(a.XDS.LastError, "no such host")
-}
-
 func controlUnresolved(r *Readings) []Problem {
 	if r.Agent.connected() || !r.Agent.unresolved() {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	return []Problem{{
 		Severity: severity, What: fmt.Sprintf("the name of the control plane %s does not resolve", r.Agent.XDS.Address),
 		Evidence: lastError(r), Effect: effect, Mend: "set --xds-addr to a name that the nameservers of this host know, or to an address", Rows: []string{"C5"},
 	}}
-}
-
-// refusals are the parts of errors with which a control plane refuses an agent.
-func refusals() []string {
-	return []string{"code = Unauthenticated", "code = PermissionDenied", "remote error: tls", "certificate"}
-}
-
-// refuses reports whether the last error says that the control plane, or the agent, refuses the other one.
-func (a *Agent) refuses() bool {
-	for _, part := range refusals() {
-		if strings.Contains(a.XDS.LastError, part) {
-			return true
-		}
-	}
-	return false
 }
 
 // lastError returns the last error, and how often the agent has tried.
@@ -187,7 +150,7 @@ func controlRefuses(r *Readings) []Problem {
 	if file, _ := r.Agent.unread(); file != "" || r.Agent.connected() || !r.Agent.refuses() {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	what, mend := "the control plane %s refuses the agent", "compare the namespace, the service account and --xds-cert with what the control plane accepts: its log says why"
 	switch text := r.Agent.XDS.LastError; {
 	case strings.Contains(text, "x509: ") && !strings.Contains(text, "remote error: "):
@@ -206,30 +169,12 @@ func controlUnreachable(r *Readings) []Problem {
 	if file, _ := r.Agent.unread(); file != "" || r.Agent.connected() || r.Agent.refuses() || r.Agent.unresolved() {
 		return nil
 	}
-	severity, effect := r.Agent.without()
+	severity, effect := withoutControl(r.Agent)
 	what, mend := r.Agent.unreachable()
 	return []Problem{{
 		Severity: severity, What: fmt.Sprintf("the control plane %s %s", r.Agent.XDS.Address, what),
 		Evidence: lastError(r), Effect: effect, Mend: mend, Rows: []string{"C5"},
 	}}
-}
-
-// unreachable returns why the control plane is not connected, and what ends that.
-func (a *Agent) unreachable() (what, mend string) {
-	for _, known := range []struct{ text, what, mend string }{
-		{"operation not permitted", "cannot be reached: a firewall of this host drops the connections of the agent", "allow that connection for the agent's user in that firewall"},
-		{"connection refused", "refuses connections", "start the control plane, or correct --xds-addr"},
-		{"handshake failed: context deadline exceeded", "accepts connections, and does not answer TLS", "look at the control plane's log, and at what is between it and this host; --xds-addr may have the wrong port"},
-		{"does not look like a TLS handshake", "does not speak TLS", "correct the port of --xds-addr, or set --xds-plaintext"},
-		{"i/o timeout", "does not answer", "look at the firewalls between this host and the control plane, and at --xds-addr"},
-		{"deadline exceeded", "does not answer", "look at the firewalls between this host and the control plane, and at --xds-addr"},
-		{"unreachable", "cannot be reached from this host", "ip route get ADDRESS with the address of the control plane"},
-	} {
-		if strings.Contains(a.XDS.LastError, known.text) {
-			return known.what, known.mend
-		}
-	}
-	return "is not connected", "look at the control plane's log, and at --xds-addr"
 }
 
 func pushRejected(r *Readings) []Problem {

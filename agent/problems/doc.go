@@ -4,15 +4,15 @@
 // nametap_problem have their texts and codes from here. A [Problem] has its evidence, its effect, and one command or
 // file that ends it.
 //
-//	problem.go   Problem, its codes, and Report, in the order of causes
-//	checks.go    the checks: their order, and which ones explain others
-//	readings.go  Readings: what the checks look at
+//	window.go    Window: problems that last
+//	checks.go    all checks, and their order
 //	control.go   the control plane, tokens and certificates, the table
 //	forward.go   nameservers, limits, and queries that fail
-//	resource.go  what runs out: connection tracking, descriptors, memory
 //	local.go     settings, listeners, the state directory, capture
 //	host.go      what only the command reads: the unit, resolv.conf, nsswitch.conf, the way of a query
-//	window.go    Window: problems that last
+//	resource.go  what runs out: connection tracking, descriptors, memory
+//	readings.go  Readings: what the checks look at
+//	problem.go   Problem, its codes, and Report: which problems explain others
 //
 // # What is a problem
 //

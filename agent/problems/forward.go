@@ -19,9 +19,6 @@ const (
 	failuresLast  = 10 * time.Second
 	failuresSlot  = 5 * time.Second
 	failuresSlots = 3
-	// serverLast is how old the evidence against a nameserver may be. One that is down is probed every 30 s, while
-	// queries come; without queries its state is not known.
-	serverLast = 45 * time.Second
 )
 
 // unanswered are the problems because of which nameservers do not answer the agent.
@@ -66,13 +63,6 @@ func nameserversNone(r *Readings) []Problem {
 	}}
 }
 
-// up reports whether another nameserver than s answers.
-func (a *Agent) up(s Server) bool {
-	return slices.ContainsFunc(a.Servers, func(other Server) bool {
-		return other.Name != s.Name && other.Suffix == s.Suffix && other.State == "up" && !other.Refuses
-	})
-}
-
 // ill returns a problem for each nameserver that match selects.
 func ill(r *Readings, match func(Server) bool, problem func(s Server) Problem) (found []Problem) {
 	for _, s := range r.Agent.Servers {
@@ -107,14 +97,6 @@ func ordinal(i, n int) string {
 	}
 	return fmt.Sprintf("nameserver %d of %d", i+1, n)
 }
-
-// said returns the last error of a nameserver.
-func (s Server) said(now time.Time) string {
-	return fmt.Sprintf("%s, %v ago", s.Error, now.Sub(s.ErrorAt).Round(time.Second))
-}
-
-// barred reports whether a firewall drops the queries to a nameserver.
-func (s Server) barred(now time.Time) bool { return s.Barred && now.Sub(s.ErrorAt) <= serverLast }
 
 // nameserverBarred finds nameservers that the agent may not query.
 func nameserverBarred(r *Readings) []Problem {
@@ -224,17 +206,6 @@ func queriesFail(r *Readings) (found []Problem) {
 		})
 	}
 	return found
-}
-
-// domainOf returns the last two labels of a name, or the whole name if it is below the cluster domain, whose names have
-// one nameserver.
-func (a *Agent) domainOf(name string) string {
-	name = strings.ToLower(strings.TrimSuffix(name, "."))
-	if a.Domain != "" && below(name, a.Domain) {
-		return name
-	}
-	labels := strings.Split(name, ".")
-	return strings.Join(labels[max(0, len(labels)-2):], ".")
 }
 
 // reasonOf returns why a query has failed, without its name.

@@ -141,12 +141,6 @@ func nsswitchMDNS(r *Readings) []Problem {
 	}}
 }
 
-// below reports whether a domain is below another one, or the same.
-func below(domain, parent string) bool {
-	domain = strings.ToLower(strings.Trim(domain, "."))
-	return domain == parent || strings.HasSuffix(domain, "."+parent)
-}
-
 func queriesGoElsewhere(r *Readings) (found []Problem) {
 	for _, family := range slices.Sorted(maps.Keys(r.Host.Unredirected)) {
 		found = append(found, Problem{

@@ -6,6 +6,32 @@ import (
 	"time"
 )
 
+// A Problem is something that is wrong.
+type Problem struct {
+	Code     Code     `json:"code"`
+	Severity Severity `json:"severity"`
+	// Subject distinguishes problems with one code: a nameserver, a family, a reason.
+	Subject string `json:"subject,omitempty"`
+	// What says what is wrong, with the server or the file. It names no query of a user: everybody may read it.
+	What     string `json:"what"`
+	Evidence string `json:"evidence"`
+	Effect   string `json:"effect"`
+	// Mend is one command, or what to change in which file.
+	Mend string   `json:"mend"`
+	Rows []string `json:"rows"` // of docs/behaviour.md
+	// Since is when the first reading has shown it; zero if it was found just now.
+	Since time.Time `json:"since,omitzero"`
+}
+
+// A Severity says how bad a problem is.
+type Severity string
+
+// The severities.
+const (
+	Severe Severity = "problem" // names that should resolve do not, or will not
+	Minor  Severity = "warning" // all names resolve
+)
+
 // A Code names a kind of problem. Codes are stable: metrics and programs use them.
 type Code string
 
@@ -58,37 +84,15 @@ const (
 	QueriesGoUnanswered Code = "queries_go_unanswered"
 )
 
-// A Severity says how bad a problem is.
-type Severity string
-
-// The severities.
-const (
-	Severe Severity = "problem" // names that should resolve do not, or will not
-	Minor  Severity = "warning" // all names resolve
-)
-
-// A Problem is something that is wrong.
-type Problem struct {
-	Code     Code     `json:"code"`
-	Severity Severity `json:"severity"`
-	// Subject distinguishes problems with one code: a nameserver, a family, a reason.
-	Subject string `json:"subject,omitempty"`
-	// What says what is wrong, with the server or the file. It names no query of a user: everybody may read it.
-	What     string `json:"what"`
-	Evidence string `json:"evidence"`
-	Effect   string `json:"effect"`
-	// Mend is one command, or what to change in which file.
-	Mend string   `json:"mend"`
-	Rows []string `json:"rows"` // of docs/behaviour.md
-	// Since is when the first reading has shown it; zero if it was found just now.
-	Since time.Time `json:"since,omitzero"`
-}
-
-// A Skip is a check that was not made.
-type Skip struct {
-	Code   Code   `json:"code"`
-	Check  string `json:"check"`
-	Reason string `json:"reason"`
+// A check finds the problems with one code.
+type check struct {
+	code Code
+	// title says what is right if the check finds nothing.
+	title string
+	// grounds are the problems that explain what the check would find.
+	grounds []Code
+	find    func(*Readings) []Problem
+	host    bool // the command makes it, not the agent
 }
 
 // A Report is the result of all checks.
@@ -113,10 +117,11 @@ func (r Report) Worst() Severity {
 	return worst
 }
 
-// Judge puts severe problems before the others, and each in the order of causes. It leaves out those that another one
-// explains. Suspected problems explain others, too. Unread has the reasons why checks were not made.
-func Judge(found, suspected []Problem, unread map[Code]string) Report {
-	return judge(checks(), found, suspected, unread)
+// A Skip is a check that was not made.
+type Skip struct {
+	Code   Code   `json:"code"`
+	Check  string `json:"check"`
+	Reason string `json:"reason"`
 }
 
 // judge is Judge with some of the checks.

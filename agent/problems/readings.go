@@ -1,7 +1,10 @@
 package problems
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
@@ -36,6 +39,85 @@ type Agent struct {
 	Conntrack, Descriptors, Memory Resource
 }
 
+// connected reports whether there is a stream, also before its first push.
+func (a *Agent) connected() bool { return a.XDS.Connected || a.XDS.Open }
+
+// needsToken reports whether the next connection needs the token.
+func (a *Agent) needsToken(now time.Time) bool {
+	return a.Token.File != "" && !a.XDS.CertificateExpires.After(now)
+}
+
+// unread returns the file of the control plane that the agent cannot read, with its setting, and why; "" if it can read
+// all.
+func (a *Agent) unread() (file, why string) {
+	if text, found := strings.CutPrefix(a.XDS.LastError, "reading "); found && !a.connected() {
+		file, why, _ = strings.Cut(text, ": ")
+	}
+	return file, why
+}
+
+// unresolved reports whether the name of the control plane does not resolve.
+func (a *Agent) unresolved() bool {
+	return strings.Contains(a.XDS.LastError, ": lookup ") || strings.Contains(a.XDS.LastError, "no such host")
+}
+
+// refuses reports whether the control plane refuses the agent, or the agent the control plane, according to the last error.
+func (a *Agent) refuses() bool {
+	for _, part := range refusals() {
+		if strings.Contains(a.XDS.LastError, part) {
+			return true
+		}
+	}
+	return false
+}
+
+// refusals are the parts of errors with which a control plane refuses an agent.
+func refusals() []string {
+	return []string{"code = Unauthenticated", "code = PermissionDenied", "remote error: tls", "certificate"}
+}
+
+// unreachable returns why the control plane is not connected, and what ends that.
+func (a *Agent) unreachable() (what, mend string) {
+	for _, known := range []struct{ text, what, mend string }{
+		{"operation not permitted", "cannot be reached: a firewall of this host drops the connections of the agent", "allow that connection for the agent's user in that firewall"},
+		{"connection refused", "refuses connections", "start the control plane, or correct --xds-addr"},
+		{"handshake failed: context deadline exceeded", "accepts connections, and does not answer TLS", "look at the control plane's log, and at what is between it and this host; --xds-addr may have the wrong port"},
+		{"does not look like a TLS handshake", "does not speak TLS", "correct the port of --xds-addr, or set --xds-plaintext"},
+		{"i/o timeout", "does not answer", "look at the firewalls between this host and the control plane, and at --xds-addr"},
+		{"deadline exceeded", "does not answer", "look at the firewalls between this host and the control plane, and at --xds-addr"},
+		{"unreachable", "cannot be reached from this host", "ip route get ADDRESS with the address of the control plane"},
+	} {
+		if strings.Contains(a.XDS.LastError, known.text) {
+			return known.what, known.mend
+		}
+	}
+	return "is not connected", "look at the control plane's log, and at --xds-addr"
+}
+
+// up reports whether another nameserver than s answers.
+func (a *Agent) up(s Server) bool {
+	return slices.ContainsFunc(a.Servers, func(other Server) bool {
+		return other.Name != s.Name && other.Suffix == s.Suffix && other.State == "up" && !other.Refuses
+	})
+}
+
+// domainOf returns the last two labels of a name, or the whole name if it is below the cluster domain, whose names have
+// one nameserver.
+func (a *Agent) domainOf(name string) string {
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	if a.Domain != "" && below(name, a.Domain) {
+		return name
+	}
+	labels := strings.Split(name, ".")
+	return strings.Join(labels[max(0, len(labels)-2):], ".")
+}
+
+// below reports whether a domain is below another one, or the same.
+func below(domain, parent string) bool {
+	domain = strings.ToLower(strings.Trim(domain, "."))
+	return domain == parent || strings.HasSuffix(domain, "."+parent)
+}
+
 // Settings are files with settings that have changed since the start of the agent.
 type Settings struct {
 	Refused string   // why the settings in the files are not used
@@ -66,6 +148,18 @@ type Server struct {
 	TCPError             string
 	TCPSince, TCPErrorAt time.Time
 }
+
+// said returns the last error of a nameserver.
+func (s Server) said(now time.Time) string {
+	return fmt.Sprintf("%s, %v ago", s.Error, now.Sub(s.ErrorAt).Round(time.Second))
+}
+
+// barred reports whether a firewall drops the queries to a nameserver.
+func (s Server) barred(now time.Time) bool { return s.Barred && now.Sub(s.ErrorAt) <= serverLast }
+
+// serverLast is how old the evidence against a nameserver may be. A nameserver that is down is probed every 30 s, while
+// queries come; without queries its state is not known.
+const serverLast = 45 * time.Second
 
 // Capture is the state of the rules.
 type Capture struct {
@@ -98,7 +192,7 @@ type Host struct {
 	Absent string
 	Unit   string
 	Taken  []Taken
-	// Version is the version of the command, and Running that of the agent.
+	// Version is the version of the command, and Running the version of the agent.
 	Version, Running string
 	// ResolvConf is the path that programs read. Unread says why it cannot be read.
 	ResolvConf string
@@ -106,7 +200,7 @@ type Host struct {
 	Servers    []string
 	// Hosts is the line of nsswitch.conf, nil if it has none.
 	Hosts []string
-	// MDNS says that mDNS is asked: avahi-daemon runs.
+	// MDNS is true if programs query mDNS: avahi-daemon runs.
 	MDNS bool
 	// Domain is the cluster domain.
 	Domain string

@@ -77,7 +77,7 @@ func (w *Window) unexplainedLocked(found []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(found), func(p Problem) bool { return explained[p.Code] })
 }
 
-// Report returns the problems that last, and those that are suspected.
+// Report returns the problems that last, and the problems that are suspected.
 func (w *Window) Report() Report {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -25,6 +25,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nametap/nametap/internal/clock"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -196,7 +198,7 @@ func (s *supervisor) pause(status syscall.WaitStatus) time.Duration {
 	}
 	var pause time.Duration
 	if s.quick > 0 {
-		pause = min(minPause<<min(s.quick-1, 10), maxPause)
+		pause = clock.BackOff(s.quick-1, minPause, maxPause)
 	}
 	s.quick++
 	s.restarts++

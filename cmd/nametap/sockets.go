@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // systemdSockets returns the sockets of systemd, none without it, for this process alone.

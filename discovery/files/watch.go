@@ -13,6 +13,10 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
+// rescanEvery is when the directory is read if no change is announced. It catches what the kernel does
+// not report: network file systems, links, mounts, and a parent directory that was replaced.
+const rescanEvery = time.Second
+
 // A watcher announces changes in directories, so that they are read at once. It may miss some, such
 // as changes in a network file system: the directories are read once a second, too. It belongs to
 // one goroutine.

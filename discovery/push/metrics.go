@@ -12,7 +12,7 @@ const (
 	endedMemory  = "memory"
 )
 
-// metrics are the metrics of streams. docs/discovery.md lists them.
+// metrics are the metrics of streams. docs/discovery-reference.md lists them.
 type metrics struct {
 	clients  *prometheus.GaugeVec
 	pushes   *prometheus.CounterVec

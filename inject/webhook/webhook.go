@@ -121,7 +121,7 @@ func New(cfg Config) *Webhook {
 	}
 }
 
-// Metrics returns the metrics, which docs/discovery.md lists.
+// Metrics returns the metrics, which docs/discovery-reference.md lists.
 func (w *Webhook) Metrics() []prometheus.Collector {
 	return []prometheus.Collector{w.answers, w.seconds, w.broken}
 }

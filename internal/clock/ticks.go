@@ -66,6 +66,15 @@ func (c *Clock) Await(ctx context.Context, every time.Duration, look func() bool
 	}
 }
 
+// BackOff returns how long to wait after the nth failure in a row, counted from 0: first, doubled with each failure,
+// at most longest.
+func BackOff(n int, first, longest time.Duration) time.Duration {
+	for ; n > 0 && first < longest; n-- {
+		first *= 2
+	}
+	return min(first, longest)
+}
+
 // Sleep waits for some time, and returns false if ctx ends before.
 func Sleep(ctx context.Context, length time.Duration) bool {
 	timer := time.NewTimer(length)

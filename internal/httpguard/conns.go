@@ -9,21 +9,25 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // acceptWait is how long a client may take to connect before a lack of descriptors is no
 // reason to close another connection.
 const acceptWait = time.Second
 
+// reserveSize is how many clients can be accepted after the process has run out of descriptors without one here.
+const reserveSize = 2
+
 // conns is a listener that bounds the number of its open connections. A new connection
 // takes the place of another one.
 type conns struct {
 	net.Listener
-	max    int
-	pacer  *sockets.Pacer
-	closed chan struct{}
-	once   sync.Once
+	max     int
+	pacer   *sockets.Pacer
+	reserve *sockets.Reserve
+	closed  chan struct{}
+	once    sync.Once
 
 	mu   sync.Mutex
 	open map[net.Conn]client
@@ -48,8 +52,11 @@ func (c *conns) Accept() (net.Conn, error) {
 		case sockets.Dead(err):
 			return nil, err
 		}
-		if l, ok := c.Listener.(syscall.Conn); ok && sockets.OutOfDescriptors(err) && sockets.Waiting(l, acceptWait) {
-			c.makeRoom()
+		l, ok := c.Listener.(syscall.Conn)
+		lacking := ok && sockets.OutOfDescriptors(err) && sockets.Waiting(l, acceptWait)
+		if lacking && !c.makeRoom() && c.reserve.Spend() {
+			c.pacer.Note(err)
+			continue
 		}
 		c.pacer.Wait(err, c.closed)
 	}
@@ -57,7 +64,7 @@ func (c *conns) Accept() (net.Conn, error) {
 
 // Close closes the listener. It may be called any number of times.
 func (c *conns) Close() error {
-	c.once.Do(func() { close(c.closed) })
+	c.once.Do(func() { close(c.closed); c.reserve.Close() })
 	return c.Listener.Close()
 }
 
@@ -73,11 +80,13 @@ func (c *conns) add(added net.Conn) {
 	c.open[added] = client{since: time.Now(), local: local}
 }
 
-// makeRoom closes a connection.
-func (c *conns) makeRoom() {
+// makeRoom closes a connection, and reports false if there is none.
+func (c *conns) makeRoom() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	found := len(c.open) > 0
 	c.makeRoomLocked()
+	return found
 }
 
 // makeRoomLocked closes the connection that has been without a request for longest. If all
@@ -111,6 +120,9 @@ func (c *conns) makeRoomLocked() {
 func (c *conns) changed(changed net.Conn, state http.ConnState) {
 	if encrypted, ok := changed.(*tls.Conn); ok {
 		changed = encrypted.NetConn()
+	}
+	if state == http.StateClosed {
+		c.reserve.Refill()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // A fakeConn is a connection of a client with this address.
@@ -50,7 +50,7 @@ func TestEviction(t *testing.T) { // R9
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := &conns{max: len(test.clients), open: map[net.Conn]client{}}
+				c := &conns{reserve: new(sockets.Reserve), max: len(test.clients), open: map[net.Conn]client{}}
 				var all []*fakeConn
 				for _, client := range test.clients {
 					conn := &fakeConn{client: client.addr}
@@ -99,6 +99,7 @@ func (l *failing) Close() error { return nil }
 func TestAcceptErrors(t *testing.T) { // R3
 	listen := func(errs ...error) *conns {
 		return &conns{
+			reserve:  new(sockets.Reserve),
 			Listener: &failing{errs: errs}, max: 1, closed: make(chan struct{}), open: map[net.Conn]client{},
 			pacer: &sockets.Pacer{Log: slog.New(slog.DiscardHandler)},
 		}

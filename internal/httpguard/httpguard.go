@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // Limits of one request. Probes and scrapes are short; the table of a large mesh takes
@@ -27,11 +27,12 @@ const (
 // at most maxConns open connections. A connection costs about 19 KB. When another one
 // comes, New's listener closes the connection that has been without a request for longest.
 // Temporary errors of accept, such as a lack of descriptors, do not end the server; they
-// are logged.
+// are logged. The listener holds two descriptors in reserve until it is closed.
 func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) (*http.Server, net.Listener) {
 	c := &conns{
 		Listener: ln, max: maxConns, closed: make(chan struct{}), open: map[net.Conn]client{},
-		pacer: &sockets.Pacer{Log: log, Listener: "status " + ln.Addr().String()},
+		pacer:   &sockets.Pacer{Log: log, Listener: "status " + ln.Addr().String()},
+		reserve: sockets.NewReserve(reserveSize),
 	}
 	var protocols http.Protocols // without the package net/http's own HTTP/2, which the build leaves out
 	protocols.SetHTTP1(true)

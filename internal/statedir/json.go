@@ -64,9 +64,9 @@ func (d *Dir) Load(name, format string, decode func(data json.RawMessage) error)
 	if !errors.Is(err, ErrDamaged) {
 		return err
 	}
-	aside := d.File(name) + ".damaged"
-	if renameErr := os.Rename(d.File(name), aside); renameErr != nil {
-		return fmt.Errorf("setting a damaged file aside: %w", renameErr)
+	aside, asideErr := d.SetAside(name, "damaged")
+	if asideErr != nil {
+		return fmt.Errorf("setting a damaged file aside: %w", asideErr)
 	}
 	return fmt.Errorf("%w; it was moved to %s", err, aside)
 }

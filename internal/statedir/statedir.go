@@ -175,6 +175,13 @@ func (d *Dir) Append(name string, data []byte, size int64) error {
 	return errors.Join(err, f.Close())
 }
 
+// SetAside renames a file that cannot be used, so that it is neither used nor lost, and returns its new path. The
+// ending says why.
+func (d *Dir) SetAside(name, ending string) (path string, err error) {
+	path = d.File(name) + "." + ending
+	return path, os.Rename(d.File(name), path)
+}
+
 // writeSynced writes a new file and waits until it is on the disk. It first removes what
 // has the file's name: the rest of a write that was interrupted.
 func writeSynced(path string, parts [][]byte) error {

@@ -36,7 +36,7 @@ func toolsOf(dir string) (files, error) {
 		return nil, err
 	}
 	if len(packages) == 0 {
-		return nil, fmt.Errorf("no packages in %s: run scripts/debian-packages", dir)
+		return nil, fmt.Errorf("no packages in %s: run tools/debian-packages", dir)
 	}
 	all, of := files{}, map[string]files{}
 	for _, name := range packages {

@@ -202,7 +202,7 @@ func goBase(t *testing.T, name string) string {
 	const include = "ca-certificates,git,make"
 	dir, err := cache.Dir("golang-image", []string{suite, include, goVersion}, func(dir string) error {
 		t.Logf("making a root directory for the image %s with debootstrap in %s, once", name, dir)
-		script := `mirror=$("$4/scripts/debian-mirror")
+		script := `mirror=$("$4/tools/debian-mirror")
 debootstrap --variant=minbase --include="$2" "$3" "$1" "$mirror"
 rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1/var/cache/apt" "$1/var/lib/apt/lists"
 cp -R "$5" "$1/usr/local/go"

@@ -18,7 +18,7 @@ import (
 var tableObjects string
 
 // tableDifferences are the entries of a table of nametap-discovery (+) that differ from istiod's (-), for
-// the objects of the test. docs/discovery.md has the reasons, in this order.
+// the objects of the test. docs/discovery-reference.md has the reasons, in this order.
 const tableDifferences = `
 - both.shop.svc.cluster.local [10.96.1.5] Kubernetes both.shop
 + both.shop.svc.cluster.local [10.96.1.5 fd00:96::105] Kubernetes both.shop

@@ -186,7 +186,7 @@ func layer(t *testing.T, programs map[string]string) []byte {
 func debianLayer(t *testing.T) string {
 	t.Helper()
 	script := `set -eu
-mirror=$(../../../scripts/debian-mirror)
+mirror=$(../../../tools/debian-mirror)
 debootstrap --variant=minbase --include=iptables bookworm "$1/root" "$mirror"
 tar --numeric-owner --directory "$1/root" --create --file "$1/layer.tar" \
 	--exclude './dev/*' --exclude './proc/*' --exclude './sys/*' --exclude './var/cache/apt/*' --exclude './var/lib/apt/lists/*' \

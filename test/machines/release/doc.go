@@ -1,3 +1,3 @@
 // Package release tests the packages that `make release` has built in bin/release, with the tools
-// of Debian, RPM and Alpine.
+// of Debian and RPM.
 package release

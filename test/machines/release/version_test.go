@@ -170,7 +170,7 @@ func TestContents(t *testing.T) {
 			want[name] = true
 		}
 		for _, name := range []string{"nametap", "nametap-discovery"} {
-			want[name+"-"+version+"-1."+alias+".rpm"], want[name+"_"+version+"-r1_"+alias+".apk"] = true, true
+			want[name+"-"+version+"-1."+alias+".rpm"] = true
 		}
 	}
 	got := map[string]bool{}

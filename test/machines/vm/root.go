@@ -29,7 +29,7 @@ var layer string
 // mirror returns the address of a mirror of Debian: DEBIAN_MIRROR, or the mirror that apt of this
 // machine uses.
 func mirror(ctx context.Context) (string, error) {
-	address, err := exec.CommandContext(ctx, filepath.Join(Repository(), "scripts/debian-mirror")).Output()
+	address, err := exec.CommandContext(ctx, filepath.Join(Repository(), "tools/debian-mirror")).Output()
 	if err != nil {
 		return "", fmt.Errorf("asking apt for its mirror: %w", err)
 	}

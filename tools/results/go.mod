@@ -1,4 +1,4 @@
-module github.com/nametap/nametap/tools/test
+module github.com/nametap/nametap/tools/results
 
 go 1.26.0
 

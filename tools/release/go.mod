@@ -1,4 +1,4 @@
-module github.com/nametap/nametap/tools/packages
+module github.com/nametap/nametap/tools/release
 
 go 1.26.0
 

@@ -1,4 +1,5 @@
-package nds
+// Package logonce logs a failure of something that is tried again and again once.
+package logonce
 
 import (
 	"context"
@@ -10,9 +11,9 @@ import (
 // repeatEvery is how often a failure that repeats is logged again.
 const repeatEvery = time.Minute
 
-// A failureLog logs a failure once and then counts its repetitions. It logs the count
+// A Log logs a failure once and then counts its repetitions. It logs the count
 // once a minute, and when the failure changes or ends. It belongs to one goroutine.
-type failureLog struct {
+type Log struct {
 	log *slog.Logger
 
 	// The failure that was logged last; text is "" if there is none. repeats counts how
@@ -22,12 +23,15 @@ type failureLog struct {
 	repeats       int
 	logged        time.Time
 	// recovered is true if the recovery was logged. A failure that comes and goes
-	// is logged once, and its recovery once, until reset.
+	// is logged once, and its recovery once, until Reset.
 	recovered bool
 }
 
-// report logs a failure with args, or counts it if it is the same as the previous one.
-func (f *failureLog) report(message string, level slog.Level, err error, args ...any) {
+// New returns a Log that has logged nothing.
+func New(log *slog.Logger) Log { return Log{log: log} }
+
+// Report logs a failure with args, or counts it if it is the same as the previous one.
+func (f *Log) Report(message string, level slog.Level, err error, args ...any) {
 	text := withoutLocalPort(err.Error())
 	if f.message == message && f.text == text && f.level == level {
 		f.repeats++
@@ -36,13 +40,13 @@ func (f *failureLog) report(message string, level slog.Level, err error, args ..
 		}
 		return
 	}
-	f.reset()
+	f.Reset()
 	f.level, f.message, f.text, f.logged, f.recovered = level, message, text, time.Now(), false
 	f.log.Log(context.Background(), level, message, append([]any{"error", err}, args...)...)
 }
 
-// recover logs message if a failure was reported since the last recovery.
-func (f *failureLog) recover(message string, args ...any) {
+// Recover logs message if a failure was reported since the last recovery.
+func (f *Log) Recover(message string, args ...any) {
 	if f.text == "" || f.recovered {
 		return
 	}
@@ -51,14 +55,14 @@ func (f *failureLog) recover(message string, args ...any) {
 	f.repeats = 0
 }
 
-// reset forgets the failure; the next one is logged again.
-func (f *failureLog) reset() {
+// Reset forgets the failure; the next one is logged again.
+func (f *Log) Reset() {
 	f.logRepeats()
 	f.message, f.text = "", ""
 }
 
 // logRepeats logs how often the failure was repeated, if it was.
-func (f *failureLog) logRepeats() {
+func (f *Log) logRepeats() {
 	if f.repeats == 0 {
 		return
 	}
@@ -75,3 +79,20 @@ func withoutLocalPort(text string) string {
 	}
 	return strings.TrimRight(before, "0123456789") + "->" + after
 }
+
+// A Failure is the failure that was logged last, of something that has its own texts. The zero value is no failure.
+type Failure struct{ text string }
+
+// Differs reports whether err is to be logged: it is no success, and differs from the previous failure. It remembers
+// err; nil ends the failure.
+func (f *Failure) Differs(err error) bool {
+	previous := f.text
+	f.text = ""
+	if err != nil {
+		f.text = err.Error()
+	}
+	return err != nil && f.text != previous
+}
+
+// Forget ends the failure: the next one is logged, even if it is the same.
+func (f *Failure) Forget() { f.text = "" }

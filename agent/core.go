@@ -1,0 +1,82 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/nds"
+)
+
+// A core is what the parts of an agent share: the settings, the two paths, and whether the agent starts or ends.
+type core struct {
+	config  Config
+	log     *slog.Logger
+	proxy   *dnsproxy.Server
+	client  *nds.Client
+	capture *capture    // nil: captures nothing
+	vips    *vipCarrier // nil: carries no connections
+
+	started  time.Time
+	clock    *clock.Clock
+	draining atomic.Bool
+	quit     func() // ends the agent; may be called any number of times
+}
+
+// open reports whether the DNS listeners are open.
+func (c *core) open() bool {
+	select {
+	case <-c.proxy.Ready():
+		return true
+	default:
+		return false
+	}
+}
+
+// notReady returns the reason why queries should not be sent to this agent yet, or any longer.
+// It is empty if they should.
+func (c *core) notReady() string {
+	if c.draining.Load() {
+		return "draining"
+	}
+	select {
+	case <-c.proxy.Ready():
+	default:
+		return "the DNS listeners are not open yet"
+	}
+	select {
+	case <-c.proxy.Synced():
+		return ""
+	default:
+	}
+	if time.Since(c.started) >= c.config.ReadyTimeout {
+		return ""
+	}
+	return "no table of mesh hosts has been received yet"
+}
+
+// hangs returns an error if queries to the open UDP listeners get no answer, so that a restart
+// would help. An agent that starts or ends does not hang.
+func (c *core) hangs(ctx context.Context) error {
+	select {
+	case <-c.proxy.Ready():
+	default:
+		return nil
+	}
+	if c.draining.Load() {
+		return nil
+	}
+	return anyAnswers(ctx, udpListeners(c.proxy))
+}
+
+// fileSettings returns what has become of files with settings that have changed.
+func (c *core) fileSettings() problems.Settings {
+	if c.config.FileSettings == nil {
+		return problems.Settings{}
+	}
+	return c.config.FileSettings()
+}

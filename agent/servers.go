@@ -1,0 +1,62 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
+)
+
+// CapturedServers returns the nameservers that clients query according to a resolv.conf.
+func CapturedServers(path string) ([]netip.Addr, error) {
+	file, err := readServers(path)
+	if err != nil {
+		return nil, err
+	}
+	return addrs(file), nil
+}
+
+// OnlyNameserverOf returns the path of a resolv.conf if all of its nameservers are listeners of the
+// agent, so that the queries of programs that read it come to the agent without rules. Otherwise it
+// returns "".
+func OnlyNameserverOf(path string, listeners []netip.AddrPort) string {
+	path = cmp.Or(path, resolvconf.DefaultPath)
+	file, err := readServers(path)
+	if err != nil {
+		return ""
+	}
+	if others, _ := resolvconf.WithoutSelf(file.Servers, listeners, nil); len(others) > 0 {
+		return ""
+	}
+	return path
+}
+
+// readServers reads a resolv.conf that has nameservers.
+func readServers(path string) (*resolvconf.Config, error) {
+	file, err := clientsFile(path).Read()
+	if err == nil && len(file.Servers) == 0 {
+		err = errors.New("the file names none")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("capturing queries for the nameservers of %s: %w", path, err)
+	}
+	return file, nil
+}
+
+// clientsFile returns a resolv.conf as clients read it: if it names a stub resolver, they query
+// that and not the nameservers behind it.
+func clientsFile(path string) resolvconf.Files {
+	return resolvconf.Files{Path: path, Uplink: os.DevNull}
+}
+
+// addrs returns the addresses of nameservers.
+func addrs(file *resolvconf.Config) []netip.Addr {
+	var found []netip.Addr
+	for _, server := range file.Servers {
+		found = append(found, server.Addr())
+	}
+	return found
+}

@@ -1,0 +1,388 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Build returns the rules for a configuration, or what is wrong with it.
+func Build(cfg Config) (Rules, error) {
+	if err := cfg.validate(); err != nil {
+		return Rules{}, err
+	}
+	return Rules{v4: buildFamily(cfg, IPv4), v6: buildFamily(cfg, IPv6)}, nil
+}
+
+func buildFamily(cfg Config, f Family) []table {
+	destinations := destinations(cfg, f)
+	if cfg.Family(f) == Off || len(destinations) == 0 {
+		return nil
+	}
+	b := builder{cfg: cfg, family: f, destinations: destinations}
+	redirect := fmt.Sprintf("REDIRECT --to-ports %d", cfg.Port)
+	chains := b.chains(action{protocols: []string{"udp", "tcp"}, target: redirect, why: "to the agent", vips: true})
+	test := netip.PrefixFrom(TestAddr(f), TestAddr(f).BitLen()).String()
+	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
+	var tables []table
+	if !cfg.NoAccept {
+		tables = append(tables, table{name: filterTable, chains: b.accepts()})
+	}
+	tables = append(tables, table{name: "nat", chains: chains})
+	raw := table{name: "raw", chains: b.leases()}
+	if cfg.Zone != 0 {
+		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
+		chains := b.chains(action{protocols: []string{"udp"}, target: zone, why: "apart from the agent"})
+		raw.chains = append(raw.chains, b.looped(b.replies(chains))...)
+	}
+	if len(raw.chains) > 0 {
+		tables = append(tables, raw)
+	}
+	return tables
+}
+
+// TestAddr returns the address whose UDP port 53 the rules of a family redirect for all users, also
+// for the agent. So the agent can find out without a capability whether it captures. No nameserver
+// has these addresses: the first is on loopback, and packets to the other one are discarded by
+// every router (RFC 6666).
+func TestAddr(f Family) netip.Addr {
+	if f == IPv4 {
+		return netip.AddrFrom4([4]byte{127, 15, 0, 53})
+	}
+	return netip.AddrFrom16([16]byte{0: 1, 15: 53})
+}
+
+// ProbeHops is the TTL or hop limit of packets of the agent's probes, which the rules redirect like
+// a client's query. No system uses it by default, and the agent sets another one for its other
+// queries. A mark would need a capability, other rules change marks, and routes and firewalls treat
+// marked packets differently.
+const ProbeHops = 217
+
+// builder makes the chains of one family.
+type builder struct {
+	cfg          Config
+	family       Family
+	destinations []destination
+}
+
+// chains makes the chains of one table.
+func (b builder) chains(to action) []chain {
+	output := chain{name: outputChain, parent: "OUTPUT"}
+	for _, p := range to.protocols {
+		if !b.cfg.NoProbe {
+			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hops(), ProbeHops), "probe of the agent", to.target))
+		}
+	}
+	output.rules = slices.Concat(output.rules, b.unleased(), b.owners(to.vips && b.cfg.Pod), b.exclusions())
+	for _, name := range b.cfg.ExcludeInterfaces {
+		output.rules = append(output.rules, b.rule("-o "+name, "excluded interface", "RETURN"))
+	}
+	if to.vips {
+		output.rules = append(output.rules, b.vips("")...)
+	}
+	for _, d := range b.destinations {
+		for _, p := range to.protocols {
+			output.rules = append(output.rules, b.rule(matches("-d", d.address, "-o", d.out, "-p", p), to.why, to.target))
+		}
+	}
+	chains := []chain{output}
+	if len(b.cfg.VirtualInterfaces) > 0 {
+		chains = append(chains, b.prerouting(to))
+	}
+	for i := range chains {
+		for _, p := range to.protocols {
+			m := fmt.Sprintf("-p %s -m %s --dport %d", p, p, dnsPort)
+			if p == "tcp" {
+				m += " " + synOnly
+			}
+			chains[i].jumps = append(chains[i].jumps, b.rule(m, "DNS over "+strings.ToUpper(p), chains[i].name))
+		}
+		if to.vips {
+			chains[i].jumps = append(chains[i].jumps, b.vipJumps(chains[i].name)...)
+		}
+	}
+	return chains
+}
+
+// hops returns the match of a TTL or hop limit, without its value.
+func (b builder) hops() string {
+	if b.family == IPv4 {
+		return "-m ttl --ttl-eq"
+	}
+	return "-m hl --hl-eq"
+}
+
+// unleased makes the rule that ends a chain while no agent renews the lease.
+func (b builder) unleased() []string {
+	if !b.cfg.Lease {
+		return nil
+	}
+	return []string{b.rule(recent(b.family, "! "+leaseAlive), "no agent", "RETURN")}
+}
+
+// owners makes the rules that let queries of the agent and of excluded users pass through.
+// The agent is first, because most queries that are not captured are its own. If accept is true,
+// queries of the agent to other hosts also skip the rules of other programs in this table.
+func (b builder) owners(accept bool) []string {
+	var rules []string
+	if accept {
+		for _, agent := range b.agents() {
+			rules = append(rules, b.rule("! -o lo "+agent, "queries of the agent to other hosts", "ACCEPT"))
+		}
+	}
+	for _, agent := range b.agents() {
+		rules = append(rules, b.rule(agent, "queries of the agent", "RETURN"))
+	}
+	for _, user := range owned("uid", b.cfg.ExcludeUIDs) {
+		rules = append(rules, b.rule(user, "excluded user", "RETURN"))
+	}
+	for _, group := range owned("gid", b.cfg.ExcludeGIDs) {
+		rules = append(rules, b.rule(group, "excluded group", "RETURN"))
+	}
+	return rules
+}
+
+// agents returns the matches of the agent's packets, any of which is enough.
+func (b builder) agents() []string {
+	return append(owned("uid", b.cfg.AgentUIDs), owned("gid", b.cfg.AgentGIDs)...)
+}
+
+// owned returns the matches of packets of users ("uid") or groups ("gid").
+func owned(what string, ids []uint32) (matches []string) {
+	for _, id := range ids {
+		matches = append(matches, fmt.Sprintf("-m owner --%s-owner %d", what, id))
+	}
+	return matches
+}
+
+// exclusions makes the rules for packets from this host and from outside alike.
+func (b builder) exclusions() []string {
+	var rules []string
+	if b.family == IPv6 && len(b.cfg.Servers) == 0 {
+		rules = append(rules, b.rule("-d "+linkLocal, "link-local", "RETURN"))
+	}
+	for _, p := range b.cfg.ExcludeCIDRs {
+		if p.Addr().Is4() != (b.family == IPv4) {
+			continue
+		}
+		d := p.Masked().String()
+		if p.Bits() == 0 {
+			d = "" // iptables-save does not print a destination that means all
+		}
+		rules = append(rules, b.rule(matches("-d", d), "excluded destination", "RETURN"))
+	}
+	return rules
+}
+
+// linkLocal is the prefix of link-local IPv6 addresses. A socket that queries a link-local
+// nameserver has a link-local address and is bound to its interface. The kernel discards its
+// packets if they are redirected to ::1.
+const linkLocal = "fe80::/10"
+
+// Passes reports whether queries to a nameserver pass through because they cannot be
+// captured.
+func Passes(server netip.Addr) bool { return server.Is6() && server.IsLinkLocalUnicast() }
+
+// destination is the destination of captured queries: -d and -o of their rule.
+type destination struct {
+	address, out string
+}
+
+// destinations returns the destinations whose queries are captured; a single empty one
+// means all.
+func destinations(cfg Config, f Family) []destination {
+	if len(cfg.Servers) == 0 {
+		return []destination{{}}
+	}
+	var ds []destination
+	for _, a := range cfg.Servers {
+		if a.Is4() == (f == IPv4) && !Passes(a) {
+			p := netip.PrefixFrom(a.WithZone(""), a.BitLen())
+			ds = append(ds, destination{address: p.String(), out: a.Zone()})
+		}
+	}
+	return ds
+}
+
+// action is what the chains of one table do with queries that are not excluded.
+type action struct {
+	protocols   []string
+	target, why string
+	vips        bool // connections to VIPs are redirected, too
+}
+
+// prerouting makes the chain for packets from virtual interfaces. They have no socket on this
+// host, so no owner, and no outgoing interface yet.
+func (b builder) prerouting(to action) chain {
+	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleased(), b.exclusions()...)}
+	for _, name := range b.cfg.VirtualInterfaces {
+		if to.vips {
+			c.rules = append(c.rules, b.vips(name)...)
+		}
+		for _, d := range b.destinations {
+			for _, p := range to.protocols {
+				c.rules = append(c.rules, b.rule(matches("-d", d.address, "-i", name, "-p", p), to.why, to.target))
+			}
+		}
+	}
+	return c
+}
+
+// quicPort is the UDP port of HTTP/3. refusedPort is a UDP port that no program has (RFC 1078).
+const quicPort, refusedPort = 443, 1
+
+// vips makes the rules that redirect connections to VIPs from an interface, or from anywhere. Packets of HTTP/3 are
+// redirected to the agent, which answers that it has no version of QUIC. Other UDP packets are redirected to a port
+// that no program has, so the kernel refuses them at once.
+func (b builder) vips(in string) (rules []string) {
+	for _, vip := range b.vipRanges() {
+		m := matches("-d", vip, "-i", in, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
+		rules = append(rules, b.rule(m, "QUIC to VIPs", fmt.Sprintf("REDIRECT --to-ports %d", b.cfg.EgressPort)))
+		for _, to := range []struct {
+			protocol string
+			port     uint16
+		}{{"udp", refusedPort}, {"tcp", b.cfg.EgressPort}} {
+			m := matches("-d", vip, "-i", in, "-p", to.protocol)
+			if len(b.cfg.Servers) == 0 { // which captures queries to VIPs, too
+				m += fmt.Sprintf(" -m %s ! --dport %d", to.protocol, dnsPort)
+			}
+			rules = append(rules, b.rule(m, "VIPs", fmt.Sprintf("REDIRECT --to-ports %d", to.port)))
+		}
+	}
+	return rules
+}
+
+// vipJumps makes the rules that jump to a chain for VIPs.
+func (b builder) vipJumps(chain string) (jumps []string) {
+	for _, vip := range b.vipRanges() {
+		for _, p := range []string{"udp", "tcp"} {
+			jumps = append(jumps, b.rule(matches("-d", vip, "-p", p), "VIPs over "+strings.ToUpper(p), chain))
+		}
+	}
+	return jumps
+}
+
+// vipRanges returns the VIPs of the family that are redirected.
+func (b builder) vipRanges() (ranges []string) {
+	for _, p := range b.cfg.VIPs {
+		if b.cfg.EgressPort != 0 && p.Addr().Is4() == (b.family == IPv4) {
+			ranges = append(ranges, p.Masked().String())
+		}
+	}
+	return ranges
+}
+
+// accepts makes the chains of table filter. They accept the packets of redirected flows, in both
+// directions: a firewall that allows queries to a nameserver may know nothing of packets to the agent. In
+// OUTPUT a redirected packet still has the interface of the nameserver's route, and in INPUT it has the
+// source address of that route.
+func (b builder) accepts() []chain {
+	output := chain{name: outputChain, parent: "OUTPUT", jumps: []string{
+		b.rule("-d "+b.loopback(), "to the agent", outputChain), b.rule("-s "+b.loopback(), "replies", outputChain)}}
+	input := chain{name: inputChain, parent: "INPUT", jumps: []string{b.rule("-i lo", "to the agent, replies", inputChain)}}
+	for _, name := range b.cfg.VirtualInterfaces {
+		output.jumps = append(output.jumps, b.rule("-o "+name, "replies", outputChain))
+		input.jumps = append(input.jumps, b.rule("-i "+name, "to the agent", inputChain))
+	}
+	output.rules, input.rules = b.redirected(), b.redirected()
+	return []chain{input, output}
+}
+
+// loopback returns the prefix of the address of loopback.
+func (b builder) loopback() string {
+	return netip.PrefixFrom(b.family.Loopback(), b.family.Loopback().BitLen()).String()
+}
+
+// redirected makes the rules that accept the packets of redirected flows, in both directions.
+func (b builder) redirected() (rules []string) {
+	accept := func(destination string, port uint16) {
+		m := fmt.Sprintf("-m conntrack --ctstate DNAT %s --ctreplsrcport %d", destination, port)
+		rules = append(rules, b.rule(m, "redirected", "ACCEPT"))
+	}
+	accept(fmt.Sprintf("--ctorigdstport %d", dnsPort), b.cfg.Port)
+	for _, vip := range b.vipRanges() {
+		accept("--ctorigdst "+vip, b.cfg.EgressPort)
+		accept("--ctorigdst "+vip, refusedPort)
+	}
+	return rules
+}
+
+// looped adds rules to table raw that accept the packets of redirected flows when they come back on
+// lo. The kernel still knows their connections. A reply has the source address of the nameserver
+// there, and rules against forged addresses, such as wg-quick's, drop it.
+func (b builder) looped(chains []chain) []chain {
+	if b.cfg.NoAccept {
+		return chains
+	}
+	if len(b.cfg.VirtualInterfaces) == 0 {
+		chains = append(chains, chain{name: preroutingChain, parent: "PREROUTING"})
+	}
+	c := &chains[len(chains)-1]
+	c.jumps = append(c.jumps, b.rule("-i lo", "to the agent, replies", c.name))
+	c.rules = append(b.redirected(), c.rules...)
+	return chains
+}
+
+// replies adds rules that accept replies of the agent before all other rules of the table.
+// Istio's rules for port 53 would put these replies into a zone of their own, where the
+// kernel does not find the query.
+func (b builder) replies(chains []chain) []chain {
+	port := fmt.Sprintf("-p udp -m udp --sport %d", b.cfg.Port)
+	output := &chains[0]
+	var rules []string
+	for _, agent := range b.agents() {
+		rules = append(rules, b.rule(port+" "+agent, "replies of the agent", "ACCEPT"))
+	}
+	rules = append(rules, b.rule(fmt.Sprintf("%s ! --dport %d", port, dnsPort), "not DNS", "RETURN"))
+	output.rules = append(rules, output.rules...)
+	output.jumps = append(output.jumps, b.rule(port, "replies", output.name))
+	return chains
+}
+
+// leases makes the chain that carries out requests about the lease.
+func (b builder) leases() []chain {
+	if !b.cfg.Lease {
+		return nil
+	}
+	to := func(request leaseRequest) string { return fmt.Sprintf("-p udp -m udp --dport %d", request) }
+	// The agent's replies are no requests: any user may query it from such a port, where sysctl allows that.
+	jump := fmt.Sprintf("-d %s -p udp -m udp ! --sport %d --dport %d:%d", b.loopback(), b.cfg.Port, leaseRenewal, leaseEnd)
+	c := chain{name: leaseChain, parent: "OUTPUT", jumps: []string{b.rule(jump, "lease", leaseChain)}}
+	for _, agent := range b.agents() {
+		c.rules = append(c.rules,
+			b.rule(to(leaseRenewal)+" "+agent+" "+recent(b.family, "--set"), "renewal", "DROP"),
+			b.rule(to(leaseEnd)+" "+agent+" "+recent(b.family, "--remove"), "end", "DROP"))
+	}
+	c.rules = append(c.rules, b.rule(to(leaseQuery)+" "+recent(b.family, leaseAlive), "query", "DROP"))
+	return []chain{c}
+}
+
+// synOnly matches the packet that opens a connection. A redirect would break a connection
+// that is open already when conntrack first sees it.
+const synOnly = "--tcp-flags FIN,SYN,RST,ACK SYN"
+
+// matches joins options and values, and leaves out options without a value. iptables-save
+// prints them in the order -d, -i, -o, -p.
+func matches(optionsAndValues ...string) string {
+	var b strings.Builder
+	for i := 0; i < len(optionsAndValues); i += 2 {
+		if value := optionsAndValues[i+1]; value != "" {
+			b.WriteString(" " + optionsAndValues[i] + " " + value)
+		}
+	}
+	return strings.TrimPrefix(b.String(), " ")
+}
+
+// rule returns a rule as iptables-save prints it. The colon and the space make sure that the
+// comment is quoted.
+func (b builder) rule(matches, comment, target string) string {
+	rule := "-j " + target
+	if !b.cfg.NoComments {
+		rule = `-m comment --comment "nametap: ` + comment + `" ` + rule
+	}
+	if matches != "" {
+		rule = matches + " " + rule
+	}
+	return rule
+}

@@ -1,0 +1,93 @@
+package iptables
+
+import (
+	"reflect"
+	"time"
+)
+
+// Desired tells whether DNS is to be captured, and how.
+type Desired struct {
+	On bool
+	// Because says what decides that, for the log.
+	Because string
+	// Config says what is captured. A removal needs its Settle.
+	Config Config
+}
+
+// A target is a desired value with the variants of its rules, best first. It never changes.
+type target struct {
+	Desired
+	set      bool // false before the first Set: there is nothing to do
+	variants []variant
+	leased   []variant // the same with a lease, in which another process may have installed them
+}
+
+// same reports whether t asks for the same rules as other.
+func (t *target) same(other *target) bool {
+	return t.set == other.set && t.On == other.On && reflect.DeepEqual(t.Config, other.Config)
+}
+
+// variantsFor returns the variants of the rules of a family, best first. If the kernel has rules with a lease,
+// and the configuration neither wants one nor rules that stay, an agent keeps them, so they have the lease.
+func (t *target) variantsFor(f Family, have saved) []variant {
+	if have.leased(f) && !t.Config.FailClosed {
+		return t.leased
+	}
+	return t.variants
+}
+
+// A phase is what a Capture knows of the kernel.
+type phase int
+
+const (
+	phaseUntouched phase = iota // no step was taken
+	phaseCaptured               // the rules of the goal are installed, as far as this machine supports them
+	phaseOutdated               // other rules are installed, or may be
+	phaseUnhooked               // nothing is captured; chains stay for replies in flight
+	phaseRemoved                // nothing of nametap is left
+)
+
+// A step is one thing to do.
+type step int
+
+const (
+	stepNone   step = iota // nothing until the desired value changes
+	stepWait               // nothing until a step is due
+	stepApply              // install the rules
+	stepCheck              // look for drift, and repair it
+	stepUnhook             // end the capture; keep what replies in flight need
+	stepRemove             // remove the rest
+)
+
+// nextStep returns the next step from a phase to the desired value. due is true if the time for
+// a step has come.
+func nextStep(desired *target, now phase, due bool) step {
+	switch {
+	case !desired.set, !desired.On && now == phaseRemoved:
+		return stepNone
+	case !due:
+		return stepWait
+	case desired.On && now == phaseCaptured:
+		return stepCheck
+	case desired.On:
+		return stepApply
+	case now == phaseUnhooked:
+		return stepRemove
+	}
+	return stepUnhook
+}
+
+// An Ending says what Keep does with the rules at its end.
+type Ending int32
+
+const (
+	// Settle removes the rules, and waits for replies in flight: the zero value.
+	Settle Ending = iota
+	// Soon removes the rules, and waits only soonSettle for replies in flight.
+	Soon
+	// Leave leaves the rules to another process.
+	Leave
+)
+
+// soonSettle is the settle time of Soon. Nameservers that are near have replied by then.
+const soonSettle = 100 * time.Millisecond

@@ -1,0 +1,85 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// A fingerprint tells whether rules may have changed in the kernel. If two are equal, no rule
+// changed between them, except for changes of legacy's rules that were undone.
+type fingerprint struct {
+	generation uint32 // of nft
+	legacy     uint64 // a hash
+}
+
+// takeFingerprint takes a fingerprint, which costs far less than reading the rules.
+func takeFingerprint(seed maphash.Seed) (fingerprint, error) {
+	generation, err := nftGeneration()
+	if err != nil && !isAny(err, unix.EOPNOTSUPP, unix.EINVAL, unix.EPROTONOSUPPORT) { // no nft
+		return fingerprint{}, err
+	}
+	var hash maphash.Hash
+	hash.SetSeed(seed)
+	for _, f := range families() {
+		if err := legacyPrint(&hash, f); err != nil {
+			return fingerprint{}, err
+		}
+	}
+	return fingerprint{generation, hash.Sum64()}, nil
+}
+
+// legacyPrint adds the tables of legacy that nametap uses to a hash, without the counters.
+func legacyPrint(hash *maphash.Hash, f Family) error {
+	tables, err := legacyTables(f)
+	if errors.Is(err, os.ErrPermission) {
+		return nil // iptables-legacy-save cannot read them either
+	}
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		info := make([]byte, infoSize)
+		copy(info, table)
+		if err := askLegacy(f, legacyInfo, info); err != nil {
+			return fmt.Errorf("checking for legacy table %s of %s: %w", table, f, err)
+		}
+		size := binary.NativeEndian.Uint32(info[infoSize-4:])
+		entries := make([]byte, entriesHeader+size)
+		copy(entries, table)
+		binary.NativeEndian.PutUint32(entries[tableNameSize:], size)
+		if err := askLegacy(f, legacyEntries, entries); err != nil {
+			return fmt.Errorf("reading legacy table %s of %s: %w", table, f, err)
+		}
+		_, _ = hash.Write(info)
+		hashEntries(hash, f, entries[entriesHeader:])
+	}
+	return nil
+}
+
+// hashEntries adds the entries of a table to a hash, without their counters. An entry
+// (struct ipt_entry, ip6t_entry) is the packet that it matches, then the offsets of its
+// target and of the next entry, then its counters, then matches and target.
+func hashEntries(hash *maphash.Hash, f Family, entries []byte) {
+	const counters = 16
+	packet := 84 // struct ipt_ip
+	if f == IPv6 {
+		packet = 136 // struct ip6t_ip6
+	}
+	next := packet + 4 + 2 // after nfcache and target_offset
+	begin := (next + 2 + 4 + 7) &^ 7
+	for len(entries) >= begin+counters {
+		size := int(binary.NativeEndian.Uint16(entries[next:]))
+		if size < begin+counters || size > len(entries) {
+			break
+		}
+		_, _ = hash.Write(entries[:begin])
+		_, _ = hash.Write(entries[begin+counters : size])
+		entries = entries[size:]
+	}
+	_, _ = hash.Write(entries)
+}

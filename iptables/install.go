@@ -1,0 +1,367 @@
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+)
+
+// An installer installs and removes the rules of both families in both backends. It knows what this process has
+// installed. It belongs to the goroutine that changes rules.
+type installer struct {
+	log      *slog.Logger
+	goal     *target                  // the target that the steps are for
+	in       installed                // what this process has installed
+	unleased bool                     // the rules of a family had no lease
+	changes  bool                     // rules were installed or changed since the last report
+	placed   map[site]bool            // where rules were written and may still be
+	made     map[site]map[string]bool // the tables that this process has made
+	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
+	entries  entries
+	firewall filterRepair
+	lacks    time.Duration // the pause before what this machine does not support is tried again; 0 if there is none
+	lacksDue time.Time     // when that is
+}
+
+func newInstaller(log *slog.Logger) installer {
+	return installer{
+		log:     log,
+		placed:  make(map[site]bool),
+		made:    make(map[site]map[string]bool),
+		bare:    make(map[Backend]bool),
+		entries: newEntries(log),
+	}
+}
+
+// apply installs the rules of the goal with this many attempts, and reports whether that changed
+// anything. m is what the kernel had a moment ago.
+func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed bool, err error) {
+	defer func() { i.changes = i.changes || changed }()
+	cfg := i.goal.Config
+	if err := checkMapped(cfg); err != nil {
+		return false, err
+	}
+	chosen, reason, err := m.choose(cfg.Backend)
+	if err != nil {
+		return false, err
+	}
+	other := m.side(chosen.backend.other())
+	changed, err = i.install(ctx, chosen, reason, attempts)
+	if cfg.Backend == Auto && errors.Is(err, errNoTable) && !errors.Is(err, ErrIncomplete) && other.usable() {
+		chosen, other = other, chosen
+		var err2 error
+		changed, err2 = i.install(ctx, chosen, "the kernel has no tables for "+string(other.backend), attempts)
+		if err2 != nil {
+			err2 = errors.Join(err2, err)
+		}
+		err = err2
+	}
+	if err != nil && !errors.Is(err, ErrIncomplete) {
+		if cfg.Backend == Auto && !other.usable() { // why it was not chosen may say what confines this process
+			err = errors.Join(err, other.err())
+		}
+		return changed, err
+	}
+	removed, otherErr := other.remove(ctx, attempts, i.made)
+	changed = changed || removed
+	if changed {
+		i.entries.sweep(cfg, i.in, true)
+	}
+	if otherErr == nil {
+		i.cleared(other)
+		return changed, err
+	}
+	otherErr = fmt.Errorf("%w: %w, %s: %w", ErrIncomplete, errElsewhere, other.backend, otherErr)
+	return changed, errors.Join(err, otherErr)
+}
+
+// install installs the rules in one backend. If that fails and this process had none installed,
+// it leaves none; otherwise it keeps what works.
+func (i *installer) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
+	in := installed{backend: s.backend, reason: reason,
+		families: make(map[Family]variant), missing: make(map[Family]error), reduced: make(map[Family]error)}
+	for _, f := range families() {
+		variants := i.goal.variantsFor(f, s.saved[f])
+		p := s.place(f, attempts)
+		wanted := len(variants[0].rules.tables(f)) > 0
+		var a applied
+		var err error
+		switch {
+		case s.reason[f] != nil:
+			if wanted {
+				in.missing[f] = s.reason[f]
+			}
+			continue
+		case !wanted:
+			a.have, a.changed, err = p.remove(ctx, s.saved[f])
+		default:
+			p.made, p.spare = i.place(site{s.backend, f}), i.firewall.spare(f)
+			supported, lacks := i.candidates(variants, site{s.backend, f}, s.saved[f])
+			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
+				in.families[f] = a.variant
+				a.reduced = cmp.Or(a.reduced, lacks)
+			}
+		}
+		changed = changed || a.changed
+		if err != nil {
+			in.missing[f] = err
+			continue
+		}
+		s.saved[f] = a.have
+		if a.reduced != nil {
+			in.reduced[f] = a.reduced
+		}
+	}
+	err = in.acceptable(i.goal.Config)
+	if err != nil && !errors.Is(err, ErrIncomplete) {
+		if i.in.backend == "" {
+			ctx := context.WithoutCancel(ctx)
+			_, removeErr := inspect(ctx, i.goal.Config, s.backend).remove(ctx, brief, i.made)
+			err = errors.Join(err, removeErr)
+		}
+		return changed, err
+	}
+	if ctx.Err() == nil {
+		i.logMissing(in)
+	}
+	i.noteLacks(in)
+	i.in, i.unleased = in, in.unleased()
+	return changed, err
+}
+
+// candidates returns the variants that the machine may support with have in the kernel, and why
+// others are left out. Unsupported variants are tried again when they are due.
+func (i *installer) candidates(vs []variant, at site, have saved) (left []variant, lacks error) {
+	left, lacks = possible(vs, have)
+	if reduced := i.in.reduced[at.family]; reduced != nil && at.backend == i.in.backend && !i.retryDue() {
+		return i.in.families[at.family].orLess(left), reduced
+	}
+	return left, lacks
+}
+
+// noteLacks sets when to try again what this machine does not support, after an attempt if that was due.
+func (i *installer) noteLacks(in installed) {
+	switch {
+	case in.complete() || in.failed():
+		i.lacks = 0
+	case i.lacks == 0 || i.retryDue():
+		i.lacks = min(max(2*i.lacks, i.goal.Config.Interval), quietInterval)
+		i.lacksDue = time.Now().Add(i.lacks)
+	}
+}
+
+// quietInterval is the time between checks of complete rules in nft, whose changes the kernel announces.
+const quietInterval = time.Hour
+
+// retryDue reports whether to try again what is missing: at each check what has failed for a reason that may pass,
+// and ever more rarely what this machine does not support. Each attempt writes rules to one table, and may not to
+// the next one, so queries pass through until the rules are as before.
+func (i *installer) retryDue() bool {
+	return !i.in.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
+}
+
+// place records that rules are written to a site, and returns the tables that this process has made there.
+func (i *installer) place(at site) (made map[string]bool) {
+	i.placed[at] = true
+	if i.made[at] == nil {
+		i.made[at] = make(map[string]bool)
+	}
+	return i.made[at]
+}
+
+// logMissing logs changes of what is missing.
+func (i *installer) logMissing(in installed) {
+	for _, f := range families() {
+		was, is := i.in.families[f], in.families[f]
+		switch err, before := in.missing[f], i.in.missing[f]; {
+		case err != nil && before == nil:
+			i.log.Warn("DNS over one family is not captured", "family", f, "error", err)
+		case err == nil && before != nil && len(is.rules.tables(f)) > 0:
+			i.log.Info("DNS over a family that was missing is captured now", "family", f)
+		}
+		switch {
+		case slices.Equal(is.without, was.without):
+		case len(is.without) > 0:
+			i.log.Warn("the capture rules leave out what this machine does not support",
+				"family", f, "without", strings.Join(is.without, ", "), "error", in.reduced[f])
+		case len(is.rules.tables(f)) > 0:
+			i.log.Info("capture rules are complete now", "family", f)
+		}
+	}
+}
+
+// cleared records that nothing of nametap is in the families of a backend that could be read.
+func (i *installer) cleared(s *side) {
+	for f := range s.saved {
+		delete(i.placed, site{s.backend, f})
+	}
+}
+
+// drifted lists how the kernel differs from what was installed, without a table that is left to a later check; empty
+// if it does not.
+func (i *installer) drifted(m machine) ([]string, error) {
+	s, other := m.side(i.in.backend), m.side(i.in.backend.other())
+	var drifts []string
+	var errs []error
+	for _, f := range families() {
+		v, ok := i.in.families[f]
+		if ok && s.reason[f] != nil {
+			errs = append(errs, s.reason[f])
+			continue
+		}
+		if err := other.reason[f]; temporary(err) {
+			errs = append(errs, err)
+		}
+		if ok || i.in.missing[f] == nil {
+			for _, d := range v.rules.sparing(i.firewall.spare(f)).drift(f, s.saved[f]) {
+				drifts = append(drifts, fmt.Sprintf("%s: %s", f, d))
+			}
+		}
+		if other.saved[f].hasOwn() {
+			drifts = append(drifts, fmt.Sprintf("%s: backend %s has rules of nametap too", f, other.backend))
+		}
+	}
+	return drifts, errors.Join(errs...)
+}
+
+// unhook deletes the jumps to nametap's chains in both backends. It reports whether queries
+// were captured recently, so that replies may be in flight, and whether what failed may
+// succeed soon.
+func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
+	var sides []*side
+	var errs []error
+	changed := false
+	for _, b := range i.ownFirst() {
+		s := inspect(ctx, i.goal.Config, b)
+		sides = append(sides, s)
+		i.bare[b] = s.bare()
+		err := i.unreadPlaced(s)
+		again = again || temporary(err)
+		errs = append(errs, err)
+		for f, saved := range s.saved {
+			if !saved.hasOwn() {
+				continue
+			}
+			changed = true
+			used = used || inUse(f, saved)
+			err := i.unhookFamily(ctx, s.place(f, patient), saved)
+			again = again || temporary(err)
+			errs = append(errs, err)
+		}
+	}
+	if a, b := sides[0], sides[1]; !a.usable() && !b.usable() {
+		if a.unseen() == nil && b.unseen() == nil {
+			return false, false, nil
+		}
+		return false, a.unclear() || b.unclear(), errors.Join(a.err(), b.err())
+	}
+	if err = errors.Join(errs...); changed && err == nil {
+		i.log.Info("DNS is no longer captured")
+	}
+	return used, again, err
+}
+
+// ownFirst returns both backends, the one in which this process has installed rules first: a tool of the
+// other one may hang until there is no time left.
+func (i *installer) ownFirst() []Backend {
+	if i.placed[site{Legacy, IPv4}] || i.placed[site{Legacy, IPv6}] {
+		return []Backend{Legacy, NFT}
+	}
+	return []Backend{NFT, Legacy}
+}
+
+// unhookFamily deletes the jumps of one family in one backend, and drops the conntrack entries
+// that would still redirect to the agent. With a zone, no UDP socket uses these entries, and they
+// are dropped before the zone is removed, because sockets would use them again. Without a
+// zone, and over TCP, sockets use them until the jumps are deleted.
+func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error {
+	s := sweep{ports: ports(have.redirections())}
+	if len(have["raw"].ownChains()) > 0 {
+		i.entries.drop(p.family, s.orphans())
+	}
+	err := p.unhook(ctx, have)
+	i.entries.drop(p.family, s.orphans())
+	return err
+}
+
+// removeSides removes everything of nametap in both backends, except where unhook has just found
+// nothing: each tool takes long on a busy machine. again is true if what failed may succeed
+// soon.
+func (i *installer) removeSides(ctx context.Context) (again bool, err error) {
+	var failed, unseen error
+	for _, b := range []Backend{NFT, Legacy} {
+		if i.bare[b] && !i.hasMade(b) {
+			continue
+		}
+		s := inspect(ctx, i.goal.Config, b)
+		_, err := s.remove(ctx, patient, i.made)
+		if err == nil {
+			i.cleared(s)
+		}
+		mayBe, unread := i.unread(s)
+		again = again || temporary(err) || temporary(unread)
+		failed, unseen = errors.Join(failed, err, unread), errors.Join(unseen, mayBe)
+	}
+	if failed != nil && unseen != nil {
+		failed = fmt.Errorf("%w\n%v", failed, unseen) //nolint:errorlint // the failure is what counts
+	}
+	if failed != nil {
+		return again, failed
+	}
+	return false, unseen
+}
+
+// hasMade reports whether this process has made tables in a backend.
+func (i *installer) hasMade(b Backend) bool {
+	return slices.ContainsFunc(families(), func(f Family) bool { return len(i.made[site{b, f}]) > 0 })
+}
+
+// unread returns an error if a backend that may have rules of nametap could not be read: an
+// [ErrUnseen] if that is permanent and this process has installed none there, otherwise a failure.
+func (i *installer) unread(s *side) (unseen, failed error) {
+	failed = i.unreadPlaced(s)
+	if failed == nil {
+		unseen = s.unseen()
+	}
+	if temporary(unseen) {
+		return nil, unseen
+	}
+	return unseen, failed
+}
+
+// unreadPlaced returns an error if families of a backend could not be read in which c has
+// installed rules.
+func (i *installer) unreadPlaced(s *side) error {
+	var errs []error
+	for f, err := range s.reason {
+		if i.placed[site{s.backend, f}] && !knownEmpty(s.backend, f, err) {
+			errs = append(errs, fmt.Errorf("reading the rules of backend %s, %s: %w", s.backend, f, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// onlyOthers reports whether the error of a removal says only that rules of another process
+// may remain.
+func (i *installer) onlyOthers(err error) bool {
+	return errors.Is(err, ErrUnseen) || errors.Is(err, ErrCapability) && len(i.placed) == 0
+}
+
+// level returns the level of a family.
+func (i *installer) level(f Family) Level {
+	v, ok := i.in.families[f]
+	switch {
+	case !i.goal.On || len(i.goal.variants[0].rules.tables(f)) == 0:
+		return LevelOff
+	case !ok && unsupported(i.in.missing[f]):
+		return LevelUnavailable
+	case !ok:
+		return LevelFailed
+	}
+	return v.level()
+}

@@ -1,0 +1,70 @@
+package iptables
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// installed is what this process put into the kernel.
+type installed struct {
+	backend  Backend
+	reason   string // why this backend
+	families map[Family]variant
+	missing  map[Family]error // why families that are wanted are not installed
+	reduced  map[Family]error // why installed families do not have the best variant
+}
+
+// complete reports whether everything is installed that the configuration asks for.
+func (in installed) complete() bool {
+	return in.backend != "" && len(in.missing)+len(in.reduced) == 0
+}
+
+// failed reports whether anything is missing that this machine may support.
+func (in installed) failed() bool {
+	for _, f := range families() {
+		if err := cmp.Or(in.missing[f], in.reduced[f]); err != nil && !unsupported(err) {
+			return true
+		}
+	}
+	return false
+}
+
+// unleased reports whether the rules of a family capture without an agent.
+func (in installed) unleased() bool {
+	for _, v := range in.families {
+		if !v.lease {
+			return true
+		}
+	}
+	return false
+}
+
+// acceptable returns an error if no family is installed, or if anything is missing that this machine
+// may support.
+func (in installed) acceptable(cfg Config) error {
+	var refused, passing []error
+	for _, f := range families() {
+		if err := in.missing[f]; err != nil {
+			err = fmt.Errorf("capturing DNS over %s: %w", f, err)
+			switch {
+			case len(in.families) == 0:
+				refused = append(refused, err)
+			case !unsupported(in.missing[f]):
+				passing = append(passing, err)
+			}
+		}
+		if err := in.reduced[f]; err != nil && !unsupported(err) {
+			passing = append(passing, fmt.Errorf("DNS over %s is captured without %s: %w",
+				f, strings.Join(in.families[f].without, ", "), err))
+		}
+	}
+	switch {
+	case len(refused) > 0:
+		return errors.Join(refused...)
+	case len(passing) > 0:
+		return fmt.Errorf("%w: %w", ErrIncomplete, errors.Join(passing...))
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+)
+
+// variant is the rules of a configuration, as such or without what this machine lacks.
+type variant struct {
+	rules   Rules
+	without []string // what it lacks, as text for a log
+	zone    uint16
+	lease   bool
+	accepts bool
+}
+
+// level returns the level of a family with these rules.
+func (v variant) level() Level {
+	if len(v.without) > 0 {
+		return LevelReduced
+	}
+	return LevelComplete
+}
+
+// orLess returns the variants that are not better than v.
+func (v variant) orLess(vs []variant) []variant {
+	better := slices.IndexFunc(vs, func(other variant) bool { return slices.Equal(other.without, v.without) })
+	return vs[max(better, 0):]
+}
+
+// Level says how much of a family is captured.
+type Level string
+
+// The levels.
+const (
+	LevelComplete    Level = "complete"
+	LevelReduced     Level = "reduced"     // the rules are without something that this machine lacks
+	LevelUnavailable Level = "unavailable" // this machine does not support it
+	LevelFailed      Level = "failed"      // and retried
+	LevelOff         Level = "off"         // not wanted
+)
+
+// variants returns the rules for a configuration, best first: as configured, and then without each
+// combination of parts, the smallest combinations first.
+func variants(cfg Config) ([]variant, error) {
+	var vs []variant
+	for choice := range 1 << len(parts()) {
+		v, reduced, had := variant{}, cfg, true
+		for i, p := range parts() {
+			if choice&(1<<i) != 0 {
+				had = p.omit(&reduced) && had
+				v.without = append(v.without, p.name)
+			}
+		}
+		if !had {
+			continue // the configuration is without it already
+		}
+		var err error
+		if v.rules, err = Build(reduced); err != nil {
+			return nil, err
+		}
+		v.zone, v.lease, v.accepts = reduced.Zone, reduced.Lease, !reduced.NoAccept
+		vs = append(vs, v)
+	}
+	sort.SliceStable(vs, func(i, j int) bool { return len(vs[i].without) < len(vs[j].without) })
+	return vs, nil
+}
+
+// parts are the parts of the rules that a machine may lack, the least important first: what a
+// variant is without, as text for a log, and how to leave it out of a configuration. The second
+// result is true if the configuration had it.
+func parts() []part {
+	return []part{
+		{"comments (match comment)", func(c *Config) bool { had := !c.NoComments; c.NoComments = true; return had }},
+		{"probes (match ttl, hl)", func(c *Config) bool { had := !c.NoProbe; c.NoProbe = true; return had }},
+		{"rules for firewalls (table filter, match conntrack)", func(c *Config) bool { had := !c.NoAccept; c.NoAccept = true; return had }},
+		{"end by the kernel (match recent)", func(c *Config) bool { had := c.Lease; c.Lease = false; return had }},
+		{"conntrack zone (target CT)", func(c *Config) bool { had := c.Zone != 0; c.Zone = 0; return had }},
+	}
+}
+
+type part struct {
+	name string
+	omit func(*Config) (had bool)
+}
+
+// possible returns the variants of the rules of a family that this machine may support, and why not all: it
+// leaves a table filter alone that iptables cannot read.
+func possible(vs []variant, have saved) (left []variant, lacks error) {
+	if t := have[filterTable]; t == nil || !t.unreadable || !vs[0].accepts {
+		return vs, nil
+	}
+	left = slices.DeleteFunc(slices.Clone(vs), func(v variant) bool { return v.accepts })
+	return left, fmt.Errorf("%w: table %q %w", errExtension, filterTable, errIncompatible)
+}

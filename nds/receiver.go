@@ -1,0 +1,237 @@
+package nds
+
+import (
+	"bytes"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/nametap/nametap/internal/logonce"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/nametap/nametap/internal/statedir"
+)
+
+// ApplyFunc applies shards of the table (digest.ShardOf): shards has all entries of each, a NameTable in
+// wire form. The other shards stay as they are. An error rejects the push: the control plane is sent the
+// reason, and all shards stay. It is called from one goroutine, never concurrently. It may keep the entries but
+// not change them.
+type ApplyFunc func(shards map[int][]byte) error
+
+// A receiver applies pushes and the snapshot. The goroutine of Client.Run owns it.
+type receiver struct {
+	cfg     Config
+	apply   ApplyFunc
+	log     *slog.Logger
+	metrics *metrics
+	state   *state
+	saver   *snapshotSaver
+	dir     *statedir.Dir
+
+	// node is the node of the current stream.
+	node *corev3.Node
+	// table is the table that apply accepted last, from any stream or from the snapshot; nil before that.
+	// tableNode is the fingerprint of the node to which it was sent, if it came as changes.
+	table     *hostTable
+	tableNode string
+	// undetected is true if the table differs from the control plane's although its digests are
+	// the same.
+	undetected bool
+	// snapshotUnread is true if the snapshot could not be read. Every connect tries
+	// again until a table is in use.
+	snapshotUnread  bool
+	restoreFailures logonce.Log // why the snapshot could not be read
+}
+
+// restore applies the snapshot. A snapshot that cannot be read now is read again by the
+// next connect. A snapshot that is damaged or belongs to another node is renamed, so
+// that it is neither used nor lost.
+func (r *receiver) restore() {
+	r.snapshotUnread = false
+	if r.cfg.StateDir == "" {
+		return
+	}
+	lockErr := r.dir.Lock()
+	path := r.dir.File(snapshotName)
+	data, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return
+	case err != nil:
+		r.snapshotUnread = true
+		r.restoreFailures.Report("snapshot of the table not read: it is read again at the next connect", slog.LevelWarn, err)
+		return
+	}
+	s, err := parseSnapshot(data)
+	if owner := snapshotOwner(r.cfg.Node); err == nil && s.owner != owner {
+		err = fmt.Errorf("it belongs to %q, this node is %q", s.owner, owner)
+	}
+	if err == nil {
+		err = r.useSnapshot(&s)
+	}
+	if err != nil {
+		r.setAside(err, lockErr)
+		return
+	}
+	if s.lost > 0 {
+		r.log.Warn("the last changes in the snapshot of the table are damaged, older hosts are used until the control plane sends newer ones",
+			"path", path, "bytes", s.lost)
+	}
+	t := r.table.status()
+	t.version, t.pushed, t.stale = s.version, s.pushed, true
+	r.state.setTable(t)
+	r.log.Info("using the table of the snapshot until the control plane sends one",
+		"path", path, "version", s.version, "pushed", s.pushed)
+}
+
+// restoreAgain applies the snapshot if it could not be read before and no table is in use.
+func (r *receiver) restoreAgain() {
+	if r.snapshotUnread && r.table == nil {
+		r.restore()
+	}
+}
+
+// useSnapshot applies a snapshot.
+func (r *receiver) useSnapshot(s *savedTable) error {
+	if err := r.apply(s.table.since(nil)); err != nil {
+		return err
+	}
+	r.table, r.tableNode = s.table, s.node
+	return nil
+}
+
+// setAside renames a snapshot that cannot be used for the given reason. If lockErr is not
+// nil, another process owns the snapshot, so setAside leaves it in place.
+func (r *receiver) setAside(reason, lockErr error) {
+	path, aside, err := r.dir.File(snapshotName), "", lockErr
+	if err == nil {
+		aside, err = r.dir.SetAside(snapshotName, "bad")
+	}
+	if err != nil {
+		r.log.Warn("snapshot of the table not used", "path", path, "error", errors.Join(reason, err))
+		return
+	}
+	r.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
+}
+
+// firstNode returns the node for the first request of a stream whose node is sent. If the table in use came as changes
+// of hosts, the request has its checksums: then the control plane sends only what differs.
+func (r *receiver) firstNode(sent *corev3.Node) *corev3.Node {
+	r.node = sent
+	if r.table == nil || r.table.mode != ModeHosts || r.undetected {
+		return sent
+	}
+	node := proto.CloneOf(sent)
+	fields := node.GetMetadata().GetFields()
+	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.sums.Digests().Bytes()))
+	// Replicas compare what clients with the same revision have: it must be what this node was sent.
+	if len(r.table.revision) > 0 && r.tableNode == fingerprint(sent) {
+		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.revision))
+	}
+	return node
+}
+
+// use applies a response, and returns what has to be saved. first is true if no earlier response
+// of the stream was accepted.
+func (r *receiver) use(got response, first bool) (saving, error) {
+	value, there, err := got.table()
+	if err != nil {
+		return saving{}, err
+	}
+	isChange, err := hasChange(value)
+	if err != nil {
+		return saving{}, fmt.Errorf("a table of %d bytes: %w", len(value), err)
+	}
+	next := r.table
+	switch {
+	case isChange:
+		next, err = r.changed(value, first)
+	case there, got.whole, slices.Contains(got.removed, ""), next == nil, first && next.mode == ModeWhole:
+		next, err = wholeTable(value)
+	}
+	if err != nil {
+		return saving{}, err
+	}
+	shards, result := next.since(r.table), resultUnchanged
+	if len(shards) > 0 {
+		result = resultApplied
+		start := time.Now()
+		err := r.apply(shards)
+		r.metrics.duration.Observe(time.Since(start).Seconds())
+		if err != nil {
+			return saving{}, err
+		}
+		if next.len() == 0 && r.table != nil && r.table.len() > 0 {
+			r.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", got.version)
+		}
+	}
+	save := saving{all: len(shards) > 0}
+	if node := fingerprint(r.node); isChange {
+		save.all = r.table == nil || r.table.mode != ModeHosts || node != r.tableNode
+		if !save.all && (len(shards) > 0 || !bytes.Equal(r.table.revision, next.revision)) {
+			save.change = value
+		}
+		r.tableNode = node
+	}
+	r.table = next
+	r.pushed(got, result)
+	return save, nil
+}
+
+// changed returns the table after a change, a NameTable in wire form. If that does not have its checksum, the next
+// stream asks for what is missing, and for everything after the first change of a stream: what differs then has the
+// same digests.
+func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
+	parsed, err := parseChange(value)
+	if err != nil {
+		return nil, err
+	}
+	next, err := r.table.with(&parsed)
+	if r.undetected = err != nil && first; err == nil {
+		return next, nil
+	}
+	if r.table != nil && r.table.mode == ModeHosts {
+		r.table = r.table.summed()
+	}
+	r.state.setDifference(err.Error(), r.table.status().digest)
+	return nil, err
+}
+
+// pushed counts and logs a response that was accepted. Its table is in use.
+func (r *receiver) pushed(got response, result string) {
+	r.metrics.pushed(result, got.bytes)
+	t := r.table.status()
+	t.version, t.pushed = got.version, time.Now()
+	first := r.state.setTable(t)
+	log := r.log.Debug
+	if first {
+		log = r.log.Info
+	}
+	log("table pushed", "version", got.version, "result", result, "mode", t.mode, "hosts", r.table.len(), "bytes", got.bytes)
+}
+
+// reject counts and logs a response that is not used.
+func (r *receiver) reject(got response, reason error) {
+	r.metrics.pushed(resultRejected, got.bytes)
+	r.state.setRejected(reason)
+	r.log.Warn("push rejected, the current table stays", "version", got.version, "nonce", got.nonce, "error", reason)
+}
+
+// save passes the table in use to the goroutine that writes the snapshot.
+func (r *receiver) save(changed saving) {
+	if r.cfg.StateDir == "" {
+		return
+	}
+	state := r.state.now()
+	r.saver.put(snapshot{
+		owner: snapshotOwner(r.cfg.Node), version: state.Version, pushed: state.LastPush, table: r.table, node: r.tableNode,
+	}, changed)
+}

@@ -1,0 +1,113 @@
+package nds
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// A Token is what is known of the token for the control plane. It has no secret.
+type Token struct {
+	// File is its file; "" if none is sent.
+	File string `json:"file,omitempty"`
+	// Issued and Expires are zero if the token does not say so.
+	Issued  time.Time `json:"issued,omitzero"`
+	Expires time.Time `json:"expires,omitzero"`
+}
+
+// tokenOf reads the token.
+func tokenOf(cfg Config) Token {
+	if cfg.Plaintext || cfg.TokenFile == "" {
+		return Token{}
+	}
+	found := Token{File: cfg.TokenFile}
+	if token, err := readToken(found.File); err == nil {
+		found.Issued, found.Expires = claims(token)
+	}
+	return found
+}
+
+// usableToken reports whether a file holds a token that is not known to have expired. It
+// reads the file, so it must not be called with a lock held.
+func usableToken(file string) bool {
+	if file == "" {
+		return false
+	}
+	token, err := readToken(file)
+	return err == nil && !expired(token)
+}
+
+// readToken returns the token in a file, without the newline that editors add.
+func readToken(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	token := bytes.TrimSpace(data)
+	if len(token) == 0 {
+		return "", fmt.Errorf("%q is empty", file)
+	}
+	if bytes.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		// A header cannot hold such bytes. The error does not quote the token, which is
+		// secret.
+		return "", errors.New(file + " holds more than one token")
+	}
+	return string(token), nil
+}
+
+// expired reports whether a token is known to have expired.
+func expired(token string) bool {
+	expires, known := expiry(token)
+	return known && time.Now().After(expires)
+}
+
+// expiry returns when a token expires, if it says so.
+func expiry(token string) (expires time.Time, known bool) {
+	_, expires = claims(token)
+	return expires, !expires.IsZero()
+}
+
+// claims returns when a token was issued and when it expires, if it is a JSON Web Token with these claims. It does
+// not check the signature; that is up to the control plane.
+func claims(token string) (issued, expires time.Time) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return issued, expires
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return issued, expires
+	}
+	var claimed struct {
+		Issued  float64 `json:"iat"`
+		Expires float64 `json:"exp"`
+	}
+	if json.Unmarshal(payload, &claimed) != nil {
+		return issued, expires
+	}
+	if claimed.Issued > 0 {
+		issued = time.Unix(int64(claimed.Issued), 0)
+	}
+	if claimed.Expires > 0 {
+		expires = time.Unix(int64(claimed.Expires), 0)
+	}
+	return issued, expires
+}
+
+// bearer holds the headers with the bearer token. It implements
+// [credentials.PerRPCCredentials].
+type bearer map[string]string
+
+// GetRequestMetadata returns the headers.
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return b, nil
+}
+
+// RequireTransportSecurity returns true, so that gRPC never sends the token in plaintext.
+func (b bearer) RequireTransportSecurity() bool { return true }
