@@ -117,7 +117,7 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 			in.reduced[f] = a.reduced
 		}
 	}
-	err = in.acceptable(i.goal.Config)
+	err = in.acceptable()
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		if i.in.backend == "" {
 			ctx := context.WithoutCancel(ctx)

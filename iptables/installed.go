@@ -43,7 +43,7 @@ func (in installed) unleased() bool {
 
 // acceptable returns an error if no family is installed, or if anything is missing that this machine
 // may support.
-func (in installed) acceptable(cfg Config) error {
+func (in installed) acceptable() error {
 	var refused, passing []error
 	for _, f := range families() {
 		if err := in.missing[f]; err != nil {

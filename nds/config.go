@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	defaultServerName   = "istiod.istio-system.svc"
-	defaultTrustDomain  = "cluster.local"
+	defaultServerName  = "istiod.istio-system.svc"
+	defaultTrustDomain = "cluster.local"
 	// maxPushBytes bounds the length of a response. A host takes 67 to 81 bytes.
 	maxPushBytes = 64 << 20
 )

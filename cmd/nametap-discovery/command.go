@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -42,7 +41,6 @@ type options struct {
 	tlsSecret  tlsSecret
 	inject     injector
 	httpAddr   string
-	drain      time.Duration // how long to serve after the end was requested
 	logLevel   logLevel
 
 	client discovery.Client // whose table is printed

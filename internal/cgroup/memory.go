@@ -49,7 +49,7 @@ func MachineMemory() int64 {
 	if err := unix.Sysinfo(&info); err != nil {
 		return 0
 	}
-	return int64(info.Totalram) * int64(info.Unit) //nolint:gosec,unconvert // of another type on other architectures
+	return int64(info.Totalram) * int64(info.Unit) //nolint:gosec // of another type on other architectures
 }
 
 // readLimit returns the limit in a file of a cgroup; 0 for none.
