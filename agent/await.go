@@ -103,7 +103,7 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 		switch {
 		case served && late == nil:
 			return rules, nil
-		case served && !w.required() && time.Since(since) >= awaitFamily:
+		case served && time.Since(since) >= awaitFamily:
 			w.Logger.Warn("DNS over one family is not captured: the agent does not answer over it", "error", late)
 			return rules, nil
 		case time.Since(began) >= awaitQuiet && !logged:
@@ -124,16 +124,11 @@ func (w Awaited) fit(found map[iptables.Family]health) (rules iptables.Config, s
 		switch h := found[f]; {
 		case h.answers():
 			served = true
-		case w.Rules.Family(f) == iptables.On || !h.absent():
+		case !h.absent():
 			rules, late = rules.Without(f), errors.Join(late, h.err)
 		}
 	}
 	return rules, served, late
-}
-
-// required reports whether a family must not be left out.
-func (w Awaited) required() bool {
-	return slices.ContainsFunc(families(), func(f iptables.Family) bool { return w.Rules.Family(f) == iptables.On })
 }
 
 // families returns the families that are captured.
@@ -152,7 +147,7 @@ func (w Awaited) listeners() []dnsproxy.Addr {
 }
 
 // awaitReady waits until /healthz/ready is 200: the agent has a table, or has waited for one for
-// --ready-timeout. It returns an error if ctx ends before, or if the status address is wrong. user
+// [Config.ReadyTimeout]. It returns an error if ctx ends before, or if the status address is wrong. user
 // is what the agent says in [userHeader].
 func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
@@ -209,7 +204,7 @@ func (w Awaited) statusAddr() string {
 }
 
 // AwaitReady waits until the agent that a transport reaches is ready: it has a table, or has waited for
-// one for --ready-timeout. If ctx ends before, the error says why the agent is not ready.
+// one for [Config.ReadyTimeout]. If ctx ends before, the error says why the agent is not ready.
 func AwaitReady(ctx context.Context, transport http.RoundTripper) error {
 	client := http.Client{Transport: transport, Timeout: probeTimeout}
 	defer client.CloseIdleConnections()

@@ -364,8 +364,6 @@ func (in inputs) desired() (iptables.Desired, error) {
 		case choice == iptables.Off:
 		case err == nil:
 			served++
-		case choice == iptables.On:
-			return d, err
 		default:
 			errs = append(errs, err)
 			d.Config = d.Config.Without(f)

@@ -41,8 +41,8 @@ type Config struct {
 	// StateDirRequired makes it an error that the state directory (XDS.StateDir) cannot be
 	// used. Otherwise the agent logs it and runs without a snapshot.
 	StateDirRequired bool
-	// Drain is how long queries are still answered at the end. With 0 the agent ends at
-	// once.
+	// Drain is how long queries are still answered, and open connections to VIPs go on, at the end. With 0
+	// the agent ends at once.
 	Drain time.Duration
 	// Service is true if a unit of systemd starts the agent again when it ends, and holds its
 	// sockets, so that queries wait meanwhile.
@@ -50,11 +50,11 @@ type Config struct {
 	// DrainCaptured makes an agent of a Service drain after it has removed its rules.
 	DrainCaptured bool
 	// ReadyTimeout is how long the agent is not ready for want of a table. After that it
-	// is ready and forwards, because a pod must start without a control plane too.
+	// is ready and forwards, because a pod and a VM must start without a control plane too.
 	ReadyTimeout time.Duration
 	// Capture configures the redirection of queries to the agent. Nil redirects none.
 	Capture *CaptureConfig
-	// Egress configures the connections to automatic VIPs. Its Table, Resolve, OwnPorts, Logger
+	// Egress configures the connections to automatic VIPs. Its Table, Resolve, OwnPorts, Drain, Logger
 	// and Registerer are set by New. Nil carries none.
 	Egress *egress.Config
 	// Records says where the records of queries go.
@@ -80,13 +80,11 @@ type Config struct {
 // DefaultConfig returns a Config with all defaults. It captures nothing. It lacks what has no
 // default: a logger, and the name and the addresses of the node.
 func DefaultConfig() Config {
-	cfg := Config{
+	return Config{
 		DNS: dnsproxy.DefaultConfig(), XDS: nds.DefaultConfig(),
 		StatusAddr: ":15020", Drain: 5 * time.Second, ReadyTimeout: 30 * time.Second,
 		Records: RecordsConfig{QueryLog: querylog.Failed},
 	}
-	cfg.DNS.OriginalDestination = true
-	return cfg
 }
 
 // Validate returns an error if a setting is wrong, whatever the state of the host. It opens no socket, and

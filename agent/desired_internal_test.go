@@ -17,7 +17,7 @@ func TestDesired(t *testing.T) {
 	t.Parallel()
 	silent := errors.New("a listener does not answer")
 	v4, v6 := iptables.IPv4, iptables.IPv6
-	required, without6 := iptables.Config{IPv6: iptables.On}, iptables.Config{IPv6: iptables.Off}
+	without6 := iptables.Config{IPv6: iptables.Off}
 	servers := []netip.Addr{netip.MustParseAddr("192.0.2.53")}
 	loopback, nameserver := netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.0.2.53/32")
 	out := func(families ...iptables.Family) map[iptables.Family]error {
@@ -46,8 +46,6 @@ func TestDesired(t *testing.T) {
 		"IPv6 does not answer":             {in: inputs{CaptureConfig: on(anything), without: out(v6)}, want: iptables.Config{IPv6: iptables.Off}},
 		"IPv4 does not answer":             {in: inputs{CaptureConfig: on(anything), without: out(v4)}, want: iptables.Config{IPv4: iptables.Off}},
 		"none answers":                     {in: inputs{CaptureConfig: on(anything), without: out(v4, v6)}, err: silent},
-		"IPv6 is required":                 {in: inputs{CaptureConfig: on(required), without: out(v6)}, err: silent},
-		"IPv6 is required, IPv4 is not":    {in: inputs{CaptureConfig: on(required), without: out(v4)}, want: iptables.Config{IPv4: iptables.Off, IPv6: iptables.On}},
 		"IPv6 is not wanted, IPv4 answers": {in: inputs{CaptureConfig: on(without6)}, want: without6},
 		"IPv6 is not wanted, nor there":    {in: inputs{CaptureConfig: on(without6), without: out(v6)}, want: without6},
 		"IPv6 is not wanted, IPv4 silent":  {in: inputs{CaptureConfig: on(without6), without: out(v4)}, err: silent},

@@ -33,6 +33,7 @@ func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 		return nil, nil
 	}
 	cfg, proxy := *c.config.Egress, c.proxy
+	cfg.Drain = c.config.Drain
 	v := &vipCarrier{log: c.log, draining: cfg.Drain, ended: make(chan struct{})}
 	cfg.Table, cfg.Synced, cfg.Logger, cfg.Registerer = proxy.Table, proxy.Synced(), c.log, c.config.DNS.Registerer
 	cfg.Resolve = func(ctx context.Context, name string, family egress.Family, onlyCached bool) ([]netip.Addr, bool, error) {

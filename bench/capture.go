@@ -38,17 +38,14 @@ type path struct {
 	// backend is the backend of the rules. If it is empty, there are no rules and the
 	// client queries the agent directly.
 	backend string
-	zone    string
 }
 
 // paths are the compared paths, the direct one first.
 func paths() []path {
 	return []path{
 		{what: "direct, no rules"},
-		{what: "nft", backend: "nft", zone: "53"},
-		{what: "nft, no zone", backend: "nft", zone: "0"},
-		{what: "legacy", backend: "legacy", zone: "53"},
-		{what: "legacy, no zone", backend: "legacy", zone: "0"},
+		{what: "nft", backend: "nft"},
+		{what: "legacy", backend: "legacy"},
 	}
 }
 

@@ -33,7 +33,7 @@ const (
 // namespace.
 func (b *captureBench) installs(ctx context.Context, round int) error {
 	for _, p := range b.paths {
-		if p.backend == "" || p.zone == "0" {
+		if p.backend == "" {
 			continue
 		}
 		if b.installed[p.backend] == nil {
@@ -73,15 +73,28 @@ func (b *captureBench) apply(ctx context.Context, p path) (time.Duration, error)
 	if p.backend == "" {
 		return 0, nil
 	}
+	if err := b.choose(ctx, p); err != nil {
+		return 0, err
+	}
 	began := time.Now()
-	_, err := b.tool(ctx, "", b.captureArguments("apply", p)...)
+	_, err := b.tool(ctx, "", b.captureArguments("apply")...)
 	return time.Since(began), err
 }
 
-// captureArguments returns the arguments of a capture command for a path.
-func (b *captureBench) captureArguments(verb string, p path) []string {
+// choose makes nametap use the backend of a path in this namespace: the backend of another program's chain.
+func (b *captureBench) choose(ctx context.Context, p path) error {
+	for _, tool := range []string{"iptables-", "ip6tables-"} {
+		if _, err := b.tool(ctx, "", tool+p.backend, "-w", "5", "-N", "OTHER"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// captureArguments returns the arguments of a capture command.
+func (b *captureBench) captureArguments(verb string) []string {
 	return []string{
-		b.binary, "capture", verb, "--capture-backend", p.backend, "--capture-conntrack-zone", p.zone, "--capture-enabled", "--capture-ipv6", "on", "--log-level", "warn",
+		b.binary, "capture", verb, "--capture-enabled", "--log-level", "warn",
 		"--dns-addr", fmt.Sprintf("localhost:%d", agentPort), "--capture-agent-uid", strconv.Itoa(agentUser), "--capture-agent-gid", strconv.Itoa(agentUser),
 	}
 }
@@ -91,7 +104,10 @@ type step struct{ Program, Text string }
 
 // steps returns the steps of apply, one for each family, IPv4 first.
 func (b *captureBench) steps(ctx context.Context, p path) ([]step, error) {
-	text, err := b.tool(ctx, "", append(b.captureArguments("print", p), "--output", "json")...)
+	if err := b.choose(ctx, p); err != nil {
+		return nil, err
+	}
+	text, err := b.tool(ctx, "", append(b.captureArguments("print"), "--output", "json")...)
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +225,7 @@ func (b *captureBench) installTable() report.Table {
 	}
 	for _, p := range b.paths {
 		f := b.installed[p.backend]
-		if p.backend == "" || p.zone == "0" {
+		if p.backend == "" {
 			continue
 		}
 		row := []string{p.backend}

@@ -152,10 +152,9 @@ func started(t *testing.T, agent corev1.Container) { // I0, K15
 	for _, variable := range agent.Env {
 		settings[variable.Name] = variable.Value
 	}
-	table, err := time.ParseDuration(settings["NAMETAP_READY_TIMEOUT"])
-	wait, err2 := time.ParseDuration(settings["NAMETAP_CAPTURE_WAIT"])
-	if err != nil || err2 != nil || table > 4*time.Second || wait < 2*table {
-		t.Errorf("the pod waits for %v, %v for the table, for %v, %v for the agent", table, err, wait, err2)
+	wait, err := time.ParseDuration(settings["NAMETAP_CAPTURE_WAIT"])
+	if err != nil || wait < 10*time.Second {
+		t.Errorf("the pod waits for the agent for %v, %v", wait, err)
 	}
 }
 

@@ -43,7 +43,7 @@ func environ(t *testing.T, pod corev1.Pod, c corev1.Container) []string {
 	for key, value := range pod.Annotations {
 		fields["metadata.annotations['"+key+"']"] = value
 	}
-	var all []string
+	all := []string{"KUBERNETES_SERVICE_HOST=10.96.0.1"}
 	for _, variable := range c.Env {
 		value := variable.Value
 		if variable.ValueFrom != nil {

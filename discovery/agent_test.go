@@ -13,22 +13,19 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// C1, C2: the client in nds gets the table that the table command prints, in both
-// variants, and receives an edit. Hosts that need automatic VIPs are in it if the client
+// C1, C2: the client in nds gets the table that the table command prints, and
+// receives an edit. Hosts that need automatic VIPs are in it if the client
 // asks for VIPs.
 func TestWithNametapsClient(t *testing.T) {
 	t.Parallel()
 	const external = "mysql-instance1.us-east-1.rds.amazonaws.com"
-	for name, variant := range map[string]nds.Variant{
-		variantDelta: nds.Incremental, variantSotw: nds.StateOfTheWorld, variantDelta + " asks": nds.Incremental,
-	} {
-		t.Run(name, func(t *testing.T) {
-			asks := strings.HasSuffix(name, " asks")
+	for _, asks := range []bool{false, true} {
+		t.Run(fmt.Sprintf("asks for VIPs %t", asks), func(t *testing.T) {
 			dir := unpack(t, examples.Files)
 			r := start(t, Config{ConfigDir: dir})
 			a := newAgentTable(t)
 			client, err := nds.New(nds.Config{
-				Addr: r.Addr().String(), Plaintext: true, Variant: variant,
+				Addr: r.Addr().String(), Plaintext: true,
 				Node: nds.Node{PodName: "web-0", Namespace: "shop", AutoAllocate: asks, IPs: []netip.Addr{
 					netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}},
 			}, a.apply)

@@ -71,69 +71,65 @@ func (a *agentTable) await(t *testing.T, hosts *api.NameTable) {
 	})
 }
 
-// C11, D30, D37: the client in nds receives changes of hosts, in both variants. After each one it has the table
+// C11, D30, D37: the client in nds receives changes of hosts. After each one it has the table
 // that the table command prints. After a restart, of either side, it is sent only what differs.
 func TestAgentReceivesChanges(t *testing.T) {
 	t.Parallel()
-	for name, variant := range map[string]nds.Variant{"delta": nds.Incremental, "sotw": nds.StateOfTheWorld} {
-		t.Run(name, func(t *testing.T) {
-			dir, state := unpack(t, examples.Files), t.TempDir()
-			r := start(t, Config{ConfigDir: dir})
-			begin := func() (*nds.Client, *agentTable, func()) {
-				a := newAgentTable(t)
-				client, err := nds.New(nds.Config{
-					Addr: r.Addr().String(), Plaintext: true, Variant: variant, StateDir: state,
-					Node: nds.Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{
-						netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}},
-				}, a.apply)
-				if err != nil {
-					t.Fatal(err)
-				}
-				ctx, cancel := context.WithCancel(t.Context())
-				done := make(chan error, 1)
-				go func() { done <- client.Run(ctx) }()
-				return client, a, func() {
-					cancel()
-					if err := <-done; err != nil {
-						t.Errorf("client: %v", err)
-					}
-				}
+	dir, state := unpack(t, examples.Files), t.TempDir()
+	r := start(t, Config{ConfigDir: dir})
+	begin := func() (*nds.Client, *agentTable, func()) {
+		a := newAgentTable(t)
+		client, err := nds.New(nds.Config{
+			Addr: r.Addr().String(), Plaintext: true, StateDir: state,
+			Node: nds.Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{
+				netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}},
+		}, a.apply)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- client.Run(ctx) }()
+		return client, a, func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("client: %v", err)
 			}
-			client, a, stop := begin()
-			defer func() { stop() }()
-			check := func() {
-				t.Helper()
-				want, _, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop"})
-				if err != nil {
-					t.Fatal(err)
-				}
-				a.await(t, want)
-				wait.Until(t, "the status shows it", func() bool {
-					s := client.Status()
-					return s.Connected && !s.Stale && s.Mode == nds.ModeHosts
-				})
-			}
-			check()
-			first := client.Status().Digest
-			for i := range 20 {
-				built := a.built.Load()
-				write(t, dir, "more.yaml", svcYAML("new", "web", fmt.Sprintf("10.0.0.%d", i)))
-				check()
-				if n := a.built.Load() - built; n != 1 {
-					t.Errorf("change %d built %d shards", i, n)
-				}
-			}
-			stop()
-			write(t, dir, "more.yaml", svcYAML("shop", "web", "10.0.0.9"))
-			client, a, stop = begin()
-			check()
-			if s := client.Status(); s.Digest == first || s.ChecksumDifferences != 0 || s.Rejected != 0 {
-				t.Errorf("status %+v", s)
-			}
-			if _, err := hex.DecodeString(client.Status().Digest); err != nil {
-				t.Error(err)
-			}
+		}
+	}
+	client, a, stop := begin()
+	defer func() { stop() }()
+	check := func() {
+		t.Helper()
+		want, _, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.await(t, want)
+		wait.Until(t, "the status shows it", func() bool {
+			s := client.Status()
+			return s.Connected && !s.Stale && s.Mode == nds.ModeHosts
 		})
+	}
+	check()
+	first := client.Status().Digest
+	for i := range 20 {
+		built := a.built.Load()
+		write(t, dir, "more.yaml", svcYAML("new", "web", fmt.Sprintf("10.0.0.%d", i)))
+		check()
+		if n := a.built.Load() - built; n != 1 {
+			t.Errorf("change %d built %d shards", i, n)
+		}
+	}
+	stop()
+	write(t, dir, "more.yaml", svcYAML("shop", "web", "10.0.0.9"))
+	client, a, stop = begin()
+	check()
+	if s := client.Status(); s.Digest == first || s.ChecksumDifferences != 0 || s.Rejected != 0 {
+		t.Errorf("status %+v", s)
+	}
+	if _, err := hex.DecodeString(client.Status().Digest); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -144,7 +144,7 @@ func TestWebhookDispute(t *testing.T) { // I8
 	}()
 	begun := time.Now()
 	wait.Until(t, "the log names the other program", func() bool {
-		return r.log.Count("level=ERROR", "again and again", "argocd (Apply)", "--inject-webhook") == 1
+		return r.log.Count("level=ERROR", "again and again", "argocd (Apply)", "--tls-cert") == 1
 	})
 	if !r.Server.certificate.secret.Untrusted() {
 		t.Error("the metric does not show it")

@@ -351,7 +351,7 @@ func TestTLSFlags(t *testing.T) {
 		{"no certificate", Config{TLSAddr: ":0"}, "set --tls-cert and --tls-key, or --tls-secret"},
 		{"two certificates", Config{TLSAddr: ":0", TLSSecret: &TLSSecret{}, TLS: auth.Files{Certificate: "cert", Key: "key"}}, "two certificates"},
 		{"no address", Config{TLSSecret: &TLSSecret{}}, "--tls-addr"},
-		{"bad name", Config{TLSAddr: ":0", TLSSecret: &TLSSecret{DNSNames: []string{"a b"}}}, "--tls-names"},
+		{"bad name", Config{TLSAddr: ":0", TLSSecret: &TLSSecret{DNSNames: []string{"a b"}}}, "want a DNS name"},
 	} {
 		tt.cfg.ConfigDir = dir
 		if _, err := New(tt.cfg); err == nil || !strings.Contains(err.Error(), tt.want) {

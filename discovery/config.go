@@ -66,16 +66,9 @@ type Config struct {
 	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh, at the API server,
 	// and of the default Sidecar if these settings name no other; "" means "istio-system".
 	RootNamespace string
-	// DefaultServiceExportTo are the namespaces that see the hosts of Services and ServiceEntries without
-	// an exportTo, if the settings of the mesh do not say that: names, ".", "*" or "~", separated by
-	// commas. "" means "*".
-	DefaultServiceExportTo string
 	// ClustersNamespace is the namespace, at the API server, of the Secrets with kubeconfigs of other
 	// clusters, whose hosts are served, too. "" means that there are none.
 	ClustersNamespace string
-	// HeadlessScope tells which clients get the endpoints of headless Services that do not set it;
-	// 0 means the clients in the network of the endpoints.
-	HeadlessScope object.HeadlessScope
 	// ClusterTimeout is how long another cluster that cannot be read keeps the server from being
 	// ready. 0 means 20 s.
 	ClusterTimeout time.Duration
@@ -129,17 +122,11 @@ func (c Config) withDefaults() Config {
 	if c.RootNamespace == "" {
 		c.RootNamespace = object.DefaultRootNamespace
 	}
-	if c.DefaultServiceExportTo == "" {
-		c.DefaultServiceExportTo = defaultServiceExportTo
-	}
 	if c.TokenAudience == "" {
 		c.TokenAudience = defaultTokenAudience
 	}
 	if c.TrustDomain == "" {
 		c.TrustDomain = c.ClusterDomain
-	}
-	if c.HeadlessScope == 0 {
-		c.HeadlessScope = object.ScopeNetwork
 	}
 	if c.ClusterTimeout <= 0 {
 		c.ClusterTimeout = defaultClusterTimeout
@@ -182,9 +169,6 @@ func (c Config) validate() error {
 	if !object.IsLabel(c.RootNamespace) {
 		return fmt.Errorf("root namespace %q: want a name such as %s (--root-namespace)", c.RootNamespace, object.DefaultRootNamespace)
 	}
-	if _, err := object.ParseExportTo(c.DefaultServiceExportTo, ""); err != nil {
-		return fmt.Errorf("default exportTo of Services: %w (--default-service-export-to)", err)
-	}
 	return nil
 }
 
@@ -207,7 +191,7 @@ func (c Config) validateTLS() error {
 	}
 	for _, name := range c.TLSSecret.DNSNames {
 		if !object.IsHost(name) {
-			return fmt.Errorf("name of the server %q: want a DNS name (--tls-names)", name)
+			return fmt.Errorf("name of the server %q: want a DNS name", name)
 		}
 	}
 	return nil
@@ -216,8 +200,7 @@ func (c Config) validateTLS() error {
 // newHosts returns no hosts of a number of sources. The automatic VIPs are allocated in vips.
 func (c Config) newHosts(sources int, vips *hosts.VIPs) *hosts.Hosts {
 	h := hosts.New(c.ClusterDomain, sources, vips)
-	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: object.SplitScopes(c.DefaultServiceExportTo)})
-	h.SetHeadlessScope(c.HeadlessScope)
+	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: []string{defaultServiceExportTo}})
 	return h
 }
 

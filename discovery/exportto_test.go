@@ -32,8 +32,7 @@ func nextHosts(t *testing.T, c client) string {
 }
 
 // TestDefaultExportTo checks that the default of the mesh says which namespaces see the Services and
-// ServiceEntries without an exportTo, that clients follow its changes, and that a directory has it from
-// a flag.
+// ServiceEntries without an exportTo, that clients follow its changes.
 func TestDefaultExportTo(t *testing.T) { // D1, D11
 	t.Parallel()
 	const all, own, none = "all.data db.data ext.example.com open.example.com web.shop", "all.data open.example.com web.shop", "all.data open.example.com"
@@ -67,15 +66,6 @@ func TestDefaultExportTo(t *testing.T) { // D1, D11
 			expect(tt.scope, tt.want)
 		}
 		before = tt.want
-		dir := t.TempDir()
-		write(t, dir, "objects.yaml", strings.Join(exported(), "---\n"))
-		table, errs, err := Table(t.Context(), Config{ConfigDir: dir, DefaultServiceExportTo: tt.scope}, Client{Namespace: "shop"})
-		if err != nil || len(errs) > 0 {
-			t.Fatal(errs, err)
-		}
-		if got := strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(table.GetTable())), " "), ".svc.cluster.local", ""); got != tt.want {
-			t.Errorf("a directory, %s: %q, want %q", tt.scope, got, tt.want)
-		}
 	}
 	a.Put(fakekube.ConfigMaps, meshYAML("defaultServiceExportTo: [.]"))
 	expect("again", own)

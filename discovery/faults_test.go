@@ -270,7 +270,7 @@ func TestFaults(t *testing.T) { // C7, C11, C12, D37, D38, D41
 	for i := range 4 {
 		a := &faultyAgent{t: t, namespace: []string{"shop", "data"}[i%2]}
 		a.cfg = nds.Config{
-			Addr: l.listener.Addr().String(), Plaintext: true, StateDir: filepath.Join(t.TempDir(), "state"), Variant: nds.Variant(i / 2),
+			Addr: l.listener.Addr().String(), Plaintext: true, StateDir: filepath.Join(t.TempDir(), "state"),
 			Node: nds.Node{PodName: fmt.Sprint("a-", i), Namespace: a.namespace, IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}},
 		}
 		a.start()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"strconv"
 	"time"
@@ -61,15 +60,9 @@ type Config struct {
 	// LocalOnly lists suffixes whose names are never forwarded: a name that the table does
 	// not have is NXDOMAIN. Default none.
 	LocalOnly []string
-	// Autopath says for which names nametap walks the search list on behalf of the client.
-	// Default mesh.
-	Autopath Autopath
 	// TTL is the TTL of the records of mesh names, 1 s to about 68 years, in whole
 	// seconds. Default 30 s.
 	TTL time.Duration
-	// MaxAnswers bounds the addresses, or the SRV records, in one answer for a mesh name. With more, an
-	// answer has a random sample. 0 to 65535; 0 means as many as fit.
-	MaxAnswers int
 	// EDNSUDPSize is the length of the longest UDP response in bytes, 512 to 65534.
 	// Default 1232.
 	EDNSUDPSize int
@@ -78,10 +71,6 @@ type Config struct {
 	// longest. The bound is at most half of the process's limit of open files. Default
 	// 1,000.
 	MaxTCPConns int
-	// OriginalDestination forwards a captured query to the nameserver it was sent to, if
-	// resolv.conf does not name that one. For UDP this needs CAP_NET_ADMIN; without it,
-	// the Server logs that and forwards UDP queries as if they were not captured.
-	OriginalDestination bool
 	// BeforeSync says how queries are answered before the first table. Default forward.
 	BeforeSync BeforeSync
 	// Version and ID are the answers for version.bind and id.server (RFC 4892). Default
@@ -119,31 +108,6 @@ func (b *BeforeSync) UnmarshalText(text []byte) error {
 		return nil
 	}
 	return fmt.Errorf("want %s, %s or %s", BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail)
-}
-
-// An Autopath says for which names nametap walks the search list on behalf of the client.
-type Autopath string
-
-// The values of Autopath.
-const (
-	// AutopathMesh means mesh names. It is the default.
-	AutopathMesh Autopath = "mesh"
-	// AutopathOff leaves the search list to the clients.
-	AutopathOff Autopath = "off"
-)
-
-// MarshalText returns what UnmarshalText reads.
-func (a Autopath) MarshalText() ([]byte, error) { return []byte(a), nil }
-
-// UnmarshalText reads one of the values. The error says what was expected; the caller
-// names the setting and its value.
-func (a *Autopath) UnmarshalText(text []byte) error {
-	switch v := Autopath(text); v {
-	case AutopathMesh, AutopathOff:
-		*a = v
-		return nil
-	}
-	return fmt.Errorf("want %s or %s", AutopathMesh, AutopathOff)
 }
 
 // DefaultConfig returns the Config that the zero value stands for.
@@ -191,7 +155,6 @@ func (c *Config) setDefaults() {
 	setDefault(&c.EDNSUDPSize, DefaultEDNSUDPSize)
 	setDefault(&c.MaxTCPConns, defaultMaxTCPConns)
 	setDefault(&c.BeforeSync, BeforeSyncForward)
-	setDefault(&c.Autopath, AutopathMesh)
 	setDefault(&c.Logger, slog.Default())
 	c.Forward.Logger, c.Forward.Registerer = c.Logger, c.Registerer
 	c.Forward.SetDefaults()
@@ -230,17 +193,12 @@ func (c *Config) validate() error {
 	switch {
 	case c.TTL < time.Second || c.TTL > maxTTL:
 		return fmt.Errorf("TTL %s: want 1s to %s", c.TTL, maxTTL)
-	case c.MaxAnswers < 0 || c.MaxAnswers > math.MaxUint16:
-		return fmt.Errorf("number of answers %d: want 0 to %d", c.MaxAnswers, math.MaxUint16)
 	case c.EDNSUDPSize < dns.MinMsgSize || c.EDNSUDPSize > dns.MaxMsgSize-1:
 		return fmt.Errorf("EDNS UDP size %d: want %d to %d bytes", c.EDNSUDPSize, dns.MinMsgSize, dns.MaxMsgSize-1)
 	case c.MaxTCPConns < 1:
 		return fmt.Errorf("limit of %d TCP connections: want 1 or more", c.MaxTCPConns)
 	}
-	return errors.Join(
-		checkText("before-sync", &c.BeforeSync),
-		checkText("autopath", &c.Autopath),
-	)
+	return checkText("before-sync", &c.BeforeSync)
 }
 
 // splitAddr returns the IP addresses and the port of a [Config.Addr]. The port is empty if

@@ -72,7 +72,6 @@ type rules struct {
 	resolvConf *forward.Forwarder // has the search list
 	cluster    table.Cluster
 	beforeSync BeforeSync
-	autopath   Autopath
 	suffixes   table.Suffixes
 	// meantSpecial lists the suffixes in special-use zones that settings give another meaning.
 	meantSpecial []wire.Name
@@ -202,7 +201,7 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 		return decision{action: actTarget, match: m, target: q.Name}
 	}
 	bypassed := m.Bypassed
-	m = current.Lookup(q.Name, r.search(), &r.suffixes, s)
+	m = current.Lookup(q.Name, r.resolvConf.Search(), &r.suffixes, s)
 	switch {
 	case m.Rule == table.RuleNone && localOnly:
 		return decision{action: actUnknown, match: m, zone: zone, local: local, table: current}.unlessTransfer(q)
@@ -226,14 +225,6 @@ func (r *rules) special(name wire.Name) (zone wire.Name, found bool) {
 		return zone, !meant
 	}
 	return zone, false
-}
-
-// search returns the search list with which mesh names are expanded (N5).
-func (r *rules) search() []wire.Name {
-	if r.autopath == AutopathOff {
-		return nil
-	}
-	return r.resolvConf.Search()
 }
 
 // answersPointer reports whether the table answers a question of a type for the PTR name of an

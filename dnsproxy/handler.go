@@ -36,7 +36,7 @@ type common struct {
 	id        string
 	log       *slog.Logger
 
-	// origins finds the original destinations of captured queries; nil if they are ignored.
+	// origins finds the original destinations of captured queries.
 	origins *origins
 
 	table  atomic.Pointer[table.Table] // nil in it before the first push

@@ -24,51 +24,49 @@ func negative(tb testing.TB, resp *dns.Msg) string {
 // that implements RFC 8020 would treat every name below it as missing.
 func TestLocalOnlyAncestors(t *testing.T) { // F12, A2
 	t.Parallel()
-	for _, autopath := range []dnsproxy.Autopath{dnsproxy.AutopathMesh, dnsproxy.AutopathOff} {
-		world := nameserver(t, anywhere("192.0.2.1"))
-		p := start(t, dnsproxy.Config{
-			Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)}, Autopath: autopath,
-			LocalOnly: []string{"cluster.local", "svc.cluster.local", "corp.example", "wild.example", "bank", "svc"},
-		})
-		p.load(t, hosts{
-			"web.shop.svc.cluster.local":        service("web", "shop", "10.0.0.1"),
-			"web-0.db.bank.svc.cluster.local":   service("web-0.db", "bank", "10.0.0.2"),
-			"a.b.corp.example":                  external("10.0.0.3"),
-			"*.deep.wild.example":               external("10.0.0.4"),
-			"one.two.three.svc.remote.local":    external("10.0.0.5"),
-			"name.of.shop.svc.cluster.local.eu": external("10.0.0.6"),
-		})
-		for name, want := range map[string]string{
-			"sHop.svc.cluster.local":       "NOERROR svc.cluster.local.",
-			"bank.svc.cluster.local":       "NOERROR svc.cluster.local.",
-			"db.bank.svc.cluster.local":    "NOERROR svc.cluster.local.",
-			"svc.Cluster.local":            "NOERROR svc.Cluster.local.",
-			"cluster.local":                "NOERROR cluster.local.",
-			"nope.cluster.local":           "NXDOMAIN cluster.local.",
-			"nope.svc.cluster.local":       "NXDOMAIN svc.cluster.local.",
-			"hop.svc.cluster.local":        "NXDOMAIN svc.cluster.local.",
-			"x.shop.svc.cluster.local":     "NXDOMAIN svc.cluster.local.",
-			"x.web.shop.svc.cluster.local": "NXDOMAIN svc.cluster.local.",
-			"b.corp.example":               "NOERROR corp.example.",
-			"wild.example":                 "NOERROR wild.example.",
-			"deep.wild.example":            "NOERROR wild.example.",
-			"other.wild.example":           "NXDOMAIN wild.example.",
-			// Of short names.
-			"bank":       "NOERROR bank.",
-			"db.bank":    "NOERROR bank.",
-			"other.bank": "NXDOMAIN bank.",
-			"shop.svc":   "NOERROR svc.",
-			"mall.svc":   "NXDOMAIN svc.",
-		} {
-			for _, qtype := range []uint16{dns.TypeA, dns.TypeTXT, dns.TypePTR, dns.TypeDS} {
-				if got := negative(t, p.ask(t, name, qtype)); got != want {
-					t.Errorf("autopath %s: %s %s: %s, want %s", autopath, name, dns.TypeToString[qtype], got, want)
-				}
+	world := nameserver(t, anywhere("192.0.2.1"))
+	p := start(t, dnsproxy.Config{
+		Forward:   forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)},
+		LocalOnly: []string{"cluster.local", "svc.cluster.local", "corp.example", "wild.example", "bank", "svc"},
+	})
+	p.load(t, hosts{
+		"web.shop.svc.cluster.local":        service("web", "shop", "10.0.0.1"),
+		"web-0.db.bank.svc.cluster.local":   service("web-0.db", "bank", "10.0.0.2"),
+		"a.b.corp.example":                  external("10.0.0.3"),
+		"*.deep.wild.example":               external("10.0.0.4"),
+		"one.two.three.svc.remote.local":    external("10.0.0.5"),
+		"name.of.shop.svc.cluster.local.eu": external("10.0.0.6"),
+	})
+	for name, want := range map[string]string{
+		"sHop.svc.cluster.local":       "NOERROR svc.cluster.local.",
+		"bank.svc.cluster.local":       "NOERROR svc.cluster.local.",
+		"db.bank.svc.cluster.local":    "NOERROR svc.cluster.local.",
+		"svc.Cluster.local":            "NOERROR svc.Cluster.local.",
+		"cluster.local":                "NOERROR cluster.local.",
+		"nope.cluster.local":           "NXDOMAIN cluster.local.",
+		"nope.svc.cluster.local":       "NXDOMAIN svc.cluster.local.",
+		"hop.svc.cluster.local":        "NXDOMAIN svc.cluster.local.",
+		"x.shop.svc.cluster.local":     "NXDOMAIN svc.cluster.local.",
+		"x.web.shop.svc.cluster.local": "NXDOMAIN svc.cluster.local.",
+		"b.corp.example":               "NOERROR corp.example.",
+		"wild.example":                 "NOERROR wild.example.",
+		"deep.wild.example":            "NOERROR wild.example.",
+		"other.wild.example":           "NXDOMAIN wild.example.",
+		// Of short names.
+		"bank":       "NOERROR bank.",
+		"db.bank":    "NOERROR bank.",
+		"other.bank": "NXDOMAIN bank.",
+		"shop.svc":   "NOERROR svc.",
+		"mall.svc":   "NXDOMAIN svc.",
+	} {
+		for _, qtype := range []uint16{dns.TypeA, dns.TypeTXT, dns.TypePTR, dns.TypeDS} {
+			if got := negative(t, p.ask(t, name, qtype)); got != want {
+				t.Errorf("%s %s: %s, want %s", name, dns.TypeToString[qtype], got, want)
 			}
 		}
-		if asked := world.Queries(); len(asked) > 0 {
-			t.Errorf("autopath %s: asked elsewhere: %v", autopath, asked)
-		}
+	}
+	if asked := world.Queries(); len(asked) > 0 {
+		t.Errorf("asked elsewhere: %v", asked)
 	}
 }
 
@@ -103,44 +101,42 @@ func TestLocalOnlyZone(t *testing.T) { // F12, A2
 // A local-only name followed by a search domain is not forwarded either.
 func TestLocalOnlyWithSearchDomain(t *testing.T) { // F12, N5
 	t.Parallel()
-	for _, autopath := range []dnsproxy.Autopath{dnsproxy.AutopathMesh, dnsproxy.AutopathOff} {
-		world := nameserver(t, fakedns.Answer())
-		p := start(t, dnsproxy.Config{
-			Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)}, Autopath: autopath,
-			LocalOnly: []string{"svc.cluster.local"}, Bypass: []string{"corp.example", "open.svc.cluster.local"},
-		})
-		if e := explain(t, p, "nope.shop.svc.cluster.local.corp.example A"); e.Source != "self" {
-			t.Errorf("before the first table: %+v", e)
-		}
-		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-		for name, want := range map[string]string{
-			"nope.shop.svc.cluster.local.corp.example":  "NXDOMAIN svc.cluster.local.corp.example.",
-			"nope.shop.svc.cluster.local.cluster.local": "NXDOMAIN svc.cluster.local.cluster.local.",
-			"x.y.svc.cluster.local.Corp.example":        "NXDOMAIN svc.cluster.local.Corp.example.",
-			"shop.svc.cluster.local.corp.example":       "NOERROR svc.cluster.local.corp.example.",
-			"svc.cluster.local.corp.example":            "NOERROR svc.cluster.local.corp.example.",
-		} {
-			for _, qtype := range []uint16{dns.TypeA, dns.TypeMX} {
-				if got := negative(t, p.ask(t, name, qtype)); got != want {
-					t.Errorf("autopath %s: %s: %s, want %s", autopath, name, got, want)
-				}
-			}
-			if e := explain(t, p, name+" MX"); len(e.Rows) != 1 || e.Rows[0] != "F12" || e.Source != "self" {
-				t.Errorf("%s is explained by %v from %s: %s", name, e.Rows, e.Source, e.Why)
+	world := nameserver(t, fakedns.Answer())
+	p := start(t, dnsproxy.Config{
+		Forward:   forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)},
+		LocalOnly: []string{"svc.cluster.local"}, Bypass: []string{"corp.example", "open.svc.cluster.local"},
+	})
+	if e := explain(t, p, "nope.shop.svc.cluster.local.corp.example A"); e.Source != "self" {
+		t.Errorf("before the first table: %+v", e)
+	}
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	for name, want := range map[string]string{
+		"nope.shop.svc.cluster.local.corp.example":  "NXDOMAIN svc.cluster.local.corp.example.",
+		"nope.shop.svc.cluster.local.cluster.local": "NXDOMAIN svc.cluster.local.cluster.local.",
+		"x.y.svc.cluster.local.Corp.example":        "NXDOMAIN svc.cluster.local.Corp.example.",
+		"shop.svc.cluster.local.corp.example":       "NOERROR svc.cluster.local.corp.example.",
+		"svc.cluster.local.corp.example":            "NOERROR svc.cluster.local.corp.example.",
+	} {
+		for _, qtype := range []uint16{dns.TypeA, dns.TypeMX} {
+			if got := negative(t, p.ask(t, name, qtype)); got != want {
+				t.Errorf("%s: %s, want %s", name, got, want)
 			}
 		}
-		for _, q := range world.Queries() {
-			if dns.IsSubDomain("svc.cluster.local.corp.example.", q.Name) || dns.IsSubDomain("svc.cluster.local.", q.Name) {
-				t.Errorf("autopath %s: %s left", autopath, q.Name)
-			}
+		if e := explain(t, p, name+" MX"); len(e.Rows) != 1 || e.Rows[0] != "F12" || e.Source != "self" {
+			t.Errorf("%s is explained by %v from %s: %s", name, e.Rows, e.Source, e.Why)
 		}
-		// A bypassed name within the suffix is forwarded, also with a search domain.
-		world.Reset()
-		p.ask(t, "a.open.svc.cluster.local.corp.example", dns.TypeMX)
-		p.ask(t, "a.svc.cluster.local.elsewhere.example", dns.TypeMX)
-		if asked := world.Queries(); len(asked) != 2 {
-			t.Errorf("autopath %s: asked %v", autopath, asked)
+	}
+	for _, q := range world.Queries() {
+		if dns.IsSubDomain("svc.cluster.local.corp.example.", q.Name) || dns.IsSubDomain("svc.cluster.local.", q.Name) {
+			t.Errorf("%s left", q.Name)
 		}
+	}
+	// A bypassed name within the suffix is forwarded, also with a search domain.
+	world.Reset()
+	p.ask(t, "a.open.svc.cluster.local.corp.example", dns.TypeMX)
+	p.ask(t, "a.svc.cluster.local.elsewhere.example", dns.TypeMX)
+	if asked := world.Queries(); len(asked) != 2 {
+		t.Errorf("asked %v", asked)
 	}
 }
 

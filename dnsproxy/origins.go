@@ -42,7 +42,7 @@ type originFinder interface {
 // concurrent use.
 //
 // For UDP this needs CAP_NET_ADMIN and a kernel module. Without them every query counts as
-// not captured. After any other error the original destination is unknown, and the lookup is
+// not captured, over TCP, too, so that a name has one answer over both. After any other error the original destination is unknown, and the lookup is
 // retried.
 type origins struct {
 	log    *slog.Logger
@@ -150,6 +150,9 @@ func (o *origins) awaitUDP(client, local netip.AddrPort) (server netip.AddrPort,
 // ofTCP returns a function that returns the original destination of a connection, or nil if
 // the connection was not captured.
 func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
+	if o.unsupported.Load() {
+		return nil
+	}
 	server, captured, err := conntrack.OriginalTCP(conn)
 	switch {
 	case err == nil && captured:
@@ -173,7 +176,7 @@ func (o *origins) logMissing(err error) {
 	defer o.logging.Unlock()
 	if text := err.Error(); text != o.missing {
 		o.missing = text
-		o.log.Info("captured UDP queries go to the configured nameservers, not to their original destinations", "reason", err)
+		o.log.Info("captured queries go to the configured nameservers, not to their original destinations", "reason", err)
 	}
 }
 

@@ -118,22 +118,14 @@ func expandConf(tb testing.TB) string {
 	return resolvConf(tb, "search shop.svc.cluster.local svc.cluster.local cluster.local corp.example", "options ndots:5")
 }
 
-func TestAutopathOff(t *testing.T) { // F13
+func TestSearchListOfMeshNamesOnly(t *testing.T) { // F13
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example.org. 60 IN A 192.0.2.1"))
-	for autopath, want := range map[dnsproxy.Autopath]string{
-		dnsproxy.AutopathMesh: "web.corp.example. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1",
-		dnsproxy.AutopathOff:  "NXDOMAIN",
-	} {
-		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(fake)}, Autopath: autopath})
-		p.converse(t, []dialogue{
-			{"web.corp.example A", want},
-			{"www.example.org.shop.svc.cluster.local A", "NXDOMAIN"},
-		})
-	}
-	if _, err := dnsproxy.New(dnsproxy.Config{Autopath: "some"}); err == nil || !strings.Contains(err.Error(), `"some"`) {
-		t.Errorf("autopath some: %v", err)
-	}
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(fake)}})
+	p.converse(t, []dialogue{
+		{"web.corp.example A", "web.corp.example. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
+		{"www.example.org.shop.svc.cluster.local A", "NXDOMAIN"},
+	})
 }
 
 func TestResolvConfIsWatched(t *testing.T) { // F5

@@ -71,17 +71,15 @@ func New(cfg Config) (*Server, error) {
 	s.useSettings(&cfg, names.suffixes)
 	s.endForwarding = sync.OnceFunc(func() { close(s.abandoned) })
 	s.listeners = listeners{config: &s.config, handler: &s.handler}
-	if cfg.OriginalDestination {
-		s.handler.origins = newOrigins(s.log, s.handler.metrics.originErrors)
-	}
+	s.handler.origins = newOrigins(s.log, s.handler.metrics.originErrors)
 	if err := s.handler.metrics.register(cfg.Registerer, s.handler.collisions); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	return s, nil
 }
 
-// Configure changes the settings of answers (Bypass, LocalOnly, Autopath, TTL, MaxAnswers,
-// EDNSUDPSize and BeforeSync) and the settings that [forward.Forwarder.Configure] changes. It
+// Configure changes the settings of answers (Bypass, LocalOnly, TTL, EDNSUDPSize
+// and BeforeSync) and the settings that [forward.Forwarder.Configure] changes. It
 // ignores the other fields of cfg. Queries that arrive after it has returned are answered by the
 // new settings. A query in flight stays decided by the previous ones; if it is to be forwarded and
 // was not sent yet, the next nameservers are asked. On an error nothing changes.
@@ -128,7 +126,6 @@ func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 		common: s.handler.common,
 		answerer: answerer{
 			ttl:         ttl,
-			maxAnswers:  cfg.MaxAnswers,
 			ednsUDPSize: uint16(cfg.EDNSUDPSize), //nolint:gosec // validate bounds it
 			soaData:     newSOAData(s.cluster.Domain, ttl),
 		},
@@ -136,7 +133,6 @@ func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 			resolvConf:   s.handler.forwarder,
 			cluster:      s.cluster,
 			beforeSync:   cfg.BeforeSync,
-			autopath:     cfg.Autopath,
 			suffixes:     suffixes,
 			meantSpecial: meantSpecial(append(s.handler.forwarder.Suffixes(), suffixes.Bypass...)),
 		},
@@ -151,8 +147,8 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	defer s.listeners.close()
-	reopen := s.openOrigins()
-	defer s.closeOrigins()
+	reopen := !s.handler.origins.tryOpen()
+	defer s.handler.origins.close()
 
 	// The listeners finish the queries that they have, so the forwarder ends after them.
 	forwarding, endForwarding := context.WithCancel(context.WithoutCancel(ctx))
@@ -185,19 +181,6 @@ func (s *Server) Run(ctx context.Context) error {
 	err := group.Wait()
 	endForwarding()
 	return errors.Join(err, forwarder.Wait())
-}
-
-// openOrigins opens the lookup of captured queries' original destinations. It reports
-// whether a later attempt may succeed.
-func (s *Server) openOrigins() (again bool) {
-	return s.handler.origins != nil && !s.handler.origins.tryOpen()
-}
-
-// closeOrigins closes what openOrigins has opened.
-func (s *Server) closeOrigins() {
-	if s.handler.origins != nil {
-		s.handler.origins.close()
-	}
 }
 
 // HandOver makes the end of Run leave the packets in the sockets that were not read yet, for

@@ -8,7 +8,6 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/dnsproxy"
 )
 
 // TestManyHostsOfAnAddress checks that an address that very many hosts share has 64 names, over UDP
@@ -37,43 +36,6 @@ func TestManyHostsOfAnAddress(t *testing.T) { // N8, A14
 	}
 	if asked := fake.Queries(); len(asked) > 0 {
 		t.Errorf("forwarded: %v", asked)
-	}
-}
-
-// TestMaxAnswers checks that an answer has no more addresses or SRV records than the setting allows, a new sample
-// each time, and that nothing is truncated.
-func TestMaxAnswers(t *testing.T) { // A9
-	t.Parallel()
-	ips := make([]string, 300)
-	for i := range ips {
-		ips[i] = fmt.Sprintf("10.0.%d.%d", i/250, i%250+1)
-	}
-	db := headless("db", "shop", ips...)
-	db.Ports = []*api.NameTable_Port{{Name: "http", Number: 80}}
-	h := hosts{"db.shop.svc.cluster.local": db}
-	p := start(t, dnsproxy.Config{MaxAnswers: 5})
-	p.load(t, h)
-	for _, qtype := range []uint16{dns.TypeA, dns.TypeSRV} {
-		seen := map[string]bool{}
-		for range 50 {
-			for _, network := range []string{"udp", "tcp"} {
-				req := question("db.shop.svc.cluster.local", qtype)
-				req.SetEdns0(1232, false)
-				resp := p.exchange(t, network, req)
-				if len(resp.Answer) != 5 || resp.Truncated {
-					t.Fatalf("%s over %s: %d records, TC %t", dns.TypeToString[qtype], network, len(resp.Answer), resp.Truncated)
-				}
-				if qtype == dns.TypeSRV && len(resp.Extra) != 5+1 {
-					t.Fatalf("%d additional records, want the addresses of 5 targets and OPT", len(resp.Extra))
-				}
-				for _, rr := range resp.Answer {
-					seen[rr.String()] = true
-				}
-			}
-		}
-		if len(seen) < 100 {
-			t.Errorf("%s: only %d of 300 were ever in an answer", dns.TypeToString[qtype], len(seen))
-		}
 	}
 }
 

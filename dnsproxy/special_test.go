@@ -86,7 +86,7 @@ func TestNotSpecialNames(t *testing.T) { // N7, N8, N9
 	p := startForwarder(t, dnsproxy.Config{
 		// A setting that names a special-use zone has precedence.
 		Forward: forward.Config{Upstreams: servers(world), Routes: []forward.Route{{Suffix: "onion", Servers: servers(world)}}},
-		Bypass:  []string{"lab.invalid"}, Autopath: dnsproxy.AutopathOff,
+		Bypass:  []string{"lab.invalid"},
 	})
 	names := []string{
 		"localhost.example", "notlocalhost", "invalid.example", "x.test", "x.example", "x.local", "x.home.arpa", "x.alt",

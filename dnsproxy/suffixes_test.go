@@ -46,11 +46,9 @@ func TestBypassThroughTheSearchList(t *testing.T) { // F12, N5
 	for _, c := range []struct {
 		name      string
 		localOnly []string
-		autopath  dnsproxy.Autopath
 	}{
 		{name: "mesh"},
 		{name: "local-only", localOnly: []string{"svc.cluster.local"}},
-		{name: "off", autopath: dnsproxy.AutopathOff},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -58,7 +56,7 @@ func TestBypassThroughTheSearchList(t *testing.T) { // F12, N5
 				"x.wild.corp.example. 60 IN A 192.0.2.2", "intra.corp.example. 60 IN A 192.0.2.3"))
 			p := start(t, dnsproxy.Config{
 				Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(corp)}, Bypass: []string{"Corp.example."},
-				LocalOnly: c.localOnly, Autopath: c.autopath,
+				LocalOnly: c.localOnly,
 			})
 			p.load(t, bypassHosts())
 			for name, want := range map[string]string{

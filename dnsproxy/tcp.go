@@ -171,11 +171,7 @@ func (l *tcpListener) arrival(conn *net.TCPConn) arrival {
 		tcp, _ := conn.LocalAddr().(*net.TCPAddr) // the zero address otherwise
 		return tcp.AddrPort()
 	}
-	from := arrival{over: overTCP, client: client, local: local}
-	if l.handler.origins != nil {
-		from.original = l.handler.origins.ofTCP(conn)
-	}
-	return from
+	return arrival{over: overTCP, client: client, local: local, original: l.handler.origins.ofTCP(conn)}
 }
 
 var errStopping = errors.New("the listener has stopped")

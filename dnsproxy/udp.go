@@ -419,19 +419,16 @@ func growStack() {
 // that is needed. A client on the loopback interface sent the query to the agent or to a stub
 // resolver on this host, so its queries count as not captured.
 func (l *udpListener) arrival(message func() *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error)) *arrival {
-	from := &arrival{
+	return &arrival{
 		over:   overUDP,
 		client: func() netip.AddrPort { return message().Client() },
 		local:  func() netip.AddrPort { return message().Local(l.local) },
-	}
-	if l.handler.origins != nil {
-		from.original = func() (netip.AddrPort, error) {
+		original: func() (netip.AddrPort, error) {
 			client := message().Client()
 			if client.Addr().IsLoopback() {
 				return netip.AddrPort{}, nil
 			}
 			return find(l.handler.origins, client, message().Local(l.local))
-		}
+		},
 	}
-	return from
 }

@@ -2,7 +2,6 @@ package dnsproxy
 
 import (
 	"encoding/binary"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -16,7 +15,6 @@ import (
 // An answerer makes the responses that do not come from a nameserver. It is immutable.
 type answerer struct {
 	ttl         uint32 // of every record, in seconds
-	maxAnswers  int    // addresses or ports in one answer; 0 for as many as fit
 	ednsUDPSize uint16 // length of the longest UDP response, in bytes
 	soaData     []byte // data of the SOA record of negative answers, in wire form
 }
@@ -320,40 +318,32 @@ func (w *writer) soa(owner uint16) {
 	}
 }
 
-// addresses writes the records of a host of an address type, at most as many as maxAnswers allows.
+// addresses writes the records of a host of an address type.
 // Addresses in the agent's cluster come first: many clients use the first one.
 func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
 	near, others := h.Near(rrtype)
 	for _, packed := range [...][]byte{near, others} {
-		w.answers += w.shuffled(owner, rrtype, packed, w.allowed())
+		w.answers += w.shuffled(owner, rrtype, packed)
 	}
-}
-
-// allowed returns how many more addresses or ports maxAnswers allows in the answer.
-func (w *writer) allowed() int {
-	if w.maxAnswers == 0 {
-		return math.MaxInt
-	}
-	return w.maxAnswers - int(w.answers-w.aliases)
 }
 
 // shuffled writes a record for each packed address, in uniformly random order, so that clients that use
-// the first one spread over all. If they do not all fit, or are more than allowed, it writes a uniformly
-// random sample. It returns the number of records.
-func (w *writer) shuffled(owner, rrtype uint16, packed []byte, allowed int) uint16 {
+// the first one spread over all. If they do not all fit, it writes a uniformly random sample. It returns
+// the number of records.
+func (w *writer) shuffled(owner, rrtype uint16, packed []byte) uint16 {
 	size := wire.AddressLen(rrtype)
 	all := len(packed) / size
 	n := 0
 	if !w.truncated {
 		fit := (w.limit - (len(w.buf) - w.start)) / (fixedLen + size)
-		n = min(all, allowed, max(fit, 0))
+		n = min(all, max(fit, 0))
 	}
 	if all > maxShuffled*n {
 		w.sample(owner, rrtype, packed, n)
 	} else {
 		w.shuffle(owner, rrtype, packed, n)
 	}
-	w.truncated = w.truncated || n < min(all, allowed)
+	w.truncated = w.truncated || n < all
 	return uint16(n) //nolint:gosec // in a message of at most 64 KiB
 }
 
@@ -488,9 +478,8 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	weight := uint16(max(all/n, 1)) //nolint:gosec // at most all
 	first := rand.IntN(n)
 	start := len(w.buf)
-	allowed := w.allowed()
 	t.Targets(m, first, func(target table.Target) bool {
-		if allowed--; allowed < 0 || !w.record(owner, dns.TypeSRV, srvFixedLen+target.NameLen()+1) {
+		if !w.record(owner, dns.TypeSRV, srvFixedLen+target.NameLen()+1) {
 			return false
 		}
 		w.buf = binary.BigEndian.AppendUint16(w.buf, 0)
@@ -525,8 +514,8 @@ func (w *writer) targetAddresses(name int, target *table.Target) bool {
 		return false
 	}
 	owner := wire.PointerBits | uint16(name) //nolint:gosec // at most maxPointer
-	w.additional += w.shuffled(owner, dns.TypeA, target.V4, math.MaxInt)
-	w.additional += w.shuffled(owner, dns.TypeAAAA, target.V6, math.MaxInt)
+	w.additional += w.shuffled(owner, dns.TypeA, target.V4)
+	w.additional += w.shuffled(owner, dns.TypeAAAA, target.V6)
 	return true
 }
 

@@ -2,7 +2,6 @@ package egress
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -52,9 +51,6 @@ type Config struct {
 	// OwnPorts are the ports on which the agent itself listens. They are not dialled at addresses of
 	// this host.
 	OwnPorts []uint16
-	// Ports limits the ports of VIPs that clients may connect to; empty allows those of the host, or
-	// all if they are not known.
-	Ports []uint16
 	// Sources are the addresses that connections to hosts come from, at most one of each family. If only
 	// one family has an address here, the other family is not used. Without any, the kernel chooses.
 	Sources []netip.Addr
@@ -63,10 +59,8 @@ type Config struct {
 	// Proxy is an HTTP proxy that connects to hosts in place of this one, by CONNECT (RFC 9110,
 	// section 9.3.6): its host:port. It gets the names of hosts, not their addresses.
 	Proxy string
-	// MaxConns limits the connections that are open at a time.
-	MaxConns int
-	// Memory is the memory in bytes that the process and its sockets may use; 0 if it has no limit. It limits the
-	// connections, too.
+	// Memory is the memory in bytes that the process and its sockets may use; 0 if that is not known. It limits the
+	// connections that are open at a time, and so does the number of descriptors that the process may have.
 	Memory int64
 	// IdleTimeout is how long a connection may send nothing in both directions before it is closed. One that has
 	// ended in one direction has a twelfth of that time.
@@ -82,8 +76,7 @@ type Config struct {
 // DefaultConfig returns a Config with all defaults.
 func DefaultConfig() Config {
 	return Config{
-		Addr: "localhost:15054", MaxConns: 20_000,
-		IdleTimeout: time.Hour, Drain: 5 * time.Second,
+		Addr: "localhost:15054", IdleTimeout: time.Hour,
 	}
 }
 
@@ -99,14 +92,6 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("egress source %s: want at most one address of this host of each family", a)
 		}
 		seen[familyOf(a)] = true
-	}
-	for _, port := range c.Ports {
-		if port == 0 {
-			return errors.New("egress port 0: want 1 to 65535")
-		}
-	}
-	if c.MaxConns < 1 {
-		return fmt.Errorf("egress connections %d: want 1 or more", c.MaxConns)
 	}
 	if c.IdleTimeout <= 0 || c.Drain < 0 {
 		return fmt.Errorf("egress idle timeout %v and drain %v: want more than 0, and 0 or more", c.IdleTimeout, c.Drain)

@@ -5,10 +5,10 @@
 //
 // # The way of a connection
 //
-//  1. It is accepted. Beyond [Config.MaxConns] the longest idle one is closed for it; without any, it is reset at once.
+//  1. It is accepted. Beyond the limit of connections the longest idle one is closed for it; without any, it is reset at once.
 //  2. Connection tracking says which VIP and port the client connected to (conntrack.OriginalTCP).
 //  3. The table says which host has the VIP. An unknown VIP is refused.
-//  4. The port must be one of the host's, if the table has them, and of [Config.Ports], if set.
+//  4. The port must be one of the host's, if the table has them.
 //  5. The name of an exact host is known, so nothing is read: in many protocols the server speaks
 //     first. Behind the VIP of a wildcard, or of several hosts, the client says which name it wants:
 //     by the ClientHello of TLS (SNI) or by the Host field of HTTP/1. That name must be one that the

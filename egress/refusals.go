@@ -16,7 +16,7 @@ const (
 	ReasonLimit      Reason = "limit"       // too many connections, or too many long beginnings
 	ReasonDirect     Reason = "direct"      // the client connected to the listener itself
 	ReasonNoHost     Reason = "no_host"     // no host has the VIP
-	ReasonPort       Reason = "port"        // the host does not have the port, or it is not allowed
+	ReasonPort       Reason = "port"        // the host does not have the port
 	ReasonNoName     Reason = "no_name"     // the client said no name
 	ReasonOtherName  Reason = "other_name"  // the client said a name that the VIP does not stand for
 	ReasonProtocol   Reason = "protocol"    // neither TLS nor HTTP/1 behind a wildcard, or malformed

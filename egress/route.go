@@ -30,11 +30,8 @@ func routeTo(vip netip.AddrPort, cfg *Config) (route, error) {
 		to, err := destinationOf(&h, vip.Port())
 		r.hosts = append(r.hosts, vipHost{h.Name, to, err})
 	})
-	switch {
-	case len(r.hosts) == 0:
+	if len(r.hosts) == 0 {
 		return r, refuse(ReasonNoHost, "no host of the table has the address %s", vip.Addr())
-	case len(cfg.Ports) > 0 && !slices.Contains(cfg.Ports, vip.Port()):
-		return r, refuse(ReasonPort, "%s port %d: not one of --egress-ports", hostText(r.hosts[0].name), vip.Port())
 	}
 	sort.Slice(r.hosts, func(i, j int) bool { return r.hosts[i].name.CompareText(r.hosts[j].name) < 0 })
 	// If one of several hosts has the port, the client's name decides.

@@ -68,14 +68,6 @@ func TestRoutes(t *testing.T) {
 			t.Errorf("%s: %s, want %s", route, got, want)
 		}
 	}
-	cfg.Ports = []uint16{80}
-	for route, want := range map[string]string{
-		"240.240.0.1:80": "a.example.com to a.example.com:8080", "240.240.0.2:81": "port: b.example.com port 81: not one of --egress-ports",
-	} {
-		if got := follow(cfg, route); got != want {
-			t.Errorf("with --egress-ports, %s: %s, want %s", route, got, want)
-		}
-	}
 }
 
 // follow returns where VIP:PORT [NAME] leads, or why not.

@@ -96,26 +96,14 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 			return nil, fmt.Errorf("registering metrics: %w", err)
 		}
 	}
-	attempts := s.setMax()
+	var attempts int64
+	s.metrics.max, attempts = descriptorLimits()
+	if cfg.Memory > 0 {
+		s.metrics.max = min(s.metrics.max, max(cfg.Memory/2/bytesPerConn, 1))
+	}
 	s.loop, s.copier, s.dialer = loop, &copier{loop: loop}, &dialer{&s.config, newGuard(&s.config), attempts}
 	s.reserve = sockets.NewReserve(1)
 	return s, nil
-}
-
-// setMax sets how many connections may be open: as many as the settings, the descriptors and the memory allow. It returns
-// how many attempts to connect may be made beside the first one of each.
-func (s *Server) setMax() (attempts int64) {
-	limit, attempts := descriptorLimits()
-	what := "descriptors"
-	if byMemory := max(s.config.Memory/2/bytesPerConn, 1); s.config.Memory > 0 && byMemory < limit {
-		limit, what = byMemory, "memory"
-	}
-	s.metrics.max = int64(s.config.MaxConns)
-	if s.metrics.max > limit {
-		s.log.Warn("fewer connections to VIPs than --egress-max-conns: the limit of "+what+" is too low", "want", s.metrics.max, "have", limit)
-		s.metrics.max = limit
-	}
-	return attempts
 }
 
 // descriptorLimits returns how many connections the limit of descriptors allows, and how many attempts to connect
@@ -301,7 +289,7 @@ func acceptFrom(l *socket) (int, error) {
 func (s *Server) accepted(fd int) {
 	if s.metrics.open.Add(1) > s.metrics.max && !s.makeRoom() {
 		s.metrics.open.Add(-1)
-		s.refused(fd, refuse(ReasonLimit, "%d connections are open (--egress-max-conns), and none is idle", s.metrics.max))
+		s.refused(fd, refuse(ReasonLimit, "%d connections are open, as many as memory and descriptors allow, and none is idle", s.metrics.max))
 		return
 	}
 	s.loop.start(func(t *task) {

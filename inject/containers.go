@@ -48,8 +48,8 @@ func agentContainer(p *pod, variables []corev1.EnvVar, cfg Config) corev1.Contai
 	}
 	if cfg.Mode == Resolv {
 		// No container waits for the agent, so kubelet does: it starts the next container when the hook
-		// has ended. A startup probe would add its period, a second. After --ready-timeout the agent is
-		// ready without a table.
+		// has ended. A startup probe would add its period, a second. After 3 s the agent is ready without a
+		// table.
 		c.Lifecycle = &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{program, "status", "--wait", awaitAgent}}}}
 	}
 	if !p.hasIstio() {
@@ -113,11 +113,9 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	list.field("HOST_IP", "status.hostIP")
 	list.field("NAMETAP_SERVICE_ACCOUNT", "spec.serviceAccountName")
 	list.field("PROXY_CONFIG", "metadata.annotations['"+proxyConfig+"']")
-	list.set("NAMETAP_ORIGINAL_DESTINATION", "false")
 	if cfg.Mode == Rules {
 		list.set("NAMETAP_CAPTURE_WAIT", awaitAgent)
 	}
-	list.set("NAMETAP_READY_TIMEOUT", "3s")
 	list.set("NAMETAP_DRAIN", "0s")
 	if runtime, _ := cfg.Resources.memory(); runtime > 0 {
 		list.set(goMemory, strconv.FormatInt(runtime, 10)+"MiB")

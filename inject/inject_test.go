@@ -227,11 +227,11 @@ func TestChangedSettings(t *testing.T) { // I2
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := inject.Config{Image: "registry/nametap:2", ControlPlane: "other:15012", Settings: map[string]string{"cache-size": "8MiB", "ready-timeout": "9s"}}
+	cfg := inject.Config{Image: "registry/nametap:2", ControlPlane: "other:15012", Settings: map[string]string{"cache-size": "8MiB", "ttl": "9s"}}
 	again := injected(t, string(edited), cfg)
 	for _, c := range again.Spec.InitContainers[:2] {
 		values := variables(c)
-		got := []string{values["NAMETAP_XDS_ADDR"], values["NAMETAP_CACHE_SIZE"], values["NAMETAP_READY_TIMEOUT"]}
+		got := []string{values["NAMETAP_XDS_ADDR"], values["NAMETAP_CACHE_SIZE"], values["NAMETAP_TTL"]}
 		if diff := cmp.Diff([]string{"other:15012", "8MiB", "9s"}, got); diff != "" || len(values) != len(c.Env) {
 			t.Errorf("%s: %s %v", c.Name, diff, c.Env)
 		}

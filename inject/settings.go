@@ -17,23 +17,23 @@ import (
 // with the kind of the value: as the flag says it, with its bounds, or the permitted values. An agent does not
 // start with another setting or value, and its pod would have no DNS.
 var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
-	"autopath": "mesh|off", "before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
+	"before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
 	"cache-size": "bytes", "capture-agent-gid": "strings",
-	"capture-agent-uid": "strings", "capture-backend": "auto|nft|legacy", "capture-conntrack-zone": "int 0 to 65535", "capture-enabled": "bool",
+	"capture-agent-uid": "strings", "capture-enabled": "bool",
 	"capture-exclude-cidr": "strings", "capture-exclude-gid": "strings", "capture-exclude-interface": "strings",
-	"capture-exclude-uid": "strings", "capture-fail-open": "bool", "capture-host-ip": "string",
-	"capture-host-network": "bool", "capture-ipv6": "auto|on|off", "capture-reconcile": "duration>0", "capture-resolved": "bool",
+	"capture-exclude-uid": "strings", "capture-fail-open": "bool",
+	"capture-host-network": "bool", "capture-resolved": "bool",
 	"capture-servers": "all|resolv-conf", "capture-virtual-interface": "strings", "capture-wait": "duration", "config": "string",
 	"dns-addr": "string", "dns-auto-allocate": "bool", "dnstap": "receiver", "drain": "duration",
-	"egress": "bool", "egress-addr": "string", "egress-drain": "duration",
-	"egress-idle-timeout": "duration>0", "egress-mark": "int 0 to 4294967295", "egress-max-conns": "int>0", "egress-ports": "strings",
+	"egress": "bool", "egress-addr": "string",
+	"egress-idle-timeout": "duration>0", "egress-mark": "int 0 to 4294967295",
 	"egress-proxy": "string", "egress-source": "strings", "instance-ip": "string", "labels-file": "string",
-	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-answers": "int 0 to 65535", "max-inflight": "int>0", "max-push-bytes": "bytes>0",
-	"mesh-config": "string", "namespace": "string", "original-destination": "bool", "pod-name": "string", "query-log": "off|failed|all",
-	"ready-timeout": "duration", "resolv-conf": "string", "serve-stale": "duration", "service-account": "string", "state-dir": "string",
+	"local-only": "strings", "log-format": "text|json", "log-level": "level",
+	"mesh-config": "string", "namespace": "string", "pod-name": "string", "query-log": "off|failed|all",
+	"resolv-conf": "string", "serve-stale": "duration", "service-account": "string", "state-dir": "string",
 	"trust-domain": "string", "ttl": "ttl", "upstream-order": "strict|fastest",
 	"upstream-root-ca": "string", "upstream-timeout": "duration>0", "workload-cert": "auto|on|off",
-	"xds": "incremental|sotw", "xds-cert": "string", "xds-key": "string", "xds-plaintext": "bool", "xds-root-ca": "string",
+	"xds-cert": "string", "xds-key": "string", "xds-plaintext": "bool", "xds-root-ca": "string",
 	"xds-server-name": "string", "xds-token-file": "string",
 }
 
@@ -127,11 +127,9 @@ func checkKind(kind, value string) error {
 	case "int":
 		return checkInt(value, positive, bounds)
 	case "bytes":
-		n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSuffix(value, "KiB"), "MiB"), 10, 32)
-		if err != nil {
+		if _, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSuffix(value, "KiB"), "MiB"), 10, 32); err != nil {
 			return errors.New("want a number of bytes, alone or with KiB or MiB, such as 64MiB")
 		}
-		return above0(n > 0 || !positive)
 	case "level":
 		if new(slog.Level).UnmarshalText([]byte(value)) != nil {
 			return errors.New("want debug, info, warn or error")

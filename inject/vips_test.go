@@ -9,7 +9,7 @@ import (
 // TestIstioCarriesVIPs checks that the agent leaves connections to VIPs to Envoy, which needs VIPs in DNS.
 func TestIstioCarriesVIPs(t *testing.T) { // I5
 	t.Parallel()
-	cfg := inject.Config{Settings: map[string]string{"egress": "true", "egress-ports": "443"}}
+	cfg := inject.Config{Settings: map[string]string{"egress": "true", "egress-source": "10.0.0.1"}}
 	for text, want := range map[string][2]string{plain: {"true", ""}, istio(t, plain): {"", "true"}} {
 		for _, c := range injected(t, text, cfg).Spec.InitContainers[:2] {
 			values := variables(c)

@@ -123,11 +123,9 @@ func (c Config) Family(f Family) Choice {
 	return c.IPv6
 }
 
-// Needs reports whether it is a failure if this machine lacks a family: IPv4, a family that is
-// On, or the only one that is not Off.
-func (c Config) Needs(f Family) bool {
-	return f == IPv4 || c.Family(f) == On || c.Family(f.other()) == Off
-}
+// Needs reports whether it is a failure if this machine lacks a family: IPv4, or the only one that is
+// not Off.
+func (c Config) Needs(f Family) bool { return f == IPv4 || c.Family(f.other()) == Off }
 
 // Without returns the configuration without a family.
 func (c Config) Without(f Family) Config {
@@ -213,8 +211,8 @@ func (c Config) validateEgress() error {
 
 func (c Config) validateModes() error {
 	for _, f := range families() {
-		if err := new(Choice).UnmarshalText([]byte(c.Family(f))); c.Family(f) != "" && err != nil {
-			return fmt.Errorf("capture of %s %q: %w", f, c.Family(f), err)
+		if choice := c.Family(f); choice != "" && choice != IfAvailable && choice != Off {
+			return fmt.Errorf("capture of %s %q: want %s or %s", f, choice, IfAvailable, Off)
 		}
 	}
 	if c.Lease && c.FailClosed {
@@ -305,20 +303,5 @@ type Choice string
 // The values of a Choice. With IfAvailable, what is missing is left out and logged.
 const (
 	IfAvailable Choice = "auto"
-	On          Choice = "on"
 	Off         Choice = "off"
 )
-
-// MarshalText returns what UnmarshalText reads.
-func (c Choice) MarshalText() ([]byte, error) { return []byte(c), nil }
-
-// UnmarshalText reads "auto", "on" or "off". The error says what was expected; the caller
-// names the setting and its value.
-func (c *Choice) UnmarshalText(text []byte) error {
-	switch v := Choice(text); v {
-	case IfAvailable, On, Off:
-		*c = v
-		return nil
-	}
-	return errors.New("want auto, on or off")
-}

@@ -62,6 +62,9 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 		err = err2
 	}
 	if err != nil && !errors.Is(err, ErrIncomplete) {
+		if cfg.Backend == Auto && !other.usable() { // why it was not chosen may say what confines this process
+			err = errors.Join(err, other.err())
+		}
 		return changed, err
 	}
 	removed, otherErr := other.remove(ctx, attempts, i.made)
@@ -114,7 +117,7 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 			in.reduced[f] = a.reduced
 		}
 	}
-	err = in.acceptable(i.goal.Config)
+	err = in.acceptable()
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		if i.in.backend == "" {
 			ctx := context.WithoutCancel(ctx)

@@ -41,15 +41,15 @@ func (in installed) unleased() bool {
 	return false
 }
 
-// acceptable returns an error if no family is installed, a required one is missing, or anything
-// is missing that this machine may support.
-func (in installed) acceptable(cfg Config) error {
+// acceptable returns an error if no family is installed, or if anything is missing that this machine
+// may support.
+func (in installed) acceptable() error {
 	var refused, passing []error
 	for _, f := range families() {
 		if err := in.missing[f]; err != nil {
 			err = fmt.Errorf("capturing DNS over %s: %w", f, err)
 			switch {
-			case len(in.families) == 0 || cfg.Family(f) == On:
+			case len(in.families) == 0:
 				refused = append(refused, err)
 			case !unsupported(in.missing[f]):
 				passing = append(passing, err)

@@ -242,7 +242,7 @@ func TestKeepRefused(t *testing.T) {
 	backends(t, func(l *lab) {
 		t := l.t
 		l.failing("ip6tables", "*")
-		cfg := l.config(func(c *iptables.Config) { c.IPv6 = iptables.On })
+		cfg := l.config(func(c *iptables.Config) { c.IPv4 = iptables.Off })
 		c := l.with(cfg)
 		l.set(c, true, cfg)
 		err := c.Keep(t.Context())

@@ -15,6 +15,7 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/testkit/birthday"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
@@ -29,11 +30,11 @@ func hostsIn(p *plane) {
 // C11: a whole table, then changes of single hosts, each ACKed after it is in use.
 func TestHostChanges(t *testing.T) {
 	t.Parallel()
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
-		p := startPlane(t)
+		p := startPlaneWith(t, plane)
 		hostsIn(p)
-		h, table := startHosts(t, p, variant(v))
+		h, table := startHosts(t, p, nil)
 		h.wantACK("v1")
 		table.wantTable(t, p)
 		if first := p.requests(); len(first) != 1 || first[0].merge != "hosts" || len(first[0].digests) > 0 || first[0].revision != "" {
@@ -70,13 +71,13 @@ func TestHostChanges(t *testing.T) {
 // C11: a client that comes back says what it has, and is sent only the shards that differ.
 func TestResumeHosts(t *testing.T) {
 	t.Parallel()
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
 		for _, restart := range []bool{false, true} {
-			p := startPlane(t)
+			p := startPlaneWith(t, plane)
 			hostsIn(p)
 			dir := t.TempDir()
-			config := func(cfg *nds.Config) { cfg.Variant, cfg.StateDir = v, dir }
+			config := stateDir(dir)
 			h, table := startHosts(t, p, config)
 			h.wantACK("v1")
 			again := func() (first firstRequest) {
@@ -167,11 +168,11 @@ func TestRevisionOfAnotherNode(t *testing.T) {
 // says which hosts, ends the stream, and asks for the shard again.
 func TestDamageOnTheWire(t *testing.T) {
 	t.Parallel()
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
-		p := startPlane(t)
+		p := startPlaneWith(t, plane)
 		hostsIn(p)
-		h, table := startHosts(t, p, variant(v))
+		h, table := startHosts(t, p, nil)
 		h.wantACK("v1")
 		p.set("c.example", "192.0.2.9")
 		p.damageNext()
@@ -233,11 +234,11 @@ func TestAnotherHostThanWasSent(t *testing.T) {
 // C3, C11: a malformed change is NACKed, the table stays, and so does the stream.
 func TestMalformedChange(t *testing.T) {
 	t.Parallel()
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
-		p := startPlane(t)
+		p := startPlaneWith(t, plane)
 		hostsIn(p)
-		h, table := startHosts(t, p, variant(v))
+		h, table := startHosts(t, p, nil)
 		h.wantACK("v1")
 		entry := entryOf(t, "a.example", &api.NameTable_NameInfo{Ips: []string{"192.0.2.3"}})
 		upper := entryOf(t, "A.example", &api.NameTable_NameInfo{Ips: []string{"192.0.2.3"}})
@@ -286,12 +287,12 @@ func TestMalformedChange(t *testing.T) {
 // client says what it has only if it came as changes.
 func TestOtherControlPlane(t *testing.T) {
 	t.Parallel()
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
-		p := startPlane(t)
+		p := startPlaneWith(t, plane)
 		hostsIn(p)
 		dir := t.TempDir()
-		config := func(cfg *nds.Config) { cfg.Variant, cfg.StateDir = v, dir }
+		config := stateDir(dir)
 		h, table := startHosts(t, p, config)
 		h.wantACK("v1")
 
@@ -365,13 +366,13 @@ func (p *plane) setAll(hosts []birthday.Host) (names []string) {
 // the checksum shows that.
 func TestEqualDigests(t *testing.T) {
 	t.Parallel()
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
 		one, other := birthday.SameDigest()
-		p := startPlane(t)
+		p := startPlaneWith(t, plane)
 		hostsIn(p)
 		p.setAll(one)
-		h, table := startHosts(t, p, variant(v))
+		h, table := startHosts(t, p, nil)
 		h.wantACK("v1")
 		p.setAll(other)
 		p.server.CutStreams(nil)

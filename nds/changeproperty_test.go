@@ -17,6 +17,7 @@ import (
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
@@ -146,22 +147,20 @@ func randomCase(r *rand.Rand, host string) string {
 // Among them are damaged ones, lost streams with changes meanwhile, and restarts from the snapshot.
 func TestRandomChanges(t *testing.T) {
 	t.Parallel()
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
 		t.Parallel()
 		const steps = 500 // of each variant
 		seed := rand.Uint64()
 		r := rand.New(rand.NewPCG(seed, 0))
-		p := startPlane(t)
+		p := startPlaneWith(t, plane)
 		for _, host := range randomHosts[:20] {
 			p.setInfo(host, randomInfo(r, host))
 		}
 		dir := t.TempDir()
 		begin := func() (*harness, *meshTable) {
 			mesh := newMeshTable(t)
-			return start(t, options{server: p.server, apply: mesh.apply, many: true, config: func(cfg *nds.Config) {
-				cfg.Variant, cfg.StateDir = v, dir
-			}}), mesh
+			return start(t, options{server: p.server, apply: mesh.apply, many: true, config: stateDir(dir)}), mesh
 		}
 		h, mesh := begin()
 		h.wantStatus(func(s nds.Status) bool { return s.Connected }) // so that no push is lost

@@ -63,9 +63,9 @@ type Client struct {
 	failures       int
 	streamFailures logonce.Log // why there is no stream
 	// variant is the variant of the next connect. If the control plane does not implement
-	// the incremental RPC, it is StateOfTheWorld for incrementalAgain from fellBack on.
+	// the incremental RPC, it is stateOfTheWorld for incrementalAgain from fellBack on.
 	// fallbacks counts how often that happened.
-	variant   Variant
+	variant   variant
 	fellBack  time.Time // of cfg.Clock
 	fallbacks int
 	receiver  receiver
@@ -91,10 +91,9 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 		restored:       make(chan struct{}),
 		renewer:        newCertRenewer(cfg, dir),
 		saver:          newSnapshotSaver(dir, cfg.Logger),
-		state:          state{clock: cfg.Clock, ready: make(chan struct{}), status: Status{Address: cfg.Addr, Variant: cfg.Variant.String()}},
+		state:          state{clock: cfg.Clock, ready: make(chan struct{}), status: Status{Address: cfg.Addr, Variant: incremental.String()}},
 		pingAfter:      pingAfter,
 		streamFailures: logonce.New(cfg.Logger),
-		variant:        cfg.Variant,
 	}
 	c.receiver = receiver{
 		cfg: cfg, apply: apply, log: cfg.Logger, metrics: newMetrics(c.Status), state: &c.state, saver: c.saver, dir: dir,
@@ -346,17 +345,17 @@ func (c *Client) pingLess() {
 // it, and reports whether to connect again at once. Proxies return the same error while
 // the control plane is away, so the client gives up neither variant for good.
 func (c *Client) fallBack(err error) (atOnce bool) {
-	if c.cfg.Variant != Incremental || status.Code(err) != codes.Unimplemented {
+	if status.Code(err) != codes.Unimplemented {
 		return false
 	}
-	if c.variant == StateOfTheWorld {
-		c.setVariant(Incremental)
+	if c.variant == stateOfTheWorld {
+		c.setVariant(incremental)
 		return false
 	}
 	c.fellBack = c.cfg.Clock.Now()
-	c.setVariant(StateOfTheWorld)
+	c.setVariant(stateOfTheWorld)
 	if c.fallbacks++; c.fallbacks == 1 {
-		c.log.Warn("the control plane has no incremental ADS, using state-of-the-world; --xds=sotw avoids the attempt",
+		c.log.Warn("the control plane has no incremental ADS, using state-of-the-world",
 			"address", c.cfg.Addr, "error", err)
 	}
 	return true
@@ -364,13 +363,13 @@ func (c *Client) fallBack(err error) (atOnce bool) {
 
 // retryIncremental ends a fallback after incrementalAgain.
 func (c *Client) retryIncremental() {
-	if c.variant != c.cfg.Variant && c.cfg.Clock.Since(c.fellBack) >= incrementalAgain {
-		c.setVariant(c.cfg.Variant)
+	if c.variant == stateOfTheWorld && c.cfg.Clock.Since(c.fellBack) >= incrementalAgain {
+		c.setVariant(incremental)
 	}
 }
 
 // setVariant sets the variant of the next connect.
-func (c *Client) setVariant(v Variant) {
+func (c *Client) setVariant(v variant) {
 	c.variant = v
 	c.state.setVariant(v)
 }

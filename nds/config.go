@@ -15,9 +15,10 @@ import (
 )
 
 const (
-	defaultServerName   = "istiod.istio-system.svc"
-	defaultTrustDomain  = "cluster.local"
-	defaultMaxPushBytes = 64 << 20
+	defaultServerName  = "istiod.istio-system.svc"
+	defaultTrustDomain = "cluster.local"
+	// maxPushBytes bounds the length of a response. A host takes 67 to 81 bytes.
+	maxPushBytes = 64 << 20
 )
 
 // Config configures a [Client].
@@ -55,8 +56,6 @@ type Config struct {
 	// ServerName is the name that the control plane's certificate must have; "" means the
 	// host of Addr, or istiod.istio-system.svc if that is an address or localhost.
 	ServerName string
-	// Variant is the ADS variant to start with.
-	Variant Variant
 	// Node describes the workload.
 	Node Node
 	// Refresh is called with Node and returns it with the current addresses and labels.
@@ -67,8 +66,6 @@ type Config struct {
 	// Changed receives a value when the result of Refresh may have changed. It may be nil.
 	// The sender may drop values while one is waiting to be received.
 	Changed <-chan struct{}
-	// MaxPushBytes bounds the length of a response; 0 means 64 MiB.
-	MaxPushBytes int
 	// StateDir is a directory for the snapshot of the table and the workload certificate;
 	// "" means that neither is saved. It is created if it does not exist. If several
 	// clients have the same directory, one of them uses it.
@@ -91,9 +88,7 @@ func DefaultConfig() Config {
 		TokenFile:    "/var/run/secrets/tokens/istio-token",
 		WorkloadCert: WorkloadCertAuto,
 		TrustDomain:  defaultTrustDomain,
-		Variant:      Incremental,
 		Node:         Node{Namespace: "default", ClusterID: defaultClusterID, ServiceAccount: "default"},
-		MaxPushBytes: defaultMaxPushBytes,
 		StateDir:     "/var/lib/nametap",
 	}
 }
@@ -109,12 +104,6 @@ func (c Config) Validate() error {
 func (c Config) withDefaults() (Config, error) {
 	if err := checkAddr("control plane", "--xds-addr", c.Addr); err != nil {
 		return c, err
-	}
-	if c.Variant != Incremental && c.Variant != StateOfTheWorld {
-		return c, fmt.Errorf("ADS variant %d: want Incremental or StateOfTheWorld", int(c.Variant))
-	}
-	if c.MaxPushBytes < 0 {
-		return c, fmt.Errorf("longest push of %d bytes: want a positive number, or 0 for the default, %d (--max-push-bytes)", c.MaxPushBytes, defaultMaxPushBytes)
 	}
 	if err := c.checkCertificates(); err != nil {
 		return c, err
@@ -135,9 +124,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.TrustDomain == "" {
 		c.TrustDomain = defaultTrustDomain
-	}
-	if c.MaxPushBytes == 0 {
-		c.MaxPushBytes = defaultMaxPushBytes
 	}
 	if c.Clock == nil {
 		c.Clock = clock.New()
@@ -198,42 +184,6 @@ func checkAddr(what, flag, addr string) error {
 		return fmt.Errorf("%s address %q: want host:port, for example istiod.istio-system.svc:15012: %w (%s)", what, addr, err, flag)
 	}
 	return nil
-}
-
-// Variant is one of the two variants of ADS.
-type Variant int
-
-const (
-	// Incremental sends only the resources that changed.
-	Incremental Variant = iota
-	// StateOfTheWorld sends all resources with each push.
-	StateOfTheWorld
-)
-
-// MarshalText returns the text that UnmarshalText parses.
-func (v Variant) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
-
-// UnmarshalText parses "incremental" or "sotw". The error says what is expected; the
-// caller adds the setting and its value.
-func (v *Variant) UnmarshalText(text []byte) error {
-	for _, known := range []Variant{Incremental, StateOfTheWorld} {
-		if string(text) == known.String() {
-			*v = known
-			return nil
-		}
-	}
-	return errors.New("want incremental or sotw")
-}
-
-// String returns the text that UnmarshalText parses.
-func (v Variant) String() string {
-	switch v {
-	case Incremental:
-		return "incremental"
-	case StateOfTheWorld:
-		return "sotw"
-	}
-	return "Variant(" + strconv.Itoa(int(v)) + ")"
 }
 
 // WorkloadCert says when the token is exchanged for a workload certificate.

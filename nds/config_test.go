@@ -2,7 +2,6 @@ package nds_test
 
 import (
 	"encoding/json"
-	"errors"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -27,8 +26,6 @@ func TestConfigErrors(t *testing.T) {
 		{"named port", func(c *nds.Config) { c.Addr = "istiod:grpc" }, []string{`"istiod:grpc"`, "want host:port"}},
 		{"port 0", func(c *nds.Config) { c.Addr = "istiod:0" }, []string{`"istiod:0"`, "port 0"}},
 		{"port 65536", func(c *nds.Config) { c.Addr = "istiod:65536" }, []string{`"istiod:65536"`, "want host:port"}},
-		{"variant", func(c *nds.Config) { c.Variant = 7 }, []string{"variant 7", "want Incremental"}},
-		{"limit", func(c *nds.Config) { c.MaxPushBytes = -1 }, []string{"-1 bytes", "want a positive"}},
 		{"no pod", func(c *nds.Config) { c.Node.PodName = "" }, []string{"pod name is empty"}},
 		{"no namespace", func(c *nds.Config) { c.Node.Namespace = "" }, []string{"namespace is empty"}},
 		{"namespace", func(c *nds.Config) { c.Node.Namespace = "a.b" }, []string{`"a.b"`, "without a dot"}},
@@ -54,24 +51,6 @@ func TestConfigErrors(t *testing.T) {
 	}
 	if _, err := nds.New(testConfig("istiod:15010"), nil); err == nil {
 		t.Error("no apply function is accepted")
-	}
-}
-
-// C2: the names of the variants, as in the flag.
-func TestVariantNames(t *testing.T) {
-	t.Parallel()
-	for _, v := range []nds.Variant{nds.Incremental, nds.StateOfTheWorld} {
-		text, err := v.MarshalText()
-		got := nds.Variant(9)
-		if err := errors.Join(err, got.UnmarshalText(text)); got != v || err != nil {
-			t.Errorf("%v reads as %v, %v", v, got, err)
-		}
-	}
-	if err := new(nds.Variant).UnmarshalText([]byte("delta")); err == nil || err.Error() != "want incremental or sotw" {
-		t.Errorf("error is %v", err)
-	}
-	if got := nds.Variant(9).String(); got != "Variant(9)" {
-		t.Errorf("unknown variant is %q", got)
 	}
 }
 

@@ -64,7 +64,7 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 		experimental.WithBufferPool(mem.NopBufferPool{}),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithContextDialer(dialer(cfg)),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(cfg.MaxPushBytes)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxPushBytes)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithStaticStreamWindowSize(window),
 		grpc.WithStaticConnWindowSize(window),

@@ -51,6 +51,7 @@ type harness struct {
 // server, whose apply function accepts everything.
 type options struct {
 	server *fakexds.Server
+	plane  fakexds.Options // of the new server
 	config func(*nds.Config)
 	// apply is called first; if it returns an error, the shards are not applied.
 	apply nds.ApplyFunc
@@ -65,7 +66,7 @@ func start(t *testing.T, o options) *harness {
 	t.Cleanup(cancel)
 	h := &harness{t: t, ctx: ctx, server: o.server, logs: testlog.New(t), table: &fakeTable{}, applied: make(chan []byte, 100)}
 	if h.server == nil {
-		h.server = fakexds.Start(t, fakexds.Options{})
+		h.server = fakexds.Start(t, o.plane)
 	}
 	cfg := testConfig(h.server.Addr())
 	cfg.Logger = slog.New(slog.NewTextHandler(h.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -138,20 +139,15 @@ func testNode(t *testing.T) *corev3.Node {
 	}
 }
 
-// sotw makes the client use state-of-the-world.
-func sotw(cfg *nds.Config) { cfg.Variant = nds.StateOfTheWorld }
+// sotw makes a control plane without the incremental variant, so that the client falls back.
+func sotw() fakexds.Options { return fakexds.Options{NoDelta: true} }
 
-// bothVariants runs a test with each variant.
-func bothVariants(t *testing.T, f func(*testing.T, nds.Variant)) {
+// bothVariants runs a test with a control plane that has both variants, and with one that has only
+// state-of-the-world.
+func bothVariants(t *testing.T, f func(*testing.T, fakexds.Options)) {
 	t.Helper()
-	for _, v := range []nds.Variant{nds.Incremental, nds.StateOfTheWorld} {
-		t.Run(v.String(), func(t *testing.T) { f(t, v) })
-	}
-}
-
-// variant makes the client start with v.
-func variant(v nds.Variant) func(*nds.Config) {
-	return func(cfg *nds.Config) { cfg.Variant = v }
+	t.Run("incremental", func(t *testing.T) { f(t, fakexds.Options{}) })
+	t.Run("sotw", func(t *testing.T) { f(t, sotw()) })
 }
 
 // wantApplied waits for the next table in use and compares it, without regard to the order of entries.

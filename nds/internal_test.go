@@ -188,25 +188,21 @@ func TestVariants(t *testing.T) {
 	c := &Client{log: slog.New(slog.DiscardHandler), cfg: Config{Clock: clock.New()}}
 	for i, want := range []struct {
 		atOnce  bool
-		variant Variant
-	}{{true, StateOfTheWorld}, {false, Incremental}, {true, StateOfTheWorld}} {
+		variant variant
+	}{{true, stateOfTheWorld}, {false, incremental}, {true, stateOfTheWorld}} {
 		if atOnce := c.fallBack(unknown); atOnce != want.atOnce || c.variant != want.variant {
 			t.Errorf("failure %d: %v, %v, want %+v", i, atOnce, c.variant, want)
 		}
 	}
-	if c.fallBack(status.Error(codes.Unavailable, "away")) || c.variant != StateOfTheWorld {
+	if c.fallBack(status.Error(codes.Unavailable, "away")) || c.variant != stateOfTheWorld {
 		t.Errorf("another failure: %v", c.variant)
 	}
-	if c.retryIncremental(); c.variant != StateOfTheWorld {
+	if c.retryIncremental(); c.variant != stateOfTheWorld {
 		t.Errorf("at once: %v", c.variant)
 	}
 	c.fellBack = c.fellBack.Add(-incrementalAgain)
-	if c.retryIncremental(); c.variant != Incremental {
+	if c.retryIncremental(); c.variant != incremental {
 		t.Errorf("after a while: %v", c.variant)
-	}
-	c.cfg.Variant, c.variant = StateOfTheWorld, StateOfTheWorld
-	if c.fallBack(unknown) || c.variant != StateOfTheWorld {
-		t.Errorf("state-of-the-world was chosen: %v", c.variant)
 	}
 }
 

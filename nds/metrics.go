@@ -33,7 +33,7 @@ func newMetrics(status func() Status) *metrics {
 		}, []string{"result"}),
 		bytes: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "nametap_xds_push_bytes",
-			Help: "Length of the responses from the control plane; --max-push-bytes is the limit.",
+			Help: "Length of the responses from the control plane; 64 MiB is the limit.",
 			// Few, since each costs a series. Servers that read native histograms get better ones.
 			Buckets:                         []float64{16 << 20},
 			NativeHistogramBucketFactor:     1.2,

@@ -45,8 +45,15 @@ type firstRequest struct {
 
 func startPlane(t *testing.T) *plane {
 	t.Helper()
+	return startPlaneWith(t, fakexds.Options{})
+}
+
+// startPlaneWith is startPlane with a server that differs from istiod's.
+func startPlaneWith(t *testing.T, opts fakexds.Options) *plane {
+	t.Helper()
 	p := &plane{t: t, entries: map[string][]byte{}}
-	p.server = fakexds.Start(t, fakexds.Options{First: p.greet})
+	opts.First = p.greet
+	p.server = fakexds.Start(t, opts)
 	return p
 }
 

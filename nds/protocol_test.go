@@ -56,7 +56,7 @@ func TestDialogueIncremental(t *testing.T) {
 // istiod sends to a router.
 func TestDialogueStateOfTheWorld(t *testing.T) {
 	t.Parallel()
-	h := start(t, options{config: sotw})
+	h := start(t, options{plane: sotw()})
 	recorded, empty := &discoveryv3.DiscoveryResponse{}, &discoveryv3.DiscoveryResponse{}
 	fixture(t, "raw-sotw-1.pb", recorded)
 	fixture(t, "raw-sotw-empty-router-1.pb", empty)
@@ -125,9 +125,9 @@ func TestReject(t *testing.T) {
 		}
 		return nil
 	}
-	dialogue := func(t *testing.T, v nds.Variant) *harness {
+	dialogue := func(t *testing.T, plane fakexds.Options) *harness {
 		t.Helper()
-		h := start(t, options{config: variant(v), apply: refuse})
+		h := start(t, options{plane: plane, apply: refuse})
 		h.server.Push(hosts("a.example.com"))
 		h.wantApplied(plain(t, hosts("a.example.com")))
 		h.server.Push(bad)
@@ -143,7 +143,7 @@ func TestReject(t *testing.T) {
 		return h
 	}
 	t.Run("incremental", func(t *testing.T) {
-		dialogue(t, nds.Incremental).wantDelta(
+		dialogue(t, fakexds.Options{}).wantDelta(
 			&discoveryv3.DeltaDiscoveryRequest{Node: testNode(t)},
 			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-1"},
 			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-2", ErrorDetail: refused("the table is bad")},
@@ -151,7 +151,7 @@ func TestReject(t *testing.T) {
 		)
 	})
 	t.Run("sotw", func(t *testing.T) {
-		dialogue(t, nds.StateOfTheWorld).wantSotW(
+		dialogue(t, sotw()).wantSotW(
 			&discoveryv3.DiscoveryRequest{Node: testNode(t)},
 			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-1"},
 			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-2", ErrorDetail: refused("the table is bad")},
@@ -164,7 +164,7 @@ func TestReject(t *testing.T) {
 func TestRejectFirst(t *testing.T) {
 	t.Parallel()
 	fail := func(map[int][]byte) error { return errors.New("no") }
-	h := start(t, options{config: sotw, apply: fail})
+	h := start(t, options{plane: sotw(), apply: fail})
 	h.server.Push(hosts("a.example.com"))
 	h.wantAnswer("v1")
 	h.wantSotW(
@@ -220,7 +220,7 @@ func TestRejectOtherTypes(t *testing.T) {
 // C3: a malformed wrapper is NACKed.
 func TestRejectDamagedWrapper(t *testing.T) {
 	t.Parallel()
-	h := start(t, options{config: sotw})
+	h := start(t, options{plane: sotw()})
 	wrapper, err := anypb.New(&discoveryv3.Resource{})
 	if err != nil {
 		t.Fatal(err)
@@ -300,7 +300,7 @@ func TestEmptyIncremental(t *testing.T) {
 // the first response.
 func TestEmptyStateOfTheWorld(t *testing.T) {
 	t.Parallel()
-	h := start(t, options{config: sotw})
+	h := start(t, options{plane: sotw()})
 	h.wantACK(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{TypeUrl: nds.TypeURL, VersionInfo: "empty-1"}))
 	h.wantApplied(nil)
 	<-h.client.Ready()
@@ -314,11 +314,11 @@ func TestEmptyStateOfTheWorld(t *testing.T) {
 // one stays in use.
 func TestPushesInFlight(t *testing.T) {
 	t.Parallel()
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
 		applying, release := make(chan struct{}, 10), make(chan struct{})
 		var inside atomic.Int32
-		h := start(t, options{config: variant(v), apply: func(map[int][]byte) error {
+		h := start(t, options{plane: plane, apply: func(map[int][]byte) error {
 			if inside.Add(1) != 1 {
 				t.Error("two pushes applied at once")
 			}
@@ -353,9 +353,9 @@ func TestLongPush(t *testing.T) {
 			Namespace: fmt.Sprintf("namespace-%03d", i%500),
 		})...)
 	}
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
-		h := start(t, options{config: variant(v)})
+		h := start(t, options{plane: plane})
 		h.server.PushBytes(value)
 		if got := <-h.applied; len(got) != len(value) {
 			t.Fatalf("%d bytes, want the %d of %d hosts", len(got), len(value), many)
@@ -363,11 +363,11 @@ func TestLongPush(t *testing.T) {
 		h.wantACK("v1")
 	})
 	t.Run("too long", func(t *testing.T) {
-		h := start(t, options{config: func(cfg *nds.Config) { cfg.MaxPushBytes = len(value) / 2 }})
+		h := start(t, options{})
 		h.server.Push(hosts("a.example.com"))
 		h.wantApplied(plain(t, hosts("a.example.com")))
-		h.server.PushBytes(value)
-		h.wantLog("no stream to the control plane", "raise --max-push-bytes")
+		h.server.PushBytes(make([]byte, 64<<20))
+		h.wantLog("no stream to the control plane", "push longer than 64 MiB")
 		h.wantStatus(func(s nds.Status) bool { return s.Version == "v1" && s.Loaded })
 	})
 	t.Run("another limit", func(t *testing.T) {
@@ -376,7 +376,7 @@ func TestLongPush(t *testing.T) {
 		h.wantACK("v1")
 		h.server.CutStreams(status.Error(codes.ResourceExhausted, "request rate limit exceeded"))
 		h.wantLog("no stream to the control plane", "request rate limit exceeded")
-		if n := h.logs.Count("--max-push-bytes"); n != 0 {
+		if n := h.logs.Count("64 MiB"); n != 0 {
 			t.Fatal("the wrong advice")
 		}
 	})

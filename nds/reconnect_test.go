@@ -32,7 +32,7 @@ func TestCutStream(t *testing.T) {
 			return errors.New("bad")
 		}
 		return nil
-	}, config: sotw})
+	}, plane: sotw()})
 	h.server.Push(hosts("a.example.com"))
 	h.wantACK("v1")
 	h.wantApplied(plain(t, hosts("a.example.com")))
@@ -129,13 +129,13 @@ func TestRunEnds(t *testing.T) {
 // C10: the client backs off from a control plane that pushes and then ends the stream.
 func TestBackOffFromPushAndEnd(t *testing.T) {
 	t.Parallel()
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			server, connect := inMemory(t, fakexds.Options{EndAfterAnswer: true})
+			server, connect := inMemory(t, fakexds.Options{NoDelta: plane.NoDelta, EndAfterAnswer: true})
 			server.Push(hosts("a.example.com"))
-			h := start(t, options{server: server, config: func(cfg *nds.Config) { cfg.Variant, cfg.Dial = v, connect.dial }})
+			h := start(t, options{server: server, config: func(cfg *nds.Config) { cfg.Dial = connect.dial }})
 			h.wantACK("v1")
 			// Pauses of 50 ms on average, as after a first failure, would allow 80 streams in
 			// this time; pauses that double allow 7.

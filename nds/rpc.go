@@ -14,6 +14,24 @@ import (
 // TypeURL is the type of the resources that the client subscribes to.
 const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
+// A variant is one of the two variants of ADS.
+type variant int
+
+const (
+	// incremental sends only the resources that changed.
+	incremental variant = iota
+	// stateOfTheWorld sends all resources with each push.
+	stateOfTheWorld
+)
+
+// String returns the variant's name in [Status].
+func (v variant) String() string {
+	if v == stateOfTheWorld {
+		return "sotw"
+	}
+	return "incremental"
+}
+
 // rpc is the RPC of one of the two variants.
 type rpc interface {
 	// subscribe sends the first request, the only one with the node. It must be called
@@ -26,9 +44,9 @@ type rpc interface {
 }
 
 // openRPC starts the RPC of a variant.
-func openRPC(ctx context.Context, conn *grpc.ClientConn, variant Variant) (rpc, error) {
+func openRPC(ctx context.Context, conn *grpc.ClientConn, v variant) (rpc, error) {
 	ads := discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
-	if variant == StateOfTheWorld {
+	if v == stateOfTheWorld {
 		client, err := ads.StreamAggregatedResources(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("opening the stream: %w", err)

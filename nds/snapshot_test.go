@@ -44,10 +44,10 @@ func stopped(t *testing.T) *fakexds.Server {
 // and the first push confirms it.
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
-	bothVariants(t, func(t *testing.T, v nds.Variant) {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
 		dir := t.TempDir()
-		server := fakexds.Start(t, fakexds.Options{})
+		server := fakexds.Start(t, plane)
 		both := hosts("a.example.com", "b.example.com")
 		server.Push(both)
 		path := snapshotOf(t, server, dir, "v1")
@@ -60,9 +60,7 @@ func TestSnapshot(t *testing.T) {
 		}
 
 		server.Stop()
-		h := start(t, options{server: server, config: func(cfg *nds.Config) {
-			cfg.StateDir, cfg.Variant = dir, v
-		}})
+		h := start(t, options{server: server, config: stateDir(dir)})
 		h.wantApplied(plain(t, both))
 		<-h.client.Ready()
 		h.wantStatus(func(s nds.Status) bool {

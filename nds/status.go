@@ -162,7 +162,7 @@ func (s *state) setDisconnected(reason error) {
 }
 
 // setVariant records the variant of the next connect.
-func (s *state) setVariant(v Variant) {
+func (s *state) setVariant(v variant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.status.Variant = v.String()

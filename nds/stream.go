@@ -126,7 +126,7 @@ func explainEnd(err error) error {
 		return errors.New("the control plane ended the stream")
 	case status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"):
 		// istiod answers too many new streams with the same code.
-		return fmt.Errorf("push too long, raise --max-push-bytes: %w", err)
+		return fmt.Errorf("push longer than 64 MiB, let the workload see fewer hosts (Sidecar, exportTo): %w", err)
 	}
 	return fmt.Errorf("receiving a push: %w", err)
 }

@@ -154,7 +154,7 @@ func TestStatusOfCapture(t *testing.T) { // K10, R7
 	v.capture()
 	want := []string{
 		"capture        on: ISTIO_META_DNS_CAPTURE=true (default), 0 repairs\n",
-		"backend        nft: as configured\n", "IPv4           in place, ends with the agent\n", "IPv6           in place, ends with the agent\n",
+		"backend        nft: ", "IPv4           in place, ends with the agent\n", "IPv6           in place, ends with the agent\n",
 		"not served: queries of sockets that are bound to a device", // K14
 	}
 	r := v.nametap("status", "--status-addr", statusAddr)

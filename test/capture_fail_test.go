@@ -140,10 +140,10 @@ func TestStatusOfHalf(t *testing.T) { // K4
 	t.Parallel()
 	v := newVM(t, "nft")
 	v.start()
-	if r := v.root(v.args("apply", "--capture-ipv6", "off")...); r.code != 0 {
+	if r := v.root(v.args("apply", "--dns-addr", "127.0.0.1:15053")...); r.code != 0 {
 		t.Fatalf("apply: %+v", r)
 	}
-	if r := v.root(v.args("status", "--capture-ipv6", "off")...); r.code != 0 {
+	if r := v.root(v.args("status", "--dns-addr", "127.0.0.1:15053")...); r.code != 0 {
 		t.Errorf("%+v", r)
 	}
 	if r := v.root(v.args("status")...); r.code != 1 {

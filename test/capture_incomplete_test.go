@@ -1,8 +1,6 @@
 package test
 
 import (
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -38,38 +36,6 @@ func TestCaptureIncomplete(t *testing.T) { // K13
 		}
 		if r := v.root(v.args("apply")...); r.code != 0 {
 			t.Errorf("apply: %+v", r)
-		}
-	})
-}
-
-// TestCaptureRefusedWhileLocked checks that an agent that cannot install its rules ends
-// without rules, also if another program holds the lock of iptables at that time.
-func TestCaptureRefusedWhileLocked(t *testing.T) { // K9
-	t.Parallel()
-	vms(t, func(v *vm) {
-		t := v.tb
-		v.breakTool("ip6tables-" + v.backend + "-restore")
-		name := "iptables-" + v.backend + "-restore"
-		path, err := exec.LookPath(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		calls := v.write("calls", "")
-		if err := os.Chmod(calls, 0o666); err != nil {
-			t.Fatal(err)
-		}
-		// The first call installs the rules of IPv4.
-		script := "#!/bin/sh\necho x >>" + calls + "\ncase $(wc -l <" + calls + ") in [234]) echo 'Another app is currently holding the xtables lock.' >&2; exit 4 ;; esac\nexec " + path + " \"$@\"\n"
-		if err := os.Chmod(v.write(name, script), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		a := v.launch("--capture", "--capture-backend", v.backend, "--capture-ipv6", "on")
-		<-a.ended
-		if code := a.ProcessState.ExitCode(); code != 1 || a.log.Count("Resource temporarily unavailable") == 0 {
-			t.Errorf("exit code %d\n%s", code, a.log)
-		}
-		if v.captured() {
-			t.Errorf("rules are left:\n%s\n%s", v.Rules(), a.log)
 		}
 	})
 }

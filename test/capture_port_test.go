@@ -150,7 +150,7 @@ func TestSourcePortIsNoLoop(t *testing.T) { // F6, K5
 	netns.Need(t, "conntrack")
 	v := newVM(t, "legacy") // whose changes the kernel does not announce
 	const ports = 16
-	a := v.capture("--capture-reconcile", "1h", "--upstream-timeout", "10s") // attempts enough for a port that is not captured
+	a := v.capture("--upstream-timeout", "10s") // attempts enough for a port that is not captured
 	v.Exec("iptables-legacy", "-w", "-t", "raw", "-F")
 	v.Exec("sysctl", "-qw", "net.netfilter.nf_conntrack_udp_timeout=600") // entries outlive the test
 	v.Run(func() {
@@ -188,7 +188,7 @@ func TestSourcePortIsNoLoop(t *testing.T) { // F6, K5
 func TestPortOfTCPReused(t *testing.T) { // K8, K10
 	t.Parallel()
 	v := newVM(t, "legacy") // whose changes the kernel does not announce
-	a := v.capture("--capture-reconcile", "3s")
+	a := v.capture()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(self), Port: port}, Timeout: 200 * time.Millisecond}
 	drop := func(action string) {
 		v.net.Exec("iptables-nft", "-w", action, "INPUT", "-p", "tcp", "--dport", "53", "-j", "DROP")

@@ -9,7 +9,7 @@ import (
 )
 
 // unitVariables are the settings in /etc/default/nametap.
-const unitVariables = "NAMETAP_STATUS_ADDR='" + statusAddr + "'\nNAMETAP_CAPTURE_BACKEND=nft\nNAMETAP_CAPTURE_EXCLUDE_UID=\"994\"\n"
+const unitVariables = "NAMETAP_STATUS_ADDR='" + statusAddr + "'\nNAMETAP_CAPTURE_EXCLUDE_UID=\"994\"\n"
 
 // unit runs a command of nametap as root, with a file at /etc/default and with a systemctl that prints a text;
 // "" means that systemd does not answer.
@@ -77,7 +77,7 @@ func TestCaptureSettings(t *testing.T) { // K22
 		"EnvironmentFiles="+more+" (ignore_errors=no)\nLoadState=loaded\n", "capture", "print"),
 		"then /etc/default/nametap, "+more+" (no agent answers)", "--uid-owner 996", "-d 10.8.0.0/16")
 	v.environment = []string{"KUBERNETES_SERVICE_HOST=10.96.0.1"}
-	if r := v.unit("", "capture", "print", "--capture-backend", "nft"); r.code != 0 || strings.Contains(r.stdout, "A NAMETAP_OUTPUT -m owner --uid-owner 994") ||
+	if r := v.unit("", "capture", "print"); r.code != 0 || strings.Contains(r.stdout, "A NAMETAP_OUTPUT -m owner --uid-owner 994") ||
 		!strings.Contains(r.stdout, "of this container") {
 		t.Errorf("in a container: %+v", r)
 	}

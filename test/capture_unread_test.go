@@ -16,7 +16,7 @@ func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 		repair := v.breakTool("iptables-" + v.backend + "-save")
 		repair()
 		path := v.write("mesh", meshConfig(true))
-		a := v.capture("--mesh-config", path, "--capture-backend", v.backend)
+		a := v.capture("--mesh-config", path)
 		v.write("broken", "")
 		v.replace("mesh", meshConfig(false))
 		const failure = "the capture rules cannot be removed; retrying"
@@ -45,7 +45,7 @@ func TestEndUnread(t *testing.T) { // K3, K9, K13
 		t := v.tb
 		repair := v.breakTool("iptables-" + v.backend + "-save")
 		repair()
-		a := v.capture("--capture-backend", v.backend)
+		a := v.capture()
 		v.write("broken", "")
 		_ = a.Process.Signal(terminate)
 		<-a.ended

@@ -47,7 +47,7 @@ func TestEgressProxyResponses(t *testing.T) {
 		_, err := io.Copy(io.Discard, conn)
 		ended <- err
 	})
-	e.capture("--egress-proxy", serverB+":3128", "--egress-drain", "0s")
+	e.capture("--egress-proxy", serverB+":3128", "--drain", "0s")
 	const greeting = "220 one by the proxy\n"
 	for _, head := range []string{
 		"HTTP/1.1 200 OK\r\n\r\n",

@@ -12,7 +12,7 @@ func TestEgressDrainMany(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	e.serve(serverA+":7", greeter("one"))
-	a := e.capture("--egress-drain", "1s", "--drain", "100ms")
+	a := e.capture("--drain", "1s")
 	var conns []*openConn
 	for range 1500 { // four descriptors each, in this process
 		conns = append(conns, e.open())

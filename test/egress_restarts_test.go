@@ -23,7 +23,7 @@ func TestEgressBusyRestarts(t *testing.T) {
 	e.serve(serverA+":7", greeter("one"))
 	e.asService("127.0.0.1:"+egressPort, "[::1]:"+egressPort)
 	const idle, busy, drain = 1000, 100, 5 * time.Second
-	e.flags = append(e.flags, "--egress-drain", drain.String())
+	e.flags = append(e.flags, "--drain", drain.String())
 	a := e.held(e.start())
 	asker := e.askOften()
 	for restart := range 2 {

@@ -44,7 +44,7 @@ func TestEgressStalled(t *testing.T) {
 	for _, port := range []string{"7", "443"} {
 		e.serve(serverA+":"+port, stalled(t))
 	}
-	a := e.capture("--egress-drain", "100ms")
+	a := e.capture("--drain", "100ms")
 	large := hello(t, "a.apps.example.org", 60_000)
 	open := func() []*net.TCPConn {
 		exact, wild := e.mustDial(vipA, "7"), e.mustDial(vipWild, "443")

@@ -22,7 +22,7 @@ func TestEgressThousand(t *testing.T) { // E12, E13, E17
 		e.serve(addr+":7", greeter(name))
 	}
 	e.asService("127.0.0.1:"+egressPort, "[::1]:"+egressPort)
-	e.flags = append(e.flags, "--egress-drain", "300ms", "--cache-size", "0")
+	e.flags = append(e.flags, "--drain", "300ms", "--cache-size", "0")
 	a := e.held(e.start())
 	asker := e.askOften()
 

@@ -194,26 +194,3 @@ func TestIPv4Absent(t *testing.T) { // K17
 		t.Errorf("rules are left:\n%s", v.Rules())
 	}
 }
-
-// TestFamilyWantedLater checks that a family that is switched on while the agent runs is
-// captured when its listeners answer, not before.
-func TestFamilyWantedLater(t *testing.T) { // K9, K17, R10
-	t.Parallel()
-	v := newVM(t, "nft")
-	release := v.take("udp", "[::1]:15053")
-	config := v.write("nametap.yaml", "capture-ipv6: off\n")
-	a := v.capture("--config", config)
-	v.asked(named6, namedIP)
-	v.replace("nametap.yaml", "capture-ipv6: auto\n")
-	wait.Until(t, "the setting is in effect", func() bool {
-		r := v.nametap("status", "--status-addr", statusAddr)
-		return strings.Contains(r.stdout, "not wanted: the agent does not listen where the rules redirect to")
-	})
-	v.asked(named6, namedIP)
-	release()
-	wait.Until(t, "IPv6 is captured", func() bool { return v.dig("@"+named6, mesh) == meshIP })
-	v.asked(named, meshIP)
-	if n := a.log.Count("level=ERROR"); n != 0 {
-		t.Errorf("%s", a.log)
-	}
-}

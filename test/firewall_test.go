@@ -40,7 +40,7 @@ func (v *vm) rules() string {
 }
 
 // V8: a firewall that replaces all rules, as nftables.service, netfilter-persistent and
-// iptables.service do, removes nametap's for at most --capture-reconcile and keeps its own.
+// iptables.service do, removes nametap's for at most 5 s and keeps its own.
 func TestFirewallReplacesRules(t *testing.T) {
 	t.Parallel()
 	vms(t, func(v *vm) {

@@ -75,10 +75,10 @@ func brokenLocally() []hostCase {
 			e.replace("config.yaml", "cache-size: many\n")
 			e.mend = func() { e.replace("config.yaml", "cache-size: 2MiB\n") }
 		}},
-		{name: "settings were changed that need a restart", says: "WARNING  settings have changed that take effect after a restart: --ready-timeout", make: func(e *examined) {
+		{name: "settings were changed that need a restart", says: "WARNING  settings have changed that take effect after a restart: --egress-mark", make: func(e *examined) {
 			config := e.write("config.yaml", "cache-size: 1MiB\n")
 			e.agent("--config", config)
-			e.replace("config.yaml", "cache-size: 1MiB\nready-timeout: 7s\n")
+			e.replace("config.yaml", "cache-size: 1MiB\negress-mark: 7\n")
 			e.mend = func() { e.replace("config.yaml", "cache-size: 1MiB\n") }
 		}},
 		{name: "a settings file is not readable", says: "WARNING  the files with settings have changed, and cannot be used", make: func(e *examined) {
@@ -222,12 +222,12 @@ func brokenControl() []hostCase {
 		{name: "the control plane's name does not resolve", says: "PROBLEM  the name of the control plane istiod.istio-system.svc:15012 does not resolve", make: func(e *examined) {
 			e.named.Handle(fakedns.Answer())
 			e.files["/etc/resolv.conf"] = e.resolvConf
-			e.agentSeeing("--xds-addr", "istiod.istio-system.svc:15012", "--ready-timeout", "0s")
+			e.agentSeeing("--xds-addr", "istiod.istio-system.svc:15012")
 		}},
 		{name: "no nameserver resolves the control plane", says: "PROBLEM  10.0.0.53, the only nameserver, does not reply", make: func(e *examined) {
 			e.named.Handle(fakedns.Silence)
 			e.files["/etc/resolv.conf"] = e.resolvConf
-			e.agentSeeing("--xds-addr", "istiod.istio-system.svc:15012", "--ready-timeout", "0s")
+			e.agentSeeing("--xds-addr", "istiod.istio-system.svc:15012")
 			e.asks(10, dnsAddr, numbered)
 		}},
 		{name: "the control plane refuses connections", says: "PROBLEM  the control plane 127.0.0.1:15012 refuses connections", make: func(e *examined) {
@@ -335,8 +335,13 @@ func brokenServers() []hostCase {
 		}},
 		{name: "too many queries wait", says: "PROBLEM  queries are refused because too many wait for nameservers", make: func(e *examined) {
 			e.named.Handle(anyName(namedIP), fakedns.Delay(900*time.Millisecond))
-			e.agent("--max-inflight", "20")
-			e.asks(200, dnsAddr, numbered)
+			e.agent()
+			conn, padded := e.socket53(dnsAddr), new(dns.Msg)
+			padded.SetEdns0(1232, false)
+			padded.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_PADDING{Padding: make([]byte, 40_000)}}
+			e.repeats(500, conn, func(i int) *dns.Msg { // 18 MB in 900 ms, of which 8 MiB may wait
+				return padded.SetQuestion(numbered(i), dns.TypeA)
+			})
 		}},
 		{name: "names fail", says: "WARNING  queries fail: 10.0.0.53: SERVFAIL", make: func(e *examined) {
 			e.named.Handle(fakedns.Rcode(dns.RcodeServerFailure), fakedns.Sometimes(0.5, 1, instead(namedIP)))

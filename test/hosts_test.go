@@ -112,7 +112,12 @@ func (e *examined) health() string {
 // asks makes a client query names until the test ends, at a number a second. It ignores the answers.
 func (e *examined) asks(rate int, server string, name func(i int) string) {
 	e.tb.Helper()
-	conn := e.socket53(server)
+	e.repeats(rate, e.socket53(server), func(i int) *dns.Msg { return new(dns.Msg).SetQuestion(name(i), dns.TypeA) })
+}
+
+// repeats sends queries at a rate until the end of the case, without reading the answers.
+func (e *examined) repeats(rate int, conn *dns.Conn, query func(i int) *dns.Msg) {
+	e.tb.Helper()
 	ended := make(chan struct{})
 	var asking sync.WaitGroup
 	e.tb.Cleanup(func() { close(ended); asking.Wait(); conn.Close() })
@@ -125,7 +130,7 @@ func (e *examined) asks(rate int, server string, name func(i int) string) {
 				return
 			case <-tick.C:
 			}
-			_ = conn.WriteMsg(new(dns.Msg).SetQuestion(name(i), dns.TypeA)) // the host is broken
+			_ = conn.WriteMsg(query(i)) // the host is broken
 		}
 	})
 }

@@ -80,7 +80,7 @@ func (a *agent) idle(turn time.Duration) float64 {
 func TestIdlePod(t *testing.T) { // R11
 	h := newHost(t)
 	h.capabilities = nil
-	a := h.supervised("--dns-addr", "localhost:15053", "--original-destination=false")
+	a := h.supervised("--dns-addr", "localhost:15053")
 	if got := a.idle(10 * time.Second); got > idleSwitches {
 		t.Errorf("%.1f context switches a second, want at most %d", got, idleSwitches)
 	}
@@ -89,6 +89,6 @@ func TestIdlePod(t *testing.T) { // R11
 // TestIdleVM prints what an agent with capture costs while no client queries it.
 func TestIdleVM(t *testing.T) { // R11
 	v := newVM(t, "nft")
-	a := v.capture("--capture-reconcile", "1m")
+	a := v.capture()
 	a.idle(10 * time.Second)
 }

@@ -57,7 +57,7 @@ func TestWatchdogUnprobed(t *testing.T) { // K9
 	t.Parallel()
 	v := newVM(t, "nft")
 	next := v.notifications()
-	a := v.launch("--capture", "--capture-backend", "nft")
+	a := v.launch("--capture")
 	wait.Until(t, "the agent is ready", func() bool { return next() == "READY=1" })
 	refused, end := v.unprobed()
 	defer end()

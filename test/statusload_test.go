@@ -28,7 +28,7 @@ func TestStatusOfMany(t *testing.T) { // R9
 		}
 	}
 	v.environment = append(v.environment, "PATH="+v.dir+":"+os.Getenv("PATH"))
-	v.capture("--capture-reconcile", "1h")
+	v.capture()
 	reads := func() int {
 		text, err := os.ReadFile(counted)
 		if err != nil {

@@ -59,7 +59,7 @@ func TestStopRunsFewTools(t *testing.T) { // V4, K9
 		before := v.Rules()
 		args := slices.Concat([]string{
 			"agent", "--xds-addr", v.xds.Addr(), "--xds-plaintext", "--status-addr", statusAddr, "--resolv-conf", v.resolvConf,
-		}, v.flags, []string{"--capture-reconcile", "1h"}) // no --drain, and no check
+		}, v.flags) // no --drain
 		a := v.launchCommand(v.command(args...))
 		wait.Until(t, "DNS is captured", func() bool { return a.log.Count("DNS is captured") > 0 })
 		v.becomes(named, meshIP)

@@ -271,7 +271,7 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 	if err := wait.For(t, "the container ends", ended); err != nil {
 		t.Errorf("the supervisor ends with %v", err)
 	}
-	for _, wrong := range [][]string{{"--ttl", "soon"}, {"--dns-addr", "here"}, {"--autopath", "no"}} {
+	for _, wrong := range [][]string{{"--ttl", "soon"}, {"--dns-addr", "here"}, {"--before-sync", "no"}} {
 		r := h.nametap(append(slices.Clone(args), wrong...)...)
 		if r.code != 2 && r.code != 1 || strings.Contains(r.stderr, "started again") {
 			t.Errorf("%v: %+v", wrong, r)

@@ -64,7 +64,7 @@ func newVM(tb testing.TB, backend string) *vm {
 		}
 	}
 	v.signal = syscall.SIGKILL // faster than the removal of rules after each test
-	v.flags = []string{"--dns-addr", "localhost:15053", "--capture-backend", backend, "--upstream-timeout", "1s", "--capture-reconcile", "1s"}
+	v.flags = []string{"--dns-addr", "localhost:15053", "--upstream-timeout", "1s"}
 	if backend == "legacy" {
 		v.capabilities = append(v.capabilities, capNetRaw, capDACReadSearch)
 	}

@@ -189,7 +189,7 @@ func pushRejected(r *Readings) []Problem {
 	return []Problem{{
 		Severity: severity, What: "the agent rejects the table of the control plane " + xds.Address,
 		Evidence: fmt.Sprintf("%s; %d of %d pushes", xds.LastError, xds.Rejected, xds.Pushes), Effect: effect,
-		Mend: "look at the control plane's log for the NACK; if the table is too long, raise --max-push-bytes", Rows: []string{"C3", "C8"},
+		Mend: "look at the control plane's log for the NACK; if the table is too long, let the workload see fewer hosts (Sidecar, exportTo)", Rows: []string{"C3", "C8"},
 	}}
 }
 

@@ -169,7 +169,7 @@ func overflow(r *Readings) []Problem {
 	return []Problem{{
 		Severity: Severe, What: "queries are refused because too many wait for nameservers",
 		Evidence: fmt.Sprintf("%d refused since the start, and more now", r.Agent.Refused), Effect: "some names outside of the mesh do not resolve",
-		Mend: "nametap tail shows which client sends so many; or raise --max-inflight", Rows: []string{"F10"},
+		Mend: "nametap tail shows which client sends so many", Rows: []string{"F10"},
 	}}
 }
 

@@ -22,7 +22,6 @@ type options struct {
 	variant                   wire.Variant
 	tls, estimate             bool
 	replicas                  int
-	maxAge                    time.Duration
 	binary                    string
 
 	run        []string
@@ -68,7 +67,6 @@ func parseOptions(argv []string, w io.Writer) (options, error) {
 	flags.BoolVar(&o.tls, "tls", false, "connect over TLS, with a certificate for each namespace")
 	flags.BoolVar(&o.estimate, "estimate-bandwidth", false, "send a PING for each push, as grpc-go does unless its windows are configured")
 	flags.IntVar(&o.replicas, "replicas", 1, "replicas of nametap-discovery; at least 2 in the experiments replicas and day")
-	flags.DurationVar(&o.maxAge, "max-connection-age", 30*time.Minute, "of nametap-discovery: agents spread over replicas as their connections end")
 	flags.StringVar(&o.binary, "discovery", "", "nametap-discovery binary (default: built from ..)")
 	flags.StringVar(&run, "run", "push", "experiments, with commas: "+strings.Join(experiments(), ",")+", all of these or agent")
 	flags.IntVar(&o.repeats, "repeats", 20, "edits of the experiment push, and reconnects")

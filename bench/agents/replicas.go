@@ -33,12 +33,6 @@ func (s *stage) rolling(ctx context.Context, f *figures, rate float64) error {
 	if err := s.quiet(ctx); err != nil {
 		return err
 	}
-	if s.maxAge <= s.lasts { // so that agents have spread over the replicas
-		const grace = 10 * time.Second // after a connection's age, for its stream
-		if err := sleep(ctx, 2*s.maxAge+grace); err != nil {
-			return err
-		}
-	}
 	f.add("replicas", float64(len(s.servers)))
 	f.add("restarts", float64(restarts))
 	f.addTimes("an agent is without a stream", s.fleet.Outages())

@@ -45,9 +45,9 @@ func (b *bench) start(ctx context.Context, s *server) error {
 	if err != nil {
 		return fmt.Errorf("nametap-discovery: %w (-discovery)", err)
 	}
-	argv := []string{binary, "--kubeconfig=" + b.lab.Path("kubeconfig"), "--state-dir=", "--http-addr=" + s.status, "--drain=1s",
+	argv := []string{binary, "--kubeconfig=" + b.lab.Path("kubeconfig"), "--state-dir=", "--http-addr=" + s.status,
 		"--max-clients=1000000", "--max-clients-per-address=1000000", // all agents have one address, and may have one namespace
-		"--max-connection-age=" + b.maxAge.String()}
+	}
 	if b.certificates != nil {
 		argv = append(argv, b.certificates.flags(s.addr)...)
 	} else {

@@ -129,7 +129,7 @@ func (l *Lab) Agent(ctx context.Context, addr, xds netip.AddrPort, settings ...s
 		Argv: append([]string{
 			binary, "agent", "--dns-addr", addr.String(), "--status-addr", status.String(),
 			"--xds-addr", xds.String(), "--xds-plaintext", "--namespace", namespace, "--domain", ownDomain,
-			"--state-dir", "", "--drain", "0s", "--ready-timeout", "10m", "--log-level", "warn",
+			"--state-dir", "", "--drain", "0s", "--log-level", "warn",
 		}, settings...),
 		Status: status,
 		Ready:  func(ctx context.Context) error { return isReady(ctx, "http://"+status.String()+"/healthz/ready") },

@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -42,7 +41,6 @@ type options struct {
 	tlsSecret  tlsSecret
 	inject     injector
 	httpAddr   string
-	drain      time.Duration // how long to serve after the end was requested
 	logLevel   logLevel
 
 	client discovery.Client // whose table is printed
@@ -57,7 +55,7 @@ type options struct {
 func newOptions() *options {
 	return &options{
 		server: discovery.DefaultConfig(), httpAddr: ":15014", logLevel: logLevel(slog.LevelInfo),
-		client: discovery.Client{Namespace: "default"}, tlsSecret: tlsSecret{configMap: "nametap-ca-root-cert"}, inject: injector{webhook: "nametap-inject"},
+		client: discovery.Client{Namespace: "default"}, tlsSecret: tlsSecret{configMap: "nametap-ca-root-cert"},
 	}
 }
 
@@ -69,12 +67,10 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.ConfigDir, "config-dir", "`directory` of Services, EndpointSlices, Pods and ServiceEntries")
 	g.String(&o.kubeconfig, "kubeconfig", "`file` with the access to the Kubernetes API whose objects are read; default without --config-dir: the pod's service account")
 	g.String(&o.server.ClustersNamespace, "clusters-namespace", "`namespace` of the Secrets with kubeconfigs of other clusters, labelled istio/multiCluster=true, whose hosts are served, too; empty for none")
-	g.Text(&o.server.HeadlessScope, "headless-scope", "which clients get the endpoints of headless Services without the annotation nametap.io/headless-scope: those in the `scope` network or cluster")
 	g.Bool(&o.server.AllowEmpty, "allow-empty", "accept a directory without any object: be ready with an empty table, and remove the hosts of what becomes empty")
 	g.Text(&o.server.Lease, "lease", "`NAMESPACE/NAME` of the Lease whose holder writes automatic VIPs to the status of ServiceEntries, so that all replicas give a host the same; empty writes none")
 	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
 	g.String(&o.server.RootNamespace, "root-namespace", "`namespace` of the default Sidecar and, at the Kubernetes API, of the ConfigMap \"istio\" with the settings of the mesh")
-	g.String(&o.server.DefaultServiceExportTo, "default-service-export-to", "`namespaces` that see the hosts of Services and ServiceEntries without an exportTo, unless the settings of the mesh say that: names, ., * or ~, separated by commas")
 	g.String(&o.server.StateDir, "state-dir", "`directory` in which automatic VIPs, the last good objects and other clusters' objects are saved; empty keeps them in memory")
 
 	g = settings.NewGroup(f, "Serving, status and logging")
@@ -89,9 +85,6 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.ClusterID, "cluster-id", "`name` that clients with a token may claim as their cluster; empty allows any")
 	g.Var(settings.Int(&o.server.MaxClients, settings.ZeroRefused), "max-clients", "`number` of clients served at a time; others are refused. Clients of one namespace, and all in plaintext if --tls-addr is set, get half of them")
 	g.Var(settings.Int(&o.server.MaxClientsPerAddress, settings.ZeroRefused), "max-clients-per-address", "`number` of clients at one IP address served at a time, and of clients that connect from it within a minute")
-	g.Var(settings.Duration(&o.server.MaxConnectionAge, settings.ZeroRefused), "max-connection-age",
-		"`time`, give or take a tenth, after which a client is asked to connect again, so that clients spread over replicas")
-	g.Var(settings.Duration(&o.drain, settings.ZeroIsZero), "drain", "`time` to serve on after SIGTERM, so that load balancers stop sending clients before their streams end")
 	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics, /debug/errors, /debug/objects and /debug/agents; empty serves none")
 	g.Text(&o.logLevel, "log-level", "least important `level` to log: debug, info, warn or error")
 

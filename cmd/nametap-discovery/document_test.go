@@ -46,7 +46,7 @@ func TestFlagsInDocuments(t *testing.T) {
 // printing a table.
 func TestChartSettings(t *testing.T) {
 	own := []string{
-		"help", "tls-addr", "tls-secret", "lease", "drain", "grpc-addr", "http-addr", "inject-addr", "inject-config", "inject-webhook",
+		"help", "tls-addr", "tls-secret", "lease", "grpc-addr", "http-addr", "inject-addr", "inject-config",
 		"for-namespace", "for-labels", "dns-auto-allocate",
 	}
 	var others []string
@@ -123,9 +123,9 @@ func TestHelpIsGrouped(t *testing.T) {
 	}
 	want := []string{
 		"Usage", "Examples", "Commands", "Flags",
-		"Objects", "config-dir", "kubeconfig", "clusters-namespace", "headless-scope", "allow-empty", "lease", "cluster-domain", "root-namespace", "default-service-export-to", "state-dir",
-		"Serving, status and logging", "grpc-addr", "tls-addr", "tls-cert", "tls-key", "tls-secret", "tls-names", "tls-ca-configmap", "tls-client-ca", "token-audience", "trust-domain", "cluster-id", "max-clients", "max-clients-per-address", "max-connection-age", "drain", "http-addr", "log-level",
-		"Injection", "inject-addr", "inject-config", "inject-webhook",
+		"Objects", "config-dir", "kubeconfig", "clusters-namespace", "allow-empty", "lease", "cluster-domain", "root-namespace", "state-dir",
+		"Serving, status and logging", "grpc-addr", "tls-addr", "tls-cert", "tls-key", "tls-secret", "tls-ca-configmap", "tls-client-ca", "token-audience", "trust-domain", "cluster-id", "max-clients", "max-clients-per-address", "http-addr", "log-level",
+		"Injection", "inject-addr", "inject-config",
 	}
 	if diff := cmp.Diff(want, lines); diff != "" {
 		t.Errorf("headings and flags (-want +got):\n%s", diff)

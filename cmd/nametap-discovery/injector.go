@@ -17,9 +17,8 @@ import (
 
 // An injector holds the flags of the webhook that injects pods.
 type injector struct {
-	addr    string
-	config  string
-	webhook string // name of the MutatingWebhookConfiguration
+	addr   string
+	config string
 
 	namespaces source.Namespaces // of the pods; nil without an API server
 }
@@ -27,7 +26,6 @@ type injector struct {
 func (i *injector) addFlags(g settings.Group) {
 	g.String(&i.addr, "inject-addr", "`address` that serves the webhook that adds the agent to pods, over TLS, with the certificate of --tls-secret or --tls-cert; empty serves none")
 	g.String(&i.config, "inject-config", "`file` with the settings of injection, which docs/injection.md lists; read again when it changes")
-	g.String(&i.webhook, "inject-webhook", "`name` of the MutatingWebhookConfiguration whose caBundle gets the root certificate of --tls-secret; empty writes none")
 }
 
 // open makes the webhook; nil if it is not served. It changes the settings of the server.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
@@ -10,16 +9,17 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
+// injectWebhook is the MutatingWebhookConfiguration whose caBundle gets the root certificate of --tls-secret.
+const injectWebhook = "nametap-inject"
+
 // A tlsSecret holds the flags of the Secret with the certificate.
 type tlsSecret struct {
 	secret    string // "NAMESPACE/NAME"
-	names     string // separated by commas
 	configMap string
 }
 
 func (s *tlsSecret) addFlags(g settings.Group) {
 	g.String(&s.secret, "tls-secret", "`NAMESPACE/NAME` of the Secret in which replicas make, keep and renew the certificate for --tls-addr, instead of files")
-	g.String(&s.names, "tls-names", "`names` of the server in that certificate, separated by commas; default: the names of the Service nametap-discovery in the namespace of the Secret")
 	g.String(&s.configMap, "tls-ca-configmap", "`name` of the ConfigMap that gets the root certificate of --tls-secret in every namespace; empty publishes none")
 }
 
@@ -27,9 +27,6 @@ func (s *tlsSecret) addFlags(g settings.Group) {
 // --config-dir, the Kubernetes API is asked for that only.
 func (o *options) resolveSecret() error {
 	if o.tlsSecret.secret == "" {
-		if o.tlsSecret.names != "" {
-			return usageError{errors.New("--tls-names are for the certificate in --tls-secret: set both")}
-		}
 		return nil
 	}
 	namespace, name, ok := strings.Cut(o.tlsSecret.secret, "/")
@@ -45,10 +42,7 @@ func (o *options) resolveSecret() error {
 	}
 	o.server.TLSSecret = &discovery.TLSSecret{Access: access, Namespace: namespace, Name: name, ConfigMap: o.tlsSecret.configMap}
 	if o.inject.addr != "" {
-		o.server.TLSSecret.Webhook = o.inject.webhook
-	}
-	if o.tlsSecret.names != "" {
-		o.server.TLSSecret.DNSNames = strings.Split(o.tlsSecret.names, ",")
+		o.server.TLSSecret.Webhook = injectWebhook
 	}
 	return nil
 }

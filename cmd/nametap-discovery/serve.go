@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"syscall"
 	"time"
 
@@ -44,7 +45,7 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 		return err
 	}
 	stopping := ctx
-	ctx, cancel := afterDrain(stopping, server.Ready(), o.drain, logger)
+	ctx, cancel := afterDrain(stopping, server.Ready(), logger)
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	if o.httpAddr != "" {
@@ -81,20 +82,29 @@ func cutValue(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// afterDrain returns a context that ends a time after stopping, so that load balancers stop sending
-// clients before their streams end. If the server is not ready it has no clients, and ends at once.
-func afterDrain(stopping context.Context, ready <-chan struct{}, drain time.Duration, logger *slog.Logger) (context.Context, context.CancelFunc) {
+// inPod is an environment variable that kubelet sets in each container.
+const inPod = "KUBERNETES_SERVICE_HOST"
+
+// podDrain is the time after which kube-proxy sends clients to other replicas than a pod that ends.
+const podDrain = 5 * time.Second
+
+// afterDrain returns a context that ends with stopping; in a pod after podDrain, so that clients are not sent
+// to this replica when their streams end. If the server is not ready it has no clients, and ends at once.
+func afterDrain(stopping context.Context, ready <-chan struct{}, logger *slog.Logger) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
 	context.AfterFunc(stopping, func() {
 		select {
 		case <-ready:
 		default:
-			drain = 0
+			cancel()
+			return
 		}
-		if drain > 0 {
-			logger.Info("serving until the drain is over", "drain", drain)
+		if os.Getenv(inPod) == "" {
+			cancel()
+			return
 		}
-		time.AfterFunc(drain, cancel)
+		logger.Info("serving until the drain is over", "drain", podDrain)
+		time.AfterFunc(podDrain, cancel)
 	})
 	return ctx, cancel
 }

@@ -117,3 +117,17 @@ func printListeners(w io.Writer, listeners []agent.Listener) {
 		fmt.Fprintf(w, "%s\tanswers where the rules redirect queries\n", label)
 	}
 }
+
+// wanted returns the families that the settings do not switch off.
+func (c *captureCommand) wanted() []iptables.Family {
+	return slices.DeleteFunc([]iptables.Family{iptables.IPv4, iptables.IPv6}, func(f iptables.Family) bool { return c.config.Config.Family(f) == iptables.Off })
+}
+
+// printRedirections prints what is captured by rules of another process, as test queries show.
+func printRedirections(w io.Writer, redirected []agent.Redirection) {
+	label := "capture"
+	for _, r := range redirected {
+		fmt.Fprintf(w, "%s\t%s %s: %s\n", label, r.Family, r.State, r.Detail)
+		label = ""
+	}
+}

@@ -11,12 +11,66 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/iptables"
 )
+
+// A captureCommand has what the subcommands of capture share. They have all settings of the
+// agent, so that both can use one environment and one file.
+type captureCommand struct {
+	options *options
+	output  string
+	source  string // where the settings come from
+
+	config  agent.CaptureConfig
+	capture *iptables.Capture
+}
+
+// subcommand returns a subcommand that reads the settings before it runs.
+func (c *captureCommand) subcommand(use, short, long string, run func(ctx context.Context, w io.Writer) error) *cobra.Command {
+	command := c.declared(use, short, long)
+	declareOutput(command.Flags(), &c.output)
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		log := newLogWriter(os.Stderr)
+		defer log.close()
+		c.options.logTo = log
+		err := c.resolve(command.Context(), use == "apply")
+		switch {
+		case err != nil && use == "status" && c.options.plainDNS():
+			return c.printWithoutRules(command.OutOrStdout())
+		case errors.Is(err, errUnitUnread):
+			return err
+		case err != nil:
+			return usageError{err}
+		}
+		return run(command.Context(), command.OutOrStdout())
+	}
+	return command
+}
+
+// declared returns a subcommand with the settings of the agent. Its help shows those that
+// affect the rules.
+func (c *captureCommand) declared(use, short, long string) *cobra.Command {
+	command := &cobra.Command{
+		Use: use, Short: short, Long: long,
+		Args: usageArgs(cobra.NoArgs),
+	}
+	c.options = newOptions(command.Flags())
+	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", "log-level", "log-format"}
+	command.Flags().VisitAll(func(flag *pflag.Flag) {
+		flag.Hidden = !affectsCapture(flag.Name) && !slices.Contains(others, flag.Name)
+	})
+	return command
+}
+
+// print prints v as --output says.
+func (c *captureCommand) print(w io.Writer, v any, text func(w io.Writer) error) error {
+	return printOutput(w, c.output, v, text)
+}
 
 // affectsCapture reports whether a setting of the agent affects the rules, or how commands for them reach it.
 func affectsCapture(name string) bool {
@@ -52,7 +106,7 @@ const (
 	runningAgent    = "the running agent"
 )
 
-// findSettings gives the settings their values: those of flags and of the environment, and what these do not
+// findSettings gives the settings their values: the flags and the environment, and what these do not
 // set as the running agent has it. Without an agent, it is as nametap.service would have it. In a container
 // and with a file that the user has named, only these count.
 func (c *captureCommand) findSettings(ctx context.Context, all bool) error {

@@ -31,6 +31,9 @@ import (
 // where it is and the default file does not exist.
 const vmRootCA = "/etc/certs/root-cert.pem"
 
+// podReadyTimeout is agent.Config.ReadyTimeout in a pod, whose containers wait for the agent.
+const podReadyTimeout = 3 * time.Second
+
 // resolve gives the settings their values.
 func (o *options) resolve() error { return settings.Resolve(o.flags, os.Environ()) }
 
@@ -50,8 +53,11 @@ func (o *options) config() (agent.Config, error) {
 		node.PodName, _, _ = strings.Cut(hostname, ".") // like Istio's agent
 	}
 	cfg.Identity = node.PodName
-	if os.Getenv(inPod) != "" && node.Namespace != "" {
-		cfg.Identity += "." + node.Namespace
+	if os.Getenv(inPod) != "" {
+		cfg.ReadyTimeout = podReadyTimeout
+		if node.Namespace != "" {
+			cfg.Identity += "." + node.Namespace
+		}
 	}
 	if err := o.completeDNS(&cfg); err != nil {
 		return cfg, err
@@ -61,7 +67,7 @@ func (o *options) config() (agent.Config, error) {
 	}
 	if o.carries {
 		cfg.Egress = &o.egress
-		cfg.Egress.Memory = cgroup.MemoryLimit("/")
+		cfg.Egress.Memory = cmp.Or(cgroup.MemoryLimit("/"), cgroup.MachineMemory())
 		if !o.flags.Changed("dns-auto-allocate") {
 			node.AutoAllocate = true
 		}
@@ -131,70 +137,12 @@ func (o *options) logger() *slog.Logger {
 	return slog.New(newHandler(to))
 }
 
-// An upstreamOrder is a setting of the order of nameservers. With true, as parallelEnv may have it, it is fastest, and
-// notes that in parallel; with false it is strict.
-type upstreamOrder struct {
-	*forward.Order
-	parallel *bool
-}
-
-// UnmarshalText reads an order, true or false.
-func (o upstreamOrder) UnmarshalText(text []byte) error {
-	switch parallel, err := strconv.ParseBool(string(text)); {
-	case err != nil:
-		return o.Order.UnmarshalText(text)
-	case parallel:
-		*o.Order, *o.parallel = forward.OrderFastest, true
-	default:
-		*o.Order = forward.OrderStrict
-	}
-	return nil
-}
-
 // logParallel logs what parallelEnv means, if it is in effect.
 func (o *options) logParallel(log *slog.Logger) {
 	if o.parallel && o.agent.DNS.Forward.Order == forward.OrderFastest {
 		log.Info(parallelEnv+"=true means --"+orderFlag+" fastest: nameservers are not asked all at once",
 			"source", settings.Source(o.flags.Lookup(orderFlag)))
 	}
-}
-
-// A logLevel is the least important level to log. It may change while loggers are in use.
-type logLevel struct{ *slog.LevelVar }
-
-// MarshalText returns what UnmarshalText reads.
-func (l logLevel) MarshalText() ([]byte, error) {
-	return []byte(strings.ToLower(l.Level().String())), nil
-}
-
-// UnmarshalText reads a level.
-func (l logLevel) UnmarshalText(text []byte) error {
-	if l.LevelVar.UnmarshalText(text) != nil {
-		return errors.New("want debug, info, warn or error")
-	}
-	return nil
-}
-
-// logFormat is how lines of the log are written.
-type logFormat string
-
-// The values of logFormat.
-const (
-	formatText logFormat = "text"
-	formatJSON logFormat = "json"
-)
-
-// MarshalText returns what UnmarshalText reads.
-func (f logFormat) MarshalText() ([]byte, error) { return []byte(f), nil }
-
-// UnmarshalText reads one of the values.
-func (f *logFormat) UnmarshalText(text []byte) error {
-	switch v := logFormat(text); v {
-	case formatText, formatJSON:
-		*f = v
-		return nil
-	}
-	return errors.New("want text or json")
 }
 
 // captureConfig returns what is captured: the settings, and what follows from others.
@@ -208,7 +156,7 @@ func (o *options) captureConfig() (agent.CaptureConfig, error) {
 }
 
 // agentCaptureConfig is captureConfig for an agent in this process. It returns an error if
-// the agent's own queries or those of a whole node would be captured.
+// the agent's own queries or a whole node's would be captured.
 func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
 	if err := cmp.Or(ownQueriesPass(o.capture.Config), o.ownNetwork()); err != nil {
 		return agent.CaptureConfig{}, err
@@ -258,8 +206,7 @@ func portFor(setting, addr string) (uint16, error) {
 }
 
 // servedFamilies leaves out the families for which an agent on this host does not listen
-// where the rules redirect to. It returns an error for a family that is required, and if
-// none is left.
+// where the rules redirect to. It returns an error if none is left.
 func servedFamilies(cfg iptables.Config, host string) (iptables.Config, error) {
 	hosts := []string{host}
 	switch host {
@@ -281,9 +228,6 @@ func servedFamilies(cfg iptables.Config, host string) (iptables.Config, error) {
 	if len(served) == 0 {
 		return cfg, errors.New("the rules redirect to 127.0.0.1 and ::1: want localhost, or no host before the port")
 	}
-	if !served[iptables.IPv6] && cfg.IPv6 == iptables.On {
-		return cfg, errors.New("with capture-ipv6 on, the rules redirect to ::1 too: want localhost, or no host before the port")
-	}
 	for _, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
 		if !served[f] {
 			cfg = cfg.Without(f)
@@ -301,16 +245,4 @@ func ownQueriesPass(cfg iptables.Config) error {
 	}
 	return fmt.Errorf("capture: this process has uid %d and gid %d, so the rules would redirect its own queries to itself: run it as a user or group of --capture-agent-uid %v or --capture-agent-gid %v",
 		uid, gid, cfg.AgentUIDs, cfg.AgentGIDs)
-}
-
-// parsePrefix reads a prefix, or an address as the prefix of itself alone.
-func parsePrefix(text string) (netip.Prefix, error) {
-	if addr, err := netip.ParseAddr(text); err == nil {
-		return addr.Prefix(addr.BitLen())
-	}
-	prefix, err := netip.ParsePrefix(text)
-	if err != nil {
-		return netip.Prefix{}, errors.New("want an address or a prefix such as 10.0.0.0/8")
-	}
-	return prefix.Masked(), nil
 }

@@ -338,7 +338,7 @@ func TestFlagsInDocuments(t *testing.T) {
 	}
 	collect(root)
 	others := []string{ // nametap-discovery's, kubectl's, Helm's, systemd's, setpriv's, dpkg's, docker's, curl's, sysctl's, firewalld's, kube-proxy's
-		"allow-empty", "config-dir", "headless-scope", "kubeconfig", "lease", "stale", "tcp", "now", "create", "reuid", "regid", "clear-groups", "inh-caps", "ambient-caps",
+		"allow-empty", "config-dir", "kubeconfig", "lease", "stale", "tcp", "now", "create", "reuid", "regid", "clear-groups", "inh-caps", "ambient-caps",
 		"configure", "force-script-chrootless", "create-namespace", "set", "set-string", "skip-crds", "reset-then-reuse-values", "reuse-values", "take-ownership", "delete-emptydir-data", "all-namespaces", "field-selector",
 		"tag", "target", "build-arg", "unix-socket", "system", "permanent", "policy", "add-port", "proxy-mode",
 	}

@@ -16,8 +16,11 @@ import (
 const hostsFile = "/etc/hosts"
 
 // inPod is an environment variable that kubelet sets in each container. Without it, this is not a
-// pod but maybe the node itself, whose DNS may be captured like that of any VM.
+// pod but maybe the node itself, whose DNS may be captured as on any VM.
 const inPod = "KUBERNETES_SERVICE_HOST"
+
+// hostIP is an environment variable with the address of a pod's node, by the downward API.
+const hostIP = "HOST_IP"
 
 // kubeletsHostNetwork is the first line of that file in a pod on its node's network.
 const kubeletsHostNetwork = "# Kubernetes-managed hosts file (host network)."
@@ -41,11 +44,15 @@ func (o *options) ownNetwork() error {
 
 // nodesNetwork returns how this process knows that it has its node's network, or "".
 func (o *options) nodesNetwork() (sign string, err error) {
-	if o.hostIP.IsValid() {
-		own, err := onInterface(o.hostIP)
+	if text := os.Getenv(hostIP); text != "" {
+		node, err := netip.ParseAddr(text)
+		if err != nil {
+			return "", fmt.Errorf("%s=%.100q: want one IP address", hostIP, text)
+		}
+		own, err := onInterface(node)
 		switch {
-		case own || o.hostIP.Unmap() == o.instanceIP.Unmap():
-			return "HOST_IP " + o.hostIP.String() + " is its own address", nil
+		case own || node.Unmap() == o.instanceIP.Unmap():
+			return hostIP + " " + text + " is its own address", nil
 		case err != nil:
 			return "", err
 		}

@@ -36,15 +36,15 @@ func canonicalLabel(key string) string {
 	return ""
 }
 
-// identity is what the environment and Istio's configuration say about the workload.
-type identity struct {
+// A workloadIdentity is what the environment and Istio's configuration say about the workload.
+type workloadIdentity struct {
 	metadata map[string]any
 	labels   map[string]string
 }
 
 // readIdentity reads the identity. It leaves out variables that are settings.
-func readIdentity(flags *pflag.FlagSet, environ []string) (identity, error) {
-	id := identity{metadata: map[string]any{}, labels: map[string]string{}}
+func readIdentity(flags *pflag.FlagSet, environ []string) (workloadIdentity, error) {
+	id := workloadIdentity{metadata: map[string]any{}, labels: map[string]string{}}
 	values, err := settings.Metadata(flags, environ, metaPrefix, metaJSONPrefix, "CANONICAL_")
 	if err != nil {
 		return id, err
@@ -69,9 +69,9 @@ func readIdentity(flags *pflag.FlagSet, environ []string) (identity, error) {
 	return id, nil
 }
 
-// addLabels adds labels in the form of a JSON object. They win over those of
+// addLabels adds labels in the form of a JSON object. They win over the labels of
 // canonicalLabel, whose variables come first.
-func (id *identity) addLabels(text string) error {
+func (id *workloadIdentity) addLabels(text string) error {
 	var labels map[string]string
 	if err := json.Unmarshal([]byte(text), &labels); err != nil {
 		return errors.New(`want labels as a JSON object, such as {"app":"web"}`)
@@ -81,7 +81,7 @@ func (id *identity) addLabels(text string) error {
 }
 
 // addJSON adds the fields of a JSON object to the metadata, as Istio's agent does.
-func (id *identity) addJSON(text string) error {
+func (id *workloadIdentity) addJSON(text string) error {
 	var fields map[string]any
 	if err := json.Unmarshal([]byte(text), &fields); err != nil {
 		return errors.New("want a JSON object")

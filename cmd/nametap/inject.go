@@ -19,9 +19,9 @@ func newInjectCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:                "inject -f FILE",
 		Short:              "Add the agent to the pods of a manifest",
-		DisableFlagParsing: true, // they are those of the other program
+		DisableFlagParsing: true, // the other program has the flags
 		RunE: func(_ *cobra.Command, args []string) error {
-			program, err := beside(controlPlane)
+			program, err := programBeside(controlPlane)
 			if err != nil {
 				return fmt.Errorf("the program %s does the work: install it beside nametap or in PATH, or run its image: %w", controlPlane, err)
 			}
@@ -32,8 +32,8 @@ func newInjectCommand() *cobra.Command {
 	}
 }
 
-// beside returns the path of another program: in the directory of this one, or in PATH.
-func beside(name string) (string, error) {
+// programBeside returns the path of another program: in the directory of this one, or in PATH.
+func programBeside(name string) (string, error) {
 	self, err := os.Executable()
 	if err == nil {
 		path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name))

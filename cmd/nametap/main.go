@@ -30,16 +30,10 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// Exit codes.
-const (
-	exitFailed = 1
-	exitUsage  = 2
-)
-
-// run executes one command line and returns the exit code. The first SIGINT, SIGTERM or
+// runProgram executes one command line and returns the exit code. The first SIGINT, SIGTERM or
 // SIGHUP cancels the context of the command; a second one ends the process, unless the
 // command handles it.
-func run(args []string) int {
+func runProgram(args []string) int {
 	withoutPipeSignal()
 	ctx, stop := signal.NotifyContext(context.Background(), endSignals()...)
 	defer stop()
@@ -97,20 +91,4 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newTailCommand(), newTopCommand(), newStatusCommand(),
 		newDoctorCommand(), newExplainCommand(), newInjectCommand(), newVersionCommand(), newResolvedHelperCommand())
 	return root
-}
-
-// A usageError means wrong arguments or settings. It ends the command with exitUsage.
-type usageError struct{ error }
-
-// Unwrap returns the error without the mark.
-func (e usageError) Unwrap() error { return e.error }
-
-// usageArgs marks the errors of a check of the arguments as usage errors.
-func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(command *cobra.Command, args []string) error {
-		if err := check(command, args); err != nil {
-			return usageError{err}
-		}
-		return nil
-	}
 }

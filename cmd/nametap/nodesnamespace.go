@@ -2,29 +2,24 @@ package main
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"strconv"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// The ports on which kubelet listens: its API, and /healthz on loopback. The first one is also
-// that of other programs, such as metrics-server.
+// The ports on which kubelet listens: its API, and /healthz on loopback. Other programs,
+// such as metrics-server, have the first one, too.
 const (
 	kubeletPort       = 10250
 	kubeletHealthPort = 10248
 )
 
 // nodesNamespace returns how the network namespace of this process shows that it is a node's, or
-// "": kubelet listens in it, or its interfaces have peers in several other namespaces, those of
-// pods. The interfaces of a pod have their peers in the node's namespace.
+// "": kubelet listens in it, or its interfaces have peers in several other namespaces, which
+// are pods. The interfaces of a pod have their peers in the node's namespace.
 func nodesNamespace() (sign string, err error) {
-	listening, err := listeningPorts("/proc/net/tcp", "/proc/net/tcp6")
+	listening, err := listeningPorts()
 	if err != nil {
 		return "", err
 	}
@@ -42,27 +37,17 @@ func nodesNamespace() (sign string, err error) {
 	return sign, err
 }
 
-// listeningPorts returns the TCP ports on which any process of this network namespace listens,
-// from files as of proc(5).
-func listeningPorts(paths ...string) (map[uint16]bool, error) {
+// listeningPorts returns the TCP ports on which any process of this network namespace listens.
+func listeningPorts() (map[uint16]bool, error) {
 	ports := map[uint16]bool{}
-	for _, path := range paths {
-		text, err := os.ReadFile(path)
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // the kernel lacks the family
-			continue
-		case err != nil:
+	for _, table := range []string{"tcp", "tcp6"} {
+		sockets, err := readSockets(table)
+		if err != nil {
 			return nil, err
 		}
-		for line := range strings.Lines(string(text)) {
-			const listen = "0A" // TCP_LISTEN
-			fields := strings.Fields(line)
-			if len(fields) < 4 || fields[3] != listen {
-				continue
-			}
-			_, hex, _ := strings.Cut(fields[1], ":")
-			if port, err := strconv.ParseUint(hex, 16, 16); err == nil {
-				ports[uint16(port)] = true
+		for _, s := range sockets {
+			if s.listens {
+				ports[s.addr.Port()] = true
 			}
 		}
 	}

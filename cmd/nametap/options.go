@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -37,7 +38,6 @@ type options struct {
 	carries      bool // --egress
 	egress       egress.Config
 	hostNetwork  bool
-	hostIP       netip.Addr
 
 	supervise bool
 	logLevel  logLevel
@@ -101,7 +101,6 @@ func (o *options) declareControlPlane(g settings.Group) {
 	g.String(&o.labelsFile, "labels-file", "`file` with the workload's labels, as the downward API writes it; it may be absent")
 	g.String(&xds.Addr, "xds-addr", "control plane, `host:port`").DiscoveryAddress()
 	g.Bool(&xds.Plaintext, "xds-plaintext", "connect to the control plane without TLS and without a token")
-	g.Text(&xds.Variant, "xds", "variant of ADS to start with: incremental, or sotw (state of the world)")
 	g.String(&xds.RootCA, "xds-root-ca", "PEM `file` with the control plane's root certificates").Env("XDS_ROOT_CA")
 	g.String(&xds.TokenFile, "xds-token-file", "`file` with the bearer token; read on every connect")
 	g.String(&xds.CertFile, "xds-cert", "PEM `file` with a client certificate for the control plane; read on every connect")
@@ -111,7 +110,6 @@ func (o *options) declareControlPlane(g settings.Group) {
 	g.String(&xds.TrustDomain, "trust-domain", "trust `domain` of the workload's identity").Env("TRUST_DOMAIN")
 	g.String(&xds.ServerName, "xds-server-name", "`name` that the control plane's certificate must have (default the host of --xds-addr, or istiod.istio-system.svc if that is an address or localhost)")
 	g.Bool(&node.AutoAllocate, "dns-auto-allocate", "ask for automatic VIPs (240.240.0.0/16), which need --egress or a proxy such as Envoy (default with --egress)").Env("ISTIO_META_DNS_AUTO_ALLOCATE")
-	g.Var(settings.Bytes(&xds.MaxPushBytes, settings.ZeroRefused), "max-push-bytes", "longest push to accept, in bytes or with KiB or MiB")
 	g.String(&xds.StateDir, stateDirFlag, "`directory` for the last good table, used at the next start; empty keeps none")
 }
 
@@ -120,9 +118,7 @@ func (o *options) declareDNS(g settings.Group) {
 	dns := &o.agent.DNS
 	g.String(&dns.Addr, dnsAddrFlag, "listen for DNS on `host:port`, UDP and TCP; localhost is 127.0.0.1 and ::1, no host is all addresses").Env("DNS_PROXY_ADDR")
 	g.Var(settings.Duration(&dns.TTL, settings.ZeroRefused), "ttl", "TTL of mesh names, in whole seconds")
-	g.Var(settings.Int(&dns.MaxAnswers, settings.ZeroIsZero), "max-answers", "limit of addresses, or of SRV records, in an answer, which then has a random sample, up to 65535; 0 for as many as fit")
 	g.Text(&dns.BeforeSync, "before-sync", "how to answer before the first table: forward, hold (for up to 2s) or servfail")
-	g.Text(&dns.Autopath, "autopath", "for which names to walk the search list on the client's behalf: mesh or off")
 	g.Var(settings.List(&dns.Bypass, settings.ParseString), "bypass", "`suffix` whose names are forwarded even if the table has them; may be repeated")
 	g.Var(settings.List(&dns.LocalOnly, settings.ParseString), "local-only", "`suffix` whose names are never forwarded: those that the table lacks get NXDOMAIN; may be repeated")
 }
@@ -135,8 +131,6 @@ func (o *options) declareNameservers(g settings.Group) {
 	g.String(&forward.RootCA, "upstream-root-ca", "PEM `file` with the root certificates of tls:// nameservers; read for every connection (default the system's)")
 	g.Text(upstreamOrder{&forward.Order, &o.parallel}, orderFlag, "nameserver to ask first: strict (the first that works; only it may answer NXDOMAIN) or fastest").Env(parallelEnv)
 	g.Var(settings.Duration(&forward.Timeout, settings.ZeroRefused), "upstream-timeout", "time limit of a forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
-	g.Var(settings.Int(&forward.MaxInflight, settings.ZeroRefused), "max-inflight", "limit of queries that are forwarded or held at a time; a further one takes the place of the oldest")
-	g.Bool(&o.agent.DNS.OriginalDestination, "original-destination", "forward a captured query to the nameserver that it was sent to, if resolv.conf does not name that one; over UDP this needs CAP_NET_ADMIN")
 }
 
 // declareCache declares which replies of nameservers are kept.
@@ -159,15 +153,10 @@ func (o *options) declareCapture(g settings.Group) {
 	g.Var(settings.List(&cfg.ExcludeCIDRs, parsePrefix), "capture-exclude-cidr", "do not capture queries to nameservers in this `network`, such as 10.0.0.0/8; may be repeated")
 	g.Var(settings.List(&cfg.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "do not capture queries through this outgoing `interface`; tun+ is all that begin with tun; may be repeated")
 	g.Var(settings.List(&cfg.VirtualInterfaces, settings.ParseString), "capture-virtual-interface", "also capture queries that come from this `interface` of containers or virtual machines; may be repeated")
-	g.Var(settings.Uint(&cfg.Zone), "capture-conntrack-zone", "conntrack zone of captured queries, from 0 to 65535; 0 for no zone")
-	g.Text(&cfg.IPv6, "capture-ipv6", "whether to capture queries over IPv6: auto (if this machine has it), on or off")
-	g.Text(&cfg.Backend, "capture-backend", "backend of iptables for the rules: auto, nft or legacy")
-	g.Var(settings.Duration(&cfg.Interval, settings.ZeroRefused), "capture-reconcile", "check and repair the rules this often")
 	g.Negated(&cfg.FailClosed, failOpenFlag, "remove the rules when the agent ends, so that queries reach nameservers; after a crash a service manager does so with 'nametap capture remove --after-agent'")
 	g.Var(settings.Duration(&o.captureWait, settings.ZeroIsZero), captureWaitFlag, "how long 'nametap capture apply' waits for an agent in another container before it installs rules; 0 installs them at once")
 	g.Bool(&o.capture.Resolved, "capture-resolved", "with --capture, register with systemd-resolved if this host runs it, so that programs that ask it directly find mesh names")
 	g.Bool(&o.hostNetwork, hostNetworkFlag, "capture even in a pod on its node's network: the DNS of the whole node, until 'nametap capture remove'")
-	g.Text(addrValue{&o.hostIP}, "capture-host-ip", "`address` of the pod's node, to recognise a pod on its node's network").Env("HOST_IP")
 }
 
 // declareEgress declares which connections to automatic VIPs are carried, and how.
@@ -175,20 +164,16 @@ func (o *options) declareEgress(g settings.Group) {
 	cfg := &o.egress
 	g.Bool(&o.carries, "egress", "carry TCP connections to automatic VIPs to their hosts: ask for VIPs, listen for connections, and redirect these with the capture rules")
 	g.String(&cfg.Addr, egressAddrFlag, "listen for connections to VIPs on `host:port`; localhost is 127.0.0.1 and ::1, no host is all addresses")
-	g.Var(settings.List(&cfg.Ports, settings.ParseUint[uint16]), "egress-ports", "carry connections to this `port` of VIPs only; may be repeated (default all)")
 	g.Var(settings.List(&cfg.Sources, netip.ParseAddr), "egress-source", "`address` of this host that connections to hosts come from; one of each family")
 	g.Var(settings.Uint(&cfg.Mark), "egress-mark", "mark (SO_MARK) of the packets to hosts, for rules and routes; 0 for none; needs CAP_NET_ADMIN")
 	g.String(&cfg.Proxy, "egress-proxy", "HTTP proxy, `host:port`, that connects to the hosts by CONNECT")
-	g.Var(settings.Int(&cfg.MaxConns, settings.ZeroRefused), "egress-max-conns", "limit of open connections to VIPs; further ones are reset")
 	g.Var(settings.Duration(&cfg.IdleTimeout, settings.ZeroRefused), "egress-idle-timeout", "how long a connection to a VIP may send nothing in both directions; one that has ended in one direction, a twelfth of it")
-	g.Var(settings.Duration(&cfg.Drain, settings.ZeroIsZero), "egress-drain", "how long open connections to VIPs go on at the end")
 }
 
 // declareProcess declares how the process runs and what it says.
 func (o *options) declareProcess(g settings.Group) {
 	g.String(&o.agent.StatusAddr, statusAddrFlag, "listen for probes and metrics on `host:port`")
-	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering for this long after SIGTERM; with --capture in nametap.service only if it is set, since no query is redirected to the agent any more")
-	g.Var(settings.Duration(&o.agent.ReadyTimeout, settings.ZeroIsZero), "ready-timeout", "become ready after this long even without a table")
+	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering, and carrying open connections to VIPs, for this long after SIGTERM; with --capture in nametap.service only if it is set, since no query is redirected to the agent any more")
 	g.Bool(&o.supervise, "supervise", "hold the DNS sockets in a small process that restarts the agent if it dies or hangs; for pods")
 	g.Text(&o.agent.Records.QueryLog, "query-log", "which queries to log, in at most one line a second with counts: off, failed (those without an answer, or with a stale one) or all")
 	g.Text(&o.agent.Records.Dnstap, "dnstap", "send queries and responses to a `receiver` of dnstap: unix:///PATH or tcp://HOST:PORT")
@@ -221,7 +206,7 @@ func (n nameserver) String() string {
 	return n.spec.String()
 }
 
-// addNameservers adds nameservers to a Config, each to those of its suffix.
+// addNameservers adds nameservers to a Config, each to the nameservers of its suffix.
 func addNameservers(cfg *dnsproxy.Config, nameservers []nameserver) {
 	for _, n := range nameservers {
 		if n.routed {
@@ -252,4 +237,74 @@ func (v addrValue) UnmarshalText(text []byte) error {
 		return errors.New("want one IP address")
 	}
 	return nil
+}
+
+// An upstreamOrder is a setting of the order of nameservers. With true, as parallelEnv may have it, it is fastest, and
+// notes that in parallel; with false it is strict.
+type upstreamOrder struct {
+	*forward.Order
+	parallel *bool
+}
+
+// UnmarshalText reads an order, true or false.
+func (o upstreamOrder) UnmarshalText(text []byte) error {
+	switch parallel, err := strconv.ParseBool(string(text)); {
+	case err != nil:
+		return o.Order.UnmarshalText(text)
+	case parallel:
+		*o.Order, *o.parallel = forward.OrderFastest, true
+	default:
+		*o.Order = forward.OrderStrict
+	}
+	return nil
+}
+
+// A logLevel is the least important level to log. It may change while loggers are in use.
+type logLevel struct{ *slog.LevelVar }
+
+// MarshalText returns what UnmarshalText reads.
+func (l logLevel) MarshalText() ([]byte, error) {
+	return []byte(strings.ToLower(l.Level().String())), nil
+}
+
+// UnmarshalText reads a level.
+func (l logLevel) UnmarshalText(text []byte) error {
+	if l.LevelVar.UnmarshalText(text) != nil {
+		return errors.New("want debug, info, warn or error")
+	}
+	return nil
+}
+
+// logFormat is how lines of the log are written.
+type logFormat string
+
+// The values of logFormat.
+const (
+	formatText logFormat = "text"
+	formatJSON logFormat = "json"
+)
+
+// MarshalText returns what UnmarshalText reads.
+func (f logFormat) MarshalText() ([]byte, error) { return []byte(f), nil }
+
+// UnmarshalText reads one of the values.
+func (f *logFormat) UnmarshalText(text []byte) error {
+	switch v := logFormat(text); v {
+	case formatText, formatJSON:
+		*f = v
+		return nil
+	}
+	return errors.New("want text or json")
+}
+
+// parsePrefix reads a prefix, or an address as the prefix of itself alone.
+func parsePrefix(text string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return addr.Prefix(addr.BitLen())
+	}
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil {
+		return netip.Prefix{}, errors.New("want an address or a prefix such as 10.0.0.0/8")
+	}
+	return prefix.Masked(), nil
 }

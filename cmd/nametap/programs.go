@@ -3,7 +3,9 @@ package main
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -26,13 +28,10 @@ func programsAt(addr string) (found []problems.Taken) {
 		return nil
 	}
 	for _, table := range []string{"udp", "tcp", "udp6", "tcp6"} {
-		text, err := os.ReadFile("/proc/net/" + table)
-		if err != nil {
-			continue // the kernel lacks the family
-		}
-		for _, s := range listening(string(text)) {
+		sockets, _ := readSockets(table) // a table that cannot be read names no program
+		for _, s := range sockets {
 			all := s.addr.Addr().IsUnspecified()
-			if s.addr.Port() != uint16(number) || !all && host != "" && !s.addr.Addr().IsLoopback() && s.addr.Addr().String() != host {
+			if s.connected || s.addr.Port() != uint16(number) || !all && host != "" && !s.addr.Addr().IsLoopback() && s.addr.Addr().String() != host {
 				continue
 			}
 			if program, own := programOf(s.inode); !own {
@@ -43,22 +42,38 @@ func programsAt(addr string) (found []problems.Taken) {
 	return found
 }
 
-// A boundSocket is a socket that receives what is sent to an address.
+// A boundSocket is a row of a table of sockets.
 type boundSocket struct {
-	addr  netip.AddrPort
-	inode string
+	addr       netip.AddrPort
+	connected  bool
+	listens    bool // over TCP
+	uid, inode string
 }
 
-// listening returns the sockets of a table as in proc_net(5) that are not connected.
-func listening(table string) (found []boundSocket) {
-	const local, peer, inode, fields = 1, 2, 9, 10
+// readSockets returns the sockets of this network namespace in a table of proc_net(5), such as udp6; none if the kernel
+// lacks the family.
+func readSockets(table string) ([]boundSocket, error) {
+	text, err := os.ReadFile("/proc/net/" + table)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return parseSockets(string(text)), err
+}
+
+// parseSockets reads a table of proc_net(5).
+func parseSockets(table string) (found []boundSocket) {
+	const (
+		local, peer, state, uid, inode, fields = 1, 2, 3, 7, 9, 10
+
+		listen = "0A" // TCP_LISTEN
+	)
 	for line := range strings.Lines(table) {
 		row := strings.Fields(line)
-		if len(row) < fields || strings.Trim(row[peer], "0:") != "" {
+		if len(row) < fields {
 			continue
 		}
 		if addr, ok := parseHexAddr(row[local]); ok {
-			found = append(found, boundSocket{addr, row[inode]})
+			found = append(found, boundSocket{addr, strings.Trim(row[peer], "0:") != "", row[state] == listen, row[uid], row[inode]})
 		}
 	}
 	return found
@@ -97,6 +112,41 @@ func programOf(inode string) (program string, own bool) {
 		}
 		program = strings.TrimSpace(string(name))
 		return fmt.Sprintf("%s (process %s)", program, process), process == "1" || program == "nametap"
+	}
+	return "", false
+}
+
+// alone returns an error if a program of another user has bound a UDP socket to an address of
+// sockets of systemd, which are those with these inodes. It may have done so before systemd
+// did, and receives their packets if it is bound to an interface.
+func alone(inodes map[string]bool) error {
+	for _, table := range []string{"udp", "udp6"} {
+		sockets, err := readSockets(table)
+		if err != nil {
+			return err
+		}
+		if user, found := squatter(sockets, inodes); found {
+			return fmt.Errorf("a program of the user %s has a UDP socket at the address of nametap.socket, and may receive its queries; find it with `ss -lunp`", user)
+		}
+	}
+	return nil
+}
+
+// squatter returns the number of a user that is not root, and has a socket with the address of one
+// of the sockets with these inodes.
+func squatter(sockets []boundSocket, inodes map[string]bool) (user string, found bool) {
+	own := map[netip.AddrPort]bool{}
+	anyHost := map[uint16]bool{} // ports of own sockets
+	for _, s := range sockets {
+		if inodes[s.inode] {
+			own[s.addr] = true
+			anyHost[s.addr.Port()] = anyHost[s.addr.Port()] || s.addr.Addr().IsUnspecified()
+		}
+	}
+	for _, s := range sockets {
+		if s.uid != "0" && !inodes[s.inode] && (own[s.addr] || anyHost[s.addr.Port()]) {
+			return s.uid, true
+		}
 	}
 	return "", false
 }

@@ -47,7 +47,7 @@ func takenBy(name string) taker {
 		return byDNS
 	}
 	switch name {
-	case "serve-stale", "ttl", "max-answers", "before-sync", "autopath", "bypass", "local-only":
+	case "serve-stale", "ttl", "before-sync", "bypass", "local-only":
 		return byDNS
 	}
 	return byRestart
@@ -63,10 +63,10 @@ type configurable interface {
 // A reloader reads the settings of a running agent again when a file has changed or a
 // signal asks for it. It applies the changes that can be applied and logs all of them.
 type reloader struct {
-	running  *options // with the settings that the agent was started with
-	last     *options // as read last
-	identity identity // as read last
-	failed   string   // the last error that was logged
+	running  *options         // with the settings that the agent was started with
+	last     *options         // as read last
+	identity workloadIdentity // as read last
+	failed   string           // the last error that was logged
 	log      *slog.Logger
 	watcher  *settings.Watcher
 	agent    func() configurable
@@ -166,7 +166,7 @@ func (r *reloader) pending() (names []string) {
 }
 
 // apply makes the agent use settings.
-func (r *reloader) apply(next reading) {
+func (r *reloader) apply(next settingsRead) {
 	previous := r.inUse.Swap(next.inUse)
 	r.running.logLevel.Set(next.inUse.logLevel.Level())
 	for _, c := range changes(previous, next.inUse) {
@@ -187,16 +187,16 @@ func (r *reloader) apply(next reading) {
 	}
 }
 
-// A reading is what was read of the settings, and what follows from them for a running agent.
-type reading struct {
+// A settingsRead is what was read of the settings, and what follows from them for a running agent.
+type settingsRead struct {
 	read, inUse *options // see reloader
 	dns         dnsproxy.Config
 	capture     agent.CaptureConfig // if the agent installs rules
 }
 
-// read reads the settings of the files, with those of the command line and the environment
+// read reads the settings of the files, with the command line and the environment
 // that the agent was started with, and checks those that the agent takes.
-func (r *reloader) read() (next reading, err error) {
+func (r *reloader) read() (next settingsRead, err error) {
 	next.read = newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
 	err = cmp.Or(settings.CheckRereadable(r.running.flags), settings.Copy(next.read.flags, r.running.flags, settings.Given))
 	if err == nil {

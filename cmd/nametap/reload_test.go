@@ -77,7 +77,7 @@ func TestReload(t *testing.T) {
 		}, slog.LevelDebug, false},
 		{"ttl: soon\n", []string{`level=ERROR msg="the settings stay unchanged"`}, slog.LevelDebug, false},
 		{"ttl: soon\n", nil, slog.LevelDebug, false},
-		{"capture-agent-gid: 1\ncapture-backend: other", []string{`capture-backend: \"other\": want auto, nft or legacy`}, slog.LevelDebug, false},
+		{"capture-agent-gid: 1\ncapture-servers: other", []string{`capture-servers: \"other\": want all or resolv-conf`}, slog.LevelDebug, false},
 		{"", []string{
 			`level=INFO msg="setting changed" name=capture-servers from=resolv-conf to=all`,
 			`level=INFO msg="setting changed" name=capture-exclude-uid from=[7] to=[]`,
@@ -85,11 +85,11 @@ func TestReload(t *testing.T) {
 			`level=INFO msg="setting changed" name=log-level from=debug to=info`,
 			`level=INFO msg="setting changed" name=ttl from=6s to=30s`,
 		}, slog.LevelInfo, true},
-		{"ttl: 5s\nmax-inflight: 7\n", []string{
+		{"ttl: 5s\negress-mark: 7\n", []string{
 			`level=INFO msg="setting changed" name=ttl from=30s to=5s`,
-			`level=WARN msg="setting changed: it takes effect after a restart" name=max-inflight from=10000 to=7`,
+			`level=WARN msg="setting changed: it takes effect after a restart" name=egress-mark from=0 to=7`,
 		}, slog.LevelInfo, true},
-		{"ttl: 5s\n", nil, slog.LevelInfo, true}, // max-inflight is as the agent runs
+		{"ttl: 5s\n", nil, slog.LevelInfo, true}, // egress-mark is as the agent runs
 	} {
 		write(step.file)
 		said := len(log.String())

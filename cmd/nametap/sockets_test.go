@@ -70,7 +70,7 @@ func TestSquatter(t *testing.T) {
 		"of root":             {row("0100007F:3ACD", "0", "7") + row("0100007F:3ACD", "0", "8"), ""},
 		"without the sockets": {row("0100007F:3ACD", "1000", "8") + "\n1:\n", ""},
 	} {
-		if got, _ := squatter(heading+test.table, map[string]bool{"7": true}); got != test.want {
+		if got, _ := squatter(parseSockets(heading+test.table), map[string]bool{"7": true}); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}

@@ -29,7 +29,7 @@ func newStatusCommand() *cobra.Command {
 		Long: `Show the agent's connection, table, nameservers and capture.
 
 With --wait the command first waits until the agent is ready: it has a table, or has waited
-for one for its --ready-timeout. If it is not ready in time, the exit code is 1. This is for
+for one for 3 s in a pod, or 30 s elsewhere. If it is not ready in time, the exit code is 1. This is for
 the start of a pod, as a postStart hook of the agent's container.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
@@ -40,7 +40,7 @@ the start of a pod, as a postStart hook of the agent's container.`,
 			if err := client.get(command.Context(), "/debug/status", nil, &status); err != nil {
 				return err
 			}
-			return printOutput(command.OutOrStdout(), output, status, func(w io.Writer) error { return printStatus(w, status) })
+			return printOutput(command.OutOrStdout(), output, status, func(w io.Writer) error { return printAgentStatus(w, status) })
 		},
 	}
 	client.declare(command.Flags())
@@ -49,7 +49,7 @@ the start of a pod, as a postStart hook of the agent's container.`,
 	return command
 }
 
-func printStatus(w io.Writer, status agent.Status) error {
+func printAgentStatus(w io.Writer, status agent.Status) error {
 	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	ready := "yes"
 	if !status.Ready {
@@ -182,15 +182,6 @@ func printMode(w io.Writer, xds nds.Status) {
 func printNameserver(w io.Writer, path string) {
 	if path != "" {
 		fmt.Fprintf(w, "capture\tno rules are needed: the agent is the only nameserver of %s\n", path)
-	}
-}
-
-// printRedirections prints what is captured by rules of another process, as test queries show.
-func printRedirections(w io.Writer, redirected []agent.Redirection) {
-	label := "capture"
-	for _, r := range redirected {
-		fmt.Fprintf(w, "%s\t%s %s: %s\n", label, r.Family, r.State, r.Detail)
-		label = ""
 	}
 }
 

@@ -19,12 +19,6 @@ import (
 // removeTimeout bounds the removal of rules that redirect to an agent that does not start.
 const removeTimeout = 30 * time.Second
 
-// An exitError ends the command with a code and without a message.
-type exitError int
-
-// Error returns the code.
-func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
-
 // superviseAgent runs this command again as a child process, which answers on the sockets of
 // this one.
 func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals) error {

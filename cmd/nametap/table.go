@@ -22,25 +22,25 @@ type hostTable struct {
 
 // A hostInfo is one entry of a hostTable.
 type hostInfo struct {
-	IPs       []string `json:"ips"`
-	Registry  string   `json:"registry,omitempty"`
-	Shortname string   `json:"shortname,omitempty"`
-	Namespace string   `json:"namespace,omitempty"`
-	Alias     string   `json:"alias,omitempty"`
-	Headless  bool     `json:"headless,omitempty"`
-	Ports     []port   `json:"ports,omitempty"`
+	IPs       []string      `json:"ips"`
+	Registry  string        `json:"registry,omitempty"`
+	Shortname string        `json:"shortname,omitempty"`
+	Namespace string        `json:"namespace,omitempty"`
+	Alias     string        `json:"alias,omitempty"`
+	Headless  bool          `json:"headless,omitempty"`
+	Ports     []servicePort `json:"ports,omitempty"`
 }
 
-// A port is a port of a Service.
-type port struct {
+// A servicePort is a port of a Service.
+type servicePort struct {
 	Name     string   `json:"name,omitempty"`
 	Number   int      `json:"number"`
 	Protocol string   `json:"protocol,omitempty"` // TCP if empty
-	IPs      []string `json:"ips,omitempty"`      // those of the entry that have it; empty for all
+	IPs      []string `json:"ips,omitempty"`      // the entry's addresses that have it; empty for all
 }
 
 // String returns the port in the form of `kubectl get service`, after its name.
-func (p port) String() string {
+func (p servicePort) String() string {
 	text := strings.TrimLeft(fmt.Sprintf("%s %d/%s", p.Name, p.Number, cmp.Or(p.Protocol, "TCP")), " ")
 	if len(p.IPs) > 0 {
 		text += " of " + strings.Join(slices.Sorted(slices.Values(p.IPs)), " ")
@@ -109,8 +109,8 @@ func newTableCommand() *cobra.Command {
 	return command
 }
 
-// isShortName reports whether the agent derived an entry from that of a Kubernetes Service. The
-// keys of those end in a dot. So may the host of a ServiceEntry, as its author wrote it.
+// isShortName reports whether the agent derived an entry from a Kubernetes Service's. The
+// key of such an entry ends in a dot. So may the host of a ServiceEntry, as its author wrote it.
 func isShortName(key string, info hostInfo) bool {
 	return strings.HasSuffix(key, ".") && info.Shortname == "" && info.Registry == "Kubernetes"
 }
@@ -140,24 +140,24 @@ func (h hostInfo) line(sign, host string) string {
 
 // A tableDiff is the difference between two tables.
 type tableDiff struct {
-	Added   map[string]hostInfo `json:"added"`
-	Removed map[string]hostInfo `json:"removed"`
-	Changed map[string]change   `json:"changed"`
+	Added   map[string]hostInfo   `json:"added"`
+	Removed map[string]hostInfo   `json:"removed"`
+	Changed map[string]hostChange `json:"changed"`
 }
 
-// A change is one host that both tables have, with different entries.
-type change struct {
+// A hostChange is one host that both tables have, with different entries.
+type hostChange struct {
 	Before hostInfo `json:"before"`
 	After  hostInfo `json:"after"`
 }
 
 func diffTables(before, after hostTable) tableDiff {
-	diff := tableDiff{Added: map[string]hostInfo{}, Removed: map[string]hostInfo{}, Changed: map[string]change{}}
+	diff := tableDiff{Added: map[string]hostInfo{}, Removed: map[string]hostInfo{}, Changed: map[string]hostChange{}}
 	for host, info := range after.Table {
 		if old, known := before.Table[host]; !known {
 			diff.Added[host] = info
 		} else if !info.equal(old) {
-			diff.Changed[host] = change{Before: old, After: info}
+			diff.Changed[host] = hostChange{Before: old, After: info}
 		}
 	}
 	for host, info := range before.Table {

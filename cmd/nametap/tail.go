@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/user"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -325,7 +327,7 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 		t.header = true
 	}
 	result := t.coloured(fmt.Sprintf("%-*s", resultColumn, tailResult(r)), tailColour(r))
-	fmt.Fprintf(&text, tailRow, clock(r.Time), t.names.of(r), r.Question(), result, tailFrom(r), tailTook(r)+more(before))
+	fmt.Fprintf(&text, tailRow, clock(r.Time), t.names.of(r), r.Question(), result, tailFrom(r), tailTook(r)+repeatText(before))
 	if r.Reason != "" {
 		t.reasons = true
 		fmt.Fprintf(&text, "%14s%s\n", "", t.coloured(fmt.Sprintf("%s  [%s]", printable(r.Reason), strings.Join(r.Rows, " ")), faint))
@@ -334,8 +336,8 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	return err
 }
 
-// more returns how many queries like this one were not printed.
-func more(repeats int) string {
+// repeatText returns how many queries like this one were not printed.
+func repeatText(repeats int) string {
 	if repeats == 0 {
 		return ""
 	}
@@ -416,4 +418,40 @@ func printable(text string) string {
 		}
 		return r
 	}, text)
+}
+
+// clientNames names the clients of queries for people.
+type clientNames struct {
+	users map[uint32]string // "" without a name
+	host  seen.HostAddrs
+}
+
+// of returns the unit or else the name of the user that a query came from, with the uid. Of a client that was not looked up
+// it returns its address, unless that is one of this host: nameservers here have such addresses, too.
+func (c *clientNames) of(r *seen.Record) string {
+	named := *r
+	switch {
+	case r.Unit != "":
+	case r.UID != nil:
+		named.Unit = c.user(*r.UID)
+	case c.host.Has(r.Client.Addr().Unmap(), time.Now()):
+		return "a local program"
+	}
+	return printable(named.Who())
+}
+
+// user returns the name of a user, "" if it has none.
+func (c *clientNames) user(uid uint32) string {
+	name, known := c.users[uid]
+	if known {
+		return name
+	}
+	if found, err := user.LookupId(strconv.FormatUint(uint64(uid), 10)); err == nil {
+		name = found.Username
+	}
+	if c.users == nil {
+		c.users = map[uint32]string{}
+	}
+	c.users[uid] = name
+	return name
 }

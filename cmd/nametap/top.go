@@ -7,14 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
 )
@@ -172,16 +170,6 @@ func (t *topCommand) print(w io.Writer, before string) error {
 	}
 	_, err := io.WriteString(w, text.String())
 	return err
-}
-
-// isTerminal reports whether w is a terminal.
-func isTerminal(w io.Writer) bool {
-	file, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS) //nolint:gosec // a descriptor
-	return err == nil
 }
 
 // maxKeys bounds the keys that are counted.

@@ -26,10 +26,10 @@ func wrongValues(flag *pflag.Flag) []string {
 		return nil
 	}
 	if more, found := map[string][]string{
-		"ttl": {"1ns", "2562047h"}, "max-answers": {"65536"},
+		"ttl":      {"1ns", "2562047h"},
 		"dns-addr": {":70000", "192.0.2.1", "host:53"}, "egress-addr": {":70000", "192.0.2.1"}, "status-addr": {":70000", "192.0.2.1"},
 		"xds-addr": {"host", "host:0", ":1"}, "ca-addr": {"host", "host:0", ":1"}, "egress-proxy": {"host", "host:0", ":1"},
-		"namespace": {"a.b"}, "egress-ports": {"0"}, "egress-source": {"0.0.0.0", "192.0.2.1,192.0.2.2"}, "bypass": {".."},
+		"namespace": {"a.b"}, "egress-source": {"0.0.0.0", "192.0.2.1,192.0.2.2"}, "bypass": {".."},
 		"upstream": {"192.0.2.1:0", "192.0.2.1=.."},
 	}[flag.Name]; found {
 		return append(more, garbage)

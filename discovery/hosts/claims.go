@@ -1,7 +1,6 @@
 package hosts
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -134,7 +133,6 @@ const ownCluster clusterID = 0
 type index struct {
 	domain   string
 	cluster  clusterID
-	scope    object.HeadlessScope                                   // of headless Services that have none
 	pods     map[string]map[string]*object.Pod                      // namespace, name
 	slices   map[string]map[string]map[string]*object.EndpointSlice // namespace, service, name
 	imported map[string]map[string]map[string]*object.EndpointSlice // namespace, ServiceImport, name
@@ -243,7 +241,7 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 		c.addrs, c.ports = s.ClusterIPs, s.Ports
 		return []claim{c}
 	}
-	c.endpoints, c.clusterOnly = true, cmp.Or(s.HeadlessScope, ix.scope) == object.ScopeCluster
+	c.endpoints, c.clusterOnly = true, s.HeadlessScope == object.ScopeCluster
 	claims := []claim{c}
 	for _, ep := range ix.endpoints(k, s) {
 		if !ep.Ready && !s.PublishNotReady {

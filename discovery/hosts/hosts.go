@@ -55,9 +55,6 @@ func (h *Hosts) SetDefaults(defaults object.Mesh) {
 	h.Scene = h.newScene()
 }
 
-// SetHeadlessScope sets the scope of headless Services that have none. Call it before the first Update.
-func (h *Hosts) SetHeadlessScope(scope object.HeadlessScope) { h.clusters[ownCluster].scope = scope }
-
 // An Update is what a change of objects has changed.
 type Update struct {
 	Hosts []HostChange // sorted by key
@@ -324,7 +321,6 @@ func (h *Hosts) addCluster(name string) clusterID {
 	}
 	id := clusterID(i) //nolint:gosec // there is no mesh of 65,536 clusters
 	h.clusters[i] = newCluster(name, id, h.domain, 1)
-	h.clusters[i].scope = h.clusters[ownCluster].scope
 	h.remote++
 	return id
 }

@@ -152,16 +152,6 @@ func TestHeadlessOfOneCluster(t *testing.T) {
 	wantAt(t, h, Place{"east", ""}, map[string]string{"db": "10.1.0.1 10.1.0.2 | 10.2.0.1", "db-0.db": "10.1.0.1", "db-1.db": "10.1.0.2", "db-2.db": "10.2.0.1"})
 	h.Update(in("east", only))
 	wantAt(t, h, Place{"west", ""}, map[string]string{"db": "10.2.0.1", "db-2.db": "10.2.0.1"})
-
-	h = New(domain, 1, NewVIPs())
-	h.SetHeadlessScope(object.ScopeCluster)
-	shared := service("kv", object.Service{Headless: true, HeadlessScope: object.ScopeNetwork})
-	h.Update(
-		in("", headless("db"), endpoints("db", "=10.0.0.1"), shared),
-		in("east", headless("db"), endpoints("db", "=10.1.0.1"), shared, endpoints("kv", "=10.1.0.2")),
-	)
-	wantAt(t, h, Place{}, map[string]string{"db": "10.0.0.1", "kv": "10.1.0.2"})
-	wantAt(t, h, Place{"east", ""}, map[string]string{"db": "10.1.0.1", "kv": "10.1.0.2"})
 }
 
 // An alias of a headless Service has its addresses in the same order.

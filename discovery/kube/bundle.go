@@ -137,7 +137,7 @@ func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
 	case err != nil:
 		advice := ""
 		if apierrors.IsForbidden(err) {
-			advice = ": apply the ClusterRole of deploy/kubernetes/webhook.yaml, or set --inject-webhook to nothing if another program writes the caBundle (docs/injection.md)"
+			advice = ": apply the ClusterRole of deploy/kubernetes/webhook.yaml, or set --tls-cert if another program writes the caBundle (docs/injection.md)"
 		}
 		return recheck, fmt.Errorf("%w%s", err, advice)
 	}
@@ -164,9 +164,9 @@ func (b *bundler) count(roots string, seen webhooks) {
 		return
 	}
 	b.blamed = writers
-	advice := "remove caBundle from what that program applies, or set --inject-webhook to nothing so that only that program writes it"
+	advice := "remove caBundle from what that program applies, or set --tls-cert so that only that program writes it"
 	if len(seen.writers) == 0 {
-		advice = "its writer is unknown: see whether another installation of nametap-discovery, with another certificate, has the same --inject-webhook"
+		advice = "its writer is unknown: see whether another installation of nametap-discovery, with another certificate, writes it, too"
 	}
 	b.log.Error("another program writes the caBundle of the webhook again and again, and the API server may not trust the webhook meanwhile: "+advice,
 		"configuration", b.name, "field_managers", seen.writers, "restored", b.pace.restored)

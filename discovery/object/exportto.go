@@ -51,11 +51,6 @@ func NewExportTo(scopes []string, namespace string) (ExportTo, error) {
 	return e, err
 }
 
-// ParseExportTo is NewExportTo for the scopes in an annotation, which commas separate.
-func ParseExportTo(text, namespace string) (ExportTo, error) {
-	return NewExportTo(SplitScopes(text), namespace)
-}
-
 // SplitScopes returns the scopes in a text, which commas separate.
 func SplitScopes(text string) []string {
 	var scopes []string

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
-	"slices"
+	"sort"
 	"syscall"
 	"time"
 
@@ -203,6 +203,6 @@ func parseRoutes(configured []Route) ([]suffixRoute, error) {
 		}
 		routes = append(routes, suffixRoute{suffix: suffix, servers: r.Servers})
 	}
-	slices.SortStableFunc(routes, func(x, y suffixRoute) int { return len(y.suffix) - len(x.suffix) })
+	sort.SliceStable(routes, func(i, j int) bool { return len(routes[i].suffix) > len(routes[j].suffix) })
 	return routes, nil
 }

@@ -50,7 +50,7 @@ func (m *metrics) register(registry prometheus.Registerer, inflight func() int, 
 		m.upstreamDuration, m.direct, m.resolvConfErrors, others,
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "nametap_dns_overflows_total",
-			Help: "Queries refused because --max-inflight queries were in flight, or many for nameservers that are silent.",
+			Help: "Queries refused because 10,000 queries were in flight, or many for nameservers that are silent.",
 		}, func() float64 { return float64(m.overflows.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_dns_inflight",

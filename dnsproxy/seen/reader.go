@@ -2,7 +2,7 @@ package seen
 
 import (
 	"context"
-	"slices"
+	"sort"
 	"sync/atomic"
 	"time"
 )
@@ -72,7 +72,7 @@ func (r *Reader) Past(since time.Time) []Record {
 			records = r.append(records, b, q)
 		}
 	})
-	slices.SortStableFunc(records, func(a, b Record) int { return a.Time.Compare(b.Time) })
+	sort.SliceStable(records, func(i, j int) bool { return records[i].Time.Before(records[j].Time) })
 	return records
 }
 

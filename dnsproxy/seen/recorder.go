@@ -6,6 +6,7 @@ import (
 	"hash/maphash"
 	"net/netip"
 	"slices"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -154,7 +155,7 @@ func (r *Recorder) Failures(since time.Time) (records []Record) {
 		}
 		records = append(records, record(&q, path))
 	})
-	slices.SortStableFunc(records, func(a, b Record) int { return a.Time.Compare(b.Time) })
+	sort.SliceStable(records, func(i, j int) bool { return records[i].Time.Before(records[j].Time) })
 	return records
 }
 

@@ -1,4 +1,4 @@
-// Package cgroup finds out how much memory the cgroup of this process may use.
+// Package cgroup finds out how much memory this process may use.
 package cgroup
 
 import (
@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // MemoryLimit returns the memory limit of the cgroup of this process, in bytes, as the file system at root shows it; 0
@@ -39,6 +41,15 @@ func MemoryLimit(root string) (limit int64) {
 		}
 	}
 	return limit
+}
+
+// MachineMemory returns the memory of the machine, in bytes; 0 if it cannot be read.
+func MachineMemory() int64 {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0
+	}
+	return int64(info.Totalram) * int64(info.Unit) //nolint:gosec // of another type on other architectures
 }
 
 // readLimit returns the limit in a file of a cgroup; 0 for none.

@@ -29,10 +29,8 @@
 {{- end }}
 {{- end }}
 {{- with .Values.discovery.tls.secret }}
-{{- range $name := list "tls-names" "tls-ca-configmap" }}
-{{- if hasKey $settings $name }}
-{{- fail (printf "discovery.settings.%s is for the certificate that nametap-discovery makes, and discovery.tls.secret has another one: leave one of them out" $name) }}
-{{- end }}
+{{- if hasKey $settings "tls-ca-configmap" }}
+{{- fail "discovery.settings.tls-ca-configmap is for the certificate that nametap-discovery makes, and discovery.tls.secret has another one: leave one of them out" }}
 {{- end }}
 {{- if eq . "nametap-discovery-tls" }}
 {{- fail "discovery.tls.secret is \"nametap-discovery-tls\", the Secret that nametap-discovery makes without this value: leave it out, or give your Secret another name" }}
@@ -43,12 +41,6 @@
 {{- $key := eq $name "cluster-id" | ternary "clusterID" "clusterDomain" }}
 {{- if and (hasKey $settings $name) $value (ne (trimSuffix "." $own) (trimSuffix "." $value)) }}
 {{- fail (printf "discovery.settings.%s is %q and injection.%s is %q: set injection.%s alone, which both use" $name $own $key $value $key) }}
-{{- end }}
-{{- end }}
-{{- $service := printf "nametap-discovery.%s.svc" .Release.Namespace }}
-{{- with index $settings "tls-names" }}
-{{- if not (has $service (splitList "," (include "nametap.text" .))) }}
-{{- fail (printf "discovery.settings.tls-names is %q, without the name that agents and the API server use: add %s" (include "nametap.text" .) $service) }}
 {{- end }}
 {{- end }}
 {{- end }}

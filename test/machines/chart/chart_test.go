@@ -235,12 +235,12 @@ func TestSettings(t *testing.T) { // P9
 		all := inject.Config{
 			Mode: inject.Resolv, Image: "registry.example.com/mesh/nametap:1.2", InitImage: "registry.example.com/mesh/nametap-init:1.2", ImagePullPolicy: "Always",
 			ControlPlane: "istiod-canary.istio-system.svc:15012", RootCert: "root", ClusterID: "east", ClusterDomain: "corp.example",
-			Nameservers: []string{"10.0.0.10", "fd00::a"}, Settings: map[string]string{"cache-size": "8MiB", "max-push-bytes": "10000000", "dns-auto-allocate": "true"},
+			Nameservers: []string{"10.0.0.10", "fd00::a"}, Settings: map[string]string{"cache-size": "8MiB", "ttl": "10s", "dns-auto-allocate": "true"},
 			Resources: inject.DefaultConfig().Resources, IgnoredNamespaces: []string{"kube-system", namespace},
 		}
 		got := parsed(`{image: {registry: registry.example.com/mesh, tag: "1.2", pullPolicy: Always}, injection: {
 			mode: resolv, controlPlane: "istiod-canary.istio-system.svc:15012", rootCert: root, clusterID: east, clusterDomain: corp.example,
-			nameservers: [10.0.0.10, "fd00::a"], settings: {cache-size: 8MiB, max-push-bytes: 10000000, dns-auto-allocate: true}, ignoredNamespaces: [kube-system]}}`)
+			nameservers: [10.0.0.10, "fd00::a"], settings: {cache-size: 8MiB, ttl: 10s, dns-auto-allocate: true}, ignoredNamespaces: [kube-system]}}`)
 		if diff := cmp.Diff(all, got); diff != "" {
 			t.Errorf("with other values:\n%s", diff)
 		}

@@ -213,7 +213,6 @@ var samples = map[string][]any{
 	"kubeconfig":          {"/a/config", "/c/config"},
 	"config-dir":          {"/b", ""},
 	"state-dir":           {"/a/state", ""},
-	"tls-names":           {"nametap-discovery.nametap-system.svc,a.example", "a.example"},
 	"mountPath":           {"/a"},
 	"level":               {"s0:c1"},
 	"log-level":           {"debug", "INFO+4"},

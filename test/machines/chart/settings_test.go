@@ -34,7 +34,7 @@ func TestExistingSecret(t *testing.T) { // P9
 			t.Errorf("volumes %+v", pod.Volumes)
 		}
 		args := strings.Join(pod.Containers[0].Args, " ")
-		if !strings.Contains(args, "--tls-cert=/etc/nametap-tls/tls.crt --tls-key=/etc/nametap-tls/tls.key --inject-webhook=") || strings.Contains(args, "--tls-secret") {
+		if !strings.Contains(args, "--tls-cert=/etc/nametap-tls/tls.crt --tls-key=/etc/nametap-tls/tls.key") || strings.Contains(args, "--tls-secret") {
 			t.Errorf("arguments %s", args)
 		}
 		for _, role := range []string{clusterRole, "Role " + namespace + "/nametap-discovery"} {
@@ -113,13 +113,12 @@ func TestContradictions(t *testing.T) { // P9
 			`discovery: {tls: {secret: own}}`:                                                       "set injection.rootCert",
 			`discovery: {settings: {tls-ca-configmap: ""}}`:                                         "set injection.rootCert",
 			`discovery: {tls: {secret: nametap-discovery-tls}}`:                                     "give your Secret another name",
-			`discovery: {tls: {secret: own}, settings: {tls-names: a}}`:                             "discovery.settings.tls-names is for the certificate that nametap-discovery makes",
+			`discovery: {tls: {secret: own}, settings: {tls-ca-configmap: a}}`:                      "discovery.settings.tls-ca-configmap is for the certificate that nametap-discovery makes",
 			`discovery: {tls: {secret: own}}, injection: {rootCert: own, webhook: true}`:            "set injection.caBundle",
 			`injection: {webhook: true, caBundle: "-----BEGIN CERTIFICATE-----\nMII="}`:             "leave one of them out",
 			`injection: {webhook: true, webhookAnnotations: {cert-manager.io/inject-ca-from: a/b}}`: "set both or none",
 			`discovery: {settings: {cluster-domain: a.example}}`:                                    "set injection.clusterDomain alone",
 			`discovery: {settings: {cluster-id: a}}, injection: {clusterID: b}`:                     "set injection.clusterID alone",
-			`discovery: {settings: {tls-names: a.example}}`:                                         "add nametap-discovery.nametap-system.svc",
 			`discovery: {resources: {requests: {memory: 1G}}}`:                                      "discovery.resources.requests.memory is 1G, above its limit 512Mi: lower it, or raise discovery.resources.limits.memory",
 			`discovery: {resources: {requests: {cpu: 1.5}, limits: {cpu: 1400m}}}`:                  "discovery.resources.requests.cpu is 1.5, above its limit 1400m",
 			`discovery: {settings: {max-clients: 0}}`:                                               "max-clients",

@@ -57,13 +57,13 @@ func TestTexts(t *testing.T) { // P9
 			replicas: 1000000, priorityClassName: "123", podLabels: {"1": "2"}, podAnnotations: {text: ` + string(quoted) + `, "null": "null"},
 			nodeSelector: {"yes": "on"}, settings: {trust-domain: ` + string(quoted) + `, max-clients: 100000000}},
 			injection: {controlPlane: "[fd00::1]:15012", rootCert: "0123", clusterID: "#1: 'a\"b", clusterDomain: "1.5", nameservers: ["fd00::1", "fd00::"],
-			settings: {bypass: ` + string(quoted) + `, max-inflight: 1e6, pod-name: "0x10", capture-fail-open: false}, ignoredNamespaces: ["123", "null", "1e3"]}}`)
+			settings: {bypass: ` + string(quoted) + `, egress-mark: 0, pod-name: "0x10", capture-fail-open: false}, ignoredNamespaces: ["123", "null", "1e3"]}}`)
 		cfg := injection(t, all)
 		want := inject.DefaultConfig()
 		want.Image, want.InitImage = "[fd00::1]:5000/mesh/nametap:1.0", "[fd00::1]:5000/mesh/nametap-init:1.0"
 		want.ControlPlane, want.RootCert, want.ClusterID, want.ClusterDomain = "[fd00::1]:15012", "0123", `#1: 'a"b`, "1.5"
 		want.Nameservers = []string{"fd00::1", "fd00::"}
-		want.Settings = map[string]string{"bypass": text, "max-inflight": "1000000", "pod-name": "0x10", "capture-fail-open": "false"}
+		want.Settings = map[string]string{"bypass": text, "egress-mark": "0", "pod-name": "0x10", "capture-fail-open": "false"}
 		want.IgnoredNamespaces = []string{"123", "null", "1e3", namespace}
 		if diff := cmp.Diff(want, cfg); diff != "" {
 			t.Errorf("injection:\n%s", diff)
@@ -117,20 +117,17 @@ func TestRefusedByInjection(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
 		for values, key := range map[string]string{
-			`settings: {ttl: 1e6}`:                                                "ttl",
-			`settings: {ttl: 30}`:                                                 "ttl",
-			`settings: {log-level: "0x10"}`:                                       "log-level",
-			`settings: {autopath: true}`:                                          "autopath",
-			`settings: {capture-ipv6: on}`:                                        "capture-ipv6",
-			`settings: {cache-size: 8MB}`:                                         "cache-size",
-			`settings: {max-inflight: -1}`:                                        "max-inflight",
-			`settings: {max-inflight: 0}`:                                         "max-inflight",
-			`settings: {ttl: 0}`:                                                  "ttl",
-			`settings: {ttl: 300ms}`:                                              "ttl",
-			`settings: {upstream-timeout: "0s"}`:                                  "upstream-timeout",
-			`settings: {max-push-bytes: 0KiB}`:                                    "max-push-bytes",
-			`settings: {max-answers: 70000}`:                                      "max-answers",
-			`settings: {egress-mark: 7}`:                                          "egress-mark",
+			`settings: {ttl: 1e6}`:               "ttl",
+			`settings: {ttl: 30}`:                "ttl",
+			`settings: {log-level: "0x10"}`:      "log-level",
+			`settings: {query-log: true}`:        "query-log",
+			`settings: {workload-cert: on}`:      "workload-cert",
+			`settings: {cache-size: 8MB}`:        "cache-size",
+			`settings: {drain: -1s}`:             "drain",
+			`settings: {ttl: 0}`:                 "ttl",
+			`settings: {ttl: 300ms}`:             "ttl",
+			`settings: {upstream-timeout: "0s"}`: "upstream-timeout",
+			`settings: {egress-mark: 7}`:         "egress-mark",
 			`mode: resolv, nameservers: [10.96.0.10], settings: {egress: true}`:   "egress",
 			`mode: resolv, nameservers: [10.96.0.10], settings: {egress: "true"}`: "egress",
 			`settings: {xds-plaintext: "yes"}`:                                    "xds-plaintext",
@@ -147,7 +144,7 @@ func TestRefusedByInjection(t *testing.T) { // P9
 			}
 		}
 		all := h.render(`{injection: {mode: resolv, nameservers: [10.96.0.10, "fd00:96::a", "::ffff:10.0.0.1"], settings: {drain: 0, serve-stale: 1.5h, log-level: INFO+4,
-			autopath: "off", capture-ipv6: "off", cache-size: 8388608, max-inflight: "512", xds-plaintext: "true", capture-resolved: false}}}`)
+			query-log: "off", workload-cert: "off", cache-size: 8388608, egress-mark: "0", xds-plaintext: "true", capture-resolved: false}}}`)
 		if cfg := injection(t, all); cfg.Check() != nil || cfg.Settings["cache-size"] != "8388608" || len(cfg.Settings) != 9 {
 			t.Errorf("%+v: %v", cfg, cfg.Check())
 		}

@@ -38,7 +38,7 @@ func run(t *testing.T, dir string, images map[string]Image) {
 	}
 	discovery.start(host, "--config-dir", "/config")
 	agent := newContainer(t, filepath.Join(dir, "agent"), images[""])
-	settings := []string{"NAMETAP_XDS_ADDR=127.0.0.1:15010", "NAMETAP_XDS_PLAINTEXT=true", "POD_NAMESPACE=shop", "NAMETAP_ORIGINAL_DESTINATION=false", "NAMETAP_CAPTURE_WAIT=50s"}
+	settings := []string{"NAMETAP_XDS_ADDR=127.0.0.1:15010", "NAMETAP_XDS_PLAINTEXT=true", "POD_NAMESPACE=shop", "NAMETAP_CAPTURE_WAIT=50s"}
 	agent.env = append(agent.env, settings...)
 	agent.start(host, agent.config.Cmd...)
 

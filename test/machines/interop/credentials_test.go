@@ -11,29 +11,21 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// C1, C2: over TLS, the token that kubelet projects opens streams of both variants. After the
-// token has expired, the agent connects with the next token.
+// C1: over TLS, the token that kubelet projects opens a stream. After the token has expired, the
+// agent connects with the next token.
 func TestToken(t *testing.T) {
 	d := start(t, options{})
 	expires := time.Now().Add(20 * time.Second)
-	var agents []*agent
-	for _, variant := range []string{"incremental", "sotw"} {
-		m := d.machine(onlyIPv4)
-		a := m.agent(pod{"token-" + variant, "shop"}, slices.Concat(m.secure(d), []string{
-			"--xds", variant, "--xds-token-file", m.project(d.shortToken("shop", expires)),
-		})...)
-		d.wantTable(a)
-		m.project(d.token("shop", audience))
-		agents = append(agents, a)
-	}
+	m := d.machine(onlyIPv4)
+	a := m.agent(pod{"token", "shop"}, slices.Concat(m.secure(d), []string{"--xds-token-file", m.project(d.shortToken("shop", expires))})...)
+	d.wantTable(a)
+	m.project(d.token("shop", audience))
 	wait.Until(t, "the token has expired", func() bool { return time.Now().After(expires.Add(time.Second)) })
 	d.process.end(syscall.SIGKILL)
 	d.start()
-	for _, a := range agents {
-		d.wantTable(a)
-		if n := a.logged("Unauthenticated"); n > 0 {
-			t.Errorf("istiod refused %d connects of %s, see %s", n, a.pod.name, a.log)
-		}
+	d.wantTable(a)
+	if n := a.logged("Unauthenticated"); n > 0 {
+		t.Errorf("istiod refused %d connects of %s, see %s", n, a.pod.name, a.log)
 	}
 }
 

@@ -181,7 +181,7 @@ func (c *cluster) directDiscovery() *daemon {
 	c.tb.Helper()
 	d := c.run("discovery-direct", exec.Command(discoveryBinary,
 		"--kubeconfig", c.path("kubeconfig"), "--grpc-addr", ":"+directPort, "--http-addr", directStatus, "--state-dir", "",
-		"--clusters-namespace", "istio-system", "--tls-addr", ":16022", "--tls-secret", "istio-system/nametap", "--tls-names", "localhost"))
+		"--clusters-namespace", "istio-system", "--tls-addr", ":16022", "--tls-secret", "istio-system/nametap"))
 	d.await("nametap-discovery is ready", func() bool {
 		response, err := c.client.Get("http://" + directStatus + "/healthz/ready")
 		if err != nil {

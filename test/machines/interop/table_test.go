@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// C1, C2: in both variants, and for every kind of workload, the agent's table has the entries
+// C1, C2: for every kind of workload, the agent's table has the entries
 // that istiod has for it. The wanted hosts show that istiod takes the agent for that workload.
 func TestTable(t *testing.T) {
 	d := start(t, options{})
@@ -22,7 +22,7 @@ func TestTable(t *testing.T) {
 		{
 			"incremental", d, dual,
 			pod{"incremental", "shop"},
-			[]string{"--xds", "incremental"},
+			nil,
 			map[string]string{
 				"web.shop.svc.cluster.local": "10.96.1.1", "db-0.db.shop.svc.cluster.local": "10.244.0.1", "db-2.db.shop.svc.cluster.local": "",
 				"db.shop.svc.cluster.local": "10.244.0.1 10.244.0.2 10.244.0.3", "empty.shop.svc.cluster.local": "",
@@ -32,12 +32,6 @@ func TestTable(t *testing.T) {
 				"Mixed.Example.COM": "198.51.100.9", "merged.example.com": "198.51.100.15 198.51.100.16", "here.example.com": "",
 				"automatic.example.com": "", "network.example.com": "", "none.example.com": "",
 			},
-		},
-		{
-			"state of the world", d, dual,
-			pod{"sotw", "shop"},
-			[]string{"--xds", "sotw"},
-			map[string]string{"web.shop.svc.cluster.local": "10.96.1.1", "automatic.example.com": ""},
 		},
 		{
 			"automatic VIPs", d, dual,

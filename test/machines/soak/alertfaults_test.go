@@ -92,7 +92,7 @@ func faults() []fault {
 		},
 		{ // a firewall drops what was redirected, in a table that the agent does not change
 			name: "dropped", alerts: []string{"NametapNotCaptured"},
-			prepare: func(a *alertAgent) { a.args = append(a.args, "--capture", "--capture-backend", "nft") },
+			prepare: func(a *alertAgent) { a.args = append(a.args, "--capture") },
 			begin: func(a *alertAgent) {
 				a.load("type filter hook input priority 10; iif lo ip saddr != 127.0.0.0/8 drop")
 			},
@@ -100,7 +100,7 @@ func faults() []fault {
 		},
 		{ // it drops all packets for the agent over IPv4
 			name: "cut", alerts: []string{"NametapNotCaptured"},
-			prepare: func(a *alertAgent) { a.args = append(a.args, "--capture", "--capture-backend", "nft") },
+			prepare: func(a *alertAgent) { a.args = append(a.args, "--capture") },
 			begin: func(a *alertAgent) {
 				a.load("type filter hook input priority 10; meta l4proto { tcp, udp } th dport 15053 drop")
 			},
@@ -108,7 +108,7 @@ func faults() []fault {
 		},
 		{ // rules of another program come first
 			name: "bypassed", alerts: []string{"NametapNotCaptured"},
-			prepare: func(a *alertAgent) { a.args = append(a.args, "--capture", "--capture-backend", "nft") },
+			prepare: func(a *alertAgent) { a.args = append(a.args, "--capture") },
 			begin: func(a *alertAgent) {
 				a.load("type nat hook output priority -150; meta l4proto { tcp, udp } th dport 53 dnat to " + a.address(54) + ":53")
 			},

@@ -31,7 +31,7 @@ const (
 	controlStatus       = "127.0.0.1:15014"
 	statusAddr          = "127.0.0.1:15020"
 	searchDomain        = "corp.test"
-	reconcile           = 2 * time.Second
+	reconcile           = 5 * time.Second // of the agent
 	agentID             = 1337
 	capNetAdmin         = 12
 	foreign4, foreign6  = "192.0.2.53", "2001:db8::53" // mesh names have them at nameservers
@@ -236,7 +236,6 @@ func (w *world) openSockets() {
 // agentCommand returns the command of an agent, as in nametap.service.
 func (w *world) agentCommand() *exec.Cmd {
 	cmd := exec.Command("/bin/sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, filepath.Join(w.dir, "back-off"), filepath.Join(w.bin, "nametap"), "agent", "--capture",
-		"--capture-reconcile", reconcile.String(), "--capture-backend", "nft",
 		"--xds-addr", controlAddr, "--xds-plaintext", "--status-addr", statusAddr,
 		"--resolv-conf", w.resolvConf, "--state-dir", filepath.Join(w.dir, "state"))
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+filepath.Join(w.dir, "notify"), "RUNTIME_DIRECTORY="+filepath.Join(w.dir, "run"),

@@ -54,7 +54,7 @@ func bootEgress(t *testing.T) *vm.Machine {
 		vm.Mesh:      {Ips: []string{vm.MeshIP}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
 		externalHost: {Ips: []string{externalVIP}, Registry: "External"},
 	}})
-	m.Install("NAMETAP_EGRESS=true", "NAMETAP_EGRESS_DRAIN=2s")
+	m.Install("NAMETAP_EGRESS=true", "NAMETAP_DRAIN=2s")
 	return m
 }
 
@@ -125,7 +125,7 @@ func TestEgressRestarts(t *testing.T) {
 	}
 }
 
-// TestEgressRestartDrains restarts the agent with an open connection: it goes on for --egress-drain, and a new one
+// TestEgressRestartDrains restarts the agent with an open connection: it goes on for --drain, and a new one
 // waits for the next agent. E13.
 func TestEgressRestartDrains(t *testing.T) {
 	m := bootEgress(t)

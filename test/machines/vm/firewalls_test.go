@@ -119,11 +119,11 @@ COMMIT
 `
 }
 
-// mendLimit is when the test gives up to wait for rules. --capture-reconcile is 5 s.
+// mendLimit is when the test gives up to wait for rules. The agent checks its rules every 5 s.
 const mendLimit = 6 * time.Second
 
 // TestFirewalls starts, reloads and stops each firewall while nametap runs, and nametap while the
-// firewall runs. nametap's rules are repaired within --capture-reconcile. The firewall has the
+// firewall runs. nametap's rules are repaired within 5 s. The firewall has the
 // same rules as without nametap, and nothing of nametap's is left at its end. V8.
 func TestFirewalls(t *testing.T) {
 	for _, f := range firewalls() {

@@ -1,0 +1,35 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// A usageError means wrong arguments or settings. It ends the command with exitUsage.
+type usageError struct{ error }
+
+// Unwrap returns the error without the mark.
+func (e usageError) Unwrap() error { return e.error }
+
+// usageArgs marks the errors of a check of the arguments as usage errors.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(command *cobra.Command, args []string) error {
+		if err := check(command, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
+
+// An exitError ends the command with a code and without a message.
+type exitError int
+
+// Error returns the code.
+func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
