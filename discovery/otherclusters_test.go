@@ -296,13 +296,13 @@ func TestHeadlessScope(t *testing.T) { // D25
 	mine, theirs := f.join(r, variantDelta, "mine"), f.join(r, variantDelta, "east")
 	mine.want(map[string]string{"db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})
 	scoped := func(scope string) {
-		f.own.Put(fakekube.Services, fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop, annotations: {nametap.io/headless-scope: %s}}\nspec: {clusterIP: None}\n", scope))
+		f.own.Put(fakekube.Services, fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop, annotations: {nametap.dev/headless-scope: %s}}\nspec: {clusterIP: None}\n", scope))
 	}
 	scoped("cluster")
 	mine.want(map[string]string{"db": "10.200.0.1", "db-0.db": "10.200.0.1"})
 	theirs.want(map[string]string{"db": "10.201.0.1", "db-0.db": "10.201.0.1"})
 	scoped("planet")
-	want := `Service shop/db: metadata.annotations.nametap.io/headless-scope: want network or cluster, got "planet"`
+	want := `Service shop/db: metadata.annotations.nametap.dev/headless-scope: want network or cluster, got "planet"`
 	wait.Until(t, "the error is known", func() bool { return slices.Equal(errorsOf(r), []string{want}) })
 	scoped("network")
 	mine.want(map[string]string{"db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})

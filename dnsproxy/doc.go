@@ -1,6 +1,7 @@
 // Package dnsproxy answers DNS queries for mesh names from a table, and forwards all others.
 //
-// The files, in the order of a query; each of them uses the ones below it:
+// The files; each of them uses those below it. A query comes in at tcp.go or udp.go, and decide.go says what is done
+// with it:
 //
 //	explain.go     the rule by which a question is answered, for nametap query
 //	resolve.go     addresses of names for the agent itself

@@ -7,7 +7,7 @@
 // of it, so pushes are applied in the order in which they arrive. Another one writes the
 // snapshot (snapshot.go), so a slow disk delays no push.
 //
-//	client.go        Client: connecting, back-off, following the node, the fallback to state-of-the-world
+//	client.go        Client: connecting again and again, following the node, the fallback to state-of-the-world
 //	stream.go        one stream: nonce and version, ACK and NACK
 //	receiver.go      applying responses and the snapshot
 //	snapshot.go      writing the last good table to disk
@@ -18,7 +18,7 @@
 //	workloadcert.go  the workload certificate: obtaining, saving and renewing it
 //	ca.go            the request to the certificate authority
 //	advice.go        the setting that an error comes from
-//	connection.go    address, TLS and keepalive
+//	connection.go    address, TLS and keepalive; the pause before the next connection (back-off)
 //	token.go         the bearer token
 //	metrics.go       the metrics
 //	status.go        Status, and what the parts record for it
