@@ -57,7 +57,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capt
 	if c.kernel, err = iptables.New(initial, log); err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
-	c.ways = &ways{log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, targets: c.probed, direct: c.answers, barred: c.barred, renew: c.kernel.Renew,
+	c.ways = &ways{log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, targets: c.probed, direct: c.answers, barred: c.barred, renew: c.kernel.Renew, missed: c.kernel.Look,
 		begun: c.kernel.Begun(), rules: c.kernel.Installed(), tick: c.noteListeners, alive: make(chan struct{}),
 		passing: func(f iptables.Family, to []netip.Prefix) {
 			c.follow(func(in *inputs) {

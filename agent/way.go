@@ -68,6 +68,7 @@ type ways struct {
 	direct  func(ctx context.Context, f iptables.Family, network string) error // probes the listener without the rules
 	barred  func() bool                                                        // reports whether all queries of the agent to nameservers have failed to be sent
 	renew   func(iptables.Family) error
+	missed  func()          // is called after the first probe of a way that does not reach the agent: the rules may be gone
 	begun   <-chan struct{} // closed when the rules are installed first
 	rules   <-chan struct{} // receives when they were installed or changed
 	tick    func()          // is called before each round of probes
@@ -268,6 +269,9 @@ func (w *ways) note(ctx context.Context, r probed) {
 		known.misses = 0
 	} else if now := time.Now(); known.misses == 0 || now.Sub(known.missed) >= wayMissed {
 		known.misses, known.missed = known.misses+1, now
+		if known.misses == 1 {
+			w.missed()
+		}
 	}
 	if r.state == WayReached || known.misses >= wayMisses {
 		known.State, known.Detail = r.state, ""

@@ -141,7 +141,7 @@ func (t *task) stale() bool { return t.found != nil && t.found.Source == sourceS
 // be forwarded, goes there. It is not valid if the query was not captured or goes to the
 // nameservers of resolv.conf.
 func (h *handler) elsewhere(t *task) (netip.AddrPort, error) {
-	if t.located || t.from.original == nil {
+	if t.located || t.from.original == nil || h.origins.ignored() {
 		return t.ask.Server, nil
 	}
 	server, err := t.from.original()

@@ -42,7 +42,8 @@ type originFinder interface {
 // concurrent use.
 //
 // For UDP this needs CAP_NET_ADMIN and a kernel module. Without them every query counts as
-// not captured, over TCP, too, so that a name has one answer over both. After any other error the original destination is unknown, and the lookup is
+// not captured ([origins.ignored]), over TCP, too, so that a name has one answer over both. After any other
+// error the original destination is unknown, and the lookup is
 // retried.
 type origins struct {
 	log    *slog.Logger
@@ -105,6 +106,9 @@ func (o *origins) close() {
 	}
 }
 
+// ignored reports whether queries go to the configured nameservers, whatever their original destination is.
+func (o *origins) ignored() bool { return o.unsupported.Load() }
+
 // ofUDP returns the original destination of a UDP query from client to local. It is not
 // valid if the query was not captured. ofUDP does not block.
 func (o *origins) ofUDP(client, local netip.AddrPort) (netip.AddrPort, error) {
@@ -150,9 +154,6 @@ func (o *origins) awaitUDP(client, local netip.AddrPort) (server netip.AddrPort,
 // ofTCP returns a function that returns the original destination of a connection, or nil if
 // the connection was not captured.
 func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
-	if o.unsupported.Load() {
-		return nil
-	}
 	server, captured, err := conntrack.OriginalTCP(conn)
 	switch {
 	case err == nil && captured:

@@ -132,6 +132,10 @@ func (c *Capture) Renew(f Family) error {
 // several.
 func (c *Capture) Installed() <-chan struct{} { return c.installed }
 
+// Look makes Keep check the rules soon, as a change of nft rules does that the kernel announces: the caller has seen that
+// they may be gone. It returns at once.
+func (c *Capture) Look() { wake(c.rules) }
+
 // Begun returns a channel that is closed when Keep has installed the rules of the first desired
 // value, or has begun to remove rules if capture is off.
 func (c *Capture) Begun() <-chan struct{} { return c.begun }

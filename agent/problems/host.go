@@ -28,7 +28,7 @@ func hostChecks() []check {
 // wayChecks returns the checks of the way of a query from a program to the agent.
 func wayChecks() []check {
 	grounds := []Code{
-		SettingsWrong, AgentAbsent, ResolvConfUnread, ResolvConfEmpty, ConntrackFull, ListenerSilent, CaptureAbsent, CaptureBarred, CaptureBroken, CaptureEnded,
+		SettingsWrong, AgentAbsent, ResolvConfUnread, ResolvConfEmpty, ConntrackFull, ListenerSilent, CaptureAbsent, CaptureRepaired, CaptureBarred, CaptureBroken, CaptureEnded,
 	}
 	return []check{
 		{host: true, code: QueriesGoElsewhere, title: "the agent answers the queries of programs", grounds: grounds, find: queriesGoElsewhere},

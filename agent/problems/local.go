@@ -23,12 +23,13 @@ func localChecks() []check {
 // captureChecks returns the checks of capture.
 func captureChecks() []check {
 	listeners := []Code{ConntrackFull, ListenerSilent}
+	changed := append(slices.Clone(listeners), CaptureRepaired)
 	return []check{
 		{code: CaptureAbsent, title: "the capture rules are in place", find: captureAbsent},
 		{code: CaptureRepaired, title: "no other program changes the capture rules", grounds: []Code{CaptureAbsent}, find: captureRepaired},
 		{code: CaptureRemains, title: "rules that are not wanted are removed", find: captureRemains},
-		{code: CaptureBroken, title: "captured queries reach the agent", grounds: listeners, find: ways(CaptureBroken)},
-		{code: CaptureElsewhere, title: "no other rules redirect queries", grounds: listeners, find: ways(CaptureElsewhere)},
+		{code: CaptureBroken, title: "captured queries reach the agent", grounds: changed, find: ways(CaptureBroken)},
+		{code: CaptureElsewhere, title: "no other rules redirect queries", grounds: changed, find: ways(CaptureElsewhere)},
 		{code: CaptureEnded, title: "the rules capture", grounds: append(listeners, CaptureAbsent, CaptureBarred, CaptureBroken), find: captureEnded},
 	}
 }
