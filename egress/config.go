@@ -17,8 +17,8 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// VIPs returns the ranges that automatic VIPs are from, those of Istio: a part of the reserved
-// addresses (RFC 1112, section 4) and one of the addresses for benchmarks (RFC 5180).
+// VIPs returns the ranges from which Istio takes automatic VIPs: a part of the reserved IPv4 addresses (RFC 1112,
+// section 4) and a part of the IPv6 addresses for benchmarks (RFC 5180).
 func VIPs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("240.240.0.0/16"), netip.MustParsePrefix("2001:2::/48")}
 }
@@ -29,43 +29,43 @@ type Config struct {
 	// Addr is the host:port to listen on: localhost for 127.0.0.1 and ::1, an IP address, or no host
 	// for all addresses.
 	Addr string
-	// Sockets are listening TCP sockets on the port of Addr that another process holds. They replace
-	// those that New would open. New closes the files.
+	// Sockets are listening TCP sockets on the port of Addr that another process holds. New uses them instead of
+	// opening its own, and closes the files.
 	Sockets []*os.File
-	// OpenOthers also opens the listeners of Addr that are not among Sockets. Default false: the other
-	// process decides.
+	// OpenOthers makes New also open the listeners of Addr that are not among Sockets. By default, New opens none
+	// if there are Sockets: the process that holds them decides.
 	OpenOthers bool
-	// Opened is called with all listeners when one is opened after New. It may be nil.
+	// Opened is called with the addresses of all open listeners when one is opened after New. It may be nil.
 	Opened func([]netip.AddrPort)
-	// Store is called with each listener that the server opens, so that it can be kept for the next process. It
-	// may be nil.
+	// Store is called with each listener that the server opens, so that the caller can keep its socket for the
+	// next process. It may be nil.
 	Store func(net.Listener)
 	// Table returns the current table.
 	Table func() *table.Table
-	// Synced is closed when there is a table. Until then Table may return nil, and connections wait for
-	// up to ten seconds.
+	// Synced is closed when there is a table. Until then Table may return nil, and a connection waits for up to
+	// ten seconds.
 	Synced <-chan struct{}
-	// Resolve returns the addresses of a name as nameservers know it, in any order. An error says why
-	// there are none. With onlyCached it does not wait, and known is false if it would have to.
+	// Resolve returns the addresses that nameservers have for a name, in any order. err says why there are none.
+	// If onlyCached is true, Resolve does not wait: known is false if it would have to.
 	Resolve func(ctx context.Context, name string, family Family, onlyCached bool) (addrs []netip.Addr, known bool, err error)
 	// OwnPorts are the ports on which the agent itself listens. They are not dialled at addresses of
 	// this host.
 	OwnPorts []uint16
-	// Sources are the addresses that connections to hosts come from, at most one of each family. If only
-	// one family has an address here, the other family is not used. Without any, the kernel chooses.
+	// Sources are the addresses of this host from which connections to hosts are made, at most one of each family.
+	// If they are of one family, the other family is not used. Without any, the kernel chooses the address.
 	Sources []netip.Addr
 	// Mark is the mark (SO_MARK) of the packets to hosts; 0 for none. It needs CAP_NET_ADMIN.
 	Mark uint32
-	// Proxy is an HTTP proxy that connects to hosts in place of this one, by CONNECT (RFC 9110,
-	// section 9.3.6): its host:port. It gets the names of hosts, not their addresses.
+	// Proxy is the host:port of an HTTP proxy through which the server connects to hosts, by CONNECT (RFC 9110,
+	// section 9.3.6). The proxy resolves their names.
 	Proxy string
-	// Memory is the memory in bytes that the process and its sockets may use; 0 if that is not known. It limits the
-	// connections that are open at a time, and so does the number of descriptors that the process may have.
+	// Memory is how many bytes of memory the process and its sockets may use; 0 if that is not known. It limits
+	// the number of open connections, and so does the number of descriptors that the process may have.
 	Memory int64
-	// IdleTimeout is how long a connection may send nothing in both directions before it is closed. One that has
-	// ended in one direction has a twelfth of that time.
+	// IdleTimeout is how long a connection may carry no data in either direction before it is closed. A connection
+	// whose data has ended in one direction has a twelfth of that time.
 	IdleTimeout time.Duration
-	// Drain is how long open connections go on at the end.
+	// Drain is how long open connections may go on after the server was told to end.
 	Drain time.Duration
 	// Logger is the log.
 	Logger *slog.Logger
@@ -89,12 +89,12 @@ func (c *Config) Validate() error {
 	seen := map[Family]bool{}
 	for _, a := range c.Sources {
 		if !a.IsValid() || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || seen[familyOf(a)] {
-			return fmt.Errorf("egress source %s: want at most one address of this host of each family", a)
+			return fmt.Errorf("egress source %s: want an address of this host, at most one for each family", a)
 		}
 		seen[familyOf(a)] = true
 	}
 	if c.IdleTimeout <= 0 || c.Drain < 0 {
-		return fmt.Errorf("egress idle timeout %v and drain %v: want more than 0, and 0 or more", c.IdleTimeout, c.Drain)
+		return fmt.Errorf("egress idle timeout %v and drain %v: want an idle timeout above 0, and a drain of 0 or more", c.IdleTimeout, c.Drain)
 	}
 	if c.Proxy == "" {
 		return nil
@@ -106,7 +106,7 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// listenAddrs returns the addresses and the port of Addr.
+// listenAddrs splits Addr into its addresses and its port.
 func (c *Config) listenAddrs() (hosts []netip.Addr, port uint16, err error) {
 	return sockets.SplitAddr("egress address", c.Addr)
 }

@@ -11,11 +11,13 @@ import (
 )
 
 const (
-	// bufferSize is how many bytes a direction moves at a time that is not busy. It is busy after it has moved as many.
+	// bufferSize is how many bytes a direction reads at a time, unless it is busy. A direction is busy if its last
+	// read had as many bytes or more.
 	bufferSize = 16 << 10
-	// chunkSize is how many bytes a busy direction moves at a time, through a pipe of that size within the kernel: then it
-	// is another connection's turn. The kernel does not interrupt a system call that copies, so larger chunks take less
-	// processor time, and queries wait longer. maxPipes bounds the pipes.
+	// chunkSize is how many bytes a direction moves before it is another connection's turn. A busy direction moves
+	// them at once, through a pipe of that size within the kernel. With larger chunks, copying takes less
+	// processor time, but queries wait longer, because the kernel does not interrupt a system call that copies.
+	// maxPipes bounds the number of pipes.
 	chunkSize = 128 << 10
 	maxPipes  = 32
 )
@@ -25,17 +27,17 @@ type copier struct {
 	*loop
 
 	buffer [bufferSize]byte
-	pipes  []*pipe // that are empty
-	made   int     // pipes
+	pipes  []*pipe // empty ones, to be used again
+	made   int     // number of pipes that exist
 }
 
 // A pipe is a pipe within the kernel.
 type pipe struct {
 	r, w int
-	held int // bytes
+	held int // bytes in the pipe
 }
 
-// takePipe returns an empty pipe, nil if there are too many.
+// takePipe returns an empty pipe, or nil if there are too many or none can be made.
 func (c *copier) takePipe() *pipe {
 	if last := len(c.pipes) - 1; last >= 0 {
 		p := c.pipes[last]
@@ -47,11 +49,11 @@ func (c *copier) takePipe() *pipe {
 		return nil
 	}
 	c.made++
-	_, _ = unix.FcntlInt(uintptr(ends[1]), unix.F_SETPIPE_SZ, chunkSize) // a smaller one is slower
+	_, _ = unix.FcntlInt(uintptr(ends[1]), unix.F_SETPIPE_SZ, chunkSize) // if it fails, the pipe is smaller and slower
 	return &pipe{r: ends[0], w: ends[1]}
 }
 
-// leavePipe takes a pipe back. One that is not empty is closed.
+// leavePipe takes a pipe back, and closes it if it is not empty.
 func (c *copier) leavePipe(p *pipe) {
 	if p.held == 0 {
 		c.pipes = append(c.pipes, p)
@@ -61,40 +63,40 @@ func (c *copier) leavePipe(p *pipe) {
 	_, _ = unix.Close(p.r), unix.Close(p.w)
 }
 
-// close closes the pipes.
+// closePipes closes the empty pipes.
 func (c *copier) closePipes() {
 	for _, p := range c.pipes {
 		_, _ = unix.Close(p.r), unix.Close(p.w)
 	}
 }
 
-// A pair is a client's connection and the host's, joined.
+// A pair joins a client's connection with the connection to the host.
 type pair struct {
 	*copier
 
 	client, host *socket
 	up, down     direction     // from the client to the host, and back
-	last         time.Time     // when data was moved last
-	probes       time.Duration // while idle, the time until the kernel probes the peers; 0 if it does not
-	queued       bool          // moves again after the events that have come meanwhile
-	failed       bool
+	last         time.Time     // when data was moved, or a direction ended, last
+	probes       time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
+	queued       bool          // moveQueued is in again
+	failed       bool          // both connections are reset at the end
 	closed       bool
-	done         func() // called when both connections are closed
+	done         func() // called after both connections were closed
 }
 
 // A direction copies from one connection to the other one.
 type direction struct {
 	from, to *socket
 	copied   *atomic.Int64
-	rest     []byte // that was read, and not yet written; before the first move, what was read for the name
-	pipe     *pipe  // with what was read and not yet written, if busy
+	rest     []byte // bytes that were read and not yet written; at first, those that were read for the name
+	pipe     *pipe  // holds bytes that were read and not yet written; nil without any
 	busy     bool
-	ended    bool // the destination was told the end of the data
-	over     bool // ended or failed
+	ended    bool // the source has ended its data, without a reset
+	over     bool // the direction has ended or failed
 }
 
-// newPair returns a pair, which copies in both directions until both have ended, from the first call of move on. If one
-// of the connections fails, the other one is reset.
+// newPair returns a pair, whose bytes n counts. From the first call of move on, the pair copies in both directions
+// until both have ended. If one connection fails, the other one is reset.
 func (c *copier) newPair(client, host *socket, n *counts) *pair {
 	p := &pair{copier: c, client: client, host: host, last: c.now}
 	p.up = direction{from: client, to: host, copied: &n.sent}
@@ -103,7 +105,7 @@ func (c *copier) newPair(client, host *socket, n *counts) *pair {
 	return p
 }
 
-// move moves what can be moved, one chunk in each direction at most.
+// move moves what can be moved, at most one chunk in each direction.
 func (p *pair) move() {
 	again := p.run(&p.up, &p.down)
 	again = p.run(&p.down, &p.up) || again
@@ -114,18 +116,19 @@ func (p *pair) move() {
 		p.again = append(p.again, p.moveQueued)
 	case again:
 	case p.client.failed && !p.down.over, p.host.failed && p.down.over:
-		// What the host sent before its reset is still passed on.
+		// What the host sent before its reset is passed on first.
 		p.abort()
 	}
 }
 
-// moveQueued is move when it is the connection's turn again.
+// moveQueued calls move when it is the pair's turn again.
 func (p *pair) moveQueued() {
 	p.queued = false
 	p.move()
 }
 
-// run moves up to a chunk in one direction. It reports whether there may be more to move.
+// run moves up to a chunk in direction d. It reports whether there may be more to move. other is the opposite
+// direction.
 func (p *pair) run(d, other *direction) (again bool) {
 	for left := chunkSize; !d.over; {
 		n, err := p.moveSome(d)
@@ -145,10 +148,11 @@ func (p *pair) run(d, other *direction) (again bool) {
 	return false
 }
 
-// end ends a direction: by the end of its data, which is passed on, or by an error.
+// end ends direction d because of err. At io.EOF it passes the end of the data on. After another error it resets
+// both connections, unless the other direction still has to pass on what the destination sent.
 func (p *pair) end(d, other *direction, err error) {
 	d.over, p.last = true, p.now
-	if errors.Is(err, io.EOF) && !d.from.failed { // a reset is read as an end if a write has got the error
+	if errors.Is(err, io.EOF) && !d.from.failed { // if a write has returned the error of a reset, a read returns EOF
 		d.ended = true
 		err = nil
 		if !other.over {
@@ -166,7 +170,7 @@ func (p *pair) end(d, other *direction, err error) {
 	}
 }
 
-// abort resets both connections. After the end it does nothing.
+// abort resets both connections. If they are closed already, it does nothing.
 func (p *pair) abort() {
 	if p.closed {
 		return
@@ -175,7 +179,7 @@ func (p *pair) abort() {
 	p.close()
 }
 
-// close closes the connections after both directions are over.
+// close closes both connections after both directions are over, with a reset if one of them has failed.
 func (p *pair) close() {
 	end := p.loop.close
 	if p.failed {
@@ -193,7 +197,8 @@ func (p *pair) close() {
 	p.done()
 }
 
-// moveSome moves some bytes. The error is EAGAIN if the source has none, or the destination has no room.
+// moveSome moves some bytes in direction d. The error is EAGAIN if the source has none, or the destination has no
+// room.
 func (p *pair) moveSome(d *direction) (n int, err error) {
 	switch {
 	case !d.to.writable:
@@ -201,7 +206,7 @@ func (p *pair) moveSome(d *direction) (n int, err error) {
 	case len(d.rest) > 0:
 		n, err = p.write(d, d.rest)
 		if d.rest = d.rest[n:]; len(d.rest) == 0 {
-			d.rest = nil // its memory, too
+			d.rest = nil // frees its memory
 		}
 		return n, err
 	case d.pipe != nil:
@@ -216,7 +221,7 @@ func (p *pair) moveSome(d *direction) (n int, err error) {
 		return 0, err
 	}
 	d.busy = n == bufferSize
-	d.from.readable = d.busy || d.from.ending // else all was read
+	d.from.readable = d.busy || d.from.ending // a shorter read has read everything
 	written, err := p.write(d, p.buffer[:n])
 	if d.rest = nil; written < n && (err == nil || errors.Is(err, unix.EAGAIN)) {
 		d.rest = slices.Clone(p.buffer[written:n])
@@ -224,7 +229,7 @@ func (p *pair) moveSome(d *direction) (n int, err error) {
 	return written, err
 }
 
-// read calls f, which reads from the source. At the end of the data, the error is EOF.
+// read calls f, which reads from the source. The error is EOF at the end of the data.
 func (p *pair) read(d *direction, f func() (int, error)) (int, error) {
 	n, err := retry(f)
 	switch {
@@ -286,16 +291,16 @@ func (p *pair) empty(d *direction) (int, error) {
 	return n, err
 }
 
-// splice moves up to n bytes, of which a pipe is one end.
+// splice moves up to n bytes between two descriptors, one of which is the end of a pipe.
 func splice(from, to, n int) (int, error) {
 	moved, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
 	return int(moved), err
 }
 
-// probe sets after what time without data the kernel probes both peers: one that has vanished is noticed after about five
-// minutes. It probes more often once data has ended in one direction. Connection tracking forgets such a connection after
-// 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules then no longer translate its addresses, so what
-// the host sends does not reach the client.
+// probe sets after how much time without data the kernel probes both peers. A peer that has vanished is noticed
+// after about five minutes. Once data has ended in one direction, the kernel probes more often, because connection
+// tracking forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules
+// would then no longer translate its addresses, and what the host sends would not reach the client.
 func (p *pair) probe() {
 	const interval, count = 20 * time.Second, 6
 	idle := 3 * time.Minute
@@ -311,7 +316,7 @@ func (p *pair) probe() {
 			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(idle.Seconds())},
 			{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(interval.Seconds())}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, count},
 		} {
-			_ = unix.SetsockoptInt(s.fd, o[0], o[1], o[2]) // without it, the idle timeout is left
+			_ = unix.SetsockoptInt(s.fd, o[0], o[1], o[2]) // if it fails, the idle timeout still closes the connection
 		}
 	}
 }

@@ -18,16 +18,17 @@ import (
 )
 
 const (
-	// connectTimeout is how long the name's resolution and all attempts to connect may take together.
+	// connectTimeout is how long the lookup of the name and all attempts to connect may take together.
 	connectTimeout = 10 * time.Second
-	// resolutionDelay is how long the first addresses wait for those of other lookups (RFC 8305, section 3).
+	// resolutionDelay is how long the first addresses that are found wait for those of other lookups (RFC 8305,
+	// section 3).
 	resolutionDelay = 50 * time.Millisecond
-	// attemptDelay is how long an attempt to connect has before the next address is tried beside it (RFC 8305,
+	// attemptDelay is how long an attempt to connect runs before the next address is tried beside it (RFC 8305,
 	// section 5).
 	attemptDelay = 250 * time.Millisecond
-	// maxResolved is the number of endpoints whose names are resolved for one connection.
+	// maxResolved is for how many endpoints of one connection names are resolved at most.
 	maxResolved = 16
-	// maxListedErrors is the number of errors in the text of attemptErrors.
+	// maxListedErrors is how many errors the text of attemptErrors has at most.
 	maxListedErrors = 8
 )
 
@@ -35,45 +36,45 @@ const (
 type dialer struct {
 	config *Config
 	guard  *guard
-	beside int64 // attempts that may be made beside the first ones of connections: each takes a descriptor
+	extra  int64 // how many attempts may still start beside another attempt of the same connection: each takes a descriptor
 }
 
-// A dialing connects to the first of some addresses that accepts (RFC 8305).
+// A dialing tries addresses until one accepts the connection (RFC 8305).
 type dialing struct {
 	*dialer
 	*task
 
-	any     bool             // also forbidden addresses
-	lookups int              // that have not ended
-	cancel  func()           // ends them; nil without any
-	early   []netip.AddrPort // found, but these wait for the results of other lookups until hold
-	hold    time.Time
-	addrs   []netip.AddrPort // to dial
-	inTurn  bool             // the families
-	tried   []*attempt       // that have not ended
-	next    time.Time        // when an address is dialled beside those
-	failed  []error          // of attempts
-	lost    []lost           // lookups
+	allowForbidden bool             // forbidden addresses are allowed, too
+	lookups        int              // how many lookups have not ended
+	cancel         func()           // ends the lookups; nil without any
+	early          []netip.AddrPort // found, not yet in addrs: until hold they wait while other lookups run
+	hold           time.Time
+	addrs          []netip.AddrPort // to dial
+	inTurn         bool             // dial IPv6 and IPv4 alternately
+	tried          []*attempt       // attempts that have not ended
+	next           time.Time        // when the next address is dialled although attempts have not ended
+	failed         []error          // errors of attempts
+	lost           []lostLookup
 }
 
-// A lost lookup found no addresses.
-type lost struct {
+// A lostLookup found no addresses.
+type lostLookup struct {
 	name string
 	err  error
 }
 
-// An attempt is one to connect to an address.
+// An attempt is one attempt to connect to an address.
 type attempt struct {
 	*socket
 
 	addr   netip.AddrPort
-	beside bool // another one
+	beside bool // began while another attempt of this dialing ran
 }
 
-// dial connects to one of the targets before a time; any allows all addresses. The task waits meanwhile. The error is
-// a refusal.
-func (d *dialer) dial(t *task, targets []endpoint, any bool, until time.Time) (*socket, netip.AddrPort, error) {
-	r := &dialing{dialer: d, task: t, any: any, inTurn: len(targets) == 1}
+// dial connects t to one of targets, until the time until. If allowForbidden is true, forbidden addresses are dialled, too. The
+// task is suspended while it waits. The error is a refusal.
+func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, until time.Time) (*socket, netip.AddrPort, error) {
+	r := &dialing{dialer: d, task: t, allowForbidden: allowForbidden, inTurn: len(targets) == 1}
 	defer r.giveUp()
 	r.lookUp(targets, until)
 	for {
@@ -86,12 +87,12 @@ func (d *dialer) dial(t *task, targets []endpoint, any bool, until time.Time) (*
 			r.begin()
 			continue
 		case len(r.addrs)+len(r.early)+len(r.tried)+r.lookups == 0:
-			return nil, netip.AddrPort{}, r.refusal(targets)
+			return nil, netip.AddrPort{}, r.failure(targets)
 		case !t.now.Before(until):
 			for _, a := range r.tried {
 				r.failed = append(r.failed, dialError(a.addr, os.ErrDeadlineExceeded))
 			}
-			return nil, netip.AddrPort{}, r.refusal(targets)
+			return nil, netip.AddrPort{}, r.failure(targets)
 		}
 		if err := t.wait(r.wakeTime(until)); err != nil {
 			return nil, netip.AddrPort{}, err
@@ -99,7 +100,8 @@ func (d *dialer) dial(t *task, targets []endpoint, any bool, until time.Time) (*
 	}
 }
 
-// lookUp finds the addresses of targets, each family of a name at the same time. What is not cached is found later.
+// lookUp looks up the addresses of targets, both families of a name at the same time. Cached results are there
+// when it returns, others are found later.
 func (r *dialing) lookUp(targets []endpoint, until time.Time) {
 	names := 0
 	ctx := r.ctx
@@ -131,7 +133,7 @@ func (r *dialing) lookUp(targets []endpoint, until time.Time) {
 	}
 }
 
-// families returns the families that names are resolved for.
+// families returns the families for which names are resolved.
 func (d *dialer) families() []Family {
 	if len(d.config.Sources) != 1 {
 		return []Family{IPv6, IPv4}
@@ -139,10 +141,10 @@ func (d *dialer) families() []Family {
 	return []Family{familyOf(d.config.Sources[0])}
 }
 
-// found takes the result of a lookup of a target's name.
+// found takes the result of a lookup of target's name.
 func (r *dialing) found(target endpoint, addrs []netip.Addr, err error) {
 	if err != nil {
-		r.lost = append(r.lost, lost{target.name, err})
+		r.lost = append(r.lost, lostLookup{target.name, err})
 	}
 	for _, addr := range addrs {
 		r.early = append(r.early, netip.AddrPortFrom(addr.Unmap(), target.port))
@@ -152,8 +154,8 @@ func (r *dialing) found(target endpoint, addrs []netip.Addr, err error) {
 	}
 }
 
-// release offers the addresses that were found, unless the results of other lookups may come soon: in the order in which
-// they were found, or the families in turn, IPv6 first (RFC 8305, section 4).
+// release moves early to addrs, unless lookups run and hold has not passed. With inTurn the families alternate,
+// IPv6 first (RFC 8305, section 4); otherwise the order stays.
 func (r *dialing) release() {
 	if r.lookups > 0 && r.now.Before(r.hold) {
 		return
@@ -165,7 +167,7 @@ func (r *dialing) release() {
 	r.addrs = append(r.addrs, all...)
 }
 
-// inTurn returns addresses with the families in turn, IPv6 first.
+// inTurn returns addrs in an order in which the families alternate, IPv6 first.
 func inTurn(addrs []netip.AddrPort) (all []netip.AddrPort) {
 	var next [2][]netip.AddrPort // IPv6, IPv4
 	for _, a := range addrs {
@@ -185,7 +187,7 @@ func inTurn(addrs []netip.AddrPort) (all []netip.AddrPort) {
 
 // mayBegin reports whether it is time to dial another address.
 func (r *dialing) mayBegin() bool {
-	return len(r.tried) == 0 || !r.now.Before(r.next) && r.beside > 0
+	return len(r.tried) == 0 || !r.now.Before(r.next) && r.extra > 0
 }
 
 // begin dials the next address.
@@ -194,7 +196,7 @@ func (r *dialing) begin() {
 	r.addrs, r.next = r.addrs[1:], r.now.Add(attemptDelay)
 	a := &attempt{addr: addr, beside: len(r.tried) > 0}
 	err := error(nil)
-	if !r.any {
+	if !r.allowForbidden {
 		err = r.allow(r.task, addr)
 	}
 	if err == nil {
@@ -205,14 +207,14 @@ func (r *dialing) begin() {
 		return
 	}
 	if r.tried = append(r.tried, a); a.beside {
-		r.beside--
+		r.extra--
 	}
 }
 
-// allow returns a refusal if an address of a host must not be connected to.
+// allow returns a refusal if no connection may be made to addr.
 func (d *dialer) allow(t *task, addr netip.AddrPort) (err error) {
 	forbids := func() { err = d.guard.forbids(t.ctx, addr) }
-	if d.guard.blocks(addr.Addr()) {
+	if d.guard.mayWait(addr.Addr()) {
 		t.await(forbids)
 	} else {
 		forbids()
@@ -223,13 +225,14 @@ func (d *dialer) allow(t *task, addr netip.AddrPort) (err error) {
 	return nil
 }
 
-// fail takes the error of an attempt. The next address is dialled at once.
+// fail records the error of an attempt. The next address is dialled at once.
 func (r *dialing) fail(err error) {
 	r.failed = append(r.failed, err)
 	r.next = r.now
 }
 
-// winner returns the attempt that is connected; nil while there is none. It takes the errors of others.
+// winner returns the attempt that is connected; nil while there is none. It ends attempts that have failed, and
+// records their errors.
 func (r *dialing) winner() *attempt {
 	for _, a := range slices.Clone(r.tried) {
 		if !a.writable {
@@ -242,7 +245,7 @@ func (r *dialing) winner() *attempt {
 			n, err = unix.GetsockoptInt(a.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 			code = unix.Errno(n) //nolint:gosec // an error number
 		}
-		// A host that resets a connection has accepted it, and may have sent something before.
+		// A host that resets a connection has accepted it before, and may have sent data.
 		if err == nil && (code == 0 && !a.failed || code == unix.ECONNRESET || code == unix.EPIPE) {
 			return a
 		}
@@ -252,11 +255,11 @@ func (r *dialing) winner() *attempt {
 	return nil
 }
 
-// end ends an attempt.
+// end takes an attempt out of tried.
 func (r *dialing) end(a *attempt) {
 	r.tried = slices.DeleteFunc(r.tried, func(other *attempt) bool { return other == a })
 	if a.beside {
-		r.beside++
+		r.extra++
 	}
 }
 
@@ -271,7 +274,7 @@ func (r *dialing) giveUp() {
 	}
 }
 
-// wakeTime returns when to go on if nothing happens before.
+// wakeTime returns when to go on if no event comes before, at the latest at until.
 func (r *dialing) wakeTime(until time.Time) time.Time {
 	if len(r.addrs) > 0 && r.next.Before(until) {
 		until = r.next
@@ -282,8 +285,9 @@ func (r *dialing) wakeTime(until time.Time) time.Time {
 	return until
 }
 
-// refusal returns why there is no connection: the errors of the attempts or, without any, those of the lookups.
-func (r *dialing) refusal(targets []endpoint) error {
+// failure returns a refusal that says why there is no connection: the errors of the attempts or, without any, that
+// of a lookup.
+func (r *dialing) failure(targets []endpoint) error {
 	text := targets[0].String()
 	if more := len(targets) - 1; more > 0 {
 		text += fmt.Sprintf(" and %d other endpoints", more)
@@ -331,7 +335,7 @@ func (a attemptErrors) Error() string {
 // Unwrap returns the errors.
 func (a attemptErrors) Unwrap() []error { return a }
 
-// open begins to connect to one address, from the source of its family and with the mark.
+// open begins to connect to addr, from the configured source of its family and with the configured mark.
 func (r *dialing) open(addr netip.AddrPort) (*socket, error) {
 	domain := unix.AF_INET6
 	if addr.Addr().Is4() {
@@ -345,10 +349,10 @@ func (r *dialing) open(addr netip.AddrPort) (*socket, error) {
 	if err != nil {
 		return nil, dialError(addr, os.NewSyscallError("socket", err))
 	}
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // what clients send together is sent together
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // what a client has sent is passed on at once
 	if source >= 0 {
-		// Otherwise the kernel chooses the port when it binds the socket, and no other connection of this host gets that
-		// port, whatever its destination. Before Linux 4.2 it does.
+		// Without this option, bind takes a port that no other connection of this host can use, whatever its
+		// destination. Linux before 4.2 lacks the option.
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 		err = os.NewSyscallError("bind", unix.Bind(fd, sockaddr(netip.AddrPortFrom(r.config.Sources[source], 0))))
 	}
@@ -369,12 +373,12 @@ func (r *dialing) open(addr netip.AddrPort) (*socket, error) {
 	return s, nil
 }
 
-// dialError returns the error of an attempt, as package net has it.
+// dialError returns the error of an attempt in the form of package net.
 func dialError(addr netip.AddrPort, err error) error {
 	return &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(addr), Err: err}
 }
 
-// setMark sets the mark of a socket's packets, unless it is 0.
+// setMark sets the mark of a socket's packets, unless mark is 0.
 func setMark(fd int, mark uint32) error {
 	if mark == 0 {
 		return nil

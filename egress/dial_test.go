@@ -136,8 +136,8 @@ func TestDial(t *testing.T) {
 		if _, _, err = d.dial(tk, []endpoint{{addr: netip.MustParseAddr(full), port: open.Port()}}, true, tk.now.Add(attemptDelay)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("an address that does not answer: %v", err)
 		}
-		if len(tk.sockets) != 1 || d.beside != 10 { // the loop's own
-			t.Errorf("%d sockets and %d attempts are left", len(tk.sockets), d.beside)
+		if len(tk.sockets) != 1 || d.extra != 10 { // the loop's own
+			t.Errorf("%d sockets and %d attempts are left", len(tk.sockets), d.extra)
 		}
 	})
 }

@@ -5,30 +5,31 @@
 //
 // # The way of a connection
 //
-//  1. It is accepted. Beyond the limit of connections the longest idle one is closed for it; without any, it is reset at once.
+//  1. The server accepts it. At the limit of connections it closes the one that is idle longest; if none is idle, it resets the new one at once.
 //  2. Connection tracking says which VIP and port the client connected to (conntrack.OriginalTCP).
 //  3. The table says which host has the VIP. An unknown VIP is refused.
 //  4. The port must be one of the host's, if the table has them.
-//  5. The name of an exact host is known, so nothing is read: in many protocols the server speaks
-//     first. Behind the VIP of a wildcard, or of several hosts, the client says which name it wants:
-//     by the ClientHello of TLS (SNI) or by the Host field of HTTP/1. That name must be one that the
+//  5. If the VIP has one host, which is no wildcard, the name is known and nothing is read: in many protocols the server speaks
+//     first. If the VIP has a wildcard or several hosts, the client says which name it wants:
+//     in the ClientHello of TLS (SNI) or in the Host field of HTTP/1. That name must be one that the
 //     VIP stands for. Up to [MaxHello] bytes are read, for up to five seconds.
 //  6. Nameservers say which addresses the name has. The table is not asked, so that a VIP does not
-//     lead back to itself. If the table has endpoints for the port, these count instead of the name:
-//     addresses, or names that nameservers resolve. Addresses of this host, of links and of clouds'
-//     metadata, and VIPs, are refused when they are dialled.
+//     lead back to itself. If the table has endpoints for the port, these are used instead of the name:
+//     addresses, or names that nameservers resolve. Some addresses are refused when they are dialled, such
+//     as loopback, link-local ones, those of clouds' metadata, and VIPs.
 //  7. The addresses are dialled as RFC 8305 says, from [Config.Sources], with [Config.Mark], or through
 //     [Config.Proxy].
-//  8. Both directions are copied until both have ended. What a peer sees is what the other one did:
+//  8. Both directions are copied until both have ended. Each peer sees what the other one did:
 //     the end of its data, or a reset. A connection that is refused is reset.
 //  9. A sweep over all connections closes those that are idle for [Config.IdleTimeout].
 //
-// One goroutine does all this, in a loop around epoll(7). Steps 2 to 7 are a task for each connection: a coroutine that
-// reads from top to bottom, and lets the loop go on where it waits. Step 8 has neither goroutine nor stack: an event moves
-// what can be moved. What may block otherwise, such as a name that is not cached, gets a goroutine of its own. So all
-// connections together have one processor, and queries have the others.
+// One goroutine does all this, in a loop around epoll(7). For each connection, a task does steps 2 to 7: a
+// coroutine whose code reads from top to bottom, and which lets the loop go on while it waits. Step 8 needs
+// neither a goroutine nor a stack: each event moves what can be moved. A call that may block, such as the lookup
+// of a name that is not cached, gets a goroutine of its own. So all connections together use one processor, and
+// leave the others to queries.
 //
-// The name chooses the destination, never an address that the client chose. A client can still send
+// The name decides where a connection leads, never an address that the client chose. A client can still send
 // another name inside TLS than in its SNI ("domain fronting"), to a server that has both; only a
 // proxy that ends TLS can prevent that.
 //

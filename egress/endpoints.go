@@ -15,16 +15,15 @@ import (
 
 // A destination is where connections to one port of a host lead.
 type destination struct {
-	port      uint16   // at the host itself
-	endpoints []string // HOST:PORT; without any, the connections lead to the host itself
+	port      uint16   // of the host itself
+	endpoints []string // HOST:PORT; if empty, the connections lead to the host itself
 	known     bool     // the table has the ports of the host
 }
 
-// maxListedPorts is the number of ports in the text of a refusal.
+// maxListedPorts is how many ports the text of a refusal has at most.
 const maxListedPorts = 16
 
-// destinationOf returns where connections to a port of a host lead, or a refusal if the host does not
-// have the port.
+// destinationOf returns where connections to a port of h lead, or a refusal if h has ports but not this one.
 func destinationOf(h *table.Host, port uint16) (destination, error) {
 	var ports []uint16
 	for to := range h.Destinations {
@@ -48,14 +47,14 @@ func destinationOf(h *table.Host, port uint16) (destination, error) {
 		hostText(h.Name), port, strings.Join(list, ", "))
 }
 
-// An endpoint is one of the endpoints of a destination.
+// An endpoint is one of the endpoints of a destination: a name or an address, and a port.
 type endpoint struct {
 	name string     // empty for an address
 	addr netip.Addr // zero for a name
 	port uint16
 }
 
-// String returns the HOST:PORT.
+// String returns HOST:PORT.
 func (e endpoint) String() string {
 	host := e.name
 	if host == "" {
@@ -64,7 +63,7 @@ func (e endpoint) String() string {
 	return net.JoinHostPort(host, strconv.Itoa(int(e.port)))
 }
 
-// parseEndpoint parses an endpoint, which the table has checked.
+// parseEndpoint parses HOST:PORT, which was checked before.
 func parseEndpoint(text string) (endpoint, error) {
 	if a, err := netip.ParseAddrPort(text); err == nil {
 		return endpoint{addr: a.Addr().Unmap(), port: a.Port()}, nil
@@ -77,8 +76,8 @@ func parseEndpoint(text string) (endpoint, error) {
 	return endpoint{name: text[:max(at, 0)], port: uint16(port)}, nil
 }
 
-// targets returns the endpoints of a destination in random order, so that connections are spread over
-// them; without endpoints the host itself.
+// targets returns the endpoints of a destination in random order, so that connections are spread over them.
+// Without endpoints it returns the host itself.
 func (d *destination) targets(host string) ([]endpoint, error) {
 	if len(d.endpoints) == 0 {
 		return []endpoint{{name: host, port: d.port}}, nil
@@ -95,7 +94,7 @@ func (d *destination) targets(host string) ([]endpoint, error) {
 	return all, nil
 }
 
-// hostText returns a host as its author wrote it, apart from case: without a dot at the end.
+// hostText returns the name of a host without the dot at the end.
 func hostText(name wire.Name) string {
 	text := name.String()
 	return text[:max(len(text)-1, 0)]

@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// An addressRange is a range of addresses that no connection is made to.
+// An addressRange is a range of addresses to which no connection is made.
 type addressRange struct {
 	prefix netip.Prefix
 	what   string
 }
 
-// forbidden returns the ranges that a name may not lead to: whoever owns the name chooses its
-// addresses, and clients would reach with the agent's rights what only this host may reach. Private
-// addresses (RFC 1918) are allowed, because many external hosts have one.
+// forbidden returns the ranges to which a name may not lead. Whoever owns a name chooses its addresses, and
+// through the agent, clients would reach what only this host may reach. Private addresses (RFC 1918) are allowed,
+// because many external hosts have one.
 func forbidden() (ranges []addressRange) {
 	for _, r := range [][2]string{
 		{"0.0.0.0/8", "this host"},
@@ -48,16 +48,16 @@ func forbidden() (ranges []addressRange) {
 	return ranges
 }
 
-// A translation is a prefix of IPv6 addresses that lead to an IPv4 address through a translator or a tunnel, and where
-// in the address that is, in bytes.
+// A translation is a prefix of IPv6 addresses that lead, through a translator or a tunnel, to the IPv4 address
+// that they contain. at is the byte at which that address begins.
 type translation struct {
 	prefix netip.Prefix
 	at     int
 }
 
 // translations returns the well-known translations (RFC 6052, section 2.1; RFC 3056, section 2; RFC 4291, section
-// 2.5.5.1; RFC 2765, section 2.1). Of the prefix for local translators (RFC 8215), whose operators choose where the
-// address is, it is the usual place.
+// 2.5.5.1; RFC 2765, section 2.1). With the prefix for local translators (RFC 8215), operators choose where the
+// IPv4 address is; the list has the usual place.
 func translations() []translation {
 	return []translation{
 		{netip.MustParsePrefix("64:ff9b::/96"), 12}, {netip.MustParsePrefix("64:ff9b:1::/48"), 12}, {netip.MustParsePrefix("2002::/16"), 2},
@@ -65,7 +65,8 @@ func translations() []translation {
 	}
 }
 
-// embedded returns the IPv4 address at some place of an IPv6 address. It leaves out byte 8 (RFC 6052, section 2.2).
+// embedded returns the IPv4 address that begins at byte at of an IPv6 address. Byte 8 is no part of it (RFC 6052,
+// section 2.2).
 func embedded(a netip.Addr, at int) netip.Addr {
 	all, found := a.As16(), [4]byte{}
 	for i := range found {
@@ -79,22 +80,22 @@ func embedded(a netip.Addr, at int) netip.Addr {
 }
 
 const (
-	// nat64Name has addresses only where a nameserver makes those for a NAT64 (RFC 7050).
+	// nat64Name has IPv6 addresses only where a nameserver makes them for a NAT64 (RFC 7050).
 	nat64Name = "ipv4only.arpa"
-	// nat64Timeout is how long its lookup may take, and nat64Hold how long the result is kept at least. The cache of
-	// the forwarder keeps it for its TTL, but not every answer that there is none.
+	// nat64Timeout is how long the lookup of nat64Name may take, and nat64Hold how long its result is kept at
+	// least. The forwarder caches an answer for its TTL, but not every answer that there are no addresses.
 	nat64Timeout, nat64Hold = time.Second, time.Minute
 )
 
-// A guard refuses addresses that no connection may be made to. It is safe for concurrent use.
+// A guard refuses addresses to which no connection may be made. It is safe for concurrent use.
 type guard struct {
 	ranges   []addressRange
 	ownPorts []uint16
 	resolve  func(ctx context.Context, name string, family Family, onlyCached bool) ([]netip.Addr, bool, error)
 
 	mu    sync.Mutex
-	nat64 []translation // of this network
-	until time.Time     // when it is looked up again
+	nat64 []translation // the translations of this network's NAT64
+	until time.Time     // when nat64 is looked up again
 }
 
 // newGuard returns the guard of a server.
@@ -102,8 +103,8 @@ func newGuard(cfg *Config) *guard {
 	return &guard{ranges: forbidden(), ownPorts: cfg.OwnPorts, resolve: cfg.Resolve}
 }
 
-// blocks reports whether forbids would wait for nameservers.
-func (g *guard) blocks(addr netip.Addr) bool {
+// mayWait reports whether forbids may wait for nameservers.
+func (g *guard) mayWait(addr netip.Addr) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return addr.Unmap().Is6() && time.Now().After(g.until)
@@ -114,7 +115,7 @@ func (g *guard) nat64Translations(ctx context.Context) []translation {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if time.Now().After(g.until) {
-		found, err := g.findNAT64(context.WithoutCancel(ctx)) // others wait for the result, too
+		found, err := g.findNAT64(context.WithoutCancel(ctx)) // other connections wait for the result, too
 		if !errors.Is(err, context.DeadlineExceeded) {
 			g.nat64, g.until = found, time.Now().Add(nat64Hold)
 		}
@@ -122,8 +123,8 @@ func (g *guard) nat64Translations(ctx context.Context) []translation {
 	return g.nat64
 }
 
-// findNAT64 looks the translations up: the address of [nat64Name] has one of two IPv4 addresses at the place that
-// follows from the length of the prefix.
+// findNAT64 looks the translations up. Each IPv6 address of [nat64Name] has one of two IPv4 addresses in it, and
+// where it is follows from the length of the prefix.
 func (g *guard) findNAT64(ctx context.Context) (found []translation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nat64Timeout)
 	defer cancel()
@@ -139,7 +140,7 @@ func (g *guard) findNAT64(ctx context.Context) (found []translation, err error) 
 	return found, err
 }
 
-// forbids returns an error if an address of a name must not be connected to.
+// forbids returns an error if no connection may be made to the address and port to.
 func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 	addr, port := to.Addr().Unmap(), to.Port()
 	plain := addr.WithZone("")
@@ -163,7 +164,7 @@ func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 	return nil
 }
 
-// ownAddress reports whether this host has an address now.
+// ownAddress reports whether addr is an address of this host now.
 func ownAddress(addr netip.Addr) bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

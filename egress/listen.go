@@ -18,7 +18,7 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// A listener is a listening socket, which Go's runtime does not watch.
+// A listener is a listening socket that Go's runtime does not watch.
 type listener struct {
 	fd   int
 	addr netip.AddrPort
@@ -30,13 +30,14 @@ type listeners struct {
 
 	mu      sync.Mutex
 	opened  []listener
-	missing map[netip.AddrPort]error // those that could not be opened, and why
-	closed  bool                     // at the end
+	missing map[netip.AddrPort]error // the listeners that could not be opened, and why
+	closed  bool                     // close was called
 }
 
-// open adopts the sockets of another process, or opens the listeners. Those that cannot be opened are
-// missing. It fails if all are, because the address is wrong. A listener on loopback is opened although the
-// host does not have the address yet, because IPv6 may be switched on later.
+// open adopts Config.Sockets. Without any, or with Config.OpenOthers, it opens the listeners of Config.Addr, and
+// records those that cannot be opened as missing. It fails if all are missing because the address is wrong. A
+// listener on loopback is opened even if the host does not have the address yet, because IPv6 may be switched on
+// later.
 func (ls *listeners) open(ctx context.Context) error {
 	if err := ls.adopt(); err != nil {
 		return err
@@ -62,7 +63,7 @@ func (ls *listeners) open(ctx context.Context) error {
 			continue
 		}
 		ls.opened = append(ls.opened, l)
-		if port == 0 { // the others get the port that the kernel chose for the first
+		if port == 0 { // the other listeners get the port that the kernel chose for the first
 			port = l.addr.Port()
 		}
 	}
@@ -100,7 +101,8 @@ func (ls *listeners) openOne(ctx context.Context, addr netip.AddrPort) (listener
 	return detached(l, err)
 }
 
-// detached returns the listener without Go's runtime, which would otherwise be woken for each client, too. It closes l.
+// detached returns a duplicate of l that Go's runtime does not watch, and closes l. Otherwise each client would
+// also wake the runtime. If err is not nil, detached returns it.
 func detached(l net.Listener, err error) (listener, error) {
 	if err != nil {
 		return listener{}, err
@@ -122,7 +124,8 @@ func detached(l net.Listener, err error) (listener, error) {
 	return found, errors.Join(controlErr, err)
 }
 
-// openMissing opens the missing listeners, and calls accept with each, until all are open or ctx ends.
+// openMissing opens the missing listeners, and calls accept with each that is open, until all are open or ctx
+// ends.
 func (ls *listeners) openMissing(ctx context.Context, accept func(listener)) {
 	if len(ls.unserved()) == 0 {
 		return
@@ -154,7 +157,7 @@ func (ls *listeners) add(addr netip.AddrPort, l listener, err error) bool {
 		ls.missing[addr] = err
 		return false
 	case ls.closed:
-		_ = unix.Close(l.fd) // no client has connected
+		_ = unix.Close(l.fd) // clients that have connected are reset
 		return false
 	}
 	delete(ls.missing, addr)
@@ -162,14 +165,14 @@ func (ls *listeners) add(addr netip.AddrPort, l listener, err error) bool {
 	return true
 }
 
-// unserved returns the missing listeners and why they are.
+// unserved returns the missing listeners, and why each is missing.
 func (ls *listeners) unserved() map[netip.AddrPort]error {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return maps.Clone(ls.missing)
 }
 
-// texts returns a text for each listener that cannot be opened at an address of this host, with the reason.
+// texts returns, for each missing listener that may be opened later, a text with the reason why it is missing.
 func (ls *listeners) texts() (texts []string) {
 	for _, err := range ls.unserved() {
 		if passing(err) {
@@ -200,7 +203,8 @@ func (ls *listeners) close() {
 	}
 }
 
-// passing reports whether a listener may be opened later with the same settings.
+// passing reports whether a listener that could not be opened because of err may be opened later with the same
+// settings.
 func passing(err error) bool { return !sockets.WrongAddr(err) }
 
 // logMissing logs why listeners are missing.
@@ -213,7 +217,7 @@ func logMissing(log *slog.Logger, errs []error) {
 // listenOn opens one listener.
 func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, string, syscall.RawConn) error) (*net.TCPListener, error) {
 	config := sockets.TCPConfig()
-	config.KeepAlive = -1 // the sweep decides
+	config.KeepAlive = -1 // pair.probe sets it
 	config.Control = control
 	l, err := config.Listen(ctx, fmt.Sprintf("tcp%d", familyOf(addr.Addr())), addr.String())
 	if err != nil {
@@ -222,9 +226,9 @@ func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, str
 	return l.(*net.TCPListener), nil
 }
 
-// OpenSockets opens the sockets of addr, a [Config.Addr], for [Config.Sockets] of another process. It
-// opens those of an address that this host does not have yet, too. It logs those that it cannot open,
-// and fails if it can open none because the address is wrong. The caller closes the files.
+// OpenSockets opens the sockets of addr, a [Config.Addr], for [Config.Sockets] of another process, also at
+// addresses that this host does not have yet. It logs the sockets that it cannot open, and fails if it can open
+// none because the address is wrong. The caller closes the files.
 func OpenSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
 	cfg := Config{Addr: addr}
 	hosts, port, err := cfg.listenAddrs()
@@ -270,7 +274,7 @@ func Among(addr string, file *os.File) bool {
 }
 
 // Owns reports whether a socket listens on the port of addr, a [Config.Addr], over TCP: it is one of
-// [OpenSockets], or one that systemd holds for the same port.
+// [OpenSockets], or one that systemd holds for that port.
 func Owns(addr string, file *os.File) bool {
 	cfg := Config{Addr: addr}
 	_, port, err := cfg.listenAddrs()

@@ -19,29 +19,29 @@ import (
 const (
 	// eventsAtOnce is how many events the loop takes from the kernel at a time.
 	eventsAtOnce = 256
-	// timerInterval is how often tasks that wait for a time are looked at, at most.
+	// timerInterval is the shortest time between two looks for tasks whose time has come.
 	timerInterval = 10 * time.Millisecond
 )
 
-// errEnded is the error of a task that has to end because the server resets all connections.
+// errEnded is the error of a task that has to end, because the server resets all connections.
 var errEnded = refuse(ReasonEnd, "the agent ends")
 
-// A loop carries all connections in one goroutine: it waits in epoll(7), outside of Go's runtime, for the events of
-// sockets. A goroutine for each direction, which the runtime wakes for each event, costs twice the processor time (see
-// docs/performance.md), and takes the processors from queries while it copies. Only post may be called from other
-// goroutines.
+// A loop carries all connections in one goroutine. It waits for the events of sockets in epoll(7), outside of Go's
+// runtime. A goroutine for each direction, which the runtime would wake for each event, would cost twice the
+// processor time (see docs/performance.md), and would take the processors from queries while it copies. Only post
+// may be called from other goroutines.
 type loop struct {
 	epoll   int
-	wake    *socket // an eventfd, which post writes
+	wake    *socket // an eventfd, to which post writes
 	sockets map[int32]*socket
 	nextID  int32
-	now     time.Time // of the current events
+	now     time.Time // when the current events came
 
 	waiting   map[*task]struct{}
 	nextTimer time.Time       // no task waits for an earlier time; zero if none waits for a time
-	again     []func()        // what continues after the events that have come meanwhile
-	running   sync.WaitGroup  // of goroutines that tasks wait for
-	ctx       context.Context // ends when tasks have to end; so does aborted
+	again     []func()        // called after the next events
+	running   sync.WaitGroup  // goroutines that tasks wait for
+	ctx       context.Context // ends when tasks have to end; aborted is true then
 	cancel    func()
 	aborted   bool
 
@@ -69,11 +69,11 @@ func newLoop() (*loop, error) {
 	return l, nil
 }
 
-// A socket is a socket whose events the loop gets.
+// A socket is a descriptor whose events the loop gets.
 type socket struct {
 	fd     int
-	id     int32  // descriptors are used again, ids are not
-	events uint32 // that are reported
+	id     int32  // descriptors are used again after they are closed, ids are not
+	events uint32 // the events that the kernel reports
 	on     func() // called after an event
 
 	// readable and writable are true from an event until the socket has nothing more to read, or no more room.
@@ -82,13 +82,14 @@ type socket struct {
 	failed             bool // the peer has reset the connection
 }
 
-// Events of connections. These are reported once, when they begin; that there is room, only for those that have asked.
+// The events of connections. The kernel reports each event once, when it begins. It reports room to write only
+// with eventsOfWriting.
 const (
 	eventsOfConn    = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET
 	eventsOfWriting = eventsOfConn | unix.EPOLLOUT
 )
 
-// watch gets the events of a descriptor.
+// watch makes the loop call on after the given events of a descriptor.
 func (l *loop) watch(fd int, events uint32, on func()) (*socket, error) {
 	l.nextID++
 	s := &socket{fd: fd, events: events, id: l.nextID, on: on, writable: events&unix.EPOLLOUT == 0}
@@ -99,12 +100,12 @@ func (l *loop) watch(fd int, events uint32, on func()) (*socket, error) {
 	return s, nil
 }
 
-// event returns what the kernel is asked for.
+// event returns the events of s in the form in which the kernel is asked for them.
 func (s *socket) event() *unix.EpollEvent {
 	return &unix.EpollEvent{Events: s.events, Fd: int32(s.fd), Pad: s.id} //nolint:gosec // a descriptor
 }
 
-// full notes that a connection has no room for more, and asks for the event that it has.
+// full records that a connection has no room for more data, and asks the kernel to report when it has.
 func (l *loop) full(s *socket) {
 	s.writable = false
 	if s.events != eventsOfWriting {
@@ -112,36 +113,36 @@ func (l *loop) full(s *socket) {
 	}
 }
 
-// change gets other events of a descriptor.
+// change asks the kernel for other events of a socket.
 func (l *loop) change(s *socket, events uint32) {
 	s.events = events
-	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_MOD, s.fd, s.event()) // it is watched, so memory is there
+	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_MOD, s.fd, s.event()) // cannot fail: the socket is watched, so the kernel needs no more memory
 }
 
-// unwatch gets no more events of a descriptor, which stays open, also in other processes.
+// unwatch ends the events of a socket. Its descriptor stays open, perhaps in other processes, too.
 func (l *loop) unwatch(s *socket) {
 	delete(l.sockets, int32(s.fd)) //nolint:gosec // a descriptor
 	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, s.fd, nil)
 }
 
-// close closes a connection, which no other process has: so epoll(7) need not be told.
+// close closes a connection. No other process has it, so epoll(7) forgets it without being told.
 func (l *loop) close(s *socket) {
 	delete(l.sockets, int32(s.fd)) //nolint:gosec // a descriptor
 	_ = unix.Close(s.fd)           // frees the descriptor in any case
 }
 
-// reset closes a connection with a reset, which discards what was not sent.
+// reset closes a connection with a reset, which discards data that was not sent.
 func (l *loop) reset(s *socket) {
 	resetOnClose(s.fd)
 	l.close(s)
 }
 
-// resetOnClose makes the end of a connection a reset.
+// resetOnClose makes the kernel reset a connection when it is closed.
 func resetOnClose(fd int) {
-	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // fails after a reset by the peer only
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // fails only after the peer has reset it
 }
 
-// run calls what events are for until done is true. Then it ends the tasks.
+// run waits for events, and calls the functions of their sockets, until done returns true. Then it ends the tasks.
 func (l *loop) run(done func() bool) error {
 	events := make([]unix.EpollEvent, eventsAtOnce)
 	for !done() {
@@ -167,7 +168,7 @@ func (l *loop) run(done func() bool) error {
 	return nil
 }
 
-// note takes the events of a socket.
+// note records events of a socket.
 func (s *socket) note(events uint32) {
 	const end = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
 	s.ending = s.ending || events&end != 0
@@ -176,7 +177,7 @@ func (s *socket) note(events uint32) {
 	s.writable = s.writable || events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0
 }
 
-// timeout returns how long to wait for events, in milliseconds.
+// timeout returns how long run waits for events, in milliseconds; -1 means for ever.
 func (l *loop) timeout() int {
 	switch {
 	case len(l.again) > 0:
@@ -187,7 +188,7 @@ func (l *loop) timeout() int {
 	return int(max(time.Until(l.nextTimer), 0).Milliseconds()) + 1
 }
 
-// abort ends the tasks: they wait no more.
+// abort makes the tasks end: it wakes them, and wait fails from now on.
 func (l *loop) abort() {
 	l.aborted = true
 	l.cancel()
@@ -212,7 +213,7 @@ func (l *loop) post(f func()) {
 	}
 }
 
-// runPosted calls what was posted.
+// runPosted calls the functions that were posted.
 func (l *loop) runPosted() {
 	_, _ = unix.Read(l.wake.fd, make([]byte, 8)) // only this goroutine reads
 	l.mu.Lock()
@@ -234,7 +235,7 @@ func (l *loop) end() {
 	_, _ = unix.Close(l.wake.fd), unix.Close(l.epoll)
 }
 
-// A task is a function that the loop runs until it waits, and again after that: a coroutine.
+// A task is a coroutine: the loop runs its function until that waits, and resumes it when the wait is over.
 type task struct {
 	*loop
 
@@ -253,8 +254,8 @@ func (l *loop) start(f func(*task)) {
 	t.resume()
 }
 
-// wait returns when something may have changed: after an event of a socket that has wakeUp, or after a time unless that
-// is zero. The error says that the task has to end.
+// wait returns when something may have changed: after an event of a socket that calls wakeUp, or at until, unless
+// that is zero. It returns an error if the task has to end.
 func (t *task) wait(until time.Time) error {
 	if t.aborted {
 		return errEnded
@@ -263,7 +264,7 @@ func (t *task) wait(until time.Time) error {
 	return nil
 }
 
-// sleep is wait that does not end early.
+// sleep is like wait, but also waits if the task has to end.
 func (t *task) sleep(until time.Time) {
 	t.until = until
 	t.waiting[t] = struct{}{}
@@ -273,7 +274,7 @@ func (t *task) sleep(until time.Time) {
 	t.yield(struct{}{})
 }
 
-// wakeUp continues the task if it waits.
+// wakeUp resumes the task if it waits.
 func (t *task) wakeUp() {
 	if _, waits := t.waiting[t]; waits {
 		delete(t.waiting, t)
@@ -306,7 +307,7 @@ func (l *loop) runTimers() {
 	}
 }
 
-// await runs f in a goroutine of its own, because it may block, and returns after it.
+// await runs f, which may block, in a goroutine of its own. The task is suspended until f has returned.
 func (t *task) await(f func()) {
 	ended := false
 	t.running.Go(func() {
@@ -321,7 +322,7 @@ func (t *task) await(f func()) {
 	}
 }
 
-// A taskStream reads and writes a connection for a task, which waits meanwhile, until a time.
+// A taskStream reads and writes a connection until limit. While it waits, its task is suspended.
 type taskStream struct {
 	*task
 
@@ -329,7 +330,7 @@ type taskStream struct {
 	limit time.Time
 }
 
-// Read reads what the peer has sent, at least one byte.
+// Read reads at least one byte that the peer has sent.
 func (s *taskStream) Read(b []byte) (int, error) {
 	n, err := s.try(func() (int, error) { return unix.Read(s.conn.fd, b) })
 	if err == nil && n == 0 && len(b) > 0 {
@@ -348,7 +349,7 @@ func (s *taskStream) Write(b []byte) (written int, err error) {
 	return written, err
 }
 
-// try calls f until it does not have to wait.
+// try calls f until f need not wait for the connection.
 func (s *taskStream) try(f func() (int, error)) (int, error) {
 	for {
 		n, err := retry(f)
@@ -364,7 +365,7 @@ func (s *taskStream) try(f func() (int, error)) (int, error) {
 	}
 }
 
-// retry calls call until it is not interrupted by a signal.
+// retry calls call until no signal interrupts it.
 func retry(call func() (int, error)) (int, error) {
 	for {
 		if n, err := call(); !errors.Is(err, unix.EINTR) {
@@ -373,7 +374,7 @@ func retry(call func() (int, error)) (int, error) {
 	}
 }
 
-// sockaddr returns an address for the kernel.
+// sockaddr returns an address in the form that the kernel takes.
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
@@ -387,7 +388,7 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 
 // localAddr returns the address that a socket is bound to.
 func localAddr(fd int) netip.AddrPort {
-	name, err := syscall.Getsockname(fd) // with a system call less than by package unix
+	name, err := syscall.Getsockname(fd) // unix.Getsockname takes one more system call
 	if err != nil {
 		return netip.AddrPort{}
 	}

@@ -16,18 +16,20 @@ import (
 )
 
 const (
-	// MaxHello is the length in bytes up to which the start of a connection is read for a name: the longest
-	// handshake message that crypto/tls accepts, and as much for HTTP.
+	// MaxHello is how many bytes at the start of a connection are read for a name: the length of the longest
+	// handshake message that crypto/tls accepts. HTTP has the same limit.
 	MaxHello = 64 << 10
-	// maxFraming bounds the headers of the records of a ClientHello, in bytes: some 3,000 records.
+	// maxFraming is how many bytes more are read, for the headers of the records of a ClientHello: some 3,000
+	// records.
 	maxFraming = 16 << 10
 	// helloTimeout is how long a client may take to say the name of a host behind a wildcard.
 	helloTimeout = 5 * time.Second
-	// firstRead is the length in bytes that a beginning has without a part of maxBeginnings. Most ClientHellos fit,
-	// also those with post-quantum key shares.
+	// firstRead is the length in bytes up to which a beginning takes no part of maxBeginnings. Most ClientHellos
+	// are shorter, also those with post-quantum key shares.
 	firstRead = 2 << 10
 	// maxBeginnings bounds the memory in bytes for beginnings that are longer than firstRead, of all connections
-	// together: some 1,000 of 8 KiB, since the parser holds up to three times of what was read.
+	// together. It is enough for some 1,000 beginnings of 8 KiB. Each byte counts parserShare times, because the
+	// parser holds up to three copies of what was read.
 	maxBeginnings = 32 << 20
 	parserShare   = 4
 	// recordHandshake is the first byte of a ClientHello (RFC 8446, section 5.1).
@@ -40,22 +42,22 @@ var (
 	errNoName = errors.New("the client sent no name")
 	// errTooLong says that a beginning has reached its bound in bytes.
 	errTooLong = fmt.Errorf("no name within %d bytes", MaxHello)
-	// errMemory says that beginnings take all of maxBeginnings.
+	// errMemory says that beginnings use all of maxBeginnings.
 	errMemory = errors.New("other clients use all memory for longer beginnings")
 	// errStop ends a handshake once crypto/tls has parsed the ClientHello.
 	errStop = errors.New("the name is known")
 )
 
-// A beginning is the start of a client's connection. It keeps what the parser of a name reads, for the host. A parser
-// that answers writes nothing.
+// A beginning is the start of a client's connection. The parser of a name reads it; it keeps the bytes, because
+// the host gets them, too. It discards what the parser writes.
 type beginning struct {
-	net.Conn // none: crypto/tls needs only what is below
+	net.Conn // nil: crypto/tls calls only the methods below
 
 	from io.Reader
-	all  *int64 // bytes that are reserved for all beginnings
-	held int64  // bytes of these
+	all  *int64 // bytes of memory that are reserved for all beginnings
+	held int64  // bytes of memory that are reserved for this one
 	read []byte
-	next int   // byte of read that the parser gets next
+	next int   // index in read of the byte that the parser gets next
 	err  error // why there are no more bytes
 }
 
@@ -100,9 +102,9 @@ func (*beginning) Write(p []byte) (int, error) { return len(p), nil }
 // Close leaves the connection open.
 func (*beginning) Close() error { return nil }
 
-// name returns the name that the beginning of a connection says: by the server name of a ClientHello (SNI), or by the
-// host of an HTTP/1 request, without the port. It reads no more than it needs. The error is errNoName if the client
-// says none, and another one if the beginning is malformed, or if reading it failed.
+// name returns the name for which the client asks: the server name of a ClientHello (SNI), or the host of an
+// HTTP/1 request, without the port. It reads no more than it needs. The error is errNoName if the client says no
+// name, and another one if the beginning is malformed or could not be read.
 func (b *beginning) name() (string, error) {
 	if _, b.err = io.ReadFull(b, make([]byte, 1)); b.err != nil {
 		return "", b.err
@@ -112,7 +114,7 @@ func (b *beginning) name() (string, error) {
 	switch first := b.read[0]; {
 	case first == recordHandshake:
 		name, err = helloName(b)
-	case first < 'A' || first > 'Z': // of a method
+	case first < 'A' || first > 'Z': // no method begins so
 		err = errors.New("the first bytes are neither TLS nor HTTP/1")
 	default:
 		name, err = httpName(b)
@@ -126,7 +128,8 @@ func (b *beginning) name() (string, error) {
 	return name, err
 }
 
-// helloName returns the server name of a ClientHello, as crypto/tls parses it; of an encrypted one, the outer name.
+// helloName returns the server name of a ClientHello, as crypto/tls parses it. If the ClientHello is encrypted,
+// that is the outer name.
 func helloName(b *beginning) (string, error) {
 	name := ""
 	server := tls.Server(b, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -139,8 +142,8 @@ func helloName(b *beginning) (string, error) {
 	return name, nil
 }
 
-// httpName returns the host of an HTTP/1 request: that of the target if it has one, else that of the Host field (RFC
-// 9112, section 3.2).
+// httpName returns the host of an HTTP/1 request: the host in the target or, without one, that of the Host field
+// (RFC 9112, section 3.2).
 func httpName(b *beginning) (string, error) {
 	request, err := http.ReadRequest(bufio.NewReaderSize(b, firstRead))
 	switch {
@@ -156,8 +159,8 @@ func httpName(b *beginning) (string, error) {
 	return host, nil
 }
 
-// readName reads the beginning of a connection until it says a name that a host of the route has. It
-// returns the name, or a refusal.
+// readName reads the beginning of a connection until it has a name. It returns the name, or a refusal if no host
+// of the route has it.
 func (b *beginning) readName(r *route) (wire.Name, error) {
 	text, err := b.name()
 	switch n := len(b.read); {
@@ -177,7 +180,7 @@ func (b *beginning) readName(r *route) (wire.Name, error) {
 	case errors.Is(err, errNoName):
 		err = refuse(ReasonNoName, "%s needs a name, by SNI or the Host field: %w", r.text(), err)
 	default:
-		err = refuse(ReasonProtocol, "%s needs TLS or HTTP/1: %.300s", r.text(), err) // which may quote all that was read
+		err = refuse(ReasonProtocol, "%s needs TLS or HTTP/1: %.300s", r.text(), err) // err may quote all that was read
 	}
 	return wire.Root, err
 }

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// connect returns a connection to one of the targets: by their addresses, or through the proxy. The task waits
-// meanwhile. The error is a refusal.
+// connect connects t to one of targets, directly or through the proxy. The task is suspended while it waits. The
+// error contains a refusal.
 func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.AddrPort, err error) {
 	until := t.now.Add(connectTimeout)
 	if d.config.Proxy == "" {
@@ -39,7 +39,7 @@ func (d *dialer) connectByProxy(t *task, target endpoint, until time.Time) (conn
 	if err != nil {
 		return nil, to, err
 	}
-	conn, to, err = d.dial(t, []endpoint{proxy}, true, until) // only the operator chooses its addresses
+	conn, to, err = d.dial(t, []endpoint{proxy}, true, until) // the operator chose the proxy, so all its addresses are allowed
 	if err != nil {
 		return nil, to, err
 	}
@@ -75,16 +75,16 @@ func endsInNumber(name string) bool {
 	return strings.Trim(last, "0123456789") == ""
 }
 
-// maxProxyHead is the length in bytes of the longest response of a proxy.
+// maxProxyHead is how many bytes of a proxy's response are read at most.
 const maxProxyHead = 16 << 10
 
-// requestTunnel sends a CONNECT request and reads the response. It reads no byte after the head,
-// which is the host's.
+// requestTunnel sends a CONNECT request and reads the response. It reads no byte after the head of the response:
+// these bytes are the host's.
 func requestTunnel(conn io.ReadWriter, target string) error {
 	if _, err := fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", target, target); err != nil {
 		return err
 	}
-	// One byte at a time keeps what follows in the socket.
+	// Because it reads one byte at a time, what follows the head stays in the socket.
 	head := bufio.NewReaderSize(&oneByte{conn, maxProxyHead}, 16)
 	for {
 		response, err := http.ReadResponse(head, &http.Request{Method: http.MethodConnect}) //nolint:bodyclose // it has none: see below
@@ -92,16 +92,16 @@ func requestTunnel(conn io.ReadWriter, target string) error {
 			return fmt.Errorf("reading the response: %w", err)
 		}
 		switch response.StatusCode / 100 {
-		case 1: // it is followed by another one (RFC 9110, section 15.2)
-		case 2: // what follows is the host's, also if the head has the length of a body (RFC 9110, section 9.3.6)
+		case 1: // another response follows (RFC 9110, section 15.2)
+		case 2: // the host's data follows, even if the head has the length of a body (RFC 9110, section 9.3.6)
 			return nil
-		default: // whose body is not read
+		default: // the body is not read
 			return fmt.Errorf("the proxy answers %q", response.Status)
 		}
 	}
 }
 
-// A oneByte reads one byte at a time, and at most left of them.
+// A oneByte reads one byte at a time, and at most left bytes.
 type oneByte struct {
 	from io.Reader
 	left int

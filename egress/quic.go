@@ -16,21 +16,22 @@ import (
 )
 
 const (
-	// minQUIC is the length in bytes of the shortest packet that is answered: a client's first one has no less (RFC
-	// 9000, section 14.1). The answer is shorter, so a forged source address gains nothing.
+	// minQUIC is the length in bytes of the shortest packet that is answered. A client's first packet is no
+	// shorter (RFC 9000, section 14.1). The answer is shorter, so an attacker with a forged source address gains
+	// nothing.
 	minQUIC = 1200
-	// longHeader is the bit of the first byte of a packet that has a version (RFC 8999, section 5.1), fixedBit another
-	// one, which is best set (RFC 9000, section 17.2.1).
+	// longHeader is the bit of the first byte that says that a packet has a version (RFC 8999, section 5.1).
+	// fixedBit is another bit of that byte, which the answer should have, too (RFC 9000, section 17.2.1).
 	longHeader, fixedBit = 0x80, 0x40
-	// versionAt is where a packet has its version, and idsAt its connection IDs.
+	// versionAt is the byte at which the version of a packet begins, and idsAt that of its connection IDs.
 	versionAt, idsAt = 1, 5
 	// reservedVersion and otherReserved are versions that no client uses (RFC 9000, section 15).
 	reservedVersion, otherReserved uint32 = 0x1a2a3a4a, 0x5a6a7a8a
 )
 
-// versionNegotiation returns the answer to the first packet of a QUIC client: a Version Negotiation packet that has no
-// version which the client could use, so that it uses TCP at once (RFC 9000, section 6.2). It needs neither keys nor
-// state. Any other packet has no answer.
+// versionNegotiation returns the answer to the first packet of a QUIC client: a Version Negotiation packet without
+// a version that the client could use, so that the client uses TCP at once (RFC 9000, section 6.2). That needs
+// neither keys nor state. For any other packet it returns nil.
 func versionNegotiation(packet []byte) []byte {
 	if len(packet) < minQUIC || packet[0]&longHeader == 0 {
 		return nil
@@ -38,7 +39,7 @@ func versionNegotiation(packet []byte) []byte {
 	version := binary.BigEndian.Uint32(packet[versionAt:])
 	to, rest, ok := cutID(packet[idsAt:])
 	from, _, ok2 := cutID(rest)
-	if !ok || !ok2 || version == 0 { // which is itself a Version Negotiation packet
+	if !ok || !ok2 || version == 0 { // version 0: a Version Negotiation packet itself
 		return nil
 	}
 	offer := reservedVersion
@@ -52,7 +53,8 @@ func versionNegotiation(packet []byte) []byte {
 	return binary.BigEndian.AppendUint32(answer, offer)
 }
 
-// cutID returns the connection ID at the start of b, after its length, and what follows.
+// cutID returns the connection ID at the start of b, where its length precedes it, and what follows. ok is false
+// if b is too short.
 func cutID(b []byte) (id, rest []byte, ok bool) {
 	if len(b) == 0 || len(b) <= int(b[0]) {
 		return nil, nil, false
@@ -91,13 +93,14 @@ func answerOne(conn *net.UDPConn, packet, control []byte) error {
 		return nil
 	}
 	if at := unix.CmsgLen(0); client.Addr().Is4() && more >= at+4 {
-		clear(control[at : at+4]) // the interface, which the routes choose
+		clear(control[at : at+4]) // no interface: the routes choose it
 	}
-	_, _, _ = conn.WriteMsgUDPAddrPort(answer, control[:more], client) // a client that gets no answer has a timeout
+	_, _, _ = conn.WriteMsgUDPAddrPort(answer, control[:more], client) // if it fails, the client's own timeout is left
 	return nil
 }
 
-// listenQUIC opens a UDP socket, which reports the address that a packet was sent to if it is bound to all.
+// listenQUIC opens a UDP socket. If addr means all addresses, the socket reports to which address a packet was
+// sent.
 func listenQUIC(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, error) {
 	config := net.ListenConfig{Control: func(network, address string, conn syscall.RawConn) error {
 		err := sockets.FreeBind(network, address, conn)

@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// A Reason is why a connection was not carried.
+// A Reason says why a connection was not carried.
 type Reason string
 
 // The reasons of refusals.
 const (
 	ReasonLimit      Reason = "limit"       // too many connections, or too many long beginnings
-	ReasonDirect     Reason = "direct"      // the client connected to the listener itself
-	ReasonNoHost     Reason = "no_host"     // no host has the VIP
+	ReasonDirect     Reason = "direct"      // the client connected to the listener itself, or its VIP cannot be found
+	ReasonNoHost     Reason = "no_host"     // no host is known to have the VIP
 	ReasonPort       Reason = "port"        // the host does not have the port
 	ReasonNoName     Reason = "no_name"     // the client said no name
 	ReasonOtherName  Reason = "other_name"  // the client said a name that the VIP does not stand for
 	ReasonProtocol   Reason = "protocol"    // neither TLS nor HTTP/1 behind a wildcard, or malformed
 	ReasonSlow       Reason = "slow"        // the client said no name in time
 	ReasonClosed     Reason = "closed"      // the client closed the connection before it said a name
-	ReasonResolution Reason = "resolution"  // the name has no addresses
-	ReasonAddress    Reason = "address"     // the name has only addresses that are refused
+	ReasonResolution Reason = "resolution"  // no address of the name was found
+	ReasonAddress    Reason = "address"     // all addresses of the name are refused
 	ReasonConnect    Reason = "connect"     // no address accepts the connection
 	ReasonDescriptor Reason = "descriptors" // the process has no descriptors left
 	ReasonEnd        Reason = "end"         // the agent ends
@@ -46,7 +46,7 @@ type refusal struct {
 // Error returns the text.
 func (r *refusal) Error() string { return r.err.Error() }
 
-// Unwrap returns the error that the refusal follows from.
+// Unwrap returns the error that caused the refusal.
 func (r *refusal) Unwrap() error { return r.err }
 
 // refuse returns a refusal.
@@ -54,15 +54,15 @@ func refuse(reason Reason, format string, args ...any) error {
 	return &refusal{reason, fmt.Errorf(format, args...)}
 }
 
-// refusalLogInterval is how often refusals for one reason are logged at most.
+// refusalLogInterval is the shortest time between two log lines for one reason.
 const refusalLogInterval = time.Second
 
-// A reasonCount is what is known of the refusals for one reason.
+// A reasonCount counts the refusals for one reason.
 type reasonCount struct {
 	RefusalStatus
 
-	logged   time.Time
-	unlogged int
+	logged   time.Time // when a refusal was logged last
+	unlogged int       // the refusals since then
 }
 
 // refusals counts refusals by reason, and logs them. The zero value is ready for use.
@@ -103,7 +103,7 @@ func (r *refusals) count(reason Reason) int64 {
 	return 0
 }
 
-// status returns the last refusal of each reason, by reason.
+// status returns the number of refusals and the last refusal for each reason, sorted by reason.
 func (r *refusals) status() []RefusalStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()

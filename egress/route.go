@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A route is where a connection leads as far as the VIP and the port alone say it.
+// A route says where a connection leads, as far as the VIP and the port alone can tell.
 type route struct {
 	vip   netip.AddrPort
 	hosts []vipHost // that have the VIP
@@ -19,8 +19,8 @@ type route struct {
 // A vipHost is a host that has the VIP of a route.
 type vipHost struct {
 	name    wire.Name   // a wildcard begins with wire.WildcardLabel
-	to      destination // of the route's port
-	refused error       // if the host does not have the port
+	to      destination // where connections to the route's port lead
+	refused error       // not nil if the host does not have the port
 }
 
 // routeTo returns the route to a VIP, or a refusal.
@@ -34,21 +34,21 @@ func routeTo(vip netip.AddrPort, cfg *Config) (route, error) {
 		return r, refuse(ReasonNoHost, "no host of the table has the address %s", vip.Addr())
 	}
 	sort.Slice(r.hosts, func(i, j int) bool { return r.hosts[i].name.CompareText(r.hosts[j].name) < 0 })
-	// If one of several hosts has the port, the client's name decides.
+	// If any host has the port, the name that the client says decides later.
 	if !slices.ContainsFunc(r.hosts, func(h vipHost) bool { return h.refused == nil }) {
 		return r, r.hosts[0].refused
 	}
 	return r, nil
 }
 
-// exact returns the only host of the VIP, unless that is a wildcard.
+// exact returns the host of the VIP, and true if it is the only one and no wildcard.
 func (r *route) exact() (wire.Name, bool) {
 	only := r.hosts[0].name
 	return only, len(r.hosts) == 1 && !isWildcard(only)
 }
 
-// hostOf returns the host of the VIP that a name belongs to: it is the host, or below it if that is a wildcard.
-// Of several wildcards it is the one with the longest suffix, as in DNS. Without any, it returns nil.
+// hostOf returns the host of the VIP to which a name belongs: the host of that name, else the wildcard above it.
+// Of several wildcards it is the one with the longest suffix, as in DNS. Without any, hostOf returns nil.
 func (r *route) hostOf(name wire.Name) *vipHost {
 	var found *vipHost
 	for i := range r.hosts {
@@ -77,14 +77,14 @@ func (r *route) text() string {
 	return fmt.Sprintf("%s (%s)", hostText(r.hosts[0].name), r.vip)
 }
 
-// check returns the name that a client said, or a refusal if no host of the route has it.
+// check parses the name that a client said. It returns a refusal if no host of the route has that name.
 func (r *route) check(text string) (wire.Name, error) {
 	name, err := wire.ParseHostname(text)
 	if err != nil {
 		return wire.Root, refuse(ReasonOtherName, "%s: the client said %.300q, which is not a hostname: %w", r.text(), text, err)
 	}
 	if r.hostOf(name) == nil {
-		return wire.Root, refuse(ReasonOtherName, "%s: the client said %q", r.text(), hostText(name))
+		return wire.Root, refuse(ReasonOtherName, "%s: the client said %q, which is no host of this address", r.text(), hostText(name))
 	}
 	return name, nil
 }

@@ -55,7 +55,7 @@ func TestRoutes(t *testing.T) {
 		"240.240.0.3:80":                      "needs a name",
 		"240.240.0.3:80 x.example.org":        "*.example.org to x.example.org:80",
 		"240.240.0.3:80 X.Y.Example.Org":      "*.example.org to x.y.example.org:80",
-		"240.240.0.3:80 example.org":          "other_name: *.example.org (240.240.0.3:80): the client said \"example.org\"",
+		"240.240.0.3:80 example.org":          "other_name: *.example.org (240.240.0.3:80): the client said \"example.org\", which is no host of this address",
 		"240.240.0.3:80 a..b":                 "other_name: *.example.org (240.240.0.3:80): the client said \"a..b\", which is not a hostname",
 		"240.240.0.4:443 x.deep.example.org":  "*.deep.example.org to x.deep.example.org:443",
 		"240.240.0.4:443 c.deep.example.org":  "c.deep.example.org to c.deep.example.org:443",

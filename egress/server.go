@@ -31,19 +31,19 @@ type Server struct {
 	hasten   func()        // closes hastened; may be called any number of times
 	hastened chan struct{} // closed when connections have to end
 
-	// Of the loop's goroutine.
+	// Only the loop's goroutine uses the rest.
 	loop       *loop
 	copier     *copier
 	dialer     *dialer
 	reserve    *sockets.Reserve
-	accepting  map[*socket]bool // listeners
-	failed     error            // of a listener
-	pairs      map[*pair]bool   // that are open
-	longIdle   []idlePair       // in the last sweep, the one that is idle longest last
-	beginnings int64            // bytes: see maxBeginnings
+	accepting  map[*socket]bool // the listeners that accept
+	failed     error            // the error of a listener
+	pairs      map[*pair]bool   // the open pairs
+	longIdle   []idlePair       // the pairs that were idle in the last sweep, the one that was idle longest last
+	beginnings int64            // bytes that are reserved: see maxBeginnings
 }
 
-// An idlePair is a pair that was idle in the last sweep, and since when.
+// An idlePair is a pair that was idle in the last sweep, and the time since which it was.
 type idlePair struct {
 	*pair
 
@@ -51,25 +51,26 @@ type idlePair struct {
 }
 
 const (
-	// descriptorsPerConn are those of a connection that is joined: the client's and the host's. While it is dialled,
-	// the host's is that of one attempt.
+	// descriptorsPerConn is how many descriptors a connection has: the client's and the host's, or that of the
+	// first attempt while it is dialled.
 	descriptorsPerConn = 2
-	// bytesPerConn is the memory of a connection that has sent little, in bytes, most of it in the kernel, for two
-	// sockets. Half of the memory is for connections.
+	// bytesPerConn is the memory in bytes of a connection that has carried little data. Most of it is in the
+	// kernel, for two sockets. Half of Config.Memory is for connections.
 	bytesPerConn = 24 << 10
-	// attemptShare is the share of the descriptors for connections, one part in that many, which is for attempts to
-	// connect beside the first one.
+	// attemptShare says which part of the descriptors for connections is for attempts to connect beside a first
+	// one: one in attemptShare.
 	attemptShare = 8
-	// sweepInterval is how often all connections are looked at.
+	// sweepInterval is the longest time between two sweeps over all connections.
 	sweepInterval = 5 * time.Second
-	// halfClosedShare and newShare divide the idle timeout: of a connection that has ended in one direction, and of
-	// one that is closed to let another one in. With one hour, these are five minutes and one.
+	// A connection that has ended in one direction has the idle timeout divided by halfClosedShare. The idle
+	// timeout divided by newShare is how long a connection must be idle before it may be closed to let another one
+	// in. With an idle timeout of one hour, these are five minutes and one minute.
 	halfClosedShare = 12
 	newShare        = 60
 )
 
-// New checks cfg, opens the listeners and tests the mark. An error names the setting. Listeners whose
-// port another program has are opened by Run.
+// New checks cfg, opens the listeners and tests the mark. An error names the setting. If another program has the
+// port of a listener, Run opens it later.
 func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -107,8 +108,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 }
 
 // descriptorLimits returns how many connections the limit of descriptors allows, and how many attempts to connect
-// beside the first one of each: at most half of all descriptors are for them, so that DNS does not run out of
-// them.
+// beside the first ones. Both together take at most half of all descriptors, so that enough are left for DNS.
 func descriptorLimits() (conns, attempts int64) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > 1<<30 {
@@ -133,8 +133,7 @@ func testMark(mark uint32) error {
 // Addrs returns the addresses that the server listens on.
 func (s *Server) Addrs() []netip.AddrPort { return s.listeners.addrs() }
 
-// Unserved returns a text for each listener that cannot be opened at an address of this host, with the
-// reason.
+// Unserved returns, for each listener that could not be opened but may be opened later, a text with the reason.
 func (s *Server) Unserved() []string { return s.listeners.texts() }
 
 // Open reports whether connections are open.
@@ -157,14 +156,14 @@ func (s *Server) End(drain bool) {
 	s.end()
 }
 
-// Run carries connections until ctx ends or [Server.End] is called. Then it accepts no more, and waits
-// for those that are open for up to [Config.Drain] before it resets them. It returns after all its
-// goroutines: nil at the end, an error if a listener failed. It makes the runtime use two processors at least.
+// Run carries connections until ctx ends or [Server.End] is called. Then it accepts no more, waits up to
+// [Config.Drain] for the open ones, and resets the rest. When it returns, its goroutines have ended. The error is
+// nil unless a listener or epoll(7) failed. Run makes the runtime use at least two processors.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.reserve.Close()
 	defer s.copier.closePipes()
-	// The loop keeps one of the runtime's processors while it copies. Queries need another one. On a thread of its own,
-	// the loop leaves to other threads to wait for the network, so queries are found at once.
+	// While it copies, the loop keeps one of the runtime's processors, so queries need another one. The loop has a
+	// thread of its own: other threads then wait for the network, and find queries at once.
 	if runtime.GOMAXPROCS(0) == 1 {
 		runtime.GOMAXPROCS(2)
 	}
@@ -198,7 +197,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(s.failed, err)
 }
 
-// drain waits until the open connections have ended, and resets those that are left.
+// drain waits until the open connections have ended, at most for Config.Drain, and resets those that are left.
 func (s *Server) drain(drained <-chan struct{}) {
 	timer := time.NewTimer(s.config.Drain)
 	defer timer.Stop()
@@ -215,7 +214,7 @@ func (s *Server) drain(drained <-chan struct{}) {
 	})
 }
 
-// isClosed reports whether a channel is closed on which nothing is sent.
+// isClosed reports whether c is closed. Nothing is ever sent on c.
 func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -234,7 +233,8 @@ func (s *Server) close() {
 	s.listeners.close()
 }
 
-// serve accepts the connections of one listener until the end.
+// serve makes the loop accept connections of a listener until the end, and answers QUIC clients on its port until
+// ctx ends.
 func (s *Server) serve(ctx context.Context, l listener) {
 	if isClosed(s.ended) {
 		return
@@ -257,12 +257,12 @@ func (s *Server) accept(l *socket, pacer *sockets.Pacer) {
 	switch {
 	case err == nil:
 		s.accepted(fd)
-	case errors.Is(err, unix.EAGAIN): // the client has gone, or another process has accepted it
+	case errors.Is(err, unix.EAGAIN): // the client has gone, or another process has accepted its connection
 	case sockets.Dead(err):
 		s.failed = fmt.Errorf("the listener for connections to VIPs %s failed: %w", pacer.Listener, err)
 		s.end()
 	case sockets.OutOfDescriptors(err) && s.reserve.Spend():
-		// The client is told at once instead of waiting in the queue of the listener.
+		// The client gets a reset at once instead of waiting in the queue of the listener.
 		if fd, err := acceptFrom(l); err == nil {
 			s.refused(fd, refuse(ReasonDescriptor, "accepting a connection: no descriptors are left"))
 		}
@@ -280,12 +280,13 @@ func (s *Server) accept(l *socket, pacer *sockets.Pacer) {
 // acceptFrom accepts a connection of a listener.
 func acceptFrom(l *socket) (int, error) {
 	return retry(func() (int, error) {
-		fd, _, err := syscall.Accept4(l.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC) // with a system call less than by package unix
+		fd, _, err := syscall.Accept4(l.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC) // unix.Accept4 takes one more system call
 		return fd, err
 	})
 }
 
-// accepted connects a client to its host, unless there are too many.
+// accepted starts a task that connects a client to its host. If too many connections are open, it refuses the
+// client.
 func (s *Server) accepted(fd int) {
 	if s.metrics.open.Add(1) > s.metrics.max && !s.makeRoom() {
 		s.metrics.open.Add(-1)
@@ -308,7 +309,7 @@ func (s *Server) accepted(fd int) {
 	})
 }
 
-// carry joins a client with its host, or returns a refusal.
+// carry joins a client's connection with one to its host, or returns a refusal.
 func (s *Server) carry(t *task, client *socket) error {
 	r, err := s.route(t, client)
 	if err != nil {
@@ -385,10 +386,10 @@ func (s *Server) refused(fd int, err error) {
 	}
 	s.metrics.refusals.add(s.log, reason, err)
 	resetOnClose(fd)
-	_ = unix.Close(fd) // last, so that a client that sees it finds the reason in the status
+	_ = unix.Close(fd) // last: a client that sees the reset finds the reason in the status
 }
 
-// sweep ends connections that are idle, and notes those that may make room, until the task has to end.
+// sweep ends connections that are idle, and records those that may make room, until the task has to end.
 func (s *Server) sweep(t *task) {
 	timeout := s.config.IdleTimeout
 	for t.wait(t.now.Add(min(sweepInterval, max(timeout/newShare, time.Millisecond)))) == nil {
@@ -408,13 +409,13 @@ func (s *Server) sweep(t *task) {
 	}
 }
 
-// makeRoom closes the connection that has been idle longest. It reports false if there is none.
+// makeRoom closes the connection that is idle longest. It returns false if none is idle.
 func (s *Server) makeRoom() bool {
 	for len(s.longIdle) > 0 {
 		last := len(s.longIdle) - 1
 		p := s.longIdle[last]
 		s.longIdle = s.longIdle[:last]
-		if s.pairs[p.pair] && p.last.Equal(p.since) { // it has sent nothing since the sweep
+		if s.pairs[p.pair] && p.last.Equal(p.since) { // it has carried nothing since the sweep
 			s.metrics.idle.Inc()
 			p.abort()
 			return true

@@ -16,37 +16,38 @@ import (
 type Status struct {
 	// Listeners are the addresses that the server listens on.
 	Listeners []netip.AddrPort `json:"listeners"`
-	// Open are the connections that are open, and Max their limit.
+	// Open is the number of open connections, and Max their limit.
 	Open int64 `json:"open"`
 	Max  int64 `json:"max"`
-	// Hosts are the hosts that clients connected to, by name; if there are more than [MaxHosts], those with open
-	// connections and those that were used last.
+	// Hosts are the hosts to which clients connected, by name. If there are more than [MaxHosts], it has those
+	// with open connections and those that were used last.
 	Hosts []HostStatus `json:"hosts,omitempty"`
-	// Refused are the refusals with a VIP or a name, the last one of each reason.
+	// Refused has the number of refusals and the last one, for each reason.
 	Refused []RefusalStatus `json:"refused,omitempty"`
 }
 
-// A HostStatus is what a [Server] knows of a name that clients connected to.
+// A HostStatus is what a [Server] knows of a name to which clients connected.
 type HostStatus struct {
-	// Host is the host of the table. Name is the name that was resolved: another one only for the
-	// host of a wildcard.
+	// Host is the host of the table. Name is the name that the client wanted: it differs from Host only if that is
+	// a wildcard.
 	Host string `json:"host"`
 	Name string `json:"name"`
-	// VIP is what a client connected to, and Address where that led, the last time.
+	// VIP is the address to which a client connected last, and Address the one to which the server connected that
+	// client.
 	VIP     netip.AddrPort `json:"vip"`
 	Address netip.AddrPort `json:"address"`
-	// PortsUnknown says that the table does not have the ports of the host, so that the port of the VIP
-	// was dialled.
+	// PortsUnknown says that the table does not have the ports of the host, so the server dialled the port of the
+	// VIP.
 	PortsUnknown bool `json:"portsUnknown,omitempty"`
-	// Open are the connections that are open, of Total.
+	// Total is the number of connections so far, and Open how many of them are open.
 	Open  int64 `json:"open"`
 	Total int64 `json:"total"`
-	// Sent and Received are bytes to the host and from it.
+	// Sent and Received are the bytes to the host and from it.
 	Sent     int64 `json:"sent"`
 	Received int64 `json:"received"`
 }
 
-// A RefusalStatus is the last refusal for a reason.
+// A RefusalStatus has the number of refusals for a reason, and the time and the error of the last one.
 type RefusalStatus struct {
 	Reason Reason    `json:"reason"`
 	Count  int64     `json:"count"`
@@ -54,11 +55,11 @@ type RefusalStatus struct {
 	Error  string    `json:"error"`
 }
 
-// MaxHosts is the number of names that are counted at a time. Names below a wildcard are the
-// client's choice, so there may be any number of them.
+// MaxHosts is how many names are counted at a time. Clients choose the names below a wildcard, so there may be any
+// number of them.
 const MaxHosts = 1024
 
-// counts are those of one name.
+// counts are the counts of one name.
 type counts struct {
 	name     string
 	open     atomic.Int64
@@ -81,7 +82,7 @@ type hostCounts struct {
 	received int64
 }
 
-// of returns the counts of a name, which led from a VIP to an address, and counts a connection that is open.
+// of returns the counts of name, and counts an open connection to it that led from vip to address.
 func (h *hostCounts) of(name wire.Name, host *vipHost, vip, address netip.AddrPort) *counts {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -103,8 +104,8 @@ func (h *hostCounts) of(name wire.Name, host *vipHost, vip, address netip.AddrPo
 	return c
 }
 
-// forgetLocked forgets the name that was used longest ago, one without open connections if there is any. The
-// bytes of open connections are counted until now.
+// forgetLocked forgets the name that was used longest ago, among those without open connections if there are any.
+// It adds the bytes of the name so far to the sums; later bytes of its open connections are not counted.
 func (h *hostCounts) forgetLocked() {
 	var oldest wire.Name
 	var found *counts
@@ -153,7 +154,7 @@ func (h *hostCounts) status() (all []HostStatus) {
 // metrics count what a server carries and refuses. They implement [prometheus.Collector].
 type metrics struct {
 	open     atomic.Int64 // connections
-	max      int64        // of these
+	max      int64        // limit of open
 	hosts    hostCounts
 	refusals refusals
 
