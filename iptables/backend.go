@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// side is what one backend has. Reading it changes nothing: above all, it makes no table of
-// legacy.
+// A side is what one backend has in the kernel. Reading it changes nothing: above all, it does not make the kernel
+// create a table of legacy.
 type side struct {
 	backend Backend
-	tools   map[Family]tools // of the families that have tools
+	tools   map[Family]tools // the tools of the families that have some
 	saved   map[Family]saved // the rules of the families that could be read
-	reason  map[Family]error // why the others could not
+	reason  map[Family]error // why the other families could not be read
 }
 
 // inspect reads a backend.
@@ -22,7 +22,7 @@ func inspect(ctx context.Context, cfg Config, b Backend) *side {
 	return inspecting(ctx, newToolbox(cfg), b)()
 }
 
-// inspecting starts to read a backend. The function that it returns waits for it.
+// inspecting starts to read a backend. wait returns what was read.
 func inspecting(ctx context.Context, x toolbox, b Backend) (wait func() *side) {
 	s := &side{
 		backend: b,
@@ -53,8 +53,7 @@ func inspecting(ctx context.Context, x toolbox, b Backend) (wait func() *side) {
 // usable reports whether any family can be used.
 func (s *side) usable() bool { return len(s.saved) > 0 }
 
-// unclear reports whether the backend could not be read for a reason that may pass, so that
-// it may be usable.
+// unclear reports whether the backend may be usable later: it could not be read, for a reason that may pass.
 func (s *side) unclear() bool {
 	return !s.usable() && (temporary(s.reason[IPv4]) || temporary(s.reason[IPv6]))
 }
@@ -64,8 +63,8 @@ func (s *side) place(f Family, attempts int) place {
 	return place{backend: s.backend, family: f, tools: s.tools[f], attempts: attempts}
 }
 
-// remove removes everything of nametap in the backend, as far as it can be read, and
-// reports whether there was anything. made has the tables that this process has made.
+// remove removes everything of nametap in the families of the backend that could be read, and reports whether
+// there was anything. made has the tables that this process has made.
 func (s *side) remove(ctx context.Context, attempts int, made map[site]map[string]bool) (bool, error) {
 	changed := false
 	var errs []error
@@ -105,7 +104,7 @@ func (s *side) bare() bool {
 	return !s.hasOwn() && s.unseen() == nil
 }
 
-// foreign counts what other programs have in the backend.
+// foreign counts the rules, chains and policies of other programs in the backend.
 func (s *side) foreign() int {
 	n := 0
 	for _, saved := range s.saved {
@@ -120,8 +119,8 @@ func (s *side) err() error {
 		s.backend, errors.Join(s.reason[IPv4], s.reason[IPv6]))
 }
 
-// unseen returns an error if the backend could not be read and may have rules of nametap: an
-// [ErrUnseen] if that is permanent.
+// unseen returns an error if a family of the backend could not be read and may have rules of nametap: an
+// [ErrUnseen] if the family can never be read.
 func (s *side) unseen() error {
 	for _, f := range families() {
 		switch err := s.reason[f]; {
@@ -135,8 +134,8 @@ func (s *side) unseen() error {
 	return nil
 }
 
-// knownEmpty reports whether the kernel reports that a backend has nothing of nametap in a
-// family that its tools cannot read.
+// knownEmpty reports whether the kernel itself says that backend b has nothing of nametap in family f. unread is
+// why the tools could not read the family.
 func knownEmpty(b Backend, f Family, unread error) bool {
 	if isAny(unread, errNoFamily) {
 		return true
@@ -153,13 +152,14 @@ func knownEmpty(b Backend, f Family, unread error) bool {
 	return true
 }
 
-// A site is where rules of one family are.
+// A site is one family in one backend.
 type site struct {
 	backend Backend
 	family  Family
 }
 
-// A machine is what both backends have, and the backend of the plain iptables-restore.
+// A machine has what both backends have in the kernel. plain is the backend of the iptables-restore without a
+// backend in its name.
 type machine struct {
 	nft, legacy *side
 	plain       Backend
@@ -180,11 +180,10 @@ func (m machine) side(b Backend) *side {
 	return m.nft
 }
 
-// choose returns the backend to use, and why: the configured one; otherwise the only usable
-// one; otherwise the backend in which other programs have more rules, since a backend that
-// no program uses may be there by accident (a tool of the other kind in this image);
-// otherwise the backend that has rules of nametap already; otherwise the backend of the
-// plain iptables-restore.
+// choose returns the backend to use, and why: the configured one; otherwise the only usable one; otherwise the
+// backend in which other programs have more rules, since a backend that no program uses may be there by accident
+// (a tool of the other kind in this image); otherwise the backend that already has rules of nametap; otherwise
+// m.plain.
 func (m machine) choose(asked Backend) (*side, string, error) {
 	nft, legacy := m.nft, m.legacy
 	switch {
@@ -199,7 +198,7 @@ func (m machine) choose(asked Backend) (*side, string, error) {
 		return s, "as configured", nil
 	case !nft.usable() && !legacy.usable():
 		return nil, "", errors.Join(nft.err(), legacy.err())
-	case nft.unclear(): // rules in the wrong backend would be worse than none yet
+	case nft.unclear(): // no rules yet are better than rules in the wrong backend
 		return nil, "", nft.err()
 	case legacy.unclear():
 		return nil, "", legacy.err()
@@ -225,7 +224,7 @@ func (m machine) choose(asked Backend) (*side, string, error) {
 	}
 }
 
-// endsByItself reports whether all rules of nametap have a lease, and whether there are any.
+// endsByItself reports whether there are rules of nametap and all of them have a lease.
 func (m machine) endsByItself() bool {
 	found := false
 	for _, side := range []*side{m.nft, m.legacy} {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Build returns the rules for a configuration, or what is wrong with it.
+// Build returns the rules for a configuration, or an error that says what is wrong with the configuration.
 func Build(cfg Config) (Rules, error) {
 	if err := cfg.validate(); err != nil {
 		return Rules{}, err
@@ -42,10 +42,9 @@ func buildFamily(cfg Config, f Family) []table {
 	return tables
 }
 
-// TestAddr returns the address whose UDP port 53 the rules of a family redirect for all users, also
-// for the agent. So the agent can find out without a capability whether it captures. No nameserver
-// has these addresses: the first is on loopback, and packets to the other one are discarded by
-// every router (RFC 6666).
+// TestAddr returns the test address of a family. The rules redirect UDP queries to it for all users, also for the
+// agent, so that the agent can find out without a capability whether it captures. No nameserver has these
+// addresses: the IPv4 one is on loopback, and every router discards packets to the IPv6 one (RFC 6666).
 func TestAddr(f Family) netip.Addr {
 	if f == IPv4 {
 		return netip.AddrFrom4([4]byte{127, 15, 0, 53})
@@ -53,10 +52,10 @@ func TestAddr(f Family) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 1, 15: 53})
 }
 
-// ProbeHops is the TTL or hop limit of packets of the agent's probes, which the rules redirect like
-// a client's query. No system uses it by default, and the agent sets another one for its other
-// queries. A mark would need a capability, other rules change marks, and routes and firewalls treat
-// marked packets differently.
+// ProbeHops is the TTL or hop limit by which the rules recognise the agent's probes: they redirect a probe like a
+// client's query. No system uses this value by default, and the agent sets another one for its other queries.
+// Using a mark instead would need a capability, other rules change marks, and routes and firewalls treat marked
+// packets differently.
 const ProbeHops = 217
 
 // builder makes the chains of one family.
@@ -113,7 +112,7 @@ func (b builder) hops() string {
 	return "-m hl --hl-eq"
 }
 
-// unleased makes the rule that ends a chain while no agent renews the lease.
+// unleased makes the rule that returns from a chain while no agent renews the lease.
 func (b builder) unleased() []string {
 	if !b.cfg.Lease {
 		return nil
@@ -121,9 +120,9 @@ func (b builder) unleased() []string {
 	return []string{b.rule(recent(b.family, "! "+leaseAlive), "no agent", "RETURN")}
 }
 
-// owners makes the rules that let queries of the agent and of excluded users pass through.
-// The agent is first, because most queries that are not captured are its own. If accept is true,
-// queries of the agent to other hosts also skip the rules of other programs in this table.
+// owners makes the rules that let queries of the agent and of excluded users pass through. The agent's rules are
+// first, because most queries that are not captured are its own. If accept is true, queries of the agent to other
+// hosts also skip the rules of other programs in this table.
 func (b builder) owners(accept bool) []string {
 	var rules []string
 	if accept {
@@ -143,12 +142,12 @@ func (b builder) owners(accept bool) []string {
 	return rules
 }
 
-// agents returns the matches of the agent's packets, any of which is enough.
+// agents returns one match for each user and group of the agent.
 func (b builder) agents() []string {
 	return append(owned("uid", b.cfg.AgentUIDs), owned("gid", b.cfg.AgentGIDs)...)
 }
 
-// owned returns the matches of packets of users ("uid") or groups ("gid").
+// owned returns one match for the packets of each user ("uid") or group ("gid").
 func owned(what string, ids []uint32) (matches []string) {
 	for _, id := range ids {
 		matches = append(matches, fmt.Sprintf("-m owner --%s-owner %d", what, id))
@@ -156,7 +155,8 @@ func owned(what string, ids []uint32) (matches []string) {
 	return matches
 }
 
-// exclusions makes the rules for packets from this host and from outside alike.
+// exclusions makes the rules that let packets to excluded destinations pass through, from this host and from
+// outside alike.
 func (b builder) exclusions() []string {
 	var rules []string
 	if b.family == IPv6 && len(b.cfg.Servers) == 0 {
@@ -175,16 +175,16 @@ func (b builder) exclusions() []string {
 	return rules
 }
 
-// linkLocal is the prefix of link-local IPv6 addresses. A socket that queries a link-local
-// nameserver has a link-local address and is bound to its interface. The kernel discards its
-// packets if they are redirected to ::1.
+// linkLocal is the prefix of link-local IPv6 addresses. A socket that queries a link-local nameserver has a
+// link-local address and is bound to its interface. If the packets of such a socket were redirected to ::1, the
+// kernel would discard them.
 const linkLocal = "fe80::/10"
 
 // Passes reports whether queries to a nameserver pass through because they cannot be
 // captured.
 func Passes(server netip.Addr) bool { return server.Is6() && server.IsLinkLocalUnicast() }
 
-// destination is the destination of captured queries: -d and -o of their rule.
+// A destination has the values of -d and -o in the rule for captured queries.
 type destination struct {
 	address, out string
 }
@@ -212,8 +212,8 @@ type action struct {
 	vips        bool // connections to VIPs are redirected, too
 }
 
-// prerouting makes the chain for packets from virtual interfaces. They have no socket on this
-// host, so no owner, and no outgoing interface yet.
+// prerouting makes the chain for packets from virtual interfaces. These packets have no socket on this host, so no
+// owner, and no outgoing interface yet.
 func (b builder) prerouting(to action) chain {
 	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleased(), b.exclusions()...)}
 	for _, name := range b.cfg.VirtualInterfaces {
@@ -229,12 +229,12 @@ func (b builder) prerouting(to action) chain {
 	return c
 }
 
-// quicPort is the UDP port of HTTP/3. refusedPort is a UDP port that no program has (RFC 1078).
+// quicPort is the UDP port of HTTP/3. refusedPort is a UDP port on which no program listens (RFC 1078).
 const quicPort, refusedPort = 443, 1
 
-// vips makes the rules that redirect connections to VIPs from an interface, or from anywhere. Packets of HTTP/3 are
-// redirected to the agent, which answers that it has no version of QUIC. Other UDP packets are redirected to a port
-// that no program has, so the kernel refuses them at once.
+// vips makes the rules that redirect connections to VIPs from interface in, or from anywhere if in is "". Packets
+// of HTTP/3 are redirected to the agent, which answers that it has no version of QUIC. Other UDP packets are
+// redirected to refusedPort, so the kernel refuses them at once.
 func (b builder) vips(in string) (rules []string) {
 	for _, vip := range b.vipRanges() {
 		m := matches("-d", vip, "-i", in, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
@@ -244,7 +244,7 @@ func (b builder) vips(in string) (rules []string) {
 			port     uint16
 		}{{"udp", refusedPort}, {"tcp", b.cfg.EgressPort}} {
 			m := matches("-d", vip, "-i", in, "-p", to.protocol)
-			if len(b.cfg.Servers) == 0 { // which captures queries to VIPs, too
+			if len(b.cfg.Servers) == 0 { // then queries to VIPs are captured, too
 				m += fmt.Sprintf(" -m %s ! --dport %d", to.protocol, dnsPort)
 			}
 			rules = append(rules, b.rule(m, "VIPs", fmt.Sprintf("REDIRECT --to-ports %d", to.port)))
@@ -253,7 +253,7 @@ func (b builder) vips(in string) (rules []string) {
 	return rules
 }
 
-// vipJumps makes the rules that jump to a chain for VIPs.
+// vipJumps makes the rules that let packets to VIPs jump to a chain.
 func (b builder) vipJumps(chain string) (jumps []string) {
 	for _, vip := range b.vipRanges() {
 		for _, p := range []string{"udp", "tcp"} {
@@ -289,7 +289,7 @@ func (b builder) accepts() []chain {
 	return []chain{input, output}
 }
 
-// loopback returns the prefix of the address of loopback.
+// loopback returns the loopback address as a prefix.
 func (b builder) loopback() string {
 	return netip.PrefixFrom(b.family.Loopback(), b.family.Loopback().BitLen()).String()
 }
@@ -308,9 +308,9 @@ func (b builder) redirected() (rules []string) {
 	return rules
 }
 
-// looped adds rules to table raw that accept the packets of redirected flows when they come back on
-// lo. The kernel still knows their connections. A reply has the source address of the nameserver
-// there, and rules against forged addresses, such as wg-quick's, drop it.
+// looped adds rules to table raw that accept the packets of redirected flows when they come in on lo, where the
+// kernel still knows their connections. A reply then has the source address of the nameserver, so rules against
+// forged addresses, such as wg-quick's, would drop it.
 func (b builder) looped(chains []chain) []chain {
 	if b.cfg.NoAccept {
 		return chains
@@ -346,7 +346,8 @@ func (b builder) leases() []chain {
 		return nil
 	}
 	to := func(request leaseRequest) string { return fmt.Sprintf("-p udp -m udp --dport %d", request) }
-	// The agent's replies are no requests: any user may query it from such a port, where sysctl allows that.
+	// The agent's replies are no requests, although any user may query the agent from the port of a request, where
+	// sysctl allows that.
 	jump := fmt.Sprintf("-d %s -p udp -m udp ! --sport %d --dport %d:%d", b.loopback(), b.cfg.Port, leaseRenewal, leaseEnd)
 	c := chain{name: leaseChain, parent: "OUTPUT", jumps: []string{b.rule(jump, "lease", leaseChain)}}
 	for _, agent := range b.agents() {
@@ -362,8 +363,8 @@ func (b builder) leases() []chain {
 // that is open already when conntrack first sees it.
 const synOnly = "--tcp-flags FIN,SYN,RST,ACK SYN"
 
-// matches joins options and values, and leaves out options without a value. iptables-save
-// prints them in the order -d, -i, -o, -p.
+// matches joins options and values, and leaves out options without a value. iptables-save prints the options in
+// the order -d, -i, -o, -p.
 func matches(optionsAndValues ...string) string {
 	var b strings.Builder
 	for i := 0; i < len(optionsAndValues); i += 2 {
@@ -374,8 +375,7 @@ func matches(optionsAndValues ...string) string {
 	return strings.TrimPrefix(b.String(), " ")
 }
 
-// rule returns a rule as iptables-save prints it. The colon and the space make sure that the
-// comment is quoted.
+// rule returns a rule as iptables-save prints it. The colon and the space make iptables-save quote the comment.
 func (b builder) rule(matches, comment, target string) string {
 	rule := "-j " + target
 	if !b.cfg.NoComments {

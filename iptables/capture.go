@@ -17,13 +17,13 @@ import (
 
 // Capture makes the kernel of its network namespace capture DNS as desired.
 //
-// Keep, Apply and Remove change rules; only one of them may run at a time. All other methods may
-// be called at any time, and never wait for these.
+// Keep, Apply and Remove change rules; only one of them may run at a time. The other methods may be called at any
+// time, unless they say otherwise, and never wait for these three.
 type Capture struct {
 	checks, repairs, failures atomic.Uint64
 	drift                     atomic.Pointer[string] // see Stats
 	watch                     watch
-	begins                    atomic.Bool // a lease begins
+	begins                    atomic.Bool // a lease has begun since the last check
 
 	target    atomic.Pointer[target] // the desired value
 	changed   chan struct{}          // receives when target changed
@@ -37,23 +37,23 @@ type Capture struct {
 	// The rest belongs to the goroutine that changes rules.
 
 	installer
-	phase    phase         // what is known of the kernel
+	phase    phase         // what this process knows of the kernel
 	due      time.Time     // the earliest time of the next step
-	attempts int           // to write the rules of goal
-	settle   time.Duration // for which the chains stay after they are unhooked
+	attempts int           // how often the next step apply may write
+	settle   time.Duration // how long the chains stay after they are unhooked
 	retries  retries       // of a removal
-	applied  machine       // what the last step apply has left
+	applied  machine       // what the kernel had after the last step apply
 	captured bool          // rules were installed and not removed
 	logged   logonce.Failure
 	seed     maphash.Seed // of fingerprints
-	seen     fingerprint  // of the kernel when all rules were there, zero if that is not known
+	seen     fingerprint  // of the kernel when all rules were in it; zero if that is not known
 	ready    time.Time    // the earliest time of a check that an announcement makes due
-	paced    time.Time    // when the steps so far would have ended at one in each Config.Interval
+	paced    time.Time    // each step moves it on by Config.Interval; a check after an announcement waits for it
 
 	open      func() bool // reports connections to VIPs; nil if there are never any
-	openSince time.Time   // when the chains were found to be in use first, after they were unhooked
+	openSince time.Time   // when the unhooked chains were first found in use
 	openLimit time.Duration
-	openUntil time.Time // set at the end of Keep
+	openUntil time.Time // until when open counts; set at the end of Keep
 }
 
 // New returns a Capture that has done nothing yet. A nil logger logs nothing.
@@ -77,8 +77,8 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 	return c, nil
 }
 
-// Set changes the desired value. It returns an error, and changes nothing, if the
-// configuration is not valid; otherwise Keep follows.
+// Set changes the desired value. If the configuration is not valid, it changes nothing and returns an error.
+// Otherwise Keep follows.
 func (c *Capture) Set(d Desired) error { return c.aim(&target{Desired: d, set: true}) }
 
 // aim completes a target and makes it the current one.
@@ -113,23 +113,23 @@ func (c *Capture) aim(t *target) error {
 func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 
 // SetOpen makes a removal keep the chains, without jumps to them, also while open reports that there are
-// connections to VIPs: the kernel translates their addresses as long as a rule needs it. At the end of
-// Keep they stay for up to limit. It must be called before Keep.
+// connections to VIPs: the kernel translates the addresses of connections only as long as a rule needs that. At
+// the end of Keep the chains stay for up to limit. SetOpen must be called before Keep.
 func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.openLimit = open, limit }
 
-// Renew makes the rules of a family match for [LeaseTime] from now on, if they have a lease, also
-// the rules of an earlier agent. It is no error if there are no rules.
+// Renew makes the rules of a family match for [LeaseTime] from now on, if they have a lease, even if an earlier
+// agent installed them. It is no error if there are no rules.
 func (c *Capture) Renew(f Family) error {
 	begins, err := c.lease.renew(f)
-	if begins { // connections to VIPs that have begun before have no reply
+	if begins { // connections to VIPs that began before have no reply yet
 		c.begins.Store(true)
 		wake(c.rules)
 	}
 	return err
 }
 
-// Installed returns a channel that receives when rules were installed or changed. A value that waits stands for
-// several.
+// Installed returns a channel that receives after rules were installed or changed. One waiting value may stand for
+// several changes.
 func (c *Capture) Installed() <-chan struct{} { return c.installed }
 
 // Look makes Keep check the rules soon, as a change of nft rules does that the kernel announces: the caller has seen that
@@ -148,11 +148,10 @@ func (c *Capture) Begun() <-chan struct{} { return c.begun }
 // If the first desired value is on and its rules cannot be installed, Keep leaves none and
 // returns the error. It logs and counts later failures.
 //
-// A removal takes two steps. After the first, no query is captured. If queries were captured
-// recently, the chains stay for Config.Settle, without jumps to them: when the last rule that
-// needs it is deleted, the kernel stops tracking connections and translating addresses, and
-// replies in flight would be lost. They also stay for open connections to VIPs ([Capture.SetOpen]). If capture is desired again during that time, one write
-// completes the rules.
+// A removal takes two steps. After the first, no query is captured. If queries were captured recently, the chains
+// stay for Config.Settle, without jumps to them: once no rule needs it, the kernel stops tracking connections and
+// translating addresses, and replies in flight would be lost. The chains also stay for open connections to VIPs
+// ([Capture.SetOpen]). If capture is desired again during that time, one write completes the rules.
 func (c *Capture) Keep(ctx context.Context) error {
 	defer c.lease.close()
 	watching, stop := context.WithCancel(ctx)
@@ -175,22 +174,20 @@ func (c *Capture) Keep(ctx context.Context) error {
 	return errors.Join(err, c.end(ctx))
 }
 
-// Apply installs the rules in place of any others of nametap, and removes rules in the other
-// backend. It changes nothing if they are installed already. Each family has all of its rules
-// or none.
+// Apply installs the rules in place of any others of nametap, and removes nametap's rules in the other backend. If
+// the rules are installed already, it changes nothing. Each family has all of its rules or none.
 //
-// A family or zone that this machine does not support is left out, and logged. Any other
-// failure is retried for about 2 s. After that the rules that work are installed, and Apply
-// returns [ErrIncomplete]. After any other error the first Apply leaves no rules.
+// A family or a part of the rules that this machine does not support is left out, and logged. Any other failure is
+// retried for about 2 s. After that the rules that work are installed, and Apply returns [ErrIncomplete]. After
+// any other error the first Apply leaves no rules.
 func (c *Capture) Apply(ctx context.Context) error { return c.once(ctx, true) }
 
-// Remove removes all rules and chains of nametap, in both backends and families, whatever
-// configuration they were made of. It leaves rules of other programs unchanged. It is no error
-// if there are none.
+// Remove removes all rules and chains of nametap, in both backends and families, whatever configuration they were
+// made of. It leaves rules of other programs unchanged. It is no error if nametap has no rules.
 //
-// If a backend can never be read, for example without a capability, Remove does the rest and
-// returns [ErrUnseen], unless the kernel reports the backend as empty. If c has installed
-// rules there, that is a failure, and so is any backend that cannot be read now.
+// If a backend can never be read, for example without a capability, Remove does the rest and returns [ErrUnseen],
+// unless the kernel reports the backend as empty. The error is another one if c has installed rules in that
+// backend, or if the backend may be readable later.
 //
 // Remove takes the same steps as Keep. When ctx ends it does not wait for replies in flight any
 // longer. It retries for some seconds what fails for a reason that may pass.
@@ -225,7 +222,7 @@ func (c *Capture) loop(ctx context.Context) error {
 			c.sleep(ctx, s)
 			continue
 		}
-		// The goal may change because a firewall is changing rules, so that queries pass through.
+		// The goal may have changed because queries pass through while a firewall changes rules.
 		if changed := c.watch.last(); s == stepApply && c.in.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
 			c.firewall.look(changed)
 		}
@@ -261,13 +258,13 @@ func (c *Capture) take() {
 	c.restart()
 }
 
-// restart lets the next step begin at once, from what is in the kernel.
+// restart makes the next step begin at once, from what is in the kernel.
 func (c *Capture) restart() {
 	if c.phase == phaseCaptured {
 		c.phase = phaseOutdated
 	}
 	if c.phase != phaseUnhooked || c.goal.On || c.retries.failure != nil {
-		c.due = time.Time{} // in the other case replies are in flight
+		c.due = time.Time{} // otherwise replies are in flight
 	}
 	c.attempts, c.lacks = patient, 0
 	c.logged.Forget()
@@ -321,7 +318,7 @@ func (c *Capture) reach(ctx context.Context) error {
 	}
 }
 
-// act takes one step. The error of a removal that is retried soon is nil.
+// act takes one step. If a removal has failed and is retried soon, the error is nil.
 func (c *Capture) act(ctx context.Context, s step) error {
 	defer c.publish()
 	began := time.Now()
@@ -380,8 +377,8 @@ func (c *Capture) check(ctx context.Context) error {
 	return err
 }
 
-// repair reads the rules and repairs what differs, except for a table that is left to a later check. same reports
-// that nothing differs.
+// repair reads the rules and repairs what differs, except for a table that is left to a later check. same is true
+// if nothing differs.
 func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 	m := inspectAll(ctx, c.goal.Config)
 	drifts, err := c.drifted(m)
@@ -404,8 +401,7 @@ func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 	return false, err
 }
 
-// unhookAll is the step unhook. It keeps chains that replies in flight need for the settle
-// time.
+// unhookAll takes the step unhook. If replies may be in flight, the chains stay for the settle time.
 func (c *Capture) unhookAll(ctx context.Context) error {
 	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, filterRepair{}
 	for _, f := range families() {
@@ -430,7 +426,7 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 	return c.failed(err, again)
 }
 
-// removeAll is the step remove.
+// removeAll takes the step remove.
 func (c *Capture) removeAll(ctx context.Context) error {
 	again, err := c.removeSides(context.WithoutCancel(ctx))
 	if err == nil || c.onlyOthers(err) {
@@ -439,14 +435,14 @@ func (c *Capture) removeAll(ctx context.Context) error {
 	return c.failed(err, again)
 }
 
-// allRemoved records the end of a removal, and returns its error.
+// allRemoved records the end of a removal, and returns unseen.
 func (c *Capture) allRemoved(unseen error) error {
 	c.phase, c.captured, c.settle, c.retries, c.openSince = phaseRemoved, false, 0, retries{}, time.Time{}
 	return unseen
 }
 
-// failed postpones a step of a removal that has failed, and returns the error if it is to be
-// reported now. again is true if the step may succeed soon.
+// failed postpones a step of a removal that has failed with err, and returns err if it is to be reported now.
+// again is true if the step may succeed soon.
 func (c *Capture) failed(err error, again bool) error {
 	r, now := &c.retries, time.Now()
 	if r.n == 0 {
@@ -465,23 +461,24 @@ func (c *Capture) failed(err error, again bool) error {
 
 // retries are the retries of a removal.
 type retries struct {
-	n        int       // failures since
+	n        int       // failures since the last report
 	since    time.Time // the first of them
-	failure  error     // the last one; nil if the last step did not fail
-	reported error     // the last one that was reported; nil after the removal or an apply
+	failure  error     // the last failure; nil if the last step did not fail
+	reported error     // the failure that was reported last; nil after the removal or an apply
 }
 
-// The pauses between two looks for open connections: an eighth of the time that they are open already.
+// openShortest and openLongest bound the pause between two looks for open connections, which is an eighth of the
+// time for which the chains have been in use.
 const openShortest, openLongest = 50 * time.Millisecond, 10 * time.Second
 
-// inUse reports whether the chains stay for open connections.
+// inUse reports whether the chains have to stay for open connections.
 func (c *Capture) inUse() bool {
 	return c.open != nil && (c.openUntil.IsZero() || time.Now().Before(c.openUntil)) && c.open()
 }
 
-// nextCheck returns when to check the rules after a step that has just ended, if no program changes them
-// before. On a machine where steps take longer than Config.Interval, half of the time is left to other
-// programs. An announcement makes a check due at c.ready.
+// nextCheck returns when to check the rules if no program changes them before, after a step that began at began
+// and has just ended. If steps take long, half of the time is left to other programs. After an announcement, a
+// check is due at c.ready.
 func (c *Capture) nextCheck(began time.Time) time.Time {
 	took := time.Since(began)
 	interval := c.goal.Config.Interval
@@ -579,7 +576,7 @@ func (c *Capture) logRemoval(had bool, err error) {
 	}
 }
 
-// publish makes the state visible to other goroutines.
+// publish makes the state of c visible to other goroutines.
 func (c *Capture) publish() {
 	r := &report{goal: c.goal, in: c.in, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured, levels: make(map[Family]Level)}
 	if c.retries.reported != nil {
@@ -595,8 +592,7 @@ func (c *Capture) publish() {
 	}
 }
 
-// Levels returns how much of each family is captured, as the last step left it. It does not
-// read the kernel.
+// Levels returns how much of each family is captured since the last step. It does not read the kernel.
 func (c *Capture) Levels() map[Family]Level { return c.report.Load().levels }
 
 // Missing reports whether the last attempt to install the rules of a family has failed.
@@ -608,7 +604,7 @@ func (c *Capture) Failure(f Family) error { return c.report.Load().in.missing[f]
 // Captured reports whether rules were installed and not removed since.
 func (c *Capture) Captured() bool { return c.report.Load().captured }
 
-// Active reports whether queries are captured: rules are installed, and match.
+// Active reports whether queries are captured: rules are installed, and they match.
 func (c *Capture) Active() bool {
 	r := c.report.Load()
 	active := len(r.in.families) == 0 && !r.outdated // no nameserver can be captured
@@ -618,8 +614,8 @@ func (c *Capture) Active() bool {
 	return r.captured && (active || r.unleased && r.outdated) // a removal may have failed
 }
 
-// Leased reports whether the rules that are installed have a lease: the kernel ends the capture when no
-// agent renews it.
+// Leased reports whether the installed rules have a lease, so that the kernel ends the capture when no agent
+// renews it.
 func (c *Capture) Leased() bool {
 	in := c.report.Load().in
 	for _, v := range in.families {
@@ -630,8 +626,7 @@ func (c *Capture) Leased() bool {
 	return len(in.families) > 0
 }
 
-// Remaining says why rules that are to be removed are or may be still there. It is "" if no
-// removal has failed.
+// Remaining says why rules that were to be removed are still there, or may be. It is "" if no removal has failed.
 func (c *Capture) Remaining() string { return c.report.Load().remaining }
 
 // Stats counts what Keep has done.
@@ -639,7 +634,7 @@ type Stats struct {
 	Checks   uint64 // checks of the rules
 	Repairs  uint64 // drifts that were repaired
 	Failures uint64 // checks, repairs and retries that failed
-	Drift    string // that was repaired last
+	Drift    string // the drift that was repaired last
 }
 
 // Stats returns the counts so far.
@@ -657,33 +652,32 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 	return r.status(inspectAll(ctx, r.goal.Config))
 }
 
-// Applied is Status as the last [Capture.Apply] has left the rules. It reads nothing, and must not be called while
-// rules are changed.
+// Applied returns the Status of the rules that the last [Capture.Apply] has left. It reads nothing, and must not
+// be called while rules are changed.
 func (c *Capture) Applied() (Status, error) { return c.report.Load().status(c.applied) }
 
-// EndsByItself reports whether all rules of nametap in the kernel have a lease: they capture nothing when no
-// agent renews it.
+// EndsByItself reports whether all rules of nametap in the kernel have a lease, so that they capture nothing when
+// no agent renews it. It must not be called while rules are changed.
 func (c *Capture) EndsByItself(ctx context.Context) bool {
 	return inspectAll(ctx, c.goal.Config).endsByItself()
 }
 
-// Plan returns the texts that Apply would restore now, in order, and changes nothing. It is
-// empty if all rules are installed. If this machine lacks something (see Check), Apply goes on
-// to texts without it.
+// Plan returns the texts that Apply would pass to iptables-restore now, in order, and changes nothing. It returns
+// none if all rules are installed. If this machine lacks something (see Check), Apply tries other texts without it
+// after these.
 func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 	r := c.report.Load()
 	return r.plan(inspectAll(ctx, r.goal.Config))
 }
 
-// Check lists what this machine has and lacks for the configured rules, and how to get it. It
-// changes nothing: it tries the rules in a network namespace of their own. Where that cannot
-// be made, it tests their syntax only.
+// Check lists what this machine has and lacks for the configured rules, and how to get what it lacks. It changes
+// nothing: it tries the rules in a new network namespace. If it cannot make one, it tests only their syntax.
 func (c *Capture) Check(ctx context.Context) []Finding {
 	goal := c.report.Load().goal
 	return checkMachine(ctx, goal.Config, goal.variants)
 }
 
-// wake sends to a channel unless a value waits in it, which stands for several.
+// wake sends to a channel, unless a value already waits there: one value stands for several.
 func wake(channel chan<- struct{}) {
 	select {
 	case channel <- struct{}{}:

@@ -82,8 +82,8 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 	return findings
 }
 
-// probe tries the variants of the rules, best first, where they capture nothing. The first one
-// that works tells what is missing. needed is true if one of them must work.
+// probe tries the variants of the rules, best first, where they capture nothing. The first variant that works
+// shows what is missing. needed is true if one of them must work.
 func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
 	var first error
@@ -94,7 +94,7 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 				first = err
 			}
 			if failsAgain(err) && !isAny(err, errExtension, errNoTable) {
-				break // as it would with less: a tool may hang
+				break // fewer rules would fail, too: a tool may hang
 			}
 			continue
 		}
@@ -109,8 +109,8 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.after(first)}
 }
 
-// tryRules passes a text to iptables-restore in a new network namespace, which ends with the
-// program. Without the permission to make one, it only tests the syntax.
+// tryRules passes a text to iptables-restore in a new network namespace, which ends with the program. Without the
+// permission to make a namespace, it tests only the syntax.
 func tryRules(ctx context.Context, t tools, text string) (how string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.limit)
 	defer cancel()
@@ -153,8 +153,7 @@ func capability(name string, bit int, needed bool) Finding {
 	return Finding{What: name, Needed: needed, Advice: advice}.after(err)
 }
 
-// checkConntrack reports whether conntrack entries can be listed. To delete them needs
-// CAP_NET_ADMIN.
+// checkConntrack reports whether conntrack entries can be listed. Deleting them needs CAP_NET_ADMIN.
 func checkConntrack() Finding {
 	err := conntrack.Dump(IPv4.number(), func(conntrack.Entry) {}, conntrack.Filter{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort})
 	return Finding{What: "conntrack over netlink",
@@ -218,8 +217,8 @@ func checkMapped(cfg Config) error {
 	return nil
 }
 
-// mapped reports whether an id is in a map of user_namespaces(7): lines with the first id
-// inside, the first one outside, and their number.
+// mapped reports whether an id is in a map of user_namespaces(7). Each line of the map has the first id inside,
+// the first id outside, and the number of ids.
 func mapped(idMap []byte, id uint32) bool {
 	lines := bufio.NewScanner(bytes.NewReader(idMap))
 	for lines.Scan() {
@@ -280,7 +279,7 @@ func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Fi
 	return findings
 }
 
-// installedVariant returns the variant that is installed, or else the best one.
+// installedVariant returns the variant that is installed, or the best one if none is.
 func installedVariant(f Family, have saved, vs []variant) variant {
 	for _, v := range vs {
 		if len(v.rules.drift(f, have)) == 0 {
@@ -337,9 +336,8 @@ func arguments(spec string) []string {
 	return args
 }
 
-// limited calls a function that runs tools one after the other, and kills the tool that
-// runs when ctx ends: go-iptables waits for a tool forever. The function must not run tools
-// in other goroutines.
+// limited calls f, which runs tools one after the other, and kills the running tool when ctx ends: go-iptables
+// waits for a tool forever. f must not run tools in other goroutines.
 func limited(ctx context.Context, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -359,7 +357,7 @@ func limited(ctx context.Context, f func() error) error {
 	})
 	err := f()
 	if !stop() {
-		<-killed // or it would kill what the thread runs next
+		<-killed // or the kill would hit what the thread runs next
 	}
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()

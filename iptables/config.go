@@ -35,37 +35,33 @@ type Config struct {
 	ExcludeUIDs, ExcludeGIDs []uint32
 	// ExcludeCIDRs are destinations to which queries pass through.
 	ExcludeCIDRs []netip.Prefix
-	// ExcludeInterfaces are outgoing interfaces whose queries pass through. A name
-	// that ends in "+" means all interfaces that begin with the rest.
+	// ExcludeInterfaces are outgoing interfaces; queries through them pass through. A name that ends in "+" means
+	// all interfaces whose names begin with the rest.
 	ExcludeInterfaces []string
 
-	// VirtualInterfaces are interfaces of containers or virtual machines (docker0,
-	// k6t-eth0) whose incoming queries are captured too; "+" as above. They are
-	// redirected to the first address of the interface, so the agent has to listen
-	// there.
+	// VirtualInterfaces are interfaces of containers or virtual machines (docker0, k6t-eth0) whose incoming
+	// queries are captured too; "+" as above. These queries are redirected to the first address of the interface,
+	// so the agent has to listen there.
 	VirtualInterfaces []string
 
-	// VIPs are destinations that the agent connects clients of: TCP connections to them are
-	// redirected to its EgressPort, UDP packets to port 443 as well, and other UDP packets are refused (ICMP port
-	// unreachable).
-	// The exclusions apply to them, except that Servers is for DNS alone. If it is 0, they
-	// pass through.
+	// VIPs are addresses whose clients the agent connects to hosts. TCP connections to VIPs, and UDP packets to
+	// their port 443, are redirected to EgressPort. Other UDP packets are refused (ICMP port unreachable). The
+	// exclusions apply to VIPs, too, but Servers is for DNS alone. If EgressPort is 0, packets to VIPs pass
+	// through.
 	VIPs []netip.Prefix
 	// EgressPort is the agent's TCP port for VIPs, and its UDP port for QUIC, on the same addresses as Port.
 	EgressPort uint16
 
-	// Pod is true if the network namespace is a pod's. Queries that the agent sends to other hosts
-	// then skip the rest of table nat, such as rules of Istio's ambient mode, which would redirect
-	// them to the agent. Elsewhere they pass through the rest, because a host may have other rules for
-	// them (DNAT).
+	// Pod is true if the network namespace is a pod's. Queries that the agent sends to other hosts then skip the
+	// other rules in table nat: rules of Istio's ambient mode would redirect these queries to the agent. Outside
+	// of pods the queries skip no rules, because a host may have rules for them (DNAT).
 	Pod bool
 
-	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone,
-	// queries of an application and of the agent from the same source port are taken
-	// for one flow.
+	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone, the kernel takes queries
+	// of an application and of the agent from the same source port for one flow.
 	Zone uint16
-	// Lease makes the rules match only for [LeaseTime] after each [Capture.Renew], so that the kernel ends
-	// the capture when the agent does not answer any more. Not with FailClosed.
+	// Lease makes the rules match only for [LeaseTime] after each [Capture.Renew], so that the kernel ends the
+	// capture when the agent does not answer any more. Lease and FailClosed exclude each other.
 	Lease bool
 	// NoProbe leaves out the rules that redirect packets with [ProbeHops].
 	NoProbe bool
@@ -74,21 +70,20 @@ type Config struct {
 	// NoComments leaves out the comments that explain each rule.
 	NoComments bool
 
-	// IPv4 and IPv6 say whether queries over these are captured. With IfAvailable
-	// (or "") a family that this machine lacks is left out, as long as the other
-	// one works. They are not both Off.
+	// IPv4 and IPv6 say whether queries over each family are captured. With IfAvailable (or "") a family that this
+	// machine lacks is left out, as long as the other one works. Only one of them may be Off.
 	IPv4, IPv6 Choice
 	// Backend is where the rules go; "" is Auto.
 	Backend Backend
 	// Interval is how often Keep checks the rules; 0 is 5 s.
 	Interval time.Duration
-	// Settle is how long a reply to a query from before a change of the rules may take:
-	// the longest time that the agent spends on one, and a little more; 0 is 5 s.
+	// Settle is how long a reply to a query may be in flight when the rules change: the longest time that the
+	// agent spends on a query, and a little more; 0 is 5 s.
 	Settle time.Duration
-	// Patience is how long one tool may run, and how long a step of a removal is retried before its
-	// failure is reported, if the failure may pass, such as a lock that another program holds for
-	// longer than the tool waits. After that the retries go on. 0 is 15 s: time for the lock, and for a
-	// name service, which iptables queries even for a numeric uid.
+	// Patience is how long one tool may run. If a step of a removal fails for a reason that may pass, such as a
+	// lock that another program holds for longer than the tool waits, it is also how long the step is retried
+	// before the failure is reported; the retries go on after that. 0 is 15 s: time for the lock, and for a name
+	// service, which iptables queries even for a numeric uid.
 	Patience time.Duration
 	// ToolDir is a directory in which the tools of iptables are looked for before $PATH, /usr/sbin and
 	// /sbin; "" for none.
@@ -123,8 +118,7 @@ func (c Config) Family(f Family) Choice {
 	return c.IPv6
 }
 
-// Needs reports whether it is a failure if this machine lacks a family: IPv4, or the only one that is
-// not Off.
+// Needs reports whether it is a failure if this machine lacks f: f is IPv4, or the other family is Off.
 func (c Config) Needs(f Family) bool { return f == IPv4 || c.Family(f.other()) == Off }
 
 // Without returns the configuration without a family.
@@ -137,16 +131,16 @@ func (c Config) Without(f Family) Config {
 	return c
 }
 
-// Serves reports whether a listener at this address receives all queries of its family that
-// the rules redirect. They are redirected to loopback; queries from virtual interfaces to the
-// addresses of these interfaces.
+// Serves reports whether a listener at this address receives all queries of its family that the rules redirect.
+// Queries of this host are redirected to loopback, and queries from a virtual interface to an address of that
+// interface.
 func (c Config) Serves(listener netip.AddrPort) bool {
 	addr := listener.Addr()
 	loopback := addr == FamilyOf(addr).Loopback()
 	return listener.Port() == c.Port && (addr.IsUnspecified() || loopback && len(c.VirtualInterfaces) == 0)
 }
 
-// WithoutVIPs returns the configuration without the VIPs of a family, which then pass through.
+// WithoutVIPs returns the configuration without the VIPs of a family; packets to them then pass through.
 func (c Config) WithoutVIPs(f Family) Config {
 	c.VIPs = slices.DeleteFunc(slices.Clone(c.VIPs), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == f })
 	return c
@@ -216,7 +210,7 @@ func (c Config) validateModes() error {
 		}
 	}
 	if c.Lease && c.FailClosed {
-		return errors.New("capture that ends with the agent and stays without it: want Lease or FailClosed")
+		return errors.New("capture with both Lease and FailClosed: want at most one of them")
 	}
 	if c.IPv4 == Off && c.IPv6 == Off {
 		return errors.New("capture of neither IPv4 nor IPv6: want at least one of them")
@@ -242,18 +236,17 @@ func checkServer(a netip.Addr) error {
 	return nil
 }
 
-// plain reports whether iptables-save prints an address as netip does. It prints ::1:2 as
-// ::0.1.0.2, because that may be IPv4 (RFC 4291, section 2.5.5.1, which deprecates such
-// addresses).
+// plain reports whether iptables-save prints an address as netip does. iptables-save prints ::1:2 as ::0.1.0.2,
+// because the address may contain an IPv4 address (RFC 4291, section 2.5.5.1, which deprecates such addresses).
 func plain(a netip.Addr) bool {
 	b := a.As16()
 	compatible := a.Is6() && [12]byte(b[:12]) == [12]byte{} && (b[12] != 0 || b[13] != 0)
 	return !compatible && !a.Is4In6()
 }
 
-// checkInterface returns an error for a name that is not valid in the kernel
-// (dev_valid_name), that iptables-restore or iptables-save would quote, and for a single
-// "+", which iptables-save leaves out.
+// checkInterface returns an error for three kinds of names: a name that is not valid in the kernel
+// (dev_valid_name), a name that iptables-restore or iptables-save would quote, and a single "+", which
+// iptables-save leaves out.
 func checkInterface(name string) error {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@"
 	if name == "" || len(name) > 15 || name[0] == '-' || name == "+" || strings.Trim(name, plain) != "" {

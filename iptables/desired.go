@@ -8,7 +8,7 @@ import (
 // Desired tells whether DNS is to be captured, and how.
 type Desired struct {
 	On bool
-	// Because says what decides that, for the log.
+	// Because says why capture is on or off, for the log.
 	Because string
 	// Config says what is captured. A removal needs its Settle.
 	Config Config
@@ -19,7 +19,7 @@ type target struct {
 	Desired
 	set      bool // false before the first Set: there is nothing to do
 	variants []variant
-	leased   []variant // the same with a lease, in which another process may have installed them
+	leased   []variant // the same with a lease: another process may have installed the rules so
 }
 
 // same reports whether t asks for the same rules as other.
@@ -27,8 +27,8 @@ func (t *target) same(other *target) bool {
 	return t.set == other.set && t.On == other.On && reflect.DeepEqual(t.Config, other.Config)
 }
 
-// variantsFor returns the variants of the rules of a family, best first. If the kernel has rules with a lease,
-// and the configuration neither wants one nor rules that stay, an agent keeps them, so they have the lease.
+// variantsFor returns the variants of the rules of a family, best first. If the rules in the kernel have a lease,
+// an agent renews it, so the variants have a lease, too, unless the configuration wants rules that stay.
 func (t *target) variantsFor(f Family, have saved) []variant {
 	if have.leased(f) && !t.Config.FailClosed {
 		return t.leased
@@ -59,8 +59,7 @@ const (
 	stepRemove             // remove the rest
 )
 
-// nextStep returns the next step from a phase to the desired value. due is true if the time for
-// a step has come.
+// nextStep returns the next step from phase now to the desired value. due is true if the time for a step has come.
 func nextStep(desired *target, now phase, due bool) step {
 	switch {
 	case !desired.set, !desired.On && now == phaseRemoved:
@@ -89,5 +88,5 @@ const (
 	Leave
 )
 
-// soonSettle is the settle time of Soon. Nameservers that are near have replied by then.
+// soonSettle is the settle time of Soon. Nearby nameservers have replied by then.
 const soonSettle = 100 * time.Millisecond

@@ -16,28 +16,26 @@
 //
 // # The rules
 //
-// [Build] makes them of a [Config], as a value. They are in chains of nametap
-// (NAMETAP_OUTPUT, NAMETAP_PREROUTING), so that their names alone tell them from the rules
-// of other programs. In table nat, a chain redirects the test query ([TestAddr]), returns what
-// is excluded (the agent before all others), and redirects the rest to the agent. In table raw, a chain of the same name
-// does the same for UDP, with the conntrack zone instead of the redirect: an application
-// and the agent may use one source port to one server, and only the zone tells these two
-// flows apart. The zone holds for the original direction alone, so that an ICMP error of a
-// dead agent still reaches the client. TCP needs no zone, because the kernel gives no two
-// sockets the same four-tuple. Without a zone, a connection that is open while rules are
-// installed or removed stays with its peer, as long as a rule of any program makes the kernel
+// [Build] makes the rules of a [Config]. They are in chains of nametap (NAMETAP_OUTPUT, NAMETAP_PREROUTING), whose
+// names alone tell them from the rules of other programs. In table nat, a chain redirects the test query
+// ([TestAddr]), returns excluded packets (those of the agent first), and redirects the rest to the agent. In table
+// raw, a chain of the same name does the same for UDP, with the conntrack zone instead of the redirect: an
+// application and the agent may use one source port to one server, and only the zone tells these two flows apart.
+// The zone holds for the original direction alone, so that an ICMP error of a dead agent still reaches the client.
+// TCP needs no zone, because the kernel gives no two sockets the same four-tuple. So a TCP connection that is open
+// while rules are installed or removed stays with its peer, as long as a rule of any program makes the kernel
 // track connections.
 //
 // Table filter accepts the packets of redirected flows, which a firewall does not know.
 //
 // # The lease
 //
-// With [Config].Lease, each chain of nat and raw first returns unless the lease of its family was
-// renewed in the last [LeaseTime], with iptables' match recent. The agent renews it while it answers: it sends a
-// datagram to loopback that a rule of table raw takes for that, which needs no capability. So
-// the kernel ends the capture of an agent that was killed, hangs or is missing, and the rules stay in place
-// for the next one. Nothing has to be dropped from conntrack then: table raw decides packet by packet
-// whether a query belongs to the zone, so a client that keeps its socket changes its way, too.
+// With [Config].Lease, each chain that redirects, or sets the zone, returns unless the lease of its family was
+// renewed in the last [LeaseTime] (iptables' match recent). The agent renews the lease while it answers: it sends
+// a datagram to loopback, which a rule of table raw takes for the renewal. That needs no capability. So the kernel
+// ends the capture of an agent that was killed, hangs or is missing, and the rules stay in place for the next one.
+// Nothing has to be dropped from conntrack then: table raw decides packet by packet whether a query belongs to the
+// zone, so a client that keeps its socket changes its way, too.
 //
 // Packets with [ProbeHops] are redirected without a lease: they show whether queries would reach the agent.
 //
@@ -83,13 +81,13 @@
 //	family.go       IPv4 and IPv6
 //	names.go        the names of nametap's chains and tables
 //
-// A restore is atomic for each table, and nat is before raw. A flow that begins between the
-// two has its redirect without a zone. An application leaves it with its next query, which
-// is in the zone, but the agent would use it if it sent from the same port. So such entries
-// are dropped: by a check when no reply can be in flight, and by unhook at once.
+// A restore is atomic for each table, and nat is before raw. A flow that begins between the two is redirected, but
+// its conntrack entry is not in the zone. The application's next query is in the zone, so it does not use this
+// entry, but a query of the agent from the same port would. So such entries are dropped: by a check when no reply
+// can be in flight, and by unhook at once.
 //
-// A TCP connection leaves an entry, too. If the server has reset it, its SYN had no reply, or the
-// kernel began to track it in the middle and has seen no reply since, the next connection from the
-// same port takes over the entry with its redirect, or without one. Such entries are dropped when
-// rules change. After all other ends the kernel makes a new entry.
+// A TCP connection leaves an entry, too. In three cases the next connection from the same port takes over the
+// entry, with its redirect or without one: the server has reset the connection, its SYN had no reply, or the
+// kernel began to track it in the middle and has seen no reply since. Such entries are dropped when rules change.
+// After all other ends the kernel makes a new entry.
 package iptables

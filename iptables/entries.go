@@ -18,7 +18,7 @@ import (
 // entries drops conntrack entries that keep sockets on the path of previous rules.
 type entries struct {
 	log       *slog.Logger
-	leftovers map[string]time.Time // entries, by their keys, that are dropped later; when they were first seen
+	leftovers map[string]time.Time // when the entries that are dropped later were first seen, by key
 	replies   time.Time            // until then replies to queries of dropped entries may arrive; zero if none may
 	closing   time.Time            // until then connections from before the last change may be reset
 	logged    map[Family]*logonce.Failure
@@ -34,8 +34,8 @@ func (e *entries) pending() bool {
 	return e.failed || len(e.leftovers) > 0 || !e.replies.IsZero() || time.Now().Before(e.closing)
 }
 
-// sweep drops entries that let queries bypass the agent, after a change of rules. Leftovers are dropped
-// when they have been there for the settle time. After a failure the next check tries again. For
+// sweep drops entries that let queries bypass the agent. changed is true after a change of rules. Leftovers are
+// dropped when they have been there for the settle time. After a failure the next check tries again. For
 // [closingTime] after a change every check sweeps.
 func (e *entries) sweep(cfg Config, in installed, changed bool) {
 	now := time.Now()
@@ -62,11 +62,11 @@ func (e *entries) sweep(cfg Config, in installed, changed bool) {
 	}
 }
 
-// closingTime is how long after a change connections from before may still be reset. Clients wait
-// for a reply for at most so long.
+// closingTime is how long after a change of rules connections from before the change may still be reset. Clients
+// wait for a reply for at most so long.
 const closingTime = 30 * time.Second
 
-// late reports whether a sweep is due because a change was not long ago, and notes a change.
+// late reports whether a sweep is due because rules changed not long ago. If changed is true, they changed now.
 func (e *entries) late(now time.Time, changed bool) bool {
 	if changed {
 		e.closing = now.Add(closingTime)
@@ -78,8 +78,8 @@ func (e *entries) late(now time.Time, changed bool) bool {
 	return late
 }
 
-// settled reports whether a leftover was first seen at a time or before. Otherwise it records
-// the leftover.
+// settled reports whether a leftover was first seen at by or before. Otherwise it records the leftover. previous
+// has the leftovers of the last sweep.
 func (e *entries) settled(key string, previous map[string]time.Time, by time.Time) bool {
 	seen, ok := previous[key]
 	if !ok {
@@ -92,7 +92,7 @@ func (e *entries) settled(key string, previous map[string]time.Time, by time.Tim
 	return false
 }
 
-// drop drops the entries of a family in a class, and returns how many. It logs a failure once.
+// drop drops the entries of family f in class c, and returns how many it dropped. It logs a failure once.
 func (e *entries) drop(f Family, c class) (dropped int, ok bool) {
 	dropped, err := c.drop(f)
 	if e.logged[f].Differs(err) {
@@ -105,14 +105,14 @@ func (e *entries) drop(f Family, c class) (dropped int, ok bool) {
 	return dropped, err == nil
 }
 
-// A class is a set of conntrack entries. It has the entries that match and pass one of the filters.
-// The kernel applies the filters, so an entry that passes none costs a fraction of one that does.
+// A class is a set of conntrack entries: those that pass one of the filters, and for which match returns true. The
+// kernel applies the filters, so an entry that passes none costs a fraction of one that does.
 type class struct {
 	filters []conntrack.Filter
 	match   func(conntrack.Entry) bool
 }
 
-// visit calls f with each entry of a family in the class. It may see an entry more than once.
+// visit calls visit with each entry of family f in the class, perhaps more than once.
 func (c class) visit(f Family, visit func(conntrack.Entry)) error {
 	return conntrack.Dump(f.number(), func(e conntrack.Entry) {
 		if c.match(e) {
@@ -121,7 +121,7 @@ func (c class) visit(f Family, visit func(conntrack.Entry)) error {
 	}, c.filters...)
 }
 
-// drop deletes the entries of a family in the class, and returns how many.
+// drop deletes the entries of a family in the class, and returns how many it deleted.
 func (c class) drop(f Family) (deleted int, err error) {
 	var matched []conntrack.Entry
 	err = c.visit(f, func(e conntrack.Entry) { matched = append(matched, e) })
@@ -134,17 +134,18 @@ func (c class) drop(f Family) (deleted int, err error) {
 	return deleted, err
 }
 
-// A sweep finds conntrack entries that keep queries on a path that the rules no longer give
-// them. A TCP connection stays with the peer it was made to, or breaks. So the sweep concerns
-// UDP, and entries of TCP connections that the next connection from the same port would take
-// over: see [unanswered], [reset] and [pickedUp].
+// A sweep finds conntrack entries that keep queries on a path that the rules no longer give them. An open TCP
+// connection stays with its peer, or breaks. So a sweep looks for entries of UDP, and for entries of TCP
+// connections that the next connection from the same port would take over: see [unanswered], [reset] and
+// [pickedUp].
 type sweep struct {
-	ports []uint16 // of the agent, now or previously
-	zone  uint16   // of captured queries, 0 without one
+	ports []uint16 // ports of the agent, now or previously
+	zone  uint16   // zone of captured queries, 0 without one
 }
 
-// bypassing returns the class of entries that let queries bypass the agent, or will let queries of the
-// agent come back. After a change of rules it has more of them. A leftover is in it if settled.
+// bypassing returns the class of entries that let queries bypass the agent, or would send queries of the agent
+// back to it. If changed is true, after a change of rules, the class has more entries. It has a leftover if
+// settled returns true for that.
 func (s sweep) bypassing(changed bool, settled func(conntrack.Entry) bool) class {
 	return class{
 		filters: []conntrack.Filter{
@@ -159,8 +160,8 @@ func (s sweep) bypassing(changed bool, settled func(conntrack.Entry) bool) class
 	}
 }
 
-// captured returns the class of DNS entries that are redirected to the agent and match. The agent's
-// port is not 53, so the destination of each was replaced.
+// captured returns the class of DNS entries that are redirected to the agent and for which match returns true. The
+// agent's port is not 53, so the destination of each was replaced.
 func (s sweep) captured(match func(conntrack.Entry) bool) class {
 	return class{
 		filters: []conntrack.Filter{
@@ -226,8 +227,8 @@ func pickedUp(e conntrack.Entry) bool {
 	return tcpDNS(e) && e.TCP == conntrack.TCPEstablished && !e.Replied()
 }
 
-// bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped.
-// After a change of rules that includes connections without a reply.
+// bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped. After a change
+// of rules, that is also true of a connection without a reply.
 func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
 	return !s.redirected(e) && (reset(e) || pickedUp(e) || changed && unanswered(e))
 }
@@ -248,10 +249,10 @@ func tcpDNS(e conntrack.Entry) bool {
 	return e.Original.Protocol == unix.IPPROTO_TCP && e.Original.Destination.Port() == dnsPort
 }
 
-// leftover reports whether an entry has to be dropped some time after rules with a zone
-// were installed. It is redirected and not in the zone, so it was made while table raw had
-// no rules: the application uses it no longer, but the agent would, from the same source
-// port. It can be dropped when no reply can be in flight.
+// leftover reports whether an entry has to be dropped some time after rules with a zone were installed. It is
+// redirected and not in the zone, so it was made while table raw had no rules. The application no longer uses the
+// entry, but a query of the agent from the same source port would. It can be dropped when no reply can be in
+// flight.
 func (s sweep) leftover(e conntrack.Entry) bool {
 	return s.zone != 0 && e.Zone != s.zone && s.toAgent(e)
 }

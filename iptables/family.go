@@ -49,7 +49,7 @@ func (f Family) Loopback() netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-// loopbackPort returns a UDP port of loopback.
+// loopbackPort returns the socket address of a UDP port of loopback.
 func (f Family) loopbackPort(port uint16) unix.Sockaddr {
 	if f == IPv4 {
 		return &unix.SockaddrInet4{Port: int(port), Addr: f.Loopback().As4()}

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// The causes for which a tool fails, recognised by its message. Any other error may be
-// temporary, so it is retried and reported.
+// The reasons why a tool fails, recognised by its message. Any other error may be temporary, so the tool is run
+// again and the error reported.
 var (
 	// The machine does not support something. These are permanent.
 	errTool      = errors.New("tool is missing")
@@ -19,7 +19,7 @@ var (
 	errIncompatible = errors.New("has rules that only the nft tool can read; choose the backend legacy, or keep them in a table of another name")
 	// The tool has waited for the lock already.
 	errLocked = errors.New("lock is held")
-	// Keep repairs this.
+	// Keep removes these rules later.
 	errElsewhere = errors.New("rules of nametap remain in the other backend")
 )
 

@@ -5,21 +5,21 @@ import (
 )
 
 const (
-	// firewallPause is how long no nft rule has to change before table filter is repaired.
+	// firewallPause is how long nft rules must not change before table filter is repaired.
 	firewallPause = 200 * time.Millisecond
-	// firewallLimit is how long that is while the table has no rule of another program, and how long the repair
-	// waits at most.
+	// firewallLimit replaces firewallPause while the table has no rule of another program. It is also how long a
+	// repair waits at most.
 	firewallLimit = 2 * time.Second
 )
 
-// A filterRepair decides when table filter is repaired, while another program may be changing rules. Firewalls replace their rules in several steps,
-// and insert some of them by number. Firewalld with its backend iptables takes 0.1 s from the removal of the rules of
-// table filter to `-I OUTPUT 4`, and 0.6 s on a busy machine. A rule of nametap that is installed in between moves
-// the inserted rule to another place among the firewall's own.
+// A filterRepair decides when table filter is repaired, while another program may be changing rules. Firewalls
+// replace their rules in several steps, and insert some of them by number. Firewalld with its backend iptables
+// takes 0.1 s from the removal of the rules of table filter to `-I OUTPUT 4`, and 0.6 s on a busy machine. If a
+// rule of nametap is installed in between, the firewall's rule gets another place among the firewall's own rules.
 //
-// So the repair of table filter waits for a pause in the changes of nft rules. The other tables, without which queries
-// are not captured, are repaired at once. A table filter without rules of other programs refuses no packet, or
-// all of them, so its repair can wait longer.
+// So the repair of table filter waits for a pause in the changes of nft rules. The other tables, without which
+// queries are not captured, are repaired at once. A table filter without rules of other programs refuses either no
+// packet or all of them, so its repair can wait longer.
 type filterRepair struct {
 	lacks  map[Family]lack // the repairs that wait
 	spared map[Family]bool // the families whose table filter the current step leaves as it is
@@ -31,9 +31,9 @@ type lack struct {
 	empty bool // the table has no rule of another program
 }
 
-// look decides which families' table filter the current step leaves as it is. changed is when the kernel has announced
-// a change of nft rules last; zero if it announces none. A table that was complete at the last step is left in any case:
-// a firewall may begin while it is read.
+// look decides which families' table filter the current step leaves as it is. changed is when the kernel last
+// announced a change of nft rules; zero if it announces none. Unless changed is zero, a table that was complete at
+// the last step is left: a firewall may begin while it is read.
 func (w *filterRepair) look(changed time.Time) {
 	w.spared = make(map[Family]bool)
 	for _, f := range families() {
@@ -64,7 +64,7 @@ func (w *filterRepair) due() bool {
 	return false
 }
 
-// note records the repairs that the current step leaves to a later one. The kernel has m now.
+// note records the repairs that the current step leaves to a later one. m is what the kernel has now.
 func (w *filterRepair) note(m machine, in installed) {
 	previous := w.lacks
 	w.lacks = make(map[Family]lack)

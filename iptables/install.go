@@ -17,15 +17,15 @@ type installer struct {
 	log      *slog.Logger
 	goal     *target                  // the target that the steps are for
 	in       installed                // what this process has installed
-	unleased bool                     // the rules of a family had no lease
+	unleased bool                     // the rules of a family have no lease
 	changes  bool                     // rules were installed or changed since the last report
 	placed   map[site]bool            // where rules were written and may still be
 	made     map[site]map[string]bool // the tables that this process has made
 	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
 	entries  entries
 	firewall filterRepair
-	lacks    time.Duration // the pause before what this machine does not support is tried again; 0 if there is none
-	lacksDue time.Time     // when that is
+	lacks    time.Duration // how long to wait before trying again what this machine does not support; 0 if there is nothing
+	lacksDue time.Time     // when to try that again
 }
 
 func newInstaller(log *slog.Logger) installer {
@@ -38,7 +38,7 @@ func newInstaller(log *slog.Logger) installer {
 	}
 }
 
-// apply installs the rules of the goal with this many attempts, and reports whether that changed
+// apply installs the rules of the goal, writing them up to attempts times, and reports whether that changed
 // anything. m is what the kernel had a moment ago.
 func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed bool, err error) {
 	defer func() { i.changes = i.changes || changed }()
@@ -62,7 +62,7 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 		err = err2
 	}
 	if err != nil && !errors.Is(err, ErrIncomplete) {
-		if cfg.Backend == Auto && !other.usable() { // why it was not chosen may say what confines this process
+		if cfg.Backend == Auto && !other.usable() { // the error of the other backend may say what confines this process
 			err = errors.Join(err, other.err())
 		}
 		return changed, err
@@ -80,8 +80,8 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 	return changed, errors.Join(err, otherErr)
 }
 
-// install installs the rules in one backend. If that fails and this process had none installed,
-// it leaves none; otherwise it keeps what works.
+// install installs the rules in one backend. If that fails and this process had no rules installed, it leaves
+// none; otherwise it keeps the rules that work.
 func (i *installer) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
 	in := installed{backend: s.backend, reason: reason,
 		families: make(map[Family]variant), missing: make(map[Family]error), reduced: make(map[Family]error)}
@@ -134,8 +134,8 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 	return changed, err
 }
 
-// candidates returns the variants that the machine may support with have in the kernel, and why
-// others are left out. Unsupported variants are tried again when they are due.
+// candidates returns the variants that this machine may support with have in the kernel, and why it leaves out
+// others. Unsupported variants are left out until it is time to try them again.
 func (i *installer) candidates(vs []variant, at site, have saved) (left []variant, lacks error) {
 	left, lacks = possible(vs, have)
 	if reduced := i.in.reduced[at.family]; reduced != nil && at.backend == i.in.backend && !i.retryDue() {
@@ -144,7 +144,7 @@ func (i *installer) candidates(vs []variant, at site, have saved) (left []varian
 	return left, lacks
 }
 
-// noteLacks sets when to try again what this machine does not support, after an attempt if that was due.
+// noteLacks sets when to try again what this machine does not support. in is what was just installed.
 func (i *installer) noteLacks(in installed) {
 	switch {
 	case in.complete() || in.failed():
@@ -155,12 +155,12 @@ func (i *installer) noteLacks(in installed) {
 	}
 }
 
-// quietInterval is the time between checks of complete rules in nft, whose changes the kernel announces.
+// quietInterval is the time between checks of complete nft rules, whose changes the kernel announces.
 const quietInterval = time.Hour
 
-// retryDue reports whether to try again what is missing: at each check what has failed for a reason that may pass,
-// and ever more rarely what this machine does not support. Each attempt writes rules to one table, and may not to
-// the next one, so queries pass through until the rules are as before.
+// retryDue reports whether to try again what is missing: at each check if it failed for a reason that may pass,
+// and ever more rarely if this machine does not support it. An attempt may write rules to one table and fail at
+// the next one; queries then pass through until the rules are as before.
 func (i *installer) retryDue() bool {
 	return !i.in.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
 }
@@ -174,7 +174,7 @@ func (i *installer) place(at site) (made map[string]bool) {
 	return i.made[at]
 }
 
-// logMissing logs changes of what is missing.
+// logMissing logs how in differs from the rules installed before in what is missing.
 func (i *installer) logMissing(in installed) {
 	for _, f := range families() {
 		was, is := i.in.families[f], in.families[f]
@@ -202,8 +202,8 @@ func (i *installer) cleared(s *side) {
 	}
 }
 
-// drifted lists how the kernel differs from what was installed, without a table that is left to a later check; empty
-// if it does not.
+// drifted lists how the kernel differs from what was installed, without a table that is left to a later check. The
+// list is empty if nothing differs.
 func (i *installer) drifted(m machine) ([]string, error) {
 	s, other := m.side(i.in.backend), m.side(i.in.backend.other())
 	var drifts []string
@@ -229,9 +229,8 @@ func (i *installer) drifted(m machine) ([]string, error) {
 	return drifts, errors.Join(errs...)
 }
 
-// unhook deletes the jumps to nametap's chains in both backends. It reports whether queries
-// were captured recently, so that replies may be in flight, and whether what failed may
-// succeed soon.
+// unhook deletes the jumps to nametap's chains in both backends. used is true if queries were captured recently,
+// so that replies may be in flight, and again if what failed may succeed soon.
 func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 	var sides []*side
 	var errs []error
@@ -266,8 +265,8 @@ func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 	return used, again, err
 }
 
-// ownFirst returns both backends, the one in which this process has installed rules first: a tool of the
-// other one may hang until there is no time left.
+// ownFirst returns both backends, first the one in which this process has installed rules: a tool of the other one
+// may hang until no time is left.
 func (i *installer) ownFirst() []Backend {
 	if i.placed[site{Legacy, IPv4}] || i.placed[site{Legacy, IPv6}] {
 		return []Backend{Legacy, NFT}
@@ -275,10 +274,10 @@ func (i *installer) ownFirst() []Backend {
 	return []Backend{NFT, Legacy}
 }
 
-// unhookFamily deletes the jumps of one family in one backend, and drops the conntrack entries
-// that would still redirect to the agent. With a zone, no UDP socket uses these entries, and they
-// are dropped before the zone is removed, because sockets would use them again. Without a
-// zone, and over TCP, sockets use them until the jumps are deleted.
+// unhookFamily deletes the jumps of one family in one backend, and drops the conntrack entries that would still
+// redirect to the agent. With a zone, no UDP socket uses these entries, but sockets would use them again without
+// the zone, so they are dropped first. Without a zone, and over TCP, sockets use them until the jumps are deleted,
+// so they are dropped after that, too.
 func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error {
 	s := sweep{ports: ports(have.redirections())}
 	if len(have["raw"].ownChains()) > 0 {
@@ -289,9 +288,8 @@ func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error
 	return err
 }
 
-// removeSides removes everything of nametap in both backends, except where unhook has just found
-// nothing: each tool takes long on a busy machine. again is true if what failed may succeed
-// soon.
+// removeSides removes everything of nametap in both backends, except where unhook has just found nothing, because
+// each tool takes long on a busy machine. again is true if what failed may succeed soon.
 func (i *installer) removeSides(ctx context.Context) (again bool, err error) {
 	var failed, unseen error
 	for _, b := range []Backend{NFT, Legacy} {
@@ -321,8 +319,9 @@ func (i *installer) hasMade(b Backend) bool {
 	return slices.ContainsFunc(families(), func(f Family) bool { return len(i.made[site{b, f}]) > 0 })
 }
 
-// unread returns an error if a backend that may have rules of nametap could not be read: an
-// [ErrUnseen] if that is permanent and this process has installed none there, otherwise a failure.
+// unread returns an error if a backend that may have rules of nametap could not be read. The error is unseen, an
+// [ErrUnseen], if the backend can never be read and this process has installed no rules there; otherwise it is
+// failed.
 func (i *installer) unread(s *side) (unseen, failed error) {
 	failed = i.unreadPlaced(s)
 	if failed == nil {
@@ -334,8 +333,7 @@ func (i *installer) unread(s *side) (unseen, failed error) {
 	return unseen, failed
 }
 
-// unreadPlaced returns an error if families of a backend could not be read in which c has
-// installed rules.
+// unreadPlaced returns an error if a family could not be read in which this process has installed rules.
 func (i *installer) unreadPlaced(s *side) error {
 	var errs []error
 	for f, err := range s.reason {

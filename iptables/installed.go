@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// installed is what this process put into the kernel.
+// installed is what this process has put into the kernel.
 type installed struct {
 	backend  Backend
 	reason   string // why this backend
@@ -31,7 +31,7 @@ func (in installed) failed() bool {
 	return false
 }
 
-// unleased reports whether the rules of a family capture without an agent.
+// unleased reports whether the rules of any family capture without an agent.
 func (in installed) unleased() bool {
 	for _, v := range in.families {
 		if !v.lease {

@@ -17,9 +17,9 @@ const LeaseTime = 2 * time.Second
 // leaseChain is the chain of table raw that carries out requests about the lease.
 const leaseChain = ownPrefix + "LEASE"
 
-// A leaseRequest is a datagram to loopback: its UDP port says what it asks for. The rules of [leaseChain] carry
-// it out and drop it, so sending it fails with EPERM. Without these rules it is sent to a port that no program
-// has.
+// A leaseRequest is the UDP port of a datagram to loopback, which says what the datagram asks for. The rules of
+// [leaseChain] carry out the request and drop the datagram, so sending it fails with EPERM. Without these rules it
+// goes to a port on which no program listens.
 type leaseRequest uint16
 
 // The requests.
@@ -27,14 +27,14 @@ const (
 	leaseRenewal leaseRequest = 1 + iota // from the agent: let the rules match from now on
 	leaseQuery                           // from any user: dropped if the rules match now
 	leaseEnd                             // from the agent: let the rules match no longer
-	leaseNothing                         // not in the rules: tells whether a firewall drops all of them
+	leaseNothing                         // in no rule: tells whether a firewall drops all requests
 )
 
-// leaseName returns the name of the list of match recent that holds the lease of a family. Its mask makes all
-// addresses equal, so it has one entry or none: the time of the last renewal.
+// leaseName returns the name of the list of match recent that holds the lease of a family. The mask of [recent]
+// makes all addresses equal, so the list has one entry or none: the time of the last renewal.
 func leaseName(f Family) string { return ownPrefix + strings.ToUpper(f.String()) }
 
-// recent returns a match with the lease of a family.
+// recent returns the match recent with a command for the lease of a family.
 func recent(f Family, command string) string {
 	every := netip.PrefixFrom(f.Loopback(), 0).Masked().Addr()
 	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", command, leaseName(f), every)
@@ -43,7 +43,7 @@ func recent(f Family, command string) string {
 // leaseAlive is the command of match recent that matches while the lease has time left.
 var leaseAlive = fmt.Sprintf("--rcheck --seconds %d", LeaseTime/time.Second) //nolint:gochecknoglobals // a constant
 
-// Leased reports whether rules of a family have a lease that has time left.
+// Leased reports whether the rules of a family have a lease with time left.
 func Leased(f Family) (bool, error) {
 	var l lease
 	defer l.close()
@@ -65,8 +65,8 @@ type lease struct {
 	renewed map[Family]time.Time // the last renewals
 }
 
-// renew sets the time that is left to [LeaseTime], and reports whether there may have been none. It does nothing
-// if there are no rules with a lease.
+// renew renews the lease of a family for [LeaseTime]. begins is true if the lease may have ended before. renew
+// does nothing if there are no rules with a lease.
 func (l *lease) renew(f Family) (begins bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +82,7 @@ func (l *lease) renew(f Family) (begins bool, err error) {
 	return begins, nil
 }
 
-// end ends the lease of a family at once. It is no error if there is none.
+// end ends the lease of a family at once. It is no error if there is no lease.
 func (l *lease) end(f Family) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,8 +103,8 @@ func (l *lease) aliveLocked(f Family) bool {
 	return ok && time.Since(renewed) < LeaseTime
 }
 
-// request sends a request, and reports whether a rule has carried it out. A family that this host does not have
-// has no rules.
+// request sends a request, and reports whether a rule has carried it out. If this host does not have the family,
+// there is no such rule.
 func (l *lease) request(f Family, r leaseRequest) (done bool, err error) {
 	defer func() {
 		if err != nil {

@@ -12,15 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options of getsockopt(2) with which iptables-legacy reads from the kernel
-// (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h). They work on any
-// socket of the family and need CAP_NET_ADMIN only.
+// The options of getsockopt(2) with which iptables-legacy reads from the kernel (linux/netfilter_ipv4/ip_tables.h,
+// linux/netfilter_ipv6/ip6_tables.h). They work on any socket of the family and need only CAP_NET_ADMIN.
 const (
 	legacyInfo    = 64
 	legacyEntries = 65
 )
 
-// legacyRevisions returns the options for the revision of a match and of a target.
+// legacyRevisions returns the options that ask for the revision of a match and of a target.
 func legacyRevisions(f Family) (match, target int) {
 	if f == IPv6 {
 		return 68, 69
@@ -56,8 +55,8 @@ func askLegacy(f Family, option int, buffer []byte) error {
 	return nil
 }
 
-// lacksLegacyTable reports whether the kernel has no such table. The question makes a table
-// that was not in use, so it is asked only after a tool had to make the table.
+// lacksLegacyTable reports whether the kernel has no such table. Asking makes the kernel create the table, so
+// lacksLegacyTable is called only after a tool had to create it anyway.
 func lacksLegacyTable(f Family, table string) bool {
 	if table == "" || len(table) >= tableNameSize {
 		return false
@@ -67,10 +66,9 @@ func lacksLegacyTable(f Family, table string) bool {
 	return isAny(askLegacy(f, legacyInfo, buffer), unix.ENOENT, unix.ENOPROTOOPT, unix.EAFNOSUPPORT)
 }
 
-// lacksLegacyExtension returns the first match or target in a text for iptables-restore that
-// the kernel says it does not have, or "". iptables-legacy does not print the error of a
-// commit.
-func lacksLegacyExtension(f Family, text string) string {
+// missingLegacyExtension returns the first match or target in a text for iptables-restore that the kernel says it
+// does not have, or "". iptables-legacy does not say what is missing when a commit fails, so the kernel is asked.
+func missingLegacyExtension(f Family, text string) string {
 	match, target := legacyRevisions(f)
 	asked := map[string]bool{}
 	for line := range strings.Lines(text) {
@@ -100,7 +98,7 @@ func builtin(target string) bool {
 	return slices.Contains([]string{"RETURN", "ACCEPT"}, target) || strings.HasPrefix(target, ownPrefix)
 }
 
-// legacyTables returns nametap's tables that legacy has. Without ip_tables in the kernel
+// legacyTables returns those tables of nametap that legacy has in the kernel. Without ip_tables in the kernel
 // there are none.
 func legacyTables(f Family) ([]string, error) {
 	name := "/proc/thread-self/net/ip_tables_names"

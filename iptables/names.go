@@ -6,9 +6,8 @@ const (
 	outputChain     = ownPrefix + "OUTPUT"
 	preroutingChain = ownPrefix + "PREROUTING"
 	inputChain      = ownPrefix + "INPUT"
-	// tableMark is an empty chain that marks a table that nametap has made. It is
-	// installed with the rules, and Remove deletes such a table if no other program
-	// uses it. Only nft tables can be deleted, so only they are marked.
+	// tableMark is an empty chain that marks a table that nametap has made. It is installed with the rules. Remove
+	// deletes a marked table if no other program uses it. Only nft tables can be deleted, so only they are marked.
 	tableMark = ownPrefix + "MADE_TABLE"
 )
 
@@ -18,5 +17,5 @@ func tableNames() []string { return []string{filterTable, "nat", "raw"} }
 // filterTable is the table of firewalls.
 const filterTable = "filter"
 
-// dnsPort is the port that is captured.
+// dnsPort is the port to which queries are captured.
 const dnsPort = 53

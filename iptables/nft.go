@@ -11,8 +11,8 @@ import (
 	"github.com/nametap/nametap/internal/conntrack"
 )
 
-// Messages of nf_tables (linux/netfilter/nf_tables.h). The tools cannot delete a table, nor
-// return the generation of the rules.
+// Messages of nf_tables (linux/netfilter/nf_tables.h). The tools can neither delete a table nor return the
+// generation of the rules.
 const (
 	nftGetGeneration  = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
 	nftGetTable       = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE
@@ -20,7 +20,7 @@ const (
 	nfBatchGeneration = 1 // NFNL_BATCH_GENID
 )
 
-// askNetfilter exchanges a request over a connection of its own.
+// askNetfilter sends a request over a connection of its own, and calls visit with the attributes of each reply.
 func askNetfilter(visit func(attributes []byte), request conntrack.Request) error {
 	c, err := conntrack.Dial()
 	if err != nil {
@@ -45,8 +45,8 @@ func nftGeneration() (uint32, error) {
 	return binary.BigEndian.Uint32(value), nil
 }
 
-// generationNow returns nftGeneration, or 0 if the kernel has no nft or this process has no
-// permission to request it. After any other error, known is false.
+// generationNow returns nftGeneration, or 0 if the kernel has no nft or this process may not ask for it. After any
+// other error, known is false.
 func generationNow() (generation uint32, known bool) {
 	generation, err := nftGeneration()
 	if isAny(err, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL, unix.EPERM) {
@@ -55,14 +55,14 @@ func generationNow() (generation uint32, known bool) {
 	return generation, err == nil
 }
 
-// askNFTTable requests a table from nft. It returns nil if the table exists.
+// askNFTTable asks nft for a table. It returns nil if the table exists.
 func askNFTTable(f Family, table string) error {
 	return askNetfilter(func([]byte) {}, conntrack.Request{
 		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: f.number(), Attributes: tableName(table)})
 }
 
-// deleteNFTTables deletes tables with everything in them, all or none, unless the rules of any
-// table have changed since generation: the kernel then fails with ERESTART.
+// deleteNFTTables deletes tables with everything in them, all or none. If the rules of any table have changed
+// since generation, it deletes none, and the kernel's error is ERESTART.
 func deleteNFTTables(f Family, generation uint32, tables ...string) error {
 	c, err := conntrack.Dial()
 	if err != nil {

@@ -22,7 +22,7 @@ const (
 	nfprotoInet = 1
 )
 
-// What to do about Istio's rules beside nametap's.
+// The advice if Istio has rules besides nametap's.
 const (
 	istioAdvice = "the rules of nametap come first, so nametap answers; use only one of the two: set ISTIO_META_DNS_CAPTURE to \"false\" for Istio's agent, or run no nametap in this pod"
 
@@ -59,14 +59,14 @@ func istioRules(s saved) []string {
 	return found
 }
 
-// isIstio reports whether a rule of Istio is for port 53, and whether it knows ztunnel's packets.
+// isIstio reports whether a rule is Istio's and for port 53, and whether it matches the mark of ztunnel's packets.
 func isIstio(r savedRule) (istio, ztunnel bool) {
 	ws := words(r.spec)
 	if i := slices.Index(ws, "--dport"); i < 0 || i+1 == len(ws) || ws[i+1] != "53" || strings.HasPrefix(r.chain, ownPrefix) {
 		return false, false
 	}
 	istio = strings.HasPrefix(r.chain, istioPrefix) || strings.HasPrefix(r.target, istioPrefix) ||
-		r.target == "CT" && slices.Contains(ws, "--zone") // before its chains in raw had names
+		r.target == "CT" && slices.Contains(ws, "--zone") // Istio's rules in raw, before it had chains for them
 	return istio, istio && slices.Contains(ws, ztunnelMark)
 }
 
@@ -78,8 +78,8 @@ func hasAmbient(s saved) bool {
 	})
 }
 
-// nativeAmbient returns an error unless istio-cni has rules for ztunnel in nft that the tools of iptables
-// do not show.
+// nativeAmbient returns nil if istio-cni has rules for ztunnel in nft that the tools of iptables do not show, and
+// an error otherwise.
 func nativeAmbient() error {
 	return askNetfilter(func([]byte) {}, conntrack.Request{
 		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: nfprotoInet, Attributes: tableName(ambientTable)})

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capable reports whether this process has a capability. It is true if that cannot be read.
+// capable reports whether this process has a capability. If that cannot be read, it returns true.
 func capable(bit int) bool {
 	effective, err := effectiveCapabilities()
 	return err != nil || effective&(1<<bit) != 0
@@ -25,8 +25,8 @@ func Permitted() error {
 	return ErrCapability
 }
 
-// withoutCapability returns [ErrCapability] if a missing CAP_NET_ADMIN is the reason for err,
-// because what the tools print then is misleading. Otherwise it returns err.
+// withoutCapability returns [ErrCapability] if a missing CAP_NET_ADMIN is the reason for err, because the tools'
+// own message is misleading then. Otherwise it returns err.
 func withoutCapability(err error) error {
 	if err == nil || capable(unix.CAP_NET_ADMIN) || !isAny(err, errPermission, os.ErrPermission) {
 		return err
@@ -34,8 +34,8 @@ func withoutCapability(err error) error {
 	return ErrCapability
 }
 
-// refusal says why the kernel may have refused a tool, which has printed a message: a capability
-// is missing, or what else confines this process and so the tool.
+// refusal says why the kernel may have refused a tool that printed message: a capability is missing, or something
+// else confines this process, and so the tool.
 func refusal(message string) string {
 	missing := ""
 	switch {
@@ -53,7 +53,7 @@ func refusal(message string) string {
 	return "it needs CAP_NET_ADMIN, and for legacy CAP_NET_RAW and, if not root, CAP_DAC_READ_SEARCH, in the user namespace that owns the network namespace"
 }
 
-// confinement lists what may refuse calls of this process although it has capabilities.
+// confinement lists what may make the kernel refuse calls of this process although it has capabilities.
 func confinement() []string {
 	var found []string
 	if status, err := os.ReadFile("/proc/self/status"); err == nil && strings.Contains(string(status), "\nSeccomp:\t2\n") {

@@ -14,33 +14,32 @@ type place struct {
 	backend  Backend
 	family   Family
 	tools    tools
-	attempts int // to write, 1 or more
+	attempts int // how often to write, 1 or more
 	// made has the tables that this process has made; nil if it has made none. Another program may delete their marks.
 	made map[string]bool
 	// spare is a table that is not written; "" for none.
 	spare string
 }
 
-// How often rules are written until the kernel has them. Other programs change rules between
-// reading and writing, and tools fail for reasons that pass. With the pauses in between,
-// patient takes about 2 s.
+// How often rules are written until the kernel has them: other programs may change rules between reading and
+// writing, and tools may fail for reasons that pass. With the pauses in between, patient takes about 2 s.
 const (
 	patient = 12
-	brief   = 4 // for what is tried again after the interval
+	brief   = 4 // for rules that are tried again after Config.Interval
 )
 
 // applied is the result of applying rules to one family.
 type applied struct {
 	variant variant // the rules that are installed
-	have    saved   // what the kernel has then
+	have    saved   // what the kernel has after it
 	changed bool
-	reduced error // why it is not a better variant; nil for the best one
+	reduced error // why a better variant is not installed; nil for the best one
 }
 
-// apply installs the first variant that works. before is what the kernel has. If the error
-// does not say that the machine lacks something, the best variant is tried p.attempts times
-// and the others once. If none works, the rules that were there are removed, unless they are
-// unchanged: a family has all of its rules or none.
+// apply installs the first variant that works. before is what the kernel has. The best variant is tried p.attempts
+// times unless the error says that the machine lacks something; after another error, the other variants are tried
+// once. If none works, nametap's rules are removed, unless the kernel still has what it had before: a family has
+// all of its rules or none.
 func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, error) {
 	var a applied
 	have := before
@@ -65,7 +64,8 @@ func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, 
 	return a, errors.Join(a.reduced, p.rollBack(context.WithoutCancel(ctx), before))
 }
 
-// converge writes until the kernel has these rules. It returns what the kernel has then, and whether it had to.
+// converge writes until the kernel has these rules. It returns what the kernel has then, and whether it wrote
+// anything.
 func (p place) converge(ctx context.Context, have saved, rules Rules) (reading, bool, error) {
 	return p.write(ctx, have, func(have saved) string {
 		for name, t := range have {
@@ -77,8 +77,8 @@ func (p place) converge(ctx context.Context, have saved, rules Rules) (reading, 
 	})
 }
 
-// marks reports whether a table is to get the mark of nametap: it is new, or nametap has made it,
-// another program has deleted the mark with all other chains, and no program uses it.
+// marks reports whether a table is to get the mark of nametap. That is so if the table is new, or if nametap has
+// made it, another program has deleted the mark with all other chains, and no program uses it.
 func (p place) marks(name string, have *savedTable) bool {
 	if p.backend != NFT {
 		return false
@@ -89,9 +89,9 @@ func (p place) marks(name string, have *savedTable) bool {
 	return have == nil || p.made[name] && !have.hasMark() && have.foreign() == 0
 }
 
-// write writes the text that change returns for what the kernel has, until it returns none.
-// have is what the kernel had a moment ago; if it is nil, it is read first. write returns what
-// the kernel has at the end, and whether it wrote anything.
+// write writes the text that change returns for what the kernel has, until change returns none. have is what the
+// kernel had a moment ago; if it is nil, the kernel is read first. write returns what the kernel has at the end,
+// and whether it wrote anything.
 func (p place) write(ctx context.Context, have saved, change func(saved) string) (reading, bool, error) {
 	var now reading
 	var err error
@@ -134,7 +134,8 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 	}
 }
 
-// A reading is what the kernel had at a generation of its nft rules, if that is known.
+// A reading is what the kernel had at a generation of its nft rules. known is false if the generation is not
+// known.
 type reading struct {
 	saved
 	generation uint32
@@ -170,9 +171,9 @@ func (p place) unhook(ctx context.Context, have saved) error {
 	return err
 }
 
-// remove removes all rules and chains of nametap. It finds them by the names of the chains, whatever the
-// settings. have is what the kernel had a moment ago. remove returns what it has then, except that there may be
-// marks, and whether there was anything.
+// remove removes all rules and chains of nametap. It finds them by the names of the chains, whatever the settings.
+// have is what the kernel had a moment ago. after is what the kernel has then, apart from marks. changed is true
+// if there was anything to remove.
 func (p place) remove(ctx context.Context, have saved) (after saved, changed bool, err error) {
 	now, changed, err := p.converge(ctx, have, Rules{})
 	if err != nil || !p.untidy(now.saved) {
@@ -181,8 +182,8 @@ func (p place) remove(ctx context.Context, have saved) (after saved, changed boo
 	return now.saved, true, p.tidy(ctx, now)
 }
 
-// tidy deletes the tables that nametap has made. From tables that other programs use it
-// removes its mark.
+// tidy deletes the tables that nametap has made. If other programs use such a table, it only removes nametap's
+// mark.
 func (p place) tidy(ctx context.Context, now reading) error {
 	var err error
 	if !now.known {
@@ -215,12 +216,12 @@ func (p place) tidy(ctx context.Context, now reading) error {
 	return nil
 }
 
-// untidy reports whether there may be tables that nametap has made.
+// untidy reports whether s may have tables that nametap has made.
 func (p place) untidy(s saved) bool {
 	return s.hasMark() || slices.ContainsFunc(tableNames(), func(name string) bool { return s[name] != nil && p.made[name] })
 }
 
-// deletable reports whether nametap has made a table and no program uses it.
+// deletable reports whether nametap has made a table that no program uses.
 func (p place) deletable(name string, t *savedTable) bool {
 	return t != nil && (t.hasMark() || p.made[name]) && t.foreign()+len(t.ownChains())+len(t.jumps()) == 0
 }

@@ -10,10 +10,10 @@ import (
 // nothing: applying it removes all rules of nametap. Rules never change.
 type Rules struct {
 	v4, v6 []table
-	spare  string // a table that stays as it is, "" for none
+	spare  string // a table that the rules leave as it is, "" for none
 }
 
-// sparing returns the rules without a table, which stays as it is.
+// sparing returns the rules without those of a table, which they leave as it is.
 func (r Rules) sparing(table string) Rules { r.spare = table; return r }
 
 // tableNames returns the tables that the rules decide about, in the order in which they are changed.
@@ -44,9 +44,9 @@ func (r Rules) table(f Family, name string) table {
 // removes previous rules: see [Capture.Plan].
 func (r Rules) Text(f Family) string { return r.change(f, saved{}, noMark) }
 
-// drift lists how the saved rules of a family differ from r, as text for a log; empty if they
-// match. Rules are compared as text and in order: in another order, the agent's queries may
-// come back to it, and a rule before the jump of nametap may let queries bypass the agent.
+// drift lists how the saved rules of a family differ from r, as text for a log; the list is empty if they match.
+// Rules are compared as text and in order: in another order, the agent's queries might come back to it, and a rule
+// before nametap's jump might let queries bypass the agent.
 func (r Rules) drift(f Family, s saved) []string {
 	var ds []string
 	for _, name := range r.tableNames() {
@@ -176,7 +176,7 @@ func (t table) parents() (names []string) {
 	return names
 }
 
-// jumpsIn returns the rules with which a built-in chain begins.
+// jumpsIn returns the jumps with which a built-in chain has to begin.
 func (t table) jumpsIn(parent string) (jumps []string) {
 	for _, c := range t.chains {
 		if c.parent == parent {

@@ -66,7 +66,7 @@ func parseSave(text []byte) (saved, error) {
 	return s, nil
 }
 
-// incompatible returns the name of a table that cannot be read, according to a comment.
+// incompatible returns the name of a table if the line is a comment that says that the table cannot be read.
 func incompatible(line string) (string, bool) {
 	name, rest, ok := strings.Cut(strings.TrimPrefix(line, "# Table `"), "'")
 	return name, ok && strings.HasPrefix(line, "# Table `") && strings.HasPrefix(rest, " is incompatible")
@@ -92,7 +92,7 @@ func (t *savedTable) add(line string) bool {
 	return chain != ""
 }
 
-// targetOf returns the word after -j or -g, which is not part of a quoted comment.
+// targetOf returns the word after -j or -g, but not one in a quoted comment.
 func targetOf(spec string) string {
 	previous := ""
 	for _, word := range words(spec) {
@@ -276,8 +276,8 @@ func (t *savedTable) equal(u *savedTable) bool {
 	return slices.Equal(t.chains, u.chains) && slices.Equal(t.rules, u.rules)
 }
 
-// port returns the port to which the rules redirect queries of this host, or 0. All redirects of
-// port 53 have the same one, and they come before the redirects of VIPs.
+// port returns the port to which the rules redirect queries of this host, or 0. All redirects of port 53 go to the
+// same port, and they come before the redirects of VIPs.
 func (s saved) port() uint16 {
 	nat := s["nat"]
 	if !slices.ContainsFunc(nat.jumps(), func(r savedRule) bool { return r.target == outputChain }) {

@@ -22,12 +22,12 @@ type FamilyStatus struct {
 	Port uint16 `json:"port,omitempty"`
 	// Zone reports whether captured queries have a conntrack zone of their own.
 	Zone bool `json:"zone"`
-	// Lease tells whether the rules capture now, if the kernel ends the capture without an agent; ""
-	// if it does not.
+	// Lease tells whether the lease of the rules has time left, so that they capture now; "" if the rules have no
+	// lease.
 	Lease LeaseState `json:"lease,omitempty"`
 	// Without describes what the rules lack.
 	Without []string `json:"without,omitempty"`
-	// Passes describes queries that pass through because rules cannot capture them.
+	// Passes describes queries that pass through because no rule can capture them.
 	Passes []string `json:"passes,omitempty"`
 	// Unserved describes queries that are captured but that the kernel cannot deliver.
 	Unserved []string `json:"unserved,omitempty"`
@@ -81,14 +81,14 @@ func leaseState(f Family) LeaseState {
 type report struct {
 	goal      *target
 	in        installed
-	outdated  bool // what is installed is not of goal
+	outdated  bool // the rules of goal are not installed, or may not be
 	unleased  bool // rules were installed that capture without an agent
 	captured  bool
 	remaining string
 	levels    map[Family]Level
 }
 
-// status returns the status of what the kernel has.
+// status returns the status of the rules in the kernel, which has m.
 func (r *report) status(m machine) (Status, error) {
 	s, other, reason, err := r.sides(m)
 	if err != nil {
@@ -108,7 +108,7 @@ func (r *report) status(m machine) (Status, error) {
 	return status, nil
 }
 
-// sides returns both backends, the one for the rules first.
+// sides returns both backends, first the one that the rules are in or belong in.
 func (r *report) sides(m machine) (chosen, other *side, reason string, err error) {
 	if r.in.backend != "" {
 		chosen, reason = m.side(r.in.backend), r.in.reason
@@ -118,9 +118,8 @@ func (r *report) sides(m machine) (chosen, other *side, reason string, err error
 	return chosen, m.side(chosen.backend.other()), reason, nil
 }
 
-// state compares the saved rules with the rules that this process installed. If it
-// installed none, it compares them with all variants, because this machine may support no
-// better one.
+// state compares the saved rules with the rules that this process installed. If it installed none, it compares
+// them with all variants, because this machine may support only some.
 func (r *report) state(fs *FamilyStatus, s saved) {
 	f, vs := fs.Family, r.goal.variantsFor(fs.Family, s)
 	if v, ok := r.in.families[f]; ok && !r.outdated {

@@ -31,7 +31,7 @@ const (
 const (
 	// readAttempts is how often reading the rules is tried.
 	readAttempts = 5
-	// firstPause and longestPause are the shortest pauses between two attempts.
+	// firstPause and longestPause bound the pause between two attempts, before a random part is added.
 	firstPause, longestPause = 10 * time.Millisecond, 250 * time.Millisecond
 )
 
@@ -45,15 +45,15 @@ type tools struct {
 
 // A toolbox finds the tools, and bounds how long one may run.
 type toolbox struct {
-	dir   string // looked in first; "" for none
-	limit time.Duration
+	dir   string        // the directory to look in first; "" for none
+	limit time.Duration // how long a tool may run
 }
 
 // newToolbox returns the toolbox of a configuration with defaults.
 func newToolbox(c Config) toolbox { return toolbox{c.ToolDir, c.Patience} }
 
-// find returns the tools with the backend in their names, or the tools without, if they
-// are of that backend.
+// find returns the tools with the backend in their names. If there are none, it returns the tools without a
+// backend in their names, if they are of that backend.
 func (x toolbox) find(ctx context.Context, b Backend, f Family) (tools, error) {
 	base := "iptables"
 	if f == IPv6 {
@@ -83,8 +83,8 @@ func (x toolbox) find(ctx context.Context, b Backend, f Family) (tools, error) {
 		errTool, base, b, base)
 }
 
-// lookPath also looks in the directories of these tools, because they are often missing in
-// the PATH of a user.
+// lookPath returns the path of a tool. It also looks in /usr/sbin and /sbin, which are often missing in the PATH
+// of a user.
 func (x toolbox) lookPath(name string) (string, error) {
 	if x.dir != "" {
 		if path, err := exec.LookPath(filepath.Join(x.dir, name)); err == nil {
@@ -131,12 +131,12 @@ func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 	}
 }
 
-// read returns the rules in the kernel. It does not ask for single tables, because legacy
-// makes every table that it is asked for. It retries a failure that may pass.
+// read returns the rules in the kernel. It does not ask for single tables, because legacy makes every table that
+// it is asked for. After a failure that may pass, it tries again.
 func (t tools) read(ctx context.Context) (saved, error) { return t.reading(ctx)() }
 
-// reading starts to read the rules. The function that it returns waits for them, so several tools can run at a
-// time, all started by one thread, which may have a network namespace of its own.
+// reading starts to read the rules, and wait returns them. So several tools can run at a time, all started by one
+// thread, which may have a network namespace of its own.
 func (t tools) reading(ctx context.Context) (wait func() (saved, error)) {
 	first := t.start(ctx, nil, t.save)
 	return func() (saved, error) { return t.parsed(ctx, first) }
@@ -163,7 +163,7 @@ func (t tools) write(ctx context.Context, text string) error {
 	if err == nil || failsAgain(err) || t.backend != Legacy {
 		return err
 	}
-	if missing := lacksLegacyExtension(t.family, text); missing != "" {
+	if missing := missingLegacyExtension(t.family, text); missing != "" {
 		return fmt.Errorf("%w: %s: %w", errExtension, missing, err)
 	}
 	return err
@@ -181,7 +181,7 @@ func (x toolbox) run(ctx context.Context, stdin []byte, tool string, args ...str
 	return x.start(ctx, stdin, tool, args...)()
 }
 
-// start starts a tool. The function that it returns waits for its end and returns its output.
+// start starts a tool. wait waits for the end of the tool and returns its output.
 func (x toolbox) start(ctx context.Context, stdin []byte, tool string, args ...string) (wait func() ([]byte, error)) {
 	ctx, cancel := context.WithTimeout(ctx, x.limit)
 	output := startCommand(ctx, exec.CommandContext(ctx, tool, args...), stdin)
@@ -224,7 +224,7 @@ func startCommand(ctx context.Context, cmd *exec.Cmd, stdin []byte) (wait func()
 	}
 }
 
-// errUnkillable is returned if the kernel has not ended a process that was killed.
+// errUnkillable is the error if the kernel has not ended a process that was killed.
 var errUnkillable = errors.New("it was killed and does not end, because it waits in the kernel (state D in ps)")
 
 // afterEnd returns a channel that is closed some time after ctx has ended.
@@ -234,9 +234,9 @@ func afterEnd(ctx context.Context, pause time.Duration) <-chan struct{} {
 	return late
 }
 
-// replacementLock returns a lock file for legacy where its own cannot be made (a container
-// with a read-only root), or "". No other program in such a container can make it either, so
-// any file that can be opened will do; /dev/null always exists.
+// replacementLock returns a lock file for legacy if legacy's own cannot be made (a container with a read-only
+// root), or "". No other program in such a container can make that file either, so any file that can be opened
+// will do; /dev/null always exists.
 func replacementLock() string {
 	if os.Getenv("XTABLES_LOCKFILE") != "" {
 		return ""
@@ -298,7 +298,7 @@ func explain(tool string, err error, stderr string) error {
 	return fmt.Errorf("running %s: %w: %q", tool, err, message)
 }
 
-// toolFamily returns the family that a tool is for, by its name.
+// toolFamily returns the family of a tool by its name.
 func toolFamily(tool string) Family {
 	if strings.HasPrefix(tool, "ip6") {
 		return IPv6
@@ -306,7 +306,7 @@ func toolFamily(tool string) Family {
 	return IPv4
 }
 
-// between returns the text between two others, or "".
+// between returns the part of text between before and after, or "".
 func between(text, before, after string) string {
 	_, rest, _ := strings.Cut(text, before)
 	found, _, _ := strings.Cut(rest, after)

@@ -6,10 +6,10 @@ import (
 	"sort"
 )
 
-// variant is the rules of a configuration, as such or without what this machine lacks.
+// A variant has the rules of a configuration, complete or without parts that this machine lacks.
 type variant struct {
 	rules   Rules
-	without []string // what it lacks, as text for a log
+	without []string // the parts that are left out, as text for a log
 	zone    uint16
 	lease   bool
 	accepts bool
@@ -23,7 +23,7 @@ func (v variant) level() Level {
 	return LevelComplete
 }
 
-// orLess returns the variants that are not better than v.
+// orLess returns v and the variants of vs after it, which are no better; all of vs if v is not among them.
 func (v variant) orLess(vs []variant) []variant {
 	better := slices.IndexFunc(vs, func(other variant) bool { return slices.Equal(other.without, v.without) })
 	return vs[max(better, 0):]
@@ -37,12 +37,12 @@ const (
 	LevelComplete    Level = "complete"
 	LevelReduced     Level = "reduced"     // the rules are without something that this machine lacks
 	LevelUnavailable Level = "unavailable" // this machine does not support it
-	LevelFailed      Level = "failed"      // and retried
+	LevelFailed      Level = "failed"      // installing the rules failed, and is retried
 	LevelOff         Level = "off"         // not wanted
 )
 
-// variants returns the rules for a configuration, best first: as configured, and then without each
-// combination of parts, the smallest combinations first.
+// variants returns the rules for a configuration, best first: as configured, and then without each combination of
+// parts, combinations of few parts first.
 func variants(cfg Config) ([]variant, error) {
 	var vs []variant
 	for choice := range 1 << len(parts()) {
@@ -67,9 +67,9 @@ func variants(cfg Config) ([]variant, error) {
 	return vs, nil
 }
 
-// parts are the parts of the rules that a machine may lack, the least important first: what a
-// variant is without, as text for a log, and how to leave it out of a configuration. The second
-// result is true if the configuration had it.
+// parts returns the parts of the rules that a machine may lack, the least important first. Each has a name, as
+// text for a log, and a function that leaves it out of a configuration. had is true if the configuration had the
+// part.
 func parts() []part {
 	return []part{
 		{"comments (match comment)", func(c *Config) bool { had := !c.NoComments; c.NoComments = true; return had }},
@@ -85,8 +85,8 @@ type part struct {
 	omit func(*Config) (had bool)
 }
 
-// possible returns the variants of the rules of a family that this machine may support, and why not all: it
-// leaves a table filter alone that iptables cannot read.
+// possible returns the variants of the rules of a family that this machine may support, and why it leaves out
+// others: a table filter that iptables cannot read stays as it is.
 func possible(vs []variant, have saved) (left []variant, lacks error) {
 	if t := have[filterTable]; t == nil || !t.unreadable || !vs[0].accepts {
 		return vs, nil

@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A watch knows when the kernel has announced a change of nft rules last, also of nametap's. Its methods are safe for
-// concurrent use.
+// A watch knows when the kernel last announced a change of nft rules, also one of nametap's. Its methods are safe
+// for concurrent use.
 type watch struct {
 	started atomic.Bool
 	changed atomic.Pointer[time.Time]
 }
 
-// start subscribes to changes of nft rules in this network namespace. From now on the watch works, until follow ends.
+// start subscribes to changes of nft rules in this network namespace. works returns true from then on until follow
+// ends.
 func (w *watch) start() (announcer, error) {
 	announced, err := watchRules()
 	w.started.Store(err == nil)
@@ -72,8 +73,8 @@ func (a announcer) forward(ctx context.Context, changed func()) error {
 	}
 }
 
-// next waits for messages, and reports whether one announces the end of a change. If the kernel had
-// no room for all messages, a lost one may have done so.
+// next waits for messages, and reports whether one announces the end of a change. If the kernel had no room for
+// all messages, it returns true, because a lost message may have announced one.
 func (a announcer) next() (bool, error) {
 	messages, _, err := a.socket.Receive()
 	if errors.Is(err, unix.ENOBUFS) {
