@@ -28,8 +28,8 @@ const (
 	filterProtocol, filterSrcPort, filterDstPort = 1 << 3, 1 << 4, 1 << 5
 )
 
-// An Entry is a flow that the kernel tracks: where its first packet came from and went to,
-// and the same for the replies that are expected. They differ by address translation.
+// An Entry is a flow that the kernel tracks. Original says where its first packet came from and went to, and Reply
+// the same for the expected replies. Unless addresses were translated, each is the reverse of the other.
 type Entry struct {
 	Original, Reply Tuple
 	Zone            uint16 // of the original direction, 0 by default
@@ -44,7 +44,7 @@ type Status uint32
 
 // Some of the bits.
 const (
-	SeenReply Status = 1 << 1 // a packet of the other direction was seen
+	SeenReply Status = 1 << 1 // a packet in the reply direction was seen
 	DstNAT    Status = 1 << 5 // the destination was replaced
 )
 
@@ -68,7 +68,7 @@ type Tuple struct {
 // Key returns a text that no other entry has.
 func (e Entry) Key() string { return string(e.key) }
 
-// Replied reports whether a packet of the other direction was seen.
+// Replied reports whether a packet in the reply direction was seen.
 func (e Entry) Replied() bool { return e.Status&SeenReply != 0 }
 
 // parseEntry reads the attributes of an entry, without the key. Fields that are missing or
@@ -134,7 +134,7 @@ type Filter struct {
 	Protocol                    uint8
 	SourcePort, DestinationPort uint16 // of the original direction; only with a protocol
 	Zone                        uint16 // of the original direction
-	// An entry passes if its status has these values in the bits of the mask.
+	// An entry passes if its status equals Status in the bits of StatusMask.
 	Status, StatusMask Status
 }
 
@@ -147,7 +147,7 @@ func (f Filter) passes(e Entry) bool {
 		e.Status&f.StatusMask == f.Status&f.StatusMask
 }
 
-// attributes returns the filter as attributes of a request. Kernels ignore what they do not know:
+// attributes returns the filter as attributes of a request. Kernels ignore attributes that they do not know:
 // CTA_FILTER before Linux 5.8, CTA_STATUS before 5.15, CTA_ZONE before 6.8.
 func (f Filter) attributes() (b []byte) {
 	if f.Protocol != 0 {
@@ -182,10 +182,10 @@ func (f Filter) tuple() []byte {
 	return append(tuple.Serialize(), filter.Serialize()...)
 }
 
-// Dump calls visit for every entry of a family, AF_INET or AF_INET6, that passes one of the
-// filters. It keeps none of them. Visit may see an entry more than once. The kernel filters as far
-// as it can, and Dump checks what it returns. For each filter the kernel walks through its whole hash
-// table, which takes some ms however few entries are in it, so few entries are filtered by Dump alone.
+// Dump calls visit for every entry of a family, AF_INET or AF_INET6, that passes one of the filters, and may call
+// it more than once for an entry. It keeps no entry. The kernel filters as far as it can, and Dump checks the
+// entries that it gets. For each filter the kernel walks through its whole hash table, which takes some ms however
+// few entries are in the table. So if there are few, Dump gets all of them at once and filters alone.
 func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	c, err := Dial()
 	if err != nil {
@@ -213,7 +213,7 @@ func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	return nil
 }
 
-// fewEntries is how many entries the kernel returns in less time than it walks through its hash table.
+// fewEntries is how many entries the kernel returns in less time than one more walk through its hash table takes.
 const fewEntries = 4096
 
 // count returns how many entries this network namespace has, of all families.
@@ -226,7 +226,7 @@ func (c *Conn) count() (entries uint32, err error) {
 	return entries, err
 }
 
-// dump calls visit for the entries of a family that pass a filter. The kernel gets the attributes of one.
+// dump calls visit for the entries of a family that pass one of filters. attributes is a filter for the kernel.
 func (c *Conn) dump(family uint8, visit func(Entry), attributes []byte, filters ...Filter) error {
 	return c.Exchange(func(b []byte) {
 		e := parseEntry(b)

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Full reports whether connection tracking of this network namespace has as many entries as the kernel allows, or
-// nearly so: then the kernel drops the first packet of every further flow. The numbers are 0 if the kernel does not
-// tell them. It needs no capability.
+// Full reports whether connection tracking of this network namespace has at least 99 % of the entries that the
+// kernel allows. When it has all of them, the kernel drops the first packet of every further flow. count and limit
+// are 0 if the kernel does not tell them. Full needs no capability.
 func Full() (count, limit int, full bool) {
 	count, limit = setting("count"), setting("max")
 	return count, limit, limit > 0 && count >= limit-limit/100

@@ -18,14 +18,14 @@ const (
 	attributeType   = nl.NLA_TYPE_MASK  // without the flags for nested and for network byte order
 )
 
-// The library finds out the byte order at its first use, without a lock (1.3.1). So it is used once
-// before any goroutine does.
+// The library finds out the byte order at its first use, without a lock (1.3.1). So this is the first use, before
+// any goroutine has one.
 var _ = nl.NativeEndian()
 
 const (
 	// exchangeWait is how long the kernel may take for one datagram.
 	exchangeWait = 5 * time.Second
-	// dumpAttempts is how often a dump is made until none of its parts was interrupted.
+	// dumpAttempts is how often a dump is tried until none of its parts is interrupted.
 	dumpAttempts = 5
 )
 
@@ -70,11 +70,10 @@ func (c *Conn) setWait(wait time.Duration) error {
 // Close closes the socket.
 func (c *Conn) Close() { c.handle.Close() } // nothing is buffered that could be lost
 
-// Exchange sends a request with NLM_F_ACK or NLM_F_DUMP, and calls visit with the attributes of
-// each reply, which are valid during the call. It returns when the request is answered and
-// acknowledged, when the dump is complete, or with the first error; an error of the kernel is a
-// [unix.Errno]. Without these flags it may wait for [exchangeWait]: conntrack marks the only reply
-// to a request as one of many.
+// Exchange sends a request with NLM_F_ACK or NLM_F_DUMP, and calls visit with the attributes of each reply, which
+// are valid during the call. It returns when the request is answered and acknowledged, when the dump is complete,
+// or with the first error; an error of the kernel is a [unix.Errno]. Without either flag it may wait for
+// [exchangeWait], because conntrack marks even the only reply to a request as one of many.
 //
 // A dump that was interrupted is repeated a few times, so visit may see an entry more than
 // once. If every attempt was interrupted, Exchange returns [nl.ErrDumpInterrupted].
@@ -89,7 +88,7 @@ func (c *Conn) Exchange(visit func(attributes []byte), r Request) error {
 	})
 }
 
-// repeated calls dump until it was not interrupted, or has been a few times.
+// repeated calls dump until that is not interrupted, at most dumpAttempts times.
 func repeated(dump func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := dump()
@@ -135,8 +134,8 @@ func (c *Conn) Batch(requests ...Request) error {
 	}
 }
 
-// noReply returns an error that says so for the library's error after [exchangeWait], and others
-// unchanged.
+// noReply turns the library's error after [exchangeWait] into one that says that the kernel did not reply. It
+// returns other errors unchanged.
 func noReply(err error) error {
 	if errors.Is(err, unix.EAGAIN) {
 		return fmt.Errorf("no reply from the kernel within %v: %w", exchangeWait, os.ErrDeadlineExceeded)
@@ -144,8 +143,8 @@ func noReply(err error) error {
 	return err
 }
 
-// FindAttribute returns the value of the first attribute of a kind. It returns nil if b has
-// none, or is malformed before it.
+// FindAttribute returns the value of the first attribute of a kind. It returns nil if b has no such attribute, or
+// is malformed before it.
 func FindAttribute(b []byte, kind uint16) []byte {
 	if found := wholeAttribute(b, kind); found != nil {
 		return found[attributeHeader:binary.NativeEndian.Uint16(found)]
@@ -153,7 +152,7 @@ func FindAttribute(b []byte, kind uint16) []byte {
 	return nil
 }
 
-// wholeAttribute is FindAttribute with the attribute's header and its padding. The library has
+// wholeAttribute returns the same attribute as FindAttribute, with its header and its padding. The library has
 // only parsers that allocate, and an entry has about 40 attributes.
 func wholeAttribute(b []byte, kind uint16) []byte {
 	for len(b) >= attributeHeader {

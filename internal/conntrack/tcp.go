@@ -30,7 +30,7 @@ func OriginalTCP(conn *net.TCPConn) (original netip.AddrPort, ok bool, err error
 	return original, ok, err
 }
 
-// OriginalOf is OriginalTCP of a descriptor, whose local address is given.
+// OriginalOf does the same as OriginalTCP for a descriptor. local is the local address of the connection.
 func OriginalOf(fd int, local netip.AddrPort) (original netip.AddrPort, ok bool, err error) {
 	if local = plain(local); local.Addr().Is4() {
 		original, err = original4(fd)
@@ -50,7 +50,7 @@ func OriginalOf(fd int, local netip.AddrPort) (original netip.AddrPort, ok bool,
 	return original, true, nil
 }
 
-// addrPort returns a TCP address without a zone, IPv4-mapped ones as IPv4.
+// addrPort returns a TCP address without a zone, and an IPv4-mapped one as IPv4.
 func addrPort(addr net.Addr) netip.AddrPort {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok {
@@ -59,15 +59,13 @@ func addrPort(addr net.Addr) netip.AddrPort {
 	return plain(tcp.AddrPort())
 }
 
-// plain returns an address without a zone, IPv4-mapped ones as IPv4: connection tracking
-// has neither.
+// plain returns an address without a zone, and an IPv4-mapped one as IPv4: connection tracking has neither.
 func plain(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
-// original4 reads SO_ORIGINAL_DST of an IPv4 connection. x/sys has no function
-// that gets a socket address as an option, but one for another option that is at least as
-// large.
+// original4 reads SO_ORIGINAL_DST of an IPv4 connection. x/sys has no function that gets a socket address as an
+// option, so this uses the one for another option whose value is at least as large.
 func original4(fd int) (netip.AddrPort, error) {
 	mreq, err := unix.GetsockoptIPv6Mreq(fd, unix.IPPROTO_IP, unix.SO_ORIGINAL_DST)
 	if err != nil {

@@ -41,10 +41,9 @@ type UDP struct {
 	once   sync.Once
 }
 
-// OpenUDP opens sockets to the connection tracking of the calling thread's network
-// namespace. It makes a first lookup, so that it fails if every lookup would. After
-// [ErrPermission] and [ErrUnsupported] something is missing; any other error may be
-// temporary. The caller closes it.
+// OpenUDP opens sockets to the connection tracking of the calling thread's network namespace. It makes a first
+// lookup, so that it fails if every lookup would. [ErrPermission] and [ErrUnsupported] mean that something is
+// missing; any other error may be temporary. The caller closes the UDP.
 func OpenUDP() (*UDP, error) {
 	u := &UDP{size: min(max(2, runtime.GOMAXPROCS(0)), maxLookups), closed: make(chan struct{})}
 	u.idle = make(chan *lookups, u.size)
@@ -65,8 +64,7 @@ func OpenUDP() (*UDP, error) {
 	return u, nil
 }
 
-// Close closes the sockets when no lookup uses them. From then on lookups fail with
-// [os.ErrClosed].
+// Close closes the sockets once no lookup uses them. From then on lookups fail with [os.ErrClosed].
 func (u *UDP) Close() error {
 	u.once.Do(func() {
 		close(u.closed)
@@ -77,12 +75,11 @@ func (u *UDP) Close() error {
 	return nil
 }
 
-// Lookup returns the original destination of a packet that came from client to the socket
-// at local. It returns false, and no error, for a packet that was not captured: connection
-// tracking has no entry (any more), the packet was sent to local, or a reply has made the entry,
-// because it was sent after the packet's own entry was dropped. Local is the address
-// that the packet had when it arrived, never the wildcard. A link-local IPv6 address has no
-// zone: the kernel does not say which interface was meant.
+// Lookup returns the original destination of a packet that came from client to the socket at local. It returns
+// false, and no error, for a packet that was not captured: connection tracking has no entry (any more), the packet
+// was sent to local, or the entry was made by a reply that was sent after the packet's own entry had been dropped.
+// local is the destination address of the packet when it arrived, never the wildcard. A link-local IPv6 address
+// has no zone: the kernel does not say which interface was meant.
 //
 // After [ErrPermission] and [ErrUnsupported] every lookup fails. Any other error may be
 // temporary; a few attempts were made already.
@@ -95,14 +92,14 @@ func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error)
 	original, err := u.lookup(client, local)
 	switch {
 	case errors.Is(err, unix.ENOENT), err == nil && (original == local || original == client):
-		return netip.AddrPort{}, false, nil // to the client: a reply without a query made the entry
+		return netip.AddrPort{}, false, nil // original is client if a reply without a query made the entry
 	case err != nil:
 		return netip.AddrPort{}, false, fmt.Errorf("querying connection tracking: %w", err)
 	}
 	return original, true, nil
 }
 
-// lookup is [lookups.lookup] on an idle socket, repeated after temporary errors.
+// lookup calls [lookups.lookup] on an idle socket, again after temporary errors.
 func (u *UDP) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 	select {
 	case <-u.closed: // first, since there may still be idle sockets
@@ -124,8 +121,8 @@ func (u *UDP) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 	}
 }
 
-// classify returns [ErrPermission] or [ErrUnsupported] for the errors that mean it, and
-// others as they are.
+// classify returns [ErrPermission] or [ErrUnsupported] for an error that means the same, and any other error as it
+// is.
 func classify(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
@@ -144,7 +141,7 @@ func temporary(err error) bool {
 // lookups is a socket for one lookup at a time.
 type lookups struct {
 	fd       int
-	seq      uint32           // of the last request
+	seq      uint32           // the number of the last request
 	requests [2]lookupRequest // for IPv4 and IPv6
 	buffer   []byte
 }
@@ -170,7 +167,7 @@ func (l *lookups) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 		request = l.requests[1]
 	}
 	request.fill(l.seq, local, client)
-	if _, err := unix.Write(l.fd, request.message); err != nil { // without an address it goes to the kernel
+	if _, err := unix.Write(l.fd, request.message); err != nil { // a message without an address goes to the kernel
 		return netip.AddrPort{}, err
 	}
 	for {
@@ -179,7 +176,7 @@ func (l *lookups) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 			return netip.AddrPort{}, err
 		}
 		original, matched, err := parseLookup(l.buffer[:n], l.seq)
-		if matched { // others are left over from a lookup that failed
+		if matched { // other replies are left over from a lookup that failed
 			return original, err
 		}
 	}
@@ -189,10 +186,11 @@ func (l *lookups) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 // family. It is serialized once: only its number, the addresses and the ports differ between lookups.
 type lookupRequest struct {
 	message                          []byte
-	src, dst, srcPort, dstPort, addr int // where these are, and how long an address is
+	src, dst, srcPort, dstPort, addr int // where in message each begins; addr is the length of an address
 }
 
-// newLookup returns the request of a family with unspecified addresses.
+// newLookup returns the request of a family with unspecified addresses. src and dst are the kinds of the
+// attributes, and addr is the length of an address.
 func newLookup(family uint8, src, dst, addr int) lookupRequest {
 	tuple := nl.NewRtAttr(nl.CTA_TUPLE_REPLY|unix.NLA_F_NESTED, nil)
 	ip := tuple.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
@@ -210,7 +208,7 @@ func newLookup(family uint8, src, dst, addr int) lookupRequest {
 	return lookupRequest{message: m, src: dstAddr - attributeHeader - addr, dst: dstAddr, srcPort: srcPort, dstPort: dstPort, addr: addr}
 }
 
-// fill writes what differs between lookups.
+// fill writes the parts of the request that differ between lookups.
 func (r lookupRequest) fill(seq uint32, src, dst netip.AddrPort) {
 	binary.NativeEndian.PutUint32(r.message[8:], seq)
 	copy(r.message[r.src:r.src+r.addr], src.Addr().AsSlice())
@@ -222,8 +220,8 @@ func (r lookupRequest) fill(seq uint32, src, dst netip.AddrPort) {
 // errMalformed is the error for a reply that differs from the kernel's documentation.
 var errMalformed = errors.New("malformed reply from the kernel")
 
-// parseLookup returns the original destination of the entry in a reply, or the error in
-// it. Matched is false for the reply to another request than the one with the number seq.
+// parseLookup returns the original destination of the entry in a reply, or the error in the reply. matched is
+// false if the reply is to another request than the one with the number seq.
 func parseLookup(b []byte, seq uint32) (original netip.AddrPort, matched bool, err error) {
 	if len(b) < unix.SizeofNlMsghdr { // length 4, type 2, flags 2, sequence 4, port 4
 		return original, true, errMalformed
