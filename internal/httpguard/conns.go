@@ -12,11 +12,12 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// acceptWait is how long a client may take to connect before a lack of descriptors is no
-// reason to close another connection.
+// acceptWait is how long Accept waits for a client after descriptors have run out. It closes another connection
+// only if a client comes.
 const acceptWait = time.Second
 
-// reserveSize is how many clients can be accepted after the process has run out of descriptors without one here.
+// reserveSize is how many clients can be accepted while the process has no descriptors left and no connection here
+// can be closed.
 const reserveSize = 2
 
 // conns is a listener that bounds the number of its open connections. A new connection
@@ -36,12 +37,12 @@ type conns struct {
 // A client is what is known of the client of a connection.
 type client struct {
 	state http.ConnState
-	since time.Time // of the state
-	local bool      // on this host
+	since time.Time // when the state began
+	local bool      // the client is on this host
 }
 
-// Accept returns the next connection. After a temporary error it waits and tries again: a
-// server that returns the error would end.
+// Accept returns the next connection. After a temporary error it waits and tries again: if it returned the error,
+// the server would end.
 func (c *conns) Accept() (net.Conn, error) {
 	for {
 		conn, err := c.Listener.Accept()
@@ -68,7 +69,7 @@ func (c *conns) Close() error {
 	return c.Listener.Close()
 }
 
-// add adds a connection, and makes room for it first.
+// add adds a connection. At the limit, it closes another one first.
 func (c *conns) add(added net.Conn) {
 	addr, err := netip.ParseAddrPort(added.RemoteAddr().String())
 	local := err == nil && addr.Addr().Unmap().IsLoopback()
@@ -80,7 +81,7 @@ func (c *conns) add(added net.Conn) {
 	c.open[added] = client{since: time.Now(), local: local}
 }
 
-// makeRoom closes a connection, and reports false if there is none.
+// makeRoom closes a connection, and returns false if there is none.
 func (c *conns) makeRoom() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,9 +90,9 @@ func (c *conns) makeRoom() bool {
 	return found
 }
 
-// makeRoomLocked closes the connection that has been without a request for longest. If all
-// have a request, it closes the oldest of another host, and without one the oldest: probes
-// and operators connect from this host.
+// makeRoomLocked closes the connection that has been without a request for longest. If all have a request, it
+// closes the oldest one from another host, or the oldest one if all are from this host: probes and operators
+// connect from this host.
 func (c *conns) makeRoomLocked() {
 	rank := func(c client) int {
 		switch {
@@ -116,7 +117,7 @@ func (c *conns) makeRoomLocked() {
 	}
 }
 
-// changed is the ConnState of the server.
+// changed takes the new state of a connection from the server ([http.Server].ConnState).
 func (c *conns) changed(changed net.Conn, state http.ConnState) {
 	if encrypted, ok := changed.(*tls.Conn); ok {
 		changed = encrypted.NetConn()

@@ -11,27 +11,27 @@ import (
 )
 
 const (
-	// stallTime is how long a client of a dump may take none of it, dumpTime how long all of it
-	// may take.
+	// stallTime is how long a client may read nothing of a dump. dumpTime is how long the whole dump may take.
 	stallTime = 5 * time.Second
 	dumpTime  = time.Minute
 	// dumpBuffer is how much of a dump is in memory, besides what the kernel holds.
 	dumpBuffer = 16 << 10
 )
 
-// Dumps are long responses that are written part by part, so that their memory does not grow with them.
+// Dumps bounds how many clients read dumps at a time. A dump is a long response that is written part by part, so
+// that it does not take more memory if it is longer.
 type Dumps struct {
 	slots *semaphore.Weighted
 	max   int64
 	what  string
 }
 
-// NewDumps returns the dumps for up to limit clients at a time. what names what they read.
+// NewDumps returns a Dumps for up to limit clients at a time. what says what they read, for the refusal.
 func NewDumps(limit int64, what string) *Dumps {
 	return &Dumps{slots: semaphore.NewWeighted(limit), max: limit, what: what}
 }
 
-// Limited returns a handler that refuses a request while the limit of others are answered.
+// Limited returns a handler that refuses a request while as many others are answered as the limit allows.
 func (d *Dumps) Limited(next func(w *Dump, r *http.Request)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !d.slots.TryAcquire(1) {
@@ -47,11 +47,11 @@ func (d *Dumps) Limited(next func(w *Dump, r *http.Request)) http.HandlerFunc {
 	}
 }
 
-// A Dump is one response.
+// A Dump is one response, written part by part.
 type Dump struct {
 	response http.ResponseWriter
 	control  *http.ResponseController
-	end      time.Time // the latest
+	end      time.Time // when the client must have read all of it
 	buffer   *bufio.Writer
 }
 
@@ -61,8 +61,8 @@ func (d *Dump) Header() http.Header { return d.response.Header() }
 // WriteHeader sends the status of the response, before its first part.
 func (d *Dump) WriteHeader(status int) { d.response.WriteHeader(status) }
 
-// Write writes a part of the response. It panics with [http.ErrAbortHandler] if the client does not read, so that the
-// connection ends.
+// Write writes a part of the response. If the client does not read, Write panics with [http.ErrAbortHandler], so
+// that the connection ends; it never returns an error.
 func (d *Dump) Write(part []byte) (int, error) {
 	n, err := d.buffer.Write(part)
 	if err != nil {
@@ -71,7 +71,7 @@ func (d *Dump) Write(part []byte) (int, error) {
 	return n, nil
 }
 
-// A progress writes to the client of a dump, which has to take some of it every stallTime.
+// A progress writes to the client of a dump, which has to read some of the dump in each stallTime.
 type progress Dump
 
 // Write implements [io.Writer].

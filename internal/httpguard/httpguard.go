@@ -1,5 +1,5 @@
-// Package httpguard makes HTTP servers with limits that clients cannot exhaust, and
-// restricts endpoints to programs on this host, without pages in a browser.
+// Package httpguard makes HTTP servers with limits that clients cannot exhaust. It also restricts endpoints to
+// programs on this host, and refuses pages of other sites in a browser there.
 package httpguard
 
 import (
@@ -23,18 +23,18 @@ const (
 	maxHeaderBytes = 16 << 10
 )
 
-// New returns a server of HTTP/1 for handler and the listener that it has to serve, which is ln with
-// at most maxConns open connections. A connection costs about 19 KB. When another one
-// comes, New's listener closes the connection that has been without a request for longest.
-// Temporary errors of accept, such as a lack of descriptors, do not end the server; they
-// are logged. The listener holds two descriptors in reserve until it is closed.
+// New returns a server of HTTP/1 for handler, and the listener that the server has to serve: ln with at most
+// maxConns open connections. A connection costs about 19 KB. When one more comes, the listener closes the
+// connection that has been without a request for longest. Temporary errors of accept, such as a lack of
+// descriptors, do not end the server; they are logged. The listener holds two descriptors in reserve until it is
+// closed.
 func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) (*http.Server, net.Listener) {
 	c := &conns{
 		Listener: ln, max: maxConns, closed: make(chan struct{}), open: map[net.Conn]client{},
 		pacer:   &sockets.Pacer{Log: log, Listener: "status " + ln.Addr().String()},
 		reserve: sockets.NewReserve(reserveSize),
 	}
-	var protocols http.Protocols // without the package net/http's own HTTP/2, which the build leaves out
+	var protocols http.Protocols // without HTTP/2, which the build leaves out of net/http
 	protocols.SetHTTP1(true)
 	return &http.Server{
 		Protocols: &protocols, Handler: handler, ConnState: c.changed,
@@ -43,9 +43,9 @@ func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) 
 	}, c
 }
 
-// LocalOnly returns a handler that serves only programs on this host. It refuses other
-// clients, a Host other than localhost (a page that rebinds its own name to this host
-// sends that name), and pages of other origins.
+// LocalOnly returns a handler that serves only programs on this host. It refuses other clients, a Host that is
+// neither localhost nor a loopback address (a page that rebinds its own name to this host sends that name), and
+// pages of other origins.
 func LocalOnly(next http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if why := foreign(r); why != "" {
