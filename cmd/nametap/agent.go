@@ -43,7 +43,7 @@ settings again. It applies those that it can and logs those that need a restart.
 	return command
 }
 
-// runAgent runs the agent, or the process that supervises it, until the end is asked for.
+// runAgent runs the agent, or the process that supervises it, until the command is told to end.
 func runAgent(command *cobra.Command, o *options) error {
 	if err := o.resolve(); err != nil {
 		return usageError{err}
@@ -101,8 +101,8 @@ func runAgent(command *cobra.Command, o *options) error {
 	return a.Run(command.Context())
 }
 
-// servesUnit reports whether a unit of systemd holds the DNS sockets of the agent. It warns if nametap.service has
-// none.
+// servesUnit reports whether a unit of systemd holds the DNS sockets of the agent. It warns if nametap.service
+// runs the agent without sockets.
 func servesUnit(cfg *agent.Config) bool {
 	if len(cfg.DNS.Sockets) > 0 {
 		return true

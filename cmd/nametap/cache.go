@@ -80,8 +80,8 @@ func newCacheFlushCommand() *cobra.Command {
 	return command
 }
 
-// cacheSelection returns the parameters that select the replies for a name or a suffix, none
-// for all replies.
+// cacheSelection returns the parameters that select the replies for a name or a suffix; no parameters select all
+// replies.
 func cacheSelection(args []string, suffix string) (url.Values, error) {
 	query := url.Values{}
 	switch {

@@ -23,10 +23,10 @@ func newCaptureCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "capture",
 		Short: "Install, remove or check the rules that redirect port 53 to the agent",
-		Long: `Install, remove or check the iptables rules that redirect port 53 to the agent. They
-redirect queries of applications, but not the agent's own. The settings are the
-agent's, and all but remove find them: flags and the environment come first, then the
-settings of the running agent, or without one those of the unit nametap.service, such as
+		Long: `Install, remove or check the iptables rules that redirect port 53 to the agent. The rules
+redirect queries of applications, but not the agent's own. The settings are the agent's. All
+commands but remove look for them: flags and the environment come first, then the settings
+of the running agent or, without one, those of the unit nametap.service, such as
 /etc/default/nametap. With --config or --mesh-config, and in a container of a pod, only
 flags, the environment and these files count.`,
 		Args: usageArgs(cobra.NoArgs),
@@ -72,9 +72,8 @@ agent may take over, because the kernel is about to end the capture by itself. W
 	return command
 }
 
-// removeAfterAgent removes the rules of an agent that has ended, so no reply of it is in flight.
-// It ignores rules that this user cannot read. With unlessLeased it leaves rules that the next agent may take
-// over.
+// removeAfterAgent removes the rules of an agent that has ended, so none of its replies is in flight. It ignores
+// rules that this user cannot read. If unlessLeased is true, it leaves rules that the next agent may take over.
 func removeAfterAgent(ctx context.Context, unlessLeased bool, logger *slog.Logger) error {
 	cfg := iptables.DefaultConfig()
 	cfg.Settle = time.Nanosecond
@@ -94,7 +93,7 @@ func removeAfterAgent(ctx context.Context, unlessLeased bool, logger *slog.Logge
 	return err
 }
 
-// leased reports whether an agent has renewed the lease of rules lately.
+// leased reports whether an agent has renewed the lease of the rules lately.
 func leased() bool {
 	for _, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
 		if alive, err := iptables.Leased(f); err == nil && alive {
@@ -200,7 +199,7 @@ code is 1.`,
 		})
 }
 
-// testQueries shows what is captured where the rules cannot be read.
+// testQueries shows what is captured if the rules cannot be read. unread says why they cannot.
 func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread error) error {
 	result := struct {
 		Settings   string              `json:"settings"`
@@ -226,7 +225,7 @@ func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread er
 	return err
 }
 
-// check returns an error unless the rules are as the settings say.
+// check returns an error unless the installed rules are as the settings say.
 func (c *captureCommand) check(status iptables.Status) error {
 	installed := false
 	for _, f := range status.Families {
@@ -262,7 +261,7 @@ func (c *captureCommand) printStatus(ctx context.Context, w io.Writer, status ip
 	})
 }
 
-// onOff returns the state of the switch, and what sets it.
+// onOff returns the state of the switch of capture, and what sets the switch.
 func onOff(on bool, because string) string {
 	if on {
 		return "on: " + because

@@ -39,8 +39,8 @@ func (c *captureCommand) checkedListeners(ctx context.Context) (found []agent.Li
 	return found, false
 }
 
-// failing returns the listeners where no agent answers. Those of a family that the host lacks have no
-// queries, so they count only if the host lacks both.
+// failing returns the listeners where no agent answers. Listeners of a family that the host lacks get no queries,
+// so they count only if no agent answers at any listener.
 func failing(listeners []agent.Listener) []agent.Listener {
 	failed := slices.DeleteFunc(slices.Clone(listeners), func(l agent.Listener) bool { return l.State == agent.ListenerAnswers })
 	if len(failed) == len(listeners) {
@@ -68,7 +68,7 @@ const agentAdvice = "start it (on a VM `systemctl restart nametap`, in a pod the
 // portAdvice says what to do about another program on the agent's port.
 const portAdvice = "end that program, or set another port for the agent with --dns-addr (in a pod, in both containers): Istio's agent listens on port 15053, and in a pod of Istio's ambient mode so does ztunnel's DNS proxy"
 
-// fullTable returns a finding if conntrack is full, in which case no probe reaches a listener.
+// fullTable returns a finding if conntrack is full or nearly so: no probe reaches a listener then.
 func fullTable() (findings []iptables.Finding) {
 	count, limit, _ := conntrack.Full()
 	for _, p := range problems.Conntrack(problems.Resource{Used: uint64(count), Limit: uint64(limit)}) {
@@ -77,8 +77,8 @@ func fullTable() (findings []iptables.Finding) {
 	return findings
 }
 
-// listenerFindings returns what check says about listeners. Without rules it says nothing about those that
-// no program has.
+// listenerFindings returns what check says about listeners. If no rules are installed, it says nothing about a
+// listener that no program has.
 func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed bool) (findings []iptables.Finding) {
 	failed := failing(listeners)
 	_, _, full := conntrack.Full()
@@ -106,7 +106,7 @@ func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed 
 	return findings
 }
 
-// printListeners prints whether an agent answers where the rules redirect queries.
+// printListeners prints whether an agent answers at the listeners to which the rules redirect queries.
 func printListeners(w io.Writer, listeners []agent.Listener) {
 	failed, label := failing(listeners), "agent"
 	for _, l := range failed {
@@ -123,7 +123,7 @@ func (c *captureCommand) wanted() []iptables.Family {
 	return slices.DeleteFunc([]iptables.Family{iptables.IPv4, iptables.IPv6}, func(f iptables.Family) bool { return c.config.Config.Family(f) == iptables.Off })
 }
 
-// printRedirections prints what is captured by rules of another process, as test queries show.
+// printRedirections prints what rules of another process capture, as test queries show.
 func printRedirections(w io.Writer, redirected []agent.Redirection) {
 	label := "capture"
 	for _, r := range redirected {

@@ -19,8 +19,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// A captureCommand has what the subcommands of capture share. They have all settings of the
-// agent, so that both can use one environment and one file.
+// A captureCommand has what the subcommands of capture share. They have all settings of the agent, so that they
+// and the agent can use one environment and one file.
 type captureCommand struct {
 	options *options
 	output  string
@@ -52,8 +52,8 @@ func (c *captureCommand) subcommand(use, short, long string, run func(ctx contex
 	return command
 }
 
-// declared returns a subcommand with the settings of the agent. Its help shows those that
-// affect the rules.
+// declared returns a subcommand with the settings of the agent. Its help shows only the settings that affect the
+// rules.
 func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 	command := &cobra.Command{
 		Use: use, Short: short, Long: long,
@@ -72,14 +72,15 @@ func (c *captureCommand) print(w io.Writer, v any, text func(w io.Writer) error)
 	return printOutput(w, c.output, v, text)
 }
 
-// affectsCapture reports whether a setting of the agent affects the rules, or how commands for them reach it.
+// affectsCapture reports whether a setting of the agent affects the rules, or says how the commands for rules
+// reach the agent.
 func affectsCapture(name string) bool {
 	others := []string{dnsAddrFlag, statusAddrFlag, "egress", egressAddrFlag, "resolv-conf", "upstream-timeout"}
 	return strings.HasPrefix(name, "capture-") || slices.Contains(others, name)
 }
 
-// resolve reads the settings. With the switch on it also reads the nameservers of
-// resolv.conf, if only their queries are captured. With all it fails if a file of the unit cannot be read.
+// resolve reads the settings. If capture is on for the nameservers of resolv.conf alone, it also reads these. If
+// all is true, it fails if a file of the unit cannot be read.
 func (c *captureCommand) resolve(ctx context.Context, all bool) error {
 	if err := c.findSettings(ctx, all); err != nil {
 		return err
@@ -106,9 +107,10 @@ const (
 	runningAgent    = "the running agent"
 )
 
-// findSettings gives the settings their values: the flags and the environment, and what these do not
-// set as the running agent has it. Without an agent, it is as nametap.service would have it. In a container
-// and with a file that the user has named, only these count.
+// findSettings gives the settings their values. Flags and the environment come first. The other settings are those
+// of the running agent or, without an agent, those of nametap.service. In a container of a pod, or if the user has
+// named a file, only flags, the environment and the named files count. If all is true, it fails if a file of the
+// unit cannot be read.
 func (c *captureCommand) findSettings(ctx context.Context, all bool) error {
 	flags := c.options.flags
 	own := settings.FromEnvironment(flags, os.Environ())
@@ -144,7 +146,8 @@ func (c *captureCommand) findSettings(ctx context.Context, all bool) error {
 // askTimeout is how long an agent may take to say its settings.
 const askTimeout = time.Second
 
-// client returns a client of the running agent. The environment of its unit may say where it is.
+// client returns a client of the running agent. unit is the environment of the agent's unit, which may say where
+// the agent is.
 func (c *captureCommand) client(unit []string) statusClient {
 	client := statusClient{newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))}
 	// Mistakes are reported when the settings are resolved.
@@ -169,13 +172,13 @@ func askSettings(ctx context.Context, client statusClient) (map[string][]string,
 }
 
 // plainDNS reports whether the agent is on port 53, where programs reach it by resolv.conf and not by rules.
-// Injection sets that in mode resolv.
+// Injection sets this port in mode resolv.
 func (o *options) plainDNS() bool {
 	_, port, err := net.SplitHostPort(o.agent.DNS.Addr)
 	return err == nil && port == "53"
 }
 
-// printWithoutRules is the status of a pod whose agent is on port 53.
+// printWithoutRules prints the status of a pod whose agent is on port 53.
 func (c *captureCommand) printWithoutRules(w io.Writer) error {
 	result := struct {
 		Mode    string `json:"mode"`

@@ -27,8 +27,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// vmRootCA is where Istio has the root certificate on a VM. It is used if no setting says
-// where it is and the default file does not exist.
+// vmRootCA is where Istio has the root certificate on a VM. It is used if no setting names the file and the
+// default file does not exist.
 const vmRootCA = "/etc/certs/root-cert.pem"
 
 // podReadyTimeout is agent.Config.ReadyTimeout in a pod, whose containers wait for the agent.
@@ -37,8 +37,8 @@ const podReadyTimeout = 3 * time.Second
 // resolve gives the settings their values.
 func (o *options) resolve() error { return settings.Resolve(o.flags, os.Environ()) }
 
-// config returns the agent's configuration: the settings, checked against each other, and
-// what they leave to the host.
+// config returns the agent's configuration: the settings, checked against each other, and values of the host that
+// the settings leave open.
 func (o *options) config() (agent.Config, error) {
 	cfg := o.agent
 	cfg.Logger = o.logger()
@@ -83,8 +83,8 @@ func (o *options) config() (agent.Config, error) {
 	return cfg, err
 }
 
-// completeDNS adds to the query path's Config what it shares with the control plane's, and
-// the nameservers.
+// completeDNS adds the nameservers to the Config of DNS, and the values that it shares with the control plane's
+// Config.
 func (o *options) completeDNS(cfg *agent.Config) error {
 	dns := &cfg.DNS
 	dns.Namespace, dns.ID = cfg.XDS.Node.Namespace, cfg.XDS.Node.PodName
@@ -137,7 +137,7 @@ func (o *options) logger() *slog.Logger {
 	return slog.New(newHandler(to))
 }
 
-// logParallel logs what parallelEnv means, if it is in effect.
+// logParallel logs what parallelEnv means, if its value is in use.
 func (o *options) logParallel(log *slog.Logger) {
 	if o.parallel && o.agent.DNS.Forward.Order == forward.OrderFastest {
 		log.Info(parallelEnv+"=true means --"+orderFlag+" fastest: nameservers are not asked all at once",
@@ -145,7 +145,7 @@ func (o *options) logParallel(log *slog.Logger) {
 	}
 }
 
-// captureConfig returns what is captured: the settings, and what follows from others.
+// captureConfig returns what is captured: the settings of capture, and what follows from other settings.
 func (o *options) captureConfig() (agent.CaptureConfig, error) {
 	cfg, enabled := o.capture, o.flags.Lookup(enabledFlag)
 	cfg.Because = fmt.Sprintf("%s=%s (%s)", settings.Env(enabled), enabled.Value, settings.Source(enabled))
@@ -155,8 +155,8 @@ func (o *options) captureConfig() (agent.CaptureConfig, error) {
 	return cfg, err
 }
 
-// agentCaptureConfig is captureConfig for an agent in this process. It returns an error if
-// the agent's own queries or a whole node's would be captured.
+// agentCaptureConfig is captureConfig for an agent in this process. It returns an error if the agent's own
+// queries, or those of a whole node, would be captured.
 func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
 	if err := cmp.Or(ownQueriesPass(o.capture.Config), o.ownNetwork()); err != nil {
 		return agent.CaptureConfig{}, err
@@ -195,7 +195,7 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 	return cfg, err
 }
 
-// portFor returns the port of the address that a setting has.
+// portFor returns the port of addr, the value of a setting.
 func portFor(setting, addr string) (uint16, error) {
 	_, port, err := net.SplitHostPort(addr)
 	number, numberErr := strconv.ParseUint(port, 10, 16)
@@ -205,8 +205,8 @@ func portFor(setting, addr string) (uint16, error) {
 	return uint16(number), nil
 }
 
-// servedFamilies leaves out the families for which an agent on this host does not listen
-// where the rules redirect to. It returns an error if none is left.
+// servedFamilies leaves out the families for which an agent that listens on host does not listen where the rules
+// redirect queries. It returns an error if no family is left.
 func servedFamilies(cfg iptables.Config, host string) (iptables.Config, error) {
 	hosts := []string{host}
 	switch host {
@@ -236,8 +236,7 @@ func servedFamilies(cfg iptables.Config, host string) (iptables.Config, error) {
 	return cfg, nil
 }
 
-// ownQueriesPass returns an error if this process, as an agent, would capture its own
-// queries.
+// ownQueriesPass returns an error if this process, as the agent, would capture its own queries.
 func ownQueriesPass(cfg iptables.Config) error {
 	uid, gid := uint32(os.Getuid()), uint32(os.Getgid())
 	if slices.Contains(cfg.AgentUIDs, uid) || slices.Contains(cfg.AgentGIDs, gid) {

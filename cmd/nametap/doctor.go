@@ -50,14 +50,14 @@ func newDoctorCommand() *cobra.Command {
 		Use:   "doctor",
 		Short: "Show what is wrong, why, and what ends it",
 		Long: `Show what is wrong with the agent and with DNS on this host: since when, the evidence, the
-effect, and a command or a file that ends it. Problems come before warnings, causes before
-what they may explain, and what they do explain is left out. Run it as root, which may send
-queries as another user.
+effect, and a command or a file that ends it. Problems come before warnings, and causes before
+problems that they may explain. A problem that another one does explain is left out. Run the
+command as root, which may send queries as another user.
 
 The agent reports a problem that has lasted for 15 s, and until 15 s after its end. The
-command itself checks that an agent runs, or else the settings of its unit and which program
-has its port; its version, resolv.conf, nsswitch.conf, and that the agent answers the queries
-that programs send.
+command itself checks that an agent runs. If none does, it checks the settings of the agent's
+unit, and which program has the agent's port. It also checks the agent's version, resolv.conf,
+nsswitch.conf, and that the agent answers the queries that programs send.
 
 The exit code is 0 without a problem, 1 with one, 3 with warnings only, 2 if this user may
 not ask the agent.`,
@@ -157,7 +157,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// nsswitchConf is where libc looks up its services.
+// nsswitchConf says which services libc uses to look up names.
 const nsswitchConf = "/etc/nsswitch.conf"
 
 // resolvConf returns the path of the file that programs read.
@@ -165,7 +165,7 @@ func (d *doctorCommand) resolvConf() string {
 	return cmp.Or(d.client.options.agent.DNS.Forward.ResolvConf, resolvconf.DefaultPath)
 }
 
-// hostsServices returns the services of the line "hosts" of nsswitch.conf, nil without one.
+// hostsServices returns the services of the line "hosts" of nsswitch.conf; nil without that line.
 func hostsServices() []string {
 	text, err := os.ReadFile(nsswitchConf)
 	if err != nil {
@@ -180,7 +180,7 @@ func hostsServices() []string {
 	return nil
 }
 
-// unitState returns the state of nametap.service as systemd has it, "" without systemd or the unit.
+// unitState returns the state of nametap.service, as systemd says it; "" without systemd or the unit.
 func unitState(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, unitTimeout)
 	defer cancel()
@@ -218,8 +218,8 @@ func (d *doctorCommand) readResolvConf(host *problems.Host) []netip.AddrPort {
 	return servers
 }
 
-// redirected says which families are not redirected to the agent of this pod, as its test queries show. Skipped says
-// why it does not know.
+// redirected returns the families whose queries are not redirected to the agent of this pod, as the agent's test
+// queries show, and why each is not. skipped says why this is not known.
 func (d *doctorCommand) redirected(status agent.Status) (without map[string]string, skipped string) {
 	capture, err := d.client.options.captureConfig()
 	switch {
@@ -237,7 +237,7 @@ func (d *doctorCommand) redirected(status agent.Status) (without map[string]stri
 	return without, ""
 }
 
-// ways queries a nameserver of resolv.conf as programs do. Skipped says why it does not.
+// ways queries a nameserver of resolv.conf as programs do. skipped says why it sends no query.
 func (d *doctorCommand) ways(ctx context.Context, status agent.Status, server netip.AddrPort) (sent []problems.Sent, skipped string) {
 	own := status.OnlyNameserverOf != ""
 	switch {
@@ -314,8 +314,8 @@ func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.
 	return err
 }
 
-// A bundle is a tar file for a ticket. It has no names of the mesh; the queries that failed, and their clients, are in
-// it.
+// A bundle is a tar file for a ticket. It does not have the names of the table; it has the queries that failed,
+// and their clients.
 type bundle struct {
 	client *statusClient
 	tar    *tar.Writer
@@ -391,7 +391,7 @@ func (b *bundle) addReply(ctx context.Context, name, path string, query url.Valu
 	return b.add(name, text)
 }
 
-// addDigest adds a digest of the table, which tells whether two agents have the same.
+// addDigest adds a digest of the table, which shows whether two agents have the same table.
 func (b *bundle) addDigest(ctx context.Context) error {
 	text, err := b.reply(ctx, "/debug/ndsz", nil)
 	if err != nil {

@@ -18,7 +18,7 @@ type usageError struct{ error }
 // Unwrap returns the error without the mark.
 func (e usageError) Unwrap() error { return e.error }
 
-// usageArgs marks the errors of a check of the arguments as usage errors.
+// usageArgs returns a check of the arguments whose errors are usage errors.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(command *cobra.Command, args []string) error {
 		if err := check(command, args); err != nil {

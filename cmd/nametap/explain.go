@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// maxExplained is how many entries are printed of those that match words.
+	// maxExplained is how many of the matching entries are printed.
 	maxExplained = 10
 	// explainWidth is the width of a printed line.
 	explainWidth = 100
@@ -79,7 +79,8 @@ func printExplained(w io.Writer, entries []explain.Entry) error {
 	return err
 }
 
-// wrap writes a text in lines of explainWidth. The first one has an indent, the others two columns more.
+// wrap writes a text in lines of up to explainWidth. The first line begins with indent, the others two columns
+// further right.
 func wrap(w io.StringWriter, indent, text string) {
 	line := indent
 	for i, word := range strings.Fields(text) {

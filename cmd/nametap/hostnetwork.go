@@ -22,7 +22,7 @@ const inPod = "KUBERNETES_SERVICE_HOST"
 // hostIP is an environment variable with the address of a pod's node, by the downward API.
 const hostIP = "HOST_IP"
 
-// kubeletsHostNetwork is the first line of that file in a pod on its node's network.
+// kubeletsHostNetwork is the first line of hostsFile in a pod on its node's network.
 const kubeletsHostNetwork = "# Kubernetes-managed hosts file (host network)."
 
 // ownNetwork returns an error if this process is in a pod on its node's network. There the
@@ -42,7 +42,7 @@ func (o *options) ownNetwork() error {
 	return fmt.Errorf("capture: this pod has the network of its node (hostNetwork: %s), so the rules would capture the DNS of the whole node, even after the pod has ended: give the pod its own network, or capture the node's DNS with --%s", sign, hostNetworkFlag)
 }
 
-// nodesNetwork returns how this process knows that it has its node's network, or "".
+// nodesNetwork returns the sign by which this process knows that it has its node's network, or "".
 func (o *options) nodesNetwork() (sign string, err error) {
 	if text := os.Getenv(hostIP); text != "" {
 		node, err := netip.ParseAddr(text)
@@ -69,7 +69,7 @@ func (o *options) nodesNetwork() (sign string, err error) {
 	return nodesNamespace()
 }
 
-// onInterface reports whether this network namespace has an address.
+// onInterface reports whether an interface of this network namespace has the address.
 func onInterface(address netip.Addr) (bool, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

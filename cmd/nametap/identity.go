@@ -69,8 +69,8 @@ func readIdentity(flags *pflag.FlagSet, environ []string) (workloadIdentity, err
 	return id, nil
 }
 
-// addLabels adds labels in the form of a JSON object. They win over the labels of
-// canonicalLabel, whose variables come first.
+// addLabels adds labels in the form of a JSON object. They replace labels of the same name from canonicalLabel,
+// whose variables are read before.
 func (id *workloadIdentity) addLabels(text string) error {
 	var labels map[string]string
 	if err := json.Unmarshal([]byte(text), &labels); err != nil {
@@ -95,8 +95,8 @@ func (id *workloadIdentity) addJSON(text string) error {
 	return nil
 }
 
-// refresh returns a function that gives a node its current addresses and labels: those that
-// are fixed, and those in the file that the downward API writes.
+// refresh returns a function that gives a node its current addresses and labels. The labels are the fixed ones and
+// those in the file that the downward API writes.
 func (o *options) refresh(fixed map[string]string) func(nds.Node) (nds.Node, error) {
 	return func(node nds.Node) (nds.Node, error) {
 		var err error

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// controlPlane is the program that has the command inject. The agent, which runs in every pod, does
-// not have it, because it would be 2 % larger.
+// controlPlane is the program that has the command inject. This program, which runs in every pod, does not have
+// it: it would be 2 % larger.
 const controlPlane = "nametap-discovery"
 
 func newInjectCommand() *cobra.Command {
@@ -25,14 +25,14 @@ func newInjectCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("the program %s does the work: install it beside nametap or in PATH, or run its image: %w", controlPlane, err)
 			}
-			// It gets the output and the signals of this process, and its exit code is the one of the command. By its first
-			// argument it speaks as this program.
+			// The other program takes the place of this process, so it has the output, the signals and the exit
+			// code. Its first argument makes it speak as nametap.
 			return fmt.Errorf("running %s: %w", program, syscall.Exec(program, append([]string{"nametap", "inject"}, args...), os.Environ()))
 		},
 	}
 }
 
-// programBeside returns the path of another program: in the directory of this one, or in PATH.
+// programBeside returns the path of another program, which is in the directory of this one or in PATH.
 func programBeside(name string) (string, error) {
 	self, err := os.Executable()
 	if err == nil {

@@ -73,8 +73,8 @@ func (w prefixWriter) Write(text []byte) (int, error) {
 // A journalHandler passes each record to the handler for its priority.
 type journalHandler map[string]slog.Handler
 
-// newJournalHandler returns a handler whose lines journald gives their priorities. newHandler returns the
-// handler that writes the lines.
+// newJournalHandler returns a handler that writes lines from which journald reads their priorities. newHandler
+// returns the handler that formats the lines.
 func newJournalHandler(to io.Writer, newHandler func(io.Writer) slog.Handler) journalHandler {
 	h := journalHandler{}
 	for _, prefix := range []string{journalError, journalWarning, journalInfo, journalDebug} {

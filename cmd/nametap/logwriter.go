@@ -10,7 +10,7 @@ import (
 const (
 	// logLines is how many lines wait while the log is not read. Further lines are dropped.
 	logLines = 1024
-	// logCloseTimeout bounds the writing of the last lines, or of the last error.
+	// logCloseTimeout is how long writing the last lines, or the last error, may take.
 	logCloseTimeout = time.Second
 )
 
@@ -24,7 +24,7 @@ type logWriter struct {
 	closed  chan struct{}
 }
 
-// newLogWriter returns a writer, which the caller closes.
+// newLogWriter returns a writer. The caller closes it.
 func newLogWriter(to io.Writer) *logWriter {
 	w := &logWriter{to: to, lines: make(chan []byte, logLines), closing: make(chan struct{}), closed: make(chan struct{})}
 	go w.run()

@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The ports on which kubelet listens: its API, and /healthz on loopback. Other programs,
-// such as metrics-server, have the first one, too.
+// The ports on which kubelet listens: its API, and /healthz on loopback. Other programs, such as metrics-server,
+// use the first port, too.
 const (
 	kubeletPort       = 10250
 	kubeletHealthPort = 10248
 )
 
-// nodesNamespace returns how the network namespace of this process shows that it is a node's, or
-// "": kubelet listens in it, or its interfaces have peers in several other namespaces, which
-// are pods. The interfaces of a pod have their peers in the node's namespace.
+// nodesNamespace returns the sign that the network namespace of this process is a node's, or "". There are two
+// signs: kubelet listens in the namespace, or its interfaces have peers in several other namespaces, which are
+// pods. The interfaces of a pod have their peers in the node's namespace.
 func nodesNamespace() (sign string, err error) {
 	listening, err := listeningPorts()
 	if err != nil {
@@ -54,8 +54,8 @@ func listeningPorts() (map[uint16]bool, error) {
 	return ports, nil
 }
 
-// peerNamespaces returns the network namespaces of the peers of interfaces in a netlink dump, by
-// the numbers that the kernel gives them in this one.
+// peerNamespaces returns the network namespaces of the peers of interfaces in a netlink dump, by the numbers that
+// the kernel gives them in this namespace.
 func peerNamespaces(dump []byte) (map[int32]bool, error) {
 	messages, err := syscall.ParseNetlinkMessage(dump)
 	if err != nil {

@@ -58,7 +58,7 @@ const (
 	orderFlag       = "upstream-order"
 )
 
-// parallelEnv is the variable with which Istio's agent asks all nameservers at once.
+// parallelEnv is the variable that makes Istio's agent ask all nameservers at once.
 const parallelEnv = "DNS_FORWARD_PARALLEL"
 
 // defaultMeshConfig is where Istio has the mesh config in a pod and on a VM.
@@ -164,10 +164,10 @@ func (o *options) declareEgress(g settings.Group) {
 	cfg := &o.egress
 	g.Bool(&o.carries, "egress", "carry TCP connections to automatic VIPs to their hosts: ask for VIPs, listen for connections, and redirect these with the capture rules")
 	g.String(&cfg.Addr, egressAddrFlag, "listen for connections to VIPs on `host:port`; localhost is 127.0.0.1 and ::1, no host is all addresses")
-	g.Var(settings.List(&cfg.Sources, netip.ParseAddr), "egress-source", "`address` of this host that connections to hosts come from; one of each family")
+	g.Var(settings.List(&cfg.Sources, netip.ParseAddr), "egress-source", "`address` of this host from which connections to hosts are made; at most one of each family")
 	g.Var(settings.Uint(&cfg.Mark), "egress-mark", "mark (SO_MARK) of the packets to hosts, for rules and routes; 0 for none; needs CAP_NET_ADMIN")
 	g.String(&cfg.Proxy, "egress-proxy", "HTTP proxy, `host:port`, that connects to the hosts by CONNECT")
-	g.Var(settings.Duration(&cfg.IdleTimeout, settings.ZeroRefused), "egress-idle-timeout", "how long a connection to a VIP may send nothing in both directions; one that has ended in one direction, a twelfth of it")
+	g.Var(settings.Duration(&cfg.IdleTimeout, settings.ZeroRefused), "egress-idle-timeout", "how long a connection to a VIP may carry no data in either direction; a twelfth of it after the data of one direction has ended")
 }
 
 // declareProcess declares how the process runs and what it says.
@@ -183,7 +183,7 @@ func (o *options) declareProcess(g settings.Group) {
 
 // A nameserver is one value of --upstream.
 type nameserver struct {
-	suffix string // if routed: of the names that it is for
+	suffix string // if routed: the suffix of the names that the nameserver is for
 	routed bool
 	spec   upstream.Spec
 }
@@ -198,7 +198,7 @@ func parseNameserver(text string) (nameserver, error) {
 	return nameserver{suffix, routed, spec}, err
 }
 
-// String returns what parseNameserver reads.
+// String returns the text that parseNameserver reads.
 func (n nameserver) String() string {
 	if n.routed {
 		return n.suffix + "=" + n.spec.String()
@@ -239,8 +239,8 @@ func (v addrValue) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// An upstreamOrder is a setting of the order of nameservers. With true, as parallelEnv may have it, it is fastest, and
-// notes that in parallel; with false it is strict.
+// An upstreamOrder is a setting of the order of nameservers. The value true, which parallelEnv may have, means
+// fastest, and sets parallel. The value false means strict.
 type upstreamOrder struct {
 	*forward.Order
 	parallel *bool
@@ -297,7 +297,7 @@ func (f *logFormat) UnmarshalText(text []byte) error {
 	return errors.New("want text or json")
 }
 
-// parsePrefix reads a prefix, or an address as the prefix of itself alone.
+// parsePrefix reads a prefix, or an address as the prefix that has only this address.
 func parsePrefix(text string) (netip.Prefix, error) {
 	if addr, err := netip.ParseAddr(text); err == nil {
 		return addr.Prefix(addr.BitLen())

@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/agent/problems"
 )
 
-// programsAt returns the programs that have the port of a DNS address, at that address or at all. Only root sees the
-// programs of other users.
+// programsAt returns the programs other than nametap that have the port of a DNS address: at that address, at
+// loopback or at all addresses. Only root sees the programs of other users.
 func programsAt(addr string) (found []problems.Taken) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -50,8 +50,8 @@ type boundSocket struct {
 	uid, inode string
 }
 
-// readSockets returns the sockets of this network namespace in a table of proc_net(5), such as udp6; none if the kernel
-// lacks the family.
+// readSockets returns the sockets of this network namespace in a table of proc_net(5), such as udp6. It returns
+// none if the kernel lacks the family.
 func readSockets(table string) ([]boundSocket, error) {
 	text, err := os.ReadFile("/proc/net/" + table)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -94,8 +94,8 @@ func parseHexAddr(text string) (addr netip.AddrPort, ok bool) {
 	return netip.AddrPortFrom(ip.Unmap(), uint16(number)), ok
 }
 
-// programOf returns the name and the number of the process that has a socket, "" if that is not known. The socket is
-// own if nametap has it, or systemd for nametap.
+// programOf returns the name and the number of the process that has a socket, "" if that is not known. own is true
+// if nametap has the socket, or systemd, which may hold it for nametap.
 func programOf(inode string) (program string, own bool) {
 	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
 	if err != nil {
@@ -116,9 +116,9 @@ func programOf(inode string) (program string, own bool) {
 	return "", false
 }
 
-// alone returns an error if a program of another user has bound a UDP socket to an address of
-// sockets of systemd, which are those with these inodes. It may have done so before systemd
-// did, and receives their packets if it is bound to an interface.
+// alone returns an error if a program of another user has a UDP socket at the address of a socket of systemd.
+// inodes are those of systemd's sockets. The program may have bound its socket before systemd did, and receives
+// the packets if its socket is bound to an interface.
 func alone(inodes map[string]bool) error {
 	for _, table := range []string{"udp", "udp6"} {
 		sockets, err := readSockets(table)
@@ -132,8 +132,8 @@ func alone(inodes map[string]bool) error {
 	return nil
 }
 
-// squatter returns the number of a user that is not root, and has a socket with the address of one
-// of the sockets with these inodes.
+// squatter returns the uid of a user other than root who has a socket with the address of one of the sockets with
+// these inodes.
 func squatter(sockets []boundSocket, inodes map[string]bool) (user string, found bool) {
 	own := map[netip.AddrPort]bool{}
 	anyHost := map[uint16]bool{} // ports of own sockets

@@ -124,7 +124,7 @@ func (c *queryCommand) run(ctx context.Context, w io.Writer, args []string) erro
 	return printOutput(w, c.output, results, func(w io.Writer) error { return printResults(w, results) })
 }
 
-// answer asks one question, and adds what is known of the answer.
+// answer asks one question, and adds what the agent knows about the answer.
 func (c *queryCommand) answer(ctx context.Context, a *asker, q dns.Question) (queryResult, error) {
 	var trace *queryTrace
 	if c.trace {
@@ -176,12 +176,13 @@ func parseQuestions(name string, types []string) ([]dns.Question, error) {
 // An asker asks questions.
 type asker struct {
 	addr string
-	// timeout is the agent's own for a forwarded query.
+	// timeout is the agent's time limit for a forwarded query.
 	timeout    time.Duration
 	trace      bool
 	resolvConf string
 
-	// As a client: the user of its sockets, and where the agent is, in place of addr.
+	// Only if it asks as a client does: user owns the sockets, agent is the agent's address, and addr a
+	// nameserver's.
 	user  *socketUser
 	agent string
 }
@@ -240,7 +241,7 @@ func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 	return result, nil
 }
 
-// readFrom adds where the answer came from.
+// readFrom adds where the answer in resp came from.
 func (r *queryResult) readFrom(resp *dns.Msg) {
 	from, err := dnsproxy.ReadProvenance(resp)
 	if err != nil {
@@ -257,8 +258,8 @@ func (r *queryResult) seeRows(rows []string) {
 	}
 }
 
-// rcodeName returns the name of a response code. The library's name for 16 is BADSIG, which
-// is the meaning in a TSIG record; in a message it is BADVERS.
+// rcodeName returns the name of a response code. The library calls 16 BADSIG, which is its meaning in a TSIG
+// record; in a message it is BADVERS.
 func rcodeName(rcode int) string {
 	if rcode == dns.RcodeBadVers {
 		return "BADVERS"
@@ -350,15 +351,15 @@ func (r *queryResult) printFrom(w io.Writer) {
 	}
 }
 
-// A capturedQuery says what has answered a query that was sent as a client of this host sends it.
+// A capturedQuery says which server has answered a query that was sent as a client of this host sends it.
 type capturedQuery struct {
 	Server string `json:"server"` // the first nameserver of resolv.conf
-	UID    int    `json:"uid"`    // of the socket
+	UID    int    `json:"uid"`    // the owner of the socket
 	By     string `json:"by"`     // agent, otherAgent or server
 	ID     string `json:"id,omitempty"`
 }
 
-// What has answered a captured query.
+// The servers that may have answered a captured query.
 const (
 	byAgent      = "agent"      // the agent of --dns-addr
 	byOtherAgent = "otherAgent" // another agent
@@ -373,7 +374,7 @@ func (a *asker) capture(o *options) error {
 	if err != nil {
 		return fmt.Errorf("reading the nameserver to ask: %w", err)
 	}
-	// Not Files.Read, which replaces systemd-resolved's stub, that clients ask.
+	// Clients ask the stub of systemd-resolved, which Files.Read would replace.
 	servers := resolvconf.Parse(text).Servers
 	if len(servers) == 0 {
 		return fmt.Errorf("%s names no nameserver, so clients ask 127.0.0.1: query that with --dns-addr", path)
@@ -391,7 +392,8 @@ type socketUser struct{ uid, gid int }
 // nobody is the user of clients if this command runs as root.
 const nobody = 65534
 
-// clientUser returns a user whose queries are captured: the one of this command, or for root one without rights.
+// clientUser returns a user whose queries are captured: the user of this command or, instead of root, a user
+// without rights.
 func clientUser(c *iptables.Config) (*socketUser, error) {
 	passes := func(id int, lists ...[]uint32) bool {
 		return slices.ContainsFunc(lists, func(ids []uint32) bool { return slices.Contains(ids, uint32(id)) }) //nolint:gosec // an id
@@ -435,7 +437,7 @@ func (u *socketUser) dial(ctx context.Context, network, addr string) (conn net.C
 	return conn, err
 }
 
-// findCaptured says what has answered a query.
+// findCaptured finds out which server has answered a query.
 func (a *asker) findCaptured(ctx context.Context, r *queryResult) {
 	if a.user == nil {
 		return
@@ -467,7 +469,7 @@ func (a *asker) id(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// print prints what has answered; it prints nothing for nil.
+// print prints which server has answered. It prints nothing if c is nil.
 func (c *capturedQuery) print(w io.Writer) {
 	if c == nil {
 		return
@@ -511,7 +513,7 @@ func hasVIP(record string) bool {
 	return err == nil && slices.ContainsFunc(egress.VIPs(), func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// print prints a line for each name; it prints nothing for nil.
+// print prints a line for each name. It prints nothing if u is nil.
 func (u *vipUse) print(w io.Writer) {
 	if u == nil {
 		return

@@ -61,7 +61,7 @@ type recentQueries struct {
 	Last   *seen.Record   `json:"last,omitempty"`
 }
 
-// newTrace returns what is to be read before the question is asked.
+// newTrace reads the parts of a trace that have to be read before the question is asked.
 func newTrace(ctx context.Context, status *statusClient, q dns.Question) *queryTrace {
 	t := &queryTrace{}
 	var state agent.Status
@@ -118,7 +118,7 @@ func readRecent(ctx context.Context, status *statusClient, name string) (*recent
 	}
 }
 
-// findCandidates asks what libc asks for a name, unless it has one candidate only.
+// findCandidates asks the questions that libc asks for a name, unless libc asks only one.
 func (t *queryTrace) findCandidates(ctx context.Context, a *asker, name string, qtype uint16) {
 	if _, reverse := dns.ReverseAddr(name); reverse == nil || strings.HasSuffix(name, ".") {
 		return
@@ -143,7 +143,7 @@ func (t *queryTrace) findCandidates(ctx context.Context, a *asker, name string, 
 	}
 }
 
-// candidatesOf returns the names that libc queries for a name without a dot at its end, in their order. See
+// candidatesOf returns the names that libc queries for a name without a dot at its end, in the order of libc. See
 // resolv.conf(5).
 func candidatesOf(name string, search []string, ndots int) []string {
 	var names []string
@@ -175,7 +175,7 @@ func ndots(text []byte) int {
 	return n
 }
 
-// print prints the trace; it prints nothing for nil.
+// print prints the trace. It prints nothing if t is nil.
 func (t *queryTrace) print(w io.Writer, r *queryResult) {
 	if t == nil {
 		return
@@ -228,7 +228,7 @@ func cacheText(e *forward.CacheEntry) string {
 	return fmt.Sprintf("%s of %s with %d records, for %d s more", e.Rcode, e.Server, e.Records, e.TTL)
 }
 
-// printAttempts prints what nameservers were sent.
+// printAttempts prints what each nameserver was sent, and what came of it.
 func (t *queryTrace) printAttempts(w io.Writer, r *queryResult) {
 	if len(r.From.Attempts) == 0 {
 		if r.From.Source == "upstream" {

@@ -23,7 +23,7 @@ type taker uint8
 
 // The takers.
 const (
-	byRestart taker = iota // none: the next process takes them
+	byRestart taker = iota // no part: the next process takes the value
 	byLog
 	byCapture
 	byDNS
@@ -63,25 +63,25 @@ type configurable interface {
 // A reloader reads the settings of a running agent again when a file has changed or a
 // signal asks for it. It applies the changes that can be applied and logs all of them.
 type reloader struct {
-	running  *options         // with the settings that the agent was started with
-	last     *options         // as read last
-	identity workloadIdentity // as read last
+	running  *options         // the settings that the agent was started with
+	last     *options         // the settings that were read last
+	identity workloadIdentity // the identity that was read last
 	failed   string           // the last error that was logged
 	log      *slog.Logger
 	watcher  *settings.Watcher
 	agent    func() configurable
-	// inUse has the settings in use: those that the agent takes while it runs are as read last, the others
-	// as it was started with.
+	// inUse has the settings in use: of those that the agent takes while it runs, the values that were read last;
+	// of the others, the values that the agent was started with.
 	inUse atomic.Pointer[options]
-	// files is what has become of changes of the files.
+	// files says whether changed files were refused, and which changes need a restart.
 	files atomic.Pointer[problems.Settings]
 }
 
-// newReloader returns a reloader for an agent that was started with these settings. It calls running for
-// the agent when settings have changed.
+// newReloader returns a reloader for an agent that was started with the settings o. running returns the agent; it
+// is called when settings have changed.
 func newReloader(o *options, log *slog.Logger, running func() configurable) *reloader {
 	watcher := settings.NewWatcher(settings.Files(o.flags))
-	id, _ := readIdentity(o.flags, os.Environ()) // without an error, or the agent would not run
+	id, _ := readIdentity(o.flags, os.Environ()) // there is no error, or the agent would not run
 	r := &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, agent: running}
 	r.inUse.Store(o)
 	r.files.Store(&problems.Settings{})
@@ -120,7 +120,7 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 		case <-signals:
 			r.watcher.Note()
 			r.log.Info("SIGHUP: reading the settings again")
-			r.failed = "" // an answer to each signal
+			r.failed = "" // each signal gets an answer in the log
 		}
 		r.reload()
 	}
@@ -155,7 +155,7 @@ func (r *reloader) reload() {
 	r.apply(next)
 }
 
-// pending returns the settings as read last that a restart would change.
+// pending returns the settings whose values that were read last take effect only after a restart.
 func (r *reloader) pending() (names []string) {
 	for _, c := range changes(r.running, r.last) {
 		if takenBy(c.name) == byRestart {
@@ -165,7 +165,7 @@ func (r *reloader) pending() (names []string) {
 	return names
 }
 
-// apply makes the agent use settings.
+// apply makes the agent use the settings next.
 func (r *reloader) apply(next settingsRead) {
 	previous := r.inUse.Swap(next.inUse)
 	r.running.logLevel.Set(next.inUse.logLevel.Level())
@@ -191,7 +191,7 @@ func (r *reloader) apply(next settingsRead) {
 type settingsRead struct {
 	read, inUse *options // see reloader
 	dns         dnsproxy.Config
-	capture     agent.CaptureConfig // if the agent installs rules
+	capture     agent.CaptureConfig // only if the agent installs rules
 }
 
 // read reads the settings of the files, with the command line and the environment
@@ -224,7 +224,7 @@ func (r *reloader) read() (next settingsRead, err error) {
 	return next, err
 }
 
-// A settingChange is one setting that was read with another value.
+// A settingChange is one setting with its previous value and the one that was read now.
 type settingChange struct{ name, from, to string }
 
 // changes returns the settings that differ, in the order of the help.

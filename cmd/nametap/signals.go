@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// endSignals are the signals that end a command in an orderly way. SIGHUP is one of them,
-// so that a terminal that closes ends what runs in it. Under nohup it stays ignored.
+// endSignals returns the signals that end a command in an orderly way. SIGHUP is one of them, so that a terminal
+// that closes ends the programs in it. Under nohup it stays ignored.
 func endSignals() []os.Signal {
 	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -17,9 +17,9 @@ func endSignals() []os.Signal {
 	return signals
 }
 
-// hangupReloads reports whether SIGHUP asks the agent to read its settings again, as it asks
-// every other daemon: if a service manager runs the agent, or no terminal does. A terminal
-// that closes sends it too, to end what it runs.
+// hangupReloads reports whether SIGHUP asks the agent to read its settings again, as with other daemons. That is
+// so if a service manager runs the agent, or no terminal does: a terminal that closes sends SIGHUP, too, to end
+// the programs in it.
 func hangupReloads() bool {
 	if signal.Ignored(syscall.SIGHUP) {
 		return false
@@ -38,11 +38,11 @@ func hangupReloads() bool {
 // agentSignals are the signals of a process that runs the agent.
 type agentSignals struct {
 	end    []os.Signal
-	reload <-chan os.Signal // nil if no signal does
+	reload <-chan os.Signal // nil if no signal asks to reload
 }
 
-// newAgentSignals takes SIGHUP away from the context that ends the command, if it is to
-// reload.
+// newAgentSignals returns the signals of this process. If SIGHUP is to reload the settings, it no longer ends the
+// context of the command.
 func newAgentSignals() agentSignals {
 	signals := agentSignals{end: endSignals()}
 	if !hangupReloads() {
@@ -56,7 +56,7 @@ func newAgentSignals() agentSignals {
 	return signals
 }
 
-// onSecond calls f when the end is asked for a second time. Further signals do nothing.
+// onSecond calls f when a second signal asks for the end. Further signals do nothing.
 func (s agentSignals) onSecond(f func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, s.end...)
@@ -67,8 +67,8 @@ func (s agentSignals) onSecond(f func()) {
 	}()
 }
 
-// handOverSignal ends an agent that another one follows, so that the capture rules stay. It is
-// the RestartKillSignal of nametap.service.
+// handOverSignal ends an agent that another one will follow, so the capture rules stay. It is the
+// RestartKillSignal of nametap.service.
 const handOverSignal = syscall.SIGUSR1
 
 // onHandOver calls f after handOverSignal.

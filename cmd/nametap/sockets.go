@@ -15,7 +15,8 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// systemdSockets returns the sockets of systemd, none without it, for this process alone.
+// systemdSockets returns the sockets that systemd passes to this process; none without systemd. It keeps programs
+// of other users from their packets.
 func systemdSockets() ([]*os.File, error) {
 	files := activation.Files(true)
 	if err := exclusive(files); err != nil || len(files) == 0 {
@@ -34,16 +35,16 @@ func systemdSockets() ([]*os.File, error) {
 	return files, alone(inodes)
 }
 
-// shareSockets gives inherited sockets to the parts of the agent, by their addresses: their order and
-// number do not matter. Those of the status address go to the status server, those on the port for VIPs to egress,
-// or to none if it is off, and the others to DNS. TCP sockets on another port, on which there is no UDP
-// socket, are not used: a setting has changed and the unit of the sockets has not.
+// shareSockets gives inherited sockets to the parts of the agent, by their addresses: their order and number do
+// not matter. The status server gets those of the status address, egress those on the port for VIPs (nobody if
+// egress is off), and DNS the others. A TCP socket on another port, on which there is no UDP socket, is not used:
+// a setting has changed, and the unit of the sockets has not.
 func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 	dns := map[uint16]bool{0: true}
 	for _, file := range inherited {
 		dns[sockets.UDPPort(file)] = true
 	}
-	var vips []*os.File // that systemd has stored
+	var vips []*os.File // sockets for VIPs that systemd has stored
 	for _, file := range inherited {
 		switch port := sockets.TCPAddr(file).Port(); {
 		case agent.OwnsStatus(cfg.StatusAddr, file):
@@ -70,8 +71,8 @@ func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 	shareStored(cfg, egressAddr, vips)
 }
 
-// shareStored gives the sockets for connections to VIPs that systemd has stored to egress. If a setting has changed
-// since then, it closes them, and systemd does, too.
+// shareStored gives egress the sockets for connections to VIPs that systemd has stored. If a setting has changed
+// since then, it closes them, and makes systemd close them, too.
 func shareStored(cfg *agent.Config, addr string, vips []*os.File) {
 	other := func(file *os.File) bool { return cfg.Egress == nil || !egress.Among(addr, file) }
 	switch {
@@ -86,10 +87,10 @@ func shareStored(cfg *agent.Config, addr string, vips []*os.File) {
 	}
 }
 
-// exclusive keeps the programs of other users from the ports of UDP sockets. systemd sets
-// SO_REUSEADDR on each socket (systemd.socket(5) has no setting for it), and with it on both
-// sockets Linux lets any user bind another UDP socket to the same address and port, which then
-// receives all packets. It is not allowed again while any process has the socket.
+// exclusive keeps the programs of other users from the ports of UDP sockets. systemd sets SO_REUSEADDR on each
+// socket (systemd.socket(5) has no setting for it). If both sockets have this option, Linux lets any user bind
+// another UDP socket to the same address and port, which then receives all packets. Once exclusive has cleared the
+// option, Linux refuses that as long as any process has the socket.
 func exclusive(files []*os.File) error {
 	var errs []error
 	for _, file := range files {

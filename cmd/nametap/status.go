@@ -74,7 +74,8 @@ func printAgentStatus(w io.Writer, status agent.Status) error {
 	return lines.Flush()
 }
 
-// printProblems prints a line for each problem, and one for each that has not lasted yet.
+// printProblems prints a line for each problem, and one for each suspected problem, which has not lasted long
+// enough yet.
 func printProblems(w io.Writer, report problems.Report) {
 	print := func(p problems.Problem, label string) {
 		fmt.Fprintf(w, "%s\t%s, since %s: %s\n", label, p.What, clock(p.Since), strings.ReplaceAll(p.Evidence, "\n", "; "))
@@ -119,7 +120,7 @@ func describeUpstream(u agent.Upstream) string {
 	}
 	texts = append(texts, fmt.Sprintf("%d queries", u.Requests), fmt.Sprintf("%d failed", u.Failures))
 	for _, code := range slices.Sorted(maps.Keys(u.Responses)) {
-		if code != "NOERROR" && code != "NXDOMAIN" { // which are answers
+		if code != "NOERROR" && code != "NXDOMAIN" { // these two are answers
 			texts = append(texts, fmt.Sprintf("%d %s", u.Responses[code], code))
 		}
 	}
@@ -178,7 +179,7 @@ func printMode(w io.Writer, xds nds.Status) {
 	}
 }
 
-// printNameserver prints that queries come to the agent by a resolv.conf, unless path is "".
+// printNameserver prints that queries reach the agent by the resolv.conf at path, unless path is "".
 func printNameserver(w io.Writer, path string) {
 	if path != "" {
 		fmt.Fprintf(w, "capture\tno rules are needed: the agent is the only nameserver of %s\n", path)
@@ -207,7 +208,7 @@ func printEgress(w io.Writer, status *egress.Status) {
 	}
 }
 
-// printWays prints the nameservers whose queries do not reach the agent, or may not.
+// printWays prints the nameservers for which clients' queries do not reach the agent, or may not.
 func printWays(w io.Writer, ways []agent.WayStatus) {
 	for _, way := range ways {
 		if way.Detail != "" {

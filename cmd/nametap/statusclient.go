@@ -19,9 +19,8 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// A statusClient makes requests to the private socket of the agent on this host. It has the
-// agent's settings (flags, environment, Istio's configuration and the --config file), so
-// that it finds the agent without being told where it is.
+// A statusClient makes requests to the private socket of the agent on this host. It has the agent's settings
+// (flags, environment, Istio's configuration and the --config file), so that it finds the agent by itself.
 type statusClient struct{ options *options }
 
 // errNoTable means that the agent has no table yet.
@@ -30,8 +29,8 @@ var errNoTable = errors.New("the agent has no table yet; `nametap status` shows 
 // errNoAgent means that no agent accepts the connection.
 var errNoAgent = errors.New("no agent answers")
 
-// declare declares all settings of the agent, since its environment and its file may have
-// any of them. The help shows only those that say where the agent is.
+// declare declares all settings of the agent, since the environment and the file of the agent may have any of
+// them. The help shows only those that say where the agent is.
 func (c *statusClient) declare(flags *pflag.FlagSet) {
 	c.options = newOptions(flags)
 	flags.VisitAll(func(flag *pflag.Flag) {
@@ -69,7 +68,7 @@ func (c *statusClient) dnsAddr() (string, error) {
 	return reachable(dnsAddrFlag, c.options.agent.DNS.Addr)
 }
 
-// reachable returns an address to connect to for the address to listen on that a flag sets.
+// reachable returns the address to connect to if addr, the value of flag, is the address to listen on.
 func reachable(flag, addr string) (string, error) {
 	to, err := settings.Reachable(addr)
 	if err != nil {
@@ -83,7 +82,7 @@ func (c *statusClient) get(ctx context.Context, path string, query url.Values, v
 	return c.do(ctx, http.MethodGet, path, query, v)
 }
 
-// await waits until the agent is ready, up to a limit; zero does not wait.
+// await waits until the agent is ready, for up to limit. If limit is zero, it does not wait.
 func (c *statusClient) await(ctx context.Context, limit time.Duration) error {
 	if limit <= 0 {
 		return nil
@@ -127,7 +126,8 @@ func (c *statusClient) do(ctx context.Context, method, path string, query url.Va
 	return nil
 }
 
-// request makes a request, and returns the response if it was successful. The caller closes its body.
+// request makes a request, and returns the response if it was successful. The caller closes the body of the
+// response.
 func (c *statusClient) request(ctx context.Context, method, path string, query url.Values) (*http.Response, error) {
 	if err := c.resolve(); err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func (c *statusClient) request(ctx context.Context, method, path string, query u
 	return nil, fmt.Errorf("requesting %s: %s: %s", path, resp.Status, strings.TrimSpace(string(body)))
 }
 
-// transport returns how requests reach the agent: by its private socket.
+// transport returns the way of requests to the agent: its private socket.
 func (c *statusClient) transport() http.RoundTripper {
 	settings := &c.options.agent
 	paths := agent.SocketPaths(agent.SocketDirs(settings.XDS.StateDir), settings.StatusAddr)
@@ -171,7 +171,7 @@ func (c *statusClient) transport() http.RoundTripper {
 	}}
 }
 
-// cause returns the error of a request without its address, which is the same for all agents.
+// cause returns the error of a request without the address, which is the same for all agents.
 func cause(err error) error {
 	if failed, ok := errors.AsType[*url.Error](err); ok {
 		return failed.Err

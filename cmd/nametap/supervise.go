@@ -19,8 +19,7 @@ import (
 // removeTimeout bounds the removal of rules that redirect to an agent that does not start.
 const removeTimeout = 30 * time.Second
 
-// superviseAgent runs this command again as a child process, which answers on the sockets of
-// this one.
+// superviseAgent runs this command again as a child process, which answers on the sockets of this process.
 func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals) error {
 	if os.Getenv("NOTIFY_SOCKET") != "" {
 		return usageError{errors.New("supervise: systemd restarts the agent itself, and nametap.socket holds its sockets: want --supervise=false under systemd")}
@@ -81,8 +80,8 @@ func fixedPorts(cfg agent.Config) error {
 	return nil
 }
 
-// removeRules removes the capture rules of an agent that has crashed, unless the settings say
-// that they stay. It runs another process, since this one has to stay small.
+// removeRules removes the capture rules of an agent that has crashed, unless the settings say that the rules stay.
+// It runs another process for this, since this one has to stay small.
 func removeRules(ctx context.Context, cfg agent.Config) {
 	if cfg.Capture.Config.FailClosed {
 		return

@@ -36,7 +36,7 @@ type servicePort struct {
 	Name     string   `json:"name,omitempty"`
 	Number   int      `json:"number"`
 	Protocol string   `json:"protocol,omitempty"` // TCP if empty
-	IPs      []string `json:"ips,omitempty"`      // the entry's addresses that have it; empty for all
+	IPs      []string `json:"ips,omitempty"`      // the entry's addresses that have the port; empty for all
 }
 
 // String returns the port in the form of `kubectl get service`, after its name.
@@ -70,8 +70,8 @@ func (h hostInfo) details() string {
 	return strings.Join(details, ", ")
 }
 
-// errDiffers is the error of `nametap table --diff` if there is a difference, as diff(1) has
-// exit code 1.
+// errDiffers is the error of `nametap table --diff` if there is a difference: the exit code is 1, as that of
+// diff(1).
 var errDiffers = errors.New("the tables differ")
 
 func newTableCommand() *cobra.Command {
@@ -109,8 +109,8 @@ func newTableCommand() *cobra.Command {
 	return command
 }
 
-// isShortName reports whether the agent derived an entry from a Kubernetes Service's. The
-// key of such an entry ends in a dot. So may the host of a ServiceEntry, as its author wrote it.
+// isShortName reports whether the agent derived an entry from that of a Kubernetes Service. The key of such an
+// entry ends in a dot. The key of a ServiceEntry's host may end in a dot, too, if its author wrote the host so.
 func isShortName(key string, info hostInfo) bool {
 	return strings.HasSuffix(key, ".") && info.Shortname == "" && info.Registry == "Kubernetes"
 }
@@ -129,7 +129,7 @@ func (t hostTable) print(w io.Writer) error {
 	return columns.Flush()
 }
 
-// line returns the line of a difference for an entry.
+// line returns the line of a diff for an entry.
 func (h hostInfo) line(sign, host string) string {
 	words := append([]string{sign, host}, h.IPs...)
 	if details := h.details(); details != "" {

@@ -25,7 +25,7 @@ import (
 // allOf is how far back --no-follow begins without --since: longer than any agent runs.
 const allOf = 10 * 365 * 24 * time.Hour
 
-// A seenQueries is what the commands have in common that read the queries of the agent.
+// A seenQueries has what the commands that read the queries of the agent have in common.
 type seenQueries struct {
 	status statusClient
 	output string
@@ -56,7 +56,7 @@ func (s *seenQueries) declare(flags *pflag.FlagSet) {
 	declareOutput(flags, &s.output)
 }
 
-// params returns the parameters of the request; a name is the only argument.
+// params returns the parameters of the request. The only argument is a name, which may be missing.
 func (s *seenQueries) params(args []string) (url.Values, error) {
 	params := url.Values{}
 	for param, value := range s.filter {
@@ -82,7 +82,7 @@ func (s *seenQueries) params(args []string) (url.Values, error) {
 	return params, nil
 }
 
-// limited returns the context until --for.
+// limited returns a context that ends with ctx, or after the time of --for.
 func (s *seenQueries) limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	if s.limit == 0 {
 		return context.WithCancel(ctx)
@@ -90,8 +90,8 @@ func (s *seenQueries) limited(ctx context.Context) (context.Context, context.Can
 	return context.WithTimeout(ctx, s.limit)
 }
 
-// read requests queries, and calls take with each until it reports false or returns an error. The error is
-// [io.EOF] after the queries that there were.
+// read requests queries, and calls take with each until take returns false or an error. At the end of the response
+// the error is [io.EOF].
 func (s *seenQueries) read(ctx context.Context, params url.Values, take func(*seen.Record) (more bool, err error)) error {
 	resp, err := s.status.request(ctx, http.MethodGet, "/debug/tail", params)
 	if err != nil {
@@ -115,7 +115,7 @@ func (s *seenQueries) read(ctx context.Context, params url.Values, take func(*se
 	return nil
 }
 
-// tailEnded returns the error of read for people: how the agent has ended the response does not matter.
+// tailEnded returns the error of read for people, to whom it does not matter how the agent has ended the response.
 func tailEnded(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errTailEnded
@@ -134,9 +134,9 @@ type tailCommand struct {
 	shown   int
 	header  bool
 	colour  bool
-	recent  map[string]*repeats // of queries that were printed, by what is printed of them
-	hidden  int
-	reasons bool // were printed
+	recent  map[string]*repeats // repeats of the queries that were printed, by what was printed
+	hidden  int                 // queries that were not printed
+	reasons bool                // reasons were printed
 }
 
 func newTailCommand() *cobra.Command {
@@ -144,8 +144,9 @@ func newTailCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "tail [NAME]",
 		Short: "Show the queries that fail, and all others as they are answered",
-		Long: `Show the queries that the agent answers: the client, the question, the result, where it
-came from, and why it is none. With NAME, show those for the name and all names below it.
+		Long: `Show the queries that the agent answers: the client, the question, the result, where that
+came from, and the reason for a failure. With NAME, show those for the name and all names
+below it.
 
 The agent keeps the last 1,000 failures, the last 1,000 queries that were slow (500 ms)
 or for names of Services that do not exist, and the last truncated answers whose clients
@@ -223,7 +224,8 @@ func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error
 	return nil
 }
 
-// printEnd prints how many queries were shown and how many were lost: to a program only if some were.
+// printEnd prints how many queries were shown and how many were lost. If w is no terminal, it prints only how many
+// were lost, if any were.
 func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 	switch {
 	case isTerminal(w):
@@ -272,7 +274,7 @@ const (
 	faint  = "2"
 )
 
-// coloured returns a text in a colour, if the output has colours.
+// coloured returns a text in a colour, if the output is coloured.
 func (t *tailCommand) coloured(text, colour string) string {
 	if !t.colour || colour == "" {
 		return text
@@ -280,20 +282,21 @@ func (t *tailCommand) coloured(text, colour string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[m"
 }
 
-// repeatTime is how long further queries like one that was printed are only counted, and maxRecent of how many.
+// repeatTime is how long queries that are like a printed one are only counted. maxRecent is for how many printed
+// queries at most.
 const (
 	repeatTime = time.Second
 	maxRecent  = 1000
 )
 
-// repeats are further queries like one that was printed.
+// repeats counts the queries that are like a printed one.
 type repeats struct {
 	printed time.Time
 	count   int
 }
 
-// repeats counts a query that was printed a moment ago, and reports whether it is one, and how many there were since the
-// last one that was printed. Programs and forwarders repeat questions that fail.
+// repeats reports whether r is like a query that was printed a moment ago, and counts it if so. Otherwise, before is
+// how many such queries were not printed since the last one. Programs and forwarders repeat questions that fail.
 func (t *tailCommand) repeats(r *seen.Record) (repeat bool, before int) {
 	if !r.Noteworthy {
 		return false, 0
@@ -315,7 +318,7 @@ func (t *tailCommand) repeats(r *seen.Record) (repeat bool, before int) {
 	return false, before
 }
 
-// print prints a query in one line, and the reason, if there is one, in another.
+// print prints a query in one line. If there is a reason, it prints that in another line.
 func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	repeat, before := t.repeats(r)
 	if repeat {
@@ -336,7 +339,7 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	return err
 }
 
-// repeatText returns how many queries like this one were not printed.
+// repeatText says how many queries like the printed one were not printed before it.
 func repeatText(repeats int) string {
 	if repeats == 0 {
 		return ""
@@ -344,7 +347,7 @@ func repeatText(repeats int) string {
 	return fmt.Sprintf(", %d more before", repeats)
 }
 
-// clock returns the time of day, after the date if that is not today's.
+// clock returns the time of day, after the date if that is not today.
 func clock(at time.Time) string {
 	at = at.Local()
 	if at.Format(time.DateOnly) != time.Now().Format(time.DateOnly) {
@@ -410,7 +413,8 @@ func tookText(r *seen.Record) string {
 	return took.Round(time.Microsecond).String()
 }
 
-// printable returns a text in which a terminal finds nothing to obey. A user may choose the name of a cgroup.
+// printable replaces the characters that a terminal might obey. A user may choose, for example, the name of a
+// cgroup.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -426,8 +430,9 @@ type clientNames struct {
 	host  seen.HostAddrs
 }
 
-// of returns the unit or else the name of the user that a query came from, with the uid. Of a client that was not looked up
-// it returns its address, unless that is one of this host: nameservers here have such addresses, too.
+// of returns the unit that a query came from, or else the name of the user, with the uid. For a client that was
+// not looked up it returns the address, unless that is one of this host: nameservers here have such addresses,
+// too.
 func (c *clientNames) of(r *seen.Record) string {
 	named := *r
 	switch {
@@ -440,7 +445,7 @@ func (c *clientNames) of(r *seen.Record) string {
 	return printable(named.Who())
 }
 
-// user returns the name of a user, "" if it has none.
+// user returns the name of a user, or "" if the user has none.
 func (c *clientNames) user(uid uint32) string {
 	name, known := c.users[uid]
 	if known {

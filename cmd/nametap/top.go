@@ -51,7 +51,7 @@ The exit code is 1 if --for found no query.`,
 	return command
 }
 
-// key returns what a query is counted by.
+// key returns the key under which a query is counted.
 func (t *topCommand) key(r *seen.Record) string {
 	switch t.by {
 	case "client":
@@ -153,7 +153,7 @@ func (t *topCommand) result() topResult {
 // clearScreen moves the cursor of a terminal to its first line, and clears it.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// print prints the table after a text.
+// print prints before, and then the table.
 func (t *topCommand) print(w io.Writer, before string) error {
 	var text strings.Builder
 	took := time.Since(t.counted.began)
@@ -172,12 +172,12 @@ func (t *topCommand) print(w io.Writer, before string) error {
 	return err
 }
 
-// maxKeys bounds the keys that are counted.
+// maxKeys is how many keys are counted at a time.
 const maxKeys = 1000
 
-// A top counts the most frequent keys of a stream, whatever others there are: Space-Saving, of Metwally, Agrawal
-// and El Abbadi, 2005. A new key takes the place of the least frequent one, and its count, since it may have been
-// there before; so no count is too low.
+// A top counts the most frequent keys of a stream, however many others there are: it is Space-Saving, of Metwally,
+// Agrawal and El Abbadi, 2005. A new key takes the place of the least frequent one, and its count, since the new
+// key may have been there before. So no count is too low.
 type top struct {
 	began   time.Time
 	queries int
@@ -189,10 +189,11 @@ type top struct {
 type topCount struct {
 	Key     string `json:"key"`
 	Queries int    `json:"queries"`
-	// Over is by how much Queries may be too high. The other numbers are since the key was counted.
+	// Over is by how much Queries may be too high. The numbers below are of the queries since the key took its
+	// place.
 	Over   int      `json:"over"`
 	Failed int      `json:"failed"`
-	Mean   *float64 `json:"meanSeconds,omitempty"` // of those that were measured
+	Mean   *float64 `json:"meanSeconds,omitempty"` // of the queries whose time was measured
 
 	took     float64
 	measured int
@@ -254,7 +255,7 @@ func (h leastFirst) Swap(i, j int) {
 
 // Push appends a count.
 func (h *leastFirst) Push(x any) {
-	c := x.(*topCount) // of top alone
+	c := x.(*topCount) // only top pushes
 	c.index = len(*h)
 	*h = append(*h, c)
 }

@@ -16,11 +16,11 @@ import (
 
 const (
 	unitName = "nametap.service"
-	// unitTimeout is how long systemd may take to say what the unit has.
+	// unitTimeout is how long systemd may take to answer.
 	unitTimeout = 2 * time.Second
 )
 
-// unitFiles are the files with the environment of nametap.service, if systemd cannot be asked. A later one
+// unitFiles returns the files with the environment of nametap.service, if systemd cannot be asked. A later file
 // wins.
 func unitFiles() []string {
 	return []string{"/var/lib/istio/envoy/cluster.env", "/etc/default/nametap"}
@@ -29,11 +29,12 @@ func unitFiles() []string {
 // unitSettings are the settings of nametap.service.
 type unitSettings struct {
 	environ []string // a later variable wins
-	files   []string // that were read
+	files   []string // the files that were read
 	err     error    // why a file could not be read
 }
 
-// describe returns the rest of a text that says where settings come from, and why not from the running agent.
+// describe returns the end of a text that says where settings come from, and why they are not those of the running
+// agent. unasked is the error of asking it.
 func (u unitSettings) describe(unasked error) string {
 	why := "no agent answers"
 	if !errors.Is(unasked, errNoAgent) || errors.Is(unasked, fs.ErrPermission) {
@@ -49,7 +50,7 @@ func (u unitSettings) describe(unasked error) string {
 	return text
 }
 
-// readUnit returns the settings of nametap.service, with the changes that drop-ins make.
+// readUnit returns the settings of nametap.service, including those of drop-ins.
 func readUnit(ctx context.Context) (unit unitSettings) {
 	ctx, cancel := context.WithTimeout(ctx, unitTimeout)
 	defer cancel()
@@ -78,7 +79,7 @@ func readUnit(ctx context.Context) (unit unitSettings) {
 	return unit
 }
 
-// parseUnit reads what `systemctl show` prints: variables, and files that win over them.
+// parseUnit reads the output of `systemctl show`: variables, and files whose variables win over them.
 func parseUnit(text string) (environ, files []string) {
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
