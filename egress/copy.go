@@ -75,8 +75,8 @@ type pair struct {
 	*copier
 
 	client, host *socket
-	up, down     direction     // from the client to the host, and back
-	last         time.Time     // when data was moved, or a direction ended, last
+	up, down     direction     // up is from the client to the host, down is back
+	last         time.Time     // when data was last moved, or a direction ended
 	probes       time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
 	queued       bool          // moveQueued is in again
 	failed       bool          // both connections are reset at the end

@@ -49,7 +49,7 @@ type dialing struct {
 	cancel         func()           // ends the lookups; nil without any
 	early          []netip.AddrPort // found, not yet in addrs: until hold they wait while other lookups run
 	hold           time.Time
-	addrs          []netip.AddrPort // to dial
+	addrs          []netip.AddrPort // the next addresses to dial
 	inTurn         bool             // dial IPv6 and IPv4 alternately
 	tried          []*attempt       // attempts that have not ended
 	next           time.Time        // when the next address is dialled although attempts have not ended

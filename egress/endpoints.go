@@ -15,7 +15,7 @@ import (
 
 // A destination is where connections to one port of a host lead.
 type destination struct {
-	port      uint16   // of the host itself
+	port      uint16   // the port of the host itself
 	endpoints []string // HOST:PORT; if empty, the connections lead to the host itself
 	known     bool     // the table has the ports of the host
 }

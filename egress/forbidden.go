@@ -123,8 +123,8 @@ func (g *guard) nat64Translations(ctx context.Context) []translation {
 	return g.nat64
 }
 
-// findNAT64 looks the translations up. Each IPv6 address of [nat64Name] has one of two IPv4 addresses in it, and
-// where it is follows from the length of the prefix.
+// findNAT64 looks the translations up. Each IPv6 address of [nat64Name] contains one of two IPv4 addresses, at a
+// place that follows from the length of the prefix.
 func (g *guard) findNAT64(ctx context.Context) (found []translation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nat64Timeout)
 	defer cancel()

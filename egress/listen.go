@@ -78,7 +78,7 @@ func (ls *listeners) open(ctx context.Context) error {
 func (ls *listeners) adopt() error {
 	for _, file := range ls.config.Sockets {
 		l, err := detached(net.FileListener(file))
-		_ = file.Close() // it is duplicated
+		_ = file.Close() // l has a duplicate
 		if err != nil {
 			ls.close()
 			return fmt.Errorf("inherited socket %s for connections to VIPs: %w", file.Name(), err)
@@ -107,7 +107,7 @@ func detached(l net.Listener, err error) (listener, error) {
 	if err != nil {
 		return listener{}, err
 	}
-	defer func() { _ = l.Close() }() // it is duplicated
+	defer func() { _ = l.Close() }() // found has a duplicate
 	tcp, ok := l.(*net.TCPListener)
 	if !ok {
 		return listener{}, errors.New("want TCP")

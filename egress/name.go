@@ -48,8 +48,8 @@ var (
 	errStop = errors.New("the name is known")
 )
 
-// A beginning is the start of a client's connection. The parser of a name reads it; it keeps the bytes, because
-// the host gets them, too. It discards what the parser writes.
+// A beginning is the start of a client's connection, from which a parser reads a name. The beginning keeps the
+// bytes for the host, and discards what the parser writes.
 type beginning struct {
 	net.Conn // nil: crypto/tls calls only the methods below
 
@@ -150,7 +150,7 @@ func httpName(b *beginning) (string, error) {
 	case err != nil:
 		return "", err
 	case request.ProtoMajor != 1:
-		return "", errors.New("HTTP/2 without TLS, whose host cannot be read") // its names are compressed
+		return "", errors.New("HTTP/2 without TLS, in which the host cannot be read") // HTTP/2 compresses the host
 	}
 	host := request.Host
 	if h, _, err := net.SplitHostPort(host); err == nil {

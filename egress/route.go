@@ -13,7 +13,7 @@ import (
 // A route says where a connection leads, as far as the VIP and the port alone can tell.
 type route struct {
 	vip   netip.AddrPort
-	hosts []vipHost // that have the VIP
+	hosts []vipHost // the hosts that have the VIP
 }
 
 // A vipHost is a host that has the VIP of a route.

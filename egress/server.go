@@ -52,7 +52,7 @@ type idlePair struct {
 
 const (
 	// descriptorsPerConn is how many descriptors a connection has: the client's and the host's, or that of the
-	// first attempt while it is dialled.
+	// first attempt while the host is dialled.
 	descriptorsPerConn = 2
 	// bytesPerConn is the memory in bytes of a connection that has carried little data. Most of it is in the
 	// kernel, for two sockets. Half of Config.Memory is for connections.
@@ -415,7 +415,7 @@ func (s *Server) makeRoom() bool {
 		last := len(s.longIdle) - 1
 		p := s.longIdle[last]
 		s.longIdle = s.longIdle[:last]
-		if s.pairs[p.pair] && p.last.Equal(p.since) { // it has carried nothing since the sweep
+		if s.pairs[p.pair] && p.last.Equal(p.since) { // the pair has carried nothing since the sweep
 			s.metrics.idle.Inc()
 			p.abort()
 			return true

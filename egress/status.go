@@ -78,7 +78,7 @@ type counts struct {
 type hostCounts struct {
 	mu       sync.Mutex
 	byName   map[wire.Name]*counts
-	sent     int64 // of names that are no longer in byName
+	sent     int64 // bytes of names that are no longer in byName; so is received
 	received int64
 }
 
