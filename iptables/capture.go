@@ -30,8 +30,8 @@ type Capture struct {
 	rules     chan struct{}          // receives when a program has changed nft rules, or a lease begins
 	installed chan struct{}          // see Installed
 	begun     chan struct{}          // see Begun
-	ending    atomic.Int32           // an Ending
-	report    atomic.Pointer[report] // what other goroutines read
+	ending    atomic.Int32           // the Ending
+	report    atomic.Pointer[report] // the state that other goroutines read
 	lease     lease
 
 	// The rest belongs to the goroutine that changes rules.
@@ -41,12 +41,12 @@ type Capture struct {
 	due      time.Time     // the earliest time of the next step
 	attempts int           // how often the next step apply may write
 	settle   time.Duration // how long the chains stay after they are unhooked
-	retries  retries       // of a removal
+	retries  retries       // the retries of a removal
 	applied  machine       // what the kernel had after the last step apply
 	captured bool          // rules were installed and not removed
 	logged   logonce.Failure
-	seed     maphash.Seed // of fingerprints
-	seen     fingerprint  // of the kernel when all rules were in it; zero if that is not known
+	seed     maphash.Seed // the seed of fingerprints
+	seen     fingerprint  // the fingerprint when the kernel had all rules; zero if that is not known
 	ready    time.Time    // the earliest time of a check that an announcement makes due
 	paced    time.Time    // each step moves it on by Config.Interval; a check after an announcement waits for it
 
@@ -162,7 +162,7 @@ func (c *Capture) Keep(ctx context.Context) error {
 		watcher.Go(func() {
 			err := c.watch.follow(watching, announced, func() { wake(c.rules) })
 			if watching.Err() == nil {
-				c.log.Warn("changes of rules are found by checks only", "error", err)
+				c.log.Warn("the kernel no longer announces changes of rules, so only checks find them", "error", err)
 				wake(c.rules)
 			}
 		})
@@ -189,8 +189,8 @@ func (c *Capture) Apply(ctx context.Context) error { return c.once(ctx, true) }
 // unless the kernel reports the backend as empty. The error is another one if c has installed rules in that
 // backend, or if the backend may be readable later.
 //
-// Remove takes the same steps as Keep. When ctx ends it does not wait for replies in flight any
-// longer. It retries for some seconds what fails for a reason that may pass.
+// Remove takes the same steps as Keep. When ctx ends it does not wait for replies in flight any longer. A step
+// that fails for a reason that may pass is retried for some seconds.
 func (c *Capture) Remove(ctx context.Context) error { return c.once(ctx, false) }
 
 // once turns capture on or off, and returns when that is done or has failed.
@@ -406,7 +406,7 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, filterRepair{}
 	for _, f := range families() {
 		if err := c.lease.end(f); err != nil {
-			c.log.Warn("the capture ends with the removal of the rules", "error", err)
+			c.log.Warn("the lease of the capture rules cannot be ended: queries are captured until the rules are removed", "error", err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.goal.Config.Patience)
@@ -611,7 +611,7 @@ func (c *Capture) Active() bool {
 	for f, v := range r.in.families {
 		active = active || !v.lease || c.lease.alive(f)
 	}
-	return r.captured && (active || r.unleased && r.outdated) // a removal may have failed
+	return r.captured && (active || r.unleased && r.outdated) // rules without a lease capture after a failed removal, too
 }
 
 // Leased reports whether the installed rules have a lease, so that the kernel ends the capture when no agent

@@ -345,7 +345,7 @@ func limited(ctx context.Context, f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	killed := make(chan struct{})
-	children := fmt.Sprintf("/proc/self/task/%d/children", unix.Gettid()) // of this thread
+	children := fmt.Sprintf("/proc/self/task/%d/children", unix.Gettid()) // the processes that this thread has started
 	stop := context.AfterFunc(ctx, func() {
 		defer close(killed)
 		text, _ := os.ReadFile(children)

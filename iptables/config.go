@@ -250,7 +250,7 @@ func plain(a netip.Addr) bool {
 func checkInterface(name string) error {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@"
 	if name == "" || len(name) > 15 || name[0] == '-' || name == "+" || strings.Trim(name, plain) != "" {
-		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@, with + at the end for every name that begins so", name)
+		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@, and + at the end for all names that begin with the rest", name)
 	}
 	return nil
 }

@@ -59,7 +59,7 @@
 //	watch.go        changes of nft rules, as the kernel announces them
 //	status.go       what is in the kernel, and the texts that Apply would restore
 //	install.go      the steps: apply, unhook and remove, of both families and backends
-//	check.go        what this machine lacks: capabilities, tools, rules, by go-iptables single ones
+//	check.go        what this machine lacks: capabilities, tools, and rules, also single ones by go-iptables
 //	others.go       rules of Istio and ztunnel for port 53
 //	entries.go      which conntrack entries keep sockets on their old path, and when they are dropped
 //	firewall.go     when table filter is repaired, while another program changes rules
@@ -68,9 +68,9 @@
 //	place.go        one family in one backend: save, restore, verify, retry, roll back
 //	tools.go        iptables-save and iptables-restore, and what their errors mean
 //	fingerprint.go  whether rules may have changed in the kernel
-//	legacy.go       what the kernel says of legacy's tables by itself
+//	legacy.go       what the kernel itself says about legacy's tables
 //	nft.go          what only nf_tables itself can do: generations, deleting a table
-//	variant.go      the rules of a Config, and without what this machine lacks
+//	variant.go      the rules of a Config, complete or without what this machine lacks
 //	build.go        the rules of a Config
 //	rules.go        rules as text: how the kernel differs from them, and the text that repairs it
 //	save.go         the output of iptables-save, parsed

@@ -201,9 +201,8 @@ func (s sweep) stale(e conntrack.Entry) bool {
 	}
 }
 
-// ofReply reports whether a reply made an entry of its own, because it arrived after the entry
-// of its query was dropped. In that entry, the next query from the same port counts as a reply,
-// so it is not redirected.
+// ofReply reports whether an entry was made by a reply that arrived after the entry of its query was dropped. In
+// such an entry, the next query from the same port counts as a reply, so that query is not redirected.
 func ofReply(e conntrack.Entry) bool {
 	return e.Original.Protocol == unix.IPPROTO_UDP &&
 		e.Original.Source.Port() == dnsPort && e.Original.Destination.Port() != dnsPort

@@ -13,8 +13,8 @@ import (
 // A fingerprint tells whether rules may have changed in the kernel. If two are equal, no rule
 // changed between them, except for changes of legacy's rules that were undone.
 type fingerprint struct {
-	generation uint32 // of nft
-	legacy     uint64 // a hash
+	generation uint32 // the generation of nft's rules
+	legacy     uint64 // a hash of legacy's rules
 }
 
 // takeFingerprint takes a fingerprint, which costs far less than reading the rules.

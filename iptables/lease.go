@@ -24,9 +24,9 @@ type leaseRequest uint16
 
 // The requests.
 const (
-	leaseRenewal leaseRequest = 1 + iota // from the agent: let the rules match from now on
-	leaseQuery                           // from any user: dropped if the rules match now
-	leaseEnd                             // from the agent: let the rules match no longer
+	leaseRenewal leaseRequest = 1 + iota // sent by the agent: the rules match from now on
+	leaseQuery                           // sent by any user: dropped if the rules match now
+	leaseEnd                             // sent by the agent: the rules match no longer
 	leaseNothing                         // in no rule: tells whether a firewall drops all requests
 )
 

@@ -31,7 +31,7 @@ const (
 // applied is the result of applying rules to one family.
 type applied struct {
 	variant variant // the rules that are installed
-	have    saved   // what the kernel has after it
+	have    saved   // what the kernel has now
 	changed bool
 	reduced error // why a better variant is not installed; nil for the best one
 }
@@ -45,7 +45,7 @@ func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, 
 	have := before
 	for n, v := range vs {
 		now, changed, err := p.converge(ctx, have, v.rules.sparing(p.spare))
-		have = nil // it may have changed
+		have = nil // the kernel may have changed
 		a.changed = a.changed || changed
 		if err == nil {
 			a.variant, a.have = v, now.saved
@@ -226,8 +226,8 @@ func (p place) deletable(name string, t *savedTable) bool {
 	return t != nil && (t.hasMark() || p.made[name]) && t.foreign()+len(t.ownChains())+len(t.jumps()) == 0
 }
 
-// deleteTable deletes an nft table, or returns an error if it has changed since it was read
-// or other programs use it.
+// deleteTable deletes an nft table. It returns an error if the table has changed since it was read, or if other
+// programs use the table.
 func (p place) deleteTable(ctx context.Context, name string) error {
 	now, err := p.readNow(ctx)
 	switch {

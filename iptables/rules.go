@@ -57,8 +57,8 @@ func (r Rules) drift(f Family, s saved) []string {
 
 // change returns the text for iptables-restore --noflush that turns the saved rules of a
 // family into r, table by table; "" if they match. It changes nothing of other programs. A table
-// for which mark is true gets the mark of nametap; a mark that is there stays. A table that is there and lacks only
-// its mark has lost it while it was written: the chains of nametap were deleted with the mark.
+// for which mark is true gets the mark of nametap; a mark that is there stays. If a table lacks only
+// its mark, the mark was lost while the table was written: the chains of nametap were deleted with the mark.
 func (r Rules) change(f Family, s saved, mark func(name string, have *savedTable) bool) string {
 	var b strings.Builder
 	for _, name := range r.tableNames() {

@@ -57,7 +57,7 @@ const (
 // LeaseState is the state of the lease of rules.
 type LeaseState string
 
-// The states of a lease. An agent renews it as long as it answers.
+// The states of a lease. An agent renews the lease as long as the agent answers.
 const (
 	LeaseAlive LeaseState = "alive"
 	LeaseEnded LeaseState = "ended" // the rules capture nothing

@@ -36,9 +36,9 @@ type Level string
 const (
 	LevelComplete    Level = "complete"
 	LevelReduced     Level = "reduced"     // the rules are without something that this machine lacks
-	LevelUnavailable Level = "unavailable" // this machine does not support it
+	LevelUnavailable Level = "unavailable" // this machine does not support the family
 	LevelFailed      Level = "failed"      // installing the rules failed, and is retried
-	LevelOff         Level = "off"         // not wanted
+	LevelOff         Level = "off"         // the family is not to be captured
 )
 
 // variants returns the rules for a configuration, best first: as configured, and then without each combination of
