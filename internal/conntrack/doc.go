@@ -12,7 +12,7 @@
 //
 // Requests are sent with package nl of github.com/vishvananda/netlink. Its package netlink has no function for
 // these requests: it reads the whole table into memory, filters there, and ignores the zone of one direction
-// (CTA_TUPLE_ZONE), by which nametap tells its entries. Only the lookup of a captured UDP query writes and reads
+// (CTA_TUPLE_ZONE), by which nametap recognises its entries. Only the lookup of a captured UDP query writes and reads
 // its own socket, because it runs once for each query: it takes 6 µs of processor time and allocates nothing. With
 // the library it would take 16 µs and allocate 16 times.
 package conntrack

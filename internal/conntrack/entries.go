@@ -32,9 +32,9 @@ const (
 // the same for the expected replies. Unless addresses were translated, each is the reverse of the other.
 type Entry struct {
 	Original, Reply Tuple
-	Zone            uint16 // of the original direction, 0 by default
+	Zone            uint16 // the zone of the original direction, 0 by default
 	Status          Status
-	TCP             TCPState // of a TCP connection
+	TCP             TCPState // the state of a TCP connection
 	key             []byte   // attributes by which the kernel finds the entry
 }
 
@@ -132,8 +132,8 @@ func uint16Of(b []byte) uint16 {
 // A Filter limits a dump to some entries. A zero field limits nothing.
 type Filter struct {
 	Protocol                    uint8
-	SourcePort, DestinationPort uint16 // of the original direction; only with a protocol
-	Zone                        uint16 // of the original direction
+	SourcePort, DestinationPort uint16 // ports of the original direction; only with a protocol
+	Zone                        uint16 // zone of the original direction
 	// An entry passes if its status equals Status in the bits of StatusMask.
 	Status, StatusMask Status
 }
@@ -203,7 +203,7 @@ func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	}
 	for _, f := range filters {
 		err := c.dump(family, visit, f.attributes(), f)
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // for a filter
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // the kernel refuses the filter
 			err = c.dump(family, visit, nil, f)
 		}
 		if err != nil {

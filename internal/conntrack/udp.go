@@ -142,7 +142,7 @@ func temporary(err error) bool {
 type lookups struct {
 	fd       int
 	seq      uint32           // the number of the last request
-	requests [2]lookupRequest // for IPv4 and IPv6
+	requests [2]lookupRequest // the requests for IPv4 and IPv6
 	buffer   []byte
 }
 
@@ -239,7 +239,7 @@ func parseLookup(b []byte, seq uint32) (original netip.AddrPort, matched bool, e
 			return original, true, unix.Errno(-code)
 		}
 	}
-	if kind == messageNew { // not an acknowledgement, which was not requested
+	if kind == messageNew { // an entry; an acknowledgement was not requested
 		original = parseDestination(FindAttribute(body[netfilterHeader:], nl.CTA_TUPLE_ORIG))
 	}
 	if !original.IsValid() || original.Port() == 0 {
