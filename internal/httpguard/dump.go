@@ -26,7 +26,8 @@ type Dumps struct {
 	what  string
 }
 
-// NewDumps returns a Dumps for up to limit clients at a time. what says what they read, for the refusal.
+// NewDumps returns a Dumps for up to limit clients at a time. what names the content that they read, for the
+// refusal.
 func NewDumps(limit int64, what string) *Dumps {
 	return &Dumps{slots: semaphore.NewWeighted(limit), max: limit, what: what}
 }
