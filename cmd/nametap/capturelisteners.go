@@ -24,8 +24,8 @@ func redirectedTo(ctx context.Context, status iptables.Status) (found []agent.Li
 	return found
 }
 
-// checkedListeners returns the listeners to which the installed rules redirect queries. Without rules, or if
-// they cannot be read, it returns those to which apply would redirect queries.
+// checkedListeners returns the listeners to which the installed rules redirect queries. If there are no rules, or
+// they cannot be read, it returns the listeners to which apply would redirect queries.
 func (c *captureCommand) checkedListeners(ctx context.Context) (found []agent.Listener, installed bool) {
 	if status, err := c.capture.Status(ctx); err == nil {
 		found = redirectedTo(ctx, status)

@@ -186,7 +186,7 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 		cfg.VIPs = egress.VIPs()
 	}
 	cfg.Pod = os.Getenv(inPod) != "" && !o.hostNetwork
-	cfg.Settle = o.agent.DNS.Forward.Timeout + time.Second // for nameservers, and a little for the agent
+	cfg.Settle = o.agent.DNS.Forward.Timeout + time.Second // the time of nameservers, and a little for the agent
 	if cfg, err = servedFamilies(cfg, host); err != nil {
 		return cfg, fmt.Errorf("%s %q: %w", dnsAddrFlag, addr, err)
 	}

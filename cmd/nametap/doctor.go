@@ -78,7 +78,7 @@ not ask the agent.`,
 func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	var status agent.Status
 	host := new(problems.Host)
-	wrong := d.client.options.resolve() // a file with settings may be what is wrong
+	wrong := d.client.options.resolve() // the settings may be the problem that doctor finds
 	err := wrong
 	if wrong != nil {
 		host.Settings, host.SettingsOf = wrong.Error(), "a setting of this command"
@@ -324,7 +324,7 @@ type bundle struct {
 
 // writeBundle writes what is known of the agent to a new file.
 func (d *doctorCommand) writeBundle(ctx context.Context, status agent.Status, report problems.Report) (err error) {
-	file, err := os.OpenFile(d.bundle, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // not through a link of another user
+	file, err := os.OpenFile(d.bundle, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // follows no link that another user has put there
 	if err != nil {
 		return fmt.Errorf("--bundle: %w", err)
 	}

@@ -135,7 +135,7 @@ func podLabels(path string) (map[string]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf(`line %q: want key="value"`, strings.TrimSpace(line))
 		}
-		if key != "pod-template-hash" { // of the ReplicaSet; Sidecar resources do not select by it
+		if key != "pod-template-hash" { // the ReplicaSet's label; Sidecar resources do not select by it
 			labels[key] = value
 		}
 	}

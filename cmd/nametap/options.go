@@ -151,7 +151,7 @@ func (o *options) declareCapture(g settings.Group) {
 	g.Var(settings.List(&cfg.ExcludeUIDs, settings.ParseUint[uint32]), "capture-exclude-uid", "do not capture queries of the user with this `uid`; may be repeated")
 	g.Var(settings.List(&cfg.ExcludeGIDs, settings.ParseUint[uint32]), "capture-exclude-gid", "do not capture queries of the group with this `gid`; may be repeated")
 	g.Var(settings.List(&cfg.ExcludeCIDRs, parsePrefix), "capture-exclude-cidr", "do not capture queries to nameservers in this `network`, such as 10.0.0.0/8; may be repeated")
-	g.Var(settings.List(&cfg.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "do not capture queries through this outgoing `interface`; tun+ is all that begin with tun; may be repeated")
+	g.Var(settings.List(&cfg.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "do not capture queries through this outgoing `interface`; tun+ means all that begin with tun; may be repeated")
 	g.Var(settings.List(&cfg.VirtualInterfaces, settings.ParseString), "capture-virtual-interface", "also capture queries that come from this `interface` of containers or virtual machines; may be repeated")
 	g.Negated(&cfg.FailClosed, failOpenFlag, "remove the rules when the agent ends, so that queries reach nameservers; after a crash a service manager does so with 'nametap capture remove --after-agent'")
 	g.Var(settings.Duration(&o.captureWait, settings.ZeroIsZero), captureWaitFlag, "how long 'nametap capture apply' waits for an agent in another container before it installs rules; 0 installs them at once")
@@ -170,7 +170,7 @@ func (o *options) declareEgress(g settings.Group) {
 	g.Var(settings.Duration(&cfg.IdleTimeout, settings.ZeroRefused), "egress-idle-timeout", "how long a connection to a VIP may carry no data in either direction; a twelfth of it after the data of one direction has ended")
 }
 
-// declareProcess declares how the process runs and what it says.
+// declareProcess declares how the process runs, and what it logs and reports.
 func (o *options) declareProcess(g settings.Group) {
 	g.String(&o.agent.StatusAddr, statusAddrFlag, "listen for probes and metrics on `host:port`")
 	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering, and carrying open connections to VIPs, for this long after SIGTERM; with --capture in nametap.service only if it is set, since no query is redirected to the agent any more")
@@ -217,7 +217,7 @@ func addNameservers(cfg *dnsproxy.Config, nameservers []nameserver) {
 	}
 }
 
-// addRoute adds a nameserver to the route of its suffix, which it makes if there is none.
+// addRoute adds a nameserver to the route of its suffix. If there is no such route, it makes one.
 func addRoute(routes []forward.Route, n nameserver) []forward.Route {
 	for i, route := range routes {
 		if strings.EqualFold(route.Suffix, n.suffix) {

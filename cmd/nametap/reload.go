@@ -126,7 +126,7 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 	}
 }
 
-// reload reads the settings once. If one is wrong, the agent keeps those that it has.
+// reload reads the settings once. If a setting is wrong, the agent keeps the settings that it has.
 func (r *reloader) reload() {
 	next, err := r.read()
 	if err != nil {
@@ -187,7 +187,7 @@ func (r *reloader) apply(next settingsRead) {
 	}
 }
 
-// A settingsRead is what was read of the settings, and what follows from them for a running agent.
+// A settingsRead has the settings that were read, and what follows from them for a running agent.
 type settingsRead struct {
 	read, inUse *options // see reloader
 	dns         dnsproxy.Config

@@ -36,9 +36,9 @@ func systemdSockets() ([]*os.File, error) {
 }
 
 // shareSockets gives inherited sockets to the parts of the agent, by their addresses: their order and number do
-// not matter. The status server gets those of the status address, egress those on the port for VIPs (nobody if
-// egress is off), and DNS the others. A TCP socket on another port, on which there is no UDP socket, is not used:
-// a setting has changed, and the unit of the sockets has not.
+// not matter. Sockets of the status address go to the status server, sockets on the port for VIPs to egress (to
+// nobody if egress is off), and the others to DNS. A TCP socket on another port, on which there is no UDP socket,
+// is not used: a setting has changed, and the unit of the sockets has not.
 func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 	dns := map[uint16]bool{0: true}
 	for _, file := range inherited {

@@ -162,7 +162,7 @@ The exit code is 1 if --no-follow or --for found no query.`,
 		RunE: func(command *cobra.Command, args []string) error {
 			t.colour = isTerminal(command.OutOrStdout()) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 			err := t.run(command.Context(), command.OutOrStdout(), args)
-			if err == nil || errors.Is(err, errTailEnded) || errors.Is(err, exitError(exitFailed)) { // it has read queries
+			if err == nil || errors.Is(err, errTailEnded) || errors.Is(err, exitError(exitFailed)) { // the command has read queries
 				t.printEnd(command.Context(), command.ErrOrStderr())
 			}
 			return err

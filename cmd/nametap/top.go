@@ -193,11 +193,11 @@ type topCount struct {
 	// place.
 	Over   int      `json:"over"`
 	Failed int      `json:"failed"`
-	Mean   *float64 `json:"meanSeconds,omitempty"` // of the queries whose time was measured
+	Mean   *float64 `json:"meanSeconds,omitempty"` // mean time of the queries whose time was measured
 
 	took     float64
 	measured int
-	index    int // in leastFirst
+	index    int // index in leastFirst
 }
 
 func newTop() *top { return &top{began: time.Now(), byKey: map[string]*topCount{}} }
