@@ -52,7 +52,7 @@ type Config struct {
 	// this host.
 	OwnPorts []uint16
 	// Sources are the addresses of this host from which connections to hosts are made, at most one of each family.
-	// If they are of one family, the other family is not used. Without any, the kernel chooses the address.
+	// If all are of one family, the other family is not used. If there are none, the kernel chooses the address.
 	Sources []netip.Addr
 	// Mark is the mark (SO_MARK) of the packets to hosts; 0 for none. It needs CAP_NET_ADMIN.
 	Mark uint32

@@ -26,7 +26,7 @@ const (
 	// attemptDelay is how long an attempt to connect runs before the next address is tried beside it (RFC 8305,
 	// section 5).
 	attemptDelay = 250 * time.Millisecond
-	// maxResolved is for how many endpoints of one connection names are resolved at most.
+	// maxResolved is the largest number of endpoints of one connection whose names are resolved.
 	maxResolved = 16
 	// maxListedErrors is how many errors the text of attemptErrors has at most.
 	maxListedErrors = 8
@@ -71,8 +71,8 @@ type attempt struct {
 	beside bool // began while another attempt of this dialing ran
 }
 
-// dial connects t to one of targets, until the time until. If allowForbidden is true, forbidden addresses are dialled, too. The
-// task is suspended while it waits. The error is a refusal.
+// dial connects t to one of targets, until the time until. If allowForbidden is true, it also dials forbidden
+// addresses. The task is suspended while it waits. The error is a refusal.
 func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, until time.Time) (*socket, netip.AddrPort, error) {
 	r := &dialing{dialer: d, task: t, allowForbidden: allowForbidden, inTurn: len(targets) == 1}
 	defer r.giveUp()
@@ -274,7 +274,7 @@ func (r *dialing) giveUp() {
 	}
 }
 
-// wakeTime returns when to go on if no event comes before, at the latest at until.
+// wakeTime returns when dial goes on if no event comes before; until at the latest.
 func (r *dialing) wakeTime(until time.Time) time.Time {
 	if len(r.addrs) > 0 && r.next.Before(until) {
 		until = r.next

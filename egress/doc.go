@@ -5,14 +5,15 @@
 //
 // # The way of a connection
 //
-//  1. The server accepts it. At the limit of connections it closes the one that is idle longest; if none is idle, it resets the new one at once.
+//  1. The server accepts the connection. At the limit of connections it closes the one that is idle longest; if
+//     none is idle, it resets the new one at once.
 //  2. Connection tracking says which VIP and port the client connected to (conntrack.OriginalTCP).
 //  3. The table says which host has the VIP. An unknown VIP is refused.
 //  4. If the table has the ports of the host, the port must be one of them.
-//  5. If the VIP has one host, which is no wildcard, the name is known and nothing is read: in many protocols the server speaks
-//     first. If the VIP has a wildcard or several hosts, the client says which name it wants:
-//     in the ClientHello of TLS (SNI) or in the Host field of HTTP/1. That name must be one that the
-//     VIP stands for. Up to [MaxHello] bytes are read, for up to five seconds.
+//  5. If the VIP has one host, which is no wildcard, the name is known and nothing is read: in many protocols the
+//     server speaks first. If the VIP has a wildcard or several hosts, the client says which name it wants: in
+//     the ClientHello of TLS (SNI) or in the Host field of HTTP/1. That name must be one that the VIP stands for.
+//     Up to [MaxHello] bytes are read, for up to five seconds.
 //  6. Nameservers say which addresses the name has. The table is not asked, so that a VIP does not
 //     lead back to itself. If the table has endpoints for the port, these are used instead of the name:
 //     addresses, or names that nameservers resolve. Some addresses are refused when they are dialled, such

@@ -43,7 +43,7 @@ type Server struct {
 	beginnings int64            // bytes that are reserved: see maxBeginnings
 }
 
-// An idlePair is a pair that was idle in the last sweep, and the time since which it was.
+// An idlePair is a pair that was idle in the last sweep. since is when it carried data last.
 type idlePair struct {
 	*pair
 
