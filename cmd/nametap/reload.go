@@ -155,7 +155,7 @@ func (r *reloader) reload() {
 	r.apply(next)
 }
 
-// pending returns the settings whose values that were read last take effect only after a restart.
+// pending returns the settings that were last read with new values which take effect only after a restart.
 func (r *reloader) pending() (names []string) {
 	for _, c := range changes(r.running, r.last) {
 		if takenBy(c.name) == byRestart {

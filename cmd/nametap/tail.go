@@ -282,8 +282,8 @@ func (t *tailCommand) coloured(text, colour string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[m"
 }
 
-// repeatTime is how long queries that are like a printed one are only counted. maxRecent is for how many printed
-// queries at most.
+// For repeatTime after a query was printed, queries like it are only counted. This is done for at most maxRecent
+// printed queries.
 const (
 	repeatTime = time.Second
 	maxRecent  = 1000
@@ -431,8 +431,8 @@ type clientNames struct {
 }
 
 // of returns the unit that a query came from, or else the name of the user, with the uid. For a client that was
-// not looked up it returns the address, unless that is one of this host: nameservers here have such addresses,
-// too.
+// not looked up it returns the address. For an address of this host it does not, because nameservers here have
+// such addresses, too.
 func (c *clientNames) of(r *seen.Record) string {
 	named := *r
 	switch {
