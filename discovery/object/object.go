@@ -31,7 +31,7 @@ const (
 	LabelSourceCluster   = "multicluster.kubernetes.io/source-cluster"  // of such an EndpointSlice
 	LabelNetwork         = "topology.istio.io/network"                  // of the root namespace
 	LabelAutoAllocate    = "networking.istio.io/enable-autoallocate-ip" // of a ServiceEntry
-	AnnotationScope      = "nametap.dev/headless-scope"                  // of a headless Service
+	AnnotationScope      = "nametap.dev/headless-scope"                 // of a headless Service
 	AnnotationExportTo   = "networking.istio.io/exportTo"               // of a Service
 	ClusterIPNone        = "None"                                       // of a headless Service
 	ResolutionNone       = "NONE"                                       // of a ServiceEntry
