@@ -42,7 +42,7 @@ type Config struct {
 	// closes them. Default none.
 	Sockets []*os.File
 	// OpenOthers also opens the sockets of Addr that are not among Sockets. Default false:
-	// a service manager leaves out what is not wanted.
+	// a service manager opens all sockets that are wanted.
 	OpenOthers bool
 	// Namespace is the clients' namespace, in which short names of one label are found.
 	// Default none.
@@ -160,7 +160,7 @@ func (c *Config) setDefaults() {
 	c.Forward.SetDefaults()
 }
 
-// Validate returns an error if a setting is wrong. The error of [New] is the same.
+// Validate returns an error if a setting is wrong, the same that [New] returns.
 func (c Config) Validate() error {
 	c.setDefaults()
 	_, err := c.check()

@@ -12,7 +12,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// An action is what is done with a query.
+// An action is the way in which a query is handled.
 type action uint8
 
 // The actions of decide.
@@ -24,7 +24,7 @@ const (
 	actPointers                // PTR records from the table
 	actAddresses               // addresses or ports from the table, or NODATA
 	actForward                 // to a nameserver
-	actTarget                  // to a nameserver, with the name that the table's name leads to
+	actTarget                  // to a nameserver, with the name that a mesh name leads to
 	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
 )
 
@@ -80,8 +80,8 @@ type rules struct {
 // signed reports whether a query is signed as a whole.
 func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
 
-// answersFor reports whether the table answers a question for a mesh name. Others are forwarded: a
-// host that is not a Service may have records of other types.
+// answersFor reports whether the table answers a question for a mesh name. Other questions are
+// forwarded: a host that is not a Service may have records of other types.
 func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
 	alias := m.Host.Alias() != wire.Root
 	if answersAlways(q.Type) || alias && q.Type == dns.TypeCNAME {
@@ -172,7 +172,7 @@ func (d decision) unlessTransfer(q wire.Question) decision {
 
 // decide decides on a question by the rules that the package comment numbers; [screen]
 // applies the rules for the rest of the message. current is nil before the first push. s
-// must be kept as long as the decision.
+// must not be reused while the decision is used.
 func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) decision {
 	switch q.Class {
 	case dns.ClassINET:

@@ -1,6 +1,6 @@
 // Package dnsproxy answers DNS queries for mesh names from a table, and forwards all others.
 //
-// The files; each of them uses those below it. A query comes in at tcp.go or udp.go, and decide.go says what is done
+// The files; a file uses the files below it. A query comes in at tcp.go or udp.go, and decide.go decides what is done
 // with it:
 //
 //	explain.go     the rule by which a question is answered, for nametap query
@@ -8,7 +8,7 @@
 //	server.go      Server: New, Run, Ready, Load, which puts a table into use, and Configure, which
 //	               does so with settings
 //	listen.go      opening the sockets
-//	tcpclients.go  the limit of TCP connections, and which connection makes room; it knows tcpConn
+//	tcpclients.go  the limit of TCP connections, and which connection is closed to make room
 //	tcp.go         reading queries from TCP connections, and when a connection is closed
 //	udp.go         the same for UDP sockets; clients that wait for nameservers; workers
 //	listener.go    what the sockets of both transports have in common
@@ -17,11 +17,10 @@
 //	               as dns.Msg
 //	fast.go        the fast path: parse, decide, answer from the table or the cache
 //	note.go        records and times of queries, for nametap tail and metrics
-//	handler.go     what both paths share: a query on its way (task), its sender (arrival), and the
-//	               responses to what the forwarder found, also for the target of a mesh name
+//	handler.go     what both paths share: a query on its way (task), how it came (arrival), and
+//	               responses made from results of the forwarder
 //	rows.go        the rows of docs/behaviour.md by which a question is answered
-//	writer.go      responses that nametap makes itself, record by record, with SRV records; their
-//	               longest length
+//	writer.go      responses that nametap makes itself, record by record; the limit of their length
 //	provenance.go  where one answer came from: which nameserver, and how old it is
 //	metrics.go     counters
 //	decide.go      the decision about a query, made once
@@ -41,16 +40,16 @@
 //  6. A bypassed name: forwarded. The rules below never find a host whose FQDN is
 //     bypassed, by a short name, a search domain or its address.
 //  7. No table yet: as [BeforeSync] says.
-//  8. The PTR name of a mesh host's address: the FQDNs of all hosts with it, sorted; 64 of
-//     them if they are more. A headless Service stands for its endpoint. Other types as for
-//     other mesh names, by whether all these hosts are Services.
+//  8. The PTR name of a mesh host's address: the FQDNs of all hosts that have the address,
+//     sorted, at most 64. Types other than PTR are answered as for a mesh name, as for a
+//     Service if all these hosts are Services.
 //  9. A mesh name. The order of a push's entries does not matter: a. a host's FQDN; of
 //     two hosts with the same FQDN, the host of the registry Kubernetes, then the host
-//     with the smaller key; b. a part of a host, before its FQDN: an endpoint of a
-//     headless Service, or a port; c. a wildcard, the longest suffix first; d. a short
+//     with the smaller key; b. a part of a host (an endpoint of a headless Service, or a
+//     port) followed by the host's FQDN; c. a wildcard, the longest suffix first; d. a short
 //     name: name.namespace, name.namespace.svc, name in the agent's namespace,
-//     alternative names; e. a part of a host, before its short name; f. autopath: one of
-//     a to e, followed by a domain of the search list; the first such domain of the list.
+//     alternative names; e. a part of a host followed by the host's short name; f. autopath:
+//     one of a to e, followed by a domain of the search list; the first such domain of the list.
 //     The target of the CNAME record is an FQDN if d or e found it, otherwise the name
 //     without the search domain.
 //  10. A local-only name, also if a search domain follows it: NODATA if it is the suffix
@@ -60,8 +59,9 @@
 // The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses; NODATA with
 // an SOA record if it has none of that family. HTTPS and SVCB: NODATA. SRV: the ports of a
 // Kubernetes host, if the table has them. Any other type: NODATA for a Kubernetes host,
-// forwarded for other hosts. The name of a port has SRV records only. A host that is an alias of another one
-// (ExternalName) has a CNAME record to it before all that; its other types are forwarded.
+// forwarded for other hosts. The name of a port has SRV records only. An alias of another host (ExternalName) is
+// answered with a CNAME record to that host, followed by that host's records; types that the table does not answer
+// for that host are forwarded.
 // Zone transfers of names that nametap answers itself are REFUSED.
 //
 // # Fast path and slow path
@@ -70,20 +70,20 @@
 //
 // The goroutine that reads a socket takes the fast path ([handler.fast]): it answers mesh
 // names, special-use names, local-only names and cache hits, from wire form to wire form. It
-// looks up the original destination of a UDP query last, since that is a request to the
-// kernel: for cache hits and for queries that it passes on, never for mesh names.
+// looks up the original destination of a UDP query last, because the lookup is a request to the
+// kernel: for cache hits and for queries that are forwarded, never for mesh names.
 //
-// A query over UDP that is forwarded leaves from the same goroutine, which keeps the packet for the client's
-// [udpClient]. The goroutine that reads the nameserver's socket sends the client its response.
+// The same goroutine forwards a query over UDP, and keeps a copy of its packet in a [udpClient]. The goroutine
+// that reads the nameserver's socket sends the client its response.
 //
-// A query over TCP that is forwarded, one that has to wait for the first table, and what is rare or malformed
-// is passed to a worker goroutine together with the results so far. The worker takes the slow
+// All other queries are passed to a worker goroutine, together with the results so far: queries over TCP that are
+// forwarded, queries that wait for the first table, and rare or malformed queries. The worker takes the slow
 // path ([handler.slow]). A query that has waited for the first table is decided on again.
 //
 // # Ownership
 //
 // A [table.Table] is immutable. [Server.Load] builds the next one and stores it with one atomic
-// store. A query loads it once, so the whole answer comes from one table. So it is with the
-// settings of answers: they are in an immutable [handler], and [Server.Configure] makes the next
-// one. The forwarder has its settings, with what resolv.conf says, in an immutable routing.
+// store. A query loads the table once, so the whole answer comes from one table. In the same way
+// the settings of answers are in an immutable [handler], and [Server.Configure] makes the next
+// one. The forwarder has its settings and the content of resolv.conf in an immutable routing.
 package dnsproxy

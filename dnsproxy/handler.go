@@ -39,10 +39,10 @@ type common struct {
 	// origins finds the original destinations of captured queries.
 	origins *origins
 
-	table  atomic.Pointer[table.Table] // nil in it before the first push
+	table  atomic.Pointer[table.Table] // holds nil before the first push
 	synced chan struct{}               // closed when the first table is in use
 
-	handOver atomic.Bool // at the end, packets that were not read stay in the sockets
+	handOver atomic.Bool // set by Server.HandOver
 }
 
 // collisions returns the number of collisions in the current table.
@@ -53,24 +53,24 @@ func (c *common) collisions() float64 {
 	return 0
 }
 
-// An arrival is how a query came.
+// An arrival says how a query came to the agent.
 type arrival struct {
 	over transport
 	// client returns the address that the query came from.
 	client func() netip.AddrPort
-	// original returns the original destination of a captured query; it is not valid if the
-	// query was not captured. nil means that no query was captured.
+	// original returns the original destination of a captured query, or an address that is not
+	// valid if the query was not captured. If original is nil, the query was not captured.
 	original func() (netip.AddrPort, error)
 	// local returns the address of the agent that the query came to.
 	local func() netip.AddrPort
-	// send sends a message of a response that has several, but not the last; nil over UDP.
+	// send sends each message, except for the last, of a response with several; nil over UDP.
 	send func(message []byte) error
-	// hold counts bytes that a response takes until the client has read it, before it is made. It reports
-	// false if the client has gone. nil over UDP.
+	// hold is called before a response is made. It counts n bytes as held by the connection, and reports
+	// false if the connection was closed. nil over UDP.
 	hold func(n int) bool
 }
 
-// SentTo implements [seen.Sent]. A TCP connection whose original destination is unknown was not captured.
+// SentTo implements [seen.Sent]. A TCP connection whose original destination is unknown counts as not captured.
 func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 	if a.original != nil {
 		if server, err := a.original(); err == nil && server.IsValid() {
@@ -83,8 +83,8 @@ func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 // A task is a query on its way through a handler: its packet, and what the fast path has
 // found out about it, from which the slow path continues. A goroutine that reads queries
 // reuses its task for queries that the fast path answers. It passes the task on with a
-// query for the slow path and allocates another one: names in the task point into its
-// buffers, and background work may need them after the query is answered. A task must not
+// query for the slow path and allocates another one: names in the task point into the task's
+// buffers, and background work may need the names after the query is answered. A task must not
 // be copied.
 type task struct {
 	packet  []byte
@@ -99,12 +99,13 @@ type task struct {
 	held     int             // bytes that from.hold has counted
 	began    seen.Moment     // 0 if the clock was not read
 	measured bool            // the time since began goes into metrics
-	turn     uint32          // queries of the goroutine that reads them, counted from a random number
-	found    *forward.Result // what the forwarder has found; nil if it was not asked
-	source   *Provenance     // of the response, if it is a nameserver's and the client asks for it
+	turn     uint32          // counts the queries of the goroutine that reads them, from a random number on
+	found    *forward.Result // nil if the forwarder was not asked
+	source   *Provenance     // of found, if the client asks for it
 }
 
-// newTask returns the first task of a goroutine that reads queries. There may be many of them that read few queries.
+// newTask returns the first task of a goroutine that reads queries. turn begins at a random number, because many
+// goroutines may read a few queries each.
 func newTask() *task { return &task{turn: rand.Uint32()} } //nolint:gosec // a sample
 
 // begin makes t the task of a packet. It does not keep the packet beyond the next call of
@@ -125,8 +126,8 @@ func (t *task) keep(packet []byte, from *arrival) {
 	}
 }
 
-// measure reads the clock, unless that was done, for a query whose time goes into metrics: one that the fast path
-// leaves for later, since only such a query may be slow, and a few of the others.
+// measure marks a query whose time goes into metrics, and reads the clock unless that was done. These are the queries
+// that the fast path leaves for later, because only they may be slow, and a few of the others.
 func (t *task) measure() {
 	t.measured = true
 	if t.began == 0 {
@@ -137,8 +138,8 @@ func (t *task) measure() {
 // stale reports whether the forwarder has found a stale reply.
 func (t *task) stale() bool { return t.found != nil && t.found.Source == sourceStale }
 
-// elsewhere returns the original destination of a captured query if the query, which is to
-// be forwarded, goes there. It is not valid if the query was not captured or goes to the
+// elsewhere returns the original destination of a captured query if the query is to be
+// forwarded there. The address is not valid if the query was not captured or goes to the
 // nameservers of resolv.conf.
 func (h *handler) elsewhere(t *task) (netip.AddrPort, error) {
 	if t.located || t.from.original == nil || h.origins.ignored() {
@@ -162,7 +163,7 @@ func (h *handler) mayGoElsewhere(t *task) bool {
 	return err != nil || server.IsValid()
 }
 
-// askFor makes the question that nameservers are asked. t.ask has its name and its key.
+// askFor sets the message of t.ask, whose name and key are set already.
 func (h *handler) askFor(t *task) {
 	t.ask.Message, t.ask.Trace = t.query.AsSent(), t.query.Trace
 	if name := t.decision.asked(&t.query); name != t.query.Name {
@@ -172,7 +173,7 @@ func (h *handler) askFor(t *task) {
 	}
 }
 
-// respondResult appends the response that the forwarder has found.
+// respondResult appends the response for a result of the forwarder.
 func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]byte, outcome) {
 	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
 	t.found = found
@@ -189,7 +190,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		// The name exists, but has no records of this type anywhere: NODATA.
 		return h.respondMesh(dst, q, d, limit), outcome{dns.RcodeSuccess, sourceTable}
 	case found.Relayed != nil:
-		// Only the slow path comes here, which has no dst.
+		// Only callers with an empty dst come here: relayed messages are never in the cache.
 		response := reply.Cut(h.relayed(t, found.Relayed, q.EDNS), limit)
 		return response, outcome{reply.Rcode(response), found.Source}
 	}
@@ -200,7 +201,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 // nameservers' records for that name, after the CNAME records that lead to it. Without records
 // of the queried type, the table's response is returned.
 //
-// It unpacks as much of the reply as the client has room for: it is for workers alone.
+// Only workers call it, because it unpacks as much of the reply as the client has room for.
 func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome) {
 	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
 	bad := func() ([]byte, outcome) {
@@ -235,7 +236,7 @@ func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome
 	return h.respondReply(nil, q, &derived, limit)
 }
 
-// respondReply appends the response with a reply, to a query with the same question.
+// respondReply appends the response to q with the reply of found, whose question is the same.
 func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result, limit int) ([]byte, outcome) {
 	request := reply.Request{
 		Query: q.Packet[:q.QuestionEnd], EDNS: q.EDNS, DO: q.DO,
@@ -248,8 +249,8 @@ func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result,
 	return found.Reply.Append(dst, &request, found.Age), result
 }
 
-// relayed returns a reply that was relayed for a client, with the OPT record of this hop. AD is a claim of
-// the nameserver that the client has chosen, or of one of resolv.conf, which clients may see with trust-ad.
+// relayed returns a reply that was relayed for a client, with the OPT record of this hop. It clears the AD bit of
+// a nameserver of resolv.conf, unless trust-ad is set there or the reply is signed.
 func (h *handler) relayed(t *task, message []byte, edns bool) []byte {
 	out := reply.Hop(message, edns, h.ednsUDPSize)
 	copy(out, t.query.Packet[:2]) // the ID

@@ -20,8 +20,8 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// portAttempts is how many ports chosen by the kernel are tried until one is free for both
-// UDP and TCP.
+// portAttempts is how many more ports are tried if the first port that the kernel chose is not
+// free for all sockets.
 const portAttempts = 10
 
 // A missingListener is a listener that could not be opened, and why.
@@ -65,7 +65,7 @@ func (ls *listeners) open(ctx context.Context) error {
 	return nil
 }
 
-// noteMissing makes the reasons visible to other goroutines why listeners are missing.
+// noteMissing stores the reasons why listeners are missing, for other goroutines.
 func (ls *listeners) noteMissing() {
 	var lacking []string
 	for _, m := range ls.missing {
@@ -78,14 +78,14 @@ func (ls *listeners) noteMissing() {
 	ls.lacking = lacking
 }
 
-// unopened returns why listeners are missing.
+// unopened returns why listeners are missing, except for families that the host lacks.
 func (ls *listeners) unopened() []string {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return slices.Clone(ls.lacking)
 }
 
-// close releases what open has taken. No listener may be served any more.
+// close releases spare descriptors. It must be called after all listeners have ended.
 func (ls *listeners) close() { ls.clients.close() }
 
 // openOnOnePort opens all sockets. For an empty port the kernel chooses one that is free for
@@ -141,8 +141,8 @@ func (ls *listeners) addrs() []Addr {
 	return addrs
 }
 
-// changed counts the listeners, and tells the forwarder their addresses: a nameserver with
-// such an address is this agent.
+// changed sets the metric of open listeners, and gives the forwarder their addresses: a
+// nameserver with such an address is this agent.
 func (ls *listeners) changed() {
 	var own []netip.AddrPort
 	all := ls.addrs()
@@ -155,7 +155,7 @@ func (ls *listeners) changed() {
 	ls.handler.forwarder.SetListeners(own)
 }
 
-// logMissing logs the listeners that could not be opened. A host without a family is no reason to worry.
+// logMissing logs the listeners that could not be opened, as a warning unless the host lacks their family.
 func (ls *listeners) logMissing(missing []missingListener) {
 	for _, m := range missing {
 		if noFamily(m.err) {
@@ -292,7 +292,7 @@ func tcpConfig() net.ListenConfig {
 func (ls *listeners) tcpListener(opened net.Listener) (listener, error) {
 	tcp, ok := opened.(*net.TCPListener)
 	if !ok {
-		_ = opened.Close() // no client has connected
+		_ = opened.Close() // no connection was accepted
 		return nil, fmt.Errorf("listening on %s %s: %T is not a TCP socket", opened.Addr().Network(), opened.Addr(), opened)
 	}
 	return newTCPListener(ls.handler, tcp, ls.clients), nil
@@ -392,7 +392,7 @@ func (ls *listeners) adopt(port string) (listeners []listener, err error) {
 
 // adoptOne returns the listener of one socket, and closes the file.
 func (ls *listeners) adoptOne(file *os.File) (listener, error) {
-	defer func() { _ = file.Close() }() // it is duplicated
+	defer func() { _ = file.Close() }() // the listener has a duplicate
 	if conn, err := net.FilePacketConn(file); err == nil {
 		return adoptUDP(ls.handler, conn)
 	}

@@ -27,7 +27,7 @@ type metrics struct {
 	listenerErrors prometheus.Counter
 }
 
-// A transport is what a query came over.
+// A transport is the protocol over which a query came.
 type transport uint8
 
 // The transports, as metrics number them.
@@ -45,7 +45,7 @@ func (t transport) String() string {
 	return "tcp"
 }
 
-// An outcome is what metrics say of a response.
+// An outcome has the response code and the source of a response, as metrics count them.
 type outcome struct {
 	rcode  int
 	source string
@@ -63,7 +63,8 @@ func newMetrics() *metrics {
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "nametap_dns_request_duration_seconds",
 			Help: "Time from reading a query to its answer, by source.",
-			// Few, since each costs a series for each source. Servers that read native histograms get better ones.
+			// There are few buckets, since each costs a series for each source. Servers that read native histograms
+			// get finer ones.
 			Buckets:                         []float64{.01, .5},
 			NativeHistogramBucketFactor:     1.2,
 			NativeHistogramMaxBucketNumber:  64,
@@ -168,7 +169,7 @@ func typeLabel(qtype uint16) string {
 	return "other"
 }
 
-// how returns how nameservers are asked over the client's transport.
+// how returns how nameservers are asked for a query that came over t and is not cached.
 func (t transport) how() upstream.How {
 	if t == overTCP {
 		return upstream.TCPOnly

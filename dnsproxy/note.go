@@ -14,8 +14,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// note measures a query of the usual shape that was answered, before the response is sent, and records it if it is
-// noteworthy or a reader wants it. Otherwise it does not allocate.
+// note is called when the response to a query of the usual shape is made, before it is sent. It measures the query, and
+// records it if it is noteworthy or a reader wants it. For other queries it does not allocate.
 func (h *handler) note(t *task, result outcome, response []byte) {
 	took := h.took(t)
 	h.measure(t, took, result.source, response)
@@ -40,8 +40,8 @@ func (h *handler) note(t *task, result outcome, response []byte) {
 	h.record(&q, t.from, who)
 }
 
-// noteRefused records a query of the usual shape that is refused because too many wait. The response, which is not
-// made for it, is empty if there is none.
+// noteRefused records a query of the usual shape that is refused because too many wait. response is nil if the query
+// gets no response.
 func (h *handler) noteRefused(t *task, rcode int, response []byte) {
 	if t.usual {
 		t.found = &forward.Result{Err: forward.ErrTooMany, Source: sourceSelf}
@@ -54,11 +54,11 @@ func truncated(response []byte) bool {
 	return len(response) >= wire.HeaderLen && response[wire.FlagsOffset]&wire.TC != 0
 }
 
-// isService reports whether a name has the form of a Service's, name.namespace.svc.DOMAIN, perhaps
-// behind the labels of an SRV record. Other names below the cluster domain come from the search
-// list: with ndots:5 a pod asks for three of them before each name outside of the mesh. Of these
-// only the expansion of a name with two labels, such as example.org.svc.cluster.local, cannot be
-// told apart.
+// isService reports whether a name has the form of a Service's name, name.namespace.svc.DOMAIN,
+// perhaps with the labels of an SRV record before it. Other names below the cluster domain come from
+// the search list: with ndots:5 a pod asks for three of them before each name outside of the mesh. One
+// of these looks like a Service's name: the expansion of a name with two labels, such as
+// example.org.svc.cluster.local.
 func isService(name, domain wire.Name) bool {
 	rest, below := name.CutSuffix(domain)
 	if !below {
@@ -76,8 +76,8 @@ func isService(name, domain wire.Name) bool {
 	return rest == "\x03svc"
 }
 
-// measure counts a truncated response, and the time that a query took if its task is measured. Probes
-// are no requests of clients.
+// measure counts a truncated response, and notes the time that a query took if its task is measured. The
+// time of a probe is not noted: it is no request of a client.
 func (h *handler) measure(t *task, took time.Duration, source string, response []byte) {
 	if truncated(response) {
 		h.metrics.truncated.Inc()
@@ -87,7 +87,7 @@ func (h *handler) measure(t *task, took time.Duration, source string, response [
 	}
 }
 
-// kindOf returns the kind of a query, whatever its name.
+// kindOf returns the kind of a query without regard to its name.
 func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.Kind {
 	switch {
 	case result.rcode != dns.RcodeSuccess && result.rcode != dns.RcodeNameError, t.stale():
@@ -119,8 +119,8 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 	return q
 }
 
-// reasonOf returns the rows of docs/behaviour.md about what the forwarder has found, and why there is no answer, a
-// stale one, or a late one. It returns none for another answer.
+// reasonOf returns the rows of docs/behaviour.md that apply to a result of the forwarder, and the reason why it is a
+// failure, stale or late. It returns nothing for any other result.
 func reasonOf(found *forward.Result, late bool) (rows []string, reason string) {
 	if found == nil {
 		return nil, ""
@@ -165,10 +165,10 @@ func reasonOf(found *forward.Result, late bool) (rows []string, reason string) {
 }
 
 // explain sets the rows and the reason of a query from its decision. missing is true if the name
-// has the form of a Service's and does not exist.
+// has the form of a Service's name and does not exist.
 func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	d := &t.decision
-	if d.action == actForward && d.match.Rule == "" { // a client that has waited keeps no more than its query
+	if d.action == actForward && d.match.Rule == "" { // a udpClient does not keep the match
 		again := h.decide(t.query.Question, h.table.Load(), new(table.Scratch))
 		d = &again
 	}
@@ -208,7 +208,7 @@ func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []
 	h.record(&q, t.from, who)
 }
 
-// took returns how long a query took, less than 0 if the clock was not read.
+// took returns how long a query took; the result is negative if the clock was not read.
 func (h *handler) took(t *task) time.Duration {
 	if t.began == 0 {
 		return -1
@@ -216,7 +216,7 @@ func (h *handler) took(t *task) time.Duration {
 	return time.Duration(h.seen.Now() - t.began)
 }
 
-// record completes a query and records it.
+// record completes a query and records it. If who is true, a reader wants to know the client's process or pod.
 func (h *handler) record(q *seen.Query, from *arrival, who bool) {
 	client := from.client()
 	q.Client, q.Local = netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), from.local

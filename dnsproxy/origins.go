@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/internal/conntrack"
 )
 
-// errOrigin is the error for a query whose original destination cannot be looked up. It is
-// not sent to resolv.conf's nameservers, which may give another answer.
+// errOrigin is the error for a query whose original destination cannot be looked up. The query
+// is not sent to resolv.conf's nameservers, because they may give another answer.
 var errOrigin = errors.New("the kernel did not say which nameserver the query was sent to")
 
 // originsInterval is the time between attempts to open the connection to the kernel.
@@ -42,20 +42,19 @@ type originFinder interface {
 // concurrent use.
 //
 // For UDP this needs CAP_NET_ADMIN and a kernel module. Without them every query counts as
-// not captured ([origins.ignored]), over TCP, too, so that a name has one answer over both. After any other
-// error the original destination is unknown, and the lookup is
-// retried.
+// not captured ([origins.ignored]), over TCP, too, so that a name has the same answer over UDP and TCP. After any
+// other error the original destination is unknown, and the lookup is retried.
 type origins struct {
 	log    *slog.Logger
 	errors prometheus.Counter
 	open   func() (originFinder, error)
 	udp    atomic.Pointer[originFinder] // nil: not open
-	// unsupported is true if it cannot be opened because something is missing.
+	// unsupported is true if udp cannot be opened because a capability or a kernel module is missing.
 	unsupported atomic.Bool
 	pauses      atomic.Int64 // queries in a pause
 
 	logging sync.Mutex // guards missing
-	missing string     // what was last logged as missing
+	missing string     // the error that logMissing last logged
 }
 
 // newOrigins returns origins that have yet to be opened.
@@ -132,7 +131,7 @@ func (o *origins) ofUDP(client, local netip.AddrPort) (netip.AddrPort, error) {
 	return netip.AddrPort{}, o.record(err)
 }
 
-// awaitUDP is like ofUDP, but retries after an error, unless too many queries do.
+// awaitUDP is like ofUDP, but retries after an error, unless too many queries are already retrying.
 func (o *origins) awaitUDP(client, local netip.AddrPort) (server netip.AddrPort, err error) {
 	server, err = o.ofUDP(client, local)
 	if err == nil {
@@ -171,7 +170,7 @@ func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
 	}
 }
 
-// logMissing logs that something is missing, once.
+// logMissing logs that a capability or a kernel module is missing, unless it logged the same before.
 func (o *origins) logMissing(err error) {
 	o.logging.Lock()
 	defer o.logging.Unlock()
@@ -181,7 +180,7 @@ func (o *origins) logMissing(err error) {
 	}
 }
 
-// record counts a transient error, and returns it as an errOrigin. If the retry fails, too, the query log has it.
+// record counts a transient error, and returns it as an errOrigin. If the retry fails, too, the query log shows the error.
 func (o *origins) record(err error) error {
 	o.errors.Inc()
 	return fmt.Errorf("%w: %w", errOrigin, err)

@@ -19,39 +19,39 @@ import (
 type Provenance struct {
 	// Source is where the answer came from: table, cache, stale, cached_failure, upstream or self, as in metrics.
 	Source string `json:"source"`
-	// Server is the nameserver that sent the reply; empty if the answer is none.
+	// Server is the nameserver that sent the reply; empty if the answer is not a nameserver's reply.
 	Server string `json:"server,omitempty"`
 	// AgeSeconds is how long the reply was in the cache.
 	AgeSeconds int `json:"ageSeconds"`
-	// ExpiredSeconds is how long ago a stale reply has expired.
+	// ExpiredSeconds is how long ago a stale reply expired.
 	ExpiredSeconds int `json:"expiredSeconds,omitempty"`
 	// Failure says why nameservers have not answered, if the reply is stale or a failure.
 	Failure string `json:"failure,omitempty"`
 	// Rows are the rows of docs/behaviour.md about the cache that apply.
 	Rows []string `json:"rows,omitempty"`
-	// Attempts are what nameservers were sent for this query, if the query asks for that. There are none for an answer
-	// of the cache, and if another client had sent the same query.
+	// Attempts has what the agent sent to nameservers for this query, if the query asks for attempts. It is empty for an
+	// answer from the cache, and if another client's same query was in flight already and asked for none.
 	Attempts []upstream.Attempt `json:"attempts,omitempty"`
-	// MoreAttempts is how many others there were, which do not fit into the response.
+	// MoreAttempts is the number of attempts that are left out because they do not fit into the response.
 	MoreAttempts int `json:"moreAttempts,omitempty"`
 }
 
 // errNoProvenance is the error of ReadProvenance for a response without an option.
 var errNoProvenance = errors.New("the server does not say where its answer comes from: it may be another version, or no nametap agent")
 
-// AskProvenance makes a query with EDNS ask where its answer comes from.
+// AskProvenance makes a query ask where its answer comes from. The query must have an OPT record.
 func AskProvenance(query *dns.Msg) {
 	opt := query.IsEdns0()
 	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(wire.ProvenanceMark)})
 }
 
-// AskTrace is AskProvenance, and makes the query ask for Attempts, too.
+// AskTrace does what AskProvenance does, and makes the query ask for Attempts, too.
 func AskTrace(query *dns.Msg) {
 	opt := query.IsEdns0()
 	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(wire.TraceMark)})
 }
 
-// ReadProvenance returns where the answer to such a query came from.
+// ReadProvenance returns the provenance in the response to a query that [AskProvenance] or [AskTrace] prepared.
 func ReadProvenance(response *dns.Msg) (p Provenance, err error) {
 	if opt := response.IsEdns0(); opt != nil {
 		for _, option := range opt.Option {

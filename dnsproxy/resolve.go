@@ -14,11 +14,11 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Resolve returns the addresses that nameservers have for a hostname: of rrtype A or AAAA. The
-// table is not asked, neither for the name nor for names that CNAME records lead to. Local-only
-// names have no addresses. The error gives the reason if there are none. An answer from the cache
-// takes no other goroutine; with onlyCached, known is false if there is none. After the end of ctx
-// it returns at once.
+// Resolve returns the addresses of hostname that nameservers or the cache have; rrtype is A or
+// AAAA. It does not use the table, neither for hostname nor for names that CNAME records lead to.
+// Local-only names have no addresses. If there are no addresses, err gives the reason. An answer from
+// the cache takes no other goroutine; with onlyCached, known is false if the cache has no answer.
+// Resolve returns at once when ctx ends.
 func (s *Server) Resolve(ctx context.Context, hostname string, rrtype uint16, onlyCached bool) (addrs []netip.Addr, known bool, err error) {
 	r, err := s.newResolution(hostname, rrtype)
 	if err != nil {
@@ -50,10 +50,10 @@ type resolution struct {
 	rrtype uint16
 	query  wire.Query
 	ask    forward.Query
-	found  chan *forward.Result // holds one
+	found  chan *forward.Result // has room for the result
 }
 
-// Receive takes what the forwarder has found.
+// Receive takes the result of the forwarder.
 func (r *resolution) Receive(found *forward.Result) { r.found <- found }
 
 func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, error) {
@@ -75,7 +75,7 @@ func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, err
 	return r, nil
 }
 
-// addresses returns the addresses in what the forwarder has found.
+// addresses returns the addresses in a result of the forwarder.
 func (r *resolution) addresses(found *forward.Result) ([]netip.Addr, error) {
 	if found.Err != nil {
 		return nil, found.Err

@@ -44,8 +44,8 @@ func (d *decision) rows(q wire.Question) []string {
 	return []string{"A10"}
 }
 
-// typeRows returns the row for a type, after that for aliases if the host is one. It returns none
-// if the row for the name is also that for the type.
+// typeRows returns the row for the type of a question, after the row for aliases if the host is an
+// alias. It returns none if the row for the name also covers the type.
 func (d *decision) typeRows(q wire.Question) []string {
 	var rows []string
 	if d.match.BaseRule() == table.RulePort && (q.Type == dns.TypeSRV || q.Type == dns.TypeANY) {

@@ -23,12 +23,12 @@ import (
 // start it with [Server.Run]. Its other methods are safe for concurrent use.
 type Server struct {
 	handler front
-	config  Config // of New; what Configure changes is in the handler in use
+	config  Config // as New got it; the settings that Configure changes are in the handler in use
 	cluster table.Cluster
 	log     *slog.Logger
 
 	building  sync.Mutex   // held while a table or a handler is made and stored
-	empty     *table.Table // the predecessor of the first table; guarded by building
+	empty     *table.Table // the first table is built from it; guarded by building
 	listeners listeners
 	ready     chan struct{} // closed when the listeners are open
 
@@ -81,8 +81,8 @@ func New(cfg Config) (*Server, error) {
 // Configure changes the settings of answers (Bypass, LocalOnly, TTL, EDNSUDPSize
 // and BeforeSync) and the settings that [forward.Forwarder.Configure] changes. It
 // ignores the other fields of cfg. Queries that arrive after it has returned are answered by the
-// new settings. A query in flight stays decided by the previous ones; if it is to be forwarded and
-// was not sent yet, the next nameservers are asked. On an error nothing changes.
+// new settings. A query that arrived before keeps the decision of the previous settings; if it is
+// forwarded, but not sent yet, it is sent to the new nameservers. On an error nothing changes.
 func (s *Server) Configure(cfg Config) error {
 	cfg.setDefaults()
 	names, err := cfg.check()
@@ -93,8 +93,8 @@ func (s *Server) Configure(cfg Config) error {
 	defer s.building.Unlock()
 	s.indexAncestors(names.suffixes)
 	previous := s.handler.inUse.Load()
-	// A name that is local-only before or after the change may have had nameservers of its own, or get
-	// them. It must not reach others while the forwarder changes.
+	// A name that is local-only by one of the two configurations may have nameservers of its own by the
+	// other one. It must not be sent to any others while the forwarder changes.
 	between := *previous
 	between.suffixes = previous.suffixes.Strictest(names.suffixes)
 	s.handler.inUse.Store(&between)
@@ -139,9 +139,9 @@ func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 	})
 }
 
-// Run opens the listeners, answers queries until ctx ends, and finishes the queries that it
-// has. It returns after all its goroutines: nil after the end of ctx, an error if it could
-// open no listener or if a listener failed.
+// Run opens the listeners, answers queries until ctx ends, and then answers the queries that it
+// has read. It returns after all its goroutines have ended: nil after the end of ctx, an error if
+// it could open no listener or if a listener failed.
 func (s *Server) Run(ctx context.Context) error {
 	if err := s.listeners.open(ctx); err != nil {
 		return err
@@ -183,12 +183,12 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(err, forwarder.Wait())
 }
 
-// HandOver makes the end of Run leave the packets in the sockets that were not read yet, for
-// another process that has the same sockets.
+// HandOver makes Run, when it ends, leave unread packets in the sockets for another process that
+// has the same sockets.
 func (s *Server) HandOver() { s.handler.handOver.Store(true) }
 
-// EndForwarding fails the forwarded queries in flight, and all later ones, so that an end of Run
-// does not wait for nameservers.
+// EndForwarding fails the forwarded queries in flight, and all later ones, so that Run can end
+// without waiting for nameservers.
 func (s *Server) EndForwarding() { s.endForwarding() }
 
 // Ready is closed once the listeners are open.
@@ -234,10 +234,10 @@ func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 // Read adds a reader of the queries that are answered, as [seen.Recorder.Read] does.
 func (s *Server) Read(filter *seen.Filter) (*seen.Reader, error) { return s.handler.seen.Read(filter) }
 
-// Failures returns the queries that failed since a time, as far as they are kept.
+// Failures is [seen.Recorder.Failures].
 func (s *Server) Failures(since time.Time) []seen.Record { return s.handler.seen.Failures(since) }
 
-// Overflows returns how many queries were refused for a limit.
+// Overflows returns how many queries were refused because too many were in flight.
 func (s *Server) Overflows() uint64 { return s.handler.forwarder.Overflows() }
 
 // Missing returns why listeners are not open, except for families that the host lacks.
@@ -251,11 +251,12 @@ func (s *Server) ReadExchanges(lost func(messages int)) *seen.Exchanges {
 	return s.handler.seen.ReadExchanges(seen.All(), lost)
 }
 
-// Load replaces shards of the table (digest.ShardOf) and uses the result: shards has all entries of
-// each, a NameTable in wire form, and the other shards stay. Every query that arrives after Load
-// has returned is answered from the new table. It costs as much as the shards that differ. On an
-// error the current table stays in use. It logs only what the current table does not leave out,
-// too. Load must not be called concurrently. It does not keep shards.
+// Load replaces shards of the table and uses the result. shards has, by the number of the shard
+// (digest.ShardOf), all entries of the shard: a NameTable in wire form. The other shards stay. Every
+// query that arrives after Load has returned is answered from the new table. The cost depends only on
+// the shards that differ. On an error the current table stays in use. Load logs entries that the new
+// table leaves out, unless the current one left them out, too. Load must not be called concurrently.
+// It does not keep shards.
 func (s *Server) Load(shards map[int][]byte) error {
 	s.building.Lock()
 	defer s.building.Unlock()
@@ -273,7 +274,7 @@ func (s *Server) Load(shards map[int][]byte) error {
 	return nil
 }
 
-// latestLocked returns the current table, an empty one before the first.
+// latestLocked returns the current table, or an empty one before the first push.
 func (s *Server) latestLocked() *table.Table {
 	if current := s.handler.table.Load(); current != nil {
 		return current
@@ -313,8 +314,8 @@ func (s *Server) LocalOnly() []wire.Name {
 	return slices.Clone(s.handler.inUse.Load().suffixes.LocalOnly)
 }
 
-// SetReturned says for which domains systemd-resolved queries this server. They are not
-// forwarded to systemd-resolved's stub, which would send them back.
+// SetReturned sets the domains for which systemd-resolved queries this server. Queries for names
+// below them are not forwarded to systemd-resolved's stub, which would send them back.
 func (s *Server) SetReturned(domains []string) { s.handler.forwarder.SetReturned(domains) }
 
 // Table returns the current table, nil before the first one.

@@ -16,7 +16,7 @@ import (
 // later. It blocks for as long as a nameserver, or the first table, takes.
 func (h *handler) slow(t *task) []byte {
 	probe := t.usual && t.decision.action == actChaos
-	if !probe { // which is no request of a client
+	if !probe { // a probe is no request of a client
 		h.metrics.requests.Inc()
 	}
 	if !t.usual || probe {
@@ -94,8 +94,8 @@ func (h *handler) sendTransferred(t *task) func([]byte) error {
 	return func(message []byte) error { return t.from.send(reply.Hop(message, edns, h.ednsUDPSize)) }
 }
 
-// respondUnusual answers what does not have the shape that [wire.Query] describes, and class
-// CH, with the DNS library. It is part of the slow path.
+// respondUnusual answers, with the DNS library, messages that do not have the shape that
+// [wire.Query] describes, and questions of class CH. It is part of the slow path.
 func (h *handler) respondUnusual(t *task) []byte {
 	t.decision = decision{}
 	req := new(dns.Msg)
@@ -161,8 +161,8 @@ func (h *handler) respondMessage(req *dns.Msg, t *task) (response []byte, source
 	return response, result.source
 }
 
-// respondOther returns the response to a message other than a QUERY, and its source: the
-// message's original destination, or the best nameserver for its name.
+// respondOther forwards a message with an opcode other than QUERY to its original destination
+// or, if it was not captured, to a nameserver for its name. It returns the response and its source.
 func (h *handler) respondOther(req *dns.Msg, t *task) (response []byte, source string) {
 	failed := func(err error, source string) ([]byte, string) {
 		return h.pack(h.failureMessage(req, failureOf(err)), req, t.from.over), source

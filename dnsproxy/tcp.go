@@ -32,7 +32,7 @@ const (
 )
 
 // tcpDeferAccept is how long a connection without a query waits in the kernel, in seconds. Until
-// then it belongs to the listening socket, which the next process may have, and not to this one.
+// then it belongs to the listening socket, which the next process may inherit, and not to this process.
 const tcpDeferAccept = 1
 
 // tcpReadBuffer is the size of the read buffer in bytes, enough for some fifty queries.
@@ -46,8 +46,8 @@ const (
 	tcpPendingCost = 1 << 10
 )
 
-// tcpNotSent bounds, in bytes, what the kernel keeps of the answers of one connection beyond what the
-// client has room for. Without it, that is megabytes for each client that does not read.
+// tcpNotSent bounds, in bytes, the answers of one connection that the kernel keeps because the client has no
+// room for them. Without the bound, it would keep megabytes for each client that does not read.
 const tcpNotSent = 16 << 10
 
 // lengthLen is the length of the length prefix over TCP (RFC 1035, section 4.2.2).
@@ -71,7 +71,8 @@ func newTCPListener(h *front, listener *net.TCPListener, clients *tcpClients) *t
 	address := Addr{Network: "tcp", Address: listener.Addr().String()}
 	if raw, err := listener.SyscallConn(); err == nil { // otherwise accept returns the error
 		_ = raw.Control(func(fd uintptr) {
-			// Connections have these, too. Only restarts need the first, and only clients that do not read the second.
+			// Accepted connections inherit both options. Errors are ignored: the first matters only for restarts,
+			// the second only for clients that do not read.
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, tcpDeferAccept)
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, tcpNotSent)
 		})
@@ -112,7 +113,7 @@ func (l *tcpListener) serve() error {
 	}
 }
 
-// afterError returns after an error of accept when accept may be called again. It reports
+// afterError waits, after an error of accept, until accept may be called again. It reports
 // whether the next connection gets a descriptor of the reserve.
 func (l *tcpListener) afterError(err error) (reserved bool) {
 	if sockets.OutOfDescriptors(err) {
@@ -147,13 +148,13 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 		defer l.clients.remove(c)
 		c.serve()
 	})
-	runtime.Gosched() // it answers before the next connection is accepted, so a crash loses few
+	runtime.Gosched() // it is answered before the next connection is accepted, so a crash loses few queries
 }
 
 // stop ends serve. Connections are read only for the queries that have already arrived.
 func (l *tcpListener) stop() {
 	close(l.stopped)
-	_ = l.listener.Close() // it is closed in any case
+	_ = l.listener.Close() // it is closed even after an error
 	l.clients.stop(l)
 }
 
@@ -189,22 +190,22 @@ type tcpConn struct {
 	brief    bool          // ends after its first answers
 	left     chan struct{} // closed when reading has ended
 
-	idleSince atomic.Int64  // when the last query was answered or awaited, by clients.now
+	idleSince atomic.Int64  // when an answer was last written, or a query last awaited, by clients.now
 	answered  atomic.Bool   // a query was answered
 	pending   atomic.Int64  // cost of the queries that workers have (tcpMaxPending)
 	held      atomic.Int64  // bytes of long queries, and of answers that are not yet written
-	progress  atomic.Int64  // when the client last took a part of an answer, or began to hold, by clients.now
-	shed      atomic.Bool   // was closed for what it held
+	progress  atomic.Int64  // when the client last took a part of an answer, or held became more than 0, by clients.now
+	shed      atomic.Bool   // clients has closed the connection
 	finished  chan struct{} // holds one value after a query has ended, for awaitRoom
 	waiting   sync.WaitGroup
 
 	writing sync.Mutex // for the connection's write side
 
 	deadline sync.Mutex
-	drained  time.Time // when it is read no longer; zero if the listener has not stopped
+	drained  time.Time // when reading ends; zero if the listener has not stopped
 }
 
-// buffers are for answers, while they are made and written.
+// buffers has memory for answers while they are made and written.
 var buffers sync.Pool //nolint:gochecknoglobals // memory, which any goroutine may use
 
 func getBuffer() *[]byte {
@@ -215,7 +216,7 @@ func getBuffer() *[]byte {
 	return &b
 }
 
-// maxBatch is the number of bytes of answers above which they are written.
+// maxBatch is the length in bytes above which collected answers are written.
 const maxBatch = 16 << 10
 
 // lengthOf returns the length prefix of a message.
@@ -223,8 +224,8 @@ func lengthOf(message []byte) []byte {
 	return binary.BigEndian.AppendUint16(nil, uint16(len(message))) //nolint:gosec // a message
 }
 
-// tcpDrainTime is how long an idle connection is still read after the listener has stopped, for
-// the queries that arrived before, and tcpDrainLimit how long any other connection is.
+// After the listener has stopped, an idle connection is read for tcpDrainTime, for queries that
+// arrived before, and any other connection for tcpDrainLimit.
 const (
 	tcpDrainTime  = 100 * time.Millisecond
 	tcpDrainLimit = time.Second
@@ -237,7 +238,7 @@ func (c *tcpConn) serve() {
 	defer c.waiting.Wait()
 	defer close(c.left)
 	var query, answers []byte
-	defer func() { c.releaseQuery(query) }() // not only after the last answer
+	defer func() { c.releaseQuery(query) }()
 	var buffer *[]byte
 	for served := false; ; {
 		// Answers to queries that arrived together are written together. They are written
@@ -247,7 +248,7 @@ func (c *tcpConn) serve() {
 			if c.write(answers) != nil || c.brief && served {
 				return
 			}
-			if buffer != nil { // a connection that waits has none
+			if buffer != nil { // a connection that waits for a query keeps no buffer
 				*buffer = answers[:0]
 				buffers.Put(buffer)
 			}
@@ -272,7 +273,8 @@ func (c *tcpConn) serve() {
 	}
 }
 
-// releaseQuery ends what read began, and reports whether the query is not to be used again.
+// releaseQuery reports whether the buffer of a query is long. If so, it no longer counts the
+// buffer as held, and the caller must not use it again.
 func (c *tcpConn) releaseQuery(query []byte) bool {
 	long := cap(query) > tcpReadBuffer
 	if long {
@@ -323,7 +325,7 @@ func (c *tcpConn) buffered() bool {
 	return err == nil && n-lengthLen >= int(binary.BigEndian.Uint16(header))
 }
 
-// read returns the next message, in buf if that has the capacity. A long one is held, until release.
+// read returns the next message, in buf if buf has the capacity. A long buffer counts as held until releaseQuery.
 func (c *tcpConn) read(buf []byte) ([]byte, error) {
 	header, err := c.reader.Peek(lengthLen)
 	if err != nil {
@@ -344,7 +346,7 @@ func (c *tcpConn) read(buf []byte) ([]byte, error) {
 	return buf[:min(cap(buf), n)], err
 }
 
-// grow returns a copy of a part of a query of n bytes, in a longer buffer.
+// grow copies part, the beginning of a query of n bytes, to a longer buffer.
 func (c *tcpConn) grow(part []byte, n int) []byte {
 	size := min(n, max(tcpReadBuffer, 4*len(part)))
 	longer := append(make([]byte, 0, size), part...)
@@ -356,8 +358,8 @@ func (c *tcpConn) grow(part []byte, n int) []byte {
 }
 
 // awaitRoom waits until the pending queries of the connection are within their bound, and
-// reserves memory for a query. Only rare queries wait here, or all before the first table. It
-// reports false if there is no memory; it has then answered SERVFAIL.
+// reserves memory for a query. Only rare queries, and queries before the first table, wait here.
+// If there is no memory, awaitRoom answers SERVFAIL and reports false.
 func (c *tcpConn) awaitRoom(query []byte) bool {
 	for c.pending.Load() >= tcpMaxPending {
 		<-c.finished
@@ -372,7 +374,7 @@ func (c *tcpConn) awaitRoom(query []byte) bool {
 	return false
 }
 
-// pass passes the task to a worker, and makes a new one for the reader. The caller has
+// pass passes the task to a worker, and makes a new task for the reader. The caller has
 // reserved the memory.
 func (c *tcpConn) pass(query []byte) {
 	t := c.task
@@ -392,12 +394,12 @@ func (c *tcpConn) pass(query []byte) {
 			c.hold(more)
 			t.held = len(response)
 		}
-		_ = c.writeHeld(lengthOf(response), response) // which closes the connection on an error
+		_ = c.writeHeld(lengthOf(response), response) // writeHeld closes the connection on an error
 	})
 }
 
 // send sends one of several messages of a response. It fails after the listener has stopped,
-// so that the end does not wait for the others.
+// so that the agent ends without waiting for the remaining messages.
 func (c *tcpConn) send(message []byte) error {
 	select {
 	case <-c.listener.stopped:
@@ -421,8 +423,8 @@ func (c *tcpConn) finish(cost int64) {
 	}
 }
 
-// hold counts bytes that the connection holds, until release. It reports false if the connection was closed
-// for what it held.
+// hold counts n bytes that the connection holds, until release. It reports false if tcpClients has closed the
+// connection.
 func (c *tcpConn) hold(n int) bool {
 	c.listener.clients.hold(c, int64(n))
 	return !c.shed.Load()
@@ -430,7 +432,7 @@ func (c *tcpConn) hold(n int) bool {
 
 func (c *tcpConn) release(n int) { c.listener.clients.hold(c, -int64(n)) }
 
-// write sends messages with their length prefixes, which it holds meanwhile.
+// write sends framed, messages with their length prefixes, and counts it as held meanwhile.
 func (c *tcpConn) write(framed []byte) error {
 	if len(framed) == 0 {
 		return nil
@@ -440,13 +442,13 @@ func (c *tcpConn) write(framed []byte) error {
 	return c.writeHeld(framed, nil)
 }
 
-// writeHeld is write for what is held already, followed by more, which may be nil. On an error it closes
-// the connection, because the client could not parse anything after half an answer.
+// writeHeld sends framed and then more, which may be nil; the caller has counted both as held. On an error it
+// closes the connection, because the client could not parse anything after half an answer.
 func (c *tcpConn) writeHeld(framed, more []byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	// Before the client sees an answer: the connection that is answered first has been idle the
-	// longest.
+	// This is set before the client sees an answer, so that the connection that was answered first
+	// is the one that has been idle the longest.
 	c.idleSince.Store(c.listener.clients.now())
 	c.answered.Store(true)
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
@@ -460,8 +462,8 @@ func (c *tcpConn) writeHeld(framed, more []byte) error {
 	return nil
 }
 
-// writePart writes the beginning of framed followed by more, and returns the rest. So it shows that a client
-// reads a long answer, if slowly.
+// writePart writes a part of framed followed by more, and returns the rest. Each part that is written shows that
+// the client reads a long answer, even if slowly.
 func (c *tcpConn) writePart(framed, more []byte) (restOfFramed, restOfMore []byte, err error) {
 	if len(more) == 0 || len(framed) >= tcpNotSent {
 		n := min(len(framed), tcpNotSent)
@@ -544,9 +546,9 @@ func (c *tcpConn) becameIdle() {
 	}
 }
 
-// A drainReader reads a connection. After the stop of the listener it reads on past the deadline, also
-// in the middle of a query, for what has already arrived: a connection that is closed with unread bytes
-// is reset, and the client loses its answers.
+// A drainReader reads a connection. After the stop of the listener it reads, past the deadline, the bytes that have
+// already arrived, also in the middle of a query: a connection that is closed with unread bytes is reset, and the
+// client loses its answers.
 type drainReader struct{ c *tcpConn }
 
 // Read reads from the connection.

@@ -21,14 +21,14 @@ const tcpReserve = 4
 const tcpFirstQueryTime = 50 * time.Millisecond
 
 // tcpMaxHeld bounds, in bytes, what all connections together hold: answers that clients have not read,
-// and long queries, of which a part has arrived. Beyond it the one is closed whose client has taken
-// nothing for the longest.
+// and long queries, of which at least a part has arrived. Beyond the bound, the connection whose client has
+// taken nothing for the longest is closed.
 const tcpMaxHeld = 16 << 20
 
 // tcpClients bounds the connections of all TCP listeners together.
 type tcpClients struct {
 	max     int
-	origin  time.Time // idleSince counts from here
+	origin  time.Time // now counts from here
 	reserve *sockets.Reserve
 
 	held atomic.Int64 // bytes that the connections hold (tcpMaxHeld)
@@ -50,7 +50,7 @@ func newTCPClients(maxConns int, log *slog.Logger) *tcpClients {
 	return &tcpClients{max: maxConns, origin: time.Now(), reserve: sockets.NewReserve(tcpReserve), open: map[*tcpConn]struct{}{}}
 }
 
-// now returns the time for idleSince. Unlike the wall clock, it is never set back.
+// now returns the time since origin. Unlike the wall clock, it is never set back.
 func (p *tcpClients) now() int64 { return int64(time.Since(p.origin)) }
 
 // close releases the reserve of descriptors.
@@ -79,8 +79,8 @@ func (p *tcpClients) add(c *tcpConn) bool {
 
 // leastNeededLocked returns the connection that makes room for another one, nil if there is none.
 // It is the connection that has been idle the longest; if none is idle, the connection whose client
-// has been without any part of an answer for the longest, which has the least time left. A new
-// connection, whose first query may be on the way, is the last choice.
+// has taken no part of an answer for the longest. A new connection, whose first query may be on the
+// way, is the last choice. isNew is true if only that is left, or none.
 func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
 	const idle, waiting, fresh = 0, 1, 2
 	kind, since := fresh, p.now()
@@ -157,9 +157,9 @@ func (p *tcpClients) stop(l *tcpListener) {
 	}
 }
 
-// freeDescriptor frees a descriptor for a new client: from the connection that makes room for it,
-// otherwise from the reserve. It reports whether it could, and whether the descriptor is from the
-// reserve.
+// freeDescriptor frees a descriptor for a new client: it closes the connection that is needed least. If
+// that is a new one, or there is none, it spends a descriptor of the reserve. It reports whether it freed
+// a descriptor, and whether the descriptor is from the reserve.
 func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 	p.mu.Lock()
 	other, isNew := p.leastNeededLocked()

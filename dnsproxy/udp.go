@@ -26,11 +26,11 @@ import (
 // grants at most net.core.rmem_max.
 const udpReceiveBuffer = 4 << 20
 
-// A udpListener reads one socket on one goroutine, which is also the fast path.
+// A udpListener reads one socket on one goroutine, which also runs the fast path.
 //
 // It reads packets until the socket is empty, and only then waits in the netpoller. The system
-// calls that read and send never block, so they are made without telling Go's scheduler,
-// which would cost as much as making the answer.
+// calls that read and send never block, so they are made without telling Go's scheduler:
+// telling it would cost as much as making the answer.
 type udpListener struct {
 	handler  *front
 	address  Addr
@@ -52,7 +52,7 @@ type udpListener struct {
 	waiting sync.WaitGroup
 	answers sync.Pool // of *udpAnswer
 
-	// Workers read, too, when there are many of them.
+	// Workers read the socket, too, when many tasks wait (fewStarting).
 	second  udpReader
 	reading sync.Mutex // guards second
 }
@@ -124,9 +124,8 @@ func newUDPListener(h *front, opened net.PacketConn) (*udpListener, error) {
 	return l, nil
 }
 
-// configureUDP sets a socket's options: a large receive buffer and, if it is bound to all
-// addresses, that it reports the address that a query was sent to, from which the response
-// must be sent.
+// configureUDP gives a socket a large receive buffer. A socket that is bound to all addresses
+// also reports the address that each query was sent to: the response must be sent from it.
 func configureUDP(conn syscall.RawConn, bound netip.Addr) error {
 	var err error
 	controlErr := conn.Control(func(fd uintptr) {
@@ -170,8 +169,8 @@ func (l *udpListener) serve() error {
 	}
 }
 
-// stop ends serve, which first reads the packets that have already arrived, unless another
-// process does.
+// stop ends serve. Before that, serve reads the packets that have already arrived, unless they
+// are left to another process ([Server.HandOver]).
 func (l *udpListener) stop() {
 	l.stopping.Store(true)
 	close(l.stopped)
@@ -191,7 +190,7 @@ func (l *udpListener) send(m *sockets.Message, response []byte) {
 // udpLastPackets bounds the packets that are read after stop. A receive buffer holds fewer.
 const udpLastPackets = 8192
 
-// A udpReader is the goroutine that reads a socket.
+// A udpReader has what a goroutine needs to read a socket.
 type udpReader struct {
 	*udpListener
 	task    *task // of the packet in the message in
@@ -259,8 +258,9 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 	}
 }
 
-// ask begins to forward the query of the task, whose packet has n bytes. It reports false if that is for a
-// worker: a query that is not simply forwarded, or whose original destination is not known yet.
+// ask begins to forward the query of the task, whose packet has n bytes. It does nothing and reports false if
+// the query is not simply forwarded, if the lookup of its original destination failed, or if long queries have
+// too much memory already.
 func (r *udpReader) ask(n int) bool {
 	t := r.task
 	h := t.handler
@@ -279,8 +279,8 @@ func (r *udpReader) ask(n int) bool {
 	return true
 }
 
-// A udpClient waits for what nameservers answer to its query. It keeps no more than the query: there may be
-// thousands.
+// A udpClient receives the result of one query and sends the response. It keeps little more than the packet,
+// because thousands may wait.
 type udpClient struct {
 	listener *udpListener
 	handler  *handler
@@ -328,8 +328,8 @@ type udpAnswer struct {
 	send     func(fd uintptr) bool // of response, to the client of message
 }
 
-// pass passes the task, whose packet has n bytes, to a worker, and makes a new one for the
-// reader. It reports false if too many tasks wait.
+// pass passes the task, whose packet has n bytes, to a worker, and makes a new task for the
+// reader. It reports false if too many tasks wait, or if long queries have too much memory already.
 func (r *udpReader) pass(n int) bool {
 	if r.starting.Load() >= maxStarting || !r.handler.forwarder.ReserveMemory(n) {
 		return false
@@ -367,8 +367,8 @@ func (l *udpListener) readFirst() {
 	_ = l.raw.Control(func(fd uintptr) { l.second.readAll(fd) })
 }
 
-// workerIdle is how long a worker waits for another task while other workers wait, too. The first one waits
-// without a limit, so that a few queries a minute start no timers and no workers.
+// workerIdle is how long a worker waits for another task while other workers wait, too. The first idle worker
+// waits without a limit, so that a few queries a minute start no timers and no workers.
 const workerIdle = time.Second
 
 // work is a worker: it serves a task, and then tasks that are passed to it while it is idle.
@@ -415,9 +415,9 @@ func growStack() {
 	runtime.KeepAlive(&need)
 }
 
-// arrival returns the arrival of the query in a message. find looks up its original destination when
-// that is needed. A client on the loopback interface sent the query to the agent or to a stub
-// resolver on this host, so its queries count as not captured.
+// arrival returns the arrival of the query in a message. find looks up the query's original
+// destination when it is needed. A client on the loopback interface sent the query to the agent or to
+// a stub resolver on this host, so its queries count as not captured.
 func (l *udpListener) arrival(message func() *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error)) *arrival {
 	return &arrival{
 		over:   overUDP,

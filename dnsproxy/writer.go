@@ -128,11 +128,11 @@ const questionName uint16 = wire.PointerBits | wire.HeaderLen
 const fixedLen = 12
 
 // mesh writes the response for a host: its records of the queried type, after the CNAME records
-// of an autopath name and of an alias; without any, the SOA record that lets clients cache the
-// negative answer (RFC 2308). t is the table of the match.
+// of an autopath name and of an alias. A host without such records has the SOA record that lets
+// clients cache the negative answer (RFC 2308). t is the table of the match.
 //
-// Without records of the type, an autopath name has no CNAME record: glibc ends its search list at one,
-// and a later name may have such records.
+// Without records of the type, an autopath name has no CNAME record: glibc ends its search at a CNAME record,
+// and a later name of the search list may have such records.
 func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.begin()
 	if m.Rule == table.RuleAutopath && !w.has(m, t) {
@@ -177,8 +177,8 @@ func (w *writer) has(m *table.Match, t *table.Table) bool {
 	return !port && (w.query.Type == dns.TypeA && v4 || w.query.Type == dns.TypeAAAA && v6)
 }
 
-// pointers writes the response for the PTR name of an address, which the hosts with these
-// names have.
+// pointers writes the response for the PTR name of an address; names has the hosts with this
+// address.
 func (w *writer) pointers(names []wire.Name) {
 	w.begin()
 	if w.query.Type != dns.TypePTR && w.query.Type != dns.TypeANY {
@@ -268,11 +268,11 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 // fits reports whether n more bytes fit.
 func (w *writer) fits(n int) bool { return len(w.buf)-w.start+n <= w.limit }
 
-// cnames writes the CNAME records of an autopath name and of an alias, in this order, and
-// returns the pointer to the target of the last one, or to the question's name.
+// cnames writes the CNAME records of an autopath name and of an alias, in this order. It returns
+// a pointer to the target of the last one or, without any, to the question's name.
 //
 // The target for an autopath name is the name without the search domain, as the client spelled
-// it, or the host's FQDN if that is a short name, because systemd-resolved treats a CNAME
+// it, or the host's FQDN if that name is a short name, because systemd-resolved treats a CNAME
 // record from a name to its own first label as a loop.
 func (w *writer) cnames(m *table.Match) (owner uint16) {
 	owner = questionName
@@ -300,8 +300,8 @@ func (w *writer) pointer() uint16 {
 	return wire.PointerBits | uint16(len(w.buf)-w.start) //nolint:gosec // a pointer's 14 bits
 }
 
-// apex returns the pointer to the zone of name, which has no records and to which owner
-// points. A table does not say where zones begin, so a mesh name is a zone of its own
+// apex returns a pointer to the zone of name, which has no records. owner is a pointer to
+// name. A table does not say where zones begin, so a mesh name is a zone of its own
 // unless a setting names its zone.
 func (w *writer) apex(owner uint16, name wire.Name) uint16 {
 	if w.zone == wire.Root {
@@ -318,7 +318,7 @@ func (w *writer) soa(owner uint16) {
 	}
 }
 
-// addresses writes the records of a host of an address type.
+// addresses writes a host's records of rrtype, A or AAAA.
 // Addresses in the agent's cluster come first: many clients use the first one.
 func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
 	near, others := h.Near(rrtype)
@@ -328,8 +328,8 @@ func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
 }
 
 // shuffled writes a record for each packed address, in uniformly random order, so that clients that use
-// the first one spread over all. If they do not all fit, it writes a uniformly random sample. It returns
-// the number of records.
+// the first address are spread over all addresses. If they do not all fit, it writes a random sample. It
+// returns the number of records.
 func (w *writer) shuffled(owner, rrtype uint16, packed []byte) uint16 {
 	size := wire.AddressLen(rrtype)
 	all := len(packed) / size
@@ -347,8 +347,8 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) uint16 {
 	return uint16(n) //nolint:gosec // in a message of at most 64 KiB
 }
 
-// maxShuffled is the number of addresses for each that is written up to which all are shuffled. With
-// more, most random numbers would be drawn for addresses that are left out.
+// All addresses are shuffled if there are at most maxShuffled for each one that is written. If there are
+// more, a shuffle would draw most random numbers for addresses that are left out.
 const maxShuffled = 2
 
 // shuffle writes n of the packed addresses, from a shuffle of all.
@@ -379,8 +379,8 @@ func (w *writer) shuffle(owner, rrtype uint16, packed []byte, n int) {
 	}
 }
 
-// maxSampled bounds the addresses from which a sample is drawn. If there are more, it is drawn from
-// maxSampled consecutive ones, from a random one on.
+// maxSampled bounds the addresses from which a sample is drawn. If there are more, the sample is drawn
+// from maxSampled consecutive addresses that begin at a random one.
 const maxSampled = 1 << 14
 
 // sample writes n of the packed addresses, of which there are more than maxShuffled times n.
@@ -463,8 +463,8 @@ const maxPointer = 1<<14 - 1
 // their targets as additional records. Addresses that do not fit are left out, which truncates
 // nothing (RFC 2181, section 9). Without a table there are no records.
 //
-// Priority and weight are CoreDNS' values: 0, and the same for all. The targets begin at a random
-// one.
+// Priority and weight are CoreDNS' values: the priority is 0, and all weights are equal. The first
+// target is chosen at random.
 func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	if t == nil {
 		return
@@ -519,7 +519,7 @@ func (w *writer) targetAddresses(name int, target *table.Target) bool {
 	return true
 }
 
-// hasServices reports whether there are SRV records for a name with a match of a table, which may be nil.
+// hasServices reports whether there are SRV records for name. m is its match in t; t may be nil.
 func hasServices(m *table.Match, name wire.Name, t *table.Table) bool {
 	return t != nil && t.CountTargets(t.Aliased(m, name)) > 0
 }
