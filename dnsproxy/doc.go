@@ -41,8 +41,9 @@
 //     bypassed, by a short name, a search domain or its address.
 //  7. No table yet: as [BeforeSync] says.
 //  8. The PTR name of a mesh host's address: the FQDNs of all hosts that have the address,
-//     sorted, at most 64. Types other than PTR are answered as for a mesh name, as for a
-//     Service if all these hosts are Services.
+//     sorted, at most 64. For a headless Service, it is the FQDN of the endpoint with the
+//     address. Types other than PTR are answered as for other mesh names, as for a Service
+//     if all these hosts are Services.
 //  9. A mesh name. The order of a push's entries does not matter: a. a host's FQDN; of
 //     two hosts with the same FQDN, the host of the registry Kubernetes, then the host
 //     with the smaller key; b. a part of a host (an endpoint of a headless Service, or a

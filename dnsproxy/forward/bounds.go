@@ -6,8 +6,8 @@ const (
 	// shortQuery is the length in bytes up to which queries are bounded by their number
 	// alone, as nearly all are.
 	shortQuery = 1 << 10
-	// maxLongQueries bounds the longer ones that wait, in bytes. A query is copied about
-	// five times on its way to nameservers.
+	// maxLongQueries bounds the bytes of all longer queries that wait. A query is copied
+	// about five times on its way to nameservers.
 	maxLongQueries = 8 << 20
 )
 
@@ -15,8 +15,8 @@ const (
 // use.
 type longQueries struct{ bytes atomic.Int64 }
 
-// take counts a query of n bytes, unless there are too many bytes. The caller calls release
-// if it reports true.
+// take counts a query of n bytes and reports true, unless long queries have too many bytes
+// already. If it reports true, the caller must call release later.
 func (l *longQueries) take(n int) bool {
 	if n <= shortQuery {
 		return true
@@ -28,7 +28,7 @@ func (l *longQueries) take(n int) bool {
 	return true
 }
 
-// release ends what take began.
+// release subtracts a query that take has counted.
 func (l *longQueries) release(n int) {
 	if n > shortQuery {
 		l.bytes.Add(-int64(n))

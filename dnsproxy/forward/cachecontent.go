@@ -17,7 +17,7 @@ type CacheSelection struct {
 	Suffix string // the questions for this name and all names below it
 }
 
-// match returns a function that reports whether s selects a question, nil for all.
+// match returns a function that reports whether s selects a question. It is nil if s selects all.
 func (s CacheSelection) match() (func(cache.Key) bool, error) {
 	text := s.Name
 	switch {
@@ -54,10 +54,10 @@ type CacheEntry struct {
 // A CacheContent is what the cache has.
 type CacheContent struct {
 	Total   int          `json:"total"`   // questions that were selected
-	Entries []CacheEntry `json:"entries"` // of these questions, sorted by name and type
+	Entries []CacheEntry `json:"entries"` // some or all of these questions, sorted by name and type
 }
 
-// newCacheContent returns what the cache has for total questions. kept are the entries that are shown.
+// newCacheContent returns the CacheContent with the entries in kept. total is the number of selected questions.
 func newCacheContent(kept []cache.Entry, total int) CacheContent {
 	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}
 	for _, e := range kept {

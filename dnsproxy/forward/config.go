@@ -51,8 +51,8 @@ type Config struct {
 	// than the 5 s after which glibc tries the next server.
 	Timeout time.Duration
 	// MaxInflight bounds the queries that wait for a nameserver or for the first table, 1
-	// or more; a further one takes the place of the oldest, which gets SERVFAIL.
-	// Default 10,000.
+	// or more. A further query ends the oldest question in flight with SERVFAIL or a
+	// stale answer, and takes its place. Default 10,000.
 	MaxInflight int
 	// CacheSize bounds the memory of the cache in bytes; negative disables the cache.
 	// Default 8 MiB.
@@ -63,8 +63,8 @@ type Config struct {
 	// ServeStale is how long after its expiry a cached reply may be used if no nameserver
 	// answers; negative means never. Default 24 h.
 	ServeStale time.Duration
-	// Control is called for each socket to a nameserver before it is connected, as Control of
-	// net.Dialer is. Default none.
+	// Control is called for each socket to a nameserver before the socket is connected, like
+	// the Control function of a net.Dialer. Default none.
 	Control func(network, address string, conn syscall.RawConn) error
 	// Clock tells the age of cached replies and of sockets. Default clock.New().
 	Clock *clock.Clock
@@ -93,7 +93,7 @@ func (c *Config) SetDefaults() {
 	}
 }
 
-// Validate returns an error if a setting is wrong. The error of [New] is the same.
+// Validate returns an error if a setting is wrong, the same that [New] returns.
 func (c Config) Validate() error {
 	_, err := newSettings(c)
 	return err
@@ -127,12 +127,12 @@ type Order string
 
 // The values of Order.
 const (
-	// OrderStrict queries them in the order of resolv.conf or of the settings. When one is
-	// late the next is queried, too, but a negative answer of the next one does not win, and a
-	// positive one is kept for 30 s at most. It is the default.
+	// OrderStrict queries nameservers in the order of resolv.conf or of the settings. When one
+	// is late, the next is queried, too, but a negative answer of the next one does not win, and
+	// its positive answer is cached for 30 s at most. It is the default.
 	OrderStrict Order = "strict"
-	// OrderFastest queries the fastest one, and takes the first answer. So does the option rotate
-	// of resolv.conf(5).
+	// OrderFastest queries the fastest nameserver, and takes the first answer. The option rotate
+	// of resolv.conf(5) has the same effect.
 	OrderFastest Order = "fastest"
 )
 
@@ -161,7 +161,7 @@ type Route struct {
 // settings are the settings of a valid Config with defaults. They never change.
 type settings struct {
 	Config
-	routes []suffixRoute // of Routes
+	routes []suffixRoute // Routes, parsed
 }
 
 // newSettings checks cfg.
@@ -174,12 +174,12 @@ func newSettings(cfg Config) (settings, error) {
 	return settings{cfg, routes}, err
 }
 
-// client returns what the settings say to the upstream client.
+// client returns the settings of the upstream client.
 func (s *settings) client() upstream.Config {
 	return upstream.Config{TLSRootsFile: s.RootCA, Timeout: s.Timeout}
 }
 
-// limits returns what the settings say to the cache.
+// limits returns the settings of the cache.
 func (s *settings) limits() cache.Config {
 	return cache.Config{
 		MaxBytes: int64(max(s.CacheSize, 0)), Stale: max(s.ServeStale, 0),

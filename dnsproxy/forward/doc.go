@@ -2,18 +2,18 @@
 // or by asking nameservers.
 //
 // The caller parses a query and decides that it is to be forwarded. It passes a [Query] to
-// [Forwarder.Lookup]. If the cache has no answer, it
-// passes the query to [Forwarder.Begin], which returns once it is sent. The goroutine that
+// [Forwarder.Lookup]. If the cache has no answer, the caller
+// passes the query to [Forwarder.Begin], which returns once the query is sent. The goroutine that
 // reads the nameserver's reply passes the result to the caller's [Client].
 //
-//	forward.go       the Forwarder: a query from the cache, or to nameservers and back; what others may ask of it
-//	metrics.go       what is counted
+//	forward.go       the Forwarder: answers queries from the cache or by asking nameservers
+//	metrics.go       counters
 //	cachecontent.go  what the cache has, for commands
 //	bounds.go        the bound of queries that wait, in bytes
-//	flight.go        questions in flight, one for all clients that ask the same; their number
+//	flight.go        questions in flight, each for all clients that ask the same; the limit of clients
 //	query.go         a query, and what the cache had for it
-//	result.go        what a query came to; a reply as a message of the DNS library
-//	router.go        makes the routing of the settings, resolv.conf and the addresses of this host, and follows them
+//	result.go        the result of a query; a reply as a message of the DNS library
+//	router.go        makes the routing from the settings, resolv.conf and the addresses of this host, again when they change
 //	routing.go       which nameservers are asked for a name
 //	config.go        the settings
 //
@@ -23,36 +23,37 @@
 //
 //  1. A message other than a QUERY is relayed as it is, to its original destination if that
 //     is known.
-//  2. So is a query that was captured on its way to a nameserver that resolv.conf does not
-//     name, or on its way past a forwarder on this host that resolv.conf names; and a query
-//     whose answer is for its client alone (without RD, with EDNS options for nameservers,
-//     signed, a zone transfer), to any nameserver. A relayed message has the OPT record of
-//     the next hop, in both directions, unless the message is signed. A zone transfer over
-//     TCP is relayed with all of its messages.
+//  2. A query is also relayed to its original destination if it was captured on its way to
+//     a nameserver that resolv.conf does not name, or on its way past a forwarder on this
+//     host that resolv.conf names. A query whose answer is for its client alone (without
+//     RD, with EDNS options for nameservers, signed, a zone transfer) is relayed, too, to
+//     the nameservers of rule 4 if not to its original destination. A relayed message has
+//     the OPT record of the next hop, in both directions, unless the message is signed. A
+//     zone transfer over TCP is relayed with all of its messages.
 //  3. If the cache has a reply, it is the answer.
-//  4. The nameservers of the longest suffix that has its own are asked, otherwise the
-//     nameservers of resolv.conf. Package upstream says when which of them is asked.
-//     Clients that ask the same meanwhile wait for the same reply; if none comes soon, the
-//     nameservers are probed for a loop.
-//  5. If none answers, clients get a stale answer (RFC 8767): all of them 1.8 s after the
-//     first one queried, or at once if nameservers are down or failed to answer the question
-//     the last time. Nameservers are then queried again in the background, after 5 s, 10 s,
-//     20 s and every 30 s.
+//  4. The nameservers of the longest suffix of the name with nameservers of its own are
+//     asked, otherwise the nameservers of resolv.conf. Package upstream decides which of
+//     them is asked when. Clients that ask the same meanwhile wait for the same reply; if
+//     no reply comes soon then, the nameservers are probed for a loop.
+//  5. If no nameserver answers, clients get a stale answer (RFC 8767): all of them 1.8 s
+//     after the first one queried, or at once if nameservers are down or failed to answer
+//     the question the last time. Nameservers are then queried again in the background,
+//     after 5 s, 10 s, 20 s and every 30 s.
 //
 // A reply is cached for 30 s at most, and not served stale, if a nameserver that comes earlier in
-// the order failed to answer: that one may know the name, and may recover soon. A reply without
+// the order failed to answer: that nameserver may know the name, and may recover soon. A reply without
 // signatures to a client that wants them is not cached if the nameserver was queried without EDNS.
 //
 // When resolv.conf or the settings name other nameservers for some questions, the replies to these
-// questions are flushed from the cache, and its generation ends. A question in flight has the
-// generation from before its nameservers were chosen. If that is not the current one, its reply
-// is not cached, and no more clients wait for it: the question is sent again.
+// questions are flushed from the cache, and the cache begins a new generation. A question in flight
+// has the generation from before its nameservers were chosen. If that generation has ended, the reply
+// is not cached, and no more clients wait for it: when they ask, the question is sent again.
 //
 // # Bounds
 //
 // A client that waits takes one of Config.MaxInflight places. If none is free, the question that has been in
 // flight for longest ends with an error, or with a stale answer, and its clients make room: nameservers answer most
-// questions within milliseconds, so names with dead nameservers never keep others from being asked. Nameservers
-// that are silent are sent a few queries only (rule 7 of package upstream); a query for which all are, takes no
-// place of others. Long queries are also bounded in bytes.
+// questions within milliseconds, so names with dead nameservers never keep other names from being asked.
+// Nameservers that are silent are sent a few queries only (rule 7 of package upstream); a query whose nameservers
+// are all silent takes no place of others. Long queries are also bounded in bytes.
 package forward

@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// suspectAfter is how long a question may be in flight, once it has come in a second
-	// time, before its nameservers are probed for a loop. Most nameservers have answered
-	// by then. One that forwards to this agent has not: it waits for the agent's answer,
-	// which another nameserver gives after 50 ms at the earliest.
+	// suspectAfter is how long a question may stay in flight, after it has come in for the
+	// second time, before its nameservers are probed for a loop. Most nameservers have
+	// answered by then. A nameserver that forwards to this agent has not: it waits for the
+	// agent, which queries another nameserver after 50 ms at the earliest.
 	suspectAfter = 40 * time.Millisecond
 
 	// suspectForms is the number of relayed messages with one question in flight from which
@@ -29,7 +29,7 @@ const (
 type flightKey struct {
 	cache.Key // of a relayed message: the question's name, type and class
 	// relay tells relayed messages apart, by their digest (messages may be long), the client's transport,
-	// and the nameserver if the client chose it. It is empty for a question, or without a cache the
+	// and the nameserver if the client chose it. For a question it is empty; without a cache it is the
 	// client's transport.
 	relay string
 }
@@ -49,20 +49,20 @@ func relayKey(packet []byte, q *Query) flightKey {
 	return key
 }
 
-// A Client waits for what its query comes to.
+// A Client waits for the result of its query.
 type Client interface {
 	// Receive takes the result, which other clients share. It is called once, perhaps on the goroutine that
-	// reads a nameserver's socket, which it must not hold up.
+	// reads a nameserver's socket, so it must not block.
 	Receive(result *Result)
 }
 
 // A seat is the place of one client in a flight.
 type seat struct {
-	client Client  // nil if none waits
+	client Client  // nil if no client waits
 	old    *Result // a reply from the cache, for when nameservers fail or are slow; nil if there is none
 }
 
-// give gives a result to the client of a seat, or the old one if nameservers have failed.
+// give gives a result to the client of a seat, or the old reply if nameservers have failed.
 func (s seat) give(result *Result) {
 	switch {
 	case s.client == nil:
@@ -79,14 +79,14 @@ type flight struct {
 	all   *flights
 	key   flightKey
 	began time.Time
-	// generation is the cache's from before nameservers were chosen. The leader sets it, and traced, which asks for
-	// Result.Attempts.
+	// generation is the cache's generation from before nameservers were chosen. traced is true if the first client wants
+	// all of Result.Attempts. Both are set before nameservers are asked.
 	generation uint64
 	traced     bool
 
 	// Guarded by the mutex of the flights.
 	seats        []seat
-	room         [1]seat // the first seats
+	room         [1]seat // memory for the first seat
 	landed       bool
 	evicted      bool // without an answer
 	suspected    bool // suspectLater was called
@@ -97,7 +97,7 @@ type flight struct {
 // Receive takes the nameservers' answer.
 func (l *flight) Receive(answer upstream.Answer, err error) { l.all.receive(l, answer, err) }
 
-// how returns how nameservers are asked, which is traced if the first client has asked for that.
+// how returns how, the way in which nameservers are asked, with upstream.Traced if the flight is traced.
 func (l *flight) how(how upstream.How) upstream.How {
 	if l.traced {
 		return how | upstream.Traced
@@ -108,21 +108,22 @@ func (l *flight) how(how upstream.How) upstream.How {
 // relays reports whether the flight relays its message.
 func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
 
-// A boarding is what join has come to.
+// A boarding is the result of join.
 type boarding struct {
 	flight *flight // nil if there is no place
 	first  bool    // the flight is new: the caller leads it
-	forms  int     // messages with the same question in flight, if it is relayed
+	forms  int     // relayed messages with the same question in flight
 	evicted
 }
 
-// An evicted is a flight that has made room.
+// An evicted has what remains of a flight that has made room.
 type evicted struct {
 	seats   []seat
 	started upstream.Started
 }
 
-// end ends what was evicted, and returns how many clients it had.
+// end cancels the queries of an evicted flight and gives its clients an error, or their old replies.
+// It returns how many places the flight had.
 func (e evicted) end() (clients int) {
 	if e.seats == nil {
 		return 0
@@ -135,10 +136,10 @@ func (e evicted) end() (clients int) {
 	return len(e.seats)
 }
 
-// flights are the questions in flight, with the places that clients take in them. A client, a flight that
-// began without one, and whatever holds a place otherwise take one each. If none is free, the oldest flight
-// makes room: most nameservers answer within milliseconds, so the oldest question is one that nameservers
-// leave unanswered. So names with dead nameservers never keep others from being asked.
+// flights are the questions in flight, with the places that clients take in them. A client takes one place; so
+// does a flight that began without a client, and each successful call of take. If no place is free, the oldest
+// flight makes room: most nameservers answer within milliseconds, so the oldest question is one that nameservers
+// leave unanswered. So names with dead nameservers never keep other names from being asked.
 type flights struct {
 	places  int                                                       // of all; never changes
 	receive func(answered *flight, answer upstream.Answer, err error) // takes the nameservers' answer; never changes
@@ -147,7 +148,7 @@ type flights struct {
 	taken int
 	byKey map[flightKey]*flight
 	forms map[cache.Key]int // relayed messages in flight with a question
-	ends  flight            // of the list of flights: newer is the oldest one, older the newest
+	ends  flight            // of the list of flights: ends.newer is the oldest flight, ends.older the newest
 }
 
 func newFlights(places int, receive func(answered *flight, answer upstream.Answer, err error)) *flights {
@@ -156,7 +157,7 @@ func newFlights(places int, receive func(answered *flight, answer upstream.Answe
 	return f
 }
 
-// take takes a place that is no flight's, and reports whether there is one. The caller calls release.
+// take takes a place outside of all flights, and reports whether one was free. If so, the caller must call release.
 func (f *flights) take() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -181,8 +182,8 @@ func (f *flights) count() int {
 	return f.taken
 }
 
-// join seats a client in the flight for a key. evict allows to take the place of others; the caller ends what
-// was evicted.
+// join seats a client in the flight for a key. If no place is free and evict is true, it evicts the oldest other
+// flight, which the caller must end.
 func (f *flights) join(key flightKey, who seat, evict bool) (b boarding) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -220,7 +221,7 @@ func (f *flights) beginLocked(key flightKey) *flight {
 	return begun
 }
 
-// evictLocked ends the oldest flight other than one.
+// evictLocked removes the oldest flight other than except.
 func (f *flights) evictLocked(except *flight) (e evicted) {
 	victim := f.ends.newer
 	if victim == except {
@@ -237,7 +238,7 @@ func (f *flights) evictLocked(except *flight) (e evicted) {
 func (f *flights) endLocked(ended *flight) []seat {
 	ended.landed = true
 	ended.older.newer, ended.newer.older = ended.newer, ended.older
-	if f.byKey[ended.key] == ended { // not after shut
+	if f.byKey[ended.key] == ended { // false after shut
 		delete(f.byKey, ended.key)
 	}
 	if ended.relays() {
@@ -251,11 +252,11 @@ func (f *flights) endLocked(ended *flight) []seat {
 	return seats
 }
 
-// lead notes the query of a flight.
+// lead notes the queries of a flight, so that they can be canceled.
 func (f *flights) lead(led *flight, started upstream.Started) {
 	f.mu.Lock()
 	led.started = started
-	evicted := led.evicted // just now
+	evicted := led.evicted // since the flight began
 	f.mu.Unlock()
 	if evicted {
 		started.Cancel()
@@ -276,7 +277,7 @@ func (f *flights) land(landed *flight, result *Result) {
 	}
 }
 
-// giveOld gives the clients of a flight that have an old reply this reply.
+// giveOld gives the clients of a flight their old replies, if they have one.
 func (f *flights) giveOld(late *flight) {
 	f.mu.Lock()
 	var left, given []seat
@@ -316,8 +317,8 @@ func (f *flights) suspectLater(joined *flight, group *upstream.Group) {
 	})
 }
 
-// shut keeps clients from joining the flights under way, whose answers are out of date.
-// They land as usual for the clients that have joined.
+// shut keeps clients from joining the flights that have begun, whose answers are out of date.
+// These flights land as usual for the clients that have joined.
 func (f *flights) shut() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

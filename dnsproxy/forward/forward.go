@@ -77,15 +77,15 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	return f.follow(ctx)
 }
 
-// Lookup looks a query up in the cache, by its Key, once. It reports whether the cache
-// answers it. The result belongs to q. Lookup does not allocate for replies.
+// Lookup looks up the Key of a query in the cache. It reports whether the cache has the
+// answer. The result belongs to q. Lookup does not allocate for replies.
 func (f *Forwarder) Lookup(q *Query) (found *Result, ok bool) {
 	f.look(q.Key, &q.found)
 	return &q.found.result, q.found.final()
 }
 
-// Refresh asks nameservers for a reply that is in the cache and is about
-// to expire, and returns. It keeps nothing of q.
+// Refresh begins to ask nameservers for a reply whose copy in the cache is about to expire,
+// and returns. It keeps nothing of q.
 func (f *Forwarder) Refresh(q *Query) { f.renew(q, cache.Fresh) }
 
 // Begin begins to answer a query by the rules in the package comment, and returns. It keeps nothing of q;
@@ -118,8 +118,8 @@ type waiter chan *Result
 func (w waiter) Receive(result *Result) { w <- result }
 
 // resolve answers a question from the cache or by asking nameservers, which are asked once
-// for all clients that wait for the same. If they fail or are slow, clients get what the
-// cache has, stale (RFC 8767).
+// for all clients that wait for the same answer. If nameservers fail or are slow, clients get
+// the stale reply that the cache has (RFC 8767).
 func (f *Forwarder) resolve(q *Query, client Client) {
 	if q.found.generation != f.cache.Generation() {
 		q.found = lookup{} // flushed since
@@ -158,8 +158,8 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 	}
 }
 
-// renew asks nameservers for what no client waits for, if there is a place: clients that wait come first.
-// state is what was found in the cache.
+// renew asks nameservers a question for the cache alone, if a place is free: it evicts no flight. state is the
+// state of the question in the cache.
 func (f *Forwarder) renew(q *Query, state cache.State) {
 	switch b := f.board(f.questionKey(q), seat{}, nil); {
 	case b.first:
@@ -178,8 +178,8 @@ func (f *Forwarder) questionKey(q *Query) flightKey {
 	return key
 }
 
-// lead finds the answer to the question of a new flight. state is what the caller found in the cache: if it
-// was an answer, that is renewed.
+// lead finds the answer to the question of a new flight. state is what the caller found in the cache: an answer
+// that was found is renewed.
 func (f *Forwarder) lead(led *flight, state cache.State) {
 	key := led.key.Key
 	if renew := (&lookup{state: state}).final(); !renew {
@@ -226,7 +226,7 @@ func (f *Forwarder) look(key cache.Key, found *lookup) {
 	}
 }
 
-// receive takes the nameservers' answer to a flight: it is cached, and given to the clients.
+// receive takes the nameservers' answer to a flight, caches it and gives it to the clients.
 func (f *Forwarder) receive(answered *flight, answer upstream.Answer, err error) {
 	result := &Result{Source: SourceUpstream, Server: answer.Server, Err: err, Attempts: answer.Attempts}
 	if answered.relays() {
@@ -241,11 +241,11 @@ func (f *Forwarder) receive(answered *flight, answer upstream.Answer, err error)
 		}
 	}
 	if answer.Provisional && !f.cache.Off() {
-		// A client with a cache must not keep it for longer than this one does.
+		// A client with a cache must not keep the reply for longer than this cache does.
 		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
 	}
 	switch {
-	case result.Err == nil && answer.Plain && answered.key.DO: // without signatures, which other clients may get
+	case result.Err == nil && answer.Plain && answered.key.DO: // not cached: it lacks signatures, which other clients may get
 	case result.Err == nil:
 		value.Reply, value.Server, value.Provisional = result.Reply, result.Server, answer.Provisional
 		value.Failure = result.Failure()
@@ -258,8 +258,8 @@ func (f *Forwarder) receive(answered *flight, answer upstream.Answer, err error)
 }
 
 // nameserversFailed reports whether nameservers were asked and failed to answer, so that
-// the question is not asked again for a moment (RFC 9520). A query that was not sent, such
-// as for lack of slots or nameservers, says nothing about them.
+// the question is not asked again for a moment (RFC 9520). A query that was not sent, for
+// example because there is no nameserver, is no such failure.
 func nameserversFailed(err error) bool {
 	for _, failure := range []error{
 		ErrBadReply, upstream.ErrMalformed, upstream.ErrTimeout,
@@ -274,9 +274,9 @@ func nameserversFailed(err error) bool {
 }
 
 // relay sends a message as it is, except for its OPT record, which is between neighbours
-// (RFC 6891, section 6.2.1), and returns the reply as it is. Clients that send the same
-// message at the same time get the same reply: the same message is not
-// sent twice at a time, or it would circle forever if a nameserver forwards to this agent.
+// (RFC 6891, section 6.2.1), and gives the client the reply as it is. Clients that send the same
+// message at the same time get the same reply: the message is sent once for all, because it
+// would circle forever otherwise if a nameserver forwards to this agent.
 func (f *Forwarder) relay(q *Query, client Client) {
 	packet := reply.Hop(q.Message, true, ednsUDPSize)
 	group := func() *upstream.Group {
@@ -304,8 +304,8 @@ func (f *Forwarder) relay(q *Query, client Client) {
 	f.flights.lead(b.flight, asked.Start(packet, b.flight.how(q.How|upstream.Verbatim), b.flight))
 }
 
-// board seats a client in a flight. If there is no place the client gets its old reply, or an error, and
-// flight is nil. group has the nameservers that will be asked: if they are silent, others keep their places.
+// board seats a client in a flight. If there is no place, the client gets its old reply, or an error, and the
+// result has no flight. group has the nameservers that will be asked: if they are silent, no flight is evicted.
 func (f *Forwarder) board(key flightKey, who seat, group *upstream.Group) boarding {
 	b := f.flights.join(key, who, who.client != nil && !group.Full())
 	f.metrics.overflows.Add(uint64(b.end())) //nolint:gosec // a length
@@ -333,8 +333,8 @@ func (f *Forwarder) transfer(q *Query) Result {
 	return Result{Relayed: last.Reply, Source: SourceUpstream, Server: last.Server, Err: err}
 }
 
-// Hold takes the place of a query that waits for the first table. The caller releases it if
-// ok.
+// Hold takes the place of a query that waits for the first table. If ok is true, the caller
+// must call release.
 func (f *Forwarder) Hold() (release func(), ok bool) {
 	if ok = f.flights.take(); !ok {
 		f.metrics.overflows.Add(1)
@@ -345,7 +345,7 @@ func (f *Forwarder) Hold() (release func(), ok bool) {
 // Overflow counts a query that was refused because too many are in flight.
 func (f *Forwarder) Overflow() { f.metrics.overflows.Add(1) }
 
-// Overflows returns how many queries were refused for a limit.
+// Overflows returns how many queries were refused because too many were in flight.
 func (f *Forwarder) Overflows() uint64 { return f.metrics.overflows.Load() }
 
 // Full reports whether q would fail at once if it were to ask nameservers now, since all of them are
@@ -353,10 +353,10 @@ func (f *Forwarder) Overflows() uint64 { return f.metrics.overflows.Load() }
 func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).Full() }
 
 // ReserveMemory reserves memory for a query of n bytes that waits, unless long queries
-// have too much of it already. The caller calls [Forwarder.ReleaseMemory] if it reports true.
+// have too much of it already. If it reports true, the caller must call [Forwarder.ReleaseMemory].
 func (f *Forwarder) ReserveMemory(n int) bool { return f.long.take(n) }
 
-// ReleaseMemory ends what [Forwarder.ReserveMemory] began.
+// ReleaseMemory releases the memory that [Forwarder.ReserveMemory] has reserved.
 func (f *Forwarder) ReleaseMemory(n int) { f.long.release(n) }
 
 // Status returns the state of each nameserver that was ever configured, except addresses of this
@@ -378,9 +378,9 @@ func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheCont
 	return newCacheContent(f.cache.Entries(match, limit, f.clock.Now())), nil
 }
 
-// FlushCache removes what the cache has for the selected questions, and returns how many
-// they were. Replies in flight go to the clients that wait for them and are not cached, and
-// clients that ask from now on do not wait for them.
+// FlushCache removes the entries of the selected questions from the cache, and returns their
+// number. Replies in flight go to the clients that wait for them and are not cached, and
+// clients that ask from now on do not wait for these replies.
 func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	match, err := selection.match()
 	if err != nil {
@@ -395,9 +395,9 @@ func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 }
 
 // flush removes the replies to the questions that match from the cache, all if match is
-// nil. Clients that ask from now on do not get what was asked before. A flight's
-// nameservers are chosen after it was joined, so a flight that begins from now on asks the
-// nameservers in use now.
+// nil. Clients that ask from now on do not join flights that have begun. A flight's
+// nameservers are chosen after its first client has joined, so a flight that begins from now on
+// asks the nameservers in use now.
 func (f *Forwarder) flush(match func(cache.Key) bool) {
 	f.flights.shut()
 	f.cache.Flush(match)

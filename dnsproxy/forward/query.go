@@ -9,13 +9,13 @@ import (
 )
 
 // A Query is a query on its way through the forwarder. The caller sets the exported
-// fields. [Forwarder.Lookup] keeps what it finds in the others, and [Forwarder.Begin] and
-// [Forwarder.Answer] start from there.
+// fields. [Forwarder.Lookup] stores its result in the others, and [Forwarder.Begin] and
+// [Forwarder.Answer] continue with that result.
 type Query struct {
 	// Name is the question's name.
 	Name wire.Name
-	// Key identifies the question in the cache, if Cacheable is set: then its reply may
-	// be given to other clients.
+	// Cacheable is true if the reply may be given to other clients. Key then identifies
+	// the question in the cache.
 	Key       cache.Key
 	Cacheable bool
 	// Message is the query as the client sent it.
@@ -26,12 +26,12 @@ type Query struct {
 	// Client is where the query came from.
 	Client netip.AddrPort
 	// How is the transport of the client's query. Nameservers are asked over the same
-	// unless the reply is cached.
+	// transport unless the reply is cached.
 	How upstream.How
 	// Send is set for zone transfers over TCP. It sends the client all messages except
 	// the last.
 	Send func(message []byte) error
-	// Trace asks for Result.Attempts.
+	// Trace asks for all of Result.Attempts.
 	Trace bool
 
 	found lookup
@@ -41,7 +41,7 @@ type Query struct {
 // [Forwarder.Refresh].
 func (q *Query) RefreshDue() bool { return q.found.refresh }
 
-// Stale returns a reply that [Forwarder.Lookup] found expired, nil if there is none. It is for
+// Stale returns the expired reply that [Forwarder.Lookup] found, nil if there is none. It is for
 // queries that cannot wait for nameservers.
 func (q *Query) Stale() *Result {
 	if q.found.state != cache.Stale {
@@ -61,7 +61,7 @@ type lookup struct {
 	result Result // the answer if final, otherwise a stale reply or none
 	// refresh is true if this caller, and no other, is to ask nameservers again.
 	refresh bool
-	// generation is the cache's from before the lookup.
+	// generation is the cache's generation from before the lookup.
 	generation uint64
 }
 

@@ -51,20 +51,20 @@ const (
 	SourceSelf          = "self" // nameservers were not asked
 )
 
-// A Result is what a query came to.
+// A Result is the result of a query: a reply or an error.
 type Result struct {
 	Reply *reply.Reply
 	Age   reply.Age // of Reply, for [reply.Reply.Append]
-	// Relayed is a message instead of Reply, for clients that sent the same one. They share it, and it has
-	// the ID of one of them.
+	// Relayed is the nameserver's message, in place of Reply, if the query was relayed. Clients that sent the
+	// same message share it, so its ID must be replaced.
 	Relayed []byte
 	Source  string
 	// Server names the nameserver that sent the reply, as [upstream.Spec.String] does.
 	Server string
 	Err    error // why there is no reply; nil otherwise
 
-	// Attempts are what nameservers were sent, as [upstream.Answer.Attempts]: all of them if the first of the clients
-	// that sent the same query has asked for it.
+	// Attempts has what nameservers were sent, as [upstream.Answer.Attempts]: all attempts if the first of the clients
+	// that sent the same query has set Query.Trace.
 	Attempts []upstream.Attempt
 
 	failure string // of a stale reply, see Failure
@@ -84,7 +84,7 @@ func (r *Result) Rcode() int {
 	return r.Reply.Rcode()
 }
 
-// Failure says why nameservers have no answer. It is empty if they have one, and may be for a stale reply.
+// Failure says why nameservers have no answer. It is empty if they have an answer, and may be empty for a stale reply.
 func (r *Result) Failure() string {
 	switch {
 	case r.usable():
@@ -103,22 +103,21 @@ func (r *Result) Size() int {
 	return r.Reply.Size()
 }
 
-// because returns a stale reply that is used since asking nameservers came to result.
+// because returns r, a stale reply, with the failure of result, because of which it is used.
 func (r *Result) because(result *Result) *Result {
 	stale := *r
 	stale.failure, stale.Attempts = result.Failure(), result.Attempts
 	return &stale
 }
 
-// usable reports whether r says what the name has.
+// usable reports whether r is an answer: NOERROR or NXDOMAIN.
 func (r *Result) usable() bool {
 	return r.Err == nil && (r.Rcode() == dns.RcodeSuccess || r.Rcode() == dns.RcodeNameError)
 }
 
-// Derive returns a result with another reply, which edit makes of r's, with the TTLs that are left.
-// r has what was found for name and the other fields of the question of key. Its Relayed and Err
-// are nil. edit gets as much of r's reply as fits in limit bytes, so that the cost follows from the
-// response.
+// Derive returns r with a reply that edit has changed; the TTLs in it are the ones that are left. r must
+// be the result for name with the type and class of key, and its Relayed and Err must be nil. edit gets
+// as much of r's reply as fits in limit bytes, so that the cost depends on the length of the response.
 func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns.Msg)) (Result, error) {
 	msg, err := r.message(name, key, limit)
 	if err != nil {
@@ -142,8 +141,8 @@ func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns
 	return derived, nil
 }
 
-// message returns what was found for name and the question of key as a message. A second
-// that has begun counts as a whole one in TTLs.
+// message returns r's reply as a message with a question for name, and type and class of key. For
+// TTLs, a second that has begun counts as a whole one.
 func (r *Result) message(name wire.Name, key cache.Key, limit int) (*dns.Msg, error) {
 	query := wire.AppendQuestion(make([]byte, wire.HeaderLen), name, key.Type, key.Class)
 	age := r.Age
@@ -154,8 +153,8 @@ func (r *Result) message(name wire.Name, key cache.Key, limit int) (*dns.Msg, er
 	return unpack(packed)
 }
 
-// unpack unpacks a message that is well-formed but for the data of its records. Data in which no name can
-// be compressed is taken as it is.
+// unpack unpacks a message that is well-formed, except perhaps for the data of its records. It copies the data
+// of types without compressed names as it is.
 func unpack(packed []byte) (*dns.Msg, error) {
 	questionEnd, err := wire.WalkQuestions(packed)
 	if err != nil {

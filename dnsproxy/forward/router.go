@@ -22,7 +22,7 @@ import (
 // A router makes the routing, and makes it again when the settings, resolv.conf or the addresses of this host change.
 // Its methods are safe for concurrent use.
 type router struct {
-	config  Config // of New; what Configure changes is in settings
+	config  Config // as New got it; the settings that Configure changes are in settings
 	client  *upstream.Client
 	failed  func()                           // called when resolv.conf becomes unusable
 	changed func(match func(cache.Key) bool) // called when the nameservers of the questions that match change; nil matches all
@@ -58,8 +58,8 @@ func (r *router) readResolvConf() {
 	r.useResolvConf(conf)
 }
 
-// readKept returns what an earlier process has kept of resolv.conf, if the file cannot be used:
-// conf is nil, or has no nameserver although there is no other. Otherwise it returns nil.
+// readKept returns the resolv.conf that an earlier process has kept, if the current one cannot be used:
+// conf is nil, or neither conf nor the settings have a nameserver. Otherwise it returns nil.
 func (r *router) readKept(conf *resolvconf.Config) *resolvconf.Config {
 	if r.config.KeptResolvConf == "" || conf != nil && (len(conf.Servers) > 0 || len(r.settings.Upstreams) > 0) {
 		return nil
@@ -83,14 +83,14 @@ func (r *router) keep() {
 
 func (r *router) files() resolvconf.Files { return resolvconf.Files{Path: r.config.ResolvConf} }
 
-// useResolvConf makes the routing of a resolv.conf and uses it.
+// useResolvConf makes the routing from a resolv.conf and uses it.
 func (r *router) useResolvConf(conf *resolvconf.Config) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.useLocked(conf, r.readLocalLocked())
 }
 
-// configure changes the settings of the nameservers. Before they are in use, it calls also with the previous settings.
+// configure changes the settings. Before it uses the new routing, it calls also, with the previous settings.
 func (r *router) configure(next settings, also func(previous *settings)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,7 +101,7 @@ func (r *router) configure(next settings, also func(previous *settings)) {
 	r.useLocked(r.routing.Load().conf, r.readLocalLocked())
 }
 
-// SetListeners says on which addresses the agent listens. A nameserver with such an
+// SetListeners sets the addresses on which the agent listens. A nameserver with such an
 // address is the agent itself and is left out (F6).
 func (r *router) SetListeners(listeners []netip.AddrPort) {
 	r.mu.Lock()
@@ -110,8 +110,8 @@ func (r *router) SetListeners(listeners []netip.AddrPort) {
 	r.useLocked(r.routing.Load().conf, r.readLocalLocked())
 }
 
-// SetReturned says for which domains systemd-resolved queries the agent. Its stub is not asked
-// for names below them, because it would send these queries back (F6).
+// SetReturned sets the domains for which systemd-resolved queries the agent. Names below them are not
+// forwarded to systemd-resolved's stub, because it would send these queries back (F6).
 func (r *router) SetReturned(domains []string) {
 	returned := make([]wire.Name, 0, len(domains))
 	for _, domain := range domains {
@@ -190,7 +190,7 @@ func (r *router) follow(ctx context.Context) error {
 	return group.Wait()
 }
 
-// watcher returns what follows resolv.conf.
+// watcher returns a watcher of resolv.conf.
 func (r *router) watcher() *resolvconf.Watcher {
 	return &resolvconf.Watcher{
 		Files: r.files(), Clock: r.config.Clock, Current: r.routing.Load().conf,
@@ -209,7 +209,7 @@ func (r *router) watcher() *resolvconf.Watcher {
 	}
 }
 
-// logIgnored logs what of a resolv.conf is ignored, or means something else.
+// logIgnored logs the values of a resolv.conf that are ignored, and what the option rotate means.
 func (r *router) logIgnored(conf *resolvconf.Config) {
 	ignored := slices.Clone(conf.Ignored)
 	for _, domain := range conf.Search {
@@ -252,9 +252,9 @@ func (r *router) followAddresses(ctx context.Context) {
 	}
 }
 
-// useLocked makes the routing of a resolv.conf, the settings and the addresses of this host, and
-// uses it. If that changes the nameservers for a question, it removes the question's replies
-// from the cache, and replies in flight are not cached.
+// useLocked makes the routing from a resolv.conf, the settings and the addresses of this host, and
+// uses it. If this changes the nameservers for a question, the question's replies are removed from
+// the cache, and replies in flight are not cached.
 func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	next := &routing{conf: conf, returned: r.returned, local: local}
 	next.readSearch()
@@ -294,7 +294,7 @@ func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 // isStub reports whether a nameserver is systemd-resolved's stub.
 func isStub(server upstream.Spec) bool { return resolvconf.IsStub(server.Addr) }
 
-// withoutSelfLocked splits the nameservers into other programs' and this agent itself (F6).
+// withoutSelfLocked splits the nameservers into other programs and this agent itself (F6).
 func (r *router) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) (others, agent []upstream.Spec) {
 	for _, spec := range specs {
 		_, self := resolvconf.WithoutSelf([]netip.AddrPort{spec.Addr}, r.listeners, local)

@@ -11,7 +11,7 @@ import (
 )
 
 // A routing says which nameservers to ask for a name, by resolv.conf and the settings. It
-// never changes; when one of them changes, a new routing replaces it.
+// never changes; when resolv.conf or the settings change, a new routing replaces it.
 type routing struct {
 	self []upstream.Spec // nameservers that are this agent, and left out
 
@@ -85,18 +85,18 @@ func (r *routing) query(key cache.Key) []byte {
 	return wire.AppendOPT(packet, ednsUDPSize, ttl)
 }
 
-// standsFor reports whether resolv.conf's nameservers are asked instead of the original
-// destination of a captured query: because it is one of them.
+// standsFor reports whether resolv.conf's nameservers are asked instead of server, the original
+// destination of a captured query: because server is one of them, or cannot be asked.
 //
 // If resolv.conf names a forwarder on this host, then a query for another of its
 // nameservers comes from that forwarder, or from a client that has given up on it. In both
-// cases it is meant for that nameserver, and the forwarder would send it back to the agent.
+// cases the query is meant for that nameserver, and the forwarder would send it back to the agent.
 func (r *routing) standsFor(server netip.AddrPort) bool {
 	if r.conf.Uplink != "" && server.Addr().IsLoopback() {
 		return true // systemd-resolved's stub: the nameservers behind it are asked
 	}
 	if a := server.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
-		return true // the kernel does not say on which interface it was sent
+		return true // the kernel does not say on which interface the query was sent
 	}
 	if v4, v6 := testAddrs(); server.Addr() == v4 || server.Addr() == v6 {
 		return true
@@ -121,7 +121,7 @@ func (r *routing) answersLike(other *routing) bool {
 }
 
 // differs returns a function that reports whether the answer to a question may differ because the
-// other routing asks other nameservers; nil if all answers may.
+// other routing asks other nameservers. The function is nil if all answers may differ.
 func (r *routing) differs(other *routing) func(cache.Key) bool {
 	if r.conf.TrustAD != other.conf.TrustAD {
 		return nil
