@@ -55,8 +55,8 @@ const (
 	Stale
 	// StaleNow: Reply has expired, and the last attempt to ask failed; use it.
 	StaleNow
-	// Failed: the last attempt to ask failed a moment ago, and there is no answer. Reply says so, or Failure
-	// has the reason why there is none.
+	// Failed: the last attempt to ask failed a moment ago, and there is no answer. Reply is a failure such as
+	// SERVFAIL, or nil, and Failure says why there is no reply.
 	Failed
 )
 
@@ -82,8 +82,8 @@ type Value struct {
 	// Generation is what [Cache.Generation] returned before the nameservers were
 	// chosen.
 	Generation uint64
-	// Provisional marks a Reply while another nameserver, which failed to reply, may have
-	// another one. It is kept for at most MaxProvisional, and never stale.
+	// Provisional is true if another nameserver, which failed to reply, may have another
+	// reply. Reply is then kept for at most MaxProvisional, and never served stale.
 	Provisional bool
 }
 
@@ -100,9 +100,9 @@ type Stats struct {
 	Evictions                     uint64 // entries that were removed to make room
 }
 
-// A Cache keeps replies by question. It is safe for concurrent use; the times that its methods are
-// passed must come from one clock, of package clock if the time while the machine is suspended is
-// to count.
+// A Cache keeps replies by question. It is safe for concurrent use. The times that callers pass to
+// its methods must come from one clock: a clock of package clock if the time while the machine is
+// suspended is to count.
 type Cache struct {
 	seed   maphash.Seed
 	origin time.Time // entries hold times since then, in 8 bytes each instead of 24
@@ -238,8 +238,8 @@ func (c *Cache) CountMiss(state State) {
 // every [Cache.Flush].
 func (c *Cache) Generation() uint64 { return c.generation.Load() }
 
-// Put stores v, which was received now, for as long as it may be kept. It stores nothing that was asked before the last
-// Flush, since that may come from nameservers that are no longer in use.
+// Put stores v, which was received now, for as long as it may be kept. It does not store the result of a question that
+// was asked before the last Flush, because the result may come from nameservers that are no longer in use.
 func (c *Cache) Put(k Key, v Value, now time.Time) {
 	hash, st := c.hash(k), c.store.Load()
 	s := st.shard(hash)
@@ -259,7 +259,7 @@ func (c *Cache) Put(k Key, v Value, now time.Time) {
 	s.putReply(hash, k, v, st.lifetime(v.Reply, v.Provisional, t))
 }
 
-// lifetime returns how long a reply is kept that was received at a time.
+// lifetime returns how long r is kept.
 func (st *store) lifetime(r *reply.Reply, provisional bool, received time.Duration) lifetime {
 	life := lifetime{received: received, stale: st.limits.Stale, max: st.limits.MaxTTL, provisional: provisional}
 	if r.Negative() {

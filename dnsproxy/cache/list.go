@@ -16,7 +16,7 @@ type Entry struct {
 }
 
 // Entries returns up to limit entries of questions for which match is true, in no order, and
-// the number of all of them. It does not count as a use of the entries.
+// the number of all such entries. It does not count as a use of the entries.
 func (c *Cache) Entries(match func(Key) bool, limit int, now time.Time) (entries []Entry, total int) {
 	shards := c.store.Load().shards
 	for i := range shards {

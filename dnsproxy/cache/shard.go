@@ -32,10 +32,10 @@ type entry struct {
 	stored  time.Duration // when reply was stored
 	expires time.Duration // when reply becomes stale
 	until   time.Duration // when reply can no longer be used
-	failed  time.Duration // do not ask again before, since asking failed
-	failure string        // why it failed
+	failed  time.Duration // asking failed: do not ask again before this time
+	failure string        // why asking failed
 
-	fails       uint8 // how often it failed in a row, up to maxFails
+	fails       uint8 // how often asking failed in a row, up to maxFails
 	answer      bool  // reply is an answer, not a failure
 	hits        uint8 // of the fresh reply, up to refreshHits
 	refreshing  bool  // a caller has been told to ask again
@@ -192,9 +192,9 @@ func (e *entry) keep(life lifetime) {
 	}
 }
 
-// putReply stores a reply and returns how long it is fresh. An answer that must not be
-// kept removes the previous reply. A SERVFAIL or another failure does not: if there is an
-// answer that is fresh or may be used stale, it counts as a failed attempt to ask.
+// putReply stores a reply. An answer that must not be kept removes the previous reply. A
+// SERVFAIL or another failure does not replace an answer that is fresh or may be used stale:
+// it counts as a failed attempt to ask.
 func (s *shard) putReply(hash uint64, k Key, v Value, life lifetime) {
 	const noError, nxDomain = 0, 3
 	r, rcode := v.Reply, v.Reply.Rcode()
