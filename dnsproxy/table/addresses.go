@@ -14,11 +14,11 @@ import (
 // addresses are the addresses of a host or of a port.
 type addresses struct {
 	V4, V6 []byte    // packed addresses without duplicates: the near ones, then the others, each sorted
-	near   [2]uint32 // how many of V4 and V6 are near, if others are not
+	near   [2]uint32 // how many of V4 and V6 are near; zero if all addresses are, or none
 }
 
 // Near returns the packed addresses of the family of rrtype in two parts: the addresses in the
-// agent's cluster, and the others. Without that difference, the first part is empty.
+// agent's cluster, and the others. If all addresses are in the same part, it is the second one.
 func (a *addresses) Near(rrtype uint16) (near, others []byte) {
 	all, n := a.V4, a.near[0]
 	if rrtype == dns.TypeAAAA {
@@ -56,7 +56,7 @@ func (a *addresses) all() iter.Seq[netip.Addr] {
 // has reports whether a packed address is one of the addresses.
 func (a *addresses) has(packed []byte) bool { return a.find(packed) != nil }
 
-// find returns the addresses' own copy of a packed address, or nil if it is none of them.
+// find returns the address that equals packed, in the memory of V4 or V6, or nil if there is none.
 func (a *addresses) find(packed []byte) []byte {
 	rrtype := dns.TypeA
 	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
@@ -69,8 +69,8 @@ func (a *addresses) find(packed []byte) []byte {
 	return findPacked(others, packed)
 }
 
-// findPacked returns the copy of a packed address in a sorted list of packed addresses of its
-// family, or nil. It takes a logarithm of the list's length.
+// findPacked returns the address in list that equals packed, or nil. list has packed addresses of the
+// same family, sorted; the search is binary.
 func findPacked(list, packed []byte) []byte {
 	size := len(packed)
 	low, high := 0, len(list)/size

@@ -9,8 +9,8 @@ import (
 )
 
 // ancestors has the ancestors of hosts' names and of the short names that are derived from them, in
-// parts by the hash of the ancestor. The value is the number of such names, and of further
-// ancestors, that are its children. It is immutable: tables share its parts.
+// parts by the hash of the ancestor. It maps an ancestor to the number of its children, which are such
+// names or further ancestors. It is immutable: tables share its parts.
 type ancestors [partCount]map[wire.Name]uint32
 
 // newAncestors returns the ancestors of hosts.
@@ -22,8 +22,8 @@ func newAncestors(hosts *hostSet) *ancestors {
 	return &e.result
 }
 
-// next returns the ancestors of the hosts after, which differ from the hosts before in the shards that changed lists;
-// nil if a is nil.
+// next returns the ancestors of after, which differs from before in the shards whose numbers are in changed; nil if a
+// is nil.
 func (a *ancestors) next(before, after *hostSet, changed []int) *ancestors {
 	if a == nil {
 		return nil
@@ -40,11 +40,11 @@ func (a *ancestors) has(name wire.Name, seed maphash.Seed) bool {
 	return found
 }
 
-// An ancestorEditor makes ancestors out of others. It copies a shard before it changes it.
+// An ancestorEditor makes ancestors out of others. It copies a part before it changes the part.
 type ancestorEditor struct {
 	seed   maphash.Seed
 	result ancestors
-	own    [partCount]bool // shards that were copied
+	own    [partCount]bool // parts that were copied
 }
 
 // replace replaces the hosts of a shard by the hosts of another one. Both have their hosts in the
@@ -81,7 +81,7 @@ func (e *ancestorEditor) replace(c *Cluster, before, after *shard) {
 	}
 }
 
-// host calls edit for the names of a host.
+// host calls edit for the FQDN of a host and the short names that are derived from it.
 func (e *ancestorEditor) host(c *Cluster, h *Host, edit func(wire.Name)) {
 	edit(h.Name)
 	if h.derived() {
@@ -96,12 +96,12 @@ func (e *ancestorEditor) host(c *Cluster, h *Host, edit func(wire.Name)) {
 func (e *ancestorEditor) add(name wire.Name) {
 	for name != wire.Root {
 		name = name.Parent()
-		children := e.shard(name)
+		children := e.part(name)
 		if n := children[name]; n > 0 {
 			children[name] = n + 1
 			return // its ancestors are known
 		}
-		name = wire.Name(strings.Clone(string(name))) // the record may be garbage soon
+		name = wire.Name(strings.Clone(string(name))) // name points into a record, which may be garbage soon
 		children[name] = 1
 	}
 }
@@ -110,7 +110,7 @@ func (e *ancestorEditor) add(name wire.Name) {
 func (e *ancestorEditor) remove(name wire.Name) {
 	for name != wire.Root {
 		name = name.Parent()
-		children := e.shard(name)
+		children := e.part(name)
 		if n := children[name]; n > 1 {
 			children[name] = n - 1
 			return
@@ -119,8 +119,8 @@ func (e *ancestorEditor) remove(name wire.Name) {
 	}
 }
 
-// shard returns the shard of an ancestor, to be changed.
-func (e *ancestorEditor) shard(name wire.Name) map[wire.Name]uint32 {
+// part returns the part of an ancestor, copied so that it can be changed.
+func (e *ancestorEditor) part(name wire.Name) map[wire.Name]uint32 {
 	at := partOf(maphash.String(e.seed, string(name)))
 	if !e.own[at] {
 		e.own[at] = true

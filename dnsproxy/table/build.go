@@ -16,9 +16,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// New builds a table from the entries of all hosts by shard, as in [Table.With]. namespace and
-// domain are the agent's, as [NewCluster] takes them. An error also means that the namespace or
-// domain is not valid.
+// New builds a table from all shards, as [Table.With] takes them. namespace and domain are the
+// agent's, as [NewCluster] takes them. New returns an error for each reason of [Table.With], and if
+// namespace or domain is not valid.
 func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 	c, err := NewCluster(namespace, domain)
 	if err != nil {
@@ -30,9 +30,9 @@ func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 // Empty returns a table without hosts, the predecessor of the first one.
 func Empty(c Cluster) *Table { return &Table{hostSet: hostSet{Cluster: c, seed: maphash.MakeSeed()}} }
 
-// With returns a table with other shards ([digest.ShardOf]): shards has all entries of each, a
-// NameTable in wire form. The other shards, and shards with the same entries, are shared with t; if
-// all are, it returns t.
+// With returns a table that has other entries in some shards. shards has, by the number of the shard
+// ([digest.ShardOf]), all its entries: a NameTable in wire form. Shards that are not in it, and shards
+// with the same entries as before, are shared with t; if all shards are, With returns t.
 //
 // Keys that are not valid names and addresses that do not parse are left out and listed by
 // [Table.Skipped]. An error means that no entry is used: the bytes are not a NameTable, or an entry
@@ -70,8 +70,8 @@ func (t *Table) With(shards map[int][]byte) (*Table, error) {
 	return t.rebuild(&b, &entries, changed)
 }
 
-// rebuild returns a table that differs from t in the shards that changed lists, which b builds from
-// these entries.
+// rebuild returns a table that differs from t in the shards whose numbers are in changed. b builds
+// these shards from entries.
 func (t *Table) rebuild(b *builder, entries *[digest.Count][][]byte, changed []int) (*Table, error) {
 	next := &Table{hostSet: hostSet{Cluster: t.Cluster, seed: t.seed, shards: t.shards}}
 	for _, i := range changed {
@@ -131,7 +131,7 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 		b.info.key = viewString(entry.key)
 		b.addCandidate(&s)
 	}
-	sorted := make([]*candidate, len(b.candidates)) // which are too large to be moved
+	sorted := make([]*candidate, len(b.candidates)) // candidates are too large to be moved
 	for i := range b.candidates {
 		sorted[i] = &b.candidates[i]
 	}
@@ -222,8 +222,8 @@ func (b *builder) addresses(s *shard, ips []string) {
 	}
 }
 
-// packNear is pack for addresses of which the first n are near. It returns how many of the packed
-// ones are.
+// packNear is pack for addresses of which the first n are near: these stay first. It returns the number of
+// near addresses in packed.
 func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, near uint32) {
 	if n == 0 {
 		return b.pack(addrs), 0
@@ -259,8 +259,8 @@ func (b *builder) pack(addrs []netip.Addr) []byte {
 	return b.packed[start:len(b.packed):len(b.packed)]
 }
 
-// alias returns the alias of the host name, the root without a valid one. It records in s what
-// is wrong with it.
+// alias returns the host of which the host name is an alias, or the root if there is no valid one. It
+// records in s what is wrong with the alias.
 func (b *builder) alias(s *shard, name wire.Name) wire.Name {
 	text := b.info.alias
 	if text == "" {
@@ -329,7 +329,7 @@ func (b *builder) ports(s *shard, host *addresses) []byte {
 	return b.encoded[start:len(b.encoded):len(b.encoded)]
 }
 
-// port checks a port of a host. Its name is in the buffer of names, beyond its end.
+// port checks a port of a host. The port's name is in the memory behind the end of b.names.
 func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bool) {
 	skip := func(reason string) (port, bool) {
 		s.skip(b.info.key, fmt.Sprintf("port %q: %s", info.name, reason))
@@ -386,7 +386,8 @@ func (b *builder) destinations(s *shard) []byte {
 	return b.encoded[start:len(b.encoded):len(b.encoded)]
 }
 
-// destination checks a destination. One with endpoints of which none is valid is not valid.
+// destination checks a destination. If a destination has endpoints and none of them is valid, it is not
+// valid.
 func (b *builder) destination(s *shard, info *destinationInfo) (d Destination, ok bool) {
 	skip := func(format string, args ...any) {
 		s.skip(b.info.key, fmt.Sprintf("destination of port %d: ", info.port)+fmt.Sprintf(format, args...))

@@ -18,7 +18,7 @@ type candidate struct {
 	info     hostInfo
 	altHosts []string
 	alias    wire.Name
-	ports    []byte // encoded; the destinations of an external host
+	ports    []byte // the ports or, for an external host, the destinations; encoded
 }
 
 // place returns the flags of the short names that the candidate has.
@@ -87,7 +87,7 @@ func (c *candidate) claims(cl *Cluster) []claim {
 	return claims
 }
 
-// A claim is a name besides its FQDN by which a host wants to be found.
+// A claim is a name of a host besides its FQDN.
 type claim struct {
 	name wire.Name
 	fqdn wire.Name

@@ -14,7 +14,7 @@ const (
 	svcName  wire.Name = "\x03" + svcLabel
 )
 
-// A Cluster holds the domain names that short names are derived with.
+// A Cluster holds the domain names by which short names are derived.
 type Cluster struct {
 	// Domain is the cluster domain, "cluster.local".
 	Domain wire.Name

@@ -4,10 +4,10 @@ import "encoding/binary"
 
 // A Destination is where connections to a TCP port of an external host lead.
 type Destination struct {
-	// Port is the port that clients connect to, and Target the one at the host itself.
+	// Port is the port that clients connect to, and Target the port of the host itself.
 	Port, Target uint16
-	// Endpoints are where the connections lead, as HOST:PORT, where HOST is a hostname or an IP
-	// address. Without any they lead to the host itself.
+	// Endpoints are where the connections lead, as HOST:PORT; HOST is a hostname or an IP
+	// address. If there is no endpoint, the connections lead to the host itself.
 	Endpoints []string
 }
 

@@ -6,11 +6,11 @@
 // endpoints and ports, and PTR names are derived at query time, so they cost lookups and no
 // memory.
 //
-// The files, each of which uses the ones below it:
+// The files; a file uses the files below it:
 //
 //	build.go      the next table from the shards of a push
 //	nametable.go  the table as a NameTable; the only file that imports api
-//	services.go   what the SRV records for a name say
+//	services.go   the SRV records for a name
 //	table.go      Table and its lookups: FQDN, wildcard, short name, part of a host, search domain, ancestor, address
 //	match.go      the result of a lookup
 //	suffixes.go   which suffixes the settings give to nameservers or keep from them
@@ -18,7 +18,7 @@
 //	claims.go     names that hosts claim besides their FQDNs
 //	reverse.go    from an address to its hosts, for PTR queries
 //	shard.go      the hosts, in shards by the hash of their names
-//	candidate.go  a valid entry of a push, and the record that becomes of it
+//	candidate.go  a valid entry of a push, and the record that is made of it
 //	endpoint.go   the labels of endpoints of headless Services: their addresses
 //	host.go       a host: a view of its record
 //	ports.go      ports of Services, and names of ports

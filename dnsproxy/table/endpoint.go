@@ -47,7 +47,7 @@ func parseDashed(label string, s *Scratch) (netip.Addr, bool) {
 	case dashes != in6 && !shortened:
 		return netip.Addr{}, false
 	}
-	text := s.name[:len(label)] // not an array here, which ParseAddr would have allocated
+	text := s.name[:len(label)] // a local array would be allocated on the heap, because of ParseAddr
 	for i, c := range []byte(label) {
 		switch {
 		case c == '-':

@@ -109,7 +109,7 @@ type nameInfo struct {
 	alias        string
 	ports        []portInfo
 	headless     bool
-	near         uint64 // of ips
+	near         uint64 // how many of ips, the first ones, are near
 	destinations []destinationInfo
 	hostInfo
 }

@@ -15,9 +15,9 @@ import (
 //
 // A record consists of the flags, the length of the name, the name, the numbers of IPv4 and
 // IPv6 addresses as varints, the addresses, and fields, each with its length as a varint
-// before it. The first number is doubled; if it is odd, the numbers of near addresses follow
-// both. The fields: with flagTexts the key, registry, short name and namespace; with flagAlias the
-// alias; with flagPorts the ports, or the destinations of an external host.
+// before it. The number of IPv4 addresses is doubled; it is increased by 1 if the numbers of near
+// addresses follow the two numbers. The fields: with flagTexts the key, registry, short name and
+// namespace; with flagAlias the alias; with flagPorts the ports, or the destinations of an external host.
 type Host struct {
 	flags hostFlags
 	Name  wire.Name // folded; a wildcard's begins with wire.WildcardLabel
@@ -100,11 +100,11 @@ const (
 	registryExternal   = "External"
 )
 
-// Key returns the key under which the control plane sent the host, which is in a table with
-// cluster c.
+// Key returns the key under which the control plane sent the host. c is the cluster of the host's
+// table.
 func (h *Host) Key(c *Cluster) string { return h.info(c).key }
 
-// info returns the texts of a host of a table with cluster c.
+// info returns the texts of a host; c is the cluster of its table.
 func (h *Host) info(c *Cluster) hostInfo {
 	if h.flags&flagTexts == 0 {
 		return h.usualInfo(c)
@@ -134,7 +134,7 @@ func (h *Host) usualInfo(c *Cluster) hostInfo {
 	return info
 }
 
-// isUsual reports whether info equals the result of usualInfo, without building that.
+// isUsual reports whether info equals the result of usualInfo, without building that result.
 func (h *Host) isUsual(info *hostInfo) bool {
 	if len(info.key) != len(h.Name)-1 {
 		return false
@@ -172,7 +172,7 @@ func (h *Host) afterTexts() []byte {
 	return rest
 }
 
-// Alias returns the host whose addresses h has, of which h is an alias; the root if h is no alias.
+// Alias returns the name of the host of which h is an alias, and whose addresses h has; the root if h is no alias.
 func (h *Host) Alias() wire.Name {
 	if !h.isAlias() {
 		return wire.Root
@@ -208,8 +208,8 @@ func (h *Host) Destinations(yield func(Destination) bool) {
 	}
 }
 
-// mayBePod reports whether the host may be a pod of a headless Service: below the domain of the
-// cluster's Services, its name has one label more than a Service.
+// mayBePod reports whether the host may be a pod of a headless Service. Below the domain of the
+// cluster's Services, a pod's name has more labels than a Service's.
 func (h *Host) mayBePod(c *Cluster) bool {
 	if !h.Kubernetes() || h.headless() || h.isAlias() || h.wildcard() {
 		return false
@@ -224,8 +224,9 @@ func (h *Host) podOf(service wire.Name) bool {
 	return h.Kubernetes() && !h.headless() && (near == service || far == service && far != wire.Root)
 }
 
-// servicesOfPod returns the names of the Services that the host may be a pod of: HOST.SERVICE or,
-// outside of the cluster domain, HOST.CLUSTER.SERVICE, as of a ServiceImport.
+// servicesOfPod returns the names of the Services that the host may be a pod of: near if its name is
+// HOST.SERVICE, and far, outside of the cluster domain only, if it is HOST.CLUSTER.SERVICE, as for a
+// ServiceImport.
 func (h *Host) servicesOfPod() (near, far wire.Name) {
 	if near = h.Name.Parent(); near != wire.Root && h.flags&flagLocal == 0 {
 		far = near.Parent()

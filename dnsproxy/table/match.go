@@ -9,8 +9,8 @@ type Rule string
 // The rules in their order of precedence.
 const (
 	RuleExact     Rule = "exact"     // the host's FQDN
-	RuleEndpoint  Rule = "endpoint"  // an endpoint of a headless Service, by its address, before a name of the Service
-	RulePort      Rule = "port"      // a port of a Service, before a name of the Service
+	RuleEndpoint  Rule = "endpoint"  // the address of an endpoint as a label, followed by a name of the headless Service
+	RulePort      Rule = "port"      // _name._protocol of a port, followed by a name of the Service
 	RuleWildcard  Rule = "wildcard"  // below a *.suffix
 	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
 	RuleAutopath  Rule = "autopath"  // one of the above, followed by a domain of the search list
@@ -22,8 +22,8 @@ const (
 // Scratch of the lookup.
 type Match struct {
 	Rule Rule
-	// Host is the host of all rules but RuleNone and RulePTR. For RuleEndpoint it is the headless
-	// Service, with the address of the endpoint alone.
+	// Host is the host that has the name, for all rules but RuleNone and RulePTR. For RuleEndpoint it
+	// is the headless Service, with the address of the endpoint alone.
 	Host Host
 	// Short is true if the host was found by a short name. For RuleEndpoint and RulePort,
 	// Prefix has the labels before the name of the host.
@@ -34,10 +34,10 @@ type Match struct {
 	// set, otherwise the name without the search domain.
 	Base             Rule
 	Target, Searched wire.Name
-	// ptr lists the FQDNs, sorted, for RulePTR.
+	// Pointers lists the FQDNs, sorted, for RulePTR.
 	Pointers []wire.Name
-	// Bypassed says, for RuleNone, that the table has the name and the settings have it
-	// forwarded.
+	// Bypassed is true, for RuleNone, if the table has the name but the settings give it to the
+	// nameservers.
 	Bypassed bool
 }
 
@@ -50,8 +50,9 @@ func (m *Match) BaseRule() Rule {
 	return m.Rule
 }
 
-// Alias returns the host of which the host of the answer for name is an alias; the root if
-// that host is no alias. A CNAME record to a name that the answer already has would make a loop.
+// Alias returns the target of the CNAME record that an alias has in the answer for name: the host
+// of which m's host is an alias. It returns the root if m's host is no alias, or if the answer already
+// has the target, so that the CNAME record would make a loop.
 func (m *Match) Alias(name wire.Name) wire.Name {
 	if !m.Host.isAlias() {
 		return wire.Root

@@ -9,15 +9,15 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// NameTable returns the table as a NameTable, with all of [Table.Infos]. The caller owns the
-// result.
+// NameTable returns the table as a NameTable, with all entries that [Table.Infos] yields. The
+// caller owns the result.
 func (t *Table) NameTable() *api.NameTable {
 	return &api.NameTable{Table: maps.Collect(t.Infos)}
 }
 
 // Infos yields the entries of the table as a NameTable, each key once, in no order: every host
-// under the key that the control plane gave it and, as Istio's agent shows them, the short names
-// that answer as entries of their own. The caller owns the entries.
+// under the key that the control plane gave it and, as in Istio's agent, an entry for each short name
+// that the table answers. The caller owns the entries.
 func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool) {
 	var names [3]wire.Name
 	var s Scratch

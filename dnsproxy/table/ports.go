@@ -7,13 +7,13 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A port is a port of a Service, or of endpoints of a headless one.
+// A port is a port of a Service; a headless Service may have it at some of its endpoints only.
 type port struct {
 	name     string // in lower case; empty for the unnamed port
 	number   uint16
 	protocol protocol
-	// addresses have the port: all addresses of the host, unless some is set because not all endpoints of a headless
-	// Service have it.
+	// addresses are the addresses that have the port. some is true if they are not all addresses of the host, because
+	// not all endpoints of a headless Service have the port.
 	addresses
 	some bool
 }
@@ -58,7 +58,7 @@ const maxPortNameLen = 62
 const somePorts = 0x80
 
 // appendPort appends a port to the field with the ports of a record: its protocol, number and
-// name and, unless all endpoints of the Service have it, their addresses.
+// name and, unless all endpoints of the Service have the port, the addresses that have it.
 func appendPort(dst []byte, p *port) []byte {
 	first := byte(p.protocol)
 	if p.some {
@@ -90,7 +90,7 @@ func eachPort(field []byte, host *addresses, yield func(port) bool) {
 	}
 }
 
-// named reports whether prefix has the labels of the port, _name._protocol.
+// named reports whether prefix is _name._protocol of the port.
 func (p *port) named(prefix wire.Name) bool {
 	name := prefix.FirstLabel()
 	protocol := prefix.Parent().FirstLabel()

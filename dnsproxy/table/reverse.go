@@ -10,13 +10,13 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A reverseIndex finds the hosts of an address, and the pods of a headless Service that have it. Its
-// parts hold sorted pointers, by the hash of the address, or of the address and the Service. They are
-// immutable, so tables share them.
+// A reverseIndex finds the hosts that have an address, and the pods of a headless Service that have an
+// address. The hash of the key, an address or an address and a Service, chooses the part. Parts hold
+// sorted pointers, and are immutable, so tables share them.
 type reverseIndex [partCount][]pointer
 
-// next returns the index of the hosts after, which differ from the hosts before in the shards that
-// changed lists.
+// next returns the index of after, which differs from before in the shards whose numbers are in
+// changed.
 func (r reverseIndex) next(before, after *hostSet, changed []int) reverseIndex {
 	var removed, added [partCount][]pointer
 	var was, is []addressed
@@ -36,10 +36,9 @@ func (r reverseIndex) next(before, after *hostSet, changed []int) reverseIndex {
 	return r
 }
 
-// A pointer refers from an address, or an address and a Service, to a host. From high to low bits it
-// consists of a tag of these, a bit that is set unless the host is a Service or a part of one, the shard
-// of the host, and the low half of the hash of the host's name. Hashes collide, so the host's record has
-// to be compared.
+// A pointer refers from a key to a host. From high to low bits it consists of a tag of the key, a bit that
+// is set unless the host is of the registry Kubernetes, the shard of the host, and the low half of the
+// hash of the host's name. Hashes collide, so the host's record has to be compared.
 type pointer uint64
 
 const (
@@ -51,13 +50,13 @@ const (
 	maxPointersLookedAt = 256
 )
 
-// A hostRef is a host as pointers refer to it: its shard, and the hash of its name.
+// A hostRef has what pointers say about a host: its shard, and the hash of its name.
 type hostRef struct {
 	shard int
 	name  uint64
 }
 
-// newPointer returns the pointer from a key to a host and the part of the index that holds it, given
+// newPointer returns the pointer from a key to a host, and the part of the index that holds it. key is
 // the hash of the key.
 func newPointer(key uint64, to hostRef, external bool) (at int, p pointer) {
 	p = keyTag(key) | pointer(to.shard)<<pointerNameBits | pointer(uint32(to.name)) //nolint:gosec // the low half
@@ -72,7 +71,7 @@ func keyTag(key uint64) pointer {
 	return pointer(key << partBits >> pointerTagShift << pointerTagShift)
 }
 
-// podKey returns the hash by which the index has the pods of a Service with a packed address.
+// podKey returns the hash of the key for the pods of a Service that have a packed address.
 func podKey(seed maphash.Seed, service wire.Name, packed []byte) uint64 {
 	var key [16 + wire.MaxNameLen]byte
 	n := copy(key[:], packed)
@@ -136,8 +135,8 @@ func subtract(dst *[partCount][]pointer, list, excluded []addressed) {
 	}
 }
 
-// merge returns all without removed and with added. All lists are sorted and without
-// duplicates.
+// merge returns the pointers of all without removed, and the pointers of added. All lists are
+// sorted and without duplicates.
 func merge(all, removed, added []pointer) []pointer {
 	merged := make([]pointer, 0, len(all)-len(removed)+len(added))
 	for _, p := range all {

@@ -8,7 +8,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A Target is what an SRV record says (RFC 2782): a port, and a host that has it.
+// A Target is the target of an SRV record (RFC 2782): a port, and a host that has the port.
 type Target struct {
 	Port uint16
 	// V4 and V6 are the packed addresses of the host.
@@ -16,8 +16,8 @@ type Target struct {
 	// Again is true if an earlier record has the same host. Only Hosts sets it.
 	Again bool
 
-	// The name of the host is label, in wire form, before name. It is copied, so that it needs
-	// no memory of its own.
+	// The name of the host is label, in wire form, followed by name. label is an array, so that it
+	// needs no memory of its own.
 	label    [1 + maxDashed]byte
 	labelLen int
 	name     wire.Name
@@ -31,8 +31,8 @@ func (t *Target) AppendName(dst []byte) []byte {
 	return append(append(dst, t.label[:t.labelLen]...), t.name...)
 }
 
-// CountTargets returns the number of addresses that the targets for a name have, each counted for
-// each port; 0 if there is no target.
+// CountTargets returns the number of addresses of all targets for a match: an address counts once for
+// each port. It is 0 if there is no target.
 func (t *Table) CountTargets(m *Match) int {
 	n := 0
 	s := t.newSRV(m)
@@ -50,10 +50,10 @@ func countPacked(v4, v6 []byte) int {
 	return len(v4)/wire.AddressLen(dns.TypeA) + len(v6)/wire.AddressLen(dns.TypeAAAA)
 }
 
-// Targets calls yield for the targets for a name until it returns false: all hosts for the first
-// port, then all hosts for the next one. Hosts that have a port's number by an earlier port are
-// left out. The hosts begin at the index first, which may be any number. If there are very many
-// endpoints, some are left out, too.
+// Targets calls yield for the targets for a match until yield returns false: all hosts for the first
+// port, then all hosts for the next one. A host is left out if an earlier port with the same number had
+// it. The hosts begin at the index first, which may be any number. If there are very many endpoints,
+// some are left out, too.
 func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
 	s := t.newSRV(m)
 	s.targets(first, yield)
@@ -79,12 +79,12 @@ type srv struct {
 	having [(maxPorts + 63) / 64]uint64
 	// again is true if Target.Again is wanted.
 	again bool
-	// looked is what was looked at for the targets, and compared what was looked at to set Target.Again. They
-	// are apart so that Hosts has the targets of Targets.
+	// looked is the effort to find targets, and compared the effort to set Target.Again. They have separate
+	// bounds so that Hosts yields the same targets as Targets.
 	looked, compared effort
 }
 
-// newSRV returns the SRV records for a name: for one port or all ports of a Service, or
+// newSRV returns the SRV records for a match: for one port or all ports of a Service, or
 // for the ports of an endpoint.
 func (t *Table) newSRV(m *Match) srv {
 	s := srv{table: t, match: m, holder: m.Host}
@@ -131,8 +131,8 @@ func (s *srv) ports(yield func(port) bool) {
 	}
 }
 
-// targets calls yield for the targets. A pod counts at its first address, which may be too far from the
-// random one to be found; if no target is, it begins with the first address.
+// targets calls yield for the targets. A pod is found at its first address only, which may be too far from
+// the index first. If no target is found, targets begins again at index 0.
 func (s *srv) targets(first int, yield func(Target) bool) {
 	found := false
 	next := func(target Target) bool {
@@ -147,7 +147,7 @@ func (s *srv) targets(first int, yield func(Target) bool) {
 	}
 }
 
-// from calls yield for the targets, whose hosts begin at the one with the index first.
+// from calls yield for the targets. The hosts begin at the index first.
 func (s *srv) from(first int, yield func(Target) bool) {
 	n := 0
 	for p := range s.ports {
@@ -187,8 +187,8 @@ func (s *srv) repeated(p *port, nth int) bool {
 	return false
 }
 
-// before reports whether a port before the nth one, with a number or with any if that is 0, has the host
-// of a target.
+// before reports whether the host of target has a port before the nth one. If number is not 0, only ports
+// with this number count. Beyond the bound of looked it reports true.
 func (s *srv) before(target *Target, nth int, number uint16, looked *effort) bool {
 	host := addresses{V4: target.V4, V6: target.V6}
 	for p := range s.ports {
@@ -199,13 +199,13 @@ func (s *srv) before(target *Target, nth int, number uint16, looked *effort) boo
 			continue
 		}
 		if !s.each || looked.over || looked.first(&p, &host) != nil {
-			return true // one host alone has all ports that there are
+			return true // unless each is set, there is one host, which has all these ports
 		}
 	}
 	return false
 }
 
-// endpoints calls yield for each endpoint of a headless Service that has a port: first endpoints
+// endpoints calls yield for each endpoint of a headless Service that has the port p: first endpoints
 // with an IPv4 address, then endpoints with IPv6. It reports false if yield does, or after
 // maxEffort.
 func (s *srv) endpoints(p *port, first int, yield func(Target) bool) bool {
@@ -257,8 +257,8 @@ func (s *srv) endpoint(p *port, packed []byte, yield func(Target) bool) bool {
 // maxPodAddresses bounds the addresses of a host that are looked at to find one that has a port.
 const maxPodAddresses = 16
 
-// first returns the first address of a host that has a port, nil if none of the first maxPodAddresses
-// of each family has.
+// first returns the first address of the host h that has the port p; nil if none of the first
+// maxPodAddresses of each family has it.
 func (e *effort) first(p *port, h *addresses) []byte {
 	each := comparisonCost * (1 + bits.Len(uint(len(p.V4)+len(p.V6))))
 	for _, list := range [...]struct {
@@ -289,14 +289,14 @@ func isLookedAt(a *addresses, packed []byte) bool {
 	return false
 }
 
-// An effort is what was looked at for one answer, in units of about a nanosecond. Once it is over the bound, it
-// stays so: a target counts as one that was there before.
+// An effort is the work that was done for one answer, in units of about a nanosecond. Once it is over the bound, it
+// stays over it: each further target counts as one that was there before.
 type effort struct {
 	spent int
 	over  bool
 }
 
-// An answer may cost maxEffort, and targetCost more for each target that it has: as much as several pods with
+// An answer may cost maxEffort, and targetCost more for each of its targets. That is the cost of several pods with
 // addresses of both families, so that the bound leaves out none of the targets that fit in a message.
 const (
 	maxEffort      = 200 * endpointCost

@@ -49,7 +49,7 @@ func (s *hostSet) claims() []claim {
 	return claims
 }
 
-// partCount is the number of parts of an index by something other than hosts.
+// partCount is the number of parts of an index whose keys are not the names of hosts.
 const (
 	partBits  = 8
 	partCount = 1 << partBits
@@ -90,8 +90,8 @@ func (s *shard) find(hash uint64, name wire.Name) (h Host, ok bool) {
 	return Host{}, false
 }
 
-// having calls yield for the hosts that have a packed address and whose names' hashes have the low half
-// low, until it returns false; it then returns false, too.
+// having calls yield for the hosts that have a packed address, if low is the low half of the hash of their
+// name. If yield returns false, having ends and returns false, too.
 func (s *shard) having(packed []byte, seed maphash.Seed, low uint32, yield func(Host) bool) bool {
 	if len(s.index) == 0 {
 		return true
@@ -171,7 +171,7 @@ func (c *content) add(seed maphash.Seed, raw []byte) {
 
 // counts are numbers of hosts.
 type counts struct {
-	hosts, wildcards uint32 // hosts are without wildcards
+	hosts, wildcards uint32 // hosts does not include wildcards
 	headless, ported uint32 // of these: headless Services, and Services with ports
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 // Suffixes are the suffixes whose names the settings give to the nameservers or keep from
-// them. The longest suffix of a name decides, and Bypass if both have it. The zero value
+// them. The longest suffix of a name decides; if both lists have it, Bypass decides. The zero value
 // has no suffixes.
 type Suffixes struct {
 	Bypass    []wire.Name // forwarded even if the table has the name; longest first
@@ -43,9 +43,9 @@ func (s *Suffixes) Local(name wire.Name) (zone wire.Name, found bool) {
 	return zone, found && !s.Bypasses(name)
 }
 
-// LocalSearched is like Local, also for a name that a client's resolver has expanded with
-// a domain of its search list, which would tell the nameservers as much. base is the name
-// without that domain, zone the suffix followed by the domain.
+// LocalSearched is like Local, but also finds a name that a client's resolver has expanded with
+// a domain of its search list: it would tell the nameservers as much. base is then the name
+// without that domain, and zone the suffix followed by the domain.
 func (s *Suffixes) LocalSearched(name wire.Name, search []wire.Name) (base, zone wire.Name, found bool) {
 	if len(s.LocalOnly) == 0 {
 		return name, wire.Root, false
@@ -67,7 +67,7 @@ func (s *Suffixes) LocalSearched(name wire.Name, search []wire.Name) (base, zone
 	return name, wire.Root, false
 }
 
-// Strictest returns the suffixes by which a name is forwarded only if it is by s and by other.
+// Strictest returns suffixes that forward a name only if both s and other forward it.
 func (s *Suffixes) Strictest(other Suffixes) Suffixes {
 	var both Suffixes
 	for _, suffix := range s.Bypass {

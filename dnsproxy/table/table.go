@@ -21,7 +21,7 @@ type Table struct {
 	// claimed are the names that cannot be derived from a host's FQDN; nil without any.
 	claimed *claimed
 
-	ancestors *ancestors // of all names; nil unless it follows from a table of WithAncestors
+	ancestors *ancestors // of all names; nil unless WithAncestors made this table or one that it was made from
 
 	settled    sync.Once
 	collisions []Collision // set by settled
@@ -30,8 +30,8 @@ type Table struct {
 // Len returns the number of hosts, including wildcards.
 func (t *Table) Len() int { return int(t.hosts + t.wildcards) }
 
-// Lookup finds the host that answers name, unless suffixes give it to the nameservers.
-// search is the client's search list, in its order; empty if names are not to be expanded.
+// Lookup finds the host that answers name, unless suffixes give the name or the host to the
+// nameservers. search is the client's search list, in its order; empty if names are not to be expanded.
 func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) (m Match) {
 	m.Rule = RuleNone
 	if name.Special() {
@@ -150,8 +150,9 @@ func isPart(name wire.Name) bool {
 	return name != wire.Root && (name[1] == '_' || strings.Count(name.FirstLabel(), "-") >= minDashes)
 }
 
-// part finds the part of a host that has name, before the FQDN of the host or, with short, before a
-// short name. isPart must have reported true. Without a part it leaves m as it is.
+// part makes m the match of the port or endpoint that has name: its labels, followed by the FQDN of the
+// host or, if short is true, by a short name. isPart must have reported true. If there is no such part,
+// it reports false and leaves m as it is.
 func (t *Table) part(m *Match, name wire.Name, short bool, s *Scratch) bool {
 	part := Match{Short: short}
 	if name[1] == '_' {
@@ -165,8 +166,8 @@ func (t *Table) part(m *Match, name wire.Name, short bool, s *Scratch) bool {
 	return true
 }
 
-// port makes m the match of the port that has name: _name._protocol before the FQDN of a Service
-// or, if m.Short is set, before a short name. It reports false if there is none.
+// port makes m the match of the port that has name: _name._protocol, followed by the FQDN of a Service
+// or, if m.Short is set, by a short name. It reports false if there is no such port.
 func (t *Table) port(m *Match, name wire.Name, s *Scratch) (found bool) {
 	rest := name.Parent()
 	if t.ported == 0 || rest == wire.Root || rest.Parent() == wire.Root || rest[1] != '_' {
@@ -182,9 +183,9 @@ func (t *Table) port(m *Match, name wire.Name, s *Scratch) (found bool) {
 	return found
 }
 
-// endpoint makes m the match of the endpoint of a headless Service that has name: a label with its
-// address, before the FQDN of the Service or, if m.Short is set, before a short name. An endpoint
-// with the host name of a pod has only that name. It reports false if there is none.
+// endpoint makes m the match of the endpoint of a headless Service that has name: a label with the
+// endpoint's address, followed by the FQDN of the Service or, if m.Short is set, by a short name. An
+// endpoint with the host name of a pod has only that name. It reports false if there is no such endpoint.
 func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
 	parent := name.Parent()
 	if t.headless == 0 || parent == wire.Root {
@@ -198,8 +199,8 @@ func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
 	return t.findWhole(m, parent, s) && m.Host.headless() && t.narrow(&m.Host, addr)
 }
 
-// findWhole sets the host of a match: the one with this FQDN or, if m.Short is set, with this
-// short name. It reports false if there is none, or if its FQDN leaves no room for the prefix.
+// findWhole sets the host of a match: the host with this FQDN or, if m.Short is set, with this
+// short name. It reports false if there is no such host, or if its FQDN leaves no room for the prefix.
 func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
 	m.Host, found = t.find(name)
 	if m.Short {
@@ -211,8 +212,8 @@ func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
 	return found && len(m.Prefix)+len(m.Host.Name) <= wire.MaxNameLen
 }
 
-// narrow leaves a headless Service only the address of one endpoint. It reports false if no
-// endpoint without a host name has that address.
+// narrow removes all addresses but addr from h, a headless Service. It reports false if no
+// endpoint without a host name has addr.
 func (t *Table) narrow(h *Host, addr netip.Addr) bool {
 	bytes := addr.As16()
 	one := h.find(bytes[len(bytes)-addr.BitLen()/8:])
@@ -274,18 +275,18 @@ func (t *Table) Pointer(name wire.Name, suffixes *Suffixes, s *Scratch) Match {
 	return Match{Rule: RulePTR, Pointers: names}
 }
 
-// pointers returns FQDNs of hosts that have a packed address, sorted as text: of all, or of
-// maxPointers if they are more, Services before other hosts. The result is stored in s. A headless
-// Service stands for the endpoint with this address, whose name is a pod's or, if no pod has the
-// address, a label with the address before the name of the Service. Services of the cluster domain
-// and others, such as ServiceImports, may both have the address: the pods of one side do not count
-// for the other.
+// pointers returns the FQDNs of the hosts that have a packed address, sorted as text: at most
+// maxPointers, of Services first. The result is stored in s. In place of a headless Service it has
+// the name of the endpoint with this address: the names of pods or, if no pod has the address, a label
+// with the address followed by the name of the Service. Services of the cluster domain and others,
+// such as ServiceImports, may both have the address: whether pods have it is decided for each of the
+// two groups by itself.
 func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
 	n := 0
 	t.having(packed, func(h Host) bool {
 		switch {
-		case h.wildcard(): // no FQDN of it could be a PTR record's target
+		case h.wildcard(): // a wildcard has no FQDN that could be a PTR record's target
 		case h.headless():
 			s.services = append(s.services, h.Name)
 		default:
@@ -367,8 +368,8 @@ func (t *Table) pointed(key uint64, packed []byte, yield func(Host) bool) {
 }
 
 // HasBelow reports whether name is an ancestor of a host's name, a wildcard, a port or a short
-// name. Such a name exists without records (RFC 8020, RFC 4592). It walks all hosts, except in tables
-// that follow from one of [Table.WithAncestors].
+// name. Such a name exists without records (RFC 8020, RFC 4592). It walks all hosts, except in a table
+// of [Table.WithAncestors] and tables that were made from it.
 func (t *Table) HasBelow(name wire.Name) bool {
 	known := t.ancestors
 	if known == nil {
@@ -377,8 +378,8 @@ func (t *Table) HasBelow(name wire.Name) bool {
 	return known.has(name, t.seed) || t.claimed.hasBelow(name) || t.hasPortBelow(name)
 }
 
-// hasPortBelow reports whether name is _protocol before the FQDN of a Service that has named
-// ports of that protocol. Such a name exists without records.
+// hasPortBelow reports whether name is _protocol followed by the FQDN or a short name of a Service
+// that has named ports of that protocol. Such a name exists without records.
 func (t *Table) hasPortBelow(name wire.Name) bool {
 	label := name.FirstLabel()
 	if t.ported == 0 || len(label) < 2 || label[0] != '_' {
@@ -407,11 +408,11 @@ func (t *Table) WithAncestors() *Table {
 
 // Domains returns domains that all hosts of the table are at or below, except hosts below the
 // cluster domain and a wildcard of the root. A host's own name is such a domain, and so is the
-// suffix of a wildcard; domains below another host's are left out. They come in no order, without
-// duplicates.
+// suffix of a wildcard; a domain below another host's domain is left out. The domains come in no
+// order, without duplicates.
 //
-// The fingerprint covers the names of all hosts: tables of one series with equal names have
-// equal fingerprints.
+// The fingerprint covers the names of all hosts: tables with equal names have equal fingerprints,
+// if one was made from the other by [Table.With].
 func (t *Table) Domains() (domains []wire.Name, fingerprint uint64) {
 	var s Scratch
 	for h := range t.all {
@@ -427,8 +428,8 @@ func (t *Table) Domains() (domains []wire.Name, fingerprint uint64) {
 	return domains, fingerprint
 }
 
-// hasAbove reports whether a domain of a host, or of a wildcard, is below another entry's
-// domain, or equals it.
+// hasAbove reports whether name, the domain of a host or of a wildcard, is below another entry's
+// domain or equals it.
 func (t *Table) hasAbove(name wire.Name, wildcard bool, s *Scratch) bool {
 	if wildcard {
 		if _, found := t.find(name); found { // that host has the same domain
