@@ -29,8 +29,8 @@ const (
 type Config struct {
 	// Servers are the nameservers in their order, each once, on port 53. glibc uses only
 	// the first three, since it asks one after another and waits for dead ones; a client
-	// that prefers live ones can use more. There may be none. glibc would then ask
-	// 127.0.0.1, which is the proxy itself, or nothing listens there.
+	// that prefers live nameservers can use more. There may be none. glibc would then ask
+	// 127.0.0.1, where only the agent itself could listen.
 	//
 	// A link-local IPv6 address has the zone that the file gives, others have
 	// none. IPv4-mapped addresses are IPv4, and 0.0.0.0 and :: are the
@@ -125,7 +125,7 @@ func (p *parser) server(value string) {
 	}
 	addr = addr.Unmap()
 	if !addr.IsLinkLocalUnicast() {
-		addr = addr.WithZone("") // it has no meaning there, and would make two servers of one
+		addr = addr.WithZone("") // a zone has no meaning in such an address, and would make two servers of one
 	}
 	server := netip.AddrPortFrom(hostOf(addr), dnsPort)
 	if !slices.Contains(p.conf.Servers, server) {

@@ -20,15 +20,15 @@ const (
 	settleTime = 100 * time.Millisecond
 )
 
-// A Watcher reports changes of a resolv.conf, and of the one of systemd-resolved
-// if its servers are in use.
+// A Watcher reports changes of a resolv.conf, and of systemd-resolved's resolv.conf if the
+// servers in that one are in use.
 //
 // It reads the file at each tick of its clock instead of waiting for inotify events. There are no
 // events for a file that is bind-mounted over, or that changes below an overlayfs, so the file must
 // be read every second in any case. Reading works however the file is changed (written in
-// place, renamed, a symlink replaced at any depth), needs no inotify instance, of which a user
-// has 128 by default, on a node with all pods of that user, and costs 10 µs (BenchmarkRead), or
-// less while the times of the files are unchanged.
+// place, renamed, a symlink replaced at any depth). It needs no inotify instance: by default a user
+// has 128, which all pods of that user on a node share. It costs 10 µs (BenchmarkRead), or less while
+// the times of the files are unchanged.
 type Watcher struct {
 	Files
 	// Clock says when to read the files. Default clock.New().
@@ -45,7 +45,7 @@ type Watcher struct {
 	Failed func(error)
 }
 
-// An identity tells the content of the files from another one without reading them.
+// An identity differs if the content of the files differs. It is made without reading them.
 type identity struct {
 	path, uplink fileIdentity
 	settled      bool // a later change gives another identity
@@ -91,13 +91,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 	reported := inUse
 	last := w.look(inUse.conf)
 	if w.Current == nil && last.err != nil {
-		reported = last // the caller, which could not read it, has reported that
+		reported = last // the caller could not read the file either, and has reported that
 	}
 	ticks := w.Clock
 	if ticks == nil {
 		ticks = clock.New()
 	}
-	var seen identity // of the files that were read as last, twice
+	var seen identity // of the files when last was read for the second time; zero before
 	var current identity
 	look := func() bool {
 		current = w.identify()
