@@ -13,10 +13,10 @@ type attempt struct {
 	server *server
 	sent   time.Time
 
-	// The exchange that waits for the reply, as long as its generation is this one; nil for
-	// probes.
+	// take and current are of the exchange that waits for the reply, as long as its generation is
+	// the one below; nil for probes.
 	take       func(generation uint64, o outcome)
-	current    *atomic.Uint64 // its generation
+	current    *atomic.Uint64 // the generation of the exchange
 	generation uint64
 	try        int // index of the server in the exchange
 
@@ -26,7 +26,7 @@ type attempt struct {
 	plain     bool       // sent without the OPT record that the query has
 	retried   bool       // sent a second time, on a new connection
 	probe     probe      // which probe of the server's liveness it is, if any
-	loopProbe *loopProbe // nil if it is no probe
+	loopProbe *loopProbe // nil if it is no loop probe
 	second    bool       // sent because a server that answers other queries has failed for this one
 	opcode    byte       // as it is in the header
 	question  []byte     // as sent, in wire form
@@ -43,7 +43,7 @@ func newAttempt(s *server) *attempt {
 	return a
 }
 
-// awaited reports whether the reply is still of use.
+// awaited reports whether a query or a loop probe still waits for the reply.
 func (a *attempt) awaited() bool {
 	return a.loopProbe != nil || a.current != nil && a.current.Load() == a.generation
 }
@@ -51,7 +51,7 @@ func (a *attempt) awaited() bool {
 // unawaited is how long an attempt that no query waits for any more is remembered: its reply is a sign of life.
 const unawaited = time.Second
 
-// expired reports whether the attempt is older than any query may get, or of no use any more.
+// expired reports whether the attempt is older than any query may get, or older than unawaited and not awaited.
 func (a *attempt) expired(now time.Time) bool {
 	age := now.Sub(a.sent)
 	return age > time.Duration(a.server.shared.longest.Load()) || age > unawaited && !a.awaited()

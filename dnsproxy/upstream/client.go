@@ -45,7 +45,7 @@ func NewClient(config Config) *Client {
 }
 
 // Configure changes the Timeout and TLSRootsFile of the client, and ignores the other fields of
-// config. A [Group] keeps the timeout with which it was made. It must not be called concurrently.
+// config. A [Group] keeps the timeout with which it was made. Configure must not be called concurrently.
 func (c *Client) Configure(config Config) {
 	if config.Timeout <= 0 {
 		config.Timeout = defaultTimeout
@@ -285,14 +285,16 @@ func (g *Group) Full() bool {
 // It reports whether the question is a probe of this client that comes back to be answered here,
 // or to be forwarded to the same server again. Then the server loops, except if the question came
 // from a socket of this client: without a conntrack zone the kernel takes a query of the agent for
-// one of the application that had its port before, and redirects it. That socket is used no more.
-// If several probes in a row are redirected, the rules do not let the user of the agent pass, and
-// the server counts as one that loops.
-// A probe on its way to another server has passed through a forwarder on this host, which is not
-// a loop.
+// a query of the application that used the same port before, and redirects it. That socket is used no
+// more. If several probes in a row are redirected, the capture rules redirect all queries of the
+// agent, and the server counts as one that loops.
+//
+// Echo reports false for a probe on its way to another server: the probe has passed through a
+// forwarder on this host, which is not a loop.
+//
 // A server that loops is not asked any more until, at least ten seconds later, it answers
-// a probe itself. The caller should answer the question with REFUSED, so that it is not sent
-// again.
+// a probe itself. If Echo reports true, the caller should answer the question with REFUSED, so that
+// the question is not sent again.
 func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	const label = 2 * probeLen
 	var id [probeLen]byte

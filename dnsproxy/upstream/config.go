@@ -26,8 +26,8 @@ type Config struct {
 	// TLSRootsFile is a PEM file with certificate authorities, which is read for every new
 	// connection; if it is empty TLSRoots are used.
 	TLSRootsFile string
-	// Control is called for each socket before it is connected, as Control of net.Dialer is. It may
-	// be nil.
+	// Control is called for each socket before the socket is connected, like the Control function of
+	// a net.Dialer. It may be nil.
 	Control func(network, address string, conn syscall.RawConn) error
 	// Clock tells the age of sockets; nil means clock.New().
 	Clock *clock.Clock
@@ -44,7 +44,7 @@ const defaultTimeout = 4 * time.Second
 
 // Options tell how to ask a group of servers, as in resolv.conf(5) or flags.
 type Options struct {
-	// Fastest prefers fast servers over first ones.
+	// Fastest prefers fast servers over servers that come first.
 	Fastest bool
 	// UseVC asks over TCP only.
 	UseVC bool
@@ -95,11 +95,12 @@ type Status struct {
 	LastErrorAt time.Time
 	Barred      bool // the last query could not be sent: a firewall of this host drops it (EPERM)
 
-	// TCP says what became of queries over TCP, if the server is also queried over UDP.
+	// TCP has failures of queries over TCP, if the server is also queried over UDP.
 	TCP TCPStatus
 }
 
-// A TCPStatus says since when queries over TCP have had no reply, and why. It is zero if the last one had one.
+// A TCPStatus says since when queries over TCP have had no reply, and why. It is zero if there was no failure since
+// the last reply over TCP.
 type TCPStatus struct {
 	Since       time.Time
 	LastError   string

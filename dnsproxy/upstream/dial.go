@@ -12,9 +12,9 @@ import (
 )
 
 // unackedTimeout is how long the peer's kernel may leave sent data unacknowledged until this
-// one ends the connection: a NAT has forgotten the flow, or the peer is gone. A server that is
-// slow to answer acknowledges at once, so this tells the two apart, and leaves time to ask
-// again over another connection.
+// host's kernel ends the connection: a NAT has forgotten the flow, or the peer is gone. A server
+// that is slow to answer acknowledges at once, so its connection stays. The timeout leaves time to
+// ask again over another connection.
 const unackedTimeout = 2 * time.Second
 
 // limitUnacked sets unackedTimeout (tcp(7), TCP_USER_TIMEOUT).

@@ -5,20 +5,21 @@
 //
 // The order is strict: it depends on whether servers live, not on what they answer.
 //
-//  1. A server is late for a query after SRTT + 4 RTTVAR (RFC 6298), but at least after 50 ms
-//     and at most after 400 ms; without any reply so far, after 200 ms. RTTVAR shrinks sixteen
-//     times slower than in RFC 6298, so that a server of which one reply in fifty takes long
-//     is late for few of them.
+//  1. A server is late for a query after SRTT + 4 RTTVAR (RFC 6298), but not before 50 ms and
+//     at the latest after 400 ms; a server that has never replied, after 200 ms. RTTVAR shrinks
+//     sixteen times slower than in RFC 6298, so that a server of which one reply in fifty takes
+//     long is late for few queries.
 //
-//  2. Any reply, to a query or a probe, shows that a server lives. One that has been late for a
-//     query, and has sent nothing since the query was sent, is probed: it is asked one question
-//     that it can answer itself, id.server, localhost, or the last one that it had an answer to.
-//     Each unanswered probe is followed by the next question, after 250 ms, from the fourth
-//     on after 0.5, 1, 2 ... 30 s; once the server is down, only while queries come. It is
-//     silent while two probes are unanswered, the second for SRTT + 4 RTTVAR, at least 50 ms and at
-//     most a second (400 ms without any reply so far): one may be lost. It is down after three
-//     unanswered probes or refused connections and a second. A reply ends both. With
-//     Options.Fastest a server is also probed if nothing has come from it for 30 s.
+//  2. Any reply, to a query or a probe, shows that a server lives. A server that has been late
+//     for a query, and has sent nothing since the query was sent, is probed: it is asked one
+//     question that it can answer itself: id.server, localhost, or the last question that it had
+//     an answer to. Each unanswered probe is followed by the next question, after 250 ms, from
+//     the fourth on after 0.5, 1, 2 ... 30 s; once the server is down, only while queries come. A
+//     server is silent while two probes are unanswered, the second for SRTT + 4 RTTVAR, at least
+//     50 ms and at most a second (400 ms without any reply so far): one probe may be lost. It is
+//     down after three unanswered probes or refused connections, a second after the first of them
+//     at the earliest. A reply ends both states. With Options.Fastest a server is also probed if
+//     nothing has come from it for 30 s.
 //
 //  3. Servers that live, or were never asked, rank before silent ones, and these before servers
 //     that are down; among equals the order of configuration decides. With Options.Fastest SRTT
@@ -40,32 +41,32 @@
 //
 //  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
 //     an earlier server lives and has neither answered nor failed, until the time is up at most;
-//     it is asked if it was not yet. A positive answer is used at once; if an earlier server is
-//     only late, its reply, should it come in time, replaces the answer. Any answer is provisional
+//     earlier servers that were not asked yet are asked. A positive answer is used at once; if an
+//     earlier server is only late, its reply replaces the answer if it comes in time. Any answer is provisional
 //     (kept for 30 s at most) unless all earlier servers have said REFUSED or NOTIMP, as servers
 //     for internal names do.
 //
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
 //     double up to 2 s. The first repetition of a query is always sent, unless it would go to a
-//     silent server. Further ones because a server is late have a budget: 256 at once, refilled
-//     with 2 for each usable reply and 100 a second. A server that owes 128 replies and one
-//     to a probe is sent only probes, every 250 ms, until one has come: queries wait for that, and
-//     fail at once if it is down and no other server is left.
+//     silent server. Further repetitions because a server is late have a budget: 256 at once,
+//     refilled with 2 for each usable reply and 100 a second. A server that owes 128 replies to
+//     queries and one to a probe is sent only probes, every 250 ms, until it has sent a reply:
+//     queries wait for this reply, and fail at once if the server is down and no other is left.
 //
-//  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server
-//     only, and once, and to the next only if that could not be reached: it may change data, and
-//     must not do so twice. Any response code answers it. After a truncated reply a query is sent
-//     again over TCP, and when that is late or fails, to the next server. After a second without a
-//     whole reply, or when all servers have failed, the truncated one is the answer.
+//  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent once, to the best
+//     server, and to the next only if the best could not be reached: the message may change data,
+//     and must not do so twice. Any response code is an answer to it. After a truncated reply a
+//     query is sent again over TCP, and when TCP is late or fails, to the next server. After a second
+//     without a whole reply, or when all servers have failed, the truncated reply is the answer.
 //
 // # Files
 //
-// Each of them uses the ones below it. A server also names the attempts that it is sent, and the group that it alone is in.
+// A file uses the files below it. In addition, a server refers to its attempts, and to the group that has only this server.
 //
 //	client.go            Client and Group: starts queries, finds loops, knows servers that are not configured (elsewhere.go)
 //	transfer.go          the end of a zone transfer
 //	exchange.go          one query: does what its schedule decides when an event comes
-//	trace.go             what an exchange has done, if that is asked for
+//	trace.go             what an exchange has done, if the caller asks for it
 //	schedule.go          rules 3 to 6 and 8, and the repetitions of rule 7, as a plain value without a clock
 //	udp.go, stream.go    UDP; connections over TCP and TLS
 //	socket.go            what UDP sockets and connections have in common
@@ -90,29 +91,29 @@
 //
 // TCP and TLS connections are kept for 30 s after their last query, and up to
 // 128 queries share one (RFC 7766, 7858). The ages of sockets include the time while the machine
-// was suspended; all other times do not. A query that a connection which had served before
-// leaves unanswered when the peer closes it is sent once more on a new one. While a
+// was suspended; all other times do not. When the peer closes a connection over which a reply
+// has come before, the queries that are unanswered are sent once more on a new connection. While a
 // connection is silent for longer than rule 1 allows, other connections, at most four,
 // are used instead: a NAT may have forgotten it, or names may be slow. A connection ends when
 // the peer's kernel acknowledges nothing for 2 s (TCP_USER_TIMEOUT). It takes no more
-// queries after one has timed out while nothing at all was received.
+// queries after a query has timed out while nothing at all was received.
 //
-// A server that says FORMERR or NOTIMP without an OPT record, or BADVERS, to a query with one is
-// asked again without (RFC 6891, section 6.2.2). The third time that a query is sent to
-// a server it has no OPT record if nothing with one has come back meanwhile, since some
-// middleboxes drop such packets. If this helps, and the server has sent no OPT record for ten
-// minutes, it is asked without for the next ten. FORMERR or NOTIMP with an OPT record is a failure
-// for this question, and no sign against EDNS.
+// A server that answers a query with an OPT record by FORMERR or NOTIMP without an OPT record, or by
+// BADVERS, is asked again without it (RFC 6891, section 6.2.2). When a query is sent to a server for
+// the third time, it has no OPT record if no reply with one has come since the first time: some
+// middleboxes drop packets with OPT records. If the server then answers, and has sent no OPT record
+// for ten minutes, queries to it have none for the next ten minutes. FORMERR or NOTIMP with an OPT
+// record is a failure for this question, and no sign against EDNS.
 //
 // Servers that are not configured, to which clients send queries of their own choice
 // ([Client.Elsewhere]), follow the same rules within bounds of their own: 512 servers
-// are remembered, and 512 sockets are open to all of them together. From 256 on each new
-// server evicts the servers asked least recently that have not replied. At most one line
-// a second is logged about them.
+// are remembered, and at most 512 sockets are open to all of them together. From 256 open
+// sockets on, each new server evicts the servers asked least recently that have not replied. At
+// most one line a second is logged about such servers.
 //
 // A zone transfer over TCP has a connection of its own, and all of its messages are passed
 // on; there are at most 16 at a time.
 //
-// Without queries there are no goroutines and no sockets. With queries there is a reader for
-// each open socket, two goroutines for each connection, and one that closes idle ones.
+// Without queries there are no goroutines and no sockets. With queries there is one goroutine for
+// each UDP socket, two for each connection, and one that closes idle sockets.
 package upstream

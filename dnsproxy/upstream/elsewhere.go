@@ -18,7 +18,7 @@ const (
 // elsewhere holds the servers of [Client.Elsewhere]. The client's mutex guards it.
 type elsewhere struct {
 	byAddr map[netip.AddrPort]*list.Element
-	recent *list.List // of *Group, the one asked last in front
+	recent *list.List // of *Group, the group asked last in front
 }
 
 func newElsewhere() elsewhere {

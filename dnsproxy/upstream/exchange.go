@@ -15,7 +15,7 @@ import (
 
 const (
 	// UDPThenTCP asks over UDP, and over TCP if the reply is truncated. If no server sends
-	// a whole one, the truncated reply is the answer.
+	// a whole reply, the truncated reply is the answer.
 	UDPThenTCP How = iota
 	// UDPOnly asks over UDP; a truncated reply is the answer.
 	UDPOnly
@@ -42,7 +42,7 @@ type Receiver interface {
 	Receive(answer Answer, err error)
 }
 
-// An Answer is what a query came to.
+// An Answer is the reply to a query, and how it came about.
 type Answer struct {
 	Reply []byte
 	// Server is the name of the server that sent Reply, as [Spec.String] has it. All answers of a server share
@@ -51,16 +51,16 @@ type Answer struct {
 	// Provisional reports that a server that stands before Server may have another answer
 	// (rule 6). Reply is to be kept for 30 s at most, not prolonged, and never served stale.
 	Provisional bool
-	// Plain reports that the query was sent without the OPT record that it has. If it asks for
+	// Plain reports that the query was sent without its OPT record. If the query asks for
 	// signatures, Reply lacks them.
 	Plain bool
-	// Attempts are what each server was sent and what came of it, in this order, then the servers that were not asked,
-	// of a query that is Traced. They are there without a reply, too. If another query has a failure or a late reply, they
-	// have each server once, and none that was not asked, unless it could not be.
+	// Attempts has, for a Traced query, what was sent to servers and the results, in the order of sending, then the
+	// servers that were not asked; it is set without a Reply, too. For any other query it is set only if Reply is a
+	// failure or late. It then has each server that was asked, or could not be asked, once.
 	Attempts []Attempt
 }
 
-// tellAfter is how long an answer takes that has Attempts though the query is not Traced.
+// An answer that takes at least tellAfter has Attempts even if the query is not Traced.
 const tellAfter = 500 * time.Millisecond
 
 // A Started is a query that was started.
@@ -70,7 +70,7 @@ type Started struct {
 	trace      *trace
 }
 
-// Cancel ends the query if it is not over; its receiver gets nothing any more, unless it is just being told.
+// Cancel ends the query if it is not over. Its receiver is not called any more, unless a call is about to happen.
 func (s Started) Cancel() {
 	if s.exchange != nil {
 		s.exchange.notify(s.generation, func(e *exchange) { e.cancelled = true })
@@ -88,7 +88,7 @@ type exchange struct {
 	generation atomic.Uint64 // of the events that count; changed with mu held
 
 	mu        sync.Mutex
-	busy      bool // a goroutine runs the exchange: it alone has the fields below the next line
+	busy      bool // a goroutine runs the exchange: it alone uses the fields from receiver on
 	outcomes  []outcome
 	due       bool // the timer has fired
 	cancelled bool
@@ -110,7 +110,7 @@ type exchange struct {
 // A peer is a server that may be asked.
 type peer struct {
 	*server
-	triedPlain bool // it was asked without EDNS for once
+	triedPlain bool // it was asked without EDNS once, by tryPlain
 }
 
 // newExchange returns an exchange from the pool.
@@ -191,8 +191,8 @@ func (e *exchange) drive() {
 // is late may replace the answer (rule 6).
 const maxLingering = 256
 
-// tell tells the receiver the answer, or what replaces it, if there is one that it was not told. The exchange
-// is over then, or lingers.
+// tell gives the receiver the answer, or the answer that replaces it, if there is one that the receiver does
+// not have yet. After that the exchange is over, or lingers.
 func (e *exchange) tell() {
 	s := &e.schedule
 	if !s.answered || e.lingers && !s.replaced {
@@ -243,7 +243,7 @@ func (e *exchange) start(now time.Time) {
 	e.carryOut(now)
 }
 
-// look tells the schedule how the servers are doing.
+// look passes the standing of each server to the schedule.
 func (e *exchange) look(now time.Time) {
 	for i := range e.servers {
 		e.schedule.see(i, e.servers[i].standing(now))
@@ -325,8 +325,8 @@ func (e *exchange) send(i int, now time.Time) {
 	s.carrier(a.stream).send(a, packet)
 }
 
-// hasFailed reports whether another server than i has failed for the question that answers other ones. The reason is then
-// likely the question.
+// hasFailed reports whether a server other than i, one that answers other questions, has failed for this question. The
+// reason is then likely the question.
 func (e *exchange) hasFailed(i int) bool {
 	for other := range e.schedule.tries {
 		if other != i && e.schedule.tries[other].failure != nil && !e.servers[other].refuses() {
@@ -336,10 +336,10 @@ func (e *exchange) hasFailed(i int) bool {
 	return false
 }
 
-// tryPlain reports whether a server is asked without EDNS for once, since packets with an
-// OPT record may be lost on the way: the third time, if no reply with one has come since the
-// query began. A client that wants signatures has little use for an answer without them, so for
-// such a client no reply with one must have come for as long as quirks are remembered.
+// tryPlain reports whether a server is asked without EDNS this time, since packets with an
+// OPT record may be lost on the way: it is so the third time, if no reply with an OPT record has
+// come since the first time. A client that wants signatures has little use for an answer without
+// them, so for such a client no reply with an OPT record must have come for rememberQuirk.
 func (e *exchange) tryPlain(i int, now time.Time) bool {
 	const third = 3
 	t := &e.schedule.tries[i]
@@ -406,7 +406,7 @@ func (e *exchange) attempts(now time.Time) []Attempt {
 	return all
 }
 
-// strays follows the cause of a server that has sent something.
+// strays follows the cause of a server that has sent such packets, but no reply.
 const strays = ", only packets that are no reply to a query in flight"
 
 // noReply returns the error of an exchange that is over, with the cause for each server.

@@ -15,8 +15,8 @@ const (
 	maxSample = time.Second
 
 	// A reply counts for one eighth (RFC 6298), the first ones equally, and one after a pause
-	// for one half: old replies say little about a server that is asked twice a minute, and its
-	// first one must not count against it for long.
+	// for one half: old replies say little about a server that is asked twice a minute, and a slow
+	// first reply must not count against it for long.
 	rttGain   = 8
 	pauseGain = 2
 	rttPause  = 15 * time.Second
@@ -79,7 +79,7 @@ type standing struct {
 	silent bool          // two probes have been unanswered, the second for longer than patience
 	full   bool          // a probe has been unanswered for longer than patience, and it owes many replies (rule 7)
 	rtt    time.Duration // to rank by
-	late   time.Duration // when it is late
+	late   time.Duration // how long after a query it is late
 }
 
 // lives reports whether, as far as is known, the server replies.
@@ -92,8 +92,8 @@ func (h *history) lateAfter() time.Duration { return h.usual(unknownLate, maxLat
 // in rule 1, but up to a second for a server that is known to be slow.
 func (h *history) patience() time.Duration { return h.usual(maxLate, maxSample) }
 
-// usual returns the time within which nearly all replies come, at most a bound, or what is assumed
-// before the first reply.
+// usual returns the time within which nearly all replies come, but no more than most. Before the first
+// reply it returns unknown.
 func (h *history) usual(unknown, most time.Duration) time.Duration {
 	if h.srtt == 0 {
 		return unknown
@@ -155,7 +155,7 @@ func (h *history) probeDue(now time.Time, fastest, full bool) bool {
 	return true
 }
 
-// refused notes a connection that was refused, at the time that it was asked for.
+// refused notes a connection that was refused. at is the time when it was requested.
 func (h *history) refused(at time.Time) {
 	h.refusals++
 	h.unanswered(at)
@@ -190,7 +190,7 @@ func (h *history) answeredPlain(now time.Time) {
 	}
 }
 
-// measure adds a reply's time to the smoothed ones (RFC 6298, rule 1).
+// measure adds a reply's time to srtt and rttvar (RFC 6298, rule 1).
 func (h *history) measure(now time.Time, rtt time.Duration) {
 	rtt = min(max(rtt, 1), maxSample)
 	if h.srtt == 0 {

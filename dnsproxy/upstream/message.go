@@ -49,9 +49,9 @@ func betterFailure(code, other int) bool {
 	return code < len(weight) && (other >= len(weight) || weight[code] > weight[other])
 }
 
-// replies reports whether a response, whose ID matches, is the reply to a question in wire form that was sent with an
-// opcode. Some nameservers fold the case of its letters. Only a failure, and the reply to an UPDATE (RFC 2136, section
-// 3.8), may be a bare header.
+// replies reports whether a response, whose ID matches, is the reply to a message with the opcode op and the question, in
+// wire form. Some nameservers fold the case of the question's letters. Only a failure, and the reply to an UPDATE
+// (RFC 2136, section 3.8), may be a bare header.
 func replies(response []byte, op byte, question []byte) bool {
 	if opcode(response) != op {
 		return false
@@ -63,7 +63,7 @@ func replies(response []byte, op byte, question []byte) bool {
 	return ok && wire.EqualQuestions(response[wire.HeaderLen:end], question)
 }
 
-// restore makes a reply the reply to the query: with its ID and its question. A
+// restore gives a reply the ID of the query, and the question as the query has it. A
 // failure that is a bare header gets the question, too.
 func restore(reply, query, question []byte) []byte {
 	switch {
@@ -98,7 +98,7 @@ func (r reading) rejectsEDNS() bool {
 	return !r.edns && (r.code == dns.RcodeFormatError || r.code == dns.RcodeNotImplemented || r.code == dns.RcodeBadVers)
 }
 
-// hasOPT reports whether a reply, which has been judged, has an OPT record.
+// hasOPT reports whether a reply has an OPT record.
 func hasOPT(reply []byte) bool {
 	if wire.Count(reply, wire.AdditionalSection) == 0 {
 		return false
@@ -113,8 +113,8 @@ func hasOPT(reply []byte) bool {
 	return false
 }
 
-// RcodeName returns the name of a response code. The DNS library calls 16 BADSIG, which is BADVERS in a reply to a
-// query (RFC 6895, section 2.3), so that has its number.
+// RcodeName returns the name of a response code, or a text with its number. It does so for 16, too: the DNS library
+// calls it BADSIG, but in a reply to a query it is BADVERS (RFC 6895, section 2.3).
 func RcodeName(code int) string {
 	if name, named := dns.RcodeToString[code]; named && code != dns.RcodeBadVers {
 		return name

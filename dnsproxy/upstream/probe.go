@@ -25,7 +25,7 @@ const (
 // and neither answers ". NS", which CoreDNS's health check asks. CoreDNS itself answers for all
 // classes other than IN. Other servers answer the last question that they had an answer to.
 
-// A probe is the question of a probe.
+// A probe says which question a probe asks.
 type probe uint8
 
 // question returns the question in wire form, empty if there is none.
@@ -40,15 +40,15 @@ func (p probe) question(known []byte) []byte {
 	}
 }
 
-// A loop is detected as by dnsmasq's --dns-loop-detect and CoreDNS's plugin loop: a
+// Loops are found in the same way as by dnsmasq's --dns-loop-detect and CoreDNS's plugin loop: a
 // server is asked for a name that no other program knows. If this agent receives the question,
-// the server has sent it.
+// the server has forwarded it.
 
 const (
-	// LoopZone is the domain of the names that servers are asked for to find loops,
-	// which are one label below it. The names have two labels, since forwarders
-	// do not forward names of one label. The zone is not one of the special names
-	// of RFC 6761, which many do not forward either.
+	// LoopZone is the domain of the names of loop probes, which are one label below it.
+	// The names have two labels, since forwarders do not forward names of one label. The
+	// zone is not one of the special names of RFC 6761, which many forwarders do not
+	// forward either.
 	LoopZone = "nametap-loop-probe."
 
 	probeLen = 16 // bytes; the label has twice as many letters
@@ -62,12 +62,12 @@ const (
 	loopRecheck    = 10 * time.Second
 	probeForgets   = 30 * time.Second
 
-	// maxRedirected is how many probes in a row may be redirected to the agent by chance, since
-	// the application has used their ports.
+	// maxRedirected is how many loop probes in a row may be redirected to the agent by chance, because
+	// the application has used the same ports before.
 	maxRedirected = 3
 )
 
-// redirectedAlways is what the log and the status say if all probes are redirected.
+// redirectedAlways is the text in the log and the status if more than maxRedirected probes in a row are redirected.
 const redirectedAlways = "the capture rules redirect the agent's own queries to the agent: " +
 	"run it as a user of --capture-agent-uid or as a group of --capture-agent-gid"
 
@@ -76,8 +76,8 @@ type loopProbe struct {
 	id     [probeLen]byte
 	server *server
 	sent   time.Time
-	// How it came back, guarded by the client's mutex: from the server, or because the kernel
-	// redirected this client's own packet to the agent.
+	// Both are guarded by the client's mutex. echoed is true if the probe came back, redirected if it came
+	// back because the kernel redirected this client's own packet to the agent.
 	echoed, redirected bool
 }
 

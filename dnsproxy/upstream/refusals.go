@@ -8,20 +8,20 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A server gives no answers after refusingAfter replies in a row that were none, to names of refusingDomains: all names
-// of one domain fail if its own nameservers do.
+// A server counts as giving no answers after refusingAfter failures in a row, for names of refusingDomains different
+// domains: all names of one domain fail if the domain's own nameservers do.
 const (
 	refusingAfter   = 10
 	refusingDomains = 3
 )
 
-// refusals are the replies of a server in a row that were no answer.
+// refusals counts the failures that a server has sent in a row, without an answer between them.
 type refusals struct {
 	count   int
 	domains []wire.Name // the last two labels of names, refusingDomains at most
 }
 
-// all reports whether the server gives no answers.
+// all reports whether the server counts as giving no answers.
 func (f *refusals) all() bool { return f.count >= refusingAfter && len(f.domains) == refusingDomains }
 
 // add counts a reply to a question in wire form.

@@ -33,13 +33,13 @@ type schedule struct {
 	truncatedUntil time.Time     // when a truncated reply is good enough; zero if there is none
 	repeated       bool          // the query was sent again because a server was late
 
-	held outcome // a negative answer that is held (rule 6); without a reply if none is
+	held outcome // a negative answer that is held (rule 6); its reply is nil if none is held
 
 	// The end. The answer may be replaced after it was given, until the schedule is over.
-	answered    bool   // winner to cause are the answer
+	answered    bool   // the fields winner to cause have the answer
 	over        bool   // nothing is awaited any more
 	replaced    bool   // an earlier server's answer replaced the answer (rule 6)
-	winner      int    // index of the server whose reply it is
+	winner      int    // index of the server that sent reply
 	reply       []byte // nil if there is none
 	provisional bool   // an earlier server may have another answer (rule 6)
 	plain       bool   // the query was sent without its OPT record
@@ -109,8 +109,8 @@ func (s *schedule) see(i int, st standing) {
 	}
 }
 
-// start asks the best server (rule 4). If that is down, all are (rule 3), and all are asked
-// (rule 7).
+// start asks the best server (rule 4). If the best server is down, all servers are down (rule 3), and
+// all are asked (rule 7).
 func (s *schedule) start(now time.Time) {
 	s.maxWait = maxLate
 	first := s.next()
@@ -124,8 +124,8 @@ func (s *schedule) start(now time.Time) {
 	s.askFirst(first, now)
 }
 
-// askFirst asks a server for the first time, and all others that were not asked if it is down: then they are, too
-// (rule 7).
+// askFirst asks best for the first time. If best is down, all servers are down, and the servers that were not asked yet
+// are asked, too (rule 7).
 func (s *schedule) askFirst(best int, now time.Time) {
 	s.ask(best, now)
 	for i := range s.tries {
@@ -135,15 +135,15 @@ func (s *schedule) askFirst(best int, now time.Time) {
 	}
 }
 
-// ask sends the query to a server and waits for it until it is late; each time that the
-// server is asked, twice as long (rule 4).
+// ask sends the query to a server and waits until the server is late. Each time that the same
+// server is asked again, the wait is twice as long (rule 4).
 func (s *schedule) ask(i int, now time.Time) {
 	t := &s.tries[i]
 	s.late = now.Add(min(t.standing.late<<min(t.asked, 8), s.maxWait))
 	s.send(i, now)
 }
 
-// send sends the query to a server, unless that is full: then the query waits for a sign of life.
+// send sends the query to a server, unless the server is full: then the query waits for a sign of life.
 func (s *schedule) send(i int, now time.Time) {
 	t := &s.tries[i]
 	if t.standing.full {
@@ -168,7 +168,7 @@ func (s *schedule) wakeAt() time.Time {
 	return at
 }
 
-// wake is called at wakeAt. It asks the next server if the one asked last is late.
+// wake is called at wakeAt. It asks the next server if the server asked last is late.
 func (s *schedule) wake(now time.Time) {
 	switch {
 	case s.expired(now), !s.truncatedUntil.IsZero() && !now.Before(s.truncatedUntil):
@@ -181,7 +181,7 @@ func (s *schedule) wake(now time.Time) {
 	}
 }
 
-// repeat sends the query to the next server because one is late, if the query may be sent
+// repeat sends the query to the next server because a server is late, if the query may be sent
 // twice (rule 8) and the budget allows it (rule 7).
 func (s *schedule) repeat(now time.Time) {
 	i := s.next()
@@ -259,7 +259,7 @@ func (s *schedule) receiveAnswer(o outcome, now time.Time) {
 	s.win(o, now)
 }
 
-// again asks a server once more in another way, which is also how it is asked from now on.
+// again asks a server once more, and from now on, in the way that way turns on: over a connection or without EDNS.
 func (s *schedule) again(i int, now time.Time, way *bool) {
 	if *way {
 		return // another attempt had the same outcome before
@@ -428,8 +428,8 @@ func (t *try) late(now time.Time) bool {
 // which is an answer.
 func (t *try) mayKnow() bool { return t.truncated.reply != nil || !t.done && t.standing.lives() }
 
-// disclaims reports whether a server has said that the question is not for it, as a server for
-// internal names does: it has answered for itself.
+// disclaims reports whether a server has said that the question is not for it, as servers for
+// internal names do: it will not have another answer.
 func (t *try) disclaims() bool {
 	return t.failure != nil && (t.code == dns.RcodeRefused || t.code == dns.RcodeNotImplemented)
 }

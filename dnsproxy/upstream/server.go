@@ -21,7 +21,7 @@ import (
 
 // A carrier carries queries to a server and its replies back.
 type carrier interface {
-	// send sends packet, whose ID it chooses, and owns the attempt from then on: it
+	// send sends packet, whose ID it chooses. The carrier owns the attempt from then on, and
 	// ends it exactly once, perhaps before send returns. It does not keep packet.
 	send(a *attempt, packet []byte)
 	// sweep ends attempts that have had no reply in time and closes idle sockets.
@@ -65,23 +65,23 @@ type server struct {
 	known       []byte         // last question that had an answer, in wire form; empty if there is none
 	responses   [rcodes]uint64 // by the index of the response code in rcodeNames
 	refused     refusals
-	turned      time.Time // when it was last logged that this began or ended
+	turned      time.Time // when it was last logged that refused.all has changed
 	lastError   string
 	lastErrorAt time.Time
 	barred      bool // see Status.Barred
 	overTCP     overTCP
 	loggedDown  bool // the last line in the log reports it as down
 
-	loopProbe  time.Time // when the last one was sent
-	loopProbes int       // sent in short succession
+	loopProbe  time.Time // when the last loop probe was sent
+	loopProbes int       // loop probes sent in short succession
 	redirected int       // loop probes in a row that the kernel redirected to the agent
 }
 
-// overTCP is what became of the queries over TCP to a server that is also queried over UDP, since its last reply
-// over TCP.
+// overTCP has the failures of queries over TCP since the last reply over TCP, of a server that is also queried over
+// UDP.
 type overTCP struct {
-	first, last time.Time // failures; zero if there is none
-	err         string    // the last one
+	first, last time.Time // when the first and the last failure were; zero if there is none
+	err         string    // of the last failure
 }
 
 // carrier returns the server's connections if stream is set, else its UDP sockets.
@@ -92,7 +92,7 @@ func (s *server) carrier(stream bool) carrier {
 	return s.udp
 }
 
-// protocol returns the name of what a query is sent over.
+// protocol returns the name of the protocol over which a query is sent.
 func (s *server) protocol(stream bool) string {
 	switch {
 	case s.spec.TLS:
@@ -171,8 +171,8 @@ func (s *server) rtt() time.Duration {
 	return s.history.srtt
 }
 
-// standing returns the server's standing, and logs when it goes down. It probes the server if
-// that is due.
+// standing returns the server's standing, and logs when the server goes down. It sends a probe if
+// one is due.
 func (s *server) standing(now time.Time) standing {
 	s.mu.Lock()
 	st := s.history.standing(now) // without the probe that is due now
@@ -215,7 +215,7 @@ func (s *server) refusesAll(now time.Time) bool {
 	return s.history.silence(now) >= downSilence
 }
 
-// lateAfter returns when the server is late (rule 1).
+// lateAfter returns how long after a query the server is late (rule 1).
 func (s *server) lateAfter() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,7 +263,7 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	case rose:
 		s.logs(slog.LevelInfo, "nameserver answers again")
 	case turned && refusing:
-		s.logs(slog.LevelWarn, "nameserver answers no query any more, but for refusals", slog.String("last_error", lastError))
+		s.logs(slog.LevelWarn, "nameserver answers all queries with failures", slog.String("last_error", lastError))
 	case turned:
 		s.logs(slog.LevelInfo, "nameserver answers queries again")
 	}
@@ -272,11 +272,11 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 }
 
-// turnedEvery is how often it is logged at most that a server gives no answers.
+// turnedEvery is the least time between log lines that a server gives no answers, or gives answers again.
 const turnedEvery = time.Minute
 
-// countLocked counts a reply to a query, and reports whether with it the server has begun, or has ceased, to give no
-// answers. A server that gets only what others have failed for may answer all other questions.
+// countLocked counts a reply to a query, and reports whether refused.all has changed with it. A failure does not count
+// if another server has failed for the question: this server may answer all other questions.
 func (s *server) countLocked(a *attempt, r reading) (turned bool) {
 	before := s.refused.all()
 	if r.err == nil {
@@ -312,7 +312,7 @@ func (s *server) failed(a *attempt, err error) {
 	}
 }
 
-// refuses reports whether the last replies to queries were no answers.
+// refuses reports whether the server gives no answers (refusals.all).
 func (s *server) refuses() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -326,7 +326,7 @@ func (s *server) stray(counter *atomic.Uint64) {
 	s.strayed.Store(&now)
 }
 
-// strayedSince reports whether such a packet came after a time.
+// strayedSince reports whether a packet that stray counts came after since.
 func (s *server) strayedSince(since time.Time) bool {
 	at := s.strayed.Load()
 	return at != nil && at.After(since)
@@ -352,7 +352,7 @@ func (s *server) plain(now time.Time) bool {
 	return now.Before(s.history.plainUntil)
 }
 
-// dropsEDNS reports whether no reply with an OPT record has come since a time.
+// dropsEDNS reports whether no reply with an OPT record has come after since.
 func (s *server) dropsEDNS(since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -365,9 +365,9 @@ func (s *server) answeredPlain(now time.Time) {
 	s.history.answeredPlain(now)
 }
 
-// sendProbe sends a probe (rule 2). It asks what the server has answered last, and if that is
-// not answered the next question. A server that answers over UDP is alive, although TCP to it may
-// be blocked; so probes go over TCP only with use-vc.
+// sendProbe sends a probe (rule 2). The question is that of the last probe that the server has
+// answered; after a probe without an answer, it is the next one. A server that answers over UDP is
+// alive, although TCP to it may be blocked, so probes go over TCP only with use-vc or TLS.
 func (s *server) sendProbe(now time.Time) {
 	s.mu.Lock()
 	asks := max(s.nextProbe, probeID)
@@ -417,7 +417,7 @@ func (s *server) loopProbeAgain(now time.Time) {
 	}
 }
 
-// sendLoopProbe sends a probe.
+// sendLoopProbe sends a loop probe.
 func (s *server) sendLoopProbe(now time.Time) {
 	probe := &loopProbe{server: s, sent: now}
 	_, _ = crypto.Read(probe.id[:]) // cannot fail
@@ -433,7 +433,7 @@ func (s *server) sendLoopProbe(now time.Time) {
 	s.carrier(a.stream).send(a, wire.NewQuery(question))
 }
 
-// addLoopProbe remembers a probe, and forgets probes that no server will answer any more.
+// addLoopProbe remembers a loop probe, and forgets probes that no server will answer any more.
 func (s *server) addLoopProbe(probe *loopProbe) {
 	s.shared.mu.Lock()
 	defer s.shared.mu.Unlock()
@@ -457,8 +457,8 @@ func (s *server) loopProbeAnswered(probe *loopProbe) bool {
 	return !redirected
 }
 
-// redirectedAgain counts a probe that was redirected, and reports whether so many in a row are no
-// accident.
+// redirectedAgain counts a loop probe that was redirected, and reports whether more probes in a row were
+// redirected than maxRedirected.
 func (s *server) redirectedAgain() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

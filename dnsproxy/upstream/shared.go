@@ -11,7 +11,7 @@ import (
 // shared is what a [Client] and its servers share.
 type shared struct {
 	config  Config
-	latest  atomic.Pointer[Config] // of Configure
+	latest  atomic.Pointer[Config] // of the last Configure
 	longest atomic.Int64           // the longest Timeout so far, in ns
 	context context.Context        //nolint:containedctx // for dialling; ends with Close
 	cancel  context.CancelFunc
@@ -49,7 +49,7 @@ func (c *shared) spawn(f func()) bool {
 // pools.
 const maxPooled = 4 << 10
 
-// takePacket returns a copy of a query, until keepPacket.
+// takePacket returns a copy of a query, in memory of the pool. The caller must call keepPacket.
 func (c *shared) takePacket(query []byte) *[]byte {
 	buffer, ok := c.packets.Get().(*[]byte)
 	if !ok {
@@ -59,7 +59,7 @@ func (c *shared) takePacket(query []byte) *[]byte {
 	return buffer
 }
 
-// keepPacket ends what takePacket began.
+// keepPacket returns the memory of a packet to the pool.
 func (c *shared) keepPacket(buffer *[]byte) {
 	if cap(*buffer) <= maxPooled {
 		c.packets.Put(buffer)

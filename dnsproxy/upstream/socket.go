@@ -27,10 +27,10 @@ type socket struct {
 	mu      sync.Mutex
 	pending map[uint16]*attempt // by ID
 	retired bool                // it takes no more attempts, and is closed when none is awaited
-	closed  bool                // then it is retired, too
+	closed  bool                // a closed socket is retired, too
 }
 
-// isLocal reports whether a socket has a local address, a plain one.
+// isLocal reports whether the local address of a socket is local, which must be plain.
 func isLocal(conn net.Conn, local netip.AddrPort) bool {
 	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
 	return err == nil && plain(addr) == local
@@ -100,7 +100,7 @@ func (s *socket) removeIf(match func(*attempt) bool) (removed []*attempt) {
 	return removed
 }
 
-// isResponse reports whether a message can be a reply. If not it is counted.
+// isResponse reports whether a message can be a reply. It counts a message that cannot.
 func (s *socket) isResponse(message []byte) bool {
 	if len(message) < wire.HeaderLen || message[wire.FlagsOffset]&wire.QR == 0 {
 		s.server.stray(&s.server.malformed)
@@ -109,9 +109,9 @@ func (s *socket) isResponse(message []byte) bool {
 	return true
 }
 
-// removeRepliedLocked removes the attempt that a response is the reply to. The caller ends
-// it with end. It is nil if the response is the reply to none, which is counted: it is late,
-// or forged (RFC 5452, section 9.1).
+// removeRepliedLocked removes and returns the attempt that a response is the reply to. The caller
+// ends the attempt. If there is none, it returns nil and counts the response, which is late or
+// forged (RFC 5452, section 9.1).
 func (s *socket) removeRepliedLocked(response []byte) *attempt {
 	id := binary.BigEndian.Uint16(response)
 	a := s.pending[id]
@@ -141,7 +141,7 @@ func (s *socket) retire() (idle bool) {
 	return len(s.pending) == 0
 }
 
-// endLocked marks the socket as closed, and reports whether it was not before.
+// endLocked marks the socket as closed, and reports whether it was open.
 func (s *socket) endLocked() (first bool) {
 	first = !s.closed
 	s.retired, s.closed = true, true

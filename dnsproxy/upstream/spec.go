@@ -15,12 +15,12 @@ const (
 
 // A Spec names a nameserver. Specs are comparable; equal ones share one history.
 type Spec struct {
-	// Addr is where it listens.
+	// Addr is the address on which the nameserver listens.
 	Addr netip.AddrPort
-	// TLS reports that it is asked over TLS only.
+	// TLS reports that the nameserver is asked over TLS only.
 	TLS bool
-	// ServerName is the name that its certificate must be valid for; if it is empty the
-	// certificate must be valid for its address. Without TLS it is empty.
+	// ServerName is the name for which the nameserver's certificate must be valid. If it is
+	// empty, the certificate must be valid for the address. Without TLS, ServerName is empty.
 	ServerName string
 }
 

@@ -30,16 +30,16 @@ type stream struct {
 	// Guarded by mu.
 	queue   []byte    // to be written, framed
 	conn    net.Conn  // nil until it is open
-	used    time.Time // last; of the client's clock
-	heard   time.Time // last
+	used    time.Time // when a query was last sent, or a reply received, by the client's clock
+	heard   time.Time // when anything was last received
 	waiting time.Time // first query since heard; zero if there is none
 	served  bool      // a reply has come over it
 }
 
 const (
-	// streamQueries is how many queries in flight share a connection before another
-	// is opened, of which a server gets maxStreams (RFC 7766, section 6.2.2, wants
-	// few).
+	// streamQueries is how many queries in flight share a connection before another one
+	// is opened. A server gets at most maxStreams connections (RFC 7766, section 6.2.2,
+	// wants few).
 	streamQueries = 128
 	maxStreams    = 4
 )
@@ -220,8 +220,7 @@ func (s *stream) dial() error {
 	return nil
 }
 
-// write writes what is queued, as much as there is at a time, until the connection
-// ends.
+// write writes the queue, all that is in it at a time, until the connection ends.
 func (s *stream) write() error {
 	var spare []byte
 	for range s.wake {

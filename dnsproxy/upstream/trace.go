@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// An Attempt is what was sent to one server for a traced query, and what came of it.
+// An Attempt is a query that was sent to one server, and its result; or a server that was not asked.
 type Attempt struct {
 	Server string `json:"server"`
 	// Protocol is udp, tcp or tls. It is empty for a server that was not asked.
 	Protocol string `json:"protocol,omitempty"`
-	// Sent is how long after the first attempt, in seconds; Took is how long the result took, or was waited for.
+	// Sent is the time from the first attempt to this one, in seconds. Took is how long the result took, or was waited for.
 	Sent float64 `json:"sentSeconds"`
 	Took float64 `json:"tookSeconds,omitempty"`
-	// Result is a response code, the error, or why the server was not asked. It is empty if the answer was there
-	// before the result.
+	// Result is a response code, the error, or why the server was not asked. It is empty if the attempt had no result
+	// yet when the query was answered.
 	Result string `json:"result,omitempty"`
 	// Usual is how long replies of the server usually take, 0 if that is unknown. Patience is how long the query
 	// waits for this result before it asks the next server.
@@ -36,7 +36,7 @@ type trace struct {
 	attempts []traced
 }
 
-// traced is an attempt of a trace: the one in which the schedule has asked a server for the n-th time.
+// traced is an attempt of a trace: the schedule has asked the server with the index try for the asked-th time.
 type traced struct {
 	Attempt
 	at         time.Time
@@ -50,7 +50,7 @@ func (t *trace) repeats() {
 	}
 }
 
-// sent notes that a query is sent to a server, for whose reply it waits for some time.
+// sent notes an attempt. The exchange waits for its reply for patience before it asks the next server.
 func (t *trace) sent(a *attempt, patience time.Duration) {
 	if t == nil {
 		return
@@ -100,7 +100,8 @@ func (t *trace) soFar(now time.Time) []Attempt {
 	return all
 }
 
-// Others says what servers did other than the one whose reply is used; empty if there are none. The text is short.
+// Others returns a short text with the results of all servers but the server whose reply is used. It is empty if there
+// are no others.
 func Others(attempts []Attempt) string {
 	var texts []string
 	for i := range attempts {

@@ -23,7 +23,7 @@ type transferRelay struct {
 	timeout time.Duration
 }
 
-// relayTransfer sends the query and relays the messages of the response.
+// relayTransfer sends the query and relays the messages of the response, except the last, which it returns.
 func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transferRelay) (last []byte, err error) {
 	if err := conn.SetDeadline(time.Now().Add(to.timeout)); err != nil {
 		return nil, err
@@ -55,8 +55,8 @@ func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transfe
 }
 
 // A transferEnd finds the last message of a zone transfer. The records of a transfer begin and
-// end with the zone's SOA record. An incremental transfer, which has an SOA record in the
-// second place, has the zone's a third time: before the additions of the last difference.
+// end with the zone's SOA record. An incremental transfer, whose second record is an SOA record, too,
+// has the zone's SOA record a third time: before the additions of the last difference.
 type transferEnd struct {
 	id          uint16
 	incremental bool   // IXFR was asked for

@@ -27,8 +27,8 @@ const (
 	// forger has found is soon of no use.
 	udpQueries = 128
 	udpAge     = 5 * time.Second
-	// maxUDPSockets bounds the sockets of a server, with sockets that wait for their
-	// last replies: each costs a goroutine. At the bound sockets take more queries.
+	// maxUDPSockets bounds the sockets of a server, including sockets that wait for their
+	// last replies: each costs a goroutine. At the bound, sockets take more queries.
 	maxUDPSockets = 16
 )
 
@@ -68,8 +68,8 @@ func transfer(trap, fd uintptr, b []byte) (n int, errno unix.Errno) {
 	return int(r), errno //nolint:gosec // at most len(b), or there is an errno
 }
 
-// chooseLocked returns the socket in the attempt's slot, which is replaced when it has had
-// its queries or its time.
+// chooseLocked returns the socket in the attempt's slot. It replaces a socket that has taken
+// udpQueries or is older than udpAge.
 func (p *udpSockets) chooseLocked(a *attempt) (*udpSocket, error) {
 	slot := a.slot % p.slotsInUse()
 	s := p.slots[slot]
@@ -140,8 +140,8 @@ func (p *udpSockets) remove(s *udpSocket) {
 	}
 }
 
-// mayTake reports whether the socket takes another query; when it cannot be replaced, also
-// after it has had its queries or its time.
+// mayTake reports whether the socket takes another query. last is true if the socket cannot be
+// replaced: it then takes queries beyond udpQueries and udpAge.
 func (s *udpSocket) mayTake(last bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,8 +227,8 @@ func (s *udpSocket) sweep(now time.Time) {
 	}
 }
 
-// receive ends the attempt that a packet is the reply to. It reports whether that was the
-// last one of a socket that is retired.
+// receive ends the attempt that a packet is the reply to. It reports whether the socket is retired
+// and has no attempts left.
 func (s *udpSocket) receive(packet []byte) (last bool) {
 	if !s.isResponse(packet) {
 		return false

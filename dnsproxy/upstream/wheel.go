@@ -32,10 +32,10 @@ type wheel struct {
 	alarm   *time.Timer // nil before the first timer
 }
 
-// tick returns the tick at which a timer is looked at that is due at a time.
+// tick returns the tick at which a timer that is due at a time is looked at.
 func (w *wheel) tick(at time.Time) int64 { return int64(at.Sub(w.origin)/wheelTick) + 1 }
 
-// set sets a timer of an exchange with a generation, in place of what it was set to.
+// set sets a timer of an exchange, in place of its previous time. generation is that of the exchange.
 func (w *wheel) set(t *timer, at time.Time, generation uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,7 +54,7 @@ func (w *wheel) set(t *timer, at time.Time, generation uint64) {
 	w.setAlarm(w.tick(at))
 }
 
-// stop ends a timer. It may be just firing.
+// stop ends a timer. Its notify may be called even after that, if the timer was due already.
 func (w *wheel) stop(t *timer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
