@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sent says where a client has sent its query.
+// Sent says to which address a client has sent its query.
 type Sent interface {
-	// SentTo returns the address, and whether it is known to be the client's. Otherwise the query may have been
-	// redirected to this address.
+	// SentTo returns the address. sure is true if the client is known to have sent the query to it; otherwise the
+	// query may have been redirected to it.
 	SentTo() (addr netip.AddrPort, sure bool)
 }
 
@@ -102,8 +102,9 @@ type owner struct {
 // maxLookup bounds what one lookup takes from the budget: Go may continue it on another thread.
 const maxLookup = time.Millisecond
 
-// threadTime returns the processor time of this thread. Pauses of a machine with much to do are not in it. Go is not
-// told of the system call, which takes 0.2 µs: telling it could take longer than the lookup.
+// threadTime returns the processor time of this thread, which does not include the time while other threads run on a
+// busy machine. Go's scheduler is not told of the system call, which takes 0.2 µs: telling it could take longer than the
+// lookup.
 func threadTime() time.Duration {
 	var at unix.Timespec
 	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&at)), 0); errno != 0 {
@@ -148,7 +149,7 @@ const (
 	noListeners = ^uint32(1<<6 | 1<<10 | 1<<12) // neither TCP_TIME_WAIT, TCP_LISTEN nor TCP_NEW_SYN_RECV
 )
 
-// beginLocked writes the header of a request, of a family.
+// beginLocked writes the header of a request for sockets of a family.
 func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []byte {
 	c.seq++
 	b := c.request[:size]
@@ -168,8 +169,8 @@ func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []
 	return b
 }
 
-// exactLocked asks for the socket with both addresses. That of a client that has not called connect has the
-// other address, too.
+// exactLocked asks for the socket that has the address of the client, and sent as the other address. It also finds a
+// UDP socket that is not connected.
 func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	if !sent.IsValid() || sent.Addr().Is4() != q.Client.Addr().Is4() {
 		return owner{}
@@ -191,7 +192,7 @@ func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	return c.askLocked(q, b)
 }
 
-// byPortLocked asks for the UDP sockets with the port of the client. Those of IPv6 may carry IPv4. The kernel looks
+// byPortLocked asks for the UDP sockets with the port of the client. IPv6 sockets may carry IPv4. The kernel looks
 // at all its sockets for this, which takes 40 µs, and would take a millisecond for TCP.
 func (c *clients) byPortLocked(q *Query) owner {
 	if q.TCP {
@@ -253,7 +254,7 @@ func parseReply(b []byte, seq uint32, q *Query) (found owner, last bool) {
 		message := b[:length]
 		b = b[min(len(b), (length+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1)):]
 		if binary.NativeEndian.Uint32(message[8:]) != seq {
-			continue // left over
+			continue // left over from an earlier request
 		}
 		kind, flags := binary.NativeEndian.Uint16(message[4:]), binary.NativeEndian.Uint16(message[6:])
 		last = last || kind != diagByFamily || flags&unix.NLM_F_MULTI == 0

@@ -9,7 +9,7 @@ import (
 const (
 	// maxExchanges is how many queries wait for a reader of messages.
 	maxExchanges = 1024
-	// maxExchangeBytes bounds the length of their messages together.
+	// maxExchangeBytes bounds the length of all messages of these queries together.
 	maxExchangeBytes = 1 << 20
 )
 
@@ -19,7 +19,7 @@ type Exchange struct {
 
 	Local    netip.AddrPort // the address of the agent
 	Request  []byte
-	Response []byte // without one if it is empty
+	Response []byte // empty if there was no response
 }
 
 // Messages returns how many messages the exchange has.
@@ -32,8 +32,8 @@ func messages(response []byte) int {
 	return 2
 }
 
-// Exchanges reads queries with their messages. Only one goroutine may use it. What it has not read waits in a queue;
-// while that is full, further queries are dropped.
+// Exchanges reads queries with their messages. Only one goroutine may use it. Queries that were not read yet wait in a
+// queue; while the queue is full, further queries are dropped.
 type Exchanges struct {
 	reader *Reader
 	queue  chan *waiting
@@ -75,7 +75,7 @@ func (e *Exchanges) put(b *packed, q *Query) {
 	e.lost(messages(q.Response))
 }
 
-// Close removes the reader and drops what it has not read.
+// Close removes the reader and drops the queries that it has not read.
 func (e *Exchanges) Close() {
 	e.reader.Close()
 	for {
@@ -88,7 +88,8 @@ func (e *Exchanges) Close() {
 	}
 }
 
-// Next waits for a query and returns it, a moment later so that Poll may return more. After the end of ctx it returns its error.
+// Next waits for a query and returns it, after a moment in which more queries may come for Poll. After the end of ctx it
+// returns the error of ctx.
 func (e *Exchanges) Next(ctx context.Context) (*Exchange, error) {
 	select {
 	case w := <-e.queue:

@@ -26,12 +26,12 @@ type Filter struct {
 	server     server
 	slow       time.Duration
 
-	// The client: one of these, or none. A port is besides its address.
+	// The client: addr, uid or unit, or none of them. port may be set with addr.
 	addr netip.Prefix
 	port uint16
 	uid  *uint32
 	unit string
-	// who says that the owner of the client's socket is to be found.
+	// who is true if the owner of the client's socket is to be found.
 	who bool
 }
 
@@ -42,8 +42,8 @@ const (
 	ParamType   = "type"
 	ParamRcode  = "rcode"
 	ParamSource = "source"
-	ParamServer = "server" // that answered, or failed to
-	ParamSlow   = "slow"   // queries that took at least as long
+	ParamServer = "server" // a nameserver that answered, or failed to
+	ParamSlow   = "slow"   // queries that took at least this time
 	ParamClient = "client" // an address, a prefix, a uid, or a unit
 	ParamWho    = "who"    // selects nothing: the owner of the socket of each query is to be found
 )
@@ -56,8 +56,8 @@ func sources() []string {
 	return []string{"table", "cache", "stale", "cached_failure", "upstream", "self", probe}
 }
 
-// ParseFilter returns the filter with parameters; those that are missing select all queries. An error says which
-// one is wrong.
+// ParseFilter returns the filter with these parameters; a missing parameter selects all queries. An error says which
+// parameter is wrong.
 func ParseFilter(params url.Values) (f *Filter, err error) {
 	f = &Filter{noteworthy: params.Get(ParamFailed) != "", source: params.Get(ParamSource), who: params.Get(ParamWho) != ""}
 	if text := params.Get(ParamName); text != "" {
@@ -96,7 +96,7 @@ func ParseFilter(params url.Values) (f *Filter, err error) {
 // Failures returns the Filter that selects the queries of the kind [Failure].
 func Failures() *Filter { return &Filter{failures: true} }
 
-// All returns the Filter that selects all queries, whose clients are to be found.
+// All returns the Filter that selects all queries. The owners of all clients' sockets are found for it.
 func All() *Filter { return &Filter{who: true} }
 
 // ordinary reports whether the filter may select an ordinary query.
@@ -184,8 +184,8 @@ type server struct {
 
 const tlsScheme = "tls://"
 
-// parseServer returns the nameserver with a name as upstream.Spec has it: the port is that of the protocol if it is
-// missing, which for a filter means all.
+// parseServer parses the name of a nameserver, as the String method of upstream.Spec writes it. The port is 0 if the
+// name has none: in a filter this means all ports, in the name of a nameserver the port of the protocol.
 func parseServer(name string) (server, bool) {
 	name, _, _ = strings.Cut(strings.TrimPrefix(name, tlsScheme), "#")
 	addr, port, ok := parseAddr(name)
@@ -207,7 +207,7 @@ func (s server) is(name string) bool {
 	return s.port == 0 || s.port == other.port
 }
 
-// in reports whether a text about nameservers names the one that is selected.
+// in reports whether a text about nameservers names the selected one.
 func (s server) in(text string) bool {
 	for word := range strings.FieldsSeq(text) {
 		if s.is(strings.TrimSuffix(word, ":")) {
@@ -236,7 +236,7 @@ func (f *Filter) may(q *Query) bool {
 	return true
 }
 
-// is reports whether a query is selected for which may is true, whatever its unit.
+// is reports whether a query for which may has returned true is selected, without regard to its unit.
 func (f *Filter) is(q *Query) bool {
 	if f.server.addr.IsValid() && !f.server.is(q.Server) && !f.server.in(q.Reason) {
 		return false

@@ -9,14 +9,15 @@ import (
 // hostAddrsAge is how long the addresses of this host are used.
 const hostAddrsAge = 5 * time.Second
 
-// HostAddrs are the addresses of this host. The zero value reads them when it is asked. Only one goroutine may use it at a
-// time.
+// HostAddrs are the addresses of this host. The zero value reads them when Has is called. Only one goroutine may use it
+// at a time.
 type HostAddrs struct {
 	all map[netip.Addr]bool
 	at  time.Time // when they were read
 }
 
-// Has reports whether an address is one of this host. It is false for all but loopback if they cannot be read.
+// Has reports whether an address is one of this host. If the addresses cannot be read, it reports true for loopback
+// addresses only.
 func (h *HostAddrs) Has(addr netip.Addr, now time.Time) bool {
 	if addr.IsLoopback() {
 		return true

@@ -16,7 +16,7 @@ const (
 	Ordinary Kind = iota
 	// Failure: a response code that is no answer (neither NOERROR nor NXDOMAIN), or a stale answer.
 	Failure
-	// Odd: slower than [Slow], or NXDOMAIN for the name of a Service.
+	// Odd: not faster than [Slow], truncated over TCP, or NXDOMAIN for the name of a Service.
 	Odd
 	// Truncated: a truncated response over UDP. It becomes Odd if the client does not ask again over TCP.
 	Truncated
@@ -26,10 +26,10 @@ const (
 // noteworthy reports whether a query of the kind is noteworthy by itself.
 func (k Kind) noteworthy() bool { return k == Failure || k == Odd }
 
-// Slow is how long a query may take that is not noteworthy.
+// A query that takes Slow or longer is noteworthy.
 const Slow = 500 * time.Millisecond
 
-// Dropped stands for a response code if there was no response, since too many queries waited.
+// Dropped is the response code of a query without a response: too many queries waited.
 const Dropped = 0xffff
 
 // A Moment is a time since the start of a [Recorder]. It is 0 if the clock was not read.
@@ -37,7 +37,7 @@ type Moment time.Duration
 
 // A Query is a query that was answered. Its texts need not be valid after [Recorder.Record].
 type Query struct {
-	id        uint64        // by Recorder.Record
+	id        uint64        // set by Recorder.Record
 	Kind      Kind          //
 	Time      time.Time     // when it was answered
 	Took      time.Duration // negative if it was not measured
@@ -54,19 +54,19 @@ type Query struct {
 	Rows      []string      // of docs/behaviour.md
 	Reason    string        // why there is no answer, or a stale one
 	Age       time.Duration // of a reply of the cache
-	Expired   time.Duration // for how long a stale one has been expired
+	Expired   time.Duration // for how long a stale reply has been expired
 	Who       Who
 
 	// For [Exchanges]; a slot does not have these.
 	Local    func() netip.AddrPort // the address of the agent
 	Request  []byte                // the messages, valid until Record returns
-	Response []byte                // without one if it is empty
+	Response []byte                // empty if there was no response
 }
 
 // Who is the owner of a client's socket.
 type Who struct {
 	Known   bool
-	skipped bool // the budget did not suffice
+	skipped bool // not looked up, because the budget was spent
 	UID     uint32
 	Cgroup  uint64 // 0: unknown
 }

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// holeWait is how long a reader waits for a writer that has taken a slot: one that was lost leaves a hole.
+// holeWait is how long a reader waits for a query whose number is taken: a query that was lost leaves a hole.
 const holeWait = 100 * time.Millisecond
 
-// gatherTime is how long a reader waits for more queries after the first one, so that it does not wake for each.
+// gatherTime is how long a reader waits for more queries after the first one, so that it does not wake for each query.
 const gatherTime = 20 * time.Millisecond
 
 // A Reader reads the queries that a filter selects. Only one goroutine may use it.
@@ -20,15 +20,15 @@ type Reader struct {
 	limited  bool // it counts as one of maxReaders
 	live     ring
 	wake     signal // there may be a new query
-	half     signal // there may be half a ring of them
+	half     signal // there may be half a ring of new queries
 
 	number uint64              // of the next query in live
 	past   map[uint64]struct{} // the queries that Past has returned
 	cut    uint64              // of the next truncated response that may become noteworthy
 	lost   uint64
-	missed atomic.Uint64 // may have been selected, but their clients were not looked up
+	missed atomic.Uint64 // queries that the filter may select, but whose clients were not looked up
 
-	exchanges *Exchanges // that takes the queries instead of live, unless it is nil
+	exchanges *Exchanges // takes the queries in place of live; nil if no messages are read
 }
 
 // Close removes the reader. It may be called more than once.
@@ -42,7 +42,7 @@ func (r *Reader) put(b *packed, n int) {
 	r.wake.send()
 }
 
-// miss counts a query that may be one that the filter selects.
+// miss counts a query that the filter may select, but whose client was not looked up.
 func (r *Reader) miss() {
 	r.missed.Add(1)
 	r.wake.send()
@@ -76,7 +76,7 @@ func (r *Reader) Past(since time.Time) []Record {
 	return records
 }
 
-// append appends the record of a query, unless its unit is another one than the filter selects.
+// append appends the record of a query, unless the filter selects another unit.
 func (r *Reader) append(records []Record, b *packed, q *Query) []Record {
 	path := ""
 	if cgroup := b.cgroup(); cgroup != 0 {
@@ -88,8 +88,9 @@ func (r *Reader) append(records []Record, b *packed, q *Query) []Record {
 	return append(records, record(q, path))
 }
 
-// overdue appends the truncated responses that have become noteworthy. It returns when the next one may, if there is one.
-// Another reader than one of noteworthy queries has got them when they were sent.
+// overdue appends the truncated responses that have become noteworthy. due is when the next one may become noteworthy,
+// zero if there is none. For a filter that selects other queries, too, it does nothing: such a reader has got these
+// responses when they were sent.
 func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 	if !r.filter.noteworthy {
 		return records, due
@@ -102,9 +103,9 @@ func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 	return records, due
 }
 
-// Next waits for queries and returns them, in the order in which they were answered; truncated ones come when they have
-// become noteworthy. Lost is how many others there
-// were meanwhile that the filter selects. After the end of ctx it returns its error.
+// Next waits for queries and returns them, in the order in which they were answered; for a reader of noteworthy
+// queries, truncated ones come when they have become noteworthy. lost is how many other queries, which the filter
+// selects or may select, were lost meanwhile. After the end of ctx, Next returns the error of ctx.
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {
 		var due time.Time
@@ -159,7 +160,7 @@ func gather(ctx context.Context, many signal) {
 	}
 }
 
-// drain returns the queries that are there.
+// drain returns the queries that are in the ring.
 func (r *Reader) drain() (records []Record) {
 	var b packed
 	for r.number < r.live.next.Load() {

@@ -56,7 +56,7 @@ func (b *packed) unpack() Query {
 	return q
 }
 
-// record returns the record of a query, whose client has a cgroup with a path.
+// record returns the record of a query. path is the path of the client's cgroup.
 func record(q *Query, path string) Record {
 	r := Record{
 		Time: q.Time.UTC(), Client: q.Client, Cgroup: path, Unit: unitOf(path), Transport: "udp",
@@ -85,8 +85,8 @@ func record(q *Query, path string) Record {
 
 const droppedName = "DROPPED"
 
-// Who returns the client for people: its unit and its user, or else its address. The address of a socket of this host
-// says nothing of the program. A user may choose the name of a unit, so it may have any characters.
+// Who returns the client for people: its unit and its user, or else its address. For a client on this host, the address
+// says nothing about the program. A user may choose the name of a unit, so the result may have any characters.
 func (r *Record) Who() string {
 	uid := ""
 	if r.UID != nil {
@@ -126,13 +126,13 @@ func opcodeName(opcode uint8) string {
 	return "OPCODE" + strconv.Itoa(int(opcode))
 }
 
-// What numbers without a name begin with (RFC 3597, section 5, of types).
+// The prefixes of numbers that have no name (for types: RFC 3597, section 5).
 const (
 	numberedType  = "TYPE"
 	numberedRcode = "RCODE"
 )
 
-// typeName returns the name of a record type. The library has words for the two types that never have a name.
+// typeName returns the name of a record type. The DNS library has texts for the two types that never have a name.
 func typeName(code uint16) string {
 	if name, named := dns.TypeToString[code]; named && code != dns.TypeNone && code != dns.TypeReserved {
 		return name
@@ -140,7 +140,7 @@ func typeName(code uint16) string {
 	return numberedType + strconv.Itoa(int(code))
 }
 
-// rcodeName returns the name of a response code. The library's name for 16 is BADSIG, which it is in TSIG records.
+// rcodeName returns the name of a response code. The DNS library calls 16 BADSIG, its name in TSIG records.
 func rcodeName(rcode uint16) string {
 	name, named := dns.RcodeToString[int(rcode)]
 	switch {

@@ -67,13 +67,13 @@ func (r *Recorder) Start() Moment {
 // Watched reports whether a reader may want an ordinary query.
 func (r *Recorder) Watched() bool { return r.all.Load() }
 
-// Now returns the time. It is never 0. It is not inlined, so that Start is.
+// Now returns the time. It is never 0. Now is not inlined, so that Start can be inlined.
 //
 //go:noinline
 func (r *Recorder) Now() Moment { return Moment(time.Since(r.origin) + 1) }
 
-// Wants reports whether a reader wants a query, as far as is known without Rows, Reason and Who, and whether it
-// wants to know Who.
+// Wants reports whether a reader wants a query, as far as is known without Rows, Reason and Who. who is true if such a
+// reader wants to know Who.
 func (r *Recorder) Wants(q *Query) (wanted, who bool) {
 	readers := r.readers.Load()
 	if readers == nil {
@@ -87,7 +87,7 @@ func (r *Recorder) Wants(q *Query) (wanted, who bool) {
 	return wanted, who
 }
 
-// Find returns the owner of the socket from which a query came, if the budget of the kind allows it.
+// Find returns the owner of the socket from which a query came, if the budget of the query's kind allows the lookup.
 func (r *Recorder) Find(q *Query, sent Sent) Who {
 	who := r.clients.find(q, sent)
 	if who.Cgroup != 0 {
@@ -115,7 +115,7 @@ func (r *Recorder) Record(q *Query) {
 	}
 	for _, reader := range *readers {
 		if q.Kind == Truncated && reader.filter.noteworthy {
-			reader.wake.send() // so that it sets its timer
+			reader.wake.send() // so that the reader sets its timer
 		}
 		if !reader.filter.may(q) {
 			continue
@@ -138,12 +138,12 @@ func (r *Recorder) Record(q *Query) {
 	}
 }
 
-// Retried notes that a client has asked a question over TCP: perhaps since the response over UDP was truncated.
+// Retried notes that a client has asked a question over TCP, perhaps because the response over UDP was truncated.
 func (r *Recorder) Retried(client netip.Addr, name wire.Name, qtype uint16) {
 	r.cut.retried(client, name, qtype)
 }
 
-// Failures returns the failures since a time that are kept, sorted by time.
+// Failures returns the failures that are kept and were not answered before since, sorted by time.
 func (r *Recorder) Failures(since time.Time) (records []Record) {
 	r.recent[Failure].all(func(b *packed) {
 		if b.time().Before(since) {
@@ -159,23 +159,23 @@ func (r *Recorder) Failures(since time.Time) (records []Record) {
 	return records
 }
 
-// Read adds a reader for a client, which the caller closes.
+// Read adds a reader for a client. The caller must close the reader.
 func (r *Recorder) Read(filter *Filter) (*Reader, error) {
 	reader := newReader(r, filter)
 	reader.limited = true
 	return reader, r.add(reader)
 }
 
-// ReadOwn adds a reader for the agent itself, which does not count as one of the readers that there may be. The
-// caller closes it.
+// ReadOwn adds a reader for the agent itself, to which the limit of readers does not apply. The caller must close the
+// reader.
 func (r *Recorder) ReadOwn(filter *Filter) *Reader {
 	reader := newReader(r, filter)
 	_ = r.add(reader) // without a limit there is no error
 	return reader
 }
 
-// ReadExchanges is ReadOwn for a reader of messages. It calls lost from the query path with the number of messages
-// that it had to drop.
+// ReadExchanges is ReadOwn for a reader of messages. When the reader has to drop messages, it calls lost with their
+// number, on the goroutine that answers the query.
 func (r *Recorder) ReadExchanges(filter *Filter, lost func(messages int)) *Exchanges {
 	reader := newReader(r, filter)
 	reader.exchanges = newExchanges(reader, lost)

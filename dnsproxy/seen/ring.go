@@ -25,8 +25,8 @@ type ring struct {
 	ready atomic.Bool
 }
 
-// put writes a packed query of n bytes and returns its number. If the slot's previous writer has not finished, which takes a whole ring of
-// others meanwhile, the query is lost.
+// put writes a packed query of n bytes and returns its number. The query is lost if the slot's previous writer has not
+// finished, while others have written a whole ring of queries.
 func (r *ring) put(b *packed, n int) (number uint64) {
 	r.once.Do(func() {
 		r.slots = make([]slot, r.size)

@@ -16,13 +16,13 @@ const (
 	retryWait = 5 * time.Second
 )
 
-// truncated are the last truncated responses over UDP. One becomes noteworthy if its client does not ask again over TCP,
-// which readers find out by its age: no query has a timer.
+// truncated are the last truncated responses over UDP. A response becomes noteworthy if its client does not ask again
+// over TCP within retryWait. Readers find that out by the age of the response: no query has a timer.
 type truncated struct {
 	ring
 
 	seed maphash.Seed
-	// keys has the client and the question of each slot of the ring; 0 if the client has asked again.
+	// keys has, for each slot of the ring, a number for the client and the question; 0 if the client has asked again.
 	keys [truncatedSize]atomic.Uint64
 }
 
@@ -41,7 +41,8 @@ func (t *truncated) key(client netip.Addr, name wire.Name, qtype uint16) uint64 
 // keep keeps a packed query of n bytes.
 func (t *truncated) keep(b *packed, n int, q *Query) {
 	number := t.put(b, n)
-	// After put: a reader that finds the query of an earlier number then has its key.
+	// The key is stored after put, so that a reader that still finds the previous query in the slot has read the
+	// previous key.
 	t.keys[number%truncatedSize].Store(t.key(q.Client.Addr(), q.Name, q.Type))
 }
 
@@ -57,9 +58,9 @@ func (t *truncated) retried(client netip.Addr, name wire.Name, qtype uint16) {
 	}
 }
 
-// overdue calls visit with the queries from a number on that were not asked again in time, as queries of the kind Odd. It
-// returns the number after the last one whose time has passed, and when that of the next one will have passed, if there
-// is one.
+// overdue looks at the queries from a number on that are older than retryWait. It calls visit with each query that the
+// client did not ask again, as a query of the kind Odd. next is the number of the first query that is not old enough, and
+// due when it will be; due is zero if there is none.
 func (t *truncated) overdue(number uint64, now time.Time, visit func(b *packed, q *Query)) (next uint64, due time.Time) {
 	end := t.next.Load()
 	number = max(number, end-min(end, truncatedSize))

@@ -23,7 +23,7 @@ const (
 )
 
 // units finds the names of cgroups. The number of a cgroup is the inode of its directory. The names are kept, so
-// that a record has one after its cgroup has ended.
+// that a record has the name of its cgroup even after the cgroup has ended.
 type units struct {
 	root   string // of cgroup v2; empty without one
 	wanted chan struct{}
@@ -54,7 +54,7 @@ func (u *units) want(id uint64) {
 		return
 	}
 	if !u.mu.TryLock() {
-		return // it is walking
+		return // another goroutine is walking over all cgroups
 	}
 	_, known := u.paths[id]
 	u.mu.Unlock()
@@ -106,7 +106,7 @@ func (u *units) path(id uint64, at time.Time) string {
 	}
 }
 
-// tryPath is path if the answer is known or may be looked for now. Otherwise it returns how long to wait.
+// tryPath does what path does, unless it would have to wait: then known is false, and wait is how long to wait.
 func (u *units) tryPath(id uint64, at time.Time) (path string, known bool, wait time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -120,7 +120,7 @@ func (u *units) tryPath(id uint64, at time.Time) (path string, known bool, wait 
 		u.walkLocked()
 	}
 	if path, known = u.paths[id]; !known {
-		u.paths[id] = "" // it has ended, or belongs to another namespace
+		u.paths[id] = "" // the cgroup has ended, or belongs to another namespace
 	}
 	return path, true, 0
 }
@@ -148,7 +148,7 @@ func (u *units) walkLocked() {
 
 var containerID = regexp.MustCompile(`[0-9a-f]{64}`)
 
-// shortID is how many digits of the number of a container its tools show.
+// shortID is how many digits of the number of a container are shown, as by the tools of containers.
 const shortID = 12
 
 // unitOf returns the systemd unit or the container in the path of a cgroup: its innermost part that is a service, a
