@@ -11,8 +11,8 @@ import (
 // staleTTL is the TTL of stale records, in seconds (RFC 8767, section 4).
 const staleTTL = 30
 
-// A Request is what a response copies from the client's query, and the form that the client
-// wants it in.
+// A Request has what a response copies from the client's query, and the form of the response that
+// the client wants.
 type Request struct {
 	// Query is the client's packet up to the end of its question section. The
 	// question must be the reply's; only the name's case may differ.
@@ -21,7 +21,7 @@ type Request struct {
 	EDNS, DO bool
 	// UDPSize is the payload size that the response's OPT record offers, in bytes.
 	UDPSize uint16
-	// KeepAD keeps AD as the nameserver set it; otherwise it is cleared.
+	// KeepAD keeps AD as the nameserver set it; without KeepAD, AD is cleared.
 	KeepAD bool
 	// Limit is how long the response may be, in bytes: at least 512. A longer response is
 	// cut at a record's boundary, with TC set unless only additional records are left out
@@ -72,8 +72,8 @@ func (r *Reply) Append(dst []byte, q *Request, age Age) []byte {
 
 // A fit is the part of a reply that fits a response.
 type fit struct {
-	records int // the first of them
-	end     int // where they end in the reply
+	records int // how many records, from the first on
+	end     int // where these records end in the reply
 	counts  [wire.Sections]uint16
 	cut     bool // whether anything is left out that clients should ask for again
 }
@@ -87,10 +87,10 @@ func (f *fit) leaveOutAdditional(r *Reply) {
 	}
 }
 
-// fit returns what fits. Extended DNS Errors are left out before records are, and TC is set
-// in either case (RFC 8914, section 3). OPT stays (RFC 6891, section 7). If not all additional
-// records fit, none is kept, so that no RRset is there in part; TC is not set for them (RFC 2181,
-// section 9).
+// fit returns the part of the reply that fits. Extended DNS Errors are left out before records are,
+// and TC is set in either case (RFC 8914, section 3). OPT stays (RFC 6891, section 7). If not all
+// additional records fit, none is kept, so that no RRset is there in part; TC is not set because of
+// them (RFC 2181, section 9), except for a referral.
 func (r *Reply) fit(q *Request, stale bool) fit {
 	whole := fit{records: len(r.records), end: len(r.msg), counts: r.counts}
 	room := q.Limit - len(q.Query) + r.questionEnd // for r.msg up to some record
@@ -138,8 +138,8 @@ func (r *Reply) referral() bool {
 	return isReferral(r.Rcode(), r.Answers(), ns, soa)
 }
 
-// rewrite gives the first n records of msg, which consists of the client's question and
-// the reply's records, the question's spelling and the TTLs that belong to age.
+// rewrite changes the first n records of msg, which consists of the client's header and question
+// and the reply's records. Owners get the question's spelling, and TTLs are set as age says.
 func (r *Reply) rewrite(msg []byte, n int, age Age) {
 	owner := r.questionEnd
 	for i, rec := range r.records[:n] {
@@ -174,9 +174,9 @@ func (r *Reply) recordTTL(i int) uint32 {
 	return ttl
 }
 
-// respell gives the owner name at off, which is the question's, the question's
-// spelling: its labels, and the target of the pointer at its end. The name keeps
-// its length.
+// respell gives the owner name at off, which equals the question's name, the spelling of
+// the question: it changes the labels, and the target of the pointer at their end. The
+// name keeps its length.
 func respell(msg []byte, off int) {
 	for question := wire.HeaderLen; msg[off] != 0; {
 		if wire.IsPointer(msg[off]) {

@@ -8,9 +8,9 @@ import (
 
 // Cut makes a message of any opcode that is relayed fit limit bytes: it keeps as many whole records
 // as fit, and OPT (RFC 6891, section 7), and sets TC. If only additional records do not fit in a
-// reply to a query that is neither a referral nor signed, it leaves out all of these, and TC stays.
-// If a message cannot be walked, Cut keeps the header and the questions, or only the header. A
-// message that fits is unchanged.
+// reply to a query that is neither a referral nor signed, it leaves out all additional records but
+// OPT, and TC stays as it is. If a message cannot be walked, Cut keeps the header and the questions,
+// or only the header. A message that fits is unchanged.
 //
 // The result is in msg's memory, which Cut changes.
 func Cut(msg []byte, limit int) []byte {
@@ -43,7 +43,7 @@ type cutter struct {
 	optional    bool // nothing is left out that clients should ask for again
 }
 
-// walk sets what is kept.
+// walk finds what is kept, and sets end, counts and opt.
 func (c *cutter) walk() {
 	for range wire.Count(c.msg, wire.QuestionSection) {
 		end, err := wire.WalkQuestion(c.msg, c.end)

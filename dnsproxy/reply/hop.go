@@ -11,8 +11,8 @@ import (
 
 // Hop returns a copy of a relayed message of any opcode, with the OPT record of the next
 // hop, since an OPT record is between neighbours (RFC 6891, section 6.2). udpSize replaces
-// the size in it, and options for neighbours are removed; others, such as the client's
-// subnet, stay. Without edns the next neighbour did not use EDNS and is sent no OPT record.
+// the size in it, and options for neighbours are removed; other options, such as the client's
+// subnet, stay. edns is false if the next neighbour does not use EDNS and is sent no OPT record.
 //
 // A reply without an OPT record gets one if its client sent one: without it the reply would
 // say that this agent does not know EDNS. A message that is signed as a whole, or cannot be
@@ -62,8 +62,8 @@ func addCount(msg []byte, n int) {
 	wire.PutCount(msg, wire.AdditionalSection, uint16(wire.Count(msg, wire.AdditionalSection)+n)) //nolint:gosec // wraps as the field does
 }
 
-// dropExtendedRcode adapts the header of msg, whose OPT record was removed. The low bits of a
-// response code that has more mean something else: BADVERS would be NOERROR.
+// dropExtendedRcode adapts the header of msg, whose OPT record was removed. The header has only
+// four bits of the response code, which mean something else alone: BADVERS would be NOERROR.
 func dropExtendedRcode(msg []byte, rcodeHigh byte) {
 	addCount(msg, -1)
 	if rcodeHigh != 0 {
@@ -71,8 +71,8 @@ func dropExtendedRcode(msg []byte, rcodeHigh byte) {
 	}
 }
 
-// appendForOthers appends the EDNS options that are not for neighbours alone, malformed ones
-// too.
+// appendForOthers appends the EDNS options that are not for neighbours alone, and malformed
+// options, too.
 func appendForOthers(dst, options []byte) []byte {
 	for len(options) > 0 {
 		code, option, rest, _ := wire.CutOption(options)
@@ -84,9 +84,10 @@ func appendForOthers(dst, options []byte) []byte {
 	return dst
 }
 
-// AddOption adds an EDNS option to a response that ends in an OPT record, and returns it; other
-// responses are returned as they are. If it would be longer than limit, TC is set instead, as for
-// Extended DNS Errors, unless the limit is TCP's, over which a client could do nothing about it.
+// AddOption adds an EDNS option to a response that ends in an OPT record, and returns the response;
+// it returns any other response as it is. If the response would be longer than limit, TC is set
+// instead, as for Extended DNS Errors, except at the limit of TCP: over TCP a client could do nothing
+// about TC.
 func AddOption(msg, option []byte, limit int) []byte {
 	opt, ok := findHopOPT(msg)
 	switch {

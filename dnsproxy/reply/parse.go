@@ -18,7 +18,7 @@ var (
 	errOPT       = errors.New("an OPT record is malformed, misplaced or repeated")
 )
 
-// Parse parses a nameserver's reply: opcode QUERY, one question. A truncated one may end
+// Parse parses a nameserver's reply: opcode QUERY, one question. A truncated reply may end
 // anywhere; its whole records are kept. Bytes behind the last record are dropped. A reply
 // without records may lack the question, too, as the failures of some servers do.
 //
@@ -33,7 +33,7 @@ func Parse(msg []byte) (*Reply, error) {
 
 func parse(msg []byte) (*Reply, error) { return parseInto(new(Reply), msg) }
 
-// parseInto is parse into a Reply that is empty except for memory to use again.
+// parseInto is parse into r, which is empty except for memory that is used again.
 func parseInto(r *Reply, msg []byte) (*Reply, error) {
 	switch {
 	case len(msg) < wire.HeaderLen:
@@ -140,7 +140,7 @@ func (p *parser) options(fixed, end int) error {
 	return nil
 }
 
-// finish sets what depends on the whole of the reply.
+// finish sets the fields that depend on the whole reply.
 func (p *parser) finish() {
 	end := p.questionEnd
 	if n := len(p.records); n > 0 {
@@ -171,7 +171,7 @@ func (r *Reply) minimum(soa record) uint32 {
 	return seconds(r.msg[end-4:])
 }
 
-// seconds reads a TTL. One with the top bit set counts as 0 (RFC 2181, section 8).
+// seconds reads a TTL. A TTL with the top bit set counts as 0 (RFC 2181, section 8).
 func seconds(b []byte) uint32 {
 	ttl := binary.BigEndian.Uint32(b)
 	if ttl > math.MaxInt32 {
@@ -180,9 +180,9 @@ func seconds(b []byte) uint32 {
 	return ttl
 }
 
-// optToEnd returns a message whose OPT record is followed by others, which is rare, with
-// OPT as the last record. Removing OPT moves them, and with them the targets of pointers, so
-// the message has to be packed again.
+// optToEnd returns a message with the OPT record as the last record. It is for a message in
+// which other records follow OPT, which is rare. These records move, and with them the targets
+// of pointers, so the message is packed again.
 func optToEnd(wireForm []byte) ([]byte, error) {
 	msg := new(dns.Msg)
 	if err := msg.Unpack(wireForm); err != nil {

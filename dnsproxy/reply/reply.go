@@ -19,10 +19,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// failureTTL is the time in seconds for which a failure may be repeated: SERVFAIL,
+// failureTTL is the time in seconds for which a failure may be cached: SERVFAIL,
 // REFUSED, NOTIMP, FORMERR and any other response code except NOERROR and NXDOMAIN. RFC 2308,
-// section 7, and RFC 9520, section 3.2, allow 5 minutes; a server that is back should be
-// noticed at once.
+// section 7, and RFC 9520, section 3.2, allow 5 minutes, but a server that answers again
+// should be noticed soon.
 const failureTTL = 5
 
 // A Reply is a nameserver's reply to a query with one question. It never changes
@@ -36,10 +36,10 @@ type Reply struct {
 	ttl         uint32                // seconds; 0: not to be cached
 	rcodeHigh   uint8                 // the bits of the response code that OPT has (RFC 6891, section 6.1.3)
 	negative    bool                  // NXDOMAIN or NODATA
-	respell     bool                  // some record has it
+	respell     bool                  // respell is set in some record
 }
 
-// A record is the place of a record in a Reply. It begins where the previous one ends.
+// A record is the place of a record in a Reply. It begins where the previous record ends.
 type record struct {
 	fixed uint16 // where its fixed part begins, behind the owner
 	// respell is true if the owner is the question's name, and more than a pointer to it.
@@ -76,10 +76,11 @@ func (r *Reply) Question() []byte { return r.msg[wire.HeaderLen:r.questionEnd:r.
 // record of the type asked for.
 func (r *Reply) Negative() bool { return r.negative }
 
-// TTL returns for how long the reply may be cached; ok is false if it must not be. That is
-// the least TTL of its records. For a negative answer the SOA's MINIMUM is among them, and
-// without an SOA it must not be cached (RFC 2308, section 5). For a failure it is 5 s. A TTL
-// with the top bit set counts as 0 (RFC 2181, section 8).
+// TTL returns for how long the reply may be cached; ok is false if it must not be cached. For
+// an answer, TTL is the least TTL of the records; for a negative answer, the SOA's MINIMUM
+// bounds it, too. A negative answer without an SOA must not be cached (RFC 2308, section 5), nor
+// a truncated reply. For a failure, TTL is 5 s. A TTL with the top bit set counts as 0 (RFC 2181,
+// section 8).
 func (r *Reply) TTL() (ttl time.Duration, ok bool) {
 	return time.Duration(r.ttl) * time.Second, r.ttl > 0
 }

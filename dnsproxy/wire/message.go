@@ -21,7 +21,7 @@ const (
 	AA = 0x04 // authoritative answer
 	TC = 0x02 // truncated
 	RD = 0x01 // recursion desired
-	RA = 0x80 // in the byte after it: recursion available
+	RA = 0x80 // in the byte after that: recursion available
 	AD = 0x20 // authentic data
 	CD = 0x10 // checking disabled
 
@@ -110,8 +110,8 @@ func WantsDNSSEC(query []byte) bool {
 }
 
 // CutOption returns the code of the first option of b, the data of an OPT record, the option
-// itself, and the rest. It reports false if the option is malformed because b is shorter; then
-// the option is all of b.
+// itself, and the rest. It reports false if the option is malformed because b ends within it; then
+// option is all of b.
 func CutOption(b []byte) (code uint16, option, rest []byte, ok bool) {
 	if len(b) < optionLen {
 		return 0, b, nil, false
@@ -124,8 +124,8 @@ func CutOption(b []byte) (code uint16, option, rest []byte, ok bool) {
 	return code, b[:n], b[n:], true
 }
 
-// HopByHop reports whether an option, of which code is the code, is between neighbours alone: a cookie (RFC
-// 7873), keepalive (RFC 7828), padding (RFC 7830) or a Provenance. It means nothing to the servers behind.
+// HopByHop reports whether an option with this code is for a neighbour alone: a cookie (RFC 7873), keepalive (RFC
+// 7828), padding (RFC 7830) or a Provenance. Such an option means nothing to servers beyond the neighbour.
 func HopByHop(code uint16, option []byte) bool {
 	switch code {
 	case dns.EDNS0COOKIE, dns.EDNS0TCPKEEPALIVE, dns.EDNS0PADDING:
@@ -135,9 +135,9 @@ func HopByHop(code uint16, option []byte) bool {
 }
 
 // An option with the code Provenance, a code for local use (RFC 6891, section 9), asks this agent
-// where its answer comes from, and says so in the response. Its data begin with ProvenanceMark,
-// since others may use the code for something else. Data that are TraceMark ask what nameservers
-// were sent, too.
+// where its answer comes from; in the response it has the reply to this. Its data begin with
+// ProvenanceMark, since others may use the code for something else. Data that equal TraceMark also
+// ask what was sent to nameservers.
 const (
 	Provenance     uint16 = 65353
 	ProvenanceMark        = "nametap"
@@ -173,9 +173,9 @@ type Query struct {
 }
 
 // Cacheable reports whether a nameserver's reply may be given to every client that asks
-// the question. It may not without RD, which asks for what the server has in its cache;
-// with EDNS options, which are between this client and the server; for zone transfers;
-// and for signed messages.
+// the question. It may not if the query has no RD bit, and so asks for what the server has
+// in its cache; if it has EDNS options, which are between this client and the server; if it
+// asks for a zone transfer; or if it is signed.
 func (q *Query) Cacheable() bool {
 	switch q.Type {
 	case dns.TypeIXFR, dns.TypeAXFR, dns.TypeTKEY, dns.TypeTSIG:

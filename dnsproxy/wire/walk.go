@@ -25,8 +25,8 @@ const (
 
 const (
 	labelType = 0xC0 // the bits of a label's first byte that tell a length from a pointer
-	// maxPointers is as many as the longest name can have use for. Without this bound the
-	// names of one message could cost 10^7 steps.
+	// maxPointers is the largest number of pointers that the longest name can need. Without
+	// this bound the names of one message could cost 10^7 steps.
 	maxPointers = (MaxNameLen + 1) / 2
 	// questionFixedLen is the length of a question's type and class.
 	questionFixedLen = 4
@@ -201,7 +201,7 @@ func walkName(msg []byte, off int) (end int, same bool, err error) {
 			return 0, false, ErrLongName
 		}
 		same = same && len(msg)-question >= n && EqualFold(msg[question:question+n], msg[off:next])
-		question += n // ignored unless same
+		question += n // not used unless same is true
 		off = next
 		switch {
 		case n > 1:
