@@ -8,15 +8,15 @@ import (
 
 // A Change is what has changed in a source of objects.
 type Change struct {
-	// Cluster is the name of the objects' cluster, which the first change adds; empty for the
-	// control plane's own one.
+	// Cluster is the name of the objects' cluster; empty for the control plane's own cluster. The
+	// first change of a cluster adds it.
 	Cluster string
-	// Source is the number of the source, from 0. If two sources have the same object, the
-	// lower number's counts. Clusters other than the own one have one source, 0.
+	// Source is the number of the source, from 0. If two sources have the same object, the object
+	// of the lower number counts. Clusters other than the own one have one source, 0.
 	Source  int
 	Updated []object.Object // new, or with another content
 	Removed []object.Key
-	// Whole is true if Updated has all objects of the source: others are removed.
+	// Whole is true if Updated has all objects of the source. All other objects of the source are removed.
 	Whole bool
 	// Dropped is true if the cluster, which is not the own one, is removed with all its objects.
 	Dropped bool
@@ -33,7 +33,7 @@ type sourceID struct {
 	number  int
 }
 
-// Merge returns changes that do what a list of changes does, one for each source.
+// Merge returns changes, one for each source, that have the same effect as a list of changes.
 func Merge(changes []Change) []Change {
 	var order []sourceID
 	merged := map[sourceID]*Change{}

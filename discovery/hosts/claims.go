@@ -21,21 +21,21 @@ type claim struct {
 	// istiod.
 	addrs   []netip.Addr
 	literal []netip.Addr
-	// wantsVIP marks an external host that gets an automatic VIP: one of vips, which a controller
-	// has given to it, or without any a slot.
+	// wantsVIP is true for an external host that gets automatic VIPs: vips, which a controller has
+	// given to it, or, if there are none, the VIPs of a slot.
 	vips     []netip.Addr
 	wantsVIP bool
 	// destinations are where connections to the VIP lead; none if the ports are not known.
 	destinations object.Destinations
 
-	// endpoints is true if addrs belong to endpoints, not to a Service; clusterOnly if only
-	// clients of the object's cluster get them.
+	// endpoints is true if addrs belong to endpoints, not to a Service; clusterOnly is true if
+	// only clients of the object's cluster get addrs.
 	endpoints, clusterOnly bool
 	imported               bool // of a ServiceImport
 	cluster                clusterID
 
-	// alias is the externalName of a Service of type ExternalName: the host whose addresses this
-	// one has.
+	// alias is the externalName of a Service of type ExternalName: the name of the host whose
+	// addresses this host has.
 	alias string
 
 	// ports are the Service's ports. If the endpoints of a headless Service have different ports,
@@ -47,7 +47,7 @@ type claim struct {
 // kubernetes reports whether the claim is from a Kubernetes Service.
 func (c *claim) kubernetes() bool { return c.shortname != "" }
 
-// pod reports whether the host is a pod of a headless Service.
+// pod reports whether the host is a pod of a headless Service: its short name is POD.SERVICE.
 func (c *claim) pod() bool { return strings.Contains(c.shortname, ".") }
 
 // addressed reports whether the object itself gives the host an address.
@@ -74,7 +74,7 @@ func (c *claim) mixedPorts() []object.Ports {
 	return *c.mixed
 }
 
-// addEndpoint adds the addresses of an endpoint to the claim of its Service, and their ports.
+// addEndpoint adds the addresses and the ports of an endpoint to c, the claim of its Service.
 func (c *claim) addEndpoint(ep *endpoint) {
 	switch {
 	case c.mixed != nil:
@@ -90,8 +90,8 @@ func (c *claim) addEndpoint(ep *endpoint) {
 	}
 }
 
-// endpointsOf returns the claims of an endpoint of an imported headless Service. One without a
-// hostname has its address as its name.
+// endpointsOf returns the claims for an endpoint of an imported headless Service. An endpoint without
+// a hostname has a name for each of its addresses.
 func (c *claim) endpointsOf(ep object.Endpoint, cluster string) []claim {
 	named := func(hostname string, addrs []netip.Addr) claim {
 		one := *c
@@ -111,7 +111,7 @@ func (c *claim) endpointsOf(ep object.Endpoint, cluster string) []claim {
 	return claims
 }
 
-// dashed returns the label of an address that agents and CoreDNS use: the address with dashes.
+// dashed returns the label that agents and CoreDNS use for an address: the address with dashes.
 func dashed(a netip.Addr) string {
 	label := strings.NewReplacer(".", "-", ":", "-").Replace(a.String())
 	if strings.HasSuffix(label, "-") {
@@ -123,13 +123,13 @@ func dashed(a netip.Addr) string {
 // hostKey returns the form of a host in which spellings that differ in case are equal.
 func hostKey(host string) string { return strings.ToLower(host) }
 
-// clusterID is the number of a cluster. It is small, so that a claim needs no more memory for it.
+// clusterID is the number of a cluster. It has 16 bits, so that it does not make a claim longer.
 type clusterID uint16
 
 // ownCluster is the number of the control plane's own cluster, whose name is empty.
 const ownCluster clusterID = 0
 
-// index holds the objects of a cluster that others depend on, by the keys that they are looked up by.
+// index holds the objects of a cluster on which claims of other objects depend, by the keys of lookups.
 type index struct {
 	domain   string
 	cluster  clusterID
@@ -302,8 +302,8 @@ type endpoint struct {
 const clusterSetDomain = "clusterset.local"
 
 // importClaims returns the claims of a ServiceImport: its address or, if it is headless, its
-// endpoints in all clusters. Each endpoint also has a name of its own: HOST.CLUSTER before the name
-// of the ServiceImport. Endpoints that are not ready have none.
+// endpoints in all clusters. Each endpoint also has a name of its own: HOST.CLUSTER followed by the
+// name of the ServiceImport. Endpoints that are not ready are left out.
 func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
 	c := claim{host: k.Name + "." + k.Namespace + ".svc." + clusterSetDomain, namespace: k.Namespace, shortname: k.Name, imported: true}
 	if !s.Headless {
@@ -328,11 +328,11 @@ func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
 	return claims
 }
 
-// entryClaims returns the claims of a ServiceEntry. Its endpoints are no addresses of the host but
-// where connections to its address lead. A host without an
-// address gets an automatic VIP. As in istiod, a wildcard gets one only with resolution
-// DYNAMIC_DNS, because only then a proxy knows where to send the connection; with
-// resolution NONE a proxy never knows.
+// entryClaims returns the claims of a ServiceEntry. The endpoints of a ServiceEntry are not
+// addresses of its hosts: connections to the hosts' addresses lead to the endpoints. A host without
+// an address gets an automatic VIP. As in istiod, a wildcard gets a VIP only with resolution
+// DYNAMIC_DNS, because only then a proxy knows where to send the connection, and no host gets one
+// with resolution NONE, because then a proxy never knows.
 func entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 	var claims []claim
 	auto := !e.HasAddresses && !e.NoVIP && e.Resolution != object.ResolutionNone

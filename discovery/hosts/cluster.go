@@ -10,10 +10,10 @@ import (
 // A cluster holds the objects of one cluster, and the claims that they make.
 type cluster struct {
 	index
-	name    string                         // empty for the own one
+	name    string                         // empty for the own cluster
 	network string                         // empty if it is not known
-	sources []map[object.Key]object.Object // a source whose objects count comes before others
-	made    map[object.Key][]claim         // by the object that makes them
+	sources []map[object.Key]object.Object // if two have the same object, that of the first counts
+	made    map[object.Key][]claim         // the claims, by the object that makes them
 }
 
 // newCluster returns a cluster without objects, for a number of sources.
@@ -25,7 +25,7 @@ func newCluster(name string, id clusterID, domain string, sources int) *cluster 
 	return c
 }
 
-// get returns the object that counts.
+// get returns the object with a key that counts: that of the first source that has one.
 func (c *cluster) get(key object.Key) (object.Object, bool) {
 	for _, objects := range c.sources {
 		if o, ok := objects[key]; ok {
@@ -48,7 +48,7 @@ func (c *cluster) put(source int, key object.Key, o *object.Object) (before, now
 	return before, now
 }
 
-// diff returns the change after which the source has exactly these objects.
+// diff returns the change after which the source has exactly objects.
 func (c *cluster) diff(source int, objects []object.Object) Change {
 	change := Change{Cluster: c.name, Source: source}
 	all := make(map[object.Key]bool, len(objects))
@@ -66,7 +66,7 @@ func (c *cluster) diff(source int, objects []object.Object) Change {
 	return change
 }
 
-// setNetwork sets the network if a changed object is the root namespace, and reports that.
+// setNetwork sets the network if a changed object is the root namespace, and reports whether it is.
 func (c *cluster) setNetwork(before, now object.Object) bool {
 	if before.Namespace == nil && now.Namespace == nil {
 		return false

@@ -2,10 +2,10 @@
 // of a changed object depends on the hosts that depend on it, not on the number of objects.
 //
 // The steps are objects, claims, hosts, entries. A claim is what one object says about one host. A
-// [Host] has all claims to it and its automatic VIP. An [Entry] is its line in the name table of the
-// clients that share a [View], encoded.
+// [Host] has all claims to it and its automatic VIP. An [Entry] is the line of a host in the name table
+// of the clients that share a [View], encoded.
 //
-// The files, each of which uses the ones below it:
+// The files; a file uses the files below it:
 //
 //	status.go    the status that ServiceEntries must have
 //	hosts.go     Hosts: applies changed objects, and follows aliases
@@ -14,7 +14,7 @@
 //	mesh.go      the settings of the mesh
 //	set.go       hosts in shards, and changes of them over several steps
 //	scene.go     what depends on the client and not on a host: its Sidecar, and its place
-//	view.go      what a client sees: views, and a host's entry in one
+//	view.go      what a client sees: views, and the entry of a host in a view
 //	place.go     which cluster's addresses a client gets
 //	host.go      Host, and the entries that it has made
 //	sidecars.go  which Sidecar a client has; labels.go compares labels
@@ -22,6 +22,6 @@
 //	vip.go       automatic VIPs
 //	claims.go    from objects to claims
 //
-// Nothing here locks. Hosts and entries do not change after they are made, but a host remembers the
-// entries that it has made, so its users need a common lock.
+// Nothing here locks. [Hosts], [Set] and [VIPs] need a lock of the caller. Hosts and entries do not change
+// after they are made, except that a host remembers its entries, which is safe for concurrent use.
 package hosts

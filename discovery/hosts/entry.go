@@ -64,7 +64,7 @@ func isKubernetes(c visibleClaim) bool { return c.kubernetes() }
 
 // mergeClaims makes one table entry of all claims to a host. Kubernetes Services take
 // precedence over ServiceEntries of the same host; among equals, the addresses add up.
-// alias is the host that claims of aliases stand for.
+// alias is the host of which this host is an alias, if a claim makes it one.
 func mergeClaims(claims []visibleClaim, alias string) (host string, info *api.NameTable_NameInfo) {
 	if slices.ContainsFunc(claims, isKubernetes) {
 		claims = slices.DeleteFunc(claims, func(c visibleClaim) bool { return !isKubernetes(c) })
@@ -97,7 +97,7 @@ func sorted(addrs []netip.Addr) []netip.Addr {
 	return slices.Compact(addrs)
 }
 
-// addrs returns the addresses of the entry; near come first.
+// addrs returns the addresses of the entry. In the entry, near come first.
 func (e *Entry) addrs() (near, others []netip.Addr) {
 	var table api.NameTable
 	if err := proto.Unmarshal(e.Encoded, &table); err != nil {
@@ -138,7 +138,7 @@ func (c visibleClaim) info(near, addrs []netip.Addr) *api.NameTable_NameInfo {
 	return info
 }
 
-// eachPort calls yield for each port of each address that a client gets, at times twice.
+// eachPort calls yield for each port of each address that a client gets, perhaps more than once for the same.
 func (c *visibleClaim) eachPort(yield func(object.Port, netip.Addr)) {
 	visible := sorted(slices.Concat(c.near, c.addrs))
 	if c.mixed == nil {
@@ -158,8 +158,8 @@ func (c *visibleClaim) eachPort(yield func(object.Port, netip.Addr)) {
 	}
 }
 
-// portsOf returns the ports of an entry with n addresses. A port that only some of them have lists
-// these.
+// portsOf returns the ports of an entry with n addresses. A port that only some of the addresses have
+// lists these addresses.
 func portsOf(claims []visibleClaim, n int) []*api.NameTable_Port {
 	first := claims[0].ports
 	differs := func(c visibleClaim) bool { return c.mixed != nil || c.ports != first }
@@ -197,7 +197,7 @@ const maxPortName = 62
 func newPort(p object.Port) *api.NameTable_Port {
 	port := &api.NameTable_Port{Name: p.Name, Number: uint32(p.Number)}
 	if len(p.Name) > maxPortName {
-		port.Name = "" // it has a number, and no name to find that by
+		port.Name = "" // the port cannot be found by its name
 	}
 	if p.Protocol != "TCP" {
 		port.Protocol = p.Protocol
@@ -206,8 +206,8 @@ func newPort(p object.Port) *api.NameTable_Port {
 }
 
 // destinationsOf returns where connections to the automatic VIPs of a host lead: the ports of all
-// claims, and for each port the endpoints of all of them. Only claims to a VIP have some, and none of
-// these has addresses of another kind.
+// claims, and for each port the endpoints of all claims. Only claims that want a VIP have destinations.
+// These claims have no addresses of another kind.
 func destinationsOf(claims []visibleClaim, host string) []*api.NameTable_Destination {
 	var all []object.Destination
 	for _, c := range claims {
@@ -228,8 +228,9 @@ func destinationsOf(claims []visibleClaim, host string) []*api.NameTable_Destina
 	return messages
 }
 
-// joined returns one destination for several of one port. The host itself is then one of the
-// endpoints, but no endpoint can stand for all names below a wildcard.
+// joined returns one destination for several destinations of one port. For a destination without
+// endpoints, the host itself becomes an endpoint. For a wildcard, the first destination is returned,
+// because no endpoint can stand for all names below a wildcard.
 func joined(several []object.Destination, host string) object.Destination {
 	if len(several) == 1 || object.IsWildcard(host) {
 		return several[0]

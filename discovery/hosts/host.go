@@ -15,7 +15,7 @@ type Host struct {
 	claims  []*claim
 	slot    uint16 // of the automatic VIP
 	hasSlot bool
-	target  *Host  // whose addresses this one has; nil if this is no alias, or target is no mesh host
+	target  *Host  // the host whose addresses this host has; nil if this host is no alias, or its target is no mesh host
 	alias   string // the name of target
 
 	variants atomic.Pointer[[]variant] // the entries that were made; a new one replaces the slice
@@ -26,7 +26,7 @@ func (h *Host) Weight() (n int) {
 	const (
 		each      = 300 // of a claim, and of an entry without addresses
 		address   = 64  // of an address, in a claim and in two entries
-		namespace = 32  // of one in an exportTo
+		namespace = 32  // of a namespace in an exportTo
 	)
 	for _, c := range h.allClaims() {
 		n += each + address*(len(c.addrs)+len(c.literal)+len(c.vips)) + namespace*len(c.exportTo.Namespaces)
@@ -47,8 +47,8 @@ func (h *Host) resolves() int {
 	return h.target.resolves()
 }
 
-// wantsVIP reports whether the host may have an automatic VIP. One that is a Service, or that has
-// an address from another object, needs none.
+// wantsVIP reports whether the host may have an automatic VIP. A host that is a Service, or that has
+// an address from an object, needs none.
 func (h *Host) wantsVIP() bool {
 	for _, c := range h.claims {
 		if c.addressed() || c.kubernetes() {
@@ -71,8 +71,8 @@ func (h *Host) vipsOf(c *claim) []netip.Addr {
 	return nil
 }
 
-// claimedAlias returns what the host is an alias of, as [Hosts.alias] does. Services of several
-// clusters may differ in that.
+// claimedAlias returns the name of which the host is an alias, as [Hosts.alias] does. Services of
+// several clusters may have different aliases; the first claim with one counts.
 func (h *Host) claimedAlias() string {
 	for _, c := range h.claims {
 		if c.alias != "" {
@@ -92,7 +92,8 @@ func (h *Host) exportedTo(yield func([]string) bool) {
 	}
 }
 
-// namespaces yields the namespaces of the objects that the host is of. A namespace may come twice.
+// namespaces yields the namespaces of the objects that make the host's claims, and the claims to the
+// host that it is an alias of. A namespace may come twice.
 func (h *Host) namespaces(yield func(string) bool) {
 	for _, c := range h.allClaims() {
 		if !yield(c.namespace) {
@@ -116,7 +117,7 @@ func (h *Host) allClaims() []*claim {
 // each time.
 const maxVariants = 64
 
-// variant returns the entry with a key, which it makes if need be.
+// variant returns the entry with a key. It calls build if the host does not remember the entry.
 func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
 	for {
 		known := h.variants.Load()
@@ -140,7 +141,7 @@ func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
 	}
 }
 
-// same returns the entry that was made before with the same content, or entry.
+// same returns the entry in before that has the same content as entry, or else entry.
 func same(entry *Entry, before []variant) *Entry {
 	for _, known := range before {
 		if entry != nil && known.entry != nil && bytes.Equal(known.entry.Encoded, entry.Encoded) {
@@ -150,16 +151,16 @@ func same(entry *Entry, before []variant) *Entry {
 	return entry
 }
 
-// A variant is an entry of a host, and what decides about it.
+// A variant is an entry of a host, with its key.
 type variant struct {
 	key   variantKey
 	entry *Entry
 }
 
-// variantKey is everything that determines the entry of a host. Views with the same one share it.
+// variantKey is everything that determines the entry of a host. Views with the same key share the entry.
 type variantKey struct {
-	visible  uint64 // claims, a bit each: the first maxBits
-	others   string // the same for further ones, eight to a byte
+	visible  uint64 // the visible ones of the first maxBits claims, a bit each
+	others   string // the same for further claims, eight to a byte
 	families Families
 	vips     bool
 	near     nearCluster
@@ -178,7 +179,7 @@ type nearCluster struct {
 // has reports whether the addresses of a claim come first.
 func (n nearCluster) has(c *claim) bool { return n.set && c.endpoints && c.cluster == n.id }
 
-// maxBits is how many claims most hosts have at most.
+// maxBits is how many claims a claimSet holds without an allocation. Nearly all hosts have no more.
 const maxBits = 64
 
 // A claimSet is a set of the claims of a host, by number.
@@ -187,7 +188,7 @@ type claimSet struct {
 	others []byte
 }
 
-// add adds a claim of a host with a number of claims.
+// add adds the claim with the number i of a host with of claims.
 func (s *claimSet) add(i, of int) {
 	if i < maxBits {
 		s.first |= 1 << i
@@ -200,7 +201,7 @@ func (s *claimSet) add(i, of int) {
 	s.others[i/8] |= 1 << (i % 8)
 }
 
-// A HostChange is a host before and after a change; nil if there is none.
+// A HostChange is a host before and after a change. Old or New is nil if the host did not exist.
 type HostChange struct {
 	Old, New *Host
 }

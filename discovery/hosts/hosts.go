@@ -15,7 +15,7 @@ type Hosts struct {
 	// Scene is the current scene. An update replaces it.
 	*Scene
 	domain   string
-	clusters []*cluster     // by number; nil for one that is free
+	clusters []*cluster     // by number; nil for a number that is free
 	remote   int            // clusters other than the own one
 	kinds    map[string]int // objects that count, by kind
 	sidecars sidecars
@@ -35,8 +35,8 @@ type claimOf struct {
 	by object.Key
 }
 
-// New returns no hosts, for a number of sources of the own cluster. The automatic VIPs are allocated
-// in vips, which must not be used elsewhere.
+// New returns Hosts without hosts. sources is the number of sources of the own cluster. The automatic
+// VIPs are allocated in vips, which must not be used elsewhere.
 func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	h := &Hosts{
 		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
@@ -48,21 +48,21 @@ func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	return h
 }
 
-// SetDefaults sets the settings of the mesh that count where no object sets them. Call it before the
+// SetDefaults sets the settings of the mesh that are used where no object sets them. Call it before the
 // first Update.
 func (h *Hosts) SetDefaults(defaults object.Mesh) {
 	h.mesh = newMesh(defaults)
 	h.Scene = h.newScene()
 }
 
-// An Update is what a change of objects has changed.
+// An Update says what changed objects have changed.
 type Update struct {
 	Hosts []HostChange // sorted by key
 	// Views is true if a setting of the mesh, the clusters or a cluster's network have changed,
 	// so a client may have another view, and a view may show other hosts.
 	Views bool
-	// Sidecars are the namespaces of Sidecars that have changed, so their clients, or with the root
-	// namespace all, may have another view.
+	// Sidecars are the namespaces of Sidecars that have changed. Clients in these namespaces may have
+	// another view; if the root namespace is among them, all clients may.
 	Sidecars map[string]bool
 	// VIPs is true if the automatic VIPs have to be saved.
 	VIPs bool
@@ -139,8 +139,8 @@ func (h *Hosts) Update(changes ...Change) Update {
 	return u.Update
 }
 
-// exchange follows a change of the object that counts in a cluster; the zero Object stands for none.
-// It notes the objects whose claims may change, and which views may change.
+// exchange replaces the object before by the object now in a cluster; the zero Object stands for
+// none. It notes in u the objects whose claims may change, and which views may change.
 func (h *Hosts) exchange(id clusterID, before, now object.Object, u *updating) {
 	none := object.Object{}
 	if before == now {
@@ -199,8 +199,8 @@ func (h *Hosts) claim(by objectID, changed map[string]bool, vips *vipChange) {
 	}
 }
 
-// wanted says which of the changed hosts want an automatic VIP. The first time, all hosts that have
-// a VIP count as changed: they may be of an earlier process.
+// wanted reports for each changed host whether it wants an automatic VIP. The first time, all hosts
+// that have a VIP count as changed: they may be of an earlier process.
 func (h *Hosts) wanted(changed map[string]bool) map[string]bool {
 	wanted := make(map[string]bool, len(changed))
 	for key := range changed {
@@ -229,8 +229,8 @@ func wantsSlot(claims []claimOf) bool {
 }
 
 // counting returns the claims to a host that count. If the host is a Service, ServiceEntries in
-// other namespaces do not count: otherwise their authors could take the host over while it has no
-// address, or is an alias.
+// other namespaces do not count: otherwise their authors could take over the host while the Service
+// has no address, or is an alias.
 func counting(claims []claimOf) []claimOf {
 	i := slices.IndexFunc(claims, func(c claimOf) bool { return c.kubernetes() })
 	foreign := func(c claimOf) bool { return !c.kubernetes() && c.namespace != claims[i].namespace }
@@ -247,7 +247,7 @@ func counting(claims []claimOf) []claimOf {
 }
 
 // renew makes a host again after its claims, its VIP or the target of its alias have changed.
-// It returns nil if there is none. The target of an alias is set later.
+// It returns nil if there is no claim to the host. The target of an alias is set later.
 func (h *Hosts) renew(key string) *Host {
 	claims := h.byHost[key]
 	if len(claims) == 0 {
@@ -281,7 +281,7 @@ type Counts struct {
 	Objects map[string]int // by kind
 	Hosts   int            // with an address for some client
 	VIPs    int            // hosts with an automatic VIP that is allocated here
-	NoVIP   int            // hosts for which none is left
+	NoVIP   int            // hosts for which no automatic VIP is left
 }
 
 // Counts returns the current numbers.
@@ -343,7 +343,7 @@ func (h *Hosts) compareClusters(a, b clusterID) int {
 // targetKey returns the key of the host that an alias stands for.
 func targetKey(alias string) string { return hostKey(strings.TrimSuffix(alias, ".")) }
 
-// addTarget notes that a host has a claim with an alias, unless that is empty.
+// addTarget notes that a host has a claim with an alias, unless the alias is empty.
 func (h *Hosts) addTarget(alias, host string) {
 	if alias != "" {
 		innerMap(h.aliases, targetKey(alias))[host] = true
@@ -362,7 +362,7 @@ func (h *Hosts) removeTarget(alias, host string) {
 	}
 }
 
-// addAliases adds the aliases of changed hosts, and their aliases.
+// addAliases adds to changed the aliases of changed hosts, the aliases of these, and so on.
 func (h *Hosts) addAliases(changed map[string]bool) {
 	if len(h.aliases) == 0 {
 		return
@@ -390,14 +390,15 @@ func (h *Hosts) addAliases(changed map[string]bool) {
 	}
 }
 
-// aliasEnd is where the aliases of a host end: at the host with the key target, whose name is name. The name is empty
-// for a host that is no alias. With loop they do not end: the host is an alias of itself, directly or by way of others.
+// aliasEnd is the end of a chain of aliases: the host with the key target, by the name in the last alias. name is empty
+// for a host that is no alias. If loop is true, the chain has no end: it leads to an alias of itself.
 type aliasEnd struct {
 	target, name string
 	loop         bool
 }
 
-// setTargets sets the hosts whose addresses aliases have, and their names. An alias of itself has none.
+// setTargets sets target and alias of the changed hosts that are aliases. A host whose chain of aliases has no end gets
+// neither, and is added to loops.
 func (h *Hosts) setTargets(changes []HostChange) {
 	ends := map[string]aliasEnd{}
 	for _, c := range changes {
@@ -415,8 +416,8 @@ func (h *Hosts) setTargets(changes []HostChange) {
 	}
 }
 
-// aliasEnd returns where the aliases of a host end. known has the ends that were found before, since aliases of the same
-// host may be many, and a row of them long.
+// aliasEnd returns the end of the chain of aliases that begins at a host. known has the ends that were found before,
+// since there may be many aliases of one host, and long chains.
 func (h *Hosts) aliasEnd(key string, known map[string]aliasEnd) aliasEnd {
 	type step struct{ key, name string }
 	var steps []step
@@ -427,7 +428,7 @@ func (h *Hosts) aliasEnd(key string, known map[string]aliasEnd) aliasEnd {
 			end = aliasEnd{target: key}
 			break
 		}
-		known[key] = aliasEnd{loop: true} // if the row comes back to it
+		known[key] = aliasEnd{loop: true} // in case the chain comes back to key
 		name := strings.TrimSuffix(next, ".")
 		steps = append(steps, step{key, name})
 		key = h.covering(hostKey(name))
@@ -442,7 +443,7 @@ func (h *Hosts) aliasEnd(key string, known map[string]aliasEnd) aliasEnd {
 	return end
 }
 
-// alias returns what a host is an alias of. A host that has an address itself is no alias.
+// alias returns the name of which a host is an alias. A host that has an address itself is no alias.
 func (h *Hosts) alias(key string) (string, bool) {
 	alias := ""
 	for _, c := range counting(h.byHost[key]) {
@@ -456,8 +457,8 @@ func (h *Hosts) alias(key string) (string, bool) {
 	return alias, alias != ""
 }
 
-// covering returns key if objects claim that host, otherwise the closest wildcard that covers
-// it; without either, key.
+// covering returns key if objects claim that host, otherwise the key of the closest wildcard above it
+// that objects claim. If there is none, it returns key, too.
 func (h *Hosts) covering(key string) string {
 	if len(h.byHost[key]) > 0 {
 		return key

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Labels are the labels of a workload, each as a hash of 64 bits. A client may have many labels, and any of them may
-// be one that a Sidecar selects later, so all are kept as long as its stream lives: in 8 bytes each, whatever their
-// length. A client says itself which labels it has, so one that makes two labels with the same hash gains nothing.
+// Labels are the labels of a workload, each as a hash of 64 bits. A client may have many labels, and a Sidecar may
+// select any of them later, so all are kept as long as the client's stream lives: in 8 bytes each, whatever their
+// length. A client says itself which labels it has, so a client that makes two labels with the same hash gains nothing.
 type Labels []uint64
 
 // NewLabels returns the labels with names and values.
@@ -19,7 +19,7 @@ func NewLabels(labels map[string]string) Labels {
 	return l
 }
 
-// have reports whether the labels have all labels of a selector.
+// have reports whether l has all labels of a selector.
 func (l Labels) have(selector Labels) bool {
 	return !slices.ContainsFunc(selector, func(label uint64) bool { return !slices.Contains(l, label) })
 }

@@ -5,7 +5,7 @@ import "github.com/nametap/nametap/discovery/object"
 // mesh holds the settings of the mesh.
 type mesh struct {
 	object.Mesh
-	defaults object.Mesh // count where an object does not set them, or there is none
+	defaults object.Mesh // used where no object sets a setting
 }
 
 func newMesh(defaults object.Mesh) mesh { return mesh{defaults, defaults} }

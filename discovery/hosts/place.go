@@ -3,23 +3,24 @@ package hosts
 // A Place is where a client is, as far as that decides about its entries. The zero value is anywhere
 // in the control plane's own cluster.
 type Place struct {
-	Cluster string // empty for the own one
+	Cluster string // empty for the own cluster
 	Network string // empty if it is not known
 }
 
 // otherNetwork stands for all networks that no cluster is in. It is no value of a label.
 const otherNetwork = "?"
 
-// surroundings say which claims of several clusters count at a place.
+// surroundings decide which claims of several clusters count at a place.
 type surroundings struct {
 	local clusterID
 	// reach holds the clusters, by number, that are in the network of the place.
 	reach []bool
 }
 
-// offers reports whether a client can use what a Service of a cluster says: an address of a Service
-// is a name to a proxy, but endpoints must be in the client's network. The endpoints of a ServiceImport
-// are of several networks: the controller that imports them lets its own cluster reach them.
+// offers reports whether a client can use the addresses or the alias in the claim of a Service. To a
+// proxy, the address of a Service stands for its name, so any cluster's will do; endpoints must be in
+// the client's network. The endpoints of a ServiceImport are in several networks: the controller that
+// imports them lets its own cluster reach them.
 func (s *surroundings) offers(c *claim) bool {
 	if c.endpoints {
 		return s.reach[c.cluster] && !c.clusterOnly || c.cluster == s.local && (c.imported || s.reach[c.cluster])
@@ -27,9 +28,9 @@ func (s *surroundings) offers(c *claim) bool {
 	return c.alias != "" || len(c.addrs) > 0
 }
 
-// leading returns the visible claim of a Service that decides what the host is: the claim of the
-// client's cluster, or else of the first cluster by name that offers an address or an alias. It is
-// nil if no claim does.
+// leading returns the claim that decides what the host is. Of the visible claims of Services that
+// offer an address or an alias, it is the claim of the client's cluster, or else of the first cluster
+// by name. It is nil if there is no such claim.
 func (s *surroundings) leading(claims []*claim) *claim {
 	var first *claim
 	for _, c := range claims {
@@ -44,9 +45,9 @@ func (s *surroundings) leading(claims []*claim) *claim {
 	return first
 }
 
-// counts reports whether a claim counts beside the leading one: it has the same cluster, or adds
-// endpoints to a headless Service. The name of a pod stands for the pod of one cluster, and a
-// ServiceImport already has the endpoints of all.
+// counts reports whether c counts beside the leading claim: c is of the same cluster, adds endpoints
+// to a headless Service, or is not of a Service. The name of a pod stands for the pod of one cluster,
+// and a ServiceImport already has the endpoints of all clusters.
 func (s *surroundings) counts(c, leading *claim) bool {
 	switch {
 	case !c.kubernetes():
@@ -57,8 +58,8 @@ func (s *surroundings) counts(c, leading *claim) bool {
 	return c.cluster == leading.cluster || c.endpoints && leading.endpoints && !leading.clusterOnly && !c.imported && !c.pod()
 }
 
-// narrow returns the visible claims of a host that count, and completes the key with what decides
-// about them. It changes visible.
+// narrow returns the visible claims of h that count, and sets the fields of key that depend on them.
+// It changes visible.
 func (s *surroundings) narrow(h *Host, visible []*claim, key *variantKey) []*claim {
 	leading := s.leading(visible)
 	var set claimSet

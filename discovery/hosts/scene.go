@@ -6,8 +6,8 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Scene decides, besides the hosts, what a client sees: Sidecars, settings of the mesh, and the
-// clusters. It does not change.
+// A Scene has everything but the hosts that decides what a client sees: Sidecars, settings of the
+// mesh, and the clusters. It does not change.
 type Scene struct {
 	sidecars sidecars
 	settings object.Mesh
@@ -21,8 +21,8 @@ type place struct {
 	used          bool
 }
 
-// Sidecar returns the Sidecar that limits the hosts of a workload: one of its namespace that selects it, or else
-// the one of the root namespace that selects all.
+// Sidecar returns the Sidecar that limits the hosts of a workload: a Sidecar of its namespace that selects the
+// workload, or else the Sidecar of the root namespace that selects all workloads.
 func (s *Scene) Sidecar(namespace string, labels Labels) Limit {
 	if of := s.sidecars.of(namespace, labels); of.is != nil {
 		return of
@@ -30,13 +30,13 @@ func (s *Scene) Sidecar(namespace string, labels Labels) Limit {
 	return s.sidecars.of(s.settings.RootNamespace, nil)
 }
 
-// IsRoot reports whether the Sidecars of a namespace may limit the clients of all.
+// IsRoot reports whether the Sidecars of a namespace may limit the clients of all namespaces.
 func (s *Scene) IsRoot(namespace string) bool { return namespace == s.settings.RootNamespace }
 
-// Place returns the place of a client that claims to be of a cluster, and in a network; both may be
-// empty. A cluster that is not known counts as the own one. Without a network, the cluster's
-// network counts. Clients of unknown networks share a place, so their number does not grow with
-// what clients claim.
+// Place returns the place of a client that claims to be in a cluster and in a network; both may be
+// empty. A cluster that is not known counts as the own cluster. If network is empty, the network of the
+// cluster counts. Clients in unknown networks share a place, so the number of places does not grow with
+// the networks that clients claim.
 func (s *Scene) Place(cluster, network string) Place {
 	if !s.remote {
 		return Place{} // all clients see the same
@@ -59,7 +59,7 @@ func (s *Scene) surroundings(p Place) *surroundings {
 		return nil
 	}
 	around := &surroundings{reach: make([]bool, len(s.around))}
-	around.local, _ = s.number(p.Cluster) // the own one if the cluster was removed
+	around.local, _ = s.number(p.Cluster) // the own cluster if this one was removed
 	for i, c := range s.around {
 		around.reach[i] = c.used && (c.network == "" || p.Network == "" || c.network == p.Network)
 	}

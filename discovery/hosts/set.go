@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Set has the hosts of one time, as changes have made them. The zero value has none.
+// A Set has the hosts as the changes so far have made them. The zero value has no hosts.
 type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
 	// The hosts that a namespace may see in another way than others do: hosts with an exportTo that
@@ -20,14 +20,14 @@ type Set struct {
 	exports  map[string]*export // by exportKeys.of
 }
 
-// An export has the hosts with one list of namespaces in an exportTo: both may be long.
+// An export has the hosts that have the same list of namespaces in an exportTo. There may be many of both.
 type export struct {
 	namespaces []string
 	hosts      map[string]*Host
 }
 
-// exportKeys identifies lists of namespaces by their content. It remembers the lists that it has seen: objects have one
-// for all of their hosts.
+// exportKeys identifies lists of namespaces by their content. It remembers the lists that it has seen: all hosts of an
+// object share a list.
 type exportKeys map[*string]string
 
 // of returns the key of a list that is not empty.
@@ -40,7 +40,7 @@ func (k exportKeys) of(namespaces []string) string {
 	return key
 }
 
-// Shards returns the hosts by shard, sorted by key. They stay as they are, whatever follows.
+// Shards returns the hosts by shard, sorted by key. Later changes do not change the result.
 func (s *Set) Shards() [digest.Count][]*Host { return s.shards }
 
 // Next returns the hosts by shard after changes.
@@ -56,7 +56,7 @@ func (s *Set) Next(changes []HostChange) [digest.Count][]*Host {
 	return next
 }
 
-// Apply applies changes, with the result of Next.
+// Apply applies changes. next is the result of Next for the same changes.
 func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 	s.shards = next
 	if s.exported == nil {
@@ -89,7 +89,7 @@ func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 	}
 }
 
-// export returns the export with a key, which it adds if need be.
+// export returns the export with a key, and adds the export if it does not exist.
 func (s *Set) export(key string, namespaces []string) *export {
 	e := s.exports[key]
 	if e == nil {
@@ -102,7 +102,7 @@ func (s *Set) export(key string, namespaces []string) *export {
 	return e
 }
 
-// Special yields the hosts that a viewer may see in another way than its base, in no order.
+// Special yields the hosts that v may see in another way than v.AtBase, in no order.
 func (s *Set) Special(v *Viewer) iter.Seq[*Host] {
 	return func(yield func(*Host) bool) {
 		seen := map[string]bool{}
@@ -125,7 +125,7 @@ func (s *Set) Special(v *Viewer) iter.Seq[*Host] {
 	}
 }
 
-// merged returns the hosts after changes, which it sorts. Both have each key once.
+// merged returns hosts with changes applied. It sorts changes. hosts and changes have each key once.
 func merged(hosts []*Host, changes []HostChange) []*Host {
 	slices.SortFunc(changes, func(a, b HostChange) int { return strings.Compare(a.Key(), b.Key()) })
 	next := make([]*Host, 0, len(hosts)+len(changes))
@@ -142,7 +142,7 @@ func merged(hosts []*Host, changes []HostChange) []*Host {
 	return slices.Clip(append(next, hosts...))
 }
 
-// A Span is what several changes have done to the hosts.
+// A Span has the combined effect of several changes on the hosts.
 type Span struct {
 	Changes []HostChange // sorted by key
 	// The same changes by the namespaces that may see them in another way than others do, see [Set].
@@ -153,7 +153,7 @@ type Span struct {
 // exportChanges are the changes of hosts with one list of namespaces in an exportTo.
 type exportChanges struct{ changes []HostChange }
 
-// NewSpan returns the span of changes, which follow one another.
+// NewSpan returns the span of the changes in steps, which follow one another.
 func NewSpan(steps ...[]HostChange) *Span {
 	first := map[string]*Host{}
 	last := map[string]*Host{}
@@ -186,7 +186,8 @@ func NewSpan(steps ...[]HostChange) *Span {
 	return s
 }
 
-// export returns the changes with a list of namespaces, which has a key, and adds them to known if need be.
+// export returns the exportChanges for a list of namespaces with this key, and adds them to s and known if they do not
+// exist.
 func (s *Span) export(key string, namespaces []string, known map[string]*exportChanges) *exportChanges {
 	e := known[key]
 	if e == nil {
@@ -207,7 +208,7 @@ func appendOnce(all []HostChange, c HostChange) []HostChange {
 	return append(all, c)
 }
 
-// Special returns the changes that a viewer may see in another way than its base, sorted by key.
+// Special returns the changes that v may see in another way than v.AtBase, sorted by key.
 func (s *Span) Special(v *Viewer) []HostChange {
 	var lists [][]HostChange
 	for _, e := range s.exported[v.Namespace] {
@@ -241,10 +242,11 @@ func (s *Span) Namespaces(yield func(string) bool) {
 	}
 }
 
-// AllNamespaces returns how many namespaces Namespaces yields.
+// AllNamespaces returns how often Namespaces yields.
 func (s *Span) AllNamespaces() int { return len(s.exported) + len(s.inside) }
 
-// Reaches reports whether a base may see a change: its Sidecar, if it has one, shows hosts of the namespaces.
+// Reaches reports whether a viewer with a base may see a change: if the base has a Sidecar, it must show hosts of a
+// namespace of the changed hosts.
 func (s *Span) Reaches(b *Base) bool {
 	if b.Sidecar.is == nil {
 		return len(s.Changes) > 0

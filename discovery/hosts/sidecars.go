@@ -7,10 +7,10 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// sidecars holds the Sidecars by namespace, in the order in which they are considered. The slices do not change.
+// sidecars holds the Sidecars by namespace, in order of precedence. The slices do not change.
 type sidecars map[string][]*sidecar
 
-// A sidecar is a Sidecar, and what it shows.
+// A sidecar is a Sidecar with its prepared selector and egress.
 type sidecar struct {
 	key object.Key
 	*object.Sidecar
@@ -47,7 +47,7 @@ func (s sidecars) remove(o object.Object) {
 	}
 }
 
-// of returns the Sidecar of its namespace that selects a workload, if there is one.
+// of returns the first Sidecar of a namespace that selects a workload with labels, if there is one.
 func (s sidecars) of(namespace string, labels Labels) Limit {
 	for _, o := range s[namespace] {
 		if labels.have(o.selector) {

@@ -8,9 +8,9 @@ import (
 )
 
 // Statuses returns the ServiceEntries of a source of the own cluster whose status must change, and
-// the VIPs that it should have: the VIPs in it, if they count and belong to no other host,
-// otherwise the VIPs of the same host in other ServiceEntries, or newly allocated ones. If two
-// hosts have one VIP, one of them loses it, and gets another one with the next status.
+// the VIPs that the status should have: for each host the VIPs that are in it, if they belong to no
+// other host, otherwise the VIPs of the same host in other ServiceEntries, otherwise allocated VIPs.
+// If two hosts have the same VIP, one of them loses it, and gets another VIP with the next status.
 func (h *Hosts) Statuses(source int) map[object.Key]object.VIPStatus {
 	owner := h.vipOwners()
 	out := map[object.Key]object.VIPStatus{}
@@ -50,7 +50,7 @@ func uniqueHosts(e *object.ServiceEntry) []string {
 	return all
 }
 
-// vipOwners returns the host that keeps each VIP of a status: the first one, in alphabetical order.
+// vipOwners returns, for each VIP of a status, the host that keeps it: the first in alphabetical order.
 func (h *Hosts) vipOwners() map[netip.Addr]string {
 	owner := map[netip.Addr]string{}
 	for key, claims := range h.byHost {

@@ -21,8 +21,8 @@ type View struct {
 	Place     Place // where the client is, from [Scene.Place]
 }
 
-// A Base is everything that determines what a viewer sees, except for hosts that its namespace sees in another
-// way than others do.
+// A Base is everything that determines what a viewer sees, except for hosts that the viewer's namespace sees in
+// another way than other namespaces do.
 type Base struct {
 	Families Families
 	VIPs     bool
@@ -41,8 +41,8 @@ type Viewer struct {
 	around    *surroundings // nil with one cluster
 }
 
-// AtBase returns a viewer that sees what all views with its base see. Others see the hosts of [Set.Special] in
-// another way, and no others.
+// AtBase returns a viewer that sees what all viewers with v's base have in common. A viewer sees only its hosts of
+// [Set.Special] in another way.
 func (v *Viewer) AtBase() Viewer { return Viewer{Base: v.Base, around: v.around} }
 
 // SeesOwn reports whether the viewer may see hosts of its own namespace that other namespaces do not see, although
@@ -93,7 +93,7 @@ func (v *Viewer) Entry(h *Host) *Entry {
 	return h.variant(key, func() *Entry { return v.build(h, visible, &key, target) })
 }
 
-// build makes the entry of a host of the visible claims. A claim without an address is ignored.
+// build makes the entry of a host from its visible claims. It ignores claims without an address.
 func (v *Viewer) build(h *Host, visible []*claim, key *variantKey, target *Entry) *Entry {
 	var claims []visibleClaim
 	for _, c := range visible {
@@ -112,9 +112,10 @@ func (v *Viewer) build(h *Host, visible []*claim, key *variantKey, target *Entry
 	return newEntry(mergeClaims(claims, h.alias))
 }
 
-// addrs returns the addresses of a claim for a client; of an alias also which are near. Like
-// istiod, it returns the addresses in a ServiceEntry to every client, whatever its families: their
-// author wants them used, and without them a client would resolve the name outside the mesh.
+// addrs returns the addresses of a claim for a client. Only an alias has near addresses here, those of
+// its target. Like istiod, addrs returns the addresses in a ServiceEntry for every client, whatever the
+// client's families: the author of the ServiceEntry wants them used, and without them a client would
+// resolve the name outside the mesh.
 func (v *Viewer) addrs(h *Host, c *claim, target *Entry) (near, addrs []netip.Addr) {
 	if target != nil && c.alias == h.claimedAlias() && c.alias != "" {
 		near, addrs = target.addrs()

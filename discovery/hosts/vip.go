@@ -17,28 +17,28 @@ const (
 	vipUsable = 256 * 254 // without the addresses that end in .0 and .255
 )
 
-// VIPs holds the automatic VIPs of hosts. A host keeps its VIP as long as there are free ones,
-// even after it was removed: a client that resolved it before it is removed and added again
-// still reaches it. Make one with [NewVIPs] or [DecodeVIPs].
+// VIPs holds the automatic VIPs of hosts. A host that is removed keeps its VIP as long as there are
+// free VIPs: if the host is added again, clients that resolved it before still reach it. Make VIPs
+// with [NewVIPs] or [DecodeVIPs].
 type VIPs struct {
 	byHost map[string]vipHost // by hostKey
 	bySlot map[uint16]string  // hosts, by their slot
-	// rounds counts the updates in which hosts were removed.
+	// rounds counts the updates in which hosts were removed (mark).
 	rounds  uint64
 	without map[string]bool // hosts that found no free slot
 	inUse   int             // hosts that are wanted and have a slot
-	// claimed counts, for each slot that no host may have, the addresses of objects in it.
+	// claimed counts, by slot, the addresses of objects that are VIPs of the slot. No host may have such a slot.
 	claimed map[uint16]int
 }
 
 type vipHost struct {
 	Slot uint16 `json:"slot"`
-	// Removed is 0 while the host is wanted, else the round in which it was removed. The
-	// host that was removed first loses its slot first.
+	// Removed is 0 while the host wants a VIP, otherwise the round in which it was removed.
+	// The host that was removed first loses its slot first.
 	Removed uint64 `json:"gone,omitempty"`
 }
 
-// NewVIPs returns no VIPs.
+// NewVIPs returns VIPs without any host.
 func NewVIPs() *VIPs {
 	return &VIPs{
 		byHost: map[string]vipHost{}, bySlot: map[uint16]string{},
@@ -109,9 +109,9 @@ func nthSlot(n int) uint16 { return uint16(n/254)<<8 | uint16(n%254+1) }
 
 // A vipChange says which hosts want a VIP from now on, and which slots are addresses of objects.
 type vipChange struct {
-	wanted   map[string]bool // by hostKey: true if it wants one, false if it does no longer
-	claimed  []uint16        // slots, once for each address more
-	released []uint16        // slots, once for each address less
+	wanted   map[string]bool // by hostKey: true if the host wants a VIP, false if it does not
+	claimed  []uint16        // slots of addresses that objects have now, once for each address
+	released []uint16        // slots of addresses that objects had before, once for each address
 }
 
 // vipResult is the result of [VIPs.update].
@@ -121,7 +121,7 @@ type vipResult struct {
 	moved   []string        // hosts that had to leave their slot, sorted
 }
 
-// slotsOf returns the slots that are addresses of claims, once for each.
+// slotsOf returns the slots of the addresses of claims, once for each address.
 func slotsOf(claims []claim) []uint16 {
 	var all []uint16
 	for i := range claims {
@@ -143,8 +143,8 @@ func (v *VIPs) Encode() ([]byte, error) { return json.Marshal(v.byHost) }
 // Len returns the number of hosts that have a VIP, or had one before they were removed.
 func (v *VIPs) Len() int { return len(v.byHost) }
 
-// update gives a slot to every wanted host. A slot that is the address of an object belongs to no
-// host: a host that has it gets another one.
+// update gives a slot to every host that wants a VIP. No host may have a slot that is the address of an
+// object: a host that has such a slot gets another one.
 func (v *VIPs) update(c vipChange) vipResult {
 	r := vipResult{changed: map[string]bool{}}
 	v.release(c.released)
@@ -218,8 +218,8 @@ func (v *VIPs) remove(host string) vipHost {
 	return h
 }
 
-// mark marks the hosts that are no longer wanted, unmarks hosts that are wanted again, and adds
-// the hosts that need a slot to wants.
+// mark marks the hosts that no longer want a VIP as removed, unmarks removed hosts that want one
+// again, and adds the hosts that need a slot to wants.
 func (v *VIPs) mark(wanted, wants map[string]bool, r *vipResult) {
 	removed := false
 	for host, want := range wanted {
@@ -246,7 +246,7 @@ func (v *VIPs) mark(wanted, wants map[string]bool, r *vipResult) {
 	}
 }
 
-// slot returns the slot of a wanted host.
+// slot returns the slot of a host that wants a VIP.
 func (v *VIPs) slot(host string) (uint16, bool) {
 	h, ok := v.byHost[host]
 	return h.Slot, ok && h.Removed == 0
@@ -261,7 +261,7 @@ func (v *VIPs) freeSlot(host string) uint16 {
 	return slot
 }
 
-// removed returns the hosts that were removed, in that order.
+// removed returns the hosts that were removed, in the order of their removal.
 func (v *VIPs) removed() []string {
 	var hosts []string
 	for host, h := range v.byHost {
