@@ -28,24 +28,24 @@ type Agent struct {
 	// Mode is what a change sends: "hosts" or "whole". Variant is the ADS variant.
 	Mode    string `json:"mode"`
 	Variant string `json:"variant"`
-	// View describes the clients that see the same hosts.
+	// View describes what the client has in common with the clients that see the same hosts.
 	View string `json:"view"`
 	// The times are in seconds ago; nil means never.
 	ConnectedSeconds float64  `json:"connectedSeconds"`
 	LastPushSeconds  *float64 `json:"lastPushSeconds"`
 	LastAckSeconds   *float64 `json:"lastAckSeconds"`
 	// Digest is the checksum of the table that the client has acknowledged last on this stream; "" for none.
-	// ServedDigest is the digest of its table now, which has Hosts hosts.
+	// ServedDigest is the checksum of the client's current table, which has Hosts hosts.
 	Digest       string `json:"digest"`
 	ServedDigest string `json:"servedDigest"`
 	Hosts        int    `json:"hosts"`
-	// Current is true if both are equal. Behind is true if they have differed for longer than
-	// pushes take.
+	// Current is true if both checksums are equal. Behind is true if the client has been without its
+	// current table for longer than pushes take.
 	Current bool       `json:"current"`
 	Behind  bool       `json:"behind"`
 	State   AgentState `json:"state"`
-	// Nack is the last push that the client has rejected, on this stream or, if that was its last answer there, on its
-	// last one; nil for none.
+	// Nack is the last push that the client has rejected on this stream. If there is none, it is the last push that the
+	// client has rejected on its previous stream, if that was the client's last answer there; otherwise nil.
 	Nack *Nack `json:"nack"`
 }
 
@@ -63,9 +63,9 @@ type AgentState string
 const (
 	StateWaiting      AgentState = "waiting"      // it has requested no table, or there is none for it yet
 	StateCurrent      AgentState = "current"      // it has the current table
-	StateUpdating     AgentState = "updating"     // it was sent a push, or will be, less than behindAfter ago
-	StateUnanswered   AgentState = "unanswered"   // it has not answered the last push for longer
-	StateUnsent       AgentState = "unsent"       // it was not sent the current table for longer
+	StateUpdating     AgentState = "updating"     // the last push, or a change that was not sent yet, is younger than behindAfter
+	StateUnanswered   AgentState = "unanswered"   // it has not answered the last push for behindAfter
+	StateUnsent       AgentState = "unsent"       // it was not sent the current table, for behindAfter
 	StateRejected     AgentState = "rejected"     // it has rejected the last push that it has answered
 	StateUnsubscribed AgentState = "unsubscribed" // it wants no table
 )
@@ -101,7 +101,7 @@ func ago(now, at time.Duration) *float64 {
 	return &past
 }
 
-// describe describes the clients of a viewer.
+// describe describes the clients that see hosts as a viewer does.
 func describe(k *hosts.Viewer) string {
 	parts := []string{"namespace " + k.Namespace}
 	if k.Families.V4 {

@@ -10,13 +10,13 @@ import (
 )
 
 // A broadcaster pushes to the sessions for which something has changed. It works in rounds, and
-// after each pauses as long as the round took: half of the processors' time is left to answers, new
-// clients and further changes. Changes meanwhile are in the next round, in one push for each
-// client.
+// after each round pauses for as long as the round took: half of the processors' time is left to
+// answers, new clients and further changes. The next round sends all changes that came meanwhile, in
+// one push for each client.
 type broadcaster struct {
 	mu    sync.Mutex
 	queue []*session
-	more  chan struct{} // has an element when the queue has
+	more  chan struct{} // has an element when the queue has one
 }
 
 func newBroadcaster() *broadcaster { return &broadcaster{more: make(chan struct{}, 1)} }

@@ -1,10 +1,10 @@
 package push
 
-// maxEncoded bounds encoded shards, and encoded resources, that are kept, in bytes, unless one alone is larger.
-// Clients say which shards they have, so that there may be any number of resources.
+// maxEncoded bounds, in bytes, the encoded shards that are kept, and the encoded resources; one alone may be larger.
+// Clients say which shards they have, so there may be any number of different resources.
 const maxEncoded = 32 << 20
 
-// A cache holds encoded bytes by what they are made from.
+// A cache holds encoded values, by keys that say from what they were made.
 type cache[K comparable, V any] struct {
 	encoded     map[K]V
 	size, limit int // in bytes
@@ -15,10 +15,10 @@ func newCache[K comparable, V any](limit int, sizeOf func(V) int) cache[K, V] {
 	return cache[K, V]{encoded: map[K]V{}, limit: limit, sizeOf: func(v V) int { return sizeOf(v) + overhead }}
 }
 
-// overhead is what a cache needs for an element besides its bytes: many have few.
+// overhead is about how many bytes a cache needs for an element besides the element's own bytes: many elements are small.
 const overhead = 400
 
-// add adds what was encoded. It drops others, in no order, if there are too many.
+// add adds an encoded value. It drops others, in no order, if there are too many bytes.
 func (c *cache[K, V]) add(key K, v V) {
 	c.size += c.sizeOf(v)
 	for other := range c.encoded {

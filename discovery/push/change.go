@@ -41,7 +41,7 @@ type recent struct {
 	steps [][]hosts.HostChange // the last one leads to now
 	// size is the number of changed hosts in steps, and weight about how many bytes they have.
 	size, weight int
-	// spans are what leads from a generation to now, and deltas what bases see of that, as far as they were asked for.
+	// spans has the changes from a generation to now, and deltas what a base sees of a span, if they were needed before.
 	spans  cache[generation, *hosts.Span]
 	deltas cache[deltaID, *delta]
 }
@@ -52,14 +52,14 @@ type deltaID struct {
 	of   *identity
 }
 
-// maxSpans bounds the spans that are kept, and what is seen of them, in bytes: each client that is behind may be at
-// another generation. changeSize is what a span has for a change, or for a namespace.
+// maxSpans bounds the bytes of the spans that are kept, and of the deltas: each client that is behind may be at another
+// generation. changeSize is about how many bytes a span has for each change, and for each namespace.
 const (
 	maxSpans   = 8 << 20
 	changeSize = 150
 )
 
-// newRecent returns a generation without changes that lead to it.
+// newRecent returns a recent at a generation, without the changes that lead to it.
 func newRecent(now generation) recent {
 	return recent{
 		now: now, spans: newCache[generation](maxSpans, func(s *hosts.Span) int { return changeSize * (len(s.Changes) + s.AllNamespaces()) }),
@@ -67,7 +67,7 @@ func newRecent(now generation) recent {
 	}
 }
 
-// add begins a generation.
+// add begins a generation, to which changes lead.
 func (r *recent) add(changes []hosts.HostChange) {
 	r.now++
 	r.spans.clear()
@@ -92,7 +92,7 @@ func weight(changes []hosts.HostChange) (n int) {
 // forget begins a generation that does not follow from the one before it.
 func (r *recent) forget() { *r = newRecent(r.now + 1) }
 
-// since returns what leads from a generation to now, and nil if that is not known any more.
+// since returns the span from a generation to now; nil if not all of its changes are kept any more.
 func (r *recent) since(g generation) *hosts.Span {
 	if s := r.spans.encoded[g]; s != nil {
 		return s
@@ -137,7 +137,7 @@ func (d *delta) size() int {
 	return d.added.Len() + len(d.removed) + entry*len(d.entries)
 }
 
-// see appends what a viewer sees of changes.
+// see appends the changes that a viewer sees.
 func see(to []seen, v *hosts.Viewer, changes []hosts.HostChange) []seen {
 	for _, c := range changes {
 		if old, now := v.Entry(c.Old), v.Entry(c.New); differ(old, now) {
@@ -160,7 +160,7 @@ func (d *delta) encode() {
 	d.added = mem.SliceBuffer(concatenate(entries))
 }
 
-// without returns the entries that are in none of some shards, and not of some changes.
+// without returns the entries that are in no shard of complete, and whose host is not in others.
 func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []seen {
 	var left []seen
 	keys := make(map[string]bool, len(others))
@@ -175,8 +175,8 @@ func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []seen 
 	return left
 }
 
-// seenBy returns what a view sees of the changes since a generation outside of some shards. own are the changes that
-// it may see in another way than its base.
+// seenBy returns what a view sees of the changes since a generation, except for the shards in complete. own has the
+// changes that the view may see in another way than its base.
 func (r *recent) seenBy(v *view, g generation, own []hosts.HostChange, complete *digest.Set) *delta {
 	d := r.seenByBase(v.base, g)
 	if len(own) == 0 && *complete == (digest.Set{}) {

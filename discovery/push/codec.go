@@ -7,8 +7,8 @@ import (
 )
 
 // codec is gRPC's codec, except that it decodes a [Request], and sends an encoded response as it is. All streams
-// share the bytes of its resources: a push to 10,000 clients, or one that a slow client does not read, costs a
-// hundred bytes per stream instead of a table.
+// share the bytes of the response's resources: a push to 10,000 clients, or a push that a slow client does not read,
+// costs a hundred bytes per stream instead of a table.
 type codec struct{ encoding.CodecV2 }
 
 // Codec returns the codec that a server needs to serve [Service].

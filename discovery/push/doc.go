@@ -7,11 +7,11 @@
 //     has changed. broadcast.go pushes to them. streams.go lists the streams.
 //  2. session.go: a session is a stream. It sends its client what is new as soon as the client has
 //     answered the last push, so a client that is slow gets one push for many changes. record.go has when its client
-//     answered, and NACKs; agents.go has what is shown of a client.
+//     answered, and NACKs; agents.go describes clients for operators.
 //  3. tables.go has the hosts, the views and what each client has. It encodes tables and changes of them, once for all
 //     clients. change.go has the last changes of all hosts.
-//  4. view.go: a view is what the clients of one namespace see: a base that it shares with others, except for
-//     the hosts that only this namespace sees. Both are checksums by shard, and neither has a host.
+//  4. view.go: a view is what the clients of one namespace see: a base that it shares with other views, except for
+//     the hosts that only this namespace sees. Bases and views have checksums by shard, and no hosts.
 //  5. response.go encodes responses, of which all clients share the bytes. cache.go keeps what was encoded. codec.go
 //     sends these bytes without a copy for each client.
 //  6. request.go decodes what is used of a request, and node.go parses what a client says of itself. metrics.go counts.
@@ -21,6 +21,6 @@
 //   - Nothing, as Istio's agent: one unnamed table. A change sends all of it.
 //   - Hosts ("hosts"): one unnamed table. A change sends the hosts that have changed, and the
 //     checksum of the table after it. A client that connects says which hosts it has, by 256
-//     checksums, and is sent the shards that differ. The same goes for a client that is further
-//     behind than the kept changes.
+//     checksums, and is sent the shards that differ. A client that is further behind than the kept
+//     changes is sent the shards that have changed.
 package push

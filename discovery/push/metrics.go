@@ -2,7 +2,7 @@ package push
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// The values of the label "reason" of the streams that the service ended.
+// The values of the label "reason" of streams_ended_total.
 const (
 	endedTooMany = "too_many"
 	endedSlow    = "slow"
@@ -22,7 +22,7 @@ type metrics struct {
 	differ   prometheus.CounterFunc
 }
 
-// newMetrics returns the metrics; differences is the method of [Service].
+// newMetrics returns the metrics; differences returns the value of Service.differences.
 func newMetrics(differences func() uint64) *metrics {
 	counters := func(name, help, label string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{

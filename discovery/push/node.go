@@ -66,7 +66,7 @@ const (
 	maxLabel    = 63
 	maxNodeID   = len("sidecar~~.~") + len("0000:0000:0000:0000:0000:ffff:255.255.255.255") + maxName + maxLabel + maxName
 	maxSoftware = 64
-	// maxLabels is a number of labels.
+	// maxLabels bounds the number of labels.
 	maxLabels = 256
 )
 
@@ -190,7 +190,7 @@ func (m *metadata) bytes(name string) []byte {
 	return data
 }
 
-// name returns a text that is kept.
+// name returns a text that is kept as long as the stream lives, so its length is bounded.
 func (m *metadata) name(key string) string {
 	text := m.str(key)
 	if len(text) > maxName && m.err == nil {
@@ -199,7 +199,7 @@ func (m *metadata) name(key string) string {
 	return text
 }
 
-// labels returns the labels, an object whose values are strings.
+// labels returns the labels. In the metadata they are an object whose values are strings.
 func (m *metadata) labels() hosts.Labels {
 	fields := m.fields[metaLabels].GetStructValue().GetFields()
 	if value, ok := m.fields[metaLabels]; ok && fields == nil && value.GetStructValue() == nil && m.err == nil {
@@ -236,10 +236,10 @@ func refuse(format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, format, args...)
 }
 
-// maxForeign bounds a text of a client in a line of the log, and in an error, in bytes.
+// maxForeign bounds, in bytes, a client's text in a line of the log or in an error.
 const maxForeign = 256
 
-// cut returns a text of a client for a line of the log or an error: its first bytes, if it is long.
+// cut returns a client's text for a line of the log or an error: only the first bytes of a long text.
 func cut(text string) string {
 	if len(text) <= maxForeign {
 		return text

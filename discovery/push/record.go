@@ -29,11 +29,11 @@ type nack struct {
 	reason string
 }
 
-// maxNacks is how many clients without a stream there may be whose last answer, a NACK, is kept.
+// maxNacks is for how many clients without a stream a NACK is kept.
 const maxNacks = 1 << 10
 
-// nacks are the NACKs of clients without a stream. An agent whose table does not have the checksum of a push rejects
-// the push and connects again, so that its NACK is kept until then.
+// nacks are the NACKs of clients without a stream, if a NACK was the client's last answer. An agent whose table does not
+// have the checksum of a push rejects the push and connects again, so its NACK is kept until then.
 type nacks struct {
 	mu   sync.Mutex
 	last map[string]nack // by node id
@@ -41,7 +41,7 @@ type nacks struct {
 
 func newNacks() *nacks { return &nacks{last: map[string]nack{}} }
 
-// keep keeps the NACK of a client whose stream has ended. It drops another one, any, if there are too many.
+// keep keeps the NACK of a client whose stream has ended. If there are too many, it drops an arbitrary one.
 func (n *nacks) keep(id string, last nack) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

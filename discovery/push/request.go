@@ -24,7 +24,7 @@ const (
 	MaxMessage = 4 << 20
 	// maxUnnamed bounds the bytes of a request that name no resource.
 	maxUnnamed = 64 << 10
-	// maxToken bounds texts that are only compared with own ones, which are shorter.
+	// maxToken bounds texts that are only compared with texts of this server, which are shorter.
 	maxToken = 256
 	// frameHead is the length of what gRPC puts before a message.
 	frameHead = 5
@@ -40,7 +40,7 @@ type Request struct {
 	typeURL      string
 	nonce        string // of the push that it answers; empty for none
 	rejected     bool   // it rejects that push
-	reason       string // why
+	reason       string // why it rejects the push
 	names        bool   // it names resources: the requested ones, in the incremental variant the added ones
 	removesAll   bool   // it removes the wildcard
 	removesTable bool   // it removes the resource without a name
@@ -51,7 +51,7 @@ type Request struct {
 // Bytes returns how many bytes the request has taken of the stream.
 func (r *Request) Bytes() int { return r.bytes }
 
-// A part is what a field of a request has.
+// A part says what a field of a request has.
 type part int
 
 const (
@@ -65,7 +65,7 @@ const (
 	partVersions
 )
 
-// decode decodes the request. If it cannot be used, err says why: gRPC would hide an error of a codec.
+// decode decodes the request. If the request cannot be used, r.err says why: gRPC would hide an error of a codec.
 func (r *Request) decode(data mem.BufferSlice) {
 	r.bytes = data.Len() + frameHead
 	w := wire{data.Reader()}
@@ -101,7 +101,7 @@ func (r *Request) part(n protowire.Number) part {
 // wildcard is the name of all resources. A first request without names means the same.
 const wildcard = "*"
 
-// use takes what is used of a field.
+// use reads a field and keeps the parts of it that are used.
 func (r *Request) use(w wire, of part, size int) (err error) {
 	switch of {
 	case partNode:
@@ -130,7 +130,7 @@ func (r *Request) use(w wire, of part, size int) (err error) {
 	return err
 }
 
-// useVersion takes the version of the resource without a name. The names of others may be many and long.
+// useVersion keeps the version of the resource without a name. There may be many other resources, with long names.
 func (r *Request) useVersion(w wire, size int) error {
 	unnamed, version := true, ""
 	err := w.each(size, func(n protowire.Number, size int) error {
@@ -165,7 +165,8 @@ type wire struct{ *mem.Reader }
 
 var errMalformed = errors.New("malformed message of protobuf")
 
-// each calls use for the fields in the next n bytes that have a length. What use does not read is skipped.
+// each calls use for the length-delimited fields in the next n bytes. It skips the bytes of a field that use does not
+// read.
 func (w wire) each(n int, use func(field protowire.Number, size int) error) error {
 	for end := w.Remaining() - n; w.Remaining() > end; {
 		tag, err := binary.ReadUvarint(w)
@@ -205,11 +206,11 @@ func (w wire) each(n int, use func(field protowire.Number, size int) error) erro
 // bytes reads bytes.
 func (w wire) bytes(size int) []byte {
 	data := make([]byte, size)
-	n, _ := w.Read(data) // there are as many
+	n, _ := w.Read(data) // at least size bytes are left
 	return data[:n]
 }
 
-// text reads a text, of which it returns the first bytes if it is longer than a bound.
+// text reads the first bytes of a text of size bytes, at most bound.
 func (w wire) text(size, bound int) string { return string(w.bytes(min(size, bound))) }
 
 // node reads a node.

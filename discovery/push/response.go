@@ -10,14 +10,14 @@ import (
 // TypeURL is the type of the resource that is sent.
 const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
-// A response is one of either variant.
+// A response is a response of either variant before it is encoded.
 type response struct {
 	nonce, version string
 	resource       *resource // nil for none
 }
 
 // encode returns the response in the incremental or the state-of-the-world variant. The nonce is
-// last: a client that knows it has received the whole response.
+// last: a client that knows the nonce has received the whole response.
 func (p *response) encode(delta bool) encodedResponse {
 	own := appendString(make([]byte, 0, 320), fieldVersion, p.version)
 	own = appendString(own, fieldTypeURL, TypeURL)
@@ -56,7 +56,7 @@ type resource struct {
 	// client that reconnects with this version is not sent the table again.
 	version string
 	parts   []mem.Buffer // of the NameTable
-	size    int          // of them, in bytes
+	size    int          // of all parts, in bytes
 }
 
 // add adds a part.

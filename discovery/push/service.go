@@ -25,12 +25,12 @@ const (
 	// firstReadWait is how long a stream waits for the first reading of all sources. An agent
 	// that was refused meanwhile would back off, after an outage for up to 30 s.
 	firstReadWait = 10 * time.Second
-	// catchUpWait is how long a client waits for a replica that is behind what the client has, and
-	// catchUpPoll how often that is checked.
+	// catchUpWait is how long a client waits if this replica may be behind the table that the client
+	// has. catchUpPoll is the time between checks whether it is.
 	catchUpWait = 30 * time.Second
 	catchUpPoll = 100 * time.Millisecond
-	// maxRejections is the number of rejected pushes that are logged at once. Lines beyond it are one a
-	// second: one bad push is rejected by all agents.
+	// maxRejections is the number of rejected pushes that are logged at once. After that, one line a
+	// second is logged, because all agents reject a bad push.
 	maxRejections = 100
 )
 
@@ -41,22 +41,23 @@ type Config struct {
 	// FirstRead is closed when all sources have been read for the first time.
 	FirstRead <-chan struct{}
 	// AckTimeout is how long a client may take to request its table, and to acknowledge a push, before its stream
-	// ends. Istio's agent requests it on the stream on which its Envoy requests other types.
+	// ends. Istio's agent requests the table on the stream on which its Envoy requests other types.
 	AckTimeout time.Duration
-	// Check returns an error, which ends the stream of a context, if its client may not be this node. The
-	// namespace is what the node claims.
+	// Check returns an error if the client of the stream with ctx may not be node. namespace is the namespace that the
+	// node claims. The error ends the stream. If Check is nil, nothing is checked.
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
-	// Room returns an error if there is no memory for another table. It is called for each that is encoded: a client
-	// that does not read holds its table, and clients with a Sidecar each may have as many. The stream of that client
-	// ends; nil means that there is always room.
+	// Room returns an error if there is no memory for another table. It is called for each large resource that is
+	// encoded and not shared with all namespaces: a client that does not read holds its table, and clients with a
+	// Sidecar each may have as many tables. The error ends the stream of the client. If Room is nil, there is always
+	// room.
 	Room func() error
-	// Replica names this replica in what is shown of clients.
+	// Replica is the name of this replica in the state of clients.
 	Replica string
 	// Comparable is true if replicas with the same revision have the same objects.
 	Comparable bool
-	// Behind reports whether what is served may be older than a revision, of this replica or of another one, that
-	// a client has had since a time. It does so until it is known that there is nothing later. nil means that it never
-	// is.
+	// Behind reports whether the objects that are served may be older than revision, which a client had at the time
+	// since, from this or another replica. It reports true until the objects are known to be the newest. If Behind is
+	// nil, the objects are never behind.
 	Behind func(revision []byte, since time.Time) bool
 	// Logger is for logs.
 	Logger *slog.Logger
@@ -110,7 +111,7 @@ func (s *Service) SetMissing(clusters map[string]string) {
 // it calls note with the result, so that no client has a VIP that is not saved, or a table whose
 // errors are not reported. No client waits for note, and it does not wait for clients.
 //
-// The revision says which state of the sources the objects are of; nil means that this is not known.
+// revision identifies the state of the sources from which the objects are; nil means that it is not known.
 func (s *Service) Update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) hosts.Update {
 	u, woken := s.tables.update(changes, revision, note)
 	s.rounds.add(woken)
@@ -124,7 +125,7 @@ func (s *Service) Statuses(source int) map[object.Key]object.VIPStatus {
 	return s.tables.hosts.Statuses(source)
 }
 
-// Run sends what changes until ctx ends, or the service is stopped. Then it stops the service.
+// Run sends changes until ctx ends or the service is stopped. At the end of ctx it stops the service.
 func (s *Service) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, s.stop)()
 	s.rounds.run(s.stopped)
@@ -208,7 +209,7 @@ func (s *Service) receive(client *session, next func(any) error) error {
 }
 
 // awaitFirstRead waits until all sources were read for the first time, at most for firstReadWait
-// or until a channel is closed.
+// or until ended is closed.
 func (s *Service) awaitFirstRead(ended <-chan struct{}) {
 	timer := time.NewTimer(firstReadWait)
 	defer timer.Stop()
@@ -219,9 +220,9 @@ func (s *Service) awaitFirstRead(ended <-chan struct{}) {
 	}
 }
 
-// awaitRevision waits until what is served includes a revision, or is known to be the newest state all the same, at
-// most for catchUpWait or until a channel is closed. If that is not known, the client is refused: it keeps its table,
-// which is later.
+// awaitRevision waits while the objects that are served may be older than revision, which the client has: at most for
+// catchUpWait, or until ended is closed. If they may still be older after catchUpWait, it returns the error that
+// refuses the client, which keeps its newer table.
 func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) error {
 	began := time.Now()
 	if len(revision) == 0 || s.cfg.Behind == nil || !s.cfg.Behind(revision, began) {
@@ -244,7 +245,7 @@ func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) error {
 	return nil
 }
 
-// rejected counts and logs a NACK. The client keeps its table, and nothing else on this side shows that.
+// rejected counts and logs a NACK. The client keeps its previous table, which nothing else in the logs shows.
 func (s *Service) rejected(variant, node, reason string) {
 	s.metrics.rejected.WithLabelValues(variant).Inc()
 	s.rejections.Do(func() {
@@ -263,8 +264,8 @@ func (s *Service) replicasDiffer(node string) {
 
 func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(variant).Inc() }
 
-// Agents returns the state of the clients that have a stream, of one namespace or, if that is "",
-// of all, sorted by namespace, name, and how long they have been connected. Each state is read when
+// Agents returns the state of the clients that have a stream, of one namespace or, if namespace is "",
+// of all, sorted by namespace, name, and when they connected. Each state is read when
 // the caller takes it: a push waits while one client's state is read, never for the caller.
 func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 	return func(yield func(Agent) bool) {
@@ -287,7 +288,7 @@ func (s *Service) TooMany() { s.metrics.ended.WithLabelValues(endedTooMany).Inc(
 // Refused counts a client that was refused because of its identity.
 func (s *Service) Refused() { s.metrics.ended.WithLabelValues(endedRefused).Inc() }
 
-// Unread counts a connection that was closed because of requests that have arrived in part.
+// Unread counts a connection that was closed because too many requests have arrived in part.
 func (s *Service) Unread() { s.metrics.ended.WithLabelValues(endedUnread).Inc() }
 
 // NoMemory counts a client that was refused because nearly all memory is in use.

@@ -12,8 +12,8 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
-// A session is an ADS stream. A client has at most one push in flight: it is sent the latest state
-// when it has answered.
+// A session is an ADS stream. A client has at most one push in flight: the client is sent the latest
+// state when it has answered the last push.
 type session struct {
 	service *Service
 	variant string
@@ -37,7 +37,7 @@ type session struct {
 	known   bool   // the first request was read
 	joined  bool   // a request for name tables was read
 	wanted  bool   // the client subscribes to name tables
-	named   bool   // it has named them
+	named   bool   // the client has requested name tables by name
 	has     string // the version of the table that the client has, unless it merges hosts
 	nonce   string // of the last push
 	sent    string // the version of the last push
@@ -113,7 +113,8 @@ func (s *session) handleLocked(r *Request) error {
 	return nil
 }
 
-// subscribe notes whether the client wants name tables. There is one, without a name, so that all names mean it.
+// subscribe notes whether the client wants name tables. There is one table, without a name, so every name means this
+// table.
 func (s *session) subscribe(r *Request, first bool) {
 	switch {
 	case first, r.names:
@@ -128,7 +129,8 @@ func (s *session) subscribe(r *Request, first bool) {
 	}
 }
 
-// identify takes the node of the first request, and checks any.
+// identify stores what the node of the first request says. It checks this node, and the node of every later request that
+// has one.
 func (s *session) identify(node *corev3.Node) error {
 	if s.known && (node == nil || s.check == nil) {
 		return nil
@@ -150,7 +152,7 @@ func (s *session) identify(node *corev3.Node) error {
 	return nil
 }
 
-// push sends what has changed. It returns an error if the stream has ended.
+// push sends what the client does not have. It returns an error if the stream has ended.
 func (s *session) push() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +212,8 @@ func (s *session) wake(now time.Duration) {
 	}
 }
 
-// state returns the state of the client, which has said about of itself. open is false if the stream has ended.
+// state returns the state of the client. said is what the client has said of itself. open is false if the stream has
+// ended.
 func (s *session) state(said *about) (a Agent, open bool) {
 	select {
 	case <-s.ended:
@@ -230,7 +233,7 @@ func (s *session) state(said *about) (a Agent, open bool) {
 	t.mu.Lock()
 	joined := s.view != nil
 	t.mu.Unlock()
-	// Before that, the mutex of the session may be held for long.
+	// Before the client has joined, the mutex of the session may be held for long.
 	return a, !joined || s.stateOfTable(&a)
 }
 
@@ -258,8 +261,9 @@ func (s *session) stateOfTable(a *Agent) (open bool) {
 	return true
 }
 
-// judgeLocked returns the state of a client that has requested its table; current is true if it
-// has the current one. woken is when a change came that it was not sent, if there is one.
+// judgeLocked returns the state of a client that has requested its table. current is true if the
+// client has the current table. woken is when the first change came that the client was not sent, 0 if
+// there is none.
 func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState {
 	r := &s.record
 	switch {

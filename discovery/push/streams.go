@@ -26,7 +26,7 @@ func (s *streams) remove(one *session) {
 	delete(s.open, one)
 }
 
-// A listed is a stream and what its client had said of itself when the list was made.
+// A listed is a stream, with what its client had said of itself when the list was made.
 type listed struct {
 	*session
 	about *about

@@ -25,8 +25,8 @@ type tables struct {
 	// making is held while bases are made or follow changes, so that no base is missing after a change.
 	making sync.Mutex
 
-	// mu guards the fields below, and is never held while something is read, written or made of many hosts. It may be
-	// enough to hold making in order to read bases and set.
+	// mu guards the fields below, and is never held while something is read, written or made of many hosts. set may
+	// also be read while only making is held.
 	mu        sync.Mutex
 	waiting   string            // why no table is served yet; empty if tables are
 	missing   map[string]string // why the objects of a cluster are missing, by name
@@ -49,10 +49,10 @@ func newTables(all *hosts.Hosts) *tables {
 	}
 }
 
-// elapsed returns how long the tables have been there: a time of eight bytes for each client.
+// elapsed returns the time since began. Sessions keep times in this form, which takes eight bytes.
 func (t *tables) elapsed() time.Duration { return time.Since(t.began) }
 
-// A change is what an update does to the bases.
+// A change has what an update changes in the bases.
 type change struct {
 	hosts.Update
 	scene  *hosts.Scene
@@ -119,7 +119,7 @@ func (t *tables) makeLocked(c *change) {
 	}
 }
 
-// movingLocked returns viewers of the bases that are missing after a change, one of each.
+// movingLocked returns the bases that are missing after a change, each with one of its viewers.
 func (t *tables) movingLocked(c *change) map[hosts.Base]hosts.Viewer {
 	wanted := map[hosts.Base]hosts.Viewer{}
 	t.affectedLocked(c, func(s *session) {
@@ -213,8 +213,9 @@ func (t *tables) followLocked(c *change) (woken []*session) {
 	return woken
 }
 
-// wakeLocked appends the sessions of a view that has changed. A session at the generation before,
-// or later, goes on to the last generation: nothing has changed for it in between.
+// wakeLocked appends the sessions of a view that has changed to woken. before is the generation of the
+// view's previous change. A session at before or later has missed nothing until the current
+// generation, so its position moves to the generation right before that one.
 func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*session {
 	now := t.elapsed()
 	for s := range v.sessions {
@@ -227,7 +228,8 @@ func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*ses
 	return woken
 }
 
-// moveLocked gives sessions the views that they have after a change, and returns them with others.
+// moveLocked gives sessions the views that they have after a change. It appends those with another view to
+// woken.
 func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	moved := map[*session]*base{}
 	t.affectedLocked(c, func(s *session) {
@@ -241,7 +243,7 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	for s, to := range moved {
 		old, p := s.view, s.position
 		if delete(old.sessions, s); len(old.sessions) == 0 {
-			t.dropLocked(old) // no client may see what it has any more
+			t.dropLocked(old) // after the change, no client may see what this view has
 		}
 		t.enterLocked(s, to)
 		p.missing.Join(old.changedSince(p.at))
@@ -254,9 +256,9 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	return woken
 }
 
-// join gives a session its view. It reports false if the client has another table than this
-// replica, although it comes from a replica with the same revision. It returns an error if there is
-// no view yet.
+// join gives a session its view. same is false if the client has another table than this replica
+// serves, although the client comes from a replica with the same revision. It returns an error if
+// there is no table yet.
 func (t *tables) join(s *session) (same bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -281,8 +283,9 @@ func (t *tables) join(s *session) (same bool, err error) {
 	return same, nil
 }
 
-// makeBaseLocked returns the base of a session, which it makes if need be. Meanwhile it unlocks mu.
-// It locks making, so that nothing changes until the caller uses the base.
+// makeBaseLocked returns the base of a session, and makes it if it does not exist. Meanwhile it
+// unlocks mu. It locks making, so that nothing changes until the caller uses the base; the caller
+// unlocks making.
 func (t *tables) makeBaseLocked(s *session) *base {
 	t.mu.Unlock()
 	t.making.Lock()
@@ -297,7 +300,7 @@ func (t *tables) makeBaseLocked(s *session) *base {
 	return b
 }
 
-// enterLocked gives a session its view of a base, which may be a new one.
+// enterLocked gives a session the view of its namespace in a base, and makes the view if it does not exist.
 func (t *tables) enterLocked(s *session, b *base) {
 	namespace := s.client.view.Namespace
 	v := b.views[namespace]
@@ -322,7 +325,8 @@ const (
 	maxUnused = 1 << 10
 )
 
-// leave takes a session out of its view. If the view has no other, it is dropped after keepViews.
+// leave takes a session out of its view. A view without sessions is dropped after keepViews, or at once if maxUnused
+// views are kept already.
 func (t *tables) leave(s *session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -348,8 +352,8 @@ func (t *tables) leave(s *session) {
 	v.unused = timer
 }
 
-// dropLocked drops a view without sessions, and with its last view a base that a Sidecar limits: there may be many of
-// them.
+// dropLocked drops a view without sessions. A base that a Sidecar limits is dropped with its last view, because there
+// may be many such bases.
 func (t *tables) dropLocked(v *view) {
 	b := v.base
 	if b.views[v.viewer.Namespace] == v {
@@ -372,16 +376,16 @@ func (t *tables) answered(s *session, version string, rejected bool) {
 	s.position = position{at: t.recent.now, missing: digest.All(), rejected: version == s.view.version(), sum: s.view.sum()}
 }
 
-// forget makes everything that the client of a session has missing.
+// forget marks the whole table as missing at the client of a session.
 func (t *tables) forget(s *session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s.position = position{at: t.recent.now, missing: digest.All()}
 }
 
-// next returns what the client of a session does not have; nil if it has everything. made is true
-// if the resource was encoded for this session, is large, and cannot be shared with clients in
-// other namespaces. The caller holds session.mu.
+// next returns what the client of a session does not have; nil if the client has everything. made is
+// true if the resource was encoded for this session, is large, and is not shared with all namespaces.
+// The caller holds session.mu.
 func (t *tables) next(s *session) (r *resource, version string, made bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -397,12 +401,12 @@ func (t *tables) next(s *session) (r *resource, version string, made bool) {
 	return t.wholeLocked(s.view), version, made
 }
 
-// maxSmall is how many bytes a resource may have that is sent whatever the memory: most changes have few.
+// maxSmall is the number of bytes from which on a resource is large. Most changes are smaller, and sent without a call of
+// Config.Room.
 const maxSmall = 64 << 10
 
-// nextChangeLocked returns what leads a client that merges hosts to the current table. It returns
-// nil if the client has that already, or has rejected it, unless the client has to be sent
-// something.
+// nextChangeLocked returns the change that leads a client that merges hosts to the current table. It
+// returns nil if the client has the current table, or has rejected it, unless s.owed is set.
 func (t *tables) nextChangeLocked(s *session) *resource {
 	v, p := s.view, s.position
 	sum := v.sum()
@@ -485,7 +489,7 @@ func (t *tables) wholeLocked(v *view) *resource {
 	return r
 }
 
-// shardLocked returns the encoded entries of a shard of a view, nil for none.
+// shardLocked returns the encoded entries of a shard of a view; nil if the shard has no hosts.
 func (t *tables) shardLocked(v *view, shard int) mem.Buffer {
 	all := t.set.Shards()[shard]
 	if len(all) == 0 {

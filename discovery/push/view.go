@@ -10,8 +10,8 @@ import (
 // A generation counts the changes of all hosts.
 type generation uint64
 
-// An identity tells apart what bases and views have, each its own: the author of hosts can arrange that tables that
-// differ have the same checksum.
+// An identity tells the tables of bases and views apart; each base and each view has its own. Checksums would not do: the
+// author of hosts can make different tables that have the same checksum.
 type identity struct{ _ byte }
 
 // A base has the checksums of what views have in common. It is guarded by tables.mu, except for its viewer.
@@ -21,8 +21,8 @@ type base struct {
 	sums    digest.Sums
 	total   digest.Sum // of sums
 	entries int
-	changed [digest.Count]generation // the last one in which the shard has changed
-	last    generation               // of changed
+	changed [digest.Count]generation // the last generation in which the shard has changed
+	last    generation               // the latest of changed
 	views   map[string]*view         // by namespace
 }
 
@@ -40,7 +40,7 @@ func newBase(viewer hosts.Viewer, all [digest.Count][]*hosts.Host) *base {
 	return b
 }
 
-// shifts returns what changes of hosts do to the base.
+// shifts returns the shifts of the base by changes of hosts.
 func (b *base) shifts(changes []hosts.HostChange) (all []shift) {
 	for _, c := range changes {
 		if old, now := b.viewer.Entry(c.Old), b.viewer.Entry(c.New); differ(old, now) {
@@ -59,14 +59,14 @@ func (b *base) follow(shifts []shift, now generation) {
 	}
 }
 
-// A shift is by how much the checksum of a shard, and the number of its entries, changes.
+// A shift is the change of the checksum of a shard, and of the number of its entries.
 type shift struct {
 	shard   int
 	sum     digest.Sum
 	entries int
 }
 
-// hosts returns the number of hosts in a shift of at most one.
+// hosts returns the number of hosts in a shift of one host: 0 if the shift is zero, otherwise 1.
 func (s shift) hosts() int {
 	if s == (shift{}) {
 		return 0
@@ -74,7 +74,7 @@ func (s shift) hosts() int {
 	return 1
 }
 
-// shiftOf returns by how much a table changes if an entry replaces another one; nil stands for none.
+// shiftOf returns the shift of a table in which now replaces old, the entry of the host key; nil stands for no entry.
 func shiftOf(key string, old, now *hosts.Entry) shift {
 	s := shift{shard: digest.ShardOf(key)}
 	if old != nil {
@@ -86,7 +86,7 @@ func shiftOf(key string, old, now *hosts.Entry) shift {
 	return s
 }
 
-// differ reports whether entries differ; nil stands for none.
+// differ reports whether two entries differ; nil stands for no entry.
 func differ(a, b *hosts.Entry) bool {
 	return a != b && (a == nil || b == nil || a.Sum != b.Sum)
 }
@@ -98,18 +98,19 @@ type view struct {
 	base    *base
 	viewer  hosts.Viewer
 	differs map[int]difference // by shard
-	own     digest.Sum         // of differs
-	hosts   int                // of differs
-	entries int                // more than the base has
-	last    generation         // of differs
-	// text is the checksum of the table textOf.
+	own     digest.Sum         // of all differs
+	hosts   int                // of all differs
+	entries int                // how many more than the base has
+	last    generation         // the latest in differs
+	// text is textOf as text, the checksum of the table when it was made.
 	text     string
 	textOf   digest.Sum
 	sessions map[*session]struct{}
 	unused   *time.Timer // drops the view; nil while it has sessions
 }
 
-// A difference is what a view has in a shard more than its base, of how many hosts, and when that last changed.
+// A difference is how a shard of a view differs from its base: by which checksum, in how many hosts, and since which
+// generation.
 type difference struct {
 	sum     digest.Sum
 	hosts   int
@@ -125,8 +126,8 @@ func newView(b *base, viewer hosts.Viewer, set *hosts.Set, now generation) *view
 	return v
 }
 
-// follow takes over a change of a host that the view sees in another way than the base. It reports whether what the
-// view has has changed.
+// follow applies a change of a host that the view may see in another way than the base. It reports whether the entry of
+// the host in the view has changed.
 func (v *view) follow(c hosts.HostChange, now generation) bool {
 	key := c.Key()
 	was, is := v.difference(c.Old), v.difference(c.New)
@@ -139,13 +140,13 @@ func (v *view) follow(c hosts.HostChange, now generation) bool {
 	return differ(v.viewer.Entry(c.Old), v.viewer.Entry(c.New))
 }
 
-// difference returns what the view sees of a host more than the base.
+// difference returns the shift from the entry of a host in the base to its entry in the view.
 func (v *view) difference(h *hosts.Host) shift {
 	if h == nil {
 		return shift{}
 	}
 	s := shiftOf(h.Key, v.base.viewer.Entry(h), v.viewer.Entry(h))
-	s.shard = 0 // the host's shard
+	s.shard = 0 // so that equal entries give the zero shift
 	return s
 }
 
@@ -157,8 +158,8 @@ type shardID struct {
 	changed generation
 }
 
-// A resourceID identifies a resource by what it does: it has some shards of the table of a base or a view or, unless
-// change is set, all and, if from is not 0, what has changed in others since then.
+// A resourceID identifies a resource by its content. If change is not set, it is the whole table of a base or a view.
+// Otherwise it has the shards in complete and, if from is not 0, the changes of other shards since that generation.
 type resourceID struct {
 	change   bool
 	of       *identity
@@ -166,7 +167,7 @@ type resourceID struct {
 	from     generation
 }
 
-// shardID identifies what is in a shard.
+// shardID returns the ID of the entries of a shard.
 func (v *view) shardID(i int) shardID {
 	id := shardID{v.base.id, i, v.base.changed[i]}
 	if d := v.differs[i]; d.hosts > 0 {
@@ -175,7 +176,7 @@ func (v *view) shardID(i int) shardID {
 	return id
 }
 
-// tableID identifies the table.
+// tableID returns the identity of the table.
 func (v *view) tableID() *identity {
 	if v.hosts > 0 {
 		return v.id
@@ -221,7 +222,7 @@ func (v *view) changedSince(g generation) (s digest.Set) {
 	return s
 }
 
-// differsFrom returns the shards in which another view has another table.
+// differsFrom returns the shards in which v and other differ.
 func (v *view) differsFrom(other *view) (s digest.Set) {
 	for i := range digest.Count {
 		if v.shard(i) != other.shard(i) {
@@ -231,7 +232,7 @@ func (v *view) differsFrom(other *view) (s digest.Set) {
 	return s
 }
 
-// differing returns the shards in which a client with these digests has another table.
+// differing returns the shards in which a client with these digests has other hosts than v.
 func (v *view) differing(client *digest.Digests) digest.Set {
 	own := v.digests()
 	return own.Differing(client)
