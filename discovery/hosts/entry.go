@@ -64,7 +64,7 @@ func isKubernetes(c visibleClaim) bool { return c.kubernetes() }
 
 // mergeClaims makes one table entry of all claims to a host. Kubernetes Services take
 // precedence over ServiceEntries of the same host; among equals, the addresses add up.
-// alias is the host of which this host is an alias, if a claim makes it one.
+// alias is the host of which this host is an alias. It is used only if all claims are aliases.
 func mergeClaims(claims []visibleClaim, alias string) (host string, info *api.NameTable_NameInfo) {
 	if slices.ContainsFunc(claims, isKubernetes) {
 		claims = slices.DeleteFunc(claims, func(c visibleClaim) bool { return !isKubernetes(c) })

@@ -56,7 +56,7 @@ const (
 	// StaleNow: Reply has expired, and the last attempt to ask failed; use it.
 	StaleNow
 	// Failed: the last attempt to ask failed a moment ago, and there is no answer. Reply is a failure such as
-	// SERVFAIL, or nil, and Failure says why there is no reply.
+	// SERVFAIL; or Reply is nil, and Failure says why.
 	Failed
 )
 

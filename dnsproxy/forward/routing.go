@@ -86,7 +86,8 @@ func (r *routing) query(key cache.Key) []byte {
 }
 
 // standsFor reports whether resolv.conf's nameservers are asked instead of server, the original
-// destination of a captured query: because server is one of them, or cannot be asked.
+// destination of a captured query: because server is one of them, is systemd-resolved's stub in front
+// of them, or cannot be asked.
 //
 // If resolv.conf names a forwarder on this host, then a query for another of its
 // nameservers comes from that forwarder, or from a client that has given up on it. In both
