@@ -41,7 +41,7 @@ type decision struct {
 	// For actUnknown: the name without the search domain.
 	local wire.Name
 	// For actTarget: the name that nameservers are asked for. It differs from the question's name if
-	// the latter has a search domain, or belongs to an alias.
+	// the question's name has a search domain, or belongs to an alias.
 	target wire.Name
 	// The table of the decision, for actAddresses and actUnknown.
 	table *table.Table

@@ -20,7 +20,7 @@ const (
 // A verdict says what the fast path has made of a query.
 type verdict uint8
 
-// measuredOf is how many queries the fast path answers for each one that is measured. Reading the
+// The fast path measures one of measuredOf queries that it answers. Reading the
 // clock twice and the histogram take longer than an answer: measuring one query of 16 would make
 // answers more than 5 % slower.
 const measuredOf = 1024

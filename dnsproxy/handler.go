@@ -18,16 +18,16 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A handler answers queries by the settings of one moment: [handler.fast] queries that need not
-// wait, [handler.slow] the others. It is safe for concurrent use. It never changes: when settings
-// change, another one takes its place in [front].
+// A handler answers queries by the settings of one moment: [handler.fast] answers queries that need
+// not wait, and [handler.slow] answers all other queries. A handler is safe for concurrent use. It
+// never changes: when settings change, another handler takes its place in [front].
 type handler struct {
 	answerer
 	rules
 	*common
 }
 
-// common is what a query needs besides the settings that may change. All handlers of a Server share it.
+// common has what a query needs besides the settings that may change. All handlers of a Server share it.
 type common struct {
 	forwarder *forward.Forwarder
 	metrics   *metrics

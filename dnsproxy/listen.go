@@ -223,7 +223,7 @@ func (ls *listeners) openMissing(ctx context.Context, group *errgroup.Group) {
 	}
 }
 
-// add starts serving a listener in group, or closes it if run has ended the others.
+// add starts serving a listener in group, or closes it if run has stopped the other listeners.
 func (ls *listeners) add(group *errgroup.Group, l listener) {
 	ls.mu.Lock()
 	if ls.stopped {
@@ -240,7 +240,7 @@ func (ls *listeners) add(group *errgroup.Group, l listener) {
 }
 
 // openAll opens UDP and TCP sockets on every host. It returns the listeners, the listeners
-// it could not open, and the joined errors of the latter.
+// it could not open, and the joined errors of the listeners that it could not open.
 func (ls *listeners) openAll(ctx context.Context, hosts []string, port string) (listeners []listener, missing []missingListener, err error) {
 	for _, host := range hosts {
 		for _, network := range []string{"udp", "tcp"} {

@@ -6,7 +6,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Change is what has changed in a source of objects.
+// A Change has the objects of a source that have changed.
 type Change struct {
 	// Cluster is the name of the objects' cluster; empty for the control plane's own cluster. The
 	// first change of a cluster adds it.

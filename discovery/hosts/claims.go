@@ -9,7 +9,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// claim is what one object says about one host.
+// A claim has what one object says about one host.
 type claim struct {
 	host      string // as its author wrote it
 	namespace string // of the object

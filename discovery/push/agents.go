@@ -51,7 +51,7 @@ type Agent struct {
 
 // A Nack is a push that was rejected.
 type Nack struct {
-	// Reason is what the client says, at most 256 bytes of it.
+	// Reason is the first 256 bytes of the reason that the client gives.
 	Reason  string  `json:"reason"`
 	Seconds float64 `json:"seconds"` // ago
 }

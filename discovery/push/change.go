@@ -17,8 +17,8 @@ const (
 	fieldRevision = 4
 )
 
-// A position is what a client that merges hosts has: the table of a generation, except the shards in missing. It is
-// guarded by tables.mu.
+// A position says what a client that merges hosts has: the table of the generation at, except the shards in missing. It
+// is guarded by tables.mu.
 type position struct {
 	at      generation
 	missing digest.Set
@@ -89,7 +89,7 @@ func weight(changes []hosts.HostChange) (n int) {
 	return n
 }
 
-// forget begins a generation that does not follow from the one before it.
+// forget begins a generation and drops all changes, because none lead to it.
 func (r *recent) forget() { *r = newRecent(r.now + 1) }
 
 // since returns the span from a generation to now; nil if not all of its changes are kept any more.
@@ -106,7 +106,7 @@ func (r *recent) since(g generation) *hosts.Span {
 	return s
 }
 
-// A delta is what a base, or a view, sees of a span.
+// A delta has the changes of a span that a base, or a view, sees.
 type delta struct {
 	entries []seen
 	added   mem.Buffer // the entries that exist now

@@ -43,8 +43,8 @@ func isUsed(key string) bool {
 // mergeHosts is the value of NAMETAP_MERGE of a client that merges hosts.
 const mergeHosts = "hosts"
 
-// subscriber is what is known of a client. Which Sidecar limits its hosts, and which clusters there
-// are, depends on the objects, so the view does not have it yet.
+// A subscriber has what is known of a client. The view does not have its Sidecar and its Place yet,
+// because they depend on the objects.
 type subscriber struct {
 	node             string // the id
 	software         string // its name and version; may be empty
@@ -247,7 +247,7 @@ func cut(text string) string {
 	return text[:maxForeign] + "..."
 }
 
-// about is what a client says of itself. It never changes.
+// about has what a client says of itself. It never changes.
 type about struct {
 	id, namespace string
 	name          string // of the pod, or of the host of a VM

@@ -56,7 +56,7 @@ type session struct {
 
 func (s *session) delta() bool { return s.variant == variantDelta }
 
-// handle takes a request, and sends what it asks for. The error ends the stream.
+// handle handles a request, and sends what the client does not have. The error ends the stream.
 func (s *session) handle(r *Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -228,8 +228,8 @@ func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*ses
 	return woken
 }
 
-// moveLocked gives sessions the views that they have after a change. It appends those with another view to
-// woken.
+// moveLocked gives sessions the views that they have after a change. It appends the sessions that have got
+// another view to woken.
 func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	moved := map[*session]*base{}
 	t.affectedLocked(c, func(s *session) {

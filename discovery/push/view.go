@@ -91,7 +91,7 @@ func differ(a, b *hosts.Entry) bool {
 	return a != b && (a == nil || b == nil || a.Sum != b.Sum)
 }
 
-// A view is what the clients with one base in one namespace see: the base, except for the hosts that only this
+// A view has what the clients with the same base and namespace see: the base, except for the hosts that this
 // namespace sees in another way. It is guarded by tables.mu.
 type view struct {
 	id      *identity

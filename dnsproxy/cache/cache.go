@@ -60,7 +60,7 @@ const (
 	Failed
 )
 
-// A Hit is what a cache has for a question.
+// A Hit has what a cache has for a question.
 type Hit struct {
 	State   State
 	Refresh bool         // this caller, and no other, should use Reply and also ask again

@@ -25,7 +25,7 @@ const (
 	suspectForms = 4
 )
 
-// A flightKey is what nameservers are asked: a question, or a message that is relayed.
+// A flightKey identifies what nameservers are asked: a question, or a message that is relayed.
 type flightKey struct {
 	cache.Key // of a relayed message: the question's name, type and class
 	// relay tells relayed messages apart, by their digest (messages may be long), the client's transport,

@@ -199,8 +199,8 @@ func (r *Reply) appendOPT(dst []byte, q *Request) []byte {
 	return wire.AppendOPT(dst, q.UDPSize, ttl)
 }
 
-// appendExtended appends Extended DNS Errors, the nameserver's and the one for a
-// stale answer, to the OPT record at the end of dst.
+// appendExtended appends Extended DNS Errors to the OPT record at the end of dst: the
+// nameserver's errors and, if stale is set, the error for a stale answer.
 func (r *Reply) appendExtended(dst []byte, stale bool) []byte {
 	length := len(dst) - 2
 	dst = append(dst, r.extended...)

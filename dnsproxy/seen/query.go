@@ -26,7 +26,7 @@ const (
 // noteworthy reports whether a query of the kind is noteworthy by itself.
 func (k Kind) noteworthy() bool { return k == Failure || k == Odd }
 
-// A query that takes Slow or longer is noteworthy.
+// Slow is how long a query takes at least to be noteworthy.
 const Slow = 500 * time.Millisecond
 
 // Dropped is the response code of a query without a response: too many queries waited.

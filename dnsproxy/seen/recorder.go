@@ -32,7 +32,7 @@ type Recorder struct {
 	readers atomic.Pointer[[]*Reader] // nil without one
 	all     atomic.Bool               // a reader may want an ordinary query
 	ids     atomic.Uint64
-	recent  [kinds]ring // by kind; those of Ordinary and Truncated are not used
+	recent  [kinds]ring // by kind; the rings of Ordinary and Truncated are not used
 	cut     truncated
 	clients *clients
 	units   *units

@@ -87,7 +87,7 @@ func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
 func (h *Host) headless() bool   { return h.flags&flagHeadless != 0 }
 func (h *Host) isAlias() bool    { return h.flags&flagAlias != 0 }
 
-// A hostInfo is what a control plane says about a host besides its addresses.
+// A hostInfo has what a control plane says about a host besides its addresses.
 type hostInfo struct {
 	key                            string
 	registry, shortname, namespace string

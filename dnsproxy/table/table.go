@@ -21,7 +21,7 @@ type Table struct {
 	// claimed are the names that cannot be derived from a host's FQDN; nil without any.
 	claimed *claimed
 
-	ancestors *ancestors // of all names; nil unless WithAncestors made this table or one that it was made from
+	ancestors *ancestors // of all names; nil unless WithAncestors made this table, or a table before it
 
 	settled    sync.Once
 	collisions []Collision // set by settled

@@ -323,10 +323,10 @@ func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	return true
 }
 
-// Elsewhere returns the group of the one server at an address that a client chose. A server
-// that was ever in another group keeps its history. The number of other servers, and of
-// sockets to them, is bounded: the servers that were asked least recently are evicted, and
-// queries to them fail with [ErrCrowded]. [Client.Status] leaves them out.
+// Elsewhere returns a group with one server, at an address that a client of the agent chose. A
+// server that was ever in another group keeps its history. The number of all other servers of
+// Elsewhere, and of sockets to them, is bounded: the servers that were asked least recently are
+// evicted, and queries to them fail with [ErrCrowded]. [Client.Status] leaves these servers out.
 func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
 	group, victims := c.findElsewhere(addr)
 	for _, victim := range victims {

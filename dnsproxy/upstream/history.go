@@ -53,8 +53,8 @@ func (s State) String() string {
 	return [...]string{"up", "down", "looping"}[s]
 }
 
-// A history is what is known about a server. It is a plain value without a clock; the server
-// guards it with its mutex.
+// A history has what is known about the behaviour of a server. It is a plain value without a clock;
+// the server guards it with its mutex.
 type history struct {
 	srtt, rttvar time.Duration // srtt is zero before the first reply
 	replies      int           // so far, up to rttGain
@@ -73,7 +73,7 @@ type history struct {
 	ednsHeard  time.Time // last reply with an OPT record
 }
 
-// A standing is what follows from a history at a time.
+// A standing says how a server is doing at a time, by its history.
 type standing struct {
 	state  State
 	silent bool          // two probes have been unanswered, the second for longer than patience

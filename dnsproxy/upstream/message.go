@@ -77,7 +77,7 @@ func restore(reply, query, question []byte) []byte {
 	return reply
 }
 
-// A reading is what a schedule needs to know about a reply.
+// A reading has what a schedule needs to know about a reply.
 type reading struct {
 	code      int   // the response code, with the bits of it that an OPT record has
 	negative  bool  // NXDOMAIN, or NOERROR without an answer

@@ -46,7 +46,7 @@ type schedule struct {
 	cause       error  // why servers without a reply are no longer waited for; may be nil
 }
 
-// A try is what the schedule of a query knows of one server.
+// A try has what the schedule of a query knows of one server.
 type try struct {
 	standing standing  // as last passed to see
 	asked    int       // how often the query was sent to it
@@ -70,7 +70,7 @@ type outcome struct {
 	stream, plain bool    // how the server was asked
 }
 
-// An action is what the exchange does to a server on behalf of the schedule.
+// An action is something that the exchange has to do to a server for the schedule.
 type action struct {
 	kind actionKind
 	try  int

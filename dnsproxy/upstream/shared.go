@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// shared is what a [Client] and its servers share.
+// shared has what a [Client] and its servers share.
 type shared struct {
 	config  Config
 	latest  atomic.Pointer[Config] // of the last Configure

@@ -19,8 +19,8 @@ const maxPending = 1 << 15
 
 var errTooManyQueries = errors.New("too many queries in flight")
 
-// A socket is what a UDP socket and a connection to a server have in common: the attempts
-// that wait for a reply on it, and its end.
+// A socket has what a UDP socket and a connection to a server have in common: the attempts
+// that wait for a reply on it, and whether it is retired or closed.
 type socket struct {
 	server *server
 
@@ -64,7 +64,7 @@ type sockets[S interface {
 // since returns the time since t on the client's clock.
 func (s *socket) since(t time.Time) time.Duration { return s.server.shared.config.Clock.Since(t) }
 
-// addLocked adds an attempt and returns its ID, an unpredictable one that no other attempt
+// addLocked adds an attempt and returns its ID, which is unpredictable and which no other attempt
 // has. Package rand's functions are ChaCha8 with a seed from the system.
 func (s *socket) addLocked(a *attempt) uint16 {
 	for {

@@ -24,7 +24,7 @@ type timer struct {
 type wheel struct {
 	mu      sync.Mutex
 	origin  time.Time
-	slots   [wheelSlots]timer // rings, of which these are the ends
+	slots   [wheelSlots]timer // the ends of rings of timers
 	count   int
 	passed  int64       // the last tick whose slot was looked at
 	pending int64       // the tick for which alarm is set; 0 if it is not
