@@ -252,7 +252,7 @@ func (f *flights) endLocked(ended *flight) []seat {
 	return seats
 }
 
-// lead notes the queries of a flight, so that they can be canceled.
+// lead notes the queries of a flight, so that they can be cancelled.
 func (f *flights) lead(led *flight, started upstream.Started) {
 	f.mu.Lock()
 	led.started = started
