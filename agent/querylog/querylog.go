@@ -1,10 +1,10 @@
 // Package querylog logs queries in few lines: one for each suffix and reason, with a count.
 //
 //	querylog.go  Run: from the queries to the log
-//	summary.go   what the lines have, and when they are due
+//	summary.go   the content of the lines, and when they are due
 //
-// The first line about a suffix and a reason comes a second after the first query, and the next one a minute later, with
-// what there was meanwhile. There is at most one line a second, whatever clients ask.
+// The first line about a suffix and a reason is logged a second after the first query. The next line follows a minute
+// later, with the queries of that minute. There is at most one line a second, however many queries clients send.
 package querylog
 
 import (
@@ -24,16 +24,16 @@ const (
 	// Off logs none.
 	Off Mode = "off"
 	// Failed logs the queries of the kind [seen.Failure]: queries without an answer, or with a stale
-	// one. Other queries cost nothing. It is the default.
+	// one. Other queries cost nothing. Failed is the default.
 	Failed Mode = "failed"
 	// All logs all queries.
 	All Mode = "all"
 )
 
-// MarshalText returns what UnmarshalText reads.
+// MarshalText returns the mode as a text for [Mode.UnmarshalText].
 func (m Mode) MarshalText() ([]byte, error) { return []byte(m), nil }
 
-// UnmarshalText reads one of the modes. The error says what was expected.
+// UnmarshalText reads one of the modes. The error names the modes.
 func (m *Mode) UnmarshalText(text []byte) error {
 	switch v := Mode(text); v {
 	case Off, Failed, All:
@@ -43,7 +43,7 @@ func (m *Mode) UnmarshalText(text []byte) error {
 	return fmt.Errorf("want %s, %s or %s", Off, Failed, All)
 }
 
-// Filter returns the filter of the queries that a mode logs.
+// Filter returns the filter that selects the queries to log.
 func (m Mode) Filter() *seen.Filter {
 	if m == All {
 		return seen.All()
@@ -51,8 +51,8 @@ func (m Mode) Filter() *seen.Filter {
 	return seen.Failures()
 }
 
-// Run logs the queries of a reader until ctx ends. It closes the reader. Names below domain, the cluster domain, are
-// grouped by namespace.
+// Run logs the queries of reader until ctx ends, and then closes reader. domain is the cluster domain; queries for
+// names below it are grouped by namespace.
 func Run(ctx context.Context, reader *seen.Reader, domain string, log *slog.Logger) {
 	defer reader.Close()
 	s := newSummary(domain)
@@ -72,7 +72,7 @@ func Run(ctx context.Context, reader *seen.Reader, domain string, log *slog.Logg
 	}
 }
 
-// next waits for queries until a line is due.
+// next waits for queries until a line is due. It returns the queries, and how many others the reader has missed.
 func next(ctx context.Context, reader *seen.Reader, s *summary) (records []seen.Record, lost uint64) {
 	if at, waiting := s.next(); waiting {
 		var cancel context.CancelFunc

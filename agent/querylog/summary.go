@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// settle is how long further queries are counted before the first line about a suffix and a reason.
+	// settle is the time from the first query to the first line about its suffix and reason.
 	settle = time.Second
-	// repeat is the time between two lines about the same suffix and reason.
+	// repeat is the least time between two lines about the same suffix and reason.
 	repeat = time.Minute
-	// pause is the time between two lines.
+	// pause is the least time between any two lines.
 	pause = time.Second
-	// maxGroups bounds how many suffixes and reasons are told apart: as many as there may be lines in a minute.
+	// maxGroups bounds how many suffixes and reasons are told apart: as many as the log may have lines in a minute.
 	maxGroups = 60
 )
 
-// A summary counts queries, and says which line is due.
+// A summary counts queries, and makes the lines of the log when they are due.
 type summary struct {
 	domain string // without the last dot
 	groups map[key]*group
@@ -48,14 +48,14 @@ func (s *summary) add(r *seen.Record, now time.Time) {
 	s.count(k, 1, now, r)
 }
 
-// addLost counts queries of which nothing is known.
+// addLost counts n queries that the reader has missed, so that only their number is known.
 func (s *summary) addLost(n uint64, now time.Time) {
 	if n > 0 {
 		s.count(key{text: textLost}, n, now, nil)
 	}
 }
 
-// next returns when the next line is due, and whether there will be one without further queries.
+// next returns when the next line is due. If nothing was counted since the last lines, waiting is false.
 func (s *summary) next() (at time.Time, waiting bool) {
 	g := s.earliest()
 	if g == nil {
@@ -68,7 +68,7 @@ func (s *summary) next() (at time.Time, waiting bool) {
 	return at, true
 }
 
-// due returns the line that is due, nil if none is.
+// due returns the line that is due at now, nil if none is.
 func (s *summary) due(now time.Time) *group {
 	at, waiting := s.next()
 	if !waiting || at.After(now) {
@@ -78,7 +78,7 @@ func (s *summary) due(now time.Time) *group {
 	return s.earliest().take(now)
 }
 
-// last returns a line for what was counted and not logged, nil for nothing.
+// last returns one line for all queries that were counted and not logged, except answered ones; nil if there are none.
 func (s *summary) last() (line *group) {
 	for _, g := range s.groups {
 		switch {
@@ -93,7 +93,7 @@ func (s *summary) last() (line *group) {
 	return line
 }
 
-// count counts n queries of a key; r is the first of them.
+// count counts n queries in the group of k. r is one of these queries, nil for lost ones.
 func (s *summary) count(k key, n uint64, now time.Time, r *seen.Record) {
 	g := s.groups[k]
 	if g == nil && len(s.groups) >= maxGroups && r != nil {
@@ -116,7 +116,8 @@ func (s *summary) count(k key, n uint64, now time.Time, r *seen.Record) {
 	g.count += n
 }
 
-// forget removes, once a second, the groups that had no query for so long that the next one may be logged like the first.
+// forget removes the groups that had no query since their last line, if that line is at least repeat ago. It does so
+// at most once in pause.
 func (s *summary) forget(now time.Time) {
 	if now.Sub(s.forgot) < pause {
 		return
@@ -139,7 +140,8 @@ func (s *summary) earliest() (earliest *group) {
 	return earliest
 }
 
-// suffixOf returns what a line says of a name: its last two labels, and the namespace of a name below the cluster domain.
+// suffixOf returns the last two labels of name. If name is below domain, the cluster domain, suffixOf returns domain and
+// the two labels before it: namespace.svc.
 func suffixOf(name, domain string) string {
 	labels, n := dns.SplitDomainName(name), 2
 	if domain != "" && dns.IsSubDomain(domain+".", name) {
@@ -151,14 +153,14 @@ func suffixOf(name, domain string) string {
 	return strings.Join(labels[max(0, len(labels)-n):], ".")
 }
 
-// A group is what was counted since the last line about its key.
+// A group counts the queries with one key since the last line about them. A copy of a group is a line of the log.
 type group struct {
 	key
 	count   uint64
-	client  string // of the first query
-	example string // its question
-	row     string
-	first   time.Time // of the first query
+	client  string    // of the first query
+	example string    // the question of the first query
+	row     string    // the rows of docs/behaviour.md of the first query
+	first   time.Time // when the first query was counted
 	logged  time.Time // when the last line was logged
 }
 
@@ -171,14 +173,14 @@ func (g *group) due() time.Time {
 	return at
 }
 
-// take returns what was counted, for a line, and resets the counts.
+// take returns the group as a line, and starts its count again.
 func (g *group) take(now time.Time) *group {
 	line := *g
 	g.count, g.logged = 0, now
 	return &line
 }
 
-// log logs a line.
+// log logs the group as a line.
 func (g *group) log(log *slog.Logger) {
 	level := slog.LevelWarn
 	if g.text == textAnswered {
@@ -197,7 +199,7 @@ func (g *group) log(log *slog.Logger) {
 	log.LogAttrs(context.Background(), level, g.text, attrs...)
 }
 
-// A key is what the queries of a line have in common.
+// A key has the properties that queries must share to be counted in one line.
 type key struct {
 	text   string // the message
 	suffix string
@@ -211,7 +213,7 @@ const (
 	textFailed   = "queries failed"
 	textStale    = "queries got stale answers"
 	textAnswered = "queries answered"
-	textFurther  = "further queries, by suffixes and reasons that are too many for the log"
-	textEnd      = "further queries failed before the end"
+	textFurther  = "further queries, not told apart: the log has too many suffixes and reasons"
+	textEnd      = "queries that failed, got stale answers or are not in the log, counted together at the end"
 	textLost     = "queries that are not in the log, since there were too many at once"
 )
