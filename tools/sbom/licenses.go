@@ -13,11 +13,11 @@ import (
 	"unicode"
 )
 
-// licenseFile matches the names of files that must go along with a module.
+// licenseFile matches the names of files that must be distributed with a module.
 var licenseFile = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
 
-// licenses returns the licenses and notices of Go and of the modules that a binary links, from the
-// cache of modules.
+// licenses returns the licenses and notices of Go and of the modules in binary. It reads them from Go's own directory
+// and from the module cache.
 func licenses(binary string) (string, error) {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
@@ -47,7 +47,8 @@ func licenses(binary string) (string, error) {
 	return text.String(), nil
 }
 
-// writeLicenses writes the files of a directory below a heading. A module without any is an error.
+// writeLicenses writes each license file in dir, the directory of the module name, below a heading. It returns an error
+// if dir has none.
 func writeLicenses(text *strings.Builder, name, dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -67,8 +68,8 @@ func writeLicenses(text *strings.Builder, name, dir string) error {
 	return nil
 }
 
-// escape returns the name of a module's directory in the cache, where capital letters are small ones
-// behind an exclamation mark.
+// escape returns the name of a module's directory in the cache: each capital letter becomes an exclamation mark and the
+// small letter.
 func escape(name string) string {
 	var b strings.Builder
 	for _, r := range name {

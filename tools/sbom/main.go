@@ -1,7 +1,7 @@
 // Command sbom writes the software bill of materials of each binary, in CycloneDX JSON: the
 // modules that `go version -m` prints, and Go's standard library. Equal binaries give equal
-// bytes. With -licenses it prints the licenses of these modules, which have to go along with the
-// binary.
+// bytes for the same SOURCE_DATE_EPOCH. With -licenses it prints the licenses of these modules, which must be
+// distributed with the binary.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 )
 
 func main() {
-	out := flag.String("out", "", "`file` to write; default is the binary's with .cdx.json behind it")
+	out := flag.String("out", "", "`file` to write (default: the name of the binary with .cdx.json appended)")
 	notices := flag.Bool("licenses", false, "print the licenses and notices of the modules instead")
 	flag.Parse()
 	err := error(nil)
@@ -77,7 +77,7 @@ func run(binaries []string, out string) error {
 	return nil
 }
 
-// epoch returns the time in SOURCE_DATE_EPOCH.
+// epoch returns the time that the environment variable SOURCE_DATE_EPOCH has.
 func epoch() (time.Time, error) {
 	text := os.Getenv("SOURCE_DATE_EPOCH")
 	seconds, err := strconv.ParseInt(text, 10, 64)
@@ -87,7 +87,7 @@ func epoch() (time.Time, error) {
 	return time.Unix(seconds, 0).UTC(), nil
 }
 
-// A bom is a bill of materials of CycloneDX, with the fields that are used here.
+// A bom is a bill of materials in CycloneDX, with only the fields that describe sets.
 type bom struct {
 	Format       string      `json:"bomFormat"`
 	SpecVersion  string      `json:"specVersion"`
@@ -122,7 +122,7 @@ type property struct {
 	Value string `json:"value"`
 }
 
-// describe returns the bill of materials of a binary.
+// describe returns the bill of materials of the binary at path.
 func describe(path string, created time.Time) (bom, error) {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {
@@ -154,13 +154,13 @@ func describe(path string, created time.Time) (bom, error) {
 	return bill, nil
 }
 
-// dependency returns a module, or its replacement.
+// dependency returns the component for dep, or for its replacement if it has one.
 func dependency(dep *debug.Module) (component, error) {
 	if dep.Replace != nil {
 		dep = dep.Replace
 	}
 	library := module("library", dep.Path, dep.Version)
-	// The sum of go.sum is a SHA-256 of the names and the SHA-256 of all files of the module.
+	// The sum is that in go.sum: a SHA-256 over a list with the name and the SHA-256 of each file of the module.
 	if encoded, found := strings.CutPrefix(dep.Sum, "h1:"); found {
 		sum, err := base64.StdEncoding.DecodeString(encoded)
 		if err != nil {
@@ -177,7 +177,7 @@ func module(kind, path, version string) component {
 	return component{Type: kind, Ref: url, Name: path, Version: version, URL: url}
 }
 
-// serial returns a UUID, version 8, of a sum.
+// serial returns a UUID of version 8 made from sum.
 func serial(sum [sha256.Size]byte) string {
 	b := sum[:16]
 	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80
