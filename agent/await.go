@@ -24,9 +24,9 @@ const (
 	// awaitFamily is how long the second family has to answer after the first one.
 	awaitFamily = time.Second
 	// awaitStatus is how long the status address may be unreachable after the listeners
-	// answer. The agent opens it before them.
+	// answer. The agent opens the status address before the listeners.
 	awaitStatus = time.Second
-	// awaitQuiet is how long nothing is logged about the wait.
+	// awaitQuiet is how long the wait lasts before it is logged.
 	awaitQuiet = time.Second
 )
 
@@ -34,7 +34,7 @@ const (
 type Awaited struct {
 	// Rules are the rules that will redirect to the agent.
 	Rules iptables.Config
-	// StatusAddr is the host:port of its status endpoints.
+	// StatusAddr is the host:port of the agent's status endpoints.
 	StatusAddr string
 	// Logger is the log.
 	Logger *slog.Logger
@@ -45,9 +45,9 @@ type Awaited struct {
 // listeners of one family do not answer while the other family's do, it returns the rules
 // without that family.
 //
-// If no listener answers before ctx ends, it returns an error, and if the rules would redirect the
-// agent's own queries, an [ErrCapturesItself]. If only the table is missing then,
-// it logs that: the agent forwards without a table.
+// Await returns an error if ctx ends while it waits for listeners, and [ErrCapturesItself] if the rules would
+// redirect the agent's own queries. If the agent is not ready when ctx ends, or its status address does not answer,
+// Await logs that and returns the rules: the agent forwards without a table.
 func (w Awaited) Await(ctx context.Context) (iptables.Config, error) {
 	began := time.Now()
 	rules, err := w.awaitListeners(ctx)
@@ -70,8 +70,8 @@ func (w Awaited) Await(ctx context.Context) (iptables.Config, error) {
 // ErrCapturesItself is the error for an agent whose own queries the rules would redirect to it.
 var ErrCapturesItself = errors.New("the rules would redirect the agent's own queries to itself")
 
-// capturesItself returns an error if the rules do not let the queries of the agent's user pass. An
-// agent that has not said its user, so that it is "", is not checked.
+// capturesItself returns an error if the rules would redirect the queries of user, the agent's "uid:gid". It returns
+// nil if user is "", because the agent has not said its user.
 func (w Awaited) capturesItself(user string) error {
 	var uid, gid uint32
 	if _, err := fmt.Sscanf(user, "%d:%d", &uid, &gid); err != nil {
@@ -84,16 +84,16 @@ func (w Awaited) capturesItself(user string) error {
 		ErrCapturesItself, uid, gid, w.Rules.AgentUIDs, w.Rules.AgentGIDs)
 }
 
-// awaitListeners waits until the listeners of all wanted families answer, or the listeners of
-// one family while the other one may be left out.
+// awaitListeners waits until the listeners of all wanted families answer. If one family has answered for
+// awaitFamily, awaitListeners returns the rules without the other one.
 func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	began := time.Now()
-	var since time.Time // when a family answered first
-	var silent error    // why listeners did not answer the last probe
+	var since time.Time // when a family first answered
+	var silent error    // why listeners did not answer the last probe that ended before ctx
 	for logged := false; ; {
 		found := probeBy(ctx, w.listeners(), probeAgent)
 		if ctx.Err() != nil && silent != nil {
-			return w.Rules, silent // found has the end of ctx as the reason
+			return w.Rules, silent // the errors in found only say that ctx ended
 		}
 		rules, served, late := w.fit(found)
 		silent = errors.Join(found[iptables.IPv4].err, found[iptables.IPv6].err)
@@ -116,8 +116,8 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	}
 }
 
-// fit returns the rules without the families that are late, whether any family answers, and why
-// families are late. A family whose addresses the host lacks is not late: it has no queries.
+// fit returns the rules without the families that do not answer, whether any family answers, and why the
+// others do not. A family of which the host has no address is not late: it has no queries.
 func (w Awaited) fit(found map[iptables.Family]health) (rules iptables.Config, served bool, late error) {
 	rules = w.Rules
 	for _, f := range w.families() {
@@ -147,8 +147,8 @@ func (w Awaited) listeners() []dnsproxy.Addr {
 }
 
 // awaitReady waits until /healthz/ready is 200: the agent has a table, or has waited for one for
-// [Config.ReadyTimeout]. It returns an error if ctx ends before, or if the status address is wrong. user
-// is what the agent says in [userHeader].
+// [Config.ReadyTimeout]. It returns an error if ctx ends first, or if the status address does not answer.
+// user is the agent's "uid:gid" from [userHeader], "" if the agent has not said it.
 func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
 	defer client.CloseIdleConnections()
@@ -173,8 +173,8 @@ func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	}
 }
 
-// notReady returns the reason why the agent is not ready and its user, or an error if it does not
-// say.
+// notReady returns why the agent is not ready, "" if it is, and the agent's user. It returns an error if there was no
+// response.
 func (w Awaited) notReady(ctx context.Context, client *http.Client) (reason, user string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+w.statusAddr()+"/healthz/ready", http.NoBody)
 	if err != nil {
@@ -203,12 +203,12 @@ func (w Awaited) statusAddr() string {
 	return reachable(w.StatusAddr)
 }
 
-// AwaitReady waits until the agent that a transport reaches is ready: it has a table, or has waited for
-// one for [Config.ReadyTimeout]. If ctx ends before, the error says why the agent is not ready.
+// AwaitReady waits until the agent that transport reaches is ready: the agent has a table, or has waited for
+// one for [Config.ReadyTimeout]. If ctx ends first, the error says why the agent is not ready.
 func AwaitReady(ctx context.Context, transport http.RoundTripper) error {
 	client := http.Client{Transport: transport, Timeout: probeTimeout}
 	defer client.CloseIdleConnections()
-	w, last := Awaited{StatusAddr: "localhost:80"}, errors.New("no time to ask it")
+	w, last := Awaited{StatusAddr: "localhost:80"}, errors.New("the time was over before the agent could answer")
 	for {
 		reason, _, err := w.notReady(ctx, &client)
 		switch {

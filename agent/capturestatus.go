@@ -12,21 +12,21 @@ type CaptureStatus struct {
 	On      bool   `json:"on"`
 	Because string `json:"because"`
 	Repairs uint64 `json:"repairs"`
-	// Remaining says why rules that are to be removed are still there, or may be.
+	// Remaining says why rules that should be removed are still in the kernel, or may be.
 	Remaining string `json:"remaining,omitempty"`
-	// Rules is what is in the kernel now; Error says why that cannot be read.
+	// Rules is the state of the rules in the kernel now; Error says why it cannot be read.
 	Rules *iptables.Status `json:"rules,omitempty"`
 	Error string           `json:"error,omitempty"`
-	// Ways are the ways of clients' queries to nameservers, by nameserver.
+	// Ways says for each nameserver whether clients' queries to it reach the agent.
 	Ways []WayStatus `json:"ways,omitempty"`
 	// Resolved is the registration with systemd-resolved.
 	Resolved resolved.Status `json:"resolved"`
 }
 
-// captureLevels collects how much of each family is captured.
+// captureLevels is a collector of the level at which each family is captured.
 type captureLevels func() map[iptables.Family]iptables.Level
 
-// Describe describes no metric, so the registry does not compare them.
+// Describe describes no metric, so the registry does not check collected metrics against descriptions.
 func (captureLevels) Describe(chan<- *prometheus.Desc) {}
 
 // Collect makes a metric for the level of each family.
@@ -37,10 +37,10 @@ func (l captureLevels) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// captureWays collects whether queries of clients reach the agent.
+// captureWays is a collector of whether queries of clients reach the agent.
 type captureWays func() []WayStatus
 
-// Describe describes no metric, so the registry does not compare them.
+// Describe describes no metric, so the registry does not check collected metrics against descriptions.
 func (captureWays) Describe(chan<- *prometheus.Desc) {}
 
 // Collect makes a metric for each nameserver of resolv.conf, or one for "none".

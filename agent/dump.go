@@ -11,16 +11,17 @@ import (
 	"github.com/nametap/nametap/internal/httpguard"
 )
 
-// maxDumps is how many clients get a dump at a time. A dump keeps a table alive that was replaced meanwhile.
+// maxDumps is how many dumps are written at a time. A dump keeps its table in memory, also after a push has replaced
+// the table.
 const maxDumps = 2
 
-// dumps are the responses that grow with the table and the cache. They are written entry by
-// entry, so that their memory does not grow with them.
+// dumps limits the responses that grow with the table and the cache. A response is written entry by
+// entry, so that the agent's memory does not grow with it.
 type dumps struct{ *httpguard.Dumps }
 
 func newDumps() dumps { return dumps{httpguard.NewDumps(maxDumps, "the table or the cache")} }
 
-// limited returns a handler that refuses a request while maxDumps others are answered.
+// limited returns a handler that calls next, but refuses a request while maxDumps others are answered.
 func (d dumps) limited(next func(w *dump, r *http.Request)) http.HandlerFunc {
 	return d.Limited(func(w *httpguard.Dump, r *http.Request) { next(&dump{Dump: w}, r) })
 }
@@ -28,14 +29,14 @@ func (d dumps) limited(next func(w *dump, r *http.Request)) http.HandlerFunc {
 // A dump is one response.
 type dump struct {
 	*httpguard.Dump
-	scratch bytes.Buffer // of entry
+	scratch bytes.Buffer // memory that entry reuses
 }
 
 // text writes a part of the response.
-func (d *dump) text(text string) { _, _ = io.WriteString(d, text) } // it panics instead of an error
+func (d *dump) text(text string) { _, _ = io.WriteString(d, text) } // Write panics; it never returns an error
 
-// entry writes a value in JSON, indented as a member of a list or an object at the second level.
-// first is set for the first member. prefix comes before the value.
+// entry writes value, which is JSON, indented by four spaces: as a member of a list or object inside the top-level
+// object. first is true for the first member. prefix is written before the value.
 func (d *dump) entry(first bool, prefix string, value []byte) {
 	separator := ",\n    "
 	if first {
@@ -47,7 +48,7 @@ func (d *dump) entry(first bool, prefix string, value []byte) {
 	}
 	d.text(separator)
 	d.text(prefix)
-	_, _ = d.scratch.WriteTo(d) // it panics instead of an error
+	_, _ = d.scratch.WriteTo(d) // Write panics; it never returns an error
 }
 
 // writeList writes the elements of a list in JSON.
@@ -55,7 +56,7 @@ func writeList[T table.Skipped | table.Collision | forward.CacheEntry](w *dump, 
 	for i := range list {
 		value, err := json.Marshal(list[i])
 		if err != nil {
-			panic(http.ErrAbortHandler) // never: they are texts and numbers
+			panic(http.ErrAbortHandler) // never: the elements have only texts and numbers
 		}
 		w.entry(i == 0, "", value)
 	}

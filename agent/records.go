@@ -12,14 +12,14 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 )
 
-// records is where the records of queries go, and what sends them there.
+// records runs the query log and the dnstap sender as the settings say.
 type records struct {
 	config  atomic.Pointer[RecordsConfig]
-	changed chan struct{} // has a value after a change of config
+	changed chan struct{} // set wakes run
 	dnstap  *dnstap.Sender
 }
 
-// newRecords returns the records of an agent with a Config.
+// newRecords returns the records of an agent with the settings cfg.
 func newRecords(cfg *Config, registry prometheus.Registerer) *records {
 	r := &records{changed: make(chan struct{}, 1), dnstap: dnstap.New(dnstap.Config{
 		Identity: cfg.Identity, Version: cfg.DNS.Version, Resolver: cfg.XDS.Resolver, Logger: cfg.Logger, Registerer: registry,
@@ -28,16 +28,16 @@ func newRecords(cfg *Config, registry prometheus.Registerer) *records {
 	return r
 }
 
-// set changes where the records of queries go.
+// set changes the settings.
 func (r *records) set(cfg RecordsConfig) {
 	r.config.Store(&cfg)
 	select {
 	case r.changed <- struct{}{}:
-	default: // run has yet to receive a change that it has not loaded
+	default: // a wake-up is still in changed, after which run loads cfg
 	}
 }
 
-// run sends the records of queries where the settings say, until ctx ends.
+// run runs the query log and the dnstap sender until ctx ends.
 func (r *records) run(ctx context.Context, proxy *dnsproxy.Server, log *slog.Logger) error {
 	var logged, sent part
 	defer sent.end()
@@ -62,14 +62,15 @@ func (r *records) run(ctx context.Context, proxy *dnsproxy.Server, log *slog.Log
 	}
 }
 
-// A part runs by a setting that may change.
+// A part is a goroutine that is started again when its setting changes.
 type part struct {
 	setting string
-	stop    context.CancelFunc // nil: not running
-	ended   chan struct{}
+	stop    context.CancelFunc // nil before the first run
+	ended   chan struct{}      // closed when the goroutine has ended
 }
 
-// run makes the part run by a setting: the previous run ends if the setting differs.
+// run calls run in a goroutine, unless the part was started with the same setting. It ends the previous goroutine
+// first.
 func (p *part) run(ctx context.Context, setting string, run func(context.Context)) {
 	if p.stop != nil && p.setting == setting {
 		return
@@ -84,7 +85,7 @@ func (p *part) run(ctx context.Context, setting string, run func(context.Context
 	}()
 }
 
-// end ends the part and waits until it has ended.
+// end stops the goroutine and waits until it has ended.
 func (p *part) end() {
 	if p.stop != nil {
 		p.stop()

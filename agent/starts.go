@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// SteadyTime is how long a process is ready before it counts as one that has started well.
+// SteadyTime is how long a process must be ready before its start counts as good.
 const SteadyTime = time.Second
 
-// ForgetStarts deletes the files, in the runtime directory of a unit, in which the unit notes the
-// starts in a row that failed, so that the next start does not wait.
+// ForgetStarts deletes the count of starts and the message of the last failure, so that the unit starts its process
+// without a pause the next time. dir is the runtime directory of the unit.
 func ForgetStarts(dir string, log *slog.Logger) {
 	for _, name := range []string{"starts", failureName} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -30,8 +30,8 @@ func forgetStarts(log *slog.Logger) {
 	}
 }
 
-// firstStart reports whether systemd runs the agent, and no start has failed since an agent was ready for
-// [SteadyTime].
+// firstStart reports whether systemd runs the agent, and this is the first start since an agent was ready for
+// [SteadyTime] or was stopped.
 func firstStart() bool {
 	path := runtimePath("starts")
 	if path == "" {
@@ -41,18 +41,20 @@ func firstStart() bool {
 	return err == nil && strings.TrimSpace(string(starts)) == "1"
 }
 
-// failureName is the file in which the unit notes why the last start has failed.
+// failureName is the file with the reason why the last start failed: [NoteFailure] writes it, and back-off, the script
+// of the unit, if the program is missing.
 const failureName = "failure"
 
-// NoteFailure notes the message of an agent that fails, if systemd runs it. The next start shows
-// it, because `systemctl status` shows only the log of the current start.
+// NoteFailure saves message, the reason why the agent fails, if systemd runs the agent. The next start may print
+// the message, because `systemctl status` shows only the log of the current start.
 func NoteFailure(message string) {
 	if path := runtimePath(failureName); path != "" {
 		_ = os.WriteFile(path, []byte(message), 0o600) // the log has the message, too
 	}
 }
 
-// runtimePath returns the path of a file in the runtime directory of the unit, "" without one.
+// runtimePath returns the path of the file name in the runtime directory of the unit, "" if systemd does not run
+// the agent or the unit has no such directory.
 func runtimePath(name string) string {
 	if dir := os.Getenv("RUNTIME_DIRECTORY"); dir != "" && os.Getenv("NOTIFY_SOCKET") != "" {
 		return filepath.Join(dir, name)

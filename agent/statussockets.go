@@ -12,8 +12,8 @@ import (
 )
 
 // OpenStatusSockets opens the socket of the status address for [Config.StatusSockets] of another
-// process. It returns none if the address is taken: the agent then opens it later. The caller
-// closes the files.
+// process. It returns no socket if the port is 0, and none if another program has the address or the socket cannot be
+// opened for another passing reason: the agent opens its own socket then. The caller closes the files.
 func OpenStatusSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", addr)
@@ -21,7 +21,7 @@ func OpenStatusSockets(ctx context.Context, addr string, log *slog.Logger) ([]*o
 	case sockets.WrongAddr(err):
 		return nil, fmt.Errorf("status address %q: want a host:port of this host (--status-addr): %w", addr, err)
 	case err != nil:
-		log.Warn("the status address is not held over a restart of the agent", "error", err)
+		log.Warn("the status address will be closed while the agent restarts", "error", err)
 		return nil, nil
 	}
 	defer func() { _ = listener.Close() }() // the file is a duplicate
@@ -35,8 +35,8 @@ func OpenStatusSockets(ctx context.Context, addr string, log *slog.Logger) ([]*o
 	return []*os.File{file}, nil
 }
 
-// OwnsStatus reports whether a socket is a listening TCP socket for a status address: it has its port, and
-// its host or all addresses.
+// OwnsStatus reports whether file is a listening TCP socket for the status address addr: the socket has the port of
+// addr, and is bound to the host of addr or to all addresses.
 func OwnsStatus(addr string, file *os.File) bool {
 	wanted, err := net.ResolveTCPAddr("tcp", addr)
 	bound := sockets.TCPAddr(file)
@@ -46,31 +46,31 @@ func OwnsStatus(addr string, file *os.File) bool {
 	return bound.Addr().IsUnspecified() || wanted.IP.Equal(bound.Addr().AsSlice())
 }
 
-// adoptStatus returns the listener of an inherited socket, and closes the file.
+// adoptStatus returns a listener for addr on the inherited socket file, and closes file.
 func adoptStatus(addr string, file *os.File) (net.Listener, error) {
 	listener, err := net.FileListener(file)
-	_ = file.Close() // it is duplicated
+	_ = file.Close() // the listener has a duplicate
 	if err != nil {
 		return nil, fmt.Errorf("inherited socket %s for the status address: %w", file.Name(), err)
 	}
 	tcp, ok := listener.(*net.TCPListener)
 	if !ok {
-		_ = listener.Close() // no client has connected
+		_ = listener.Close() // the socket is not used
 		return nil, fmt.Errorf("inherited socket %s for the status address: %w", file.Name(), errors.New("want TCP"))
 	}
 	wanted, err := net.ResolveTCPAddr("tcp", addr)
 	if err != nil {
-		_ = listener.Close() // no client has connected
+		_ = listener.Close() // the socket is not used
 		return nil, fmt.Errorf("status address %q: want a host:port (--status-addr): %w", addr, err)
 	}
 	return &statusListener{TCPListener: tcp, host: wanted.IP}, nil
 }
 
-// A statusListener is an inherited listener, which may be bound to more addresses than the status
-// address has: the settings of the agent may have changed since it was opened.
+// A statusListener is an inherited listener. It may be bound to more addresses than the status address has: the
+// settings of the agent may have changed since the socket was opened.
 type statusListener struct {
 	*net.TCPListener
-	host net.IP // nil and unspecified are all
+	host net.IP // the only address to serve; nil or unspecified: all
 }
 
 // Accept returns the next connection to the status address.
@@ -83,6 +83,6 @@ func (l *statusListener) Accept() (net.Conn, error) {
 		if local, ok := conn.LocalAddr().(*net.TCPAddr); ok && local.IP.Equal(l.host) {
 			return conn, nil
 		}
-		_ = conn.Close() // it was not read
+		_ = conn.Close() // nothing was read from it
 	}
 }
