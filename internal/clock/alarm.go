@@ -9,15 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An alarm calls a function, in a goroutine of its own, when a time has passed.
+// An alarm calls a function, in another goroutine, when a time has passed.
 type alarm interface {
-	// set replaces the time.
+	// set makes the alarm call the function once, when the time after has passed. It replaces the previous time.
 	set(after time.Duration)
-	// stop ends the alarm. A call may be under way.
+	// stop ends the alarm. It does not wait for a call that has begun.
 	stop()
 }
 
-// newAlarm returns an alarm that calls ring: a timer of the kernel if that is wanted and there can be one.
+// newAlarm returns an alarm that calls ring. If kernel is true, the alarm is a timer of the kernel, unless the kernel
+// refuses one.
 func newAlarm(kernel bool, ring func()) alarm {
 	if kernel {
 		if a, err := newKernelAlarm(ring); err == nil {
@@ -35,12 +36,12 @@ type goAlarm struct{ timer *time.Timer }
 func (a goAlarm) set(after time.Duration) { a.timer.Reset(after) }
 func (a goAlarm) stop()                   { a.timer.Stop() }
 
-// A kernelAlarm is a timer of the kernel (timerfd_create(2)). It wakes one thread of an idle process. A timer of Go
-// wakes it about eight times: Go waits for events with a precision of a millisecond, and its monitor, which wakes on
-// time, checks every 20 µs until the timer has run.
+// A kernelAlarm is a timer of the kernel (timerfd_create(2)). It wakes an idle process once. A timer of Go
+// wakes the process about eight times: Go waits for events with a precision of a millisecond, and Go's monitor, which
+// wakes on time, checks every 20 µs until the timer has run.
 type kernelAlarm struct {
 	file *os.File
-	fd   uintptr // of file
+	fd   uintptr // the descriptor of file
 }
 
 func newKernelAlarm(ring func()) (*kernelAlarm, error) {
@@ -62,8 +63,8 @@ func newKernelAlarm(ring func()) (*kernelAlarm, error) {
 	return a, nil
 }
 
-// rung reports whether the time has passed. Reading a timer does not block, so Go's scheduler, whose monitor would
-// wake up, is not told.
+// rung reports whether the time of the timer fd has passed. It makes the system call without telling Go's scheduler,
+// whose monitor would wake up: reading the timer does not block.
 func rung(fd uintptr) bool {
 	var times uint64
 	_, _, err := syscall.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&times)), unsafe.Sizeof(times))

@@ -1,24 +1,24 @@
-// Package clock tells the time that has passed, also while the machine was suspended.
+// Package clock measures time, including the time for which the machine was suspended.
 //
 // Go's monotonic time is CLOCK_MONOTONIC, which stands still during a suspend. A cached reply
 // would keep its TTL overnight. CLOCK_BOOTTIME counts the suspend, and like CLOCK_MONOTONIC it
-// ignores jumps of the wall clock, but Go reads it with a system call only, which takes as long as
-// the lookup in the cache (BenchmarkNow). A [Clock] reads it at most every 10 ms and adds the
-// time asleep to Go's time. All that polls does so at the ticks of one clock ([Clock.Poll]).
+// ignores jumps of the wall clock. But Go can read CLOCK_BOOTTIME only with a system call, which takes as long as
+// a lookup in the cache (BenchmarkNow). A [Clock] reads it at most every 10 ms and adds the
+// time asleep to Go's time. Parts of the agent that poll share the ticks of one clock ([Clock.Poll]).
 //
 //	clock.go  the Clock
-//	ticks.go  its ticks, and what polls at them
+//	ticks.go  the ticks of a Clock, and the polls that are called at ticks
 //	alarm.go  the timer of the ticks: of the kernel, or of Go
 //
 // Which clock measures what:
 //
-//   - The age of something that others change meanwhile: a [Clock]. These are TTLs and
+//   - A [Clock] measures the age of something that other machines may have changed during a suspend: TTLs and
 //     staleness of replies, the age of the table, and the age of sockets to nameservers.
-//   - How long something has not answered, and how long to wait for it: time.Now and timers, which
-//     stop while the machine sleeps. That time does not count as a nameserver's delay, and the
-//     clients on this machine did not wait during it.
-//   - When a certificate or a token expires, and the time of a push in the snapshot file, which
-//     is compared after a reboot: the wall clock.
+//   - time.Now and timers, which stop during a suspend, measure how long a server has not answered, and how long
+//     to wait for it. A suspend is no delay of the nameserver, and the
+//     clients on this machine do not wait during it.
+//   - The wall clock tells when a certificate or a token expires. It also gives the time of a push in the snapshot
+//     file, which is compared after a reboot.
 package clock
 
 import (
@@ -29,8 +29,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readEvery is how long the time asleep is used after it was read: the first queries after a
-// suspend of a busy machine may still see the time of before.
+// readEvery is how long the time asleep is used after it was read. So the first queries after a
+// suspend of a busy machine may still see the time without that suspend.
 const readEvery = 10 * time.Millisecond
 
 // A Clock tells the time including suspends. It is safe for concurrent use.
@@ -40,7 +40,7 @@ type Clock struct {
 	before time.Duration // time asleep before origin
 
 	// Times since origin, in nanoseconds.
-	slept atomic.Int64 // time asleep, of which before is no part; never decreases
+	slept atomic.Int64 // time asleep since origin; never decreases
 	read  atomic.Int64 // when slept was read, on CLOCK_MONOTONIC
 
 	ticks ticks
@@ -49,23 +49,23 @@ type Clock struct {
 // New returns a clock. Its time begins at time.Now.
 func New() *Clock { return From(timeAsleep) }
 
-// ForPolling returns a clock like New with another length of its ticks, which come from a timer of the kernel,
-// if there can be one. It must not be used in a bubble of testing/synctest.
+// ForPolling returns a clock with the time tick between its ticks. The ticks come from a timer of the kernel,
+// unless the kernel refuses one, so the clock must not be used in a bubble of testing/synctest.
 func ForPolling(tick time.Duration) *Clock {
 	c := New()
 	c.ticks.length, c.ticks.kernel = tick, true
 	return c
 }
 
-// From returns a clock with another source of the time asleep, for tests. asleep returns how
+// From returns a clock for tests, which takes the time asleep from asleep: how
 // long the machine has been suspended since some time in the past.
 func From(asleep func() time.Duration) *Clock {
 	now := time.Now()
 	return &Clock{origin: now, asleep: asleep, before: asleep(), ticks: ticks{origin: now, length: Tick}}
 }
 
-// Now returns a time to compare with others of this clock. Their differences include the time
-// for which the machine was suspended, and jumps of the wall clock have no effect on them.
+// Now returns a time to compare with other times of this clock. The differences of these times include the time
+// for which the machine was suspended, and ignore jumps of the wall clock.
 func (c *Clock) Now() time.Time {
 	now := time.Now()
 	return now.Add(c.sleptAt(now))
@@ -74,7 +74,7 @@ func (c *Clock) Now() time.Time {
 // Since returns the time since t on this clock.
 func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
-// Slept returns for how long the machine was suspended since the clock was made.
+// Slept returns how long the machine has been suspended since the clock was made.
 func (c *Clock) Slept() time.Duration { return c.sleptAt(time.Now()) }
 
 func (c *Clock) sleptAt(now time.Time) time.Duration {
@@ -94,16 +94,16 @@ func (c *Clock) sleptAt(now time.Time) time.Duration {
 	}
 }
 
-// Poll calls look at ticks of the clock, as often as every says or, if that is no multiple of a tick, a bit
-// more often. It sends to found, which has a buffer, when look returns true, until stop is called. look must be quick,
-// because all polls of the clock take turns: one that waits for a disk keeps the others waiting.
-// It is not called after stop has returned, and must not call stop.
+// Poll calls look at ticks of the clock until stop has returned. The time between two calls is every, rounded down to
+// whole ticks, but at least one tick. found, which has a buffer of one, receives when look has returned true. look
+// must be quick, because all polls of the clock take turns: a poll that waits for a disk keeps the others waiting.
+// look must not call stop.
 func (c *Clock) Poll(every time.Duration, look func() bool) (found <-chan struct{}, stop func()) {
 	p := c.ticks.add(every, look)
 	return p.found, func() { c.ticks.remove(p) }
 }
 
-// Await calls look like [Clock.Poll], and returns true when look returns true, and false when ctx ends before.
+// Await calls look as [Clock.Poll] does. It returns true when look has returned true, and false if ctx ends first.
 func (c *Clock) Await(ctx context.Context, every time.Duration, look func() bool) bool {
 	found, stop := c.Poll(every, look)
 	defer stop()
@@ -115,8 +115,8 @@ func (c *Clock) Await(ctx context.Context, every time.Duration, look func() bool
 	}
 }
 
-// timeAsleep returns how long the machine has been suspended since it was booted, or less by
-// the time that passes between the two readings. It is 0 if the kernel has no such clock.
+// timeAsleep returns how long the machine has been suspended since it was booted, minus
+// the time between its two readings. It returns 0 if the kernel lacks one of the two clocks.
 func timeAsleep() time.Duration {
 	var boot, awake unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot) != nil || unix.ClockGettime(unix.CLOCK_MONOTONIC, &awake) != nil {
@@ -125,8 +125,8 @@ func timeAsleep() time.Duration {
 	return time.Duration(boot.Nano() - awake.Nano())
 }
 
-// BackOff returns how long to wait after the nth failure in a row, counted from 0: first, doubled with each failure,
-// at most longest.
+// BackOff returns how long to wait after failure n in a row. n counts from 0. The wait begins with first, doubles with
+// each failure, and is at most longest.
 func BackOff(n int, first, longest time.Duration) time.Duration {
 	for ; n > 0 && first < longest; n-- {
 		first *= 2
@@ -134,7 +134,7 @@ func BackOff(n int, first, longest time.Duration) time.Duration {
 	return min(first, longest)
 }
 
-// Sleep waits for some time, and returns false if ctx ends before.
+// Sleep waits for the time length. It returns false if ctx ends first.
 func Sleep(ctx context.Context, length time.Duration) bool {
 	timer := time.NewTimer(length)
 	defer timer.Stop()

@@ -5,23 +5,23 @@ import (
 	"time"
 )
 
-// Tick is the time between the ticks of a clock, unless [ForPolling] was called with a shorter one. Files that are
-// read at each tick, and must read the same a moment later, are followed within 1 s.
+// Tick is the time between the ticks of a clock that [New] has made. It is short enough that a changed file is used
+// within 1 s, although the file is read again a moment later and must then be the same.
 const Tick = 800 * time.Millisecond
 
-// ticks are what polls at the ticks of a clock. One alarm and one goroutine serve all of it: a wake-up of an
+// ticks calls the polls of a clock, all from one alarm and one goroutine: a wake-up of an
 // idle process costs more than reading a file, and Go wakes another thread for each further goroutine.
 type ticks struct {
-	origin time.Time // of the first tick
-	length time.Duration
-	kernel bool // the alarm is a timer of the kernel, if there can be one
+	origin time.Time     // the time of tick 0
+	length time.Duration // from tick to tick
+	kernel bool          // the alarm should be a timer of the kernel
 
 	mu    sync.Mutex
 	polls map[*poll]struct{}
 	alarm alarm // nil without polls
 }
 
-// add adds a function that is called as [Clock.Poll] describes, until it is removed.
+// add adds a poll that calls look as [Clock.Poll] describes, until remove is called for it.
 func (t *ticks) add(every time.Duration, look func() bool) *poll {
 	p := &poll{look: look, every: max(int64(every/t.length), 1), last: t.tick(), found: make(chan struct{}, 1)}
 	t.mu.Lock()
@@ -34,7 +34,7 @@ func (t *ticks) add(every time.Duration, look func() bool) *poll {
 	return p
 }
 
-// remove ends the calls.
+// remove ends the calls of p. A call that has begun ends first.
 func (t *ticks) remove(p *poll) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -48,8 +48,8 @@ func (t *ticks) remove(p *poll) {
 // tick returns the number of the current tick.
 func (t *ticks) tick() int64 { return int64(time.Since(t.origin) / t.length) }
 
-// call makes the calls that are due. After a delay there is one for all ticks that have passed. The alarm is
-// set first: a thread that already waits for a later one would have to be woken for it.
+// call calls the polls that are due. A poll that has missed several ticks is called once. The next alarm is set before
+// these calls: after them, an idle thread might already wait for a later timer, and would have to be woken.
 func (t *ticks) call() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,7 +74,7 @@ func (t *ticks) call() {
 	}
 }
 
-// armLocked sets the alarm to the next call.
+// armLocked sets the alarm to the next tick at which a poll is due.
 func (t *ticks) armLocked() {
 	var next int64
 	for p := range t.polls {
@@ -88,13 +88,13 @@ func (t *ticks) armLocked() {
 	t.alarm.set(time.Duration(next)*t.length - time.Since(t.origin))
 }
 
-// A poll is a function that is called at ticks.
+// A poll is a function that ticks calls.
 type poll struct {
 	look  func() bool
-	every int64 // in ticks
-	last  int64 // the tick of the last call
-	found chan struct{}
+	every int64         // in ticks
+	last  int64         // the tick of the last call
+	found chan struct{} // receives when look has returned true
 }
 
-// next returns the number of the tick of the next call.
+// next returns the number of the tick at which the next call is due.
 func (p *poll) next() int64 { return (p.last/p.every + 1) * p.every }
