@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SplitAddr returns the IP addresses and the port of an address to listen on, a host:port. localhost is
-// 127.0.0.1 and ::1, and no host is all addresses. An error begins with what, the address's name for users.
+// SplitAddr returns the IP addresses and the port of addr, a host:port to listen on. The host localhost means
+// 127.0.0.1 and ::1; an empty host means all addresses. Errors begin with what, the name that users know for addr.
 func SplitAddr(what, addr string) (hosts []netip.Addr, port uint16, err error) {
 	host, text, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -39,15 +39,15 @@ func SplitAddr(what, addr string) (hosts []netip.Addr, port uint16, err error) {
 	return []netip.Addr{ip.Unmap()}, port, nil
 }
 
-// TCPConfig returns how TCP listeners are opened: without Multipath TCP, of which the kernel does not say the
-// original destination.
+// TCPConfig returns the configuration to open TCP listeners with. It disables Multipath TCP, because the kernel does
+// not report the original destination of such connections.
 func TCPConfig() net.ListenConfig {
 	var config net.ListenConfig
 	config.SetMultipathTCP(false)
 	return config
 }
 
-// FreeBind lets a socket be bound to an address that the host does not have yet. It is a Control of a
+// FreeBind permits binding a socket to an address that the host does not have yet. Use it as the Control of a
 // [net.ListenConfig].
 func FreeBind(_, _ string, conn syscall.RawConn) error {
 	var err error
@@ -57,9 +57,9 @@ func FreeBind(_, _ string, conn syscall.RawConn) error {
 	return errors.Join(controlErr, err)
 }
 
-// WrongAddr reports whether the error of opening a listener means that its address is wrong: it does not
-// parse, no host has its name, this host does not have it, or this process may not use it. All other errors may pass: another
-// program may have the address, or descriptors or memory are missing.
+// WrongAddr reports whether err, from opening a listener, means that the address is wrong: it does not
+// parse, its host name does not resolve, this host does not have it, or this process may not use it. All other errors
+// may pass: another program may have the address, or descriptors or memory may be missing.
 func WrongAddr(err error) bool {
 	for _, wrong := range []error{unix.EADDRNOTAVAIL, unix.EACCES, unix.EPERM, unix.EAFNOSUPPORT} {
 		if errors.Is(err, wrong) {
@@ -71,14 +71,14 @@ func WrongAddr(err error) bool {
 	return text || lookup && name.IsNotFound
 }
 
-// The pause before the next attempt of Retry doubles from minRetry up to maxRetry.
+// The pause before each attempt of Retry doubles from minRetry up to maxRetry.
 const (
 	minRetry = 100 * time.Millisecond
 	maxRetry = 5 * time.Second
 )
 
-// Retry calls attempt after a pause, and again after longer ones while it fails. It reports false if ctx
-// ends before an attempt succeeds.
+// Retry calls attempt until it succeeds. It waits before each call, and longer after each failure. It returns false if
+// ctx ends before attempt succeeds.
 func Retry(ctx context.Context, attempt func() error) bool {
 	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
 		timer := time.NewTimer(pause)
@@ -94,7 +94,7 @@ func Retry(ctx context.Context, attempt func() error) bool {
 	}
 }
 
-// TCPAddr returns the address of a listening TCP socket, the zero one for any other file.
+// TCPAddr returns the address of a listening TCP socket, the zero AddrPort for any other file.
 func TCPAddr(file *os.File) netip.AddrPort {
 	listener, err := net.FileListener(file) // a duplicate
 	if err != nil {

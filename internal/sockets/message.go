@@ -8,21 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlLen is the length of the largest control message that a query has, in6_pktinfo.
+// controlLen is enough for the largest control message that a query has, in6_pktinfo.
 const controlLen = 64
 
-// A Message is a UDP packet with the addresses that it came from and was sent to, in the
+// A Message is a UDP packet with its source and destination addresses in the
 // kernel's form. It must not be copied.
 type Message struct {
-	// Packet is the buffer for packets, or the packet of a clone.
+	// Packet is the buffer for packets; in a clone it is the packet.
 	Packet  []byte
-	name    unix.RawSockaddrInet6 // or a RawSockaddrInet4, which is shorter
+	name    unix.RawSockaddrInet6 // the source address; or a RawSockaddrInet4, which is shorter
 	nameLen uint32
-	// envelope is for sockets that are bound to all addresses, nil for others.
+	// envelope is nil unless the socket is bound to all addresses.
 	envelope *envelope
 }
 
-// An envelope is what recvmsg(2) and sendmsg(2) take.
+// An envelope has the arguments of recvmsg(2) and sendmsg(2).
 type envelope struct {
 	header  unix.Msghdr
 	vector  unix.Iovec
@@ -49,7 +49,7 @@ func (m *Message) point() {
 	header.Control = &m.envelope.control[0]
 }
 
-// Receive reads a packet from the socket. The packet is valid until the next call. It does
+// Receive reads a packet from the socket fd. The packet is valid until the next call. Receive does
 // not block.
 func (m *Message) Receive(fd uintptr) ([]byte, unix.Errno) {
 	m.nameLen = unix.SizeofSockaddrInet6
@@ -65,7 +65,7 @@ func (m *Message) Receive(fd uintptr) ([]byte, unix.Errno) {
 	return m.Packet[:n], 0
 }
 
-// receiveMsg is Receive with the address that the packet was sent to.
+// receiveMsg is Receive for a socket that is bound to all addresses: it also reads the packet's destination address.
 func (m *Message) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
 	e := m.envelope
 	e.vector.Base = &m.Packet[0]
@@ -79,8 +79,8 @@ func (m *Message) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
 	return m.Packet[:n], 0
 }
 
-// Send sends a response from the address that the message was sent to, to the address
-// that the message came from. It does not block. The kernel may first return an error of
+// Send sends response to the client: to the source address of the message, from its destination address.
+// It does not block. The kernel may first return an error of
 // the socket that another client caused, such as ECONNREFUSED, so Send tries twice.
 func (m *Message) Send(fd uintptr, response []byte) unix.Errno {
 	errno := m.sendOnce(fd, response)
@@ -109,7 +109,7 @@ func (m *Message) sendMsg(fd uintptr, response []byte) unix.Errno {
 	e.header.Flags = 0
 	control := (*unix.Cmsghdr)(unsafe.Pointer(&e.control[0]))
 	if e.header.Controllen >= unix.SizeofCmsghdr && control.Level == unix.IPPROTO_IP && control.Type == unix.IP_PKTINFO {
-		// The control message of the packet has the address that it was sent to, which
+		// The control message has the destination address of the packet. It
 		// becomes the source address of the response. The routes choose the interface.
 		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&e.control[unix.CmsgLen(0)]))
 		info.Ifindex = 0
@@ -118,7 +118,7 @@ func (m *Message) sendMsg(fd uintptr, response []byte) unix.Errno {
 	return errno
 }
 
-// Client returns the address that the message came from.
+// Client returns the source address of the message.
 func (m *Message) Client() netip.AddrPort {
 	if m.name.Family == unix.AF_INET {
 		name := (*unix.RawSockaddrInet4)(unsafe.Pointer(&m.name))
@@ -127,14 +127,14 @@ func (m *Message) Client() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(m.name.Addr).Unmap(), networkOrder(m.name.Port))
 }
 
-// networkOrder returns a port that the kernel wrote as two bytes.
+// networkOrder returns the number of a port that the kernel wrote in network byte order.
 func networkOrder(port uint16) uint16 {
 	var b [2]byte
 	binary.NativeEndian.PutUint16(b[:], port)
 	return binary.BigEndian.Uint16(b[:])
 }
 
-// Local returns the address that the message was sent to; bound is the address of its socket.
+// Local returns the destination address of the message; bound is the address that the socket is bound to.
 func (m *Message) Local(bound netip.AddrPort) netip.AddrPort {
 	e := m.envelope
 	if e == nil || e.header.Controllen < unix.SizeofCmsghdr {

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Reserve holds descriptors that are closed when the process has no others left, so
-// that a client can still be accepted. It is safe for concurrent use.
+// A Reserve holds spare descriptors. When the process has no others left, Spend closes one, so
+// that a client can still be accepted. A Reserve is safe for concurrent use.
 type Reserve struct {
 	size int
 
@@ -15,14 +15,14 @@ type Reserve struct {
 	held []int
 }
 
-// NewReserve returns a reserve of size descriptors, or of fewer if there are not as many.
+// NewReserve returns a reserve of size descriptors, or of fewer if the process can open only fewer.
 func NewReserve(size int) *Reserve {
 	r := &Reserve{size: size}
 	r.Refill()
 	return r
 }
 
-// Spend closes one descriptor of the reserve. It reports false if there is none.
+// Spend closes one descriptor of the reserve. It returns false if the reserve is empty.
 func (r *Reserve) Spend() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -35,7 +35,7 @@ func (r *Reserve) Spend() bool {
 	return true
 }
 
-// Refill opens descriptors until the reserve has its size, or there are no more.
+// Refill opens descriptors until the reserve has its size, or the process can open no more.
 func (r *Reserve) Refill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

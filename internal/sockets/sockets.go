@@ -1,6 +1,6 @@
 // Package sockets reads and sends UDP messages without allocation, reads addresses to listen on,
 // distinguishes permanent errors of a listening socket from temporary ones, paces the attempts to
-// use it after a temporary error, and keeps a reserve of descriptors.
+// use the socket after temporary errors, and keeps a reserve of descriptors.
 package sockets
 
 import (
@@ -32,7 +32,8 @@ func OutOfDescriptors(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
-// Waiting reports whether a client is waiting to be accepted, or connects within a time.
+// Waiting reports whether a client waits to be accepted by listener, or connects within the time within. It also
+// returns true if the caller should call accept for its error.
 func Waiting(listener syscall.Conn, within time.Duration) bool {
 	raw, err := listener.SyscallConn()
 	if err != nil {
@@ -55,11 +56,11 @@ const (
 	calm     = time.Second
 )
 
-// logInterval is how often a listener's errors are logged at most.
+// logInterval is the least time between two log lines about the errors of a listener.
 const logInterval = time.Second
 
 // A Pacer paces the attempts to use one listening socket after temporary errors, and
-// logs those errors at most once a second. The zero value with a Log is ready to use. It
+// logs these errors at most once a second. The zero value is ready to use once Log is set. A Pacer
 // is safe for concurrent use.
 type Pacer struct {
 	// Log logs the errors.
@@ -73,7 +74,7 @@ type Pacer struct {
 	pause    time.Duration
 	last     time.Time // of the last error
 	logged   time.Time // when an error was last logged
-	unlogged int       // number of errors since then
+	unlogged int       // number of errors since logged
 }
 
 // Note counts and logs an error and returns how long to wait before the next attempt.
@@ -98,7 +99,7 @@ func (p *Pacer) Note(err error) time.Duration {
 	return p.pause
 }
 
-// Wait is Note, and waits until the pause is over or stop is closed.
+// Wait calls Note, and waits until the pause is over or stop is closed.
 func (p *Pacer) Wait(err error, stop <-chan struct{}) {
 	timer := time.NewTimer(p.Note(err))
 	defer timer.Stop()
