@@ -27,10 +27,10 @@ import (
 const certificateFile = "workload-certificate.pem"
 
 const (
-	// certificatePoll bounds the time between two looks at the wall clock, which may be set, or
-	// pass while the machine is suspended. Timers follow neither, but certificates expire.
+	// certificatePoll is how often the wall clock is read. Timers miss it when the clock is set, or when the machine is
+	// suspended, but certificates expire all the same.
 	certificatePoll = time.Minute
-	// authorityPoll is when a control plane without a certificate authority is asked
+	// authorityPoll is the time after which a control plane that had no certificate authority is asked
 	// again.
 	authorityPoll = time.Hour
 )
@@ -44,24 +44,24 @@ type certRenewer struct {
 	// wake makes run check the certificate at once.
 	wake chan struct{}
 
-	// The fields below are owned by the goroutine of run; load uses them before.
+	// The fields below are owned by the goroutine of run. Before run, they are owned by the caller of load.
 
-	// unread is true if the certificate file could not be read; run tries again
+	// unread is true if the certificate file could not be read. run calls load again
 	// until there is a certificate.
 	unread bool
-	// fileFailures logs why the certificate is not read or saved, renewFailures why there
-	// is no certificate, or no newer one.
+	// fileFailures logs why the certificate was not read or saved, renewFailures why none was
+	// obtained.
 	fileFailures, renewFailures logonce.Log
 
 	// mu guards the fields below. It is not held while files are read, because Status
 	// needs it and a disk may not answer.
 	mu      sync.Mutex
-	current *tls.Certificate // nil without one
-	pair    keyPair          // current in PEM
+	current *tls.Certificate // nil if there is none
+	pair    keyPair          // current and its key in PEM
 	saved   bool             // current is in the state directory
 	renewal time.Time        // when to renew current
 	refused bool             // a server refused current, and none has accepted it since
-	failure string           // why the last attempt failed; "" if that is expected
+	failure string           // why an attempt last failed, except for expected reasons; "" since a success
 }
 
 func newCertRenewer(cfg Config, dir *statedir.Dir) *certRenewer {
@@ -71,9 +71,9 @@ func newCertRenewer(cfg Config, dir *statedir.Dir) *certRenewer {
 	}
 }
 
-// wanted reports whether the token is to be exchanged for a certificate. A token that
-// kubelet renews is not: kubelet writes it to a directory of its own and points the
-// symbolic link "..data", next to the token, there.
+// wanted reports whether the agent should exchange the token for a certificate. By default it should not if
+// kubelet renews the token: kubelet writes each token to a new directory, and makes the
+// symbolic link "..data", next to the token, point to that directory.
 func (r *certRenewer) wanted() bool {
 	switch {
 	case r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff:
@@ -110,9 +110,9 @@ func (r *certRenewer) certificate() *tls.Certificate {
 	return r.valid()
 }
 
-// use makes pair the current certificate, unless it has expired or is for another
-// identity. obtained is when the pair was issued; zero means when it became valid.
-func (r *certRenewer) use(pair keyPair, obtained time.Time) error {
+// accept makes pair the current certificate, unless the certificate has expired or is for another
+// identity. obtained is when the pair was issued; if it is zero, the time from which the certificate is valid counts.
+func (r *certRenewer) accept(pair keyPair, obtained time.Time) error {
 	certificate, err := pair.parse()
 	if err != nil {
 		return err
@@ -142,7 +142,7 @@ func (r *certRenewer) setFailure(err error) {
 	r.failure = err.Error()
 }
 
-// lastFailure returns why there is no certificate, or no newer one; "" if nothing failed.
+// lastFailure returns why an attempt to obtain a certificate last failed, except for expected reasons; "" since a success.
 func (r *certRenewer) lastFailure() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,14 +150,14 @@ func (r *certRenewer) lastFailure() string {
 }
 
 // markRefused records that a server refused the certificate: the certificate authority may
-// have changed. A usable token replaces it until there is a new one. Without a usable
+// have changed. The agent then uses the token until there is a new certificate. Without a usable
 // token the certificate stays in use, because the server may accept it again.
 func (r *certRenewer) markRefused(certificate *tls.Certificate) {
 	r.setRefused(certificate, true)
 	r.check()
 }
 
-// check makes run check at once whether the certificate must be renewed.
+// check makes run check at once whether to renew the certificate.
 func (r *certRenewer) check() {
 	select {
 	case r.wake <- struct{}{}:
@@ -182,8 +182,8 @@ func (r *certRenewer) isRefused() bool {
 	return r.refused
 }
 
-// renewAt returns when to renew a certificate: after two thirds of its life, or up to a
-// tenth of its life earlier, by part from 0 to 1, so that machines that were set up
+// renewAt returns when to renew a certificate: after two thirds of its life, minus part of a
+// tenth of its life. part is random, from 0 to 1, so that machines that were set up
 // together do not renew together. The life of a new certificate starts when it was
 // obtained: authorities backdate certificates, and the clock of this host may be fast.
 func renewAt(leaf *x509.Certificate, obtained time.Time, part float64) time.Time {
@@ -199,7 +199,7 @@ func (r *certRenewer) run(ctx context.Context) {
 			r.load()
 		}
 		r.save()
-		wait := r.untilRenewal()
+		wait := r.untilCheck()
 		if wait <= 0 {
 			err := advise(r.cfg, r.cfg.CAAddr, "--ca-addr", r.renew(ctx))
 			switch {
@@ -215,7 +215,7 @@ func (r *certRenewer) run(ctx context.Context) {
 			}
 			if ctx.Err() == nil {
 				r.setFailure(err)
-				r.renewFailures.Report("no workload certificate, using the token", r.level(err), err)
+				r.renewFailures.Report("workload certificate not obtained or renewed", r.level(err), err)
 			}
 		}
 		select {
@@ -227,8 +227,8 @@ func (r *certRenewer) run(ctx context.Context) {
 	}
 }
 
-// level returns the level at which to log err. A control plane without a certificate
-// authority is expected, unless a certificate was asked for.
+// level returns the level at which to log err. It is expected that a control plane has no certificate
+// authority, unless the settings demand a certificate.
 func (r *certRenewer) level(err error) slog.Level {
 	if errors.Is(err, errNoAuthority) && r.cfg.WorkloadCert != WorkloadCertOn {
 		return slog.LevelInfo
@@ -236,9 +236,9 @@ func (r *certRenewer) level(err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// untilRenewal returns the time until the next check of the certificate; 0 means that it
-// has to be renewed now.
-func (r *certRenewer) untilRenewal() time.Duration {
+// untilCheck returns the time until the next check of the certificate. If it is not above 0, the certificate
+// must be renewed now.
+func (r *certRenewer) untilCheck() time.Duration {
 	if !r.wanted() {
 		return certificatePoll
 	}
@@ -263,7 +263,7 @@ func (r *certRenewer) renew(ctx context.Context) error {
 		}
 		return err
 	}
-	if err := r.use(pair, time.Now()); err != nil {
+	if err := r.accept(pair, time.Now()); err != nil {
 		return fmt.Errorf("using the certificate of %s: %w", r.cfg.CAAddr, err)
 	}
 	r.mu.Lock()
@@ -274,8 +274,8 @@ func (r *certRenewer) renew(ctx context.Context) error {
 	return nil
 }
 
-// save writes the certificate to the state directory, unless the file holds it already. A
-// failure is logged, and the next call tries again.
+// save writes the certificate to the state directory, unless the file already has it. It logs
+// a failure, and the next call tries again.
 func (r *certRenewer) save() {
 	r.mu.Lock()
 	pair, saved := r.pair, r.saved
@@ -297,9 +297,9 @@ func (r *certRenewer) save() {
 	r.saved = true // only the goroutine of run, which calls save, changes pair
 }
 
-// load makes the certificate of an earlier run the current one, if there is one. A file
-// that cannot be read now is read again by run: if the token has expired, no other
-// credential is left.
+// load makes the certificate in the state directory the current one, if there is one. If the file
+// cannot be read now, run calls load again: if the token has expired, the agent has no other
+// credential.
 func (r *certRenewer) load() {
 	r.unread = false
 	if r.cfg.StateDir == "" || r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff {
@@ -315,7 +315,7 @@ func (r *certRenewer) load() {
 		r.fileFailures.Report("the saved workload certificate cannot be read; retrying", slog.LevelWarn, err)
 		return
 	}
-	if err := r.use(splitPEM(data), time.Time{}); err != nil {
+	if err := r.accept(splitPEM(data), time.Time{}); err != nil {
 		r.log.Warn("the saved workload certificate is not used", "path", path, "error", err)
 		return
 	}

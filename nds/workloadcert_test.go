@@ -361,7 +361,7 @@ func TestCertificateReadLater(t *testing.T) {
 	unreadable(t, path)
 	h = c.start(t, nil)
 	h.wantLog("level=WARN", "the saved workload certificate cannot be read")
-	h.wantLog("level=WARN", "no workload certificate, using the token", "has expired")
+	h.wantLog("level=WARN", "workload certificate not obtained or renewed", "has expired")
 	readable(t, path)
 	h.wantProof(2, "certificate")
 }
@@ -380,7 +380,7 @@ func TestForeignCertificate(t *testing.T) {
 		write(t, filepath.Join(c.dir, "workload-certificate.pem"), text)
 		h := c.start(t, func(cfg *nds.Config) { cfg.Node.Namespace = "other" })
 		h.wantLog("level=WARN", "the saved workload certificate is not used", reason)
-		h.wantLog("level=WARN", "no workload certificate, using the token", "--service-account")
+		h.wantLog("level=WARN", "workload certificate not obtained or renewed", "--service-account")
 		h.wantStatus(func(s nds.Status) bool { return strings.Contains(s.CertificateError, "--service-account") })
 		h.stop()
 	}
