@@ -27,8 +27,8 @@ func certificateRefused(err error) bool {
 	return false
 }
 
-// advise adds to err the setting to look at, if the cause is a known one. addr is the
-// address of the server and addrFlag the flag that sets it.
+// advise adds to err which setting to check, if the cause of err is known. addr is the
+// address of the server, and addrFlag is the flag that sets addr.
 func advise(cfg Config, addr, addrFlag string, err error) error {
 	advice := advice(cfg, addr, addrFlag, err)
 	if advice == "" {
@@ -88,7 +88,7 @@ func rootsOf(cfg Config) string {
 	if cfg.RootCA == "" {
 		return "the system's root certificates"
 	}
-	return "those in " + cfg.RootCA
+	return "a certificate in " + cfg.RootCA
 }
 
 // tokenAdvice returns the advice for a server that did not authenticate the client.

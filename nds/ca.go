@@ -24,12 +24,12 @@ import (
 const (
 	createCertificate = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 
-	// wantedLife is what Istio's agent requests; the certificate authority may issue a
-	// shorter one, or refuse.
+	// wantedLife is the life that Istio's agent requests; the certificate authority may issue a certificate with a
+	// shorter life, or refuse.
 	wantedLife = 24 * time.Hour
 )
 
-// errNoAuthority reports that the control plane does not implement the service.
+// errNoAuthority means that the control plane does not implement the service of a certificate authority.
 var errNoAuthority = errors.New("the control plane has no certificate authority")
 
 // A keyPair is a certificate chain and its private key, both in PEM.
@@ -44,8 +44,8 @@ func (p keyPair) parse() (*tls.Certificate, error) {
 	return &pair, nil
 }
 
-// requestCertificate has the certificate authority sign a certificate for a new key. The
-// client authenticates with the token or with its current certificate, which may be nil.
+// requestCertificate makes a key, and requests a certificate for it from the certificate authority. The
+// client authenticates with the token, with current, which may be nil, or with both.
 func requestCertificate(ctx context.Context, cfg Config, current *tls.Certificate) (keyPair, error) {
 	request, key, err := newRequest(cfg)
 	if err != nil {

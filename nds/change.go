@@ -20,13 +20,13 @@ const (
 	fieldKey    protowire.Number = 1
 )
 
-// A change is a parsed NameTable with a Change (api/nds.proto), or several in a row. Its bytes are
-// views of the NameTable.
+// A change is a parsed NameTable with a Change (api/nds.proto), or several joined by then. Its byte slices share the
+// memory of the NameTable.
 type change struct {
-	// hosts has what happens to single hosts, by their keys in lower case: their entries or, for hosts
-	// that are removed, nil. An entry is in wire form, tag and length included.
+	// hosts has the new entry of each changed host, and nil for each removed host. The keys are in lower case. An
+	// entry is in wire form, tag and length included.
 	hosts map[string][]byte
-	// complete are the shards that have only hosts of hosts after the change.
+	// complete are the shards that the change replaces: after it, they have only the entries in hosts.
 	complete digest.Set
 	sum      digest.Sum // of the table after the change
 	revision []byte
@@ -62,7 +62,7 @@ func parseChange(table []byte) (change, error) {
 	return c, c.setMessage(&message)
 }
 
-// add adds an entry.
+// add adds an entry, which is in wire form.
 func (c *change) add(raw []byte) error {
 	key, _, err := cutEntry(raw)
 	if err != nil {
@@ -76,7 +76,7 @@ func (c *change) add(raw []byte) error {
 	return nil
 }
 
-// setMessage sets what the Change says.
+// setMessage sets the fields of c from the Change.
 func (c *change) setMessage(m *api.NameTable_Change) (err error) {
 	var ok bool
 	if c.sum, ok = digest.ParseSum(m.GetSum()); !ok {
@@ -95,7 +95,7 @@ func (c *change) setMessage(m *api.NameTable_Change) (err error) {
 	return nil
 }
 
-// then makes c the change that has the effect of c and then of next.
+// then adds next to c: c becomes the change with the effect of c followed by next.
 func (c *change) then(next change) {
 	c.complete.Join(next.complete)
 	if next.complete != (digest.Set{}) {
@@ -132,7 +132,7 @@ func differs(err error) bool {
 	return errors.As(err, &difference)
 }
 
-// someOf lists names, or the first ones of many.
+// someOf returns a text that lists names, or the first five and the number of the others. what is the word for one name.
 func someOf(what string, names []string) string {
 	const most = 5
 	switch {
@@ -165,7 +165,7 @@ func hasChange(table []byte) (bool, error) {
 	return false, nil
 }
 
-// marshalChange returns the end of a NameTable in wire form that makes it a change.
+// marshalChange returns m as a field in wire form. Appended to a NameTable, it makes the NameTable a change.
 func marshalChange(m *api.NameTable_Change) ([]byte, error) {
 	value, err := proto.Marshal(m)
 	if err != nil {
@@ -174,8 +174,8 @@ func marshalChange(m *api.NameTable_Change) ([]byte, error) {
 	return protowire.AppendBytes(protowire.AppendTag(nil, fieldChange, protowire.BytesType), value), nil
 }
 
-// cutEntry returns the key of the entry at the start of b, which has tag and length, and the length of
-// the entry.
+// cutEntry returns the key and the length of the entry at the start of b. The entry begins with its tag, which the
+// length includes.
 func cutEntry(b []byte) (key []byte, length int, err error) {
 	number, kind, tag := protowire.ConsumeTag(b)
 	if tag < 0 {
@@ -205,7 +205,7 @@ func cutEntry(b []byte) (key []byte, length int, err error) {
 	return key, tag + n, nil
 }
 
-// appendLower appends a key to dst, with the letters of ASCII in lower case.
+// appendLower appends key to dst, with ASCII letters in lower case.
 func appendLower(dst, key []byte) []byte {
 	for _, c := range key {
 		if 'A' <= c && c <= 'Z' {

@@ -24,18 +24,18 @@ import (
 )
 
 const (
-	// A stream that ends earlier than this after its first accepted push counts as a
-	// failure. Without it, a client would connect several times a second to a control
+	// A stream that ends earlier than stableAfter after its first accepted push counts as a
+	// failure. Otherwise the client would connect several times a second to a control
 	// plane that pushes and then closes the stream.
 	stableAfter = 10 * time.Second
 
-	// The first connect after this time tries the incremental RPC again, because the
-	// control plane may have been upgraded.
+	// incrementalAgain is how long the client uses state-of-the-world. The first connect after that tries the
+	// incremental RPC again, because the control plane may have been upgraded.
 	incrementalAgain = time.Hour
 
-	// After this many failed connects in a row, every second one uses the token in place
-	// of the workload certificate: a server that refuses a certificate may end the
-	// connection before it says so.
+	// After skipCertificateAfter failed connects in a row, every second connect uses the token in place
+	// of the workload certificate: a server that refuses the certificate may end the
+	// connection without saying why.
 	skipCertificateAfter = 3
 )
 
@@ -57,24 +57,24 @@ type Client struct {
 	// when the control plane answers "too_many_pings".
 	pingAfter time.Duration
 	// skippedCertificate is the workload certificate that the last connect replaced by
-	// the token (see skipCertificateAfter); nil if it did not.
+	// the token (see skipCertificateAfter); nil if it replaced none.
 	skippedCertificate *tls.Certificate
 	// failures counts the connects since the last stream that lasted stableAfter.
 	failures       int
-	streamFailures logonce.Log // why there is no stream
+	streamFailures logonce.Log // logs why there is no stream
 	// variant is the variant of the next connect. If the control plane does not implement
-	// the incremental RPC, it is stateOfTheWorld for incrementalAgain from fellBack on.
-	// fallbacks counts how often that happened.
+	// the incremental RPC, variant is stateOfTheWorld for incrementalAgain from fellBack on.
+	// fallbacks counts these changes to stateOfTheWorld.
 	variant   variant
 	fellBack  time.Time // of cfg.Clock
 	fallbacks int
 	receiver  receiver
 
-	// slept is how long the machine had been suspended when Run noticed that last.
+	// slept is how long the machine had been suspended, by cfg.Clock, when Run last noticed a suspend.
 	slept time.Duration
 }
 
-// New returns a client that has not connected yet. It fails if a setting is invalid, or if
+// New returns a client that has not connected yet. It returns an error if a setting is invalid, or if
 // the metrics are registered already.
 func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	if apply == nil {
@@ -118,7 +118,7 @@ func (c *Client) Token() Token { return tokenOf(c.cfg) }
 // used.
 func (c *Client) Restored() <-chan struct{} { return c.restored }
 
-// Status returns what the client is doing now. It is safe for concurrent use.
+// Status returns the current state of the client. It is safe for concurrent use.
 func (c *Client) Status() Status {
 	s := c.state.now()
 	if certificate := c.renewer.valid(); certificate != nil {
@@ -129,8 +129,8 @@ func (c *Client) Status() Status {
 }
 
 // Run uses the snapshot, if there is one, then keeps a stream to the control plane open
-// until ctx ends, and returns nil. All its goroutines have ended when it returns, except
-// one that waits for a disk that does not answer. It must be called only once.
+// until ctx ends, and returns nil. When Run returns, all its goroutines have ended, except
+// one that waits for a disk that does not answer. Run must be called only once.
 func (c *Client) Run(ctx context.Context) error {
 	c.receiver.restore()
 	close(c.restored)
@@ -141,7 +141,7 @@ func (c *Client) Run(ctx context.Context) error {
 	defer stop()
 	defer c.streamFailures.Reset()
 	tasks.Go(func() { c.renewer.run(ctx) })
-	// The saver outlives ctx, because the last push may still be on the way to it.
+	// The saver outlives ctx, because the last push may not have been passed to the saver yet.
 	stopSaving := c.saver.start()
 	defer stopSaving()
 	for ctx.Err() == nil {
@@ -183,13 +183,13 @@ func (c *Client) currentNode() (*corev3.Node, error) {
 }
 
 // awaitChange returns errNodeChanged when the node differs from sent, errResumed when the
-// machine was suspended, and nil when ctx ends before that.
+// machine was suspended, and nil if ctx ends first.
 func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
 	resumed, stopResumed := c.cfg.Clock.Poll(clock.Tick, func() bool { return c.cfg.Clock.Slept()-c.slept >= briefSleep })
 	defer stopResumed()
 	recheck, stopRecheck := c.cfg.Clock.Poll(nodeInterval, func() bool { return true })
 	defer stopRecheck()
-	var settled <-chan time.Time // set between a signal and its check: further signals do not delay that
+	var settled <-chan time.Time // not nil between a signal and the check of the node: further signals do not delay the check
 	for {
 		select {
 		case <-ctx.Done():
@@ -216,8 +216,8 @@ var (
 	// errNodeChanged ends a stream after the node has changed.
 	errNodeChanged = errors.New("the addresses or labels of this node have changed")
 	// errResumed ends a stream after the machine was suspended. The peer, or a NAT on the way,
-	// has usually forgotten the connection; pings would notice that after up to 30 s, since the
-	// timers stand still in a suspend.
+	// has usually forgotten the connection. Pings would notice that up to 30 s after the suspend, because
+	// timers stand still during it.
 	errResumed = errors.New("this machine was suspended")
 )
 
@@ -232,8 +232,8 @@ const (
 	briefSleep = 10 * time.Second
 )
 
-// resumed is called after the machine was suspended. The back-off begins again, and the
-// workload certificate is checked, which may have expired meanwhile.
+// resumed is called after the machine was suspended. It starts the back-off again, and makes the renewer check the
+// workload certificate, which may have expired during the suspend.
 func (c *Client) resumed() {
 	c.slept, c.failures = c.cfg.Clock.Slept(), 0
 	c.renewer.check()
@@ -253,8 +253,8 @@ func (c *Client) wait(ctx context.Context, pause time.Duration) {
 }
 
 // connect opens a connection and a stream, and returns when they end, when the node changes
-// or when the machine resumes from a suspend. It returns how long the stream lasted after its first accepted push, 0 if there
-// was none, and why it ended.
+// or when the machine resumes from a suspend. lasted is how long the stream lasted after its first accepted push, 0 if
+// there was none. err says why the stream ended.
 func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -308,7 +308,7 @@ func (c *Client) certificate() *tls.Certificate {
 	return certificate
 }
 
-// runStream opens a stream and returns when it ends, with the results of connect.
+// runStream opens a stream, and returns the results of connect when the stream ends.
 func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -333,8 +333,8 @@ func (c *Client) streamAccepted() {
 	c.streamFailures.Recover("the stream to the control plane is back", "address", c.cfg.Addr)
 }
 
-// pingLess makes later connections ping half as often, because the control plane ended
-// this one for too many pings. TCP still notices a dead host.
+// pingLess makes later connections ping half as often. It is called when the control plane has ended
+// a connection for too many pings. TCP still notices a dead host.
 func (c *Client) pingLess() {
 	c.pingAfter = min(2*c.pingAfter, maxPingAfter)
 	c.log.Warn("the control plane, or a proxy in front of it, permits fewer pings: a hung control plane is detected later",
@@ -342,8 +342,8 @@ func (c *Client) pingLess() {
 }
 
 // fallBack changes the variant if err means that the control plane does not implement
-// it, and reports whether to connect again at once. Proxies return the same error while
-// the control plane is away, so the client gives up neither variant for good.
+// the current one, and reports whether to connect again at once. Proxies return the same error while
+// the control plane is away, so the client never gives up a variant for good.
 func (c *Client) fallBack(err error) (atOnce bool) {
 	if status.Code(err) != codes.Unimplemented {
 		return false
@@ -377,10 +377,10 @@ func (c *Client) setVariant(v variant) {
 // streamEnd describes the end of a stream, or of an attempt to open one.
 type streamEnd struct {
 	err error
-	// expected is true if the stream had worked until then. istiod ends every stream
+	// expected is true if the stream worked until its end. istiod ends every stream
 	// after 30 minutes, which deserves no warning.
 	expected bool
-	wait     time.Duration
+	wait     time.Duration // the pause before the next connect
 }
 
 // logEnd logs that there is no stream, unless Run is about to return.

@@ -27,8 +27,8 @@ type Config struct {
 	Addr string
 	// Resolver looks the host up; nil means the system's resolver.
 	Resolver *net.Resolver
-	// Dial connects to a host and port; nil means over TCP, with keep-alives that notice a dead host
-	// within 25 s, and with Resolver.
+	// Dial connects to addr, a host and port. nil means a TCP connection that uses Resolver, with keep-alives that
+	// notice a dead host within 25 s.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Plaintext connects without TLS. The client then sends no token and ignores the
 	// other TLS settings.
@@ -45,7 +45,7 @@ type Config struct {
 	// CertFile and KeyFile hold a client certificate with its chain, and its key, in PEM;
 	// both may be "". They are read on every connect.
 	CertFile, KeyFile string
-	// WorkloadCert says when the token is exchanged for a workload certificate;
+	// WorkloadCert says whether the token is exchanged for a workload certificate;
 	// "" means WorkloadCertAuto.
 	WorkloadCert WorkloadCert
 	// CAAddr is the host and port of the certificate authority; "" means Addr.
@@ -54,12 +54,12 @@ type Config struct {
 	// cluster.local.
 	TrustDomain string
 	// ServerName is the name that the control plane's certificate must have; "" means the
-	// host of Addr, or istiod.istio-system.svc if that is an address or localhost.
+	// host of Addr, or istiod.istio-system.svc if that host is an IP address or localhost.
 	ServerName string
 	// Node describes the workload.
 	Node Node
 	// Refresh is called with Node and returns it with the current addresses and labels.
-	// It is called for every connect and, while a stream is open, every 10 s and after a
+	// It is called for every connect, and until the next one about every 10 s and after a
 	// signal on Changed. If the result changes, the client connects again. nil means that
 	// the node never changes.
 	Refresh func(Node) (Node, error)
@@ -70,17 +70,17 @@ type Config struct {
 	// "" means that neither is saved. It is created if it does not exist. If several
 	// clients have the same directory, one of them uses it.
 	StateDir string
-	// Clock tells the age of the table, and whether the machine was suspended; nil means
+	// Clock measures the age of the table, and tells whether the machine was suspended; nil means
 	// clock.New().
 	Clock *clock.Clock
-	// Logger is for logs; nil discards them.
+	// Logger receives the logs; nil discards them.
 	Logger *slog.Logger
 	// Registerer is for the metrics; nil means that they are not registered.
 	Registerer prometheus.Registerer
 }
 
 // DefaultConfig returns a Config with the addresses, files and names that Istio's agent
-// uses in a pod. The pod's name and its addresses are missing.
+// uses in a pod. It lacks the pod's name and IP addresses.
 func DefaultConfig() Config {
 	return Config{
 		Addr:         defaultServerName + ":15012",
@@ -93,7 +93,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate returns an error if a setting is wrong. The error of [New] is the same.
+// Validate returns an error if a setting is wrong. [New] returns the same error.
 func (c Config) Validate() error {
 	_, err := c.withDefaults()
 	return err
@@ -168,7 +168,7 @@ func (c Config) caServerName() string {
 }
 
 // checkAddr returns an error unless addr is a host and a port, so that a typing error
-// ends the process at the start instead of failing at every connect.
+// is reported at the start and not at every connect.
 func checkAddr(what, flag, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil && host == "" {
@@ -186,7 +186,7 @@ func checkAddr(what, flag, addr string) error {
 	return nil
 }
 
-// WorkloadCert says when the token is exchanged for a workload certificate.
+// WorkloadCert says whether the token is exchanged for a workload certificate.
 type WorkloadCert string
 
 const (
@@ -202,8 +202,8 @@ const (
 // MarshalText returns the text that UnmarshalText parses.
 func (w WorkloadCert) MarshalText() ([]byte, error) { return []byte(w), nil }
 
-// UnmarshalText parses "auto", "on" or "off". The error says what is expected; the caller
-// adds the setting and its value.
+// UnmarshalText parses "auto", "on" or "off". The error names the three values; the caller
+// adds the name of the setting and its value.
 func (w *WorkloadCert) UnmarshalText(text []byte) error {
 	switch v := WorkloadCert(text); v {
 	case WorkloadCertAuto, WorkloadCertOn, WorkloadCertOff:

@@ -23,21 +23,21 @@ import (
 )
 
 const (
-	// The upper bound of the pause before the next connect starts at minPause and
-	// doubles up to maxPause.
+	// The longest pause before the next connect is minPause after the first failure, and
+	// doubles with each failure up to maxPause.
 	minPause = 100 * time.Millisecond
 	maxPause = 30 * time.Second
 
 	// connectTimeout bounds lookup, TCP connect and TLS handshake.
 	connectTimeout = 10 * time.Second
 
-	// A peer that vanished without closing the connection is noticed after the sum of
-	// both. istiod answers "too_many_pings" to more than one ping in 15 s.
+	// If a peer vanishes without closing the connection, the client notices it after pingAfter and
+	// pingTimeout. istiod answers "too_many_pings" to more than one ping in 15 s.
 	pingAfter   = 20 * time.Second
 	pingTimeout = 10 * time.Second
 
-	// window is how many bytes the control plane may send before the client has read them. It is fixed, because
-	// gRPC would otherwise measure the bandwidth with a PING for each push, which costs the control plane
+	// window is how many bytes the control plane may send before the client has read them. Without a fixed window,
+	// gRPC would measure the bandwidth with a PING for each push, which costs the control plane
 	// as much as the push.
 	window = 1 << 20
 
@@ -46,21 +46,21 @@ const (
 	maxPingAfter = 6 * time.Minute
 )
 
-// pause returns how long to wait before the next connect after a number of failures in a row: a random part, from
-// 0 to 1, of an upper bound that doubles (full jitter).
+// pause returns how long to wait before the next connect: part, which is random from 0 to 1, of the longest pause
+// after that many failures in a row (full jitter).
 func pause(failures int, part float64) time.Duration {
 	return time.Duration(part * float64(clock.BackOff(failures, minPause, maxPause)))
 }
 
-// dial prepares a connection to addr. Each attempt to connect needs a new one, so that
-// the address is looked up and the credentials are read again. A connection that is
-// silent for pingAfter is pinged.
+// dial prepares a connection to addr. Each attempt to connect needs another call of dial, so that
+// the address is looked up and the credentials are read again. The client pings when the connection has been
+// silent for pingAfter.
 func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCredentials) (*grpc.ClientConn, error) {
 	opts := append([]grpc.DialOption{
 		// The control plane is inside the mesh; HTTPS_PROXY is for servers outside.
 		grpc.WithNoProxy(),
-		// A push is received rarely, so its buffers are garbage after it. The default pool
-		// would keep them: 3 MB after a push of 10,000 hosts.
+		// Pushes are rare, so no buffer is kept for the next push. The default pool
+		// would keep 3 MB after a push of 10,000 hosts.
 		experimental.WithBufferPool(mem.NopBufferPool{}),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithContextDialer(dialer(cfg)),
@@ -93,12 +93,12 @@ func dialer(cfg Config) func(ctx context.Context, addr string) (net.Conn, error)
 // connectionCredentials are the credentials of one connection.
 type connectionCredentials struct {
 	options []grpc.DialOption
-	// workload is the workload certificate, if that is the certificate in use, else nil.
+	// workload is the workload certificate if the connection uses it, otherwise nil.
 	workload *tls.Certificate
 }
 
 // readCredentials reads the files that cfg names. It is called for every connection, so
-// the next connection uses a replaced file. workload may be nil. If there is a
+// the next connection uses files that were replaced. workload may be nil. If there is a
 // certificate, the token may be missing or expired.
 func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (connectionCredentials, error) {
 	var creds connectionCredentials
@@ -134,7 +134,7 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	token, err := readToken(cfg.TokenFile)
 	if certificate != nil && (err != nil || expired(token)) {
-		// A server that checks the token first would refuse an expired one.
+		// A server that checks the token first would refuse an expired token.
 		return creds, nil //nolint:nilerr // the certificate is enough
 	}
 	if err != nil {
@@ -142,8 +142,8 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	header := bearer{"authorization": "Bearer " + token}
 	if cfg.Node.ClusterID != defaultClusterID {
-		// istiod has the API server of this cluster check the token, or its own API
-		// server without the header. It refuses a cluster that it does not know, so the
+		// With this header, the API server of that cluster checks the token for istiod; without it,
+		// the API server of istiod's own cluster. istiod refuses a cluster that it does not know, so the
 		// default, which may be wrong, is not sent.
 		header["clusterid"] = cfg.Node.ClusterID
 	}
@@ -151,8 +151,8 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	return creds, nil
 }
 
-// readRoots returns the certificates in a PEM file. If the file does not exist, it reads
-// fallback, unless that is "". For no file it returns nil, which means the system's root
+// readRoots returns the certificates in file, which is PEM. If file does not exist, it reads
+// fallback, unless fallback is "". If file is "", it returns nil, which means the system's root
 // certificates.
 func readRoots(file, fallback string) (*x509.CertPool, error) {
 	if file == "" {

@@ -10,23 +10,23 @@ import (
 	"github.com/nametap/nametap/api/digest"
 )
 
-// A hostTable has the entries of a table, by shard, so that a change costs as much as the shards that it
-// changes. It is immutable: the next one shares what is unchanged.
+// A hostTable has the entries of a table, by shard, so that a change costs only as much as the shards that it
+// changes. A hostTable is immutable: the next table shares its unchanged shards.
 type hostTable struct {
 	mode   Mode
 	shards [digest.Count]hostShard
-	// The checksums of the shards, and what the control plane calls its state; only in ModeHosts.
+	// The checksums of the shards, and the revision of the last change (api/nds.proto); only in ModeHosts.
 	sums     digest.Sums
 	revision []byte
 }
 
-// A hostShard has the entries of a shard, a NameTable in wire form.
+// A hostShard has the entries of a shard, as a NameTable in wire form, and their number.
 type hostShard struct {
 	entries []byte
 	hosts   int
 }
 
-// wholeTable returns the table of a NameTable in wire form that is no change. It does not keep table.
+// wholeTable returns the table of a NameTable in wire form without a Change. It does not keep table.
 func wholeTable(table []byte) (*hostTable, error) {
 	shards, err := digest.Split(table)
 	if err != nil {
@@ -36,14 +36,14 @@ func wholeTable(table []byte) (*hostTable, error) {
 	for at, entries := range shards {
 		t.shards[at].entries = entries
 		for rest := entries; len(rest) > 0; t.shards[at].hosts++ {
-			_, _, n := protowire.ConsumeField(rest) // Split has parsed it
+			_, _, n := protowire.ConsumeField(rest) // no error: Split has parsed it
 			rest = rest[n:]
 		}
 	}
 	return t, nil
 }
 
-// status describes the table, which may be nil, without its version and time.
+// status returns the status of t, without its version and time. t may be nil.
 func (t *hostTable) status() tableStatus {
 	switch {
 	case t == nil:
@@ -63,7 +63,7 @@ func (t *hostTable) len() int {
 	return n
 }
 
-// with returns the table after a change.
+// with returns the table after c. t may be nil.
 func (t *hostTable) with(c *change) (*hostTable, error) {
 	next := &hostTable{mode: ModeHosts, revision: slices.Clone(c.revision)}
 	if t != nil && t.mode == ModeHosts {
@@ -89,8 +89,9 @@ func (t *hostTable) with(c *change) (*hostTable, error) {
 	return next, nil
 }
 
-// rewrite changes a shard: added are its entries in the change. A shard whose entries stay the same keeps its bytes;
-// the checksum does not show that, because the author of entries can arrange it.
+// rewrite applies c to the shard at; added are the entries in c that belong to this shard. If the entries of the shard
+// stay the same, it keeps its bytes. Equal checksums are no proof of that, because the author of entries can choose
+// entries with equal checksums.
 func (t *hostTable) rewrite(at int, c *change, added [][]byte) {
 	var kept [][]byte // runs of entries that stay
 	old, complete := t.shards[at].entries, c.complete.Has(at)
@@ -105,7 +106,7 @@ func (t *hostTable) rewrite(at int, c *change, added [][]byte) {
 			size += offset - start
 		}
 	}
-	_ = t.each(at, func(host, entry []byte) { // with has parsed them
+	_ = t.each(at, func(host, entry []byte) { // no error: the entries were parsed before
 		end := offset + len(entry)
 		if now, replaced := c.hosts[string(host)]; replaced || complete {
 			cut()
@@ -152,10 +153,10 @@ func (t *hostTable) each(shard int, yield func(host, entry []byte)) error {
 	return nil
 }
 
-// maxHostLen is the length of most keys at most.
+// maxHostLen is the size of a buffer that holds almost every key; append allocates for longer keys.
 const maxHostLen = 256
 
-// since returns the shards of the table that may differ from the previous table, which may be nil.
+// since returns the shards of t that may differ from before, the previous table. before may be nil.
 func (t *hostTable) since(before *hostTable) map[int][]byte {
 	changed := map[int][]byte{}
 	for at := range t.shards {
@@ -170,28 +171,28 @@ func (t *hostTable) since(before *hostTable) map[int][]byte {
 	return changed
 }
 
-// shared reports whether both are the same bytes in memory.
+// shared reports whether a and b are the same memory.
 func shared(a, b []byte) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
-// summed returns the table with newly computed checksums of its entries: after a difference, t's
+// summed returns t with checksums that are computed from the entries again. After a wrong checksum, those in t
 // may be wrong.
 func (t *hostTable) summed() *hostTable {
 	actual := *t
 	actual.sums = digest.Sums{}
 	for at := range actual.shards {
 		err := actual.each(at, func(_, entry []byte) { actual.sums[at] = actual.sums[at].Add(digest.Of(entry)) })
-		if err != nil { // the control plane sends them again
+		if err != nil { // the control plane sends this shard again
 			actual.shards[at], actual.sums[at] = hostShard{}, digest.Sum{}
 		}
 	}
 	if actual.sums != t.sums {
-		actual.revision = nil // it is not the table of that revision
+		actual.revision = nil // the table is not that of the revision
 	}
 	return &actual
 }
 
-// marshal returns the parts of a NameTable in wire form that has the table: in ModeHosts, as a change from the
-// empty one.
+// marshal returns the table as the parts of a NameTable in wire form. In ModeHosts, the NameTable is a change of the
+// empty table.
 func (t *hostTable) marshal() ([][]byte, error) {
 	parts := make([][]byte, 0, len(t.shards)+1)
 	for i := range t.shards {

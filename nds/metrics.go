@@ -23,8 +23,8 @@ type metrics struct {
 	all      []prometheus.Collector
 }
 
-// newMetrics returns the metrics of a client. Where Status has the value, it is read from
-// there.
+// newMetrics returns the metrics of a client. It reads values that Status has from
+// status.
 func newMetrics(status func() Status) *metrics {
 	m := &metrics{
 		pushes: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -34,7 +34,7 @@ func newMetrics(status func() Status) *metrics {
 		bytes: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "nametap_xds_push_bytes",
 			Help: "Length of the responses from the control plane; 64 MiB is the limit.",
-			// Few, since each costs a series. Servers that read native histograms get better ones.
+			// Only one bucket, since each costs a series. Servers that read native histograms get finer buckets.
 			Buckets:                         []float64{16 << 20},
 			NativeHistogramBucketFactor:     1.2,
 			NativeHistogramMaxBucketNumber:  64,
@@ -73,7 +73,7 @@ func newMetrics(status func() Status) *metrics {
 				if !s.Loaded {
 					return 0
 				}
-				// Its age is right after a change of the wall clock, too.
+				// TableAge stays right if the wall clock is set; LastPush does not.
 				return math.Round(float64(time.Now().UnixMilli())/1e3 - s.TableAge)
 			}),
 		gauge("nametap_xds_certificate_expiry_timestamp_seconds", "When the workload certificate expires, in Unix time; 0 without one.",

@@ -22,7 +22,7 @@ import (
 const defaultClusterID = "Kubernetes"
 
 // Node describes the workload to the control plane, which selects the hosts of the table
-// by it.
+// for this node.
 type Node struct {
 	// PodName and Namespace identify the workload; both are required.
 	PodName   string
@@ -37,8 +37,8 @@ type Node struct {
 	ClusterID string
 	// ServiceAccount may be empty.
 	ServiceAccount string
-	// AutoAllocate asks for automatic VIPs. Connections to them work only through package
-	// egress, or a proxy such as Envoy. Without it, the table does not hold hosts that have no address.
+	// AutoAllocate requests automatic VIPs for hosts that have no address. Connections to these VIPs work only through
+	// package egress, or a proxy such as Envoy. Without AutoAllocate, the table does not have such hosts.
 	AutoAllocate bool
 	// Version is the version of the workload's agent, which control planes show; it may be empty.
 	Version string
@@ -88,8 +88,8 @@ func (n Node) withDefaults() (Node, error) {
 	return n, nil
 }
 
-// proto returns the node for the first request of a stream. It fails for strings that are
-// not UTF-8, because protobuf cannot hold them.
+// proto returns the node for the first request of a stream. It returns an error if a string is
+// not UTF-8, because protobuf cannot hold such strings.
 func (n Node) proto() (*corev3.Node, error) {
 	ips := make([]string, len(n.IPs))
 	for i, ip := range n.IPs {
@@ -175,8 +175,8 @@ func (n Node) checkCertificate(leaf *x509.Certificate) error {
 		strings.Join(identities, ", "), n.spiffePath())
 }
 
-// fingerprint returns the same text for nodes that say the same of themselves. The version of the agent does not count: what a
-// node is sent does not depend on it, and a snapshot outlives an upgrade.
+// fingerprint returns a text that is the same for nodes with the same description. The version of the agent does not
+// count: the table of a node does not depend on it, and a snapshot outlives an upgrade.
 func fingerprint(node *corev3.Node) string {
 	of := &corev3.Node{Id: node.GetId(), Metadata: node.GetMetadata(), UserAgentName: node.GetUserAgentName()}
 	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(of) // its strings are UTF-8

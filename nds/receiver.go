@@ -20,10 +20,10 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// ApplyFunc applies shards of the table (digest.ShardOf): shards has all entries of each, a NameTable in
-// wire form. The other shards stay as they are. An error rejects the push: the control plane is sent the
-// reason, and all shards stay. It is called from one goroutine, never concurrently. It may keep the entries but
-// not change them.
+// ApplyFunc replaces shards of the table (digest.ShardOf). shards has all entries of each of them, as a NameTable in
+// wire form. The other shards stay unchanged. If ApplyFunc returns an error, all shards must stay unchanged, and the
+// push is rejected with that reason. ApplyFunc is called from one goroutine, never concurrently. It may keep the
+// entries, but must not change them.
 type ApplyFunc func(shards map[int][]byte) error
 
 // A receiver applies pushes and the snapshot. The goroutine of Client.Run owns it.
@@ -39,20 +39,20 @@ type receiver struct {
 	// node is the node of the current stream.
 	node *corev3.Node
 	// table is the table that apply accepted last, from any stream or from the snapshot; nil before that.
-	// tableNode is the fingerprint of the node to which it was sent, if it came as changes.
+	// tableNode is the fingerprint of the node to which table was sent, if table came as changes.
 	table     *hostTable
 	tableNode string
-	// undetected is true if the table differs from the control plane's although its digests are
+	// undetected is true if the table differs from the control plane's although the checksums of the shards are
 	// the same.
 	undetected bool
-	// snapshotUnread is true if the snapshot could not be read. Every connect tries
+	// snapshotUnread is true if the snapshot could not be read. Before every connect, the receiver tries
 	// again until a table is in use.
 	snapshotUnread  bool
-	restoreFailures logonce.Log // why the snapshot could not be read
+	restoreFailures logonce.Log // logs why the snapshot could not be read
 }
 
-// restore applies the snapshot. A snapshot that cannot be read now is read again by the
-// next connect. A snapshot that is damaged or belongs to another node is renamed, so
+// restore applies the snapshot. If the snapshot cannot be read now, restoreAgain reads it before the
+// next connect. If the snapshot is damaged or belongs to another node, restore renames it, so
 // that it is neither used nor lost.
 func (r *receiver) restore() {
 	r.snapshotUnread = false
@@ -108,8 +108,8 @@ func (r *receiver) useSnapshot(s *savedTable) error {
 	return nil
 }
 
-// setAside renames a snapshot that cannot be used for the given reason. If lockErr is not
-// nil, another process owns the snapshot, so setAside leaves it in place.
+// setAside renames a snapshot that cannot be used, for the given reason. If lockErr is not
+// nil, another process may own the snapshot, so setAside leaves it in place.
 func (r *receiver) setAside(reason, lockErr error) {
 	path, aside, err := r.dir.File(snapshotName), "", lockErr
 	if err == nil {
@@ -122,8 +122,8 @@ func (r *receiver) setAside(reason, lockErr error) {
 	r.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
 }
 
-// firstNode returns the node for the first request of a stream whose node is sent. If the table in use came as changes
-// of hosts, the request has its checksums: then the control plane sends only what differs.
+// firstNode returns the node for the first request of a stream: sent, and the checksums of the table in use if that
+// table came as changes. Then the control plane sends only the shards that differ.
 func (r *receiver) firstNode(sent *corev3.Node) *corev3.Node {
 	r.node = sent
 	if r.table == nil || r.table.mode != ModeHosts || r.undetected {
@@ -132,15 +132,15 @@ func (r *receiver) firstNode(sent *corev3.Node) *corev3.Node {
 	node := proto.CloneOf(sent)
 	fields := node.GetMetadata().GetFields()
 	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.sums.Digests().Bytes()))
-	// Replicas compare what clients with the same revision have: it must be what this node was sent.
+	// A replica that has read the same as the revision compares the hosts, so the table must be one for this node.
 	if len(r.table.revision) > 0 && r.tableNode == fingerprint(sent) {
 		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.revision))
 	}
 	return node
 }
 
-// use applies a response, and returns what has to be saved. first is true if no earlier response
-// of the stream was accepted.
+// use applies a response, and returns how the table in use now differs from the saved one. first is true if no earlier
+// response of the stream was accepted.
 func (r *receiver) use(got response, first bool) (saving, error) {
 	value, there, err := got.table()
 	if err != nil {
@@ -186,9 +186,9 @@ func (r *receiver) use(got response, first bool) (saving, error) {
 	return save, nil
 }
 
-// changed returns the table after a change, a NameTable in wire form. If that does not have its checksum, the next
-// stream asks for what is missing, and for everything after the first change of a stream: what differs then has the
-// same digests.
+// changed returns the table after the change in value, a NameTable in wire form. If that table does not have the
+// checksum of the change, the next stream asks for the shards that differ. If the change was the first of its stream,
+// the next stream asks for all shards: the checksums of the shards did not show what differs.
 func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
 	parsed, err := parseChange(value)
 	if err != nil {
@@ -205,7 +205,7 @@ func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
 	return nil, err
 }
 
-// pushed counts and logs a response that was accepted. Its table is in use.
+// pushed counts and logs an accepted response, whose table is in use.
 func (r *receiver) pushed(got response, result string) {
 	r.metrics.pushed(result, got.bytes)
 	t := r.table.status()
@@ -218,7 +218,7 @@ func (r *receiver) pushed(got response, result string) {
 	log("table pushed", "version", got.version, "result", result, "mode", t.mode, "hosts", r.table.len(), "bytes", got.bytes)
 }
 
-// reject counts and logs a response that is not used.
+// reject counts and logs a rejected response.
 func (r *receiver) reject(got response, reason error) {
 	r.metrics.pushed(resultRejected, got.bytes)
 	r.state.setRejected(reason)

@@ -34,8 +34,8 @@ func (v variant) String() string {
 
 // rpc is the RPC of one of the two variants.
 type rpc interface {
-	// subscribe sends the first request, the only one with the node. It must be called
-	// once: istiod answers a second one with everything, or not at all.
+	// subscribe sends the first request, the only one with the node. It must be called only
+	// once: istiod answers a second such request with all resources, or not at all.
 	subscribe(node *corev3.Node) error
 	receive() (response, error)
 	answer(a answer) error
@@ -63,10 +63,10 @@ func openRPC(ctx context.Context, conn *grpc.ClientConn, v variant) (rpc, error)
 // response is a response of either variant.
 type response struct {
 	typeURL, version, nonce string
-	// bytes is the length in wire form.
+	// bytes is the length of the response in wire form.
 	bytes int
-	// whole is true if a response without a resource means an empty table; otherwise it means
-	// no table.
+	// whole is true if the response means an empty table when it has no resource. If whole is false, a response
+	// without a resource has no table.
 	whole     bool
 	resources []*discoveryv3.Resource
 	removed   []string
@@ -143,8 +143,8 @@ func (r sotwRPC) subscribe(node *corev3.Node) error {
 }
 
 // receive converts the resources to the incremental form. A NameTable does not contain
-// its name, so a resource has a name only if it is sent in xDS's wrapper, a
-// discovery.v3.Resource.
+// its name, so a resource has a name only if the control plane wraps it in a
+// discovery.v3.Resource of xDS.
 func (r sotwRPC) receive() (response, error) {
 	m, err := r.client.Recv()
 	if err != nil {

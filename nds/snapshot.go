@@ -18,39 +18,39 @@ const (
 	snapshotName = "nametable.snapshot"
 )
 
-// saving says how the table in use differs from the last one that was saved.
+// saving says how the table in use differs from the table that was last passed to the saver.
 type saving struct {
-	all    bool   // entirely
+	all    bool   // by more than a change: it must be saved whole
 	change []byte // by this change, a NameTable in wire form; nil for none
 }
 
-// A snapshotSaver writes snapshots from a goroutine of its own, so that a disk that is slow
+// A snapshotSaver writes snapshots in its own goroutine, so that a disk that is slow
 // or does not answer delays no push.
 type snapshotSaver struct {
 	dir  *statedir.Dir
 	wake chan struct{} // receives after put
 
 	mu      sync.Mutex
-	next    *snapshot // what to write; nil if there is nothing new
-	changed bool      // next has a table that differs from the file by more than changes
-	// changes lead to next from the table that run took last, unless changed is set. Together
+	next    *snapshot // the snapshot to write; nil if there is nothing new
+	changed bool      // next must be written whole: it differs from the file by more than changes
+	// If changed is false, changes turn the table that run last took into that of next. Together
 	// they have size bytes, at most maxPending.
 	changes []record
 	size    int
-	failure string // why the last write has failed
+	failure string // why the last write failed; "" if it succeeded
 
 	// The fields below are owned by the goroutine of run.
 
-	// unsaved is true if the file does not hold the table of the last snapshot.
+	// unsaved is true if the file does not have the table of the last snapshot.
 	unsaved bool
-	// base and length are the lengths of the base and of the file that this saver has written
-	// for a table of hosts. base is 0 if changes cannot be added to the file.
+	// base is the length of the file without its log, and length the length of the whole file, if this saver has written
+	// it. base is 0 if changes cannot be added to the file.
 	base, length int64
 	failures     logonce.Log
 
 	log     *slog.Logger
-	timeout time.Duration // how long the end waits for the last snapshot
-	again   time.Duration // saveAgain
+	timeout time.Duration // how long stop waits for the last snapshot
+	again   time.Duration // saveAgain, except in tests
 }
 
 // saveTimeout bounds how long a disk that does not answer delays the end of the process.
@@ -62,8 +62,8 @@ func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
 	}
 }
 
-// start runs the saver. The function that it returns ends the saver when the last snapshot
-// is written, and unlocks the directory. If the disk does not answer in time, it gives up:
+// start runs the saver. stop waits until the last snapshot is written, the saver has ended and the directory is
+// unlocked. If the disk does not answer in time, stop gives up:
 // the kernel releases the lock when the process ends.
 func (s *snapshotSaver) start() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -88,7 +88,7 @@ func (s *snapshotSaver) start() (stop func()) {
 // maxPending bounds the changes that wait for a slow disk.
 const maxPending = 1 << 20
 
-// put replaces the snapshot that is to be written.
+// put makes next the snapshot to write.
 func (s *snapshotSaver) put(next snapshot, changed saving) {
 	s.mu.Lock()
 	s.next, s.changed = &next, s.changed || changed.all
@@ -106,15 +106,15 @@ func (s *snapshotSaver) put(next snapshot, changed saving) {
 	}
 }
 
-// saveAgain is how long after a failure the snapshot is written again without another push: a control plane
-// that sends changes may be silent until its next stream. It doubles up to maxSaveAgain, since a directory
-// that cannot be written to may stay like that.
+// saveAgain is how long after a failure the saver tries again without another push: a control plane
+// that sends changes may be silent until its next stream. The time doubles with each failure up to maxSaveAgain, since
+// the failure may last.
 const (
 	saveAgain    = 30 * time.Second
 	maxSaveAgain = 30 * time.Minute
 )
 
-// run writes snapshots until ctx ends, and then the last one.
+// run writes snapshots until ctx ends, and then writes the last one.
 func (s *snapshotSaver) run(ctx context.Context) {
 	wait := s.again
 	for {
@@ -137,8 +137,9 @@ func (s *snapshotSaver) run(ctx context.Context) {
 	}
 }
 
-// saveNext writes the snapshot, or only the time of the push if the file holds the table
-// already, or only the changes. If that fails, the next call writes the whole snapshot.
+// saveNext writes next. It writes only the time of the push if the file has the table
+// already, only the changes if that is possible, and otherwise the whole snapshot. If that fails, the next call writes
+// the whole snapshot.
 func (s *snapshotSaver) saveNext() {
 	s.mu.Lock()
 	next, changes := s.next, s.changes
@@ -177,7 +178,7 @@ func (s *snapshotSaver) saveNext() {
 	}
 }
 
-// succeeded notes that the snapshot is written.
+// succeeded records that the snapshot was written.
 func (s *snapshotSaver) succeeded() {
 	s.failures.Reset()
 	s.mu.Lock()
@@ -185,7 +186,7 @@ func (s *snapshotSaver) succeeded() {
 	s.failure = ""
 }
 
-// lastFailure returns why the last write has failed, "" if it has not.
+// lastFailure returns why the last write failed, "" if it succeeded.
 func (s *snapshotSaver) lastFailure() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -197,7 +198,7 @@ func (s *snapshotSaver) saveTime(pushed time.Time) error {
 	return s.dir.WriteAt(snapshotName, binary.BigEndian.AppendUint64(nil, uint64(pushed.UnixNano())), int64(len(snapshotMagic)))
 }
 
-// errNoRoom is returned if the file has to be written whole.
+// errNoRoom is returned if the changes do not fit in the log, so that the file must be written whole.
 var errNoRoom = errors.New("the changes in the snapshot of the table are too long")
 
 // saveChanges adds changes to the file. It does not wait until they are on the disk: after a power

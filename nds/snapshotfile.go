@@ -14,13 +14,18 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// The snapshot file holds, in this order: magic; the time of the last push, nanoseconds
-// since 1970, 8 bytes big endian; the SHA-256 of the base; the length of the base, 8 bytes big endian; the base,
-// a DeltaDiscoveryResponse with the table, whose control plane identifier names the owner; and the log. A push
-// that changes nothing overwrites the time in place, so the checksum does not cover it.
+// The snapshot file has, in this order:
 //
-// A table that came as changes is a change from the empty one, with the fingerprint of the node as the nonce.
-// The log has a record for each later change that was sent to the same node. Otherwise it is empty.
+//   - magic
+//   - the time of the last push: nanoseconds since 1970, 8 bytes big endian. A push that changes nothing
+//     overwrites the time in place, so the checksum does not cover it.
+//   - the SHA-256 of the next two parts
+//   - the length of the base, 8 bytes big endian
+//   - the base: a DeltaDiscoveryResponse with the table. Its control plane identifier is the owner.
+//   - the log
+//
+// If the table came as changes, the base has it as a change of the empty table, and the nonce is the fingerprint of the
+// node. The log then has a record for each later change that was sent to the same node. Otherwise the log is empty.
 const (
 	snapshotFamily = "nametap"
 	snapshotMagic  = snapshotFamily + "\x04"
@@ -28,25 +33,25 @@ const (
 	snapshotHead   = snapshotSum + sha256.Size
 	snapshotBase   = snapshotHead + 8
 
-	// minLog is how long the log may be in any case; otherwise it is half as long as the base.
+	// minLog is how long the log may always be. The log of a large base may be half as long as the base.
 	minLog = 64 << 10
 )
 
-// snapshot is the content of the snapshot file, or a part of it that is to be written.
+// snapshot is the content of the snapshot file.
 type snapshot struct {
 	owner   string
 	version string
 	pushed  time.Time
 	table   *hostTable
-	node    string // see Client.tableNode
+	node    string // see receiver.tableNode
 }
 
 // snapshotOwner identifies the nodes that may use a snapshot: the table of one namespace
 // of one cluster is wrong for another.
 func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
-// marshal returns the parts of the snapshot file. Most of them are the shards of the table: a copy
-// would be garbage as large as the table.
+// marshal returns the parts of the snapshot file. Most parts are the shards of the table themselves: joining the parts
+// would make garbage as large as the table.
 func (s snapshot) marshal() ([][]byte, error) {
 	m := &discoveryv3.DeltaDiscoveryResponse{
 		SystemVersionInfo: s.version,
@@ -143,7 +148,7 @@ func parseSnapshot(data []byte) (savedTable, error) {
 	return s, nil
 }
 
-// setTable sets the table to a NameTable and the changes in a log.
+// setTable sets the table to that in value, a NameTable, after the changes in log.
 func (s *savedTable) setTable(value, log []byte) error {
 	isChange, err := hasChange(value)
 	if err != nil {
@@ -162,8 +167,8 @@ func (s *savedTable) setTable(value, log []byte) error {
 	return err
 }
 
-// replay adds the changes in the log to c, up to the first record that is damaged. A damaged record
-// makes the later ones useless, because they change the table that it leads to.
+// replay adds the changes in log to all, up to the first damaged record. The records after that are useless, because
+// they change a table that is not known.
 func (s *savedTable) replay(all *change, log []byte) {
 	for len(log) > 0 {
 		r, n := parseRecord(log)
@@ -176,7 +181,7 @@ func (s *savedTable) replay(all *change, log []byte) {
 		}
 		all.then(c)
 		s.version = r.version
-		if r.pushed.After(s.pushed) { // no later push has changed nothing
+		if r.pushed.After(s.pushed) { // otherwise s.pushed is the time of a later push that changed nothing
 			s.pushed = r.pushed
 		}
 		log = log[n:]
@@ -185,8 +190,8 @@ func (s *savedTable) replay(all *change, log []byte) {
 }
 
 // A record is a change in the log. It consists of the length of its content, 4 bytes big endian; the
-// first 8 bytes of the SHA-256 of the content; and the content: the time of the push, 8 bytes, the
-// version after its length as a varint, and the change, a NameTable in wire form.
+// first 8 bytes of the SHA-256 of the content; and the content. The content is the time of the push, 8 bytes; the
+// length of the version as a varint; the version; and the change, a NameTable in wire form.
 type record struct {
 	pushed  time.Time
 	version string
@@ -212,7 +217,7 @@ func (r *record) append(log []byte) []byte {
 	return log
 }
 
-// parseRecord parses the record at the start of a log, and returns its length, 0 if it is damaged.
+// parseRecord parses the record at the start of log. length is 0 if the record is damaged.
 func parseRecord(log []byte) (r record, length int) {
 	if len(log) < recordHead {
 		return record{}, 0

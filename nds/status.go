@@ -7,30 +7,30 @@ import (
 	"github.com/nametap/nametap/internal/clock"
 )
 
-// Status describes what a client is doing. It is printed as JSON.
+// Status describes the state of a client. It is printed as JSON.
 type Status struct {
-	// Connected is true if the stream is open and has received a response, and Open if it is open.
+	// Open is true if the stream is open, and Connected if it has also received a response.
 	Connected bool   `json:"connected"`
 	Open      bool   `json:"open"`
 	Address   string `json:"address"`
 	// Variant is the variant in use, which may be the fallback.
 	Variant string `json:"variant"`
 	// Loaded is true if a table is in use. Version is the table's version. LastPush
-	// is when the control plane last sent it and TableAge how many seconds ago. Stale
+	// is when the control plane last sent or confirmed the table, and TableAge how many seconds ago that was. Stale
 	// is true if the table is from the snapshot and no push has confirmed it.
 	Loaded   bool      `json:"loaded"`
 	Version  string    `json:"version"`
 	LastPush time.Time `json:"lastPush,omitzero"`
 	TableAge float64   `json:"tableAgeSeconds"`
 	Stale    bool      `json:"stale"`
-	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came whole. Digest is the checksum
-	// of a table of mode hosts, in hexadecimal, and Revision what its control plane calls its state, in base64;
-	// both are empty otherwise.
+	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came whole. In mode hosts, Digest is the
+	// checksum of the table, in hexadecimal, and Revision says what the control plane had read when it sent the table,
+	// in a form of its own, in base64. In mode whole both are empty.
 	Mode     Mode   `json:"mode,omitempty"`
 	Digest   string `json:"digest,omitempty"`
 	Revision []byte `json:"revision,omitempty"`
 	// ChecksumDifferences counts how often the table did not have the checksum of a change, since the
-	// start. LastChecksumDifference is the last case.
+	// start. LastChecksumDifference is the error of the last time.
 	ChecksumDifferences    uint64 `json:"checksumDifferences"`
 	LastChecksumDifference string `json:"lastChecksumDifference,omitempty"`
 	// Nonce is the nonce of the last response of any stream.
@@ -40,7 +40,7 @@ type Status struct {
 	Rejected   uint64 `json:"rejected"`
 	Reconnects uint64 `json:"reconnects"`
 	// CertificateExpires is when the workload certificate expires; zero without one.
-	// CertificateError is why the last attempt to obtain one failed; a success clears it.
+	// CertificateError is why an attempt to obtain a certificate last failed; a success clears it.
 	CertificateExpires time.Time `json:"certificateExpires,omitzero"`
 	CertificateError   string    `json:"certificateError,omitempty"`
 	// SnapshotError is why the table could not be saved; a success clears it.
@@ -59,12 +59,12 @@ const (
 	ModeHosts Mode = "hosts"
 )
 
-// A state is what the goroutines of a client record for Status. Its methods are safe for concurrent use.
+// A state has the values that the goroutines of a client record for Status. Its methods are safe for concurrent use.
 type state struct {
 	clock *clock.Clock
 	ready chan struct{} // closed when the first table is in use
 
-	// status is what Status and the metrics return, except TableAge. received is when the
+	// status has the values of Status and the metrics, except TableAge. received is when the
 	// table in use was received, by clock; zero for the table of the snapshot.
 	mu       sync.Mutex
 	status   Status
@@ -79,7 +79,7 @@ func (s *state) now() Status {
 	switch {
 	case !status.Loaded:
 	case received.IsZero():
-		// The wall clock is the only one that a reboot does not reset. It may have been set
+		// Only the wall clock survives a reboot. It may have been set
 		// back since the snapshot was written.
 		status.TableAge = max(0, time.Since(status.LastPush.Round(0)).Seconds())
 	default:
@@ -129,7 +129,7 @@ func (s *state) setRejected(reason error) {
 	s.status.LastError = reason.Error()
 }
 
-// setDifference records that a table does not have its checksum, and the checksum of the table in use.
+// setDifference records the error for a table with a wrong checksum, and digest, the checksum of the table in use.
 func (s *state) setDifference(reason, digest string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -22,16 +22,16 @@ type stream struct {
 	cancel   context.CancelFunc // ends the RPC
 	accepted func()             // called after the first accepted response
 
-	// version is the version of the last accepted response; a rejected response leaves it
-	// unchanged, so a NACK carries the previous version. (There is no field for the
+	// version is the version of the last accepted response. A rejected response does not change
+	// version, so a NACK carries the previous version. (There is no field for the
 	// nonce: every answer carries the nonce of the response that it answers.)
 	version string
 	// acceptedAt is when the first response was accepted; zero before that.
 	acceptedAt time.Time
 }
 
-// run subscribes, then handles responses until the stream or ctx ends. It returns the reason of
-// the end.
+// run subscribes, then handles responses until the stream or ctx ends. It returns why the stream
+// ended.
 func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 	err := s.rpc.subscribe(node)
 	for err == nil || errors.Is(err, io.EOF) {
@@ -51,15 +51,15 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 	return fmt.Errorf("sending a request: %w", err)
 }
 
-// After a push the client rests restFactor times as long as it took, at most maxRest: pushes take a
-// tenth of a processor. An object with hosts in all shards makes agents build their whole table,
-// and its author may change it again and again. All changes meanwhile come in one push.
+// After a push, the client waits restFactor times as long as the push took, at most maxRest, so that pushes use a
+// tenth of a processor: an object with hosts in all shards makes agents build their whole table,
+// and its author may change it again and again. All changes during the wait come in one push.
 const (
 	restFactor = 9
 	maxRest    = time.Second
 )
 
-// rest returns after the rest of a push, or when ctx ends.
+// rest waits after a push that took this long. It returns early if ctx ends.
 func rest(ctx context.Context, took time.Duration) {
 	timer := time.NewTimer(min(restFactor*took, maxRest))
 	defer timer.Stop()
@@ -70,7 +70,7 @@ func rest(ctx context.Context, took time.Duration) {
 }
 
 // handle applies a response and answers it. It returns an error if the answer could not
-// be sent, or a differenceError if the stream has to end.
+// be sent, or a differenceError if the checksum was wrong, which ends the stream.
 func (s *stream) handle(r response) error {
 	changed, err := s.receiver.use(r, s.acceptedAt.IsZero())
 	if err != nil {
@@ -110,7 +110,7 @@ func rejection(reason error) *rpcstatus.Status {
 // endTimeout bounds how long the client waits until the control plane has read its NACK.
 const endTimeout = time.Second
 
-// end ends the stream after the control plane has read all requests, or after endTimeout.
+// end ends the stream when the control plane has read all requests, or after endTimeout.
 func (s *stream) end() {
 	timer := time.AfterFunc(endTimeout, s.cancel)
 	defer timer.Stop()
@@ -119,7 +119,7 @@ func (s *stream) end() {
 	}
 }
 
-// explainEnd adds to the reason why a stream ended what to do about it.
+// explainEnd returns err, the reason why a stream ended, with advice for known reasons.
 func explainEnd(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):

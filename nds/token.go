@@ -12,16 +12,16 @@ import (
 	"time"
 )
 
-// A Token is what is known of the token for the control plane. It has no secret.
+// A Token describes the token for the control plane, without the secret.
 type Token struct {
-	// File is its file; "" if none is sent.
+	// File is the file with the token; "" if no token is sent.
 	File string `json:"file,omitempty"`
-	// Issued and Expires are zero if the token does not say so.
+	// Issued and Expires are zero if the token does not have these claims.
 	Issued  time.Time `json:"issued,omitzero"`
 	Expires time.Time `json:"expires,omitzero"`
 }
 
-// tokenOf reads the token.
+// tokenOf describes the token that cfg names.
 func tokenOf(cfg Config) Token {
 	if cfg.Plaintext || cfg.TokenFile == "" {
 		return Token{}
@@ -33,7 +33,7 @@ func tokenOf(cfg Config) Token {
 	return found
 }
 
-// usableToken reports whether a file holds a token that is not known to have expired. It
+// usableToken reports whether file has a token that is not known to have expired. usableToken
 // reads the file, so it must not be called with a lock held.
 func usableToken(file string) bool {
 	if file == "" {
@@ -67,14 +67,14 @@ func expired(token string) bool {
 	return known && time.Now().After(expires)
 }
 
-// expiry returns when a token expires, if it says so.
+// expiry returns when a token expires. known is false if the token does not have that claim.
 func expiry(token string) (expires time.Time, known bool) {
 	_, expires = claims(token)
 	return expires, !expires.IsZero()
 }
 
-// claims returns when a token was issued and when it expires, if it is a JSON Web Token with these claims. It does
-// not check the signature; that is up to the control plane.
+// claims returns when a token was issued and when it expires, zero times unless it is a JSON Web Token with these
+// claims. The control plane checks the signature; claims does not.
 func claims(token string) (issued, expires time.Time) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
