@@ -24,10 +24,10 @@ type Agent struct {
 	status    *statusServer
 	diagnosis *diagnosis
 	hasten    func()           // closes hastened; may be called any number of times
-	hastened  chan struct{}    // closed when the drain has to end
-	quitting  chan struct{}    // closed when the agent has to end
-	handOver  atomic.Bool      // the rules stay for the next agent
-	changed   [2]chan struct{} // receive when addresses of the interfaces changed: the query path, the push path
+	hastened  chan struct{}    // closed when the drain must end
+	quitting  chan struct{}    // closed when the agent must end
+	handOver  atomic.Bool      // whether the rules stay for the next agent
+	changed   [2]chan struct{} // for the query path and the push path; receive when addresses of interfaces have changed
 	memory    *memory
 	records   *records
 	ready     chan struct{} // closed when queries are answered from a table
@@ -35,7 +35,7 @@ type Agent struct {
 
 // New checks the configuration and opens the sockets of the status endpoints and for VIPs, so that
 // wrong settings are reported before anything runs. An error names the setting and says what it
-// should be. If another program has the port of such a socket, Run opens it later: DNS does not
+// should be. If another program has the port of such a socket, Run opens the socket later: DNS does not
 // need it.
 func New(ctx context.Context, cfg Config) (*Agent, error) {
 	registry := prometheus.NewRegistry()
@@ -98,7 +98,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// noteTable is called after a push. large is true if it leaves garbage as large as the table.
+// noteTable is called after a push. large is true if the push leaves garbage as large as the table.
 func (a *Agent) noteTable(large bool) {
 	if large {
 		a.memory.note()
@@ -109,10 +109,11 @@ func (a *Agent) noteTable(large bool) {
 }
 
 // Run answers queries until ctx ends or a client of the status endpoints ends the agent. Then
-// it drains: it removes the capture rules and still answers for Config.Drain, because
-// Kubernetes ends the containers of a pod at the same time, and the others may still query.
-// Finally it closes the listeners and finishes the queries in flight. As a Config.Service it ends without
-// a drain. It returns when all of its goroutines have ended. The error is
+// Run drains: it removes the capture rules and still answers for Config.Drain, because
+// Kubernetes ends the containers of a pod at the same time, and the other containers may still query.
+// Finally Run closes the listeners and finishes the queries in flight. With Config.Service there is no drain if the
+// next agent answers on the same sockets, or if no query is redirected to this agent any more.
+// Run returns when all of its goroutines have ended. The error is
 // nil unless one of them failed.
 func (a *Agent) Run(ctx context.Context) error {
 	a.started = time.Now()
@@ -172,7 +173,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// snapshotTimeout is how long queries wait for the snapshot. Even a large one takes less. A
+// snapshotTimeout is how long queries wait for the snapshot. Reading even a large snapshot takes less. A
 // disk that hangs must not prevent forwarding.
 const snapshotTimeout = 2 * time.Second
 
@@ -189,7 +190,7 @@ func (a *Agent) awaitSnapshot(ctx context.Context) {
 	}
 }
 
-// announce closes ready and logs it when queries are answered from a table.
+// announce closes ready, and logs that the agent is ready, when queries are answered from a table.
 func (a *Agent) announce(ctx context.Context) error {
 	for _, ready := range []<-chan struct{}{a.proxy.Ready(), a.client.Ready()} {
 		select {
@@ -203,16 +204,17 @@ func (a *Agent) announce(ctx context.Context) error {
 	return nil
 }
 
-// The time for the queries in flight at the end of a service. After a removal no
-// reply reaches the clients whose queries were captured. During a restart, all others wait.
+// How long queries in flight may take at the end of an agent with Config.Service: stopTimeout after a removal of the
+// rules, because then no reply reaches the clients whose queries were captured; handOverTimeout before a restart,
+// because other queries wait in the sockets during that time.
 const (
 	stopTimeout     = 50 * time.Millisecond
 	handOverTimeout = time.Second
 )
 
-// drain waits until the agent has to end, calls release, which starts to remove the capture
-// rules, and then waits for Config.Drain. It returns the limit of the time for the queries in
-// flight after the removal, 0 without a limit.
+// drain waits until the agent must end, calls release, which starts to remove the capture
+// rules, and then waits for Config.Drain. It returns how long queries in flight may take after
+// the removal, 0 for no limit.
 func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duration {
 	select {
 	case <-ctx.Done():
@@ -252,8 +254,8 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	return 0
 }
 
-// endSoon reports whether the agent ends without a drain: the next one answers on the same
-// sockets, or no query is redirected to them any more.
+// endSoon reports whether the agent ends without a drain: the next agent answers on the same
+// sockets, or no query is redirected to these sockets any more.
 func (a *Agent) endSoon() bool {
 	switch handOver := a.handOver.Load(); {
 	case !a.config.Service:
@@ -265,20 +267,20 @@ func (a *Agent) endSoon() bool {
 	}
 }
 
-// Configure is [dnsproxy.Server.Configure], for the settings of the query path.
+// Configure changes the settings of the query path: see [dnsproxy.Server.Configure].
 func (a *Agent) Configure(cfg dnsproxy.Config) error {
 	if err := a.proxy.Configure(cfg); err != nil {
 		return err
 	}
 	if a.capture != nil {
-		a.capture.registrar.Note() // of other local-only suffixes
+		a.capture.registrar.Note() // the local-only suffixes may have changed
 	}
 	return nil
 }
 
 // SetCapture changes which queries are redirected to the agent. It has no effect on an agent
-// that was made without a CaptureConfig, or with the current one. On an error, such as a
-// required family without listeners, capture changes only once the cause of the error is
+// that was made without a CaptureConfig, or if cfg equals the current one. After an error, such as a
+// required family without listeners, capture does not change until the cause of the error is
 // removed.
 func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	if a.capture == nil || reflect.DeepEqual(cfg, a.capture.current().CaptureConfig) {
@@ -290,15 +292,15 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 // SetRecords changes where the records of queries go. It returns at once.
 func (a *Agent) SetRecords(cfg RecordsConfig) { a.records.set(cfg) }
 
-// HandOver ends the agent and leaves the capture rules to the next one. If the kernel does not end
+// HandOver ends the agent and leaves the capture rules to the next agent. If the kernel would not end
 // the capture by itself when no agent follows, the agent removes the rules.
 func (a *Agent) HandOver() {
 	a.handOver.Store(true)
 	a.quit()
 }
 
-// Hasten ends the current drain, or the next one, at once. The capture rules are removed
-// nevertheless.
+// Hasten ends the current drain, or the next one, at once. The agent still removes the capture
+// rules.
 func (a *Agent) Hasten() {
 	a.hasten()
 	if a.draining.Load() {
@@ -306,10 +308,10 @@ func (a *Agent) Hasten() {
 	}
 }
 
-// Ready is closed once queries are answered from a table.
+// Ready returns a channel that is closed when queries are answered from a table.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }
 
-// Clock returns the clock at whose ticks the agent polls.
+// Clock returns the clock whose ticks the agent polls at.
 func (a *Agent) Clock() *clock.Clock { return a.clock }
 
 // Proxy returns the query path.

@@ -28,7 +28,7 @@ type capture struct {
 	log    *slog.Logger
 	proxy  *dnsproxy.Server
 	kernel *iptables.Capture
-	file   *resolvconf.Config // as read at the start; nil if it has no nameservers yet
+	file   *resolvconf.Config // resolv.conf as read at the start; nil if it had no nameservers
 	ways   *ways
 	clock  *clock.Clock
 	// registrar registers the agent with systemd-resolved.
@@ -36,7 +36,7 @@ type capture struct {
 
 	mu     sync.Mutex
 	inputs inputs // guarded by mu
-	begun  bool   // a listener has answered; guarded by mu
+	begun  bool   // begin has waited for the listeners; guarded by mu
 }
 
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.
@@ -68,9 +68,9 @@ func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capt
 	return c, nil
 }
 
-// run keeps the kernel in the desired state until ctx ends, then removes the rules unless they
-// stay for the next agent. If capture is on at the start and no rules can be installed, it
-// returns an error. Later failures are logged and retried.
+// run keeps the kernel in the desired state until ctx ends. Then it removes the rules, unless they
+// stay for the next agent. If capture is on at the start and no rules can be installed, run
+// returns an error. It logs and retries later failures.
 func (c *capture) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
@@ -92,12 +92,12 @@ func (c *capture) run(ctx context.Context) error {
 	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))
 }
 
-// takeOver renews the lease of the previous agent once, before this one answers: queries wait in
+// takeOver renews the lease of the previous agent once, before this agent answers: queries wait in
 // the sockets that systemd holds. After a failed start it does not renew, so that an agent that
-// fails at each start does not keep the capture alive. It reports whether a lease is alive.
+// fails at each start does not keep the capture alive. alive reports whether there is a lease that has not expired.
 func (c *capture) takeOver() (alive bool) { return c.extend(firstStart()) }
 
-// extend reports whether a lease is alive. With renew it renews live leases, for the next agent.
+// extend reports whether a lease is alive. If renew is true, it also renews these leases.
 func (c *capture) extend(renew bool) (alive bool) {
 	for _, f := range c.wanted() {
 		leased, err := iptables.Leased(f)
@@ -115,8 +115,8 @@ func (c *capture) extend(renew bool) (alive bool) {
 	return alive
 }
 
-// begin waits for the listeners, because without them DNS would fail once the rules are
-// installed, and sets the first desired state.
+// begin waits for the listeners, and then sets the first desired state. Without listeners, DNS would fail once the rules
+// are installed.
 func (c *capture) begin(ctx context.Context) error {
 	c.listening(ctx)
 	without := c.unserved()
@@ -127,8 +127,8 @@ func (c *capture) begin(ctx context.Context) error {
 	return nil
 }
 
-// listening returns when a listener answers to which the rules redirect, when there is no such
-// listener, or when ctx ends.
+// listening waits until a listener to which the rules redirect answers. It returns at once if there is no such
+// listener, and early if ctx ends.
 func (c *capture) listening(ctx context.Context) {
 	select {
 	case <-c.proxy.Ready():
@@ -165,7 +165,7 @@ func (c *capture) wanted() []iptables.Family {
 	return slices.DeleteFunc(families(), func(f iptables.Family) bool { return c.current().Config.Family(f) == iptables.Off })
 }
 
-// answers returns an error unless a listener of a family answers that the rules redirect to.
+// answers returns an error unless the listener to which the rules of family f redirect answers over network.
 func (c *capture) answers(ctx context.Context, f iptables.Family, network string) error {
 	if err := c.listens(f); err != nil {
 		return err
@@ -174,8 +174,8 @@ func (c *capture) answers(ctx context.Context, f iptables.Family, network string
 	return probeOne(ctx, dnsproxy.Addr{Network: network, Address: at})
 }
 
-// listens returns an error unless the agent listens, over UDP and TCP, where the rules of a
-// family redirect to.
+// listens returns an error unless the agent listens, over UDP and TCP, on the address to which the rules of family f
+// redirect.
 func (c *capture) listens(f iptables.Family) error {
 	for _, network := range []string{"udp", "tcp"} {
 		if !slices.ContainsFunc(c.proxy.Addrs(), func(l dnsproxy.Addr) bool {
@@ -189,8 +189,8 @@ func (c *capture) listens(f iptables.Family) error {
 	return nil
 }
 
-// unserved returns the families that the agent does not listen on, and why. Among them are families that the
-// configuration switches off, because that may change.
+// unserved returns the families that the agent does not listen on, and why. It includes families that the
+// configuration switches off, because the configuration may change.
 func (c *capture) unserved() map[iptables.Family]error {
 	without := make(map[iptables.Family]error)
 	for _, f := range families() {
@@ -201,7 +201,7 @@ func (c *capture) unserved() map[iptables.Family]error {
 	return without
 }
 
-// noteListeners captures a family when its listeners could be opened.
+// noteListeners updates the desired state if the agent listens on more or fewer families than before.
 func (c *capture) noteListeners() {
 	in, without := c.current(), c.unserved()
 	if in.without != nil && len(without) != len(in.without) {
@@ -209,8 +209,8 @@ func (c *capture) noteListeners() {
 	}
 }
 
-// probed returns the nameservers of a family that clients query while their queries are captured, or
-// loopback if there are none and queries to any server are captured.
+// probed returns the nameservers of family f whose way is probed: those that clients query while their queries are
+// captured. If there are none, and queries to any server are captured, it returns a loopback address.
 func (c *capture) probed(f iptables.Family) []netip.Addr {
 	in := c.current()
 	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil || c.kernel.Missing(f) {
@@ -239,8 +239,8 @@ func (c *capture) barred() (all bool) {
 	return all
 }
 
-// awaitBegun returns when capture is as its switch says, or when ctx ends. If the rules are installed and
-// nothing reaches the agent through them, it waits no longer than the lease.
+// awaitBegun waits until capture is off, or on and a probe has reached the agent through the rules. It returns early if
+// ctx ends, and when the rules have been installed for the time of a lease.
 func (c *capture) awaitBegun(ctx context.Context) {
 	select {
 	case <-c.kernel.Begun():
@@ -258,9 +258,9 @@ func (c *capture) awaitBegun(ctx context.Context) {
 	}
 }
 
-// endSoon reports whether the agent ends without a drain, and makes the end of run as quick. With
-// handOver the rules stay, if the kernel ends the capture in case no agent follows. drains is
-// true if the agent drains after a removal.
+// endSoon reports whether the agent ends without a drain. If so, it makes run end as quickly. With
+// handOver the rules stay, if the kernel will end the capture when no agent follows. drains is
+// true if the agent drains after it has removed rules.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
 	case handOver && c.kernel.Leased():
@@ -273,9 +273,9 @@ func (c *capture) endSoon(handOver, drains bool) bool {
 	return true
 }
 
-// change changes the inputs, computes the desired state and passes it to iptables. If the
-// inputs have no desired state, it returns an error, and capture stays unchanged. Before the
-// first probe of the listeners, it passes nothing to iptables.
+// change calls change to change the inputs, computes the desired state, and passes it to package iptables. If the
+// inputs make no desired state, it returns an error, and the rules stay unchanged. Before begin has waited for the
+// listeners, it passes nothing to package iptables.
 func (c *capture) change(change func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -297,7 +297,7 @@ func (c *capture) current() inputs {
 	return in
 }
 
-// follow calls change, and logs the error.
+// follow calls c.change, and logs its error.
 func (c *capture) follow(change func(in *inputs)) {
 	if err := c.change(change); err != nil && !errors.Is(err, errNoServers) {
 		c.log.Error("capture stays unchanged", "error", err)
@@ -320,20 +320,20 @@ func (c *capture) followServers(ctx context.Context) {
 	_ = watcher.Run(ctx) // it returns nil
 }
 
-// inputs are the inputs of the desired value.
+// inputs are the values from which the desired state is computed.
 type inputs struct {
 	CaptureConfig
-	servers []netip.Addr                       // of resolv.conf; none until it has any
+	servers []netip.Addr                       // the nameservers that resolv.conf has, or last had
 	without map[iptables.Family]error          // families that the agent does not listen on, and why
-	passing map[iptables.Family][]netip.Prefix // destinations to which queries have to pass through
+	passing map[iptables.Family][]netip.Prefix // destinations: queries to them must pass through
 	vips    []netip.AddrPort                   // the listeners for connections to VIPs
 }
 
 // errNoServers is returned if resolv.conf has not had nameservers yet.
 var errNoServers = errors.New("resolv.conf names no nameserver to capture queries for")
 
-// desired returns the value that these inputs make. The error says why there is none; capture
-// then stays unchanged.
+// desired returns the desired state for these inputs. If there is none, the error says why, and capture
+// stays unchanged.
 func (in inputs) desired() (iptables.Desired, error) {
 	d := iptables.Desired{On: in.On, Because: in.Because, Config: in.Config}
 	d.Config.Lease = !in.Config.FailClosed
@@ -375,7 +375,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 	return d, nil
 }
 
-// reading returns the state of capture as the last steps and probes left it. It does not read the kernel.
+// reading returns the state of capture after the last steps and probes. It does not read the kernel.
 func (c *capture) reading() *problems.Capture {
 	in := c.current()
 	stats := c.kernel.Stats()
@@ -401,7 +401,7 @@ func (c *capture) reading() *problems.Capture {
 	return found
 }
 
-// status reads the rules and says how they are.
+// status returns the state of capture. It reads the rules in the kernel.
 func (c *capture) status(ctx context.Context) *CaptureStatus {
 	in := c.current()
 	status := &CaptureStatus{On: in.On, Because: in.Because, Repairs: c.kernel.Stats().Repairs, Remaining: c.kernel.Remaining()}

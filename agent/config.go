@@ -38,38 +38,38 @@ type Config struct {
 	// SocketDirs are the directories in which the socket of the private status endpoints may be:
 	// see [SocketDirs]. Without any, there are no private endpoints.
 	SocketDirs []string
-	// StateDirRequired makes it an error that the state directory (XDS.StateDir) cannot be
-	// used. Otherwise the agent logs it and runs without a snapshot.
+	// StateDirRequired makes New return an error if the state directory (XDS.StateDir) cannot be
+	// used. Otherwise the agent logs the error and runs without a snapshot.
 	StateDirRequired bool
-	// Drain is how long queries are still answered, and open connections to VIPs go on, at the end. With 0
+	// Drain is how long the agent, before it ends, still answers queries and keeps open connections to VIPs. With 0
 	// the agent ends at once.
 	Drain time.Duration
-	// Service is true if a unit of systemd starts the agent again when it ends, and holds its
-	// sockets, so that queries wait meanwhile.
+	// Service is true if a unit of systemd restarts the agent when the agent ends, and holds its
+	// sockets, so that queries wait during the restart.
 	Service bool
-	// DrainCaptured makes an agent of a Service drain after it has removed its rules.
+	// DrainCaptured makes an agent with Service drain after it has removed its rules.
 	DrainCaptured bool
-	// ReadyTimeout is how long the agent is not ready for want of a table. After that it
-	// is ready and forwards, because a pod and a VM must start without a control plane too.
+	// ReadyTimeout is how long the agent waits for a table before it is ready without one. After that it
+	// forwards, because a pod and a VM must start without a control plane too.
 	ReadyTimeout time.Duration
-	// Capture configures the redirection of queries to the agent. Nil redirects none.
+	// Capture configures the redirection of queries to the agent. If it is nil, the agent redirects none.
 	Capture *CaptureConfig
 	// Egress configures the connections to automatic VIPs. Its Table, Resolve, OwnPorts, Drain, Logger
-	// and Registerer are set by New. Nil carries none.
+	// and Registerer are set by New. If it is nil, the agent carries no such connections.
 	Egress *egress.Config
-	// Records says where the records of queries go.
+	// Records says which queries are logged and sent to a receiver of dnstap.
 	Records RecordsConfig
 	// Identity is the name of this agent in messages of dnstap.
 	Identity string
 	// Restarts is how often the supervisor has restarted the agent.
 	Restarts int
-	// Settings returns the settings that affect capture and differ from their defaults, by their names.
-	// The commands for capture ask for them. It may be nil.
+	// Settings returns, by name, the settings that affect capture and differ from their defaults.
+	// The commands for capture read them. Settings may be nil.
 	Settings func() map[string][]string
-	// FileSettings returns what has become of changes of the files with settings. It may be nil.
+	// FileSettings returns which changes of the settings files are refused or wait for a restart. It may be nil.
 	FileSettings func() problems.Settings
-	// DNSSettings returns the settings of DNS that [Agent.Configure] changes, as they are in use, if they
-	// differ from their defaults, by their names. The status shows them. It may be nil.
+	// DNSSettings returns, by name, the settings in use that [Agent.Configure] can change and that differ from their
+	// defaults. The status shows them. DNSSettings may be nil.
 	DNSSettings func() map[string][]string
 	// Logger is the log.
 	Logger *slog.Logger
@@ -77,7 +77,7 @@ type Config struct {
 	Collectors []prometheus.Collector
 }
 
-// DefaultConfig returns a Config with all defaults. It captures nothing. It lacks what has no
+// DefaultConfig returns a Config with all defaults. It captures nothing. The caller must add the settings that have no
 // default: a logger, and the name and the addresses of the node.
 func DefaultConfig() Config {
 	return Config{
@@ -87,8 +87,8 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate returns an error if a setting is wrong, whatever the state of the host. It opens no socket, and
-// makes the state directory if that is required. [New] checks the same.
+// Validate returns an error if a setting is wrong. It opens no socket. It makes the state directory if
+// StateDirRequired is set. [New] calls Validate.
 func (c Config) Validate() error {
 	errs := []error{c.DNS.Validate(), c.XDS.Validate(), c.checkStatusAddr(), c.checkStateDir()}
 	if c.Egress != nil {
@@ -120,9 +120,9 @@ func (c *Config) checkStateDir() error {
 	return nil
 }
 
-// prepareStateDir makes the directory of the snapshot. Without one, a restart while the
-// control plane is down loses the mesh names, but all others are still answered. So it is an
-// error only if the user has set the directory, which [Config.Validate] checks.
+// prepareStateDir makes the directory of the snapshot. Without the directory, a restart while the
+// control plane is down loses the mesh names, but all other names are still answered. So a failure is only logged. If
+// the user has set the directory, [Config.Validate] has returned an error instead.
 func (c *Config) prepareStateDir() {
 	if c.XDS.StateDir == "" || c.StateDirRequired {
 		return
@@ -135,7 +135,8 @@ func (c *Config) prepareStateDir() {
 		"dir", c.XDS.StateDir, "error", err)
 }
 
-// setClock gives all parts one clock, and the channels that receive when addresses change.
+// setClock gives all parts one clock, and the query path and the push path a channel each that receives when addresses
+// change.
 func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
 	ticks = clock.ForPolling(clock.Tick)
 	c.DNS.Forward.Clock, c.XDS.Clock = ticks, cmp.Or(c.XDS.Clock, ticks)
@@ -147,7 +148,7 @@ func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
 // A CaptureConfig says which queries are redirected to the agent. It may change while the
 // agent runs, except for ResolvConf and the port: see [Agent.SetCapture].
 type CaptureConfig struct {
-	// On is true if DNS is captured; Because names the setting that decides.
+	// On is true if DNS is captured; Because names the setting that decides this.
 	On      bool
 	Because string
 	// Config says what is captured. With ResolvConfServers, the nameservers of ResolvConf
@@ -158,8 +159,7 @@ type CaptureConfig struct {
 	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// Resolved is true if the agent registers with systemd-resolved while it captures,
-	// if this host runs it.
+	// Resolved is true if the agent registers with systemd-resolved, on hosts that run it, while the agent captures.
 	Resolved bool
 }
 
@@ -168,17 +168,17 @@ type CaptureServers string
 
 // The values of CaptureServers.
 const (
-	// AllServers captures queries to any server. It is the meaning of the zero value.
+	// AllServers captures queries to any server. The zero value means the same.
 	AllServers CaptureServers = "all"
 	// ResolvConfServers captures queries to the nameservers of resolv.conf.
 	ResolvConfServers CaptureServers = "resolv-conf"
 )
 
-// MarshalText returns what UnmarshalText reads.
+// MarshalText returns the text that UnmarshalText reads.
 func (s CaptureServers) MarshalText() ([]byte, error) { return []byte(s), nil }
 
-// UnmarshalText reads one of the values. The error says what was expected; the caller names
-// the setting and its value.
+// UnmarshalText reads one of the values. The error names the values; the caller adds
+// the name of the setting and its value.
 func (s *CaptureServers) UnmarshalText(text []byte) error {
 	switch v := CaptureServers(text); v {
 	case AllServers, ResolvConfServers:
@@ -188,11 +188,11 @@ func (s *CaptureServers) UnmarshalText(text []byte) error {
 	return fmt.Errorf("want %s or %s", AllServers, ResolvConfServers)
 }
 
-// A RecordsConfig says where the records of queries go, besides to the clients that read them.
+// A RecordsConfig says which queries are logged, and where dnstap messages are sent.
 type RecordsConfig struct {
 	// QueryLog says which queries are logged. "" logs none.
 	QueryLog querylog.Mode
-	// Dnstap is where queries are sent with their messages. The zero value sends none.
+	// Dnstap is the receiver of queries and responses. The zero value sends none.
 	Dnstap dnstap.Target
 }
 

@@ -12,7 +12,8 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// A core is what the parts of an agent share: the settings, the two paths, and whether the agent starts or ends.
+// A core has the state that the parts of an agent share: the settings, the two paths, and whether the agent starts or
+// ends.
 type core struct {
 	config  Config
 	log     *slog.Logger
@@ -37,8 +38,7 @@ func (c *core) open() bool {
 	}
 }
 
-// notReady returns the reason why queries should not be sent to this agent yet, or any longer.
-// It is empty if they should.
+// notReady returns why queries should not be sent to this agent yet, or any longer; "" if they should be sent.
 func (c *core) notReady() string {
 	if c.draining.Load() {
 		return "draining"
@@ -60,7 +60,7 @@ func (c *core) notReady() string {
 }
 
 // hangs returns an error if queries to the open UDP listeners get no answer, so that a restart
-// would help. An agent that starts or ends does not hang.
+// would help. It returns nil while the agent starts or ends.
 func (c *core) hangs(ctx context.Context) error {
 	select {
 	case <-c.proxy.Ready():
@@ -73,7 +73,7 @@ func (c *core) hangs(ctx context.Context) error {
 	return anyAnswers(ctx, udpListeners(c.proxy))
 }
 
-// fileSettings returns what has become of files with settings that have changed.
+// fileSettings returns which changes of the settings files are refused or wait for a restart.
 func (c *core) fileSettings() problems.Settings {
 	if c.config.FileSettings == nil {
 		return problems.Settings{}

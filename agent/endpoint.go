@@ -15,21 +15,20 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// maxStatusConns is the most connections to an endpoint, to which every host that reaches this
-// one can connect.
+// maxStatusConns is the largest number of connections to an endpoint. Every host that reaches this host
+// can connect to the status address.
 const maxStatusConns = 64
 
 // statusGrace is how long requests in flight may take at the end.
 const statusGrace = time.Second
 
-// An endpoint is a part of the status server with a listener of its own. It ends with the agent
-// only: DNS is answered without it. If its listener cannot be opened, or fails, it is opened again
-// in the background.
+// An endpoint is a part of the status server with its own listener. If the listener cannot be opened, or fails, run
+// opens it again: DNS does not need the endpoint, so the agent goes on without it.
 type endpoint struct {
 	what    string // in the log
 	handler http.Handler
 	listen  func(ctx context.Context) (net.Listener, error)
-	peers   bool // the users of clients are noted: see peersOnly
+	peers   bool // the users of clients are checked: see peersOnly
 	log     *slog.Logger
 
 	mu       sync.Mutex
@@ -57,7 +56,7 @@ func (e *endpoint) open(ctx context.Context) error {
 	return nil
 }
 
-// fail records, and logs if it is a new one, why the endpoint is not open.
+// fail records why the endpoint is not open, and logs a reason that differs from the last one.
 func (e *endpoint) fail(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -89,8 +88,8 @@ func (e *endpoint) addr() string {
 	return ""
 }
 
-// run serves, and opens the listener where it is not open, until ctx ends and the requests in
-// flight are done.
+// run serves until ctx ends and the requests in flight are done. While the listener is not open, run tries to open
+// it.
 func (e *endpoint) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if e.opened() == nil {
@@ -105,8 +104,8 @@ func (e *endpoint) run(ctx context.Context) {
 	}
 }
 
-// serve serves the listener until ctx ends and the requests in flight are done. It returns nil
-// then, and an error if the listener fails.
+// serve serves the listener. It returns nil when ctx has ended and the requests in flight are done, and an error when
+// the listener fails.
 func (e *endpoint) serve(ctx context.Context) error {
 	server, listener := httpguard.New(e.handler, e.opened(), maxStatusConns, e.log)
 	if e.peers {
@@ -118,7 +117,7 @@ func (e *endpoint) serve(ctx context.Context) error {
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusGrace)
 		defer cancel()
 		if server.Shutdown(grace) != nil {
-			_ = server.Close() // of connections whose clients do not read
+			_ = server.Close() // closes connections whose clients do not read
 		}
 	})
 	err := server.Serve(listener)
@@ -128,6 +127,6 @@ func (e *endpoint) serve(ctx context.Context) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
-	_ = server.Close() // the connections of a listener that failed
+	_ = server.Close() // closes the connections of the listener that failed
 	return err
 }

@@ -19,11 +19,11 @@ import (
 const runtimeDir = "/run/nametap"
 
 // SocketDirs returns the directories in which the private socket of an agent may be. The agent uses
-// the first one that it can write to, and the commands the first one with a socket that is served:
+// the first directory that it can write to. The commands use the first directory with a socket that an agent serves:
 //
-//  1. the directory that systemd made for the unit (RUNTIME_DIRECTORY), which is /run/nametap in
+//  1. the directory that systemd made for the unit (RUNTIME_DIRECTORY), which is /run/nametap for
 //     nametap.service
-//  2. /run/nametap, which an agent makes that may
+//  2. /run/nametap, which an agent makes if it has the permission
 //  3. the state directory, if there is one: in a pod with a read-only file system it is a volume
 func SocketDirs(stateDir string) []string {
 	var dirs []string
@@ -36,8 +36,8 @@ func SocketDirs(stateDir string) []string {
 	return dirs
 }
 
-// SocketPaths returns the paths of the private socket in directories. Its name has the port of the
-// status address, so that several agents of a host have one each.
+// SocketPaths returns the paths that the private socket would have in dirs. The name of the socket has the port of the
+// status address, so that several agents on a host can have a socket each.
 func SocketPaths(dirs []string, statusAddr string) []string {
 	name := fmt.Sprintf("status-%d.sock", portOf(statusAddr))
 	var paths []string
@@ -47,8 +47,8 @@ func SocketPaths(dirs []string, statusAddr string) []string {
 	return paths
 }
 
-// DialPrivate connects to the first of the paths at which an agent listens that this user may use. If
-// there is none, the error is [fs.ErrPermission] if another user may use one.
+// DialPrivate connects to the first of paths at which an agent accepts this user. If there is none, but an agent at one
+// of the paths refuses this user, the error is [fs.ErrPermission].
 func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
 	var dialer net.Dialer
 	var refused, forbidden error
@@ -69,8 +69,8 @@ func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
 	return nil, fmt.Errorf("there is no socket at %s", strings.Join(paths, " or "))
 }
 
-// listenPrivate opens a socket at the first of the paths whose directory can be written to, for this
-// user. It replaces a socket that an agent left which was killed.
+// listenPrivate opens a socket at the first of paths whose directory this user can write to. It replaces the socket
+// of an agent that was killed.
 func listenPrivate(paths []string) (net.Listener, error) {
 	var errs []error
 	for _, path := range paths {
@@ -83,7 +83,7 @@ func listenPrivate(paths []string) (net.Listener, error) {
 	return nil, errors.Join(errs...)
 }
 
-// listenAt opens a socket at a path.
+// listenAt opens a socket at path.
 func listenAt(path string) (net.Listener, error) {
 	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // the socket is private
 		return nil, err
@@ -93,7 +93,7 @@ func listenAt(path string) (net.Listener, error) {
 	case err == nil:
 		_ = conn.Close()
 		return nil, fmt.Errorf("another agent serves %s: %w", path, unix.EADDRINUSE)
-	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrPermission): // left, also by an agent of another user
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrPermission): // an agent, perhaps of another user, has left the socket
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
@@ -109,10 +109,11 @@ func listenAt(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// peerKey is the key of the context of a connection for the reason why its client is refused.
+// peerKey is the key for the error, in the context of a connection, that says why its client is refused.
 type peerKey struct{}
 
-// notePeer is the ConnContext of a server on a unix socket: it notes if the client may not use it.
+// notePeer is the ConnContext of a server on a unix socket. If the client may not use the socket, it adds the reason to
+// the context.
 func notePeer(ctx context.Context, conn net.Conn) context.Context {
 	if err := checkPeer(conn); err != nil {
 		return context.WithValue(ctx, peerKey{}, err)
@@ -145,7 +146,7 @@ func checkPeer(conn net.Conn) error {
 	return nil
 }
 
-// peersOnly returns a handler that refuses the clients that notePeer notes.
+// peersOnly returns a handler that refuses clients for which notePeer has added a reason.
 func peersOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err, refused := r.Context().Value(peerKey{}).(error); refused {

@@ -27,15 +27,15 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// A statusServer serves the endpoints for probes, metrics and the other commands of nametap: for
-// all clients on the status address, and what is private on a unix socket. It serves until the end
+// A statusServer serves the endpoints for probes, metrics and the other commands of nametap: endpoints for
+// all clients on the status address, and private endpoints on a unix socket. It serves until the end
 // of the drain, so that the drain can be watched.
 type statusServer struct {
 	core      *core
 	diagnosis *diagnosis
 	readings  *readings
 	dumps     dumps
-	// public are on the status address: one, or one for each inherited socket.
+	// public are the endpoints on the status address: one, or one for each inherited socket.
 	public  []*endpoint
 	private *endpoint // nil without a directory for its socket
 
@@ -44,7 +44,7 @@ type statusServer struct {
 }
 
 // newStatusServer opens the endpoints. It returns an error if the status address is wrong. If
-// the address is taken, or the private socket cannot be opened, they are opened later.
+// another program has the address, or the private socket cannot be opened, Run opens the endpoint later.
 func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Registry) (*statusServer, error) {
 	c := d.core
 	s := &statusServer{core: c, diagnosis: d, dumps: newDumps(), readings: newReadings(func(ctx context.Context) reading { return read(ctx, c) })}
@@ -79,8 +79,8 @@ func (s *statusServer) handlePublic(mux *http.ServeMux, metrics http.Handler) {
 	mux.Handle("GET /stats/prometheus", metrics)
 }
 
-// handlePrivate declares the endpoints for root and the agent's user: they show what all users
-// look up, and end the agent.
+// handlePrivate declares the endpoints for root and the agent's user: these endpoints show the queries of all users,
+// and can end the agent.
 func (s *statusServer) handlePrivate(mux *http.ServeMux) {
 	mux.Handle("GET /debug/ndsz", s.dumps.limited(s.handleTable))
 	mux.HandleFunc("GET /debug/explain", s.handleExplain)
@@ -93,8 +93,7 @@ func (s *statusServer) handlePrivate(mux *http.ServeMux) {
 	mux.HandleFunc("POST /quitquitquit", s.handleQuit)
 }
 
-// elsewhere returns a handler that refuses requests for private endpoints, and says where they are
-// answered.
+// elsewhere returns a handler that refuses requests for private endpoints, and says which socket answers them.
 func (s *statusServer) elsewhere() http.Handler {
 	private := http.NewServeMux()
 	s.handlePrivate(private)
@@ -111,7 +110,7 @@ func (s *statusServer) elsewhere() http.Handler {
 	})
 }
 
-// openPublic opens the status address, or adopts its sockets.
+// openPublic opens the status address, or adopts the inherited sockets.
 func (s *statusServer) openPublic(ctx context.Context, handler http.Handler) error {
 	c := s.core
 	listen := func(ctx context.Context) (net.Listener, error) {
@@ -166,7 +165,7 @@ func (s *statusServer) endpoints() []*endpoint {
 	return append(slices.Clone(s.public), s.private)
 }
 
-// unserved returns a text for each address that cannot be opened, with the reason.
+// unserved returns a text for each address, except the DNS addresses, that cannot be opened, with the reason.
 func (s *statusServer) unserved() []string {
 	var texts []string
 	for _, e := range s.endpoints() {
@@ -180,7 +179,7 @@ func (s *statusServer) unserved() []string {
 	return texts
 }
 
-// addr returns the host:port that the endpoints for all clients are on, or are to be on.
+// addr returns the host:port of the endpoints for all clients, also while they are not open.
 func (s *statusServer) addr() string {
 	return cmp.Or(s.public[0].addr(), s.core.config.StatusAddr)
 }
@@ -194,7 +193,7 @@ func (s *statusServer) handleLive(w http.ResponseWriter, r *http.Request) {
 }
 
 // userHeader is the header with the user and the group of the agent's process, as UID:GID.
-// `capture apply` compares them with the rules.
+// `nametap capture apply` compares user and group with the rules.
 const userHeader = "Nametap-User"
 
 func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
@@ -209,7 +208,7 @@ func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// problems returns a line for each problem. They are for all users, so they name no query.
+// problems returns a line for each problem. All users may read the lines, so they name no query.
 func (s *statusServer) problems() string {
 	var text strings.Builder
 	for _, p := range s.diagnosis.window.Report().Problems {
@@ -227,38 +226,38 @@ type Status struct {
 	DNS      []dnsproxy.Addr `json:"dns"`
 	Silent   []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
 	Unserved []string        `json:"unserved,omitempty"` // why other addresses than the DNS addresses are not open
-	// Diagnosis is what is wrong, as package problems finds it.
+	// Diagnosis has the problems that package problems finds.
 	Diagnosis problems.Report `json:"diagnosis"`
-	// Settings are the settings of DNS in use that take effect while the agent runs and differ from their
-	// defaults, by their names.
+	// Settings has, by name, the DNS settings in use that can change while the agent runs and that differ from their
+	// defaults.
 	Settings  map[string][]string `json:"settings,omitempty"`
 	Upstreams []Upstream          `json:"upstreams"`
 	Hosts     int                 `json:"hosts"`
 	XDS       nds.Status          `json:"xds"`
 	Capture   *CaptureStatus      `json:"capture,omitempty"` // nil: the agent installs no rules itself
-	// OnlyNameserverOf is the resolv.conf whose only nameserver is the agent, so that no rules are
-	// needed. It is "" with Capture.
+	// OnlyNameserverOf is the path of resolv.conf if it names only the agent, so that no rules are
+	// needed. It is "" if Capture is set.
 	OnlyNameserverOf string `json:"onlyNameserverOf,omitempty"`
-	// Redirected says what is captured if another process has installed the rules, as in a
-	// pod. It is nil with Capture and with OnlyNameserverOf.
+	// Redirected says whether queries are redirected to the agent if another process installs the rules, as in a
+	// pod. It is nil if Capture or OnlyNameserverOf is set.
 	Redirected []Redirection `json:"redirected,omitempty"`
-	// Egress is the state of connections to automatic VIPs; nil if none are carried.
+	// Egress is the state of connections to automatic VIPs; nil if the agent carries none.
 	Egress *egress.Status `json:"egress,omitempty"`
 }
 
 // Upstream is the state of a nameserver that is, or was, configured.
 type Upstream struct {
 	Server       string `json:"server"`
-	State        string `json:"state"`         // up, down, looping, or self: it is this agent and left out
+	State        string `json:"state"`         // up, down, looping, or self: the server is this agent, and not queried
 	RTT          string `json:"rtt,omitempty"` // smoothed; empty before the first reply
 	Requests     uint64 `json:"requests"`
 	Failures     uint64 `json:"failures"` // requests without a reply
 	WrongReplies uint64 `json:"wrongReplies"`
-	Hedges       uint64 `json:"hedges"` // requests that were sent because another server was late
+	Hedges       uint64 `json:"hedges"` // requests to this server because another server was slow
 	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP, FORMERR or
 	// "other". Codes that the nameserver has not sent are left out.
 	Responses map[string]uint64 `json:"responses,omitempty"`
-	// Refusing is true if the last ten replies at least were no answer.
+	// Refusing is true if at least the last ten replies were no answers.
 	Refusing    bool      `json:"refusing,omitempty"`
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
@@ -370,7 +369,7 @@ func (s *statusServer) handleTable(w *dump, r *http.Request) {
 	w.text("\n  }\n}\n")
 }
 
-// maxCacheEntries limits the entries that /debug/cache shows, and so the response to a few
+// maxCacheEntries bounds how many entries /debug/cache shows, so that the response has at most a few
 // megabytes.
 const maxCacheEntries = 10_000
 
@@ -407,7 +406,8 @@ func (s *statusServer) handleCacheFlush(w http.ResponseWriter, r *http.Request) 
 	writeJSON(w, Flushed{Flushed: n})
 }
 
-// handleTail sends queries that were answered, one in JSON a line, until the client disconnects or the agent ends.
+// handleTail sends queries after they were answered, one line of JSON for each, until the client disconnects or the
+// agent ends.
 func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
 	params := r.URL.Query()
 	filter, err := seen.ParseFilter(params)
@@ -437,7 +437,7 @@ func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
 	if params.Has(ParamOnce) {
 		return
 	}
-	err = out.send(nil, 0) // the header: the client sees that it is served
+	err = out.send(nil, 0) // sends the header, so that the client sees that it is served
 	for err == nil {
 		var records []seen.Record
 		var lost uint64
@@ -447,8 +447,8 @@ func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handleDrain makes the agent not ready while it still answers, so that a load balancer or a
-// script can remove it before it ends.
+// handleDrain makes the agent report that it is not ready, while it still answers. So a load balancer or a
+// script can stop using the agent before the agent ends.
 func (s *statusServer) handleDrain(w http.ResponseWriter, _ *http.Request) {
 	s.core.draining.Store(true)
 	_, _ = fmt.Fprintln(w, "draining")

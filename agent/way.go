@@ -25,22 +25,22 @@ const (
 	wayInterval = iptables.LeaseTime / 4
 	// wayTCP is how often the way to a nameserver is probed over TCP, too.
 	wayTCP = 8 * wayInterval
-	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through. After a repair
-	// of the rules probes follow at once: a miss counts wayMissed after the previous one.
+	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through. A failure counts
+	// only if it comes wayMissed or more after the previous one, because a repair of the rules causes further probes.
 	wayMisses = 3
 	wayMissed = wayInterval * 3 / 4
 )
 
-// WayState says where queries of clients to a nameserver go, as the last probes found it.
+// WayState says where queries of clients to a nameserver go, according to the last probes.
 type WayState string
 
 // The states of a way.
 const (
 	WayUnknown   WayState = "unknown"   // not probed yet, or the host lacks a route or the address of the agent
-	WayReached   WayState = "reached"   // the agent answers them
-	WayElsewhere WayState = "elsewhere" // another server answers the probe: it is not redirected
-	WayBroken    WayState = "broken"    // the agent answers, but not on this way: they pass through
-	WayBarred    WayState = "barred"    // the agent answers, but may query no nameserver: they pass through
+	WayReached   WayState = "reached"   // the agent answers the queries
+	WayElsewhere WayState = "elsewhere" // another server answers the probe: the probe is not redirected
+	WayBroken    WayState = "broken"    // the agent answers, but not on this way: the queries pass through
+	WayBarred    WayState = "barred"    // the agent answers, but may query no nameserver: the queries pass through
 	WaySilent    WayState = "silent"    // the agent does not answer at all
 )
 
@@ -52,27 +52,27 @@ type WayStatus struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// ways probes the way that a client's query takes: to each nameserver of resolv.conf, by the route, the
-// source address and the filters of a client, through the rules. The agent's own queries are not
-// redirected, so the probes have a hop limit that the first rule redirects ([iptables.ProbeHops]). Without a
-// nameserver of a family, loopback stands for one.
+// ways probes the way that a client's query takes to each nameserver of resolv.conf: a probe has the route, the
+// source address and the filters of a client's query, and passes the same rules. The agent's own queries are not
+// redirected, so the probes have a hop limit for which the first rule redirects them ([iptables.ProbeHops]). If
+// resolv.conf has no nameserver of a family, a loopback address is probed instead.
 //
-// One nameserver of each family is probed at a time. If it does not answer, the others are probed at once:
-// any answer shows that the agent is alive, and renews the lease of the rules. If none answers, the lease
+// One nameserver of each family is probed at a time. If the probe is not answered, the other nameservers are probed at
+// once: any answer shows that the agent is alive, and renews the lease of the rules. If no probe is answered, the lease
 // ends and the kernel ends the capture, whatever the reason is.
 type ways struct {
 	log     *slog.Logger
-	clock   *clock.Clock // of these probes alone: what else polls may have to wait for a disk
+	clock   *clock.Clock // only for these probes: other polls may wait for a disk
 	id      string       // the agent's answer for id.server
 	targets func(iptables.Family) []netip.Addr
 	direct  func(ctx context.Context, f iptables.Family, network string) error // probes the listener without the rules
 	barred  func() bool                                                        // reports whether all queries of the agent to nameservers have failed to be sent
 	renew   func(iptables.Family) error
 	missed  func()          // is called after the first probe of a way that does not reach the agent: the rules may be gone
-	begun   <-chan struct{} // closed when the rules are installed first
-	rules   <-chan struct{} // receives when they were installed or changed
+	begun   <-chan struct{} // closed when the rules are first installed
+	rules   <-chan struct{} // receives when the rules were installed or changed
 	tick    func()          // is called before each round of probes
-	// passing is called when the destinations of a family change whose queries have to pass through.
+	// passing is called with the destinations of a family to which queries must pass through, when they change.
 	passing func(iptables.Family, []netip.Prefix)
 
 	known   map[netip.Addr]*way
@@ -83,14 +83,14 @@ type ways struct {
 	alive   chan struct{} // closed when a lease was renewed after the rules were installed
 }
 
-// A way is what is known of the way to one nameserver.
+// A way is the state of the way to one nameserver.
 type way struct {
 	WayStatus
-	misses  int
-	missed  time.Time // when the last one of them was counted
-	probing bool
+	misses  int       // failed probes in a row
+	missed  time.Time // when the last failure was counted
+	probing bool      // a probe is in flight
 	last    time.Time // when the last probe was sent
-	tcp     time.Time // when the last one over TCP was sent
+	tcp     time.Time // when the last probe over TCP was sent
 }
 
 // passes reports whether queries to the nameserver pass through.
@@ -101,19 +101,19 @@ type probed struct {
 	nameserver netip.Addr
 	state      WayState
 	err        error
-	kept       bool  // the agent has answered, so the lease was renewed,
-	lease      error // with this result
+	kept       bool  // the agent has answered, so keep has called renew
+	lease      error // the error of renew
 }
 
-// keep renews the lease of a family, unless that is done.
+// keep renews the lease of family f, unless keep has done so for this probe.
 func (r *probed) keep(renew func(iptables.Family) error, f iptables.Family) {
 	if !r.kept {
 		r.kept, r.lease = true, renew(f)
 	}
 }
 
-// run probes from when the rules are installed until ctx ends. The rules of the previous agent may be
-// installed already.
+// run probes until ctx ends. It starts when the rules are installed, or at once if installed is true: rules of the
+// previous agent are installed already.
 func (w *ways) run(ctx context.Context, installed bool) {
 	w.known, w.results = make(map[netip.Addr]*way), make(chan probed)
 	w.renewal = map[iptables.Family]*logonce.Failure{iptables.IPv4: {}, iptables.IPv6: {}}
@@ -145,7 +145,7 @@ func (w *ways) run(ctx context.Context, installed bool) {
 	}
 }
 
-// drain takes the results of the probes that are under way, so that their goroutines end.
+// drain receives the results of the probes in flight, so that their goroutines end.
 func (w *ways) drain() {
 	for _, way := range w.known {
 		if way.probing {
@@ -154,7 +154,7 @@ func (w *ways) drain() {
 	}
 }
 
-// next probes the nameserver of a family that was not probed for the longest time, and forgets
+// next probes the nameserver of family f whose last probe is the oldest, and forgets
 // nameservers that resolv.conf no longer has.
 func (w *ways) next(ctx context.Context, f iptables.Family) {
 	targets := w.targets(f)
@@ -178,8 +178,8 @@ func (w *ways) next(ctx context.Context, f iptables.Family) {
 	w.probe(ctx, slices.MinFunc(ready, func(a, b netip.Addr) int { return w.known[a].last.Compare(w.known[b].last) }))
 }
 
-// probe probes the way to a nameserver in a goroutine of its own. A firewall may drop queries over TCP
-// alone. These are probed less often than the lease is renewed, and each time while probes fail.
+// probe probes the way to a nameserver in another goroutine. It probes over UDP and, because a firewall may drop only
+// queries over TCP, every wayTCP also over TCP. While probes fail, each probe is over UDP and TCP.
 func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 	known := w.known[nameserver]
 	now := time.Now()
@@ -206,8 +206,8 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 			switch {
 			case noRoute(silent):
 				r.state, r.err = WayUnknown, silent
-			case silent == nil || r.state != WayBroken || errors.Is(silent, unix.EPERM): // a firewall drops that, too
-			case network == "tcp": // the agent takes no connection, and other clients do not use TCP
+			case silent == nil || r.state != WayBroken || errors.Is(silent, unix.EPERM): // EPERM: a firewall drops the direct probe, too
+			case network == "tcp": // the agent accepts no connection; queries over UDP still reach it
 				r = before
 			default:
 				r.state, r.err = WaySilent, silent
@@ -221,7 +221,7 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 	}()
 }
 
-// ask sends a probe to a nameserver as a client would, and returns what has answered.
+// ask sends a probe to a nameserver as a client would, and returns the state that its answer shows.
 func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (WayState, error) {
 	to := netip.AddrPortFrom(nameserver, 53).String()
 	text, err := ask(ctx, question{what: "probing the way to " + to + " over " + network, network: network, to: to, name: askID, hops: iptables.ProbeHops})
@@ -236,8 +236,8 @@ func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (
 	return WayReached, nil
 }
 
-// forwards asks a nameserver as the agent forwards queries, and returns [WayBarred] if a firewall of this host drops
-// that. A reply does not matter.
+// forwards sends a nameserver a query as the agent forwards queries. It returns [WayBarred] if a firewall of this host
+// drops the query, and otherwise [WayReached], whether or not there is a reply.
 func forwards(ctx context.Context, nameserver netip.Addr) (WayState, error) {
 	_, err := ask(ctx, question{what: "querying a nameserver", network: "udp", to: netip.AddrPortFrom(nameserver, 53).String(),
 		name: askID, hops: queryHops, limit: probeRetry})
@@ -247,14 +247,15 @@ func forwards(ctx context.Context, nameserver netip.Addr) (WayState, error) {
 	return WayReached, nil
 }
 
-// undialled reports whether a UDP socket has no route to a server. A firewall that rejects packets gives
-// the same error codes to sockets that have one.
+// undialled reports whether err means that a UDP socket has no route to a server. A firewall that rejects packets causes
+// the same error codes on sockets that have a route, but not when they are dialled.
 func undialled(err error) bool {
 	op := new(net.OpError)
 	return errors.As(err, &op) && op.Op == "dial" && noRoute(err)
 }
 
-// note records the result of a probe, and does what follows from it.
+// note records the result of a probe. It logs a new state, tells passing about it, and after a failure probes the other
+// nameservers.
 func (w *ways) note(ctx context.Context, r probed) {
 	known, f := w.known[r.nameserver], iptables.FamilyOf(r.nameserver)
 	known.probing = false
@@ -293,7 +294,8 @@ func (w *ways) note(ctx context.Context, r probed) {
 	}
 }
 
-// noteLease logs a failure to renew the lease of a family.
+// noteLease logs err, a failure to renew the lease of a family. After a success it closes alive, if the rules are
+// installed.
 func (w *ways) noteLease(f iptables.Family, err error) {
 	if w.renewal[f].Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
@@ -307,7 +309,7 @@ func (w *ways) noteLease(f iptables.Family, err error) {
 	}
 }
 
-// changed logs that the state of a way has changed.
+// changed logs the new state of a way.
 func (w *ways) changed(now *way) {
 	switch now.State {
 	case WayReached:
@@ -326,8 +328,8 @@ func (w *ways) changed(now *way) {
 	}
 }
 
-// pass lets queries to the nameservers of a family pass whose ways are broken, or all queries if the ways to all
-// nameservers are.
+// pass lets queries pass through to the nameservers of family f whose ways are broken or barred. If all ways of the
+// family are, it lets all queries of the family pass through.
 func (w *ways) pass(f iptables.Family) {
 	targets := w.targets(f)
 	var broken []netip.Prefix
