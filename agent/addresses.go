@@ -13,7 +13,7 @@ import (
 )
 
 // InstanceIPs returns the addresses of the node: first, if it is valid, then the global
-// addresses of the interfaces, in the order of the kernel. The control plane sends addresses
+// addresses of the interfaces, in the order of the kernel. The control plane sends only addresses
 // of the families that the node has.
 func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 	var ips []netip.Addr
@@ -41,8 +41,8 @@ func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 	return ips, nil
 }
 
-// watchAddresses sends to all channels, which have a buffer, after an address of an interface was
-// added or removed, until ctx ends. It does not say which one: the receivers read all
+// watchAddresses sends a value to each channel of changed after an address of an interface was
+// added or removed, until ctx ends. The channels have a buffer. The receivers then read all
 // addresses, so one value in the buffer is enough for any number of changes.
 func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
 	socket, err := routeSocket()
@@ -73,8 +73,8 @@ func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
 	}
 }
 
-// routeSocket opens a netlink socket (rtnetlink(7)) that receives the changes of addresses of
-// both families. It is not a [conntrack.Conn], which speaks to netfilter and sends requests.
+// routeSocket opens a netlink socket (rtnetlink(7)) that receives changes of addresses of
+// both families. A [conntrack.Conn] would not do: it connects to netfilter, and sends requests.
 func routeSocket() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// ProgramUser is the user "nobody", and its group: with them queries are sent as a program sends
-	// them.
+	// ProgramUser is the user "nobody" and its group. AsProgram sends queries as this user, like a program that is not
+	// the agent.
 	ProgramUser = 65534
-	// programTimeout is how long they may take. A resolver of libc waits 5 s.
+	// programTimeout is how long an answer to such a query may take. A resolver of libc waits 5 s.
 	programTimeout = 2 * time.Second
 )
 
-// An Identity is how an agent answers questions about itself.
+// An Identity has an agent's answers to questions about itself.
 type Identity struct{ id, version string }
 
-// Identify asks the listeners of an agent about it until one answers.
+// Identify asks the listeners of an agent for its Identity, one after another, until one answers.
 func Identify(ctx context.Context, listeners []dnsproxy.Addr) (found Identity, err error) {
 	err = errors.New("it has no DNS listener")
 	for _, l := range listeners {
@@ -40,16 +40,16 @@ func Identify(ctx context.Context, listeners []dnsproxy.Addr) (found Identity, e
 	return found, err
 }
 
-// AsProgram sends a question about the server itself to a nameserver, over UDP and TCP, as a
-// program of another user does, and reports whether the agent with an identity answers. It needs
-// root.
+// AsProgram sends server, a nameserver, a question about itself, over UDP and TCP, as a
+// program of another user would. It reports whether the agent with the given Identity answers. AsProgram must run as
+// root to send the question as another user.
 func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []problems.Sent {
 	networks := []string{"udp", "tcp"}
 	found := make([]problems.Sent, len(networks))
 	for i, network := range networks {
 		sent := problems.Sent{To: server.String(), Network: network}
 		text, err := askAs(ctx, question{what: fmt.Sprintf("querying %s over %s", server, network), network: network, to: server.String(), name: askID, limit: programTimeout})
-		if err == nil && text == agent.id { // as a nameserver with the same host name may answer
+		if err == nil && text == agent.id { // a nameserver with the same host name may give the same answer
 			text, err = askAs(ctx, question{what: fmt.Sprintf("querying %s over %s", server, network), network: network, to: server.String(), name: askVersion, limit: programTimeout})
 			sent.Agent = err == nil && text == agent.version
 		}
@@ -62,13 +62,13 @@ func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []pro
 	return found
 }
 
-// askAs is ask with a socket of another user, as the rules see it: they compare the user and the group of the thread
-// that has made the socket.
+// askAs is like ask, but the rules treat its socket as a socket of ProgramUser: they compare the user and the group of
+// the thread that has made the socket.
 func askAs(ctx context.Context, q question) (text string, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // without UnlockOSThread, the thread ends with the goroutine
 		if os.Geteuid() == 0 {
 			_, _ = unix.SetfsgidRetGid(ProgramUser)
 			_, _ = unix.SetfsuidRetUid(ProgramUser)

@@ -17,30 +17,30 @@ import (
 // diagnoseInterval is how often the readings for problems are taken.
 const diagnoseInterval = 4 * clock.Tick
 
-// A diagnosis keeps the problems of an agent that last (package problems).
+// A diagnosis keeps the lasting problems of an agent (package problems).
 type diagnosis struct {
 	core     *core
 	unserved func() []string // the addresses, besides those for DNS, that cannot be opened
 	window   problems.Window
 
 	mu       sync.Mutex
-	refused  uint64 // queries for a limit, at the last reading
-	refusing bool   // there were more of them then
-	silent   bool   // a listener was silent in the last reading of listeners
-	ticks    int    // readings so far
-	repairs  uint64 // of capture rules, at the last reading
-	repaired []time.Time
-	// refusals are the replies of nameservers that were no answers.
+	refused  uint64      // number of queries that were refused for a limit, at the last tick
+	refusing bool        // that number was higher than at the tick before
+	silent   bool        // a listener was silent in the last reading
+	ticks    int         // number of ticks so far
+	repairs  uint64      // number of repairs of capture rules, at the last reading
+	repaired []time.Time // the readings that found more repairs
+	// refusals counts, by nameserver, the replies that were no answers.
 	refusals map[upstream.Spec]refusals
 }
 
-// refusals are the replies of a nameserver that were no answers, and when there were more of them.
+// refusals counts the replies of a nameserver that were no answers.
 type refusals struct {
 	count uint64
-	at    time.Time
+	at    time.Time // when the count last grew
 }
 
-// refusedAt returns when the last reply of a nameserver that is no answer was noticed.
+// refusedAt returns when a reading last noticed a reply of the nameserver that was no answer.
 func (d *diagnosis) refusedAt(now time.Time, s upstream.Status) time.Time {
 	var count uint64
 	for code, n := range s.Responses {
@@ -73,11 +73,11 @@ func (d *diagnosis) run(ctx context.Context) {
 	}
 }
 
-// probeEvery is how many readings of what costs little there are for one of the UDP listeners.
+// probeEvery is how many ticks there are for each probe of the UDP listeners.
 const probeEvery = 4
 
-// tick takes a reading of what costs little. Each time it also probes all listeners if some were silent, also in a
-// reading for the status.
+// tick takes a reading. Only every probeEvery-th tick probes the UDP listeners, because probes cost more than the rest.
+// But if a listener was silent in the last reading, which may have been one for the status, tick probes all listeners.
 func (d *diagnosis) tick(ctx context.Context) {
 	refused := d.core.proxy.Overflows()
 	d.mu.Lock()
@@ -97,7 +97,7 @@ func (d *diagnosis) tick(ctx context.Context) {
 	}
 }
 
-// add adds a reading, with the listeners that are silent, and returns the report.
+// add takes a reading, to which silent adds the listeners that do not answer, and returns the report.
 func (d *diagnosis) add(silent []string) problems.Report {
 	c := d.core
 	if c.draining.Load() || !c.open() {
@@ -125,7 +125,7 @@ func (d *diagnosis) add(silent []string) problems.Report {
 	return d.window.Report()
 }
 
-// noteRepairs notes whether there were repairs of capture rules since the last reading, and adds when there were.
+// noteRepairs records whether capture rules were repaired since the last reading, and sets found.Repaired.
 func (d *diagnosis) noteRepairs(now time.Time, found *problems.Capture) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -160,8 +160,8 @@ func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
 // Describe implements [prometheus.Collector].
 func (d *diagnosis) Describe(metrics chan<- *prometheus.Desc) { metrics <- problemDesc() }
 
-// Collect makes a metric for each code of a problem: how many there are. Without a problem there is one, with the code
-// none: a series for each code, of thousands of agents, would be too many.
+// Collect makes a metric for each code that a problem has: the number of these problems. If there is no problem, it
+// makes one metric with the code none. A series for every code, of thousands of agents, would be too many.
 func (d *diagnosis) Collect(metrics chan<- prometheus.Metric) {
 	counts := map[problems.Code]int{}
 	for _, p := range d.window.Report().Problems {

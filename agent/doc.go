@@ -1,41 +1,41 @@
 // Package agent runs nametap beside one workload: it connects the push path to the query
-// path, keeps the capture rules, serves the status endpoints, and ends them in order.
+// path, keeps the capture rules, serves the status endpoints, and ends these parts in order.
 //
 //	agent.go          Agent: passes a push to the query path, starts all parts and ends them in order
 //	await.go          waiting for an agent in another container
 //	status.go         the status server: probes, metrics, /debug/..., flushing the cache
 //	endpoint.go       a listener of the status server, which is opened again when it fails
-//	diagnose.go       what is wrong with the agent: readings for package problems
-//	resources.go      what runs out: connection tracking, descriptors, memory
+//	diagnose.go       problems of the agent: readings for package problems
+//	resources.go      resources that can run out: connection tracking, descriptors, memory
 //	systemd.go        notifications to systemd
-//	readings.go       the state of the kernel, once for all requests
+//	readings.go       the state of the kernel, read once for all requests of a second
 //	egress.go         connections to automatic VIPs
-//	resolved.go       which names systemd-resolved is to query the agent for
-//	core.go           what the parts share: the settings, the two paths, whether the agent starts or ends
+//	resolved.go       the names for which systemd-resolved should query the agent
+//	core.go           state that the parts share: the settings, the two paths, whether the agent starts or ends
 //	capture.go        the desired state of capture: from the settings, the nameservers of
 //	                  resolv.conf, the families that the agent listens on, and way.go
-//	way.go            the way of clients' queries to the agent: probes, and what follows from them
+//	way.go            the way of clients' queries to the agent: probes, and their consequences
 //	capturestatus.go  the state of capture, as status and metrics
 //	servers.go        the nameservers that clients query
 //	records.go        where the records of queries go: the query log, dnstap
 //	dump.go           responses that grow with the table and the cache, entry by entry
-//	tail.go           the queries that are answered, as they come
+//	tail.go           sending queries to clients as they are answered
 //	private.go        the private socket: where it is, and which users may use it
 //	statussockets.go  sockets of the status address that the supervisor or systemd holds
 //	storedsockets.go  sockets that systemd stores for the next process
-//	starts.go         what a unit of systemd notes of its starts
+//	starts.go         the count of starts and the last failure that a unit of systemd keeps
 //	addresses.go      the addresses of the node, and following their changes
 //	memory.go         returning memory to the kernel when pushes pause
-//	config.go         the settings, and whether they are right
-//	lookup.go         looking up the control plane where resolv.conf names the agent
+//	config.go         the settings, and their validation
+//	lookup.go         looking up the control plane if resolv.conf names the agent
 //	redirected.go     whether queries are redirected to the agent, by a test query
 //	asprogram.go      queries as programs send them
 //	probe.go          questions to listeners and nameservers about themselves
 //
 // # Goroutines
 //
-// One errgroup in [Agent.Run] owns every goroutine. If one of them fails, the process ends: a
-// process that runs but does not answer looks healthy to Kubernetes and systemd, and DNS of
+// One errgroup in [Agent.Run] owns every goroutine. If a goroutine fails, the process ends: a
+// process that runs but does not answer looks healthy to Kubernetes and systemd, while DNS of
 // the workload stays broken, as in Istio's agent when a DNS listener fails.
 //
 //	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per
@@ -60,7 +60,7 @@
 //	                     one for each probe, one that follows changes of nft rules, and one that follows
 //	                     resolv.conf
 //
-// The command nametap agent has more of them outside of the errgroup: one that writes the log,
-// one that waits for a second signal, two that follow the files with settings, and in a container
+// The command nametap agent has more goroutines outside of the errgroup: one that writes the log,
+// one that waits for a second signal, two that follow the settings files, and in a container
 // with --supervise one that continues a supervisor that was stopped.
 package agent

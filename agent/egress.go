@@ -13,11 +13,11 @@ import (
 	"github.com/nametap/nametap/egress"
 )
 
-// resetTime is how long the resets of connections after the drain may take. Without the rules, the kernel
-// would no longer translate them, and clients would wait for ever.
+// resetTime is how long it may take to reset the connections after the drain. The rules stay until then: without them,
+// the kernel would not translate the resets, and clients would wait for ever.
 const resetTime = 5 * time.Second
 
-// A vipCarrier carries the connections to automatic VIPs. A nil one carries none.
+// A vipCarrier carries the connections to automatic VIPs. A nil *vipCarrier carries none.
 type vipCarrier struct {
 	*egress.Server
 	log      *slog.Logger
@@ -26,8 +26,8 @@ type vipCarrier struct {
 	held     atomic.Bool   // another process holds the listeners
 }
 
-// newVIPCarrier returns what carries connections to automatic VIPs, nil if none are carried. It finds their
-// hosts in the table of the query path, and resolves names through its forwarder.
+// newVIPCarrier returns a vipCarrier, nil if the settings want none. The vipCarrier finds the hosts of VIPs in the
+// table of the query path, and resolves names with the forwarder of the query path.
 func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 	if c.config.Egress == nil {
 		return nil, nil
@@ -78,16 +78,16 @@ func (v *vipCarrier) run(serving context.Context) error {
 	return v.Run(serving)
 }
 
-// end ends the connections to VIPs, with a drain or at once.
+// end ends the connections to VIPs, after a drain if drain is true, otherwise at once.
 func (v *vipCarrier) end(drain bool) {
 	if v != nil {
 		v.End(drain)
 	}
 }
 
-// drain lets the open connections go on for the drain, while queries are still answered, if another
-// process holds the listeners for VIPs: then new connections wait for the next agent instead of being refused.
-// It returns earlier when hastened is closed.
+// drain keeps the open connections for the time of the drain, while queries are still answered. It does so only if
+// another process holds the listeners for VIPs: then new connections wait for the next agent and are not refused.
+// It returns early when hastened is closed.
 func (v *vipCarrier) drain(serving context.Context, hastened <-chan struct{}) {
 	if v == nil || !v.held.Load() {
 		return

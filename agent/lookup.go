@@ -11,11 +11,11 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// controlResolver returns the resolver for the host of the control plane. Where resolv.conf names the
-// agent, it queries the agent's nameservers instead: the agent holds names of the cluster domain until
-// it has a table (C6), and the control plane has such a name.
+// controlResolver returns the resolver for the host name of the control plane. If resolv.conf names the
+// agent, the resolver queries the agent's nameservers instead: the name may be below the cluster domain, and the agent
+// does not answer such names until it has a table (C6).
 func controlResolver(nameservers func() []upstream.Spec, listeners func() []netip.AddrPort) *net.Resolver {
-	var queries atomic.Uint64 // so that a query that is repeated goes to the next nameserver
+	var queries atomic.Uint64 // a query that is repeated goes to the next nameserver
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		if server, err := netip.ParseAddrPort(address); err == nil {
 			plain := slices.DeleteFunc(nameservers(), func(n upstream.Spec) bool { return n.TLS })

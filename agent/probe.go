@@ -24,33 +24,33 @@ import (
 const (
 	// probeTimeout is how long a listener has to answer a probe.
 	probeTimeout = time.Second
-	// probeRetry is how often a probe is sent over UDP until then.
+	// probeRetry is how often a probe over UDP is sent until it is answered.
 	probeRetry = probeTimeout / 10
 )
 
 // health is the result of a probe of the listeners of one family.
 type health struct {
-	answering int   // listeners that answer
-	probed    int   // listeners that a query was sent to
-	err       error // why the others do not answer, nil if all do
+	answering int   // number of listeners that answer
+	probed    int   // number of listeners to which a query was sent
+	err       error // why the other listeners do not answer, nil if all answer
 }
 
 // answers reports whether the family has listeners and all of them answer.
 func (h health) answers() bool { return h.answering > 0 && h.err == nil }
 
-// absent reports whether the host lacks the addresses of the family now. A socket on ::1
-// stays open when IPv6 is switched off.
+// absent reports whether the host now lacks the addresses of the family. The listeners may still be open: a socket on
+// ::1 stays open when IPv6 is switched off.
 func (h health) absent() bool {
-	return h.answering == 0 && noRoute(h.err) // otherwise all ports may be in use
+	return h.answering == 0 && noRoute(h.err) // if a listener answers, the error may mean that no local port was free
 }
 
-// probe queries all listeners at the same time and returns the health of each family. The
-// question is id.server (RFC 4892), whose answer needs neither a table nor a nameserver.
+// probe queries all listeners at the same time and returns the health of each family. It
+// asks for id.server (RFC 4892): the answer needs neither a table nor a nameserver.
 func probe(ctx context.Context, listeners []dnsproxy.Addr) map[iptables.Family]health {
 	return probeBy(ctx, listeners, probeOne)
 }
 
-// probeBy is like probe, with another probe of one listener.
+// probeBy is like probe, but probes each listener with probeOne.
 func probeBy(ctx context.Context, listeners []dnsproxy.Addr, probeOne func(context.Context, dnsproxy.Addr) error) map[iptables.Family]health {
 	var mu sync.Mutex
 	found := map[iptables.Family]health{}
@@ -81,8 +81,8 @@ func probeOne(ctx context.Context, l dnsproxy.Addr) error {
 	return err
 }
 
-// probeAgent returns an error unless an agent answers at an address where another program may
-// listen, such as Istio's agent, which uses the same port.
+// probeAgent returns an error unless an agent of nametap answers. Another program may listen there, such as Istio's
+// agent, which uses the same port.
 func probeAgent(ctx context.Context, l dnsproxy.Addr) error {
 	q := listenerQuestion(l, askVersion)
 	text, err := ask(ctx, q)
@@ -135,14 +135,14 @@ const (
 // A question asks a server about itself, in class CHAOS (RFC 4892): every server answers it without a table and
 // without a nameserver.
 type question struct {
-	what        string // names the probe in errors
+	what        string // the description of the probe in errors
 	network, to string // the server
 	name        string
 	hops        int           // TTL or hop limit of the packets; 0 is the system's
 	limit       time.Duration // how long the answer may take; 0 means probeTimeout
 }
 
-// listenerQuestion returns a question to a listener.
+// listenerQuestion returns the question for name to a listener.
 func listenerQuestion(l dnsproxy.Addr, name string) question {
 	return question{what: "probing the listener " + l.String(), network: l.Network, to: reachable(l.Address), name: name}
 }
@@ -150,9 +150,9 @@ func listenerQuestion(l dnsproxy.Addr, name string) question {
 // errOtherServer is the error for an answer that is not the agent's.
 var errOtherServer = errors.New("another DNS server answers")
 
-// ask sends a question, over UDP again every probeRetry until it is answered. As clients' queries are, it may be lost
-// in the buffer of a listener that gets more queries than it can answer. It returns the text of the answer, or "" if
-// that has another form. An error says how sending or receiving failed ([unsent], [isTimeout], [noRoute]), and
+// ask sends a question. Over UDP it sends the question again every probeRetry until it is answered: like a client's
+// query, the question is lost if the buffer of the listener is full. ask returns the text of the answer, or "" if
+// the answer has another form. An error says how sending or receiving failed ([unsent], [isTimeout], [noRoute]), and
 // whether conntrack is full.
 func ask(ctx context.Context, q question) (text string, err error) {
 	defer func() {
@@ -188,7 +188,7 @@ func ask(ctx context.Context, q question) (text string, err error) {
 	}
 }
 
-// textOf returns the text of a reply with one record, "" of others.
+// textOf returns the text of a reply that has one TXT record, "" for other replies.
 func textOf(reply *dns.Msg) string {
 	if len(reply.Answer) != 1 {
 		return ""
@@ -205,9 +205,9 @@ const versionPrefix = "nametap "
 // isNametap reports whether a text is the version of an agent.
 func isNametap(text string) bool { return strings.HasPrefix(text, versionPrefix) }
 
-// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual one.
-// With the TTL of probes, which a sysctl, a route or a router may make the default, they would come
-// back to the agent.
+// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual default.
+// The agent sets it because a sysctl, a route or a router may make the TTL of probes the default: the rules would then
+// redirect the queries to the agent.
 const queryHops = 64
 
 // setHops returns a control function that gives the packets of a socket a TTL or hop limit.
@@ -223,8 +223,8 @@ func setHops(hops int) func(network, address string, conn syscall.RawConn) error
 	}
 }
 
-// withCause adds to an error of a probe that conntrack is full. Then the kernel drops the first packet of each flow
-// that passes rules of table nat, whether they capture or not.
+// withCause adds to err, the error of a probe, that conntrack is full, if it is. The kernel then drops the first packet
+// of each flow that passes rules of table nat, whether these rules capture or not.
 func withCause(err error) error {
 	if err == nil {
 		return nil
@@ -235,7 +235,7 @@ func withCause(err error) error {
 	return err
 }
 
-// causes returns the causes of failed probes as text, without the port of each probe.
+// causes returns the causes of failed probes as text, without the ports of the probes, which always differ.
 func causes(errs []error) string {
 	var text strings.Builder
 	for _, err := range errs {
@@ -254,15 +254,15 @@ func noRoute(err error) bool {
 }
 
 // unsent reports whether a probe failed before its query was sent: the kernel dropped the
-// packet, as it does when conntrack is full, the process has no descriptor left, or the host
-// lacks the address. Such an error shows nothing of a UDP listener.
+// packet, for example because conntrack is full, the process has no descriptor left, or the host
+// lacks the address. Such an error says nothing about a UDP listener.
 func unsent(err error) bool {
 	op := new(net.OpError)
 	return errors.As(err, &op) && op.Op != "read"
 }
 
 // isTimeout reports whether a listener has not answered a probe in time. Any other error
-// means that it cannot be reached.
+// means that the listener cannot be reached.
 func isTimeout(err error) bool {
 	timeout := net.Error(nil)
 	return errors.As(err, &timeout) && timeout.Timeout()
@@ -302,7 +302,7 @@ func addrPorts(proxy *dnsproxy.Server) []netip.AddrPort {
 	return all
 }
 
-// reachable returns the address at which to probe a listener on an address. A listener on
+// reachable returns the address at which to probe a listener on address. A listener on
 // all addresses is probed on loopback, which needs no route.
 func reachable(address string) string {
 	host, port, err := net.SplitHostPort(address)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A reading is the part of the status that is read from outside the process: it runs iptables and
-// sends test queries.
+// A reading is the part of the status that comes from outside the process: from iptables and
+// test queries.
 type reading struct {
 	silent           []string
 	capture          *CaptureStatus
@@ -17,8 +17,8 @@ type reading struct {
 // readingAge is how long a reading is kept.
 const readingAge = time.Second
 
-// readings takes one reading at a time. All requests that wait share it, and so do requests in
-// the next second, so that requests cost the same however many there are.
+// readings takes one reading at a time. All requests that wait share the reading, and so do requests in
+// the next second. So the cost does not grow with the number of requests.
 type readings struct {
 	take    func(ctx context.Context) reading
 	waiting chan chan<- reading
@@ -28,7 +28,7 @@ func newReadings(take func(ctx context.Context) reading) *readings {
 	return &readings{take: take, waiting: make(chan chan<- reading)}
 }
 
-// run answers the requests until ctx ends.
+// run gives readings to requests until ctx ends.
 func (r *readings) run(ctx context.Context) {
 	var kept reading
 	var taken time.Time
@@ -46,8 +46,8 @@ func (r *readings) run(ctx context.Context) {
 	}
 }
 
-// current returns a reading that is at most readingAge old, or began after the request. It fails
-// if ctx ends before.
+// current returns a reading that is at most readingAge old, or takes a new one. It returns an error
+// if ctx ends first.
 func (r *readings) current(ctx context.Context) (reading, error) {
 	answer := make(chan reading, 1)
 	select {
@@ -63,7 +63,7 @@ func (r *readings) current(ctx context.Context) (reading, error) {
 	}
 }
 
-// read takes a reading.
+// read takes a reading for c.
 func read(ctx context.Context, c *core) reading {
 	found := reading{silent: silent(ctx, c.proxy.Addrs())}
 	if c.capture != nil {

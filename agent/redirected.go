@@ -14,12 +14,12 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// A Redirection tells whether a test query showed that queries over one family are redirected
-// to the agent now. It needs no capability, so it works in the agent's container of a pod.
+// A Redirection says whether queries over one family are redirected to the agent, according to a test query.
+// A test query needs no capability, so it works in the agent's container of a pod.
 type Redirection struct {
 	Family iptables.Family `json:"family"`
 	State  RedirectState   `json:"state"`
-	// Detail is the reason of the state.
+	// Detail is the result of the test query.
 	Detail string `json:"detail"`
 }
 
@@ -33,11 +33,11 @@ const (
 	RedirectUnknown RedirectState = "unknown"
 )
 
-// testTimeout is how long the answer of a test query may take.
+// testTimeout is how long the answer to a test query may take.
 const testTimeout = 500 * time.Millisecond
 
-// Redirections sends a test query for each of the families to [iptables.TestAddr]. The rules of
-// nametap redirect it to the agent's listener, which answers it with its version (RFC 4892).
+// Redirections sends a test query over each of the families to [iptables.TestAddr]. The rules of
+// nametap redirect the query to the agent's listener, which answers with its version (RFC 4892).
 func Redirections(ctx context.Context, families []iptables.Family) []Redirection {
 	found := make([]Redirection, len(families))
 	var testing sync.WaitGroup
@@ -51,11 +51,11 @@ func Redirections(ctx context.Context, families []iptables.Family) []Redirection
 	return found
 }
 
-// redirection sends a test query to an address.
+// redirection sends a test query to the address to.
 func redirection(ctx context.Context, to netip.AddrPort) (state RedirectState, detail string) {
 	q := question{what: fmt.Sprintf("a test query to %s", to), network: "udp", to: to.String(), name: askVersion, limit: testTimeout}
 	if to.Addr().Is6() {
-		q.hops = 1 // the first router discards what is not redirected
+		q.hops = 1 // if the query is not redirected, the first router discards it
 	}
 	text, err := ask(ctx, q)
 	switch {
@@ -94,8 +94,8 @@ const (
 	ListenerAbsent  ListenerState = "no address" // the host lacks the family
 )
 
-// Listeners queries the addresses to which the rules of a family redirect to a port, over UDP and TCP, and
-// says which of them an agent answers. It needs no capability, no table and no nameserver.
+// Listeners queries the listeners, over UDP and TCP, to which the rules of a family redirect if they redirect to port.
+// It returns the state of each. It needs no capability, no table and no nameserver.
 func Listeners(ctx context.Context, f iptables.Family, port uint16) []Listener {
 	found := make([]Listener, 0, 2)
 	for _, network := range []string{"udp", "tcp"} {

@@ -27,7 +27,7 @@ func virtualReverse() []string {
 	return domains
 }
 
-// newRegistrar returns what registers an agent with systemd-resolved.
+// newRegistrar returns the registrar that registers the agent with systemd-resolved.
 func newRegistrar(c *core, interval time.Duration) *resolved.Registrar {
 	return resolved.New(resolved.Config{
 		Server: func() netip.AddrPort { return loopbackListener(c.proxy.Addrs()) },
@@ -35,7 +35,7 @@ func newRegistrar(c *core, interval time.Duration) *resolved.Registrar {
 	})
 }
 
-// names returns the names for which systemd-resolved is to query the agent.
+// names returns the names for which systemd-resolved should query the agent.
 func names(c *core) resolved.Names {
 	found := resolved.Names{Always: []string{c.proxy.ClusterDomain(), "svc"}}
 	if c.config.XDS.Node.AutoAllocate {
@@ -56,8 +56,8 @@ func names(c *core) resolved.Names {
 
 func trimDot(name string) string { return strings.TrimSuffix(name, ".") }
 
-// loopbackListener returns the address of a listener that programs of this host reach over UDP,
-// preferably over IPv4; an invalid one if there is none.
+// loopbackListener returns the address of a UDP listener that programs of this host reach,
+// preferably over IPv4. If there is none, the address is invalid.
 func loopbackListener(listeners []dnsproxy.Addr) netip.AddrPort {
 	var found netip.AddrPort
 	for _, l := range listeners {

@@ -14,13 +14,14 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// conntrackEntries returns how full connection tracking is.
+// conntrackEntries returns how many entries connection tracking has, and how many it may have.
 func conntrackEntries() problems.Resource {
 	count, limit, _ := conntrack.Full()
 	return problems.Resource{Used: uint64(count), Limit: uint64(limit)}
 }
 
-// openFiles is the directory with a file for each descriptor. Its size is their number, since Linux 6.2.
+// openFiles is the directory with a file for each open descriptor. Since Linux 6.2, the size of the directory is the
+// number of descriptors.
 const openFiles = "/proc/self/fd"
 
 // descriptors returns how many descriptors the process has open, and how many it may have.
@@ -52,8 +53,8 @@ const (
 	groupRoot = "/sys/fs/cgroup"
 )
 
-// cgroupMemory returns the memory that the control group of the process uses and the kernel cannot free, and the limit of
-// the group. It knows cgroup v2 only, and no limits of groups above.
+// cgroupMemory returns the memory that the control group of the process uses and the kernel cannot free, and the limit
+// of the group. It supports only cgroup v2, and ignores limits of parent groups.
 func cgroupMemory() (found problems.Resource) {
 	text, err := os.ReadFile(ownGroup)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 )
 
-// CapturedServers returns the nameservers that clients query according to a resolv.conf.
+// CapturedServers returns the nameservers that clients query according to the resolv.conf at path.
 func CapturedServers(path string) ([]netip.Addr, error) {
 	file, err := readServers(path)
 	if err != nil {
@@ -19,8 +19,8 @@ func CapturedServers(path string) ([]netip.Addr, error) {
 	return addrs(file), nil
 }
 
-// OnlyNameserverOf returns the path of a resolv.conf if all of its nameservers are listeners of the
-// agent, so that the queries of programs that read it come to the agent without rules. Otherwise it
+// OnlyNameserverOf returns path, or the default path of resolv.conf for "", if all nameservers in that file are
+// listeners of the agent: programs that read the file then query the agent without rules. Otherwise it
 // returns "".
 func OnlyNameserverOf(path string, listeners []netip.AddrPort) string {
 	path = cmp.Or(path, resolvconf.DefaultPath)
@@ -34,7 +34,7 @@ func OnlyNameserverOf(path string, listeners []netip.AddrPort) string {
 	return path
 }
 
-// readServers reads a resolv.conf that has nameservers.
+// readServers reads the resolv.conf at path. It returns an error if the file names no nameserver.
 func readServers(path string) (*resolvconf.Config, error) {
 	file, err := clientsFile(path).Read()
 	if err == nil && len(file.Servers) == 0 {
@@ -46,8 +46,8 @@ func readServers(path string) (*resolvconf.Config, error) {
 	return file, nil
 }
 
-// clientsFile returns a resolv.conf as clients read it: if it names a stub resolver, they query
-// that and not the nameservers behind it.
+// clientsFile returns the resolv.conf at path as clients read it: if it names a stub resolver, clients query
+// the stub resolver and not the nameservers behind it.
 func clientsFile(path string) resolvconf.Files {
 	return resolvconf.Files{Path: path, Uplink: os.DevNull}
 }

@@ -9,15 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The names under which systemd stores listening sockets of the agent, which it passes to the next process after a
-// restart: so no other program takes the port meanwhile, and connections wait. These are not sockets of
-// nametap.socket: if the port were taken, that unit would fail, and DNS with it.
+// The names under which systemd stores listening sockets of the agent. systemd passes the sockets to the next process
+// after a restart, so that no other program takes the port during the restart, and connections wait. They are not
+// sockets of nametap.socket: if another program had the port, that unit would fail, and DNS with it.
 const (
 	StatusFDName = "status" // of the status address
 	VIPsFDName   = "vips"   // for connections to automatic VIPs
 )
 
-// storeSocket lets systemd store a listening socket, if systemd runs the agent, and reports whether it was sent.
+// storeSocket sends a listening socket to systemd, to be stored under name, if systemd runs the agent. It reports whether
+// the socket was sent.
 func storeSocket(name string, listener net.Listener, log *slog.Logger) bool {
 	tcp, ok := listener.(*net.TCPListener)
 	if !ok || os.Getenv("NOTIFY_SOCKET") == "" {
@@ -28,19 +29,19 @@ func storeSocket(name string, listener net.Listener, log *slog.Logger) bool {
 		err = errors.Join(notifyWith("FDSTORE=1\nFDNAME="+name, file), file.Close())
 	}
 	if err != nil {
-		log.Warn("systemd does not hold a socket over a restart", "name", name, "address", listener.Addr(), "error", err)
+		log.Warn("systemd does not keep a socket while the agent restarts", "name", name, "address", listener.Addr(), "error", err)
 	}
 	return err == nil
 }
 
-// ForgetSocket lets systemd close the sockets that it has stored under a name.
+// ForgetSocket makes systemd close the sockets that it has stored under name.
 func ForgetSocket(name string, log *slog.Logger) {
 	if err := notifyWith("FDSTOREREMOVE=1\nFDNAME="+name, nil); err != nil {
 		log.Warn("systemd still holds sockets of previous settings", "name", name, "error", err)
 	}
 }
 
-// notifyWith sends a state to systemd, with a file unless it is nil: see sd_pid_notify_with_fds(3). It does not
+// notifyWith sends state to systemd, with file unless file is nil: see sd_pid_notify_with_fds(3). It does not
 // wait for systemd.
 func notifyWith(state string, file *os.File) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

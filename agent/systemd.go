@@ -8,12 +8,12 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// notifySystemd notifies systemd, if systemd started the agent, that it is ready: the
+// notifySystemd notifies systemd, if systemd started the agent, when the agent is ready: the
 // listeners are open, and capture is as its switch says. It does
 // not wait for a table, because units that need DNS wait for this notification at boot.
 //
-// Then it notifies the watchdog as long as any UDP listener answers. A restart would not help
-// in other cases, so the watchdog is notified in them, too: one of two families is switched
+// Then it notifies the watchdog as long as any UDP listener answers. It also notifies the watchdog if a restart would
+// not help: one of the two families is switched
 // off on this host, the TCP listeners have reached their limit of clients, or no listener can
 // be probed because the host cannot send packets.
 func notifySystemd(ctx context.Context, c *core) error {
@@ -39,7 +39,7 @@ func notifySystemd(ctx context.Context, c *core) error {
 	defer steady.Stop()
 	var tick <-chan time.Time
 	if interval > 0 {
-		const attempts = 3 // before the watchdog restarts the agent
+		const attempts = 3 // notifications before the watchdog would restart the agent
 		ticker := time.NewTicker(interval / attempts)
 		defer ticker.Stop()
 		tick = ticker.C
@@ -63,7 +63,7 @@ func notifySystemd(ctx context.Context, c *core) error {
 	}
 }
 
-// notify sends a state to systemd. It returns when ctx ends, even if systemd does not read
+// notify sends state to systemd. It returns nil when ctx ends, even if systemd has not read
 // the state.
 func notify(ctx context.Context, state string) error {
 	sent := make(chan error, 1)

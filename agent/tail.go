@@ -12,23 +12,23 @@ import (
 
 // Parameters of /debug/tail, besides the fields of a [seen.Filter].
 const (
-	// ParamSince is how far back to begin, as a duration. Without it, only later queries are sent.
+	// ParamSince is how far back to begin, as a duration. Without it, only queries after the request are sent.
 	ParamSince = "since"
-	// ParamOnce ends the response after the queries that there were.
+	// ParamOnce ends the response after the past queries.
 	ParamOnce = "once"
 )
 
-// tailStall is how long a client of /debug/tail may take nothing. There are few such clients, and a client loses only
-// the queries that it does not read.
+// tailStall is how long a client of /debug/tail may read nothing before its response ends. It is long, because there are
+// few such clients, and a slow client loses only queries that it does not read.
 const tailStall = time.Minute
 
-// A TailLine is one line of /debug/tail: a query, or how many were lost.
+// A TailLine is one line of /debug/tail: a query, or the number of queries that were lost.
 type TailLine struct {
 	*seen.Record
 	Lost uint64 `json:"lost,omitempty"`
 }
 
-// parseSince returns the time a duration ago, the zero time for "".
+// parseSince parses text, a duration, and returns the time that long ago. For "" it returns the zero time.
 func parseSince(text string) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
@@ -47,7 +47,7 @@ type tail struct {
 	encoder *json.Encoder
 }
 
-// send writes records, and how many were lost.
+// send writes records, and before them the number of queries that were lost, unless it is 0.
 func (t *tail) send(records []seen.Record, lost uint64) error {
 	if err := t.control.SetWriteDeadline(time.Now().Add(tailStall)); err != nil {
 		return err
