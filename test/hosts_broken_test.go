@@ -69,7 +69,7 @@ func brokenLocally() []hostCase {
 		{name: "the unit's settings do not parse", says: "PROBLEM  a setting of nametap.service (/etc/default/nametap) cannot be used", make: func(e *examined) {
 			e.files["/etc/default"] = e.folder("default", "nametap", "NAMETAP_UPSTREAM=nonsense\n")
 		}},
-		{name: "settings were changed and do not parse", says: "WARNING  the files with settings have changed, and cannot be used", make: func(e *examined) {
+		{name: "settings were changed and do not parse", says: "WARNING  the settings files have changed, and cannot be used", make: func(e *examined) {
 			config := e.write("config.yaml", "cache-size: 1MiB\n")
 			e.agent("--config", config)
 			e.replace("config.yaml", "cache-size: many\n")
@@ -81,7 +81,7 @@ func brokenLocally() []hostCase {
 			e.replace("config.yaml", "cache-size: 1MiB\negress-mark: 7\n")
 			e.mend = func() { e.replace("config.yaml", "cache-size: 1MiB\n") }
 		}},
-		{name: "a settings file is not readable", says: "WARNING  the files with settings have changed, and cannot be used", make: func(e *examined) {
+		{name: "a settings file is not readable", says: "WARNING  the settings files have changed, and cannot be used", make: func(e *examined) {
 			config := e.write("config.yaml", "cache-size: 1MiB\n")
 			e.agent("--config", config)
 			e.Exec("chmod", "0600", config)
@@ -119,7 +119,7 @@ func brokenLocally() []hostCase {
 			e.replace("resolv.conf", "")
 			e.mend = func() { e.replace("resolv.conf", "nameserver "+named+"\n") }
 		}},
-		{name: "resolv.conf has four nameservers", says: "WARNING  DIR/resolv.conf names 4 nameservers, and programs use three", make: func(e *examined) {
+		{name: "resolv.conf has four nameservers", says: "WARNING  DIR/resolv.conf names 4 nameservers, but programs use only three", make: func(e *examined) {
 			e.replace("resolv.conf", fmt.Sprintf("nameserver %s\nnameserver %s\nnameserver %s\nnameserver %s\n", named, other, named6, other6))
 			e.agent()
 		}},
@@ -154,7 +154,7 @@ func brokenLocally() []hostCase {
 			e.files["/sys/fs/cgroup"], e.files["/proc/self/cgroup"] = group, "0::/\n"
 			e.agentSeeing()
 		}},
-		{name: "the agent is of an older version", says: "WARNING  the agent that runs is of another version than this command", make: func(e *examined) {
+		{name: "the agent is of an older version", says: "WARNING  the running agent has another version than this command", make: func(e *examined) {
 			e.agent()
 			e.olderAgent()
 		}},
@@ -237,7 +237,7 @@ func brokenControl() []hostCase {
 			e.Exec("iptables-nft", "-A", "OUTPUT", "-p", "tcp", "--dport", "15012", "-j", "DROP")
 			e.launch("--xds-addr", controlAddr)
 		}},
-		{name: "the control plane answers no TLS", says: "PROBLEM  the control plane 127.0.0.1:15012 accepts connections, and does not answer TLS", make: func(e *examined) {
+		{name: "the control plane answers no TLS", says: "PROBLEM  the control plane 127.0.0.1:15012 accepts connections, but does not answer TLS", make: func(e *examined) {
 			e.accepts(controlAddr)
 			secure(e, "--xds-root-ca", root(e, authority(e)), "--xds-token-file", "", "--xds-addr", controlAddr)
 			e.launch(e.agents...)

@@ -4,7 +4,7 @@ import (
 	"slices"
 )
 
-// checks returns all checks in the order of causes: a problem is explained by earlier ones only.
+// checks returns all checks in the order of causes: a problem is explained only by problems of earlier checks.
 func checks() []check {
 	all := slices.Concat(hostChecks(), resourceChecks(), localChecks(), forwardChecks(), controlChecks(), captureChecks(), queryChecks(), wayChecks())
 	for i := range all {
@@ -15,7 +15,7 @@ func checks() []check {
 	return all
 }
 
-// Find makes the checks for which there are readings.
+// Find makes the checks for which r has readings, and returns the problems that they find.
 func Find(r *Readings) []Problem {
 	var found []Problem
 	for _, c := range checks() {
@@ -30,8 +30,9 @@ func Find(r *Readings) []Problem {
 	return found
 }
 
-// Judge puts severe problems before the others, and each in the order of causes. It leaves out those that another one
-// explains. Suspected problems explain others, too. Unread has the reasons why checks were not made.
+// Judge returns the report on found and suspected. It puts severe problems before warnings, and both in the order of
+// causes. It leaves out problems that another problem explains, also a suspected one. unread has the reasons why checks
+// were not made.
 func Judge(found, suspected []Problem, unread map[Code]string) Report {
 	return judge(checks(), found, suspected, unread)
 }
@@ -45,7 +46,7 @@ func Codes() []Code {
 	return codes
 }
 
-// Unread returns the codes of checks that do not concern an agent, with the reasons.
+// Unread returns the codes of the checks that do not apply to an agent, with the reasons.
 func Unread(a *Agent) map[Code]string {
 	unread := map[Code]string{}
 	if a.Capture == nil {

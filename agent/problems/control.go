@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// clockTolerance is how far clocks may be apart.
+// clockTolerance is the difference between two clocks that is no problem.
 const clockTolerance = time.Minute
 
 // controlChecks returns the checks of the control plane.
@@ -29,7 +29,7 @@ func controlChecks() []check {
 	}
 }
 
-// withoutControl returns what no connection means, and how bad that is.
+// withoutControl returns the effect of a missing connection to the control plane, and its severity.
 func withoutControl(a *Agent) (Severity, string) {
 	switch {
 	case a.XDS.Connected && a.XDS.Loaded:
@@ -39,10 +39,10 @@ func withoutControl(a *Agent) (Severity, string) {
 	case a.XDS.Stale:
 		return Severe, fmt.Sprintf("mesh names are answered from the snapshot, %v old: hosts that are new since then do not resolve", age(a.XDS.TableAge))
 	}
-	return Minor, "mesh names are answered as they were; changes of hosts do not arrive"
+	return Minor, "mesh names are answered from the current table; changes of hosts do not arrive"
 }
 
-// age returns seconds as a duration.
+// age returns seconds as a duration, rounded to seconds.
 func age(seconds float64) time.Duration {
 	return (time.Duration(seconds) * time.Second).Round(time.Second)
 }
@@ -87,7 +87,7 @@ func tokenExpires(r *Readings) []Problem {
 	return []Problem{{
 		Severity: Minor, What: fmt.Sprintf("the token for the control plane expires in %v, and nothing has replaced it", left.Round(time.Second)),
 		Evidence: fmt.Sprintf("the token in %s expires at %s, and there is no workload certificate", token.File, token.Expires.UTC().Format(time.RFC3339)),
-		Effect:   "none yet; then the control plane refuses the agent", Mend: "put a new token at " + token.File, Rows: []string{"C1"},
+		Effect:   "none until the token expires; then the control plane refuses the agent", Mend: "put a new token at " + token.File, Rows: []string{"C1"},
 	}}
 }
 
@@ -133,7 +133,7 @@ func controlUnresolved(r *Readings) []Problem {
 	}}
 }
 
-// lastError returns the last error, and how often the agent has tried.
+// lastError returns the last error of the connection to the control plane, and how often the agent has tried to connect.
 func lastError(r *Readings) string {
 	xds := r.Agent.XDS
 	text := "no connection so far"
@@ -182,7 +182,7 @@ func pushRejected(r *Readings) []Problem {
 	if !xds.Connected || xds.Rejected == 0 || xds.LastError == "" {
 		return nil
 	}
-	severity, effect := Minor, "mesh names are answered from the table before; changes of hosts do not arrive"
+	severity, effect := Minor, "mesh names are answered from the previous table; changes of hosts do not arrive"
 	if !xds.Loaded {
 		severity, effect = Severe, "no mesh name resolves: there is no table"
 	}

@@ -1,27 +1,27 @@
 // Package problems says what is wrong with an agent and its host.
 //
-// It is the only place that decides this: `nametap doctor`, `nametap status`, /healthz/ready and the metric
-// nametap_problem have their texts and codes from here. A [Problem] has its evidence, its effect, and one command or
-// file that ends it.
+// Only this package decides what a problem is: `nametap doctor`, `nametap status`, /healthz/ready and the metric
+// nametap_problem take their texts and codes from here. A [Problem] has its evidence, its effect, and one command, or
+// a change of one file, that ends it.
 //
 //	window.go    Window: problems that last
 //	checks.go    all checks, and their order
 //	control.go   the control plane, tokens and certificates, the table
 //	forward.go   nameservers, limits, and queries that fail
 //	local.go     settings, listeners, the state directory, capture
-//	host.go      what only the command reads: the unit, resolv.conf, nsswitch.conf, the way of a query
-//	resource.go  what runs out: connection tracking, descriptors, memory
-//	readings.go  Readings: what the checks look at
-//	problem.go   Problem, its codes, and Report: which problems explain others
+//	host.go      checks of the command alone: the unit, resolv.conf, nsswitch.conf, the way of a query
+//	resource.go  resources that can run out: connection tracking, descriptors, memory
+//	readings.go  Readings: the data for the checks
+//	problem.go   Problem, its codes, and Report: the result without problems that others explain
 //
 // # What is a problem
 //
 //   - A check is a pure function from readings to problems.
-//   - A state is a problem, a single query is not. A [Window] raises a problem after 15 s in which each reading has shown
-//     it, and clears it after 15 s in which none has.
+//   - A state is a problem; a single query that fails is none. A [Window] raises a problem that every reading of 15 s has
+//     shown, and clears it when no reading of 15 s has shown it.
 //   - A negative answer is a success. A nameserver that is not needed, such as the second one while the first one
 //     answers, makes a warning at most.
-//   - A check is skipped if another problem explains what it would find: without a nameserver all queries fail. What a
-//     reading shows then is no evidence, also while the other problem is being cleared.
-//   - Problems come before warnings, and causes before what they may explain.
+//   - A check is skipped if another problem explains what the check would find: without a nameserver all queries fail.
+//     While that other problem is found or raised, its consequences are not counted as evidence.
+//   - Problems come before warnings, and causes before their consequences.
 package problems

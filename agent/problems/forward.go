@@ -11,17 +11,19 @@ import (
 )
 
 const (
-	// failing is how many domains must fail for one reason: the names of a domain may fail because of its own nameservers.
+	// failing is how many domains must have failures for one reason. Failures of a single domain may be caused by its own
+	// nameservers.
 	failing = 3
-	// FailuresSince is how far back failures count, and failuresLast how long ago the last one may be. They must be in so
-	// many slots of that time: a nameserver that is silent for a second makes many failures, and is no problem.
+	// FailuresSince is how far back failures count, and failuresLast how long ago the last failure may be. The failures
+	// must be in at least failuresSlots different slots, each failuresSlot long: a nameserver that is silent for a second
+	// causes many failures, but is no problem.
 	FailuresSince = time.Minute
 	failuresLast  = 10 * time.Second
 	failuresSlot  = 5 * time.Second
 	failuresSlots = 3
 )
 
-// unanswered are the problems because of which nameservers do not answer the agent.
+// unanswered returns the problems that keep nameservers from answering the agent.
 func unanswered() []Code {
 	return []Code{NameserversNone, CaptureBarred, NameserverBarred, NameserverDown, NameserverLoops, NameserverRefuses}
 }
@@ -39,7 +41,7 @@ func forwardChecks() []check {
 	}
 }
 
-// queryChecks returns the checks of queries, whose failures the other checks explain.
+// queryChecks returns the checks of queries. Problems of nameservers explain what they find.
 func queryChecks() []check {
 	explained := append(unanswered(), ConntrackFull, NameserverTCP)
 	return []check{
@@ -63,7 +65,8 @@ func nameserversNone(r *Readings) []Problem {
 	}}
 }
 
-// ill returns a problem for each nameserver that match selects.
+// ill returns a problem for each nameserver that match selects: the problem that problem returns, with subject, severity
+// and effect.
 func ill(r *Readings, match func(Server) bool, problem func(s Server) Problem) (found []Problem) {
 	for _, s := range r.Agent.Servers {
 		if !match(s) {
@@ -87,7 +90,7 @@ func ill(r *Readings, match func(Server) bool, problem func(s Server) Problem) (
 	return found
 }
 
-// ordinal returns which of n nameservers is meant.
+// ordinal describes nameserver i, counted from 0, of n.
 func ordinal(i, n int) string {
 	switch {
 	case n == 1:
@@ -108,7 +111,7 @@ func nameserverBarred(r *Readings) []Problem {
 	})
 }
 
-// tcpFails is how long queries over TCP must have failed: a connection that breaks ends several at once.
+// tcpFails is how long queries over TCP must have failed: when a connection breaks, several queries fail at once.
 const tcpFails = 10 * time.Second
 
 func nameserverTCP(r *Readings) []Problem {
@@ -126,14 +129,14 @@ func nameserverTCP(r *Readings) []Problem {
 	return found
 }
 
-// dig returns a server as dig wants it.
+// dig returns server, an address or an address:port, in the form of the arguments of dig.
 func dig(server string) string { return strings.Replace(server, ":", " -p ", 1) }
 
 func nameserverDown(r *Readings) []Problem {
 	return ill(r, func(s Server) bool { return s.State == "down" && !s.Barred && r.Now.Sub(s.ErrorAt) <= serverLast }, func(s Server) Problem {
 		return Problem{
 			What: "does not reply", Evidence: s.said(r.Now),
-			Mend: "dig @" + dig(s.Name) + " example.org; if it stays silent, name another one in resolv.conf or --upstream", Rows: []string{"F4"},
+			Mend: "dig @" + dig(s.Name) + " example.org; if there is no reply, name another nameserver in resolv.conf or --upstream", Rows: []string{"F4"},
 		}
 	})
 }
@@ -173,7 +176,7 @@ func overflow(r *Readings) []Problem {
 	}}
 }
 
-// queriesFail finds reasons for which several names fail.
+// queriesFail finds reasons for which queries for names of several domains fail.
 func queriesFail(r *Readings) (found []Problem) {
 	reasons := map[string][]seen.Record{}
 	for _, record := range r.Agent.Failures {
@@ -202,7 +205,7 @@ func queriesFail(r *Readings) (found []Problem) {
 			Severity: Minor, Subject: reason, What: "queries fail: " + reason,
 			Evidence: fmt.Sprintf("%d queries for %d names, the last %v ago: %s %s, by %s", len(records), len(names),
 				r.Now.Sub(last.Time).Round(time.Second), strings.TrimSuffix(last.Name, "."), last.Type, client),
-			Effect: "these names do not resolve, or only to answers that have expired", Mend: "nametap tail --failed --since 5m", Rows: last.Rows,
+			Effect: "these names do not resolve, or only to stale answers", Mend: "nametap tail --failed --since 5m", Rows: last.Rows,
 		})
 	}
 	return found

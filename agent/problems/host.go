@@ -11,7 +11,7 @@ import (
 // maxServers is how many nameservers libc uses (MAXNS).
 const maxServers = 3
 
-// hostChecks returns the checks that the command makes before it asks the agent.
+// hostChecks returns the checks of the host, which only the command makes.
 func hostChecks() []check {
 	return []check{
 		{host: true, code: SettingsWrong, title: "the settings can be read", find: settingsWrong},
@@ -25,7 +25,7 @@ func hostChecks() []check {
 	}
 }
 
-// wayChecks returns the checks of the way of a query from a program to the agent.
+// wayChecks returns the checks of the way of a query from a program to the agent, which only the command makes.
 func wayChecks() []check {
 	grounds := []Code{
 		SettingsWrong, AgentAbsent, ResolvConfUnread, ResolvConfEmpty, ConntrackFull, ListenerSilent, CaptureAbsent, CaptureRepaired, CaptureBarred, CaptureBroken, CaptureEnded,
@@ -51,7 +51,7 @@ func agentVersion(r *Readings) []Problem {
 		return nil
 	}
 	return []Problem{{
-		Severity: Minor, What: "the agent that runs is of another version than this command", Evidence: "the agent is nametap " + r.Host.Running + ", the command nametap " + r.Host.Version,
+		Severity: Minor, What: "the running agent has another version than this command", Evidence: "the agent is nametap " + r.Host.Running + ", the command nametap " + r.Host.Version,
 		Effect: "the agent lacks the changes of the installed version", Mend: "systemctl restart nametap", Rows: []string{"V2"},
 	}}
 }
@@ -106,7 +106,7 @@ func resolvConfMany(r *Readings) []Problem {
 		return nil
 	}
 	return []Problem{{
-		Severity: Minor, What: fmt.Sprintf("%s names %d nameservers, and programs use three", r.Host.ResolvConf, len(r.Host.Servers)),
+		Severity: Minor, What: fmt.Sprintf("%s names %d nameservers, but programs use only three", r.Host.ResolvConf, len(r.Host.Servers)),
 		Evidence: "after the third: " + strings.Join(r.Host.Servers[maxServers:], ", "),
 		Effect:   "the agent queries them, programs without the agent do not", Mend: "take them out of " + r.Host.ResolvConf, Rows: []string{"F5"},
 	}}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// localChecks returns the checks of what the agent has on its host.
+// localChecks returns the checks of the agent's settings, addresses and state directory.
 func localChecks() []check {
 	return []check{
 		{code: SettingsRefused, title: "the settings in the files are in use", find: settingsRefused},
@@ -39,8 +39,8 @@ func settingsRefused(r *Readings) []Problem {
 		return nil
 	}
 	return []Problem{{
-		Severity: Minor, What: "the files with settings have changed, and cannot be used", Evidence: r.Agent.Settings.Refused,
-		Effect: "the agent uses the previous settings, and does not start again with these", Mend: "correct that setting; nothing needs a restart", Rows: []string{"R10"},
+		Severity: Minor, What: "the settings files have changed, and cannot be used", Evidence: r.Agent.Settings.Refused,
+		Effect: "the agent uses the previous settings, and would not start again with these", Mend: "correct that setting; nothing needs a restart", Rows: []string{"R10"},
 	}}
 }
 
@@ -124,13 +124,13 @@ func captureAbsent(r *Readings) (found []Problem) {
 	return found
 }
 
-// RepairsIn is how far back repairs of capture rules count.
+// RepairsIn is how far back readings with repairs of capture rules count.
 const RepairsIn = 3 * time.Minute
 
 const (
-	// repairs is how many readings within RepairsIn that were after repairs show that another program changes the rules
-	// again and again, repairsApart how long these go on, since a firewall that is loaded changes them several times, and
-	// repairsLast how long ago the last one may be.
+	// Another program changes the rules again and again if at least repairs readings within RepairsIn found further
+	// repairs. The first and the last of these readings must be repairsApart apart, because a firewall that is loaded
+	// changes the rules several times. The last one may be repairsLast ago.
 	repairs      = 4
 	repairsApart = 20 * time.Second
 	repairsLast  = 20 * time.Second
@@ -162,11 +162,11 @@ func captureRemains(r *Readings) []Problem {
 	}
 	return []Problem{{
 		Severity: Severe, What: "capture rules cannot be removed; retrying", Evidence: r.Agent.Capture.Remains,
-		Effect: "queries are captured although the settings say that they are not", Mend: "nametap capture remove", Rows: []string{"K10"},
+		Effect: "queries are captured although the settings say that they should not be", Mend: "nametap capture remove", Rows: []string{"K10"},
 	}}
 }
 
-// ways returns the check for one state of ways.
+// ways returns the check that finds ways in the state for code.
 func ways(code Code) func(*Readings) []Problem {
 	texts := map[Code]Problem{
 		CaptureBarred: {Subject: "barred", Severity: Severe, What: "a firewall of this host drops the queries that the agent forwards to %s",
@@ -200,7 +200,7 @@ func captureEnded(r *Readings) []Problem {
 	if c == nil || !c.On {
 		return nil
 	}
-	if c.Active { // of the other family at least
+	if c.Active { // the rules of at least one family capture
 		return ways(CaptureEnded)(r)
 	}
 	return []Problem{{

@@ -12,14 +12,15 @@ type Problem struct {
 	Severity Severity `json:"severity"`
 	// Subject distinguishes problems with one code: a nameserver, a family, a reason.
 	Subject string `json:"subject,omitempty"`
-	// What says what is wrong, with the server or the file. It names no query of a user: everybody may read it.
+	// What says what is wrong, and names the server or the file. It names no query of a user, because every user may
+	// read it.
 	What     string `json:"what"`
 	Evidence string `json:"evidence"`
 	Effect   string `json:"effect"`
 	// Mend is one command, or what to change in which file.
 	Mend string   `json:"mend"`
 	Rows []string `json:"rows"` // of docs/behaviour.md
-	// Since is when the first reading has shown it; zero if it was found just now.
+	// Since is the time of the first reading that has shown the problem; zero if no Window has it.
 	Since time.Time `json:"since,omitzero"`
 }
 
@@ -87,25 +88,26 @@ const (
 // A check finds the problems with one code.
 type check struct {
 	code Code
-	// title says what is right if the check finds nothing.
+	// title says what is right if the check finds no problem.
 	title string
 	// grounds are the problems that explain what the check would find.
 	grounds []Code
 	find    func(*Readings) []Problem
-	host    bool // the command makes it, not the agent
+	host    bool // whether only the command makes the check, not the agent
 }
 
 // A Report is the result of all checks.
 type Report struct {
-	// Problems are the severe ones and then the others, each in the order of causes.
+	// Problems are the severe problems and then the warnings, both in the order of causes.
 	Problems []Problem `json:"problems"`
-	// Suspected are problems that have not lasted yet.
+	// Suspected are problems that are not raised yet, because they have not lasted long enough.
 	Suspected []Problem `json:"suspected,omitempty"`
-	Passed    []string  `json:"passed"`
-	Skipped   []Skip    `json:"skipped,omitempty"`
+	// Passed has the titles of the checks that found nothing.
+	Passed  []string `json:"passed"`
+	Skipped []Skip   `json:"skipped,omitempty"`
 }
 
-// Worst returns the worst severity of the problems, "" without any.
+// Worst returns the worst severity of the problems, "" if there are none.
 func (r Report) Worst() Severity {
 	worst := Severity("")
 	for _, p := range r.Problems {
@@ -124,7 +126,7 @@ type Skip struct {
 	Reason string `json:"reason"`
 }
 
-// judge is Judge with some of the checks.
+// judge is Judge with the given checks only.
 func judge(checks []check, found, suspected []Problem, unread map[Code]string) Report {
 	report := Report{Problems: []Problem{}, Passed: []string{}}
 	all := slices.Concat(found, suspected)

@@ -62,9 +62,9 @@ func TestBroken(t *testing.T) {
 		"problem: /etc/resolv.conf cannot be read": func(r *problems.Readings) {
 			r.Host.Unread, r.Host.Servers = "it is a link to /run/x, which does not exist", nil
 		},
-		"problem: /etc/resolv.conf names no nameserver":                         func(r *problems.Readings) { r.Host.Servers, r.Agent.Servers, r.Host.Ways = nil, nil, nil },
-		"warning: /etc/resolv.conf names 4 nameservers, and programs use three": func(r *problems.Readings) { r.Host.Servers = []string{"a", "b", "c", "d"} },
-		"problem: /etc/nsswitch.conf has no dns for hosts":                      func(r *problems.Readings) { r.Host.Hosts = []string{"files", "myhostname"} },
+		"problem: /etc/resolv.conf names no nameserver":                              func(r *problems.Readings) { r.Host.Servers, r.Agent.Servers, r.Host.Ways = nil, nil, nil },
+		"warning: /etc/resolv.conf names 4 nameservers, but programs use only three": func(r *problems.Readings) { r.Host.Servers = []string{"a", "b", "c", "d"} },
+		"problem: /etc/nsswitch.conf has no dns for hosts":                           func(r *problems.Readings) { r.Host.Hosts = []string{"files", "myhostname"} },
 		"warning: /etc/nsswitch.conf asks mDNS for names below .local, and then no": func(r *problems.Readings) {
 			r.Host.Hosts, r.Host.MDNS = []string{"files", "mdns4_minimal", "[NOTFOUND=return]", "dns"}, true
 		},
@@ -115,10 +115,10 @@ func TestBroken(t *testing.T) {
 		"problem: no agent answers on this host, and dnsmasq (process 7) has its port": func(r *problems.Readings) {
 			r.Agent, r.Host.Absent, r.Host.Ways, r.Host.Taken = nil, "connection refused", nil, []problems.Taken{{Address: "udp [::1]:15053", Program: "dnsmasq (process 7)"}}
 		},
-		"warning: the agent that runs is of another version than this command": func(r *problems.Readings) {
+		"warning: the running agent has another version than this command": func(r *problems.Readings) {
 			r.Host.Version, r.Host.Running = "v0.2.0", "v0.1.0"
 		},
-		"warning: the files with settings have changed, and cannot be used": func(r *problems.Readings) {
+		"warning: the settings files have changed, and cannot be used": func(r *problems.Readings) {
 			r.Agent.Settings = problems.Settings{Refused: "line 1", Pending: []string{"--ttl"}}
 		},
 		"warning: settings have changed that take effect after a restart: --ttl": func(r *problems.Readings) {

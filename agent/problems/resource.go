@@ -2,7 +2,7 @@ package problems
 
 import "fmt"
 
-// resourceChecks returns the checks of what runs out.
+// resourceChecks returns the checks for resources that can run out.
 func resourceChecks() []check {
 	return []check{
 		{code: ConntrackFull, title: "connection tracking has room", find: conntrackFull},
@@ -13,12 +13,12 @@ func resourceChecks() []check {
 
 func conntrackFull(r *Readings) []Problem { return Conntrack(r.Agent.Conntrack) }
 
-// Conntrack returns the problem that connection tracking is full, if it is.
+// Conntrack returns a problem if connection tracking is full: at most 1 % of its entries are free.
 func Conntrack(table Resource) []Problem {
 	if table.full(100, 0) {
 		return []Problem{{
 			Code: ConntrackFull, Severity: Severe, What: "the connection tracking of the kernel is full",
-			Evidence: fmt.Sprintf("it has %d entries, and net.netfilter.nf_conntrack_max is %d", table.Used, table.Limit), Effect: "the kernel drops new flows, those of DNS, too",
+			Evidence: fmt.Sprintf("it has %d entries, and net.netfilter.nf_conntrack_max is %d", table.Used, table.Limit), Effect: "when no entry is free, the kernel drops new flows, also the flows of DNS queries",
 			Mend: fmt.Sprintf("raise net.netfilter.nf_conntrack_max: sysctl -w net.netfilter.nf_conntrack_max=%d; conntrack -L shows what opens so many flows", 2*table.Limit), Rows: []string{"K21"},
 		}}
 	}
@@ -29,7 +29,7 @@ func descriptors(r *Readings) []Problem {
 	if files := r.Agent.Descriptors; files.full(50, 4) {
 		return []Problem{{
 			Severity: Severe, What: "the agent has no free descriptors",
-			Evidence: fmt.Sprintf("%d of at most %d are open", files.Used, files.Limit), Effect: "queries over TCP, and those that need a new socket to a nameserver, fail",
+			Evidence: fmt.Sprintf("%d of at most %d are open", files.Used, files.Limit), Effect: "when none is free, queries over TCP and queries that need a new socket to a nameserver fail",
 			Mend: "raise LimitNOFILE= of nametap.service", Rows: []string{"R3"},
 		}}
 	}

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Lasting is how long readings must show a problem before it is raised, and how long they must not before it is
-// cleared.
+// Lasting is how long readings must show a problem before it is raised, and how long a raised problem must be absent
+// from all readings before it is cleared.
 const Lasting = 15 * time.Second
 
-// A Window keeps the problems that last. The zero value is ready. Its methods are safe for concurrent use.
+// A Window tells problems that last from others. The zero value is ready. Its methods are safe for concurrent use.
 type Window struct {
 	mu     sync.Mutex
-	known  map[subject]*lasting
+	known  map[subject]*sighting
 	unread map[Code]string
 }
 
@@ -25,26 +25,26 @@ type subject struct {
 	subject string
 }
 
-// A lasting is a problem that some reading has shown.
-type lasting struct {
-	problem Problem // as the last reading showed it
-	last    time.Time
+// A sighting is a problem that at least one reading has shown.
+type sighting struct {
+	problem Problem   // as the last reading with the problem has shown it
+	last    time.Time // the time of that reading
 	raised  bool
 }
 
-// Add adds what a reading at a time has shown. Unread has the reasons why checks were not made.
+// Add adds the problems that the reading at now has found. unread has the reasons why checks were not made.
 func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.unread = unread
 	if w.known == nil {
-		w.known = make(map[subject]*lasting)
+		w.known = make(map[subject]*sighting)
 	}
 	for _, p := range w.unexplainedLocked(found) {
 		key := subject{p.Code, p.Subject}
 		known := w.known[key]
 		if known == nil {
-			known = &lasting{problem: Problem{Since: now}}
+			known = &sighting{problem: Problem{Since: now}}
 			w.known[key] = known
 		}
 		p.Since = known.problem.Since
@@ -59,7 +59,8 @@ func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
 	}
 }
 
-// unexplainedLocked returns the problems that no other one of the reading explains, and none that was raised.
+// unexplainedLocked returns the problems of found that are explained neither by another problem of found nor by a
+// raised one.
 func (w *Window) unexplainedLocked(found []Problem) []Problem {
 	there := map[Code]bool{}
 	for _, p := range found {
@@ -77,7 +78,7 @@ func (w *Window) unexplainedLocked(found []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(found), func(p Problem) bool { return explained[p.Code] })
 }
 
-// Report returns the problems that last, and the problems that are suspected.
+// Report returns the raised problems, and the others as suspected.
 func (w *Window) Report() Report {
 	w.mu.Lock()
 	defer w.mu.Unlock()
