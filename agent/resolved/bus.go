@@ -28,7 +28,7 @@ const (
 // milliseconds.
 const callTimeout = 5 * time.Second
 
-// Errors that are told apart.
+// Errors for which callers check.
 var (
 	// errUnknownLink is returned if systemd-resolved does not see the interface.
 	errUnknownLink = errors.New("systemd-resolved does not see the interface " + LinkName + ": it runs in another network namespace")
@@ -36,8 +36,8 @@ var (
 	errDenied = errors.New("only root may register with systemd-resolved: start nametap-resolved.socket, or run the agent as root")
 )
 
-// A Registration is sent to systemd-resolved: it sends queries for names below Domains to
-// Server, as a nameserver of an interface.
+// A Registration makes systemd-resolved send queries for names below Domains to
+// Server, as the nameserver of an interface.
 type Registration struct {
 	Link    int            `json:"link"` // index of the interface
 	Server  netip.AddrPort `json:"server"`
@@ -53,7 +53,7 @@ type bus struct {
 
 // dialBus connects to D-Bus. The caller closes the bus.
 func dialBus(ctx context.Context) (*bus, error) {
-	// The context of the connection ends it, so it must outlive the timeout.
+	// The connection ends with its context, so that context must outlive the timeout.
 	connected, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	timer := time.AfterFunc(callTimeout, cancel)
 	defer timer.Stop()
@@ -78,7 +78,7 @@ func dialBus(ctx context.Context) (*bus, error) {
 // close closes the connection.
 func (b *bus) close() { _ = b.conn.Close() }
 
-// running reports whether systemd-resolved is on the bus. It does not start it.
+// running reports whether systemd-resolved is on the bus. It does not start systemd-resolved.
 func (b *bus) running(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -90,14 +90,14 @@ func (b *bus) running(ctx context.Context) (bool, error) {
 	return owned, nil
 }
 
-// call calls a method of systemd-resolved, which it does not start.
+// call calls a method of systemd-resolved. It does not start systemd-resolved.
 func (b *bus) call(ctx context.Context, path dbus.ObjectPath, method string, args ...any) *dbus.Call {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return b.conn.Object(serviceName, path).CallWithContext(ctx, method, dbus.FlagNoAutoStart, args...)
 }
 
-// A server is a nameserver as systemd-resolved has it.
+// A server is a nameserver in the form of systemd-resolved.
 type server struct {
 	Family  int32
 	Address []byte
@@ -105,30 +105,30 @@ type server struct {
 	Name    string // for DNS over TLS
 }
 
-// A domain is a search or routing domain as systemd-resolved has it.
+// A domain is a search or routing domain in the form of systemd-resolved.
 type domain struct {
 	Name        string
 	RoutingOnly bool
 }
 
-// A link is what systemd-resolved has of an interface.
+// A link has the settings of an interface in systemd-resolved.
 type link struct {
 	servers []server
 	domains []domain
-	route   bool              // the default route
-	modes   map[string]string // by the name of the property
-	inUse   bool              // for DNS: it is up and has an address
+	route   bool              // whether it also gets queries for names below no routing domain
+	modes   map[string]string // the values of the properties in modes, by name
+	inUse   bool              // whether it is used for DNS: it is up and has an address
 }
 
-// modes are the properties that must be off: names of the mesh are not signed, the agent has
-// no certificate, and nothing else is on the interface. systemd-resolved has a method for each,
-// named after it.
+// modes returns the properties that must be off: mesh names are not signed, the agent has
+// no certificate, and no other host is on the interface. systemd-resolved has a method for each property,
+// named after the property.
 func modes() []string { return []string{"DNSSEC", "DNSOverTLS", "LLMNR", "MulticastDNS"} }
 
 // modeOff is the value of a property of modes that is off.
 const modeOff = "no"
 
-// link returns what systemd-resolved has of an interface.
+// link returns the settings of an interface in systemd-resolved.
 func (b *bus) link(ctx context.Context, index int) (link, error) {
 	var path dbus.ObjectPath
 	if err := b.call(ctx, managerPath, managerMethod+"GetLink", int32(index)).Store(&path); err != nil { //nolint:gosec // an index is an int32
@@ -170,7 +170,7 @@ func (l link) hasServer(r Registration) bool {
 	})
 }
 
-// sameDomains reports whether both have the same domains, in whatever order.
+// sameDomains reports whether a and b have the same domains, in any order.
 func sameDomains(a, b []domain) bool {
 	return len(a) == len(b) && len(common(a, b)) == len(b)
 }
@@ -184,7 +184,7 @@ func common(a, b []domain) []domain {
 	return slices.DeleteFunc(slices.Clone(b), func(d domain) bool { return !known[d] })
 }
 
-// wanted returns routing domains as systemd-resolved has them.
+// wanted returns names as routing domains in the form of systemd-resolved.
 func wanted(names []string) []domain {
 	domains := make([]domain, 0, len(names))
 	for _, name := range names {
@@ -193,7 +193,7 @@ func wanted(names []string) []domain {
 	return domains
 }
 
-// wantedServers returns the nameserver as systemd-resolved has it.
+// wantedServers returns the nameserver of r in the form of systemd-resolved.
 func wantedServers(r Registration) []server {
 	addr := r.Server.Addr()
 	s := server{Family: unix.AF_INET, Address: addr.AsSlice(), Port: r.Server.Port()}
@@ -203,9 +203,9 @@ func wantedServers(r Registration) []server {
 	return []server{s}
 }
 
-// register makes a registration. It sets the nameserver last, since the interface has no effect
-// without one. If the nameserver is registered, it changes only what differs. Otherwise it sets
-// all: systemd-resolved shows its defaults for what is not set, and they may change.
+// register makes a registration. It sets the nameserver last, because the interface has no effect
+// without one. If the nameserver is already set, register changes only the settings that differ. Otherwise it makes
+// all settings: for others systemd-resolved shows its defaults, which may change.
 func (b *bus) register(ctx context.Context, r Registration) error {
 	l, err := b.link(ctx, r.Link)
 	if err != nil {
@@ -230,8 +230,8 @@ func (b *bus) register(ctx context.Context, r Registration) error {
 	}
 	domains := wanted(r.Domains)
 	if kept := common(l.domains, domains); len(kept) < len(l.domains) && len(l.domains)-len(kept)+len(domains) > maxDomains {
-		// systemd-resolved counts the domains that a call removes. Beyond the limit
-		// it removes all and fails.
+		// systemd-resolved also counts the domains that a call removes. If there are more than the limit,
+		// it removes all domains and returns an error.
 		if err := set("Domains", kept); err != nil {
 			return err
 		}
@@ -247,13 +247,13 @@ func (b *bus) register(ctx context.Context, r Registration) error {
 	return nil
 }
 
-// flush empties the caches of systemd-resolved, which have negative answers for names that the
+// flush empties the caches of systemd-resolved, which may have negative answers for names that the
 // mesh now has.
 func (b *bus) flush(ctx context.Context) error {
 	return explain(b.call(ctx, managerPath, managerMethod+"FlushCaches").Err)
 }
 
-// explain returns what an error of D-Bus means.
+// explain returns an error that says what err, an error of D-Bus, means.
 func explain(err error) error {
 	var failure dbus.Error
 	if !errors.As(err, &failure) {

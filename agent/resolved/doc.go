@@ -1,19 +1,19 @@
-// Package resolved makes systemd-resolved ask the agent for mesh names.
+// Package resolved makes systemd-resolved query the agent for mesh names.
 //
 // Programs that ask systemd-resolved by nss-resolve, D-Bus or varlink send no query that could
-// be captured. systemd-resolved sends one for most names, but never for names below .local, and
-// none to port 53 if it uses DNS over TLS. So the agent registers itself as the nameserver of a
-// network interface of its own, with the domains of the mesh as routing domains: names below
-// them go to the agent, and all other names go where they went before.
+// be captured. systemd-resolved itself sends a query for most names, but never for names below .local, and
+// never to port 53 if it uses DNS over TLS. So the agent creates a network interface, and registers
+// itself as the nameserver of that interface, with the domains of the mesh as routing domains: queries for names below
+// these domains go to the agent, and queries for all other names go where they went before.
 //
-// The interface carries no packet. systemd-resolved forgets all about it when it is deleted,
-// and keeps its settings over a restart of its own in /run/systemd/resolve/netif. To delete it
-// takes CAP_NET_ADMIN and no D-Bus.
+// The interface carries no packet. systemd-resolved saves the settings of the interface in
+// /run/systemd/resolve/netif, so they survive a restart of systemd-resolved. It forgets them when the
+// interface is deleted. Deleting the interface needs CAP_NET_ADMIN, but no D-Bus.
 //
 //	registrar.go  Registrar: keeps the registration as desired
 //	domains.go    which domains are registered, and the limit
 //	link.go       the network interface, over rtnetlink
 //	bus.go        calls to systemd-resolved over D-Bus
-//	helper.go     the calls that only root may make, made by a helper for the agent
-//	status.go     what of a registration is in force
+//	helper.go     a helper that runs as root, and makes the calls that only root may make
+//	status.go     the state of a registration
 package resolved

@@ -11,12 +11,12 @@ import (
 const maxDomains = 256
 
 // choose returns the domains to register, at most maxDomains, and how many others there are.
-// The domains of always come first. Domains below .local follow, since systemd-resolved sends
-// no query for them anywhere else, then the domains with the fewest labels.
+// The domains of always come first. Domains below .local follow, because systemd-resolved queries no
+// nameserver for them otherwise. Then follow the domains with the fewest labels.
 //
-// No domain is replaced by its parent to save room: names below the parent may have nameservers
-// of their own, such as a VPN's, and would be validated by DNSSEC without nametap. A domain
-// below .local is replaced, since only multicast DNS knows these names, and it uses no third
+// No other domain is replaced by its parent to save room: other names below the parent may have their own
+// nameservers, such as those of a VPN, and would no longer be validated by DNSSEC. A domain
+// below .local is replaced by its last two labels: only multicast DNS has other names there, and it uses no third
 // label.
 func choose(always, domains []string) (chosen []string, others int) {
 	all := make([]string, 0, len(always)+len(domains))
@@ -80,8 +80,8 @@ func covered(name string, known map[string]bool) bool {
 	}
 }
 
-// isHostname reports whether a name has only letters, digits, hyphens and underscores in its
-// labels. systemd-resolved writes other names differently.
+// isHostname reports whether the labels of a name have only letters, digits, hyphens and underscores.
+// systemd-resolved escapes other names, so they would not compare equal.
 func isHostname(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_' && r != '.'

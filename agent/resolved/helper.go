@@ -13,17 +13,18 @@ import (
 	"time"
 )
 
-// systemd-resolved takes settings of an interface from root, or from users that polkit allows.
-// Many servers have no polkit, so the agent, which is not root, has a helper: systemd starts
-// one as root for each connection to a socket that only the agent's user can connect to. It
+// systemd-resolved accepts settings of an interface from root, or from users that polkit allows.
+// Many servers have no polkit, so the agent, which is not root, has a helper. systemd starts
+// a helper as root for each connection to a socket to which only the agent's user can connect. The helper
 // reads one registration, makes it, writes the result and ends.
 
 const (
 	// defaultHelper is the socket of nametap-resolved.socket.
 	defaultHelper = "/run/nametap-resolved.sock"
-	// helperTimeout is how long the helper may take.
+	// helperTimeout is how long the helper may take for a registration.
 	helperTimeout = 10 * time.Second
-	// maxRegistration is the longest registration in bytes: maxDomains of the longest names.
+	// maxRegistration bounds the length of a registration in bytes. It is enough for maxDomains names of the greatest
+	// length.
 	maxRegistration = 128 << 10
 )
 
@@ -32,7 +33,7 @@ type result struct {
 	Error string `json:"error,omitempty"`
 }
 
-// askHelper asks the helper to make a registration.
+// askHelper has the helper at the socket path make a registration.
 func askHelper(ctx context.Context, path string, r Registration) error {
 	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
 	defer cancel()
@@ -56,8 +57,8 @@ func askHelper(ctx context.Context, path string, r Registration) error {
 	return nil
 }
 
-// Help is the helper: it reads a registration from r, makes it, and writes the result to w.
-// It returns the error that it has written.
+// Help is the helper: it reads a registration from r, makes the registration, and writes the result to w.
+// It returns the error that it has written, if any.
 func Help(ctx context.Context, r io.Reader, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
 	defer cancel()
@@ -89,11 +90,11 @@ func help(ctx context.Context, r io.Reader) error {
 	return b.register(ctx, wanted)
 }
 
-// readRegistration reads a registration. The agent that writes it may be compromised.
+// readRegistration reads and checks a registration: the agent that has written it may be compromised.
 func readRegistration(r io.Reader) (Registration, error) {
 	var wanted Registration
 	if err := json.NewDecoder(io.LimitReader(r, maxRegistration)).Decode(&wanted); err != nil {
-		return Registration{}, fmt.Errorf("reading a registration: %.200s", err.Error()) // it quotes what it read
+		return Registration{}, fmt.Errorf("reading a registration: %.200s", err.Error()) // bounded, because the error quotes the input
 	}
 	server := wanted.Server
 	if server.Port() == 0 || server.Addr().Zone() != "" || len(wanted.Domains) > maxDomains {
@@ -108,7 +109,7 @@ func readRegistration(r io.Reader) (Registration, error) {
 	return wanted, nil
 }
 
-// ownAddress returns an error unless an address is one of this host, where the agent may listen.
+// ownAddress returns an error unless address is an address of this host, on which the agent may listen.
 func ownAddress(address netip.Addr) error {
 	if address.IsLoopback() {
 		return nil

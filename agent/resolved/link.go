@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The library finds out the byte order at its first use, without a lock (1.3.1). So it is used once
-// before any goroutine does.
+// The library determines the byte order at its first use, without a lock (1.3.1). This is that first use, before any
+// goroutine starts.
 var _ = nl.NativeEndian()
 
 // LinkName is the name of the network interface that is registered.
@@ -21,16 +21,16 @@ const LinkName = "nametap-dns"
 // kernel may lack one of them.
 func linkKinds() []string { return []string{"dummy", "ifb"} }
 
-// linkAddr is the address of the interface: systemd-resolved ignores interfaces whose addresses
-// have the scope of a link or of the host. The address is a loopback address, which programs
-// that look for addresses of this host skip, and its scope is "site", so the kernel never
-// chooses it as the source of a packet to another host.
+// linkAddr is the address of the interface. It is a loopback address, because programs that look for addresses of this
+// host skip loopback addresses. It has the scope "site": systemd-resolved ignores interfaces whose
+// addresses have the scope of a link or of the host, and the kernel never chooses an address of the scope "site" as the
+// source of a packet to another host.
 func linkAddr() [4]byte { return [4]byte{127, 15, 53, 1} }
 
 // The indexes of interfaces that nametap creates. The kernel numbers other interfaces from 1.
 const lowestIndex, highestIndex = 1 << 20, 1 << 30
 
-// errForeign is returned if another program has made an interface of that name.
+// errForeign is returned if another program has made an interface with the name LinkName.
 var errForeign = errors.New("another program has made the interface " + LinkName + ": rename or delete it")
 
 // findLink returns the index of the interface, 0 if there is none.
@@ -56,9 +56,9 @@ func isNoLink(err error) bool {
 
 // makeLink creates the interface, or completes it, and returns its index.
 //
-// systemd-resolved knows interfaces by their index alone, and may run in another network
-// namespace than the agent, where the same index is another interface. So the index is random:
-// systemd-resolved knows it only if it sees this interface.
+// systemd-resolved identifies interfaces only by their index, and may run in another network
+// namespace than the agent, in which the index may belong to another interface. So the index is random:
+// systemd-resolved knows the index only if it sees this interface.
 func makeLink() (int, error) {
 	index, err := findLink()
 	if err == nil && index == 0 {
@@ -100,7 +100,7 @@ func withoutIPv6(index int) error {
 	return routeRequest(unix.RTM_NEWLINK, 0, linkHeader(index, 0), families)
 }
 
-// configureLink gives the interface its address and sets it up. It may have both already.
+// configureLink gives the interface its address and sets it up. Both may have been done already.
 func configureLink(index int) error {
 	addr := linkAddr()
 	header := nl.NewIfAddrmsg(unix.AF_INET)
@@ -131,15 +131,15 @@ func RemoveLink() error {
 	return nil
 }
 
-// linkHeader returns the header of a request for an interface, with flags to set.
+// linkHeader returns the header of a request that sets flags of an interface.
 func linkHeader(index int, flags uint32) *nl.IfInfomsg {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index, header.Flags, header.Change = int32(index), flags, flags //nolint:gosec // below highestIndex
 	return header
 }
 
-// routeRequest sends a request to the kernel (rtnetlink(7)) and returns its error. Package netlink has
-// a function for each of these requests, which would make the agent's binary 300 KB larger.
+// routeRequest sends a request to the kernel (rtnetlink(7)) and returns the error. Package netlink has
+// functions for these requests, but would make the agent's binary 300 KB larger.
 func routeRequest(kind, flags int, data ...nl.NetlinkRequestData) error {
 	request := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK|flags)
 	request.Data = data

@@ -15,21 +15,21 @@ import (
 
 // A Config configures a [Registrar].
 type Config struct {
-	// Server returns the address of the agent's listener, or an invalid one if no listener
+	// Server returns the address of the agent's listener, or an invalid address if no listener
 	// can be registered.
 	Server func() netip.AddrPort
 	// Names returns the names to register. It is called after [Registrar.Note], at most
 	// once in notePause.
 	Names func() Names
-	// Returned is called with the domains that systemd-resolved may send to the agent from
-	// now on, before they are registered; with none after the registration is removed.
+	// Returned is called before domains are registered. From then on, systemd-resolved may send queries for names below
+	// these domains to the agent. After the registration is removed, Returned is called without domains.
 	Returned func(domains []string)
 	// Interval is how often the registration is checked.
 	Interval time.Duration
 	// Logger is the log.
 	Logger *slog.Logger
 
-	// For tests; zero means the usual ones.
+	// Only tests set these fields; zero values mean the defaults.
 	dir, helper string
 	pause       time.Duration
 }
@@ -40,17 +40,17 @@ type Names struct {
 	Always []string
 	// Domains are the domains of all other names.
 	Domains []string
-	// Fingerprint changes when there are other names than before. Then the caches of
-	// systemd-resolved are flushed. It is 0 if the agent has no names of hosts yet.
+	// Fingerprint changes when the names change. The registrar then flushes the caches of
+	// systemd-resolved. Fingerprint is 0 if the agent has no table yet.
 	Fingerprint uint64
 }
 
-// notePause is how often names are read and caches are flushed at most. A control plane may
-// push every second, and a flush makes systemd-resolved ask for all names again.
+// notePause is the least time between two readings of the names, and so between two flushes of the caches. A control
+// plane may push every second, and a flush makes systemd-resolved query for all names again.
 const notePause = 5 * time.Second
 
-// A Registrar keeps the agent registered with systemd-resolved. It does nothing, and connects
-// to nothing, on hosts without systemd-resolved.
+// A Registrar keeps the agent registered with systemd-resolved. On hosts without systemd-resolved it does nothing, and
+// does not connect to D-Bus.
 type Registrar struct {
 	config  Config
 	noted   atomic.Bool   // the names may have changed
@@ -61,13 +61,13 @@ type Registrar struct {
 	mu     sync.Mutex
 	status Status // guarded by mu
 
-	// Fields of the goroutine of Run.
+	// The fields below belong to the goroutine of Run.
 	bus        *bus // nil: not connected
 	names      Names
-	read       time.Time // when names were read
-	chosen     []string
-	others     int
-	registered Registration // the last one that was made; its Link is 0 before
+	read       time.Time    // when names were read
+	chosen     []string     // the domains of names to register
+	others     int          // number of domains beyond the limit
+	registered Registration // the last registration; its Link is 0 if there is none
 	flushed    uint64       // the fingerprint when the caches were flushed
 	elsewhere  bool         // systemd-resolved runs in another network namespace
 }
@@ -88,14 +88,14 @@ func New(cfg Config) *Registrar {
 	return r
 }
 
-// Set sets whether the agent is to be registered.
+// Set sets whether the agent should be registered.
 func (r *Registrar) Set(on bool) {
 	if r.on.Swap(on) != on {
 		r.awake()
 	}
 }
 
-// Note has the names read again, because they may have changed. It does not block.
+// Note makes Run read the names again, because they may have changed. It does not block.
 func (r *Registrar) Note() {
 	if !r.noted.Swap(true) {
 		r.awake()
@@ -118,7 +118,7 @@ func (r *Registrar) Status() Status {
 	return status
 }
 
-// Run keeps the agent registered until ctx ends. The registration stays; [Registrar.Remove]
+// Run keeps the agent registered until ctx ends. Run leaves the registration in place; [Registrar.Remove]
 // removes it.
 func (r *Registrar) Run(ctx context.Context) {
 	defer r.disconnect()
@@ -144,9 +144,9 @@ func (r *Registrar) Run(ctx context.Context) {
 	}
 }
 
-// due returns how long to wait for the next check. It is sooner if names have changed less than
-// notePause after they were read. If they were not read although that time is over, there is no
-// registration to change.
+// due returns how long to wait before the next check. The wait is shorter if names have changed less than
+// notePause after they were read. If they are still unread after that time, there is no
+// registration to change, so the wait is not shorter.
 func (r *Registrar) due() time.Duration {
 	if left := r.pauseLeft(); r.noted.Load() && left > 0 {
 		return min(r.config.Interval, left)
@@ -154,8 +154,8 @@ func (r *Registrar) due() time.Duration {
 	return r.config.Interval
 }
 
-// pauseLeft returns how long names may not be read again. Names of an agent that had no table yet
-// do not count, so that the names of its first table are registered at once.
+// pauseLeft returns how long to wait before the names may be read again. It returns 0 if the names were read before
+// the agent had a table, so that the names of its first table are registered at once.
 func (r *Registrar) pauseLeft() time.Duration {
 	if r.read.IsZero() || r.names.Fingerprint == 0 {
 		return 0
@@ -163,8 +163,8 @@ func (r *Registrar) pauseLeft() time.Duration {
 	return r.config.pause - time.Since(r.read)
 }
 
-// changes returns the channel that receives when systemd-resolved starts or ends, and that is closed
-// when D-Bus ends; nil without a connection.
+// changes returns the channel that receives when systemd-resolved starts or ends. The channel is closed
+// when D-Bus ends. It is nil without a connection.
 func (r *Registrar) changes() <-chan *dbus.Signal {
 	if r.bus == nil {
 		return nil
@@ -172,7 +172,7 @@ func (r *Registrar) changes() <-chan *dbus.Signal {
 	return r.bus.changes
 }
 
-// Remove removes the registration. Queries of systemd-resolved go to other nameservers at once.
+// Remove removes the registration. From then on, queries of systemd-resolved go to its other nameservers.
 func (r *Registrar) Remove(ctx context.Context) error {
 	err := RemoveLink()
 	if r.registered.Link != 0 && err == nil {
@@ -220,13 +220,13 @@ func (r *Registrar) sync(ctx context.Context) (Status, error) {
 		r.disconnect()
 		return Status{}, err
 	}
-	if !running { // when it starts, it reads what it saved of the interface
+	if !running { // when systemd-resolved starts, it reads the settings of the interface that it has saved
 		return Status{State: Absent}, nil
 	}
 	return r.keep(ctx)
 }
 
-// keep makes the registration, or repairs it.
+// keep makes the registration, or repairs it if it has changed.
 func (r *Registrar) keep(ctx context.Context) (Status, error) {
 	address := r.config.Server()
 	if !address.IsValid() {
@@ -254,7 +254,7 @@ func (r *Registrar) keep(ctx context.Context) (Status, error) {
 	return status, nil
 }
 
-// readNames reads the names, if they may have changed and the last time is long enough ago.
+// readNames reads the names, if they may have changed and were not read within the last notePause.
 func (r *Registrar) readNames() {
 	if !r.noted.Load() || r.pauseLeft() > 0 {
 		return
@@ -265,10 +265,10 @@ func (r *Registrar) readNames() {
 	r.config.Returned(r.chosen)
 }
 
-// seenWithin is how long systemd-resolved may take to see a new interface.
+// seenWithin is how long systemd-resolved may take to notice a new interface.
 const seenWithin = 3 * time.Second
 
-// compare makes the registration, unless it is as wanted.
+// compare makes the registration, unless systemd-resolved already has it.
 func (r *Registrar) compare(ctx context.Context, wanted Registration) error {
 	l, err := r.await(ctx, wanted.Link)
 	switch {
@@ -299,12 +299,12 @@ func (r *Registrar) compare(ctx context.Context, wanted Registration) error {
 	return nil
 }
 
-// changed reports whether two registrations differ.
+// changed reports whether two registrations have another server or other domains.
 func changed(a, b Registration) bool {
 	return a.Server != b.Server || !sameDomains(wanted(a.Domains), wanted(b.Domains))
 }
 
-// await returns what systemd-resolved has of an interface, and waits until it sees it.
+// await waits until systemd-resolved sees the interface with the given index, and returns its settings of that interface.
 func (r *Registrar) await(ctx context.Context, index int) (link, error) {
 	const pause = 20 * time.Millisecond
 	for start := time.Now(); ; {
@@ -320,7 +320,7 @@ func (r *Registrar) await(ctx context.Context, index int) (link, error) {
 	}
 }
 
-// apply makes a registration: directly as root, otherwise by the helper if there is one.
+// apply makes a registration: as root directly, as another user with the helper if there is one.
 func (r *Registrar) apply(ctx context.Context, wanted Registration) error {
 	if os.Geteuid() != 0 && hasHelper(r.config.helper) {
 		return askHelper(ctx, r.config.helper, wanted)
@@ -328,7 +328,7 @@ func (r *Registrar) apply(ctx context.Context, wanted Registration) error {
 	return r.bus.register(ctx, wanted)
 }
 
-// connect connects to D-Bus, unless that is done.
+// connect connects to D-Bus, unless there is a connection.
 func (r *Registrar) connect(ctx context.Context) error {
 	if r.bus != nil && r.bus.conn.Connected() {
 		return nil
@@ -348,7 +348,7 @@ func (r *Registrar) disconnect() {
 	}
 }
 
-// report publishes the status, and logs a change.
+// report publishes the status, and logs it if it has changed.
 func (r *Registrar) report(status Status, err error) {
 	if err != nil {
 		status.State, status.Error = Failed, err.Error()
@@ -364,7 +364,7 @@ func (r *Registrar) report(status Status, err error) {
 	case status.Error != "":
 		r.config.Logger.Warn("programs that ask systemd-resolved may not find mesh names; retrying", "error", err)
 	case status.State == Registered && status.Others > 0:
-		r.config.Logger.Warn("registered with systemd-resolved, which accepts no more domains: names of the others are found only if its queries are captured",
+		r.config.Logger.Warn("registered with systemd-resolved, which accepts no more domains: names of the other domains are found only if queries of systemd-resolved are captured",
 			"interface", LinkName, "domains", status.Domains, "others", status.Others)
 	case status.State == Registered:
 		r.config.Logger.Info("registered with systemd-resolved", "interface", LinkName, "domains", status.Domains)

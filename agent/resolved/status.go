@@ -13,22 +13,22 @@ const (
 	Absent     State = "absent"     // this host does not run systemd-resolved
 	Off        State = "off"        // not desired
 	Registered State = "registered" // in force
-	Failed     State = "failed"     // and retried
+	Failed     State = "failed"     // the last attempt, or Inspect, had an error
 )
 
-// A Status says what of a registration is in force.
+// A Status is the state of a registration.
 type Status struct {
 	State   State  `json:"state"`
-	Domains int    `json:"domains"`          // registered
-	Others  int    `json:"others,omitempty"` // left out because of the limit
+	Domains int    `json:"domains"`          // number of registered domains
+	Others  int    `json:"others,omitempty"` // number of domains beyond the limit, which are not registered
 	Repairs uint64 `json:"repairs"`
-	Error   string `json:"error,omitempty"` // why it failed
+	Error   string `json:"error,omitempty"` // why the state is Failed
 }
 
 // defaultDir exists if systemd-resolved has run since the host was booted.
 const defaultDir = "/run/systemd/resolve"
 
-// present reports whether this host has systemd-resolved.
+// present reports whether dir exists: systemd-resolved has run on this host.
 func present(dir string) bool {
 	_, err := os.Stat(dir)
 	return err == nil
