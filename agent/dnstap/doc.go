@@ -3,14 +3,14 @@
 //
 //	target.go   Target: where the receiver is
 //	frame.go    Frame Streams: control frames, and the frames of messages
-//	message.go  a query, and its response, as dnstap.proto has them
+//	message.go  a query and its response as messages of dnstap.proto
 //	sender.go   Sender: the connection to the receiver
-//	metrics.go  what was sent and what was dropped
+//	metrics.go  the metrics
 //
-// Each query makes two messages, CLIENT_QUERY and CLIENT_RESPONSE, whatever answers it: the table, the cache or a
-// nameserver. They wait in the queue of [seen.Exchanges]. While the receiver is slow or away, further ones are dropped
-// and counted; no query waits.
+// Each query makes two messages, CLIENT_QUERY and CLIENT_RESPONSE, whether the table, the cache or a nameserver answers
+// it. A query without a response makes only the first. Messages wait in the queue of [seen.Exchanges]. While the queue is
+// full, because the receiver is slow or away, further messages are dropped and counted; no query waits.
 //
-// The libraries of the dnstap project had their last release in 2021. Their part that is needed here is two kinds
-// of frames and 17 fields.
+// The libraries of the dnstap project had their last release in 2021. This package needs little of them: two kinds
+// of frames and a few fields.
 package dnstap

@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// contentType is what the frames have: messages of dnstap.proto.
+// contentType is the type of the frames' content: messages of dnstap.proto.
 const contentType = "protobuf:dnstap.Dnstap"
 
 // The kinds of control frames of Frame Streams.
@@ -24,7 +24,7 @@ const (
 	maxControl       = 512 // bytes of a control frame
 )
 
-// control returns a control frame. READY and START have the content type.
+// control returns a control frame of a kind. In READY and START frames it names the content type.
 func control(kind uint32) []byte {
 	order := binary.BigEndian
 	body := order.AppendUint32(nil, kind)
@@ -39,11 +39,11 @@ func control(kind uint32) []byte {
 }
 
 var (
-	errNoControl = errors.New("the receiver speaks no Frame Streams")
+	errNoControl = errors.New("the receiver does not speak Frame Streams")
 	errContent   = errors.New("the receiver does not accept dnstap")
 )
 
-// readControl reads a control frame, and returns its kind and the content types in it.
+// readControl reads a control frame, and returns its kind and its content types.
 func readControl(r io.Reader) (kind uint32, types []string, err error) {
 	var head [12]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -74,7 +74,8 @@ func readControl(r io.Reader) (kind uint32, types []string, err error) {
 	return order.Uint32(head[8:]), types, nil
 }
 
-// expect reads a control frame of a kind. An ACCEPT that names content types must name dnstap's.
+// expect reads a control frame, and returns an error unless it is of the given kind. If an ACCEPT frame names content
+// types, dnstap must be one of them.
 func expect(r io.Reader, kind uint32) error {
 	got, types, err := readControl(r)
 	if err != nil {

@@ -46,7 +46,7 @@ const (
 	protocolTCP    = 2
 )
 
-// A client is the content of the extra field of a CLIENT_QUERY. It has the keys of
+// A client is the content of the extra field of a CLIENT_QUERY. Its JSON keys are those in
 // [seen.Record].
 type client struct {
 	UID    *uint32 `json:"uid,omitempty"`
@@ -54,7 +54,7 @@ type client struct {
 	Cgroup string  `json:"cgroup,omitempty"`
 }
 
-// An answer is the content of the extra field of a CLIENT_RESPONSE. It has the keys of
+// An answer is the content of the extra field of a CLIENT_RESPONSE. Its JSON keys are those in
 // [seen.Record].
 type answer struct {
 	client
@@ -67,11 +67,11 @@ type answer struct {
 	Rows    []string `json:"rows,omitempty"`
 }
 
-// An encoder makes frames.
+// An encoder makes the frames of messages.
 type encoder struct {
 	identity, version string
-	inner             []byte // memory for a Message
-	outer             []byte // memory for a Dnstap
+	inner             []byte // reused memory for a Message
+	outer             []byte // reused memory for a Dnstap
 }
 
 // append appends the frames of an exchange to b.

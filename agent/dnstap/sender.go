@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	// writeTimeout is how long the receiver may take nothing.
+	// writeTimeout is how long a write to the receiver may take.
 	writeTimeout = 5 * time.Second
-	// dialTimeout is the time for a connection, with its handshake.
+	// dialTimeout is how long opening a connection may take, with the handshake.
 	dialTimeout = 5 * time.Second
 	// finishTimeout is how long the receiver may take to confirm the end.
 	finishTimeout = time.Second
-	// The pause before another connection doubles from minPause to maxPause.
+	// The pause before the next connection doubles from minPause to maxPause.
 	minPause, maxPause = 250 * time.Millisecond, 30 * time.Second
-	// steady is how long a connection lasts after which the next one is made without a long pause. What accepts
-	// messages and ends each connection, such as a proxy without a receiver behind it, is connected to ever more rarely.
+	// steady is how long a connection must last so that the pauses start again at minPause. So a peer that ends each
+	// connection soon, such as a proxy without a receiver behind it, is connected to more and more rarely.
 	steady = time.Second
-	// fullBuffer is the length of frames in bytes that are sent at once, at least, while more wait.
+	// fullBuffer is how many bytes of frames are collected before they are sent, while more queries wait.
 	fullBuffer = 32 << 10
 )
 
@@ -39,7 +39,7 @@ var errGone = errors.New("the receiver has closed the connection")
 
 // A Config configures a [Sender].
 type Config struct {
-	// Identity and Version say which server the messages are from.
+	// Identity and Version name, in the messages, the server that has made them.
 	Identity, Version string
 	// Resolver finds the address of a TCP receiver. nil means the default.
 	Resolver *net.Resolver
@@ -63,8 +63,8 @@ func New(cfg Config) *Sender {
 	return s
 }
 
-// Run sends queries to a receiver until ctx ends. read makes their reader, which calls lost for messages that it drops.
-// Run must not be called again before it has returned.
+// Run sends queries to a receiver until ctx ends. read returns the reader of the queries, which calls lost with the
+// number of messages that it drops. Run must not be called again before it has returned.
 func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(messages int)) *seen.Exchanges) {
 	exchanges := read(func(messages int) { s.metrics.dropped.Add(float64(messages)) })
 	defer exchanges.Close()
@@ -86,7 +86,7 @@ func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(message
 			failure.Forget()
 		}
 		if failure.Differs(err) {
-			log.Warn("dnstap: no receiver takes messages: further ones are dropped until one does; retrying", "error", err)
+			log.Warn("dnstap: no receiver takes messages: they are dropped until a receiver does; retrying", "error", err)
 		}
 		pause := clock.BackOff(failures, minPause, maxPause)
 		if !clock.Sleep(ctx, pause/2+rand.N(pause)/2) { //nolint:gosec // no secret
@@ -138,7 +138,7 @@ func (s *Sender) connection(ctx context.Context, to Target, exchanges *seen.Exch
 	return nil
 }
 
-// await waits for a channel to be closed, for a time at most.
+// await waits until closed is closed, but no longer than d.
 func await(closed <-chan struct{}, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -148,7 +148,7 @@ func await(closed <-chan struct{}, d time.Duration) {
 	}
 }
 
-// dial connects to the receiver and agrees with it on the content: READY, ACCEPT, START.
+// dial connects to the receiver and makes the handshake: READY, ACCEPT, START.
 func (s *Sender) dial(ctx context.Context, to Target) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -167,7 +167,7 @@ func (s *Sender) dial(ctx context.Context, to Target) (net.Conn, error) {
 	}
 	if err != nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("beginning with the receiver: %w", err)
+		return nil, fmt.Errorf("handshake with the receiver: %w", err)
 	}
 	return conn, nil
 }
@@ -178,12 +178,12 @@ type stream struct {
 
 	conn    net.Conn
 	metrics *metrics
-	timeout time.Duration // of a write
-	frames  []byte        // that were not sent yet
-	count   int           // of them
+	timeout time.Duration // how long a write may take
+	frames  []byte        // frames that were not sent yet
+	count   int           // number of these frames
 }
 
-// sendUntil sends queries until ctx ends. It returns the connection's error.
+// sendUntil sends queries until ctx ends, or the connection fails: then it returns the error.
 func (o *stream) sendUntil(ctx context.Context, exchanges *seen.Exchanges) error {
 	for {
 		x, err := exchanges.Next(ctx)
@@ -204,7 +204,7 @@ func (o *stream) sendUntil(ctx context.Context, exchanges *seen.Exchanges) error
 	}
 }
 
-// end sends what waits, and STOP.
+// end sends the queries that wait, and STOP.
 func (o *stream) end(exchanges *seen.Exchanges) error {
 	for x := exchanges.Poll(); x != nil; x = exchanges.Poll() {
 		if err := o.add(x); err != nil {

@@ -13,13 +13,13 @@ type Target struct {
 	address string
 }
 
-// errTarget is the error for a target in another form.
+// errTarget is the error for a text that is no target.
 var errTarget = errors.New("want unix:///PATH or tcp://HOST:PORT")
 
 // maxPath is the longest path of a unix socket.
 const maxPath = 107
 
-// String returns what UnmarshalText reads.
+// String returns the text that UnmarshalText reads.
 func (t Target) String() string {
 	if t == (Target{}) {
 		return ""
@@ -27,10 +27,10 @@ func (t Target) String() string {
 	return t.network + "://" + t.address
 }
 
-// MarshalText returns what UnmarshalText reads.
+// MarshalText returns the text that UnmarshalText reads.
 func (t Target) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
-// UnmarshalText reads unix:///PATH or tcp://HOST:PORT. An empty text means none.
+// UnmarshalText reads unix:///PATH or tcp://HOST:PORT. An empty text means no receiver.
 func (t *Target) UnmarshalText(text []byte) error {
 	if len(text) == 0 {
 		*t = Target{}
