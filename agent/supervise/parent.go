@@ -12,20 +12,20 @@ import (
 	"github.com/nametap/nametap/internal/clock"
 )
 
-// parentInterval is how often the supervisor is looked at.
+// parentInterval is how often the state of the supervisor is read.
 const parentInterval = 5 * clock.Tick
 
-// WatchParent continues the supervisor of this process when it is stopped, until ctx ends. It
+// WatchParent continues the supervisor of this process when the supervisor was stopped by a signal, until ctx ends: a
+// stopped supervisor does not restart this process. WatchParent
 // returns at once unless the supervisor is process 1 of a container: elsewhere a user may have
-// stopped it from a terminal, and its parent process sees that. A supervisor that is stopped does
-// not restart this process.
+// stopped the supervisor from a terminal, and its parent process notices that.
 func WatchParent(ctx context.Context, ticks *clock.Clock, log *slog.Logger) {
 	if os.Getppid() != 1 {
 		return
 	}
 	for ticks.Await(ctx, parentInterval, func() bool { return stopped(1) }) {
 		log.Error("the supervisor was stopped: continuing it")
-		_ = unix.Kill(1, unix.SIGCONT) // it may have continued
+		_ = unix.Kill(1, unix.SIGCONT) // has no effect if it runs again
 	}
 }
 

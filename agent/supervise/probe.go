@@ -17,28 +17,28 @@ import (
 )
 
 const (
-	// probeInterval is the time between probes and the limit of an answer, hungProbes the number of failures
-	// in succession after which the command counts as hung.
+	// probeInterval is the time between probes, and how long an answer may take. hungProbes is the number of failed
+	// probes in succession after which the command counts as hung.
 	probeInterval = 4 * clock.Tick
 	hungProbes    = 4
 )
 
 // A prober probes the UDP sockets. It does not wait for answers, but reads them when it sends the next
-// queries: the process wakes up once for a probe, and the limit of an answer is the time between probes.
+// queries. So the process wakes up only once for each probe, and an answer may take as long as the time between probes.
 type prober struct {
 	targets  []netip.AddrPort
-	starts   *atomic.Int64           // of the command
-	hung     chan error              // receives why the command hangs, once
-	life     int64                   // the start that the other fields are about
-	misses   int                     // probes in succession in which the command hung
+	starts   *atomic.Int64           // number of starts of the command
+	hung     chan error              // receives why the command hangs, once for each hang
+	life     int64                   // the value of starts for which the fields below hold
+	misses   int                     // failed probes in succession
 	answered map[netip.AddrPort]bool // sockets that the command has answered on since its start
 }
 
-// answers are the results of one probe of each socket: nil if it was answered, errUnasked if it
-// could not be sent.
+// answers has the result of one probe of each socket: nil if the probe was answered, errUnasked if it
+// could not be sent, another error if there was no answer.
 type answers map[netip.AddrPort]error
 
-// newProber returns a prober of the UDP sockets.
+// newProber returns a prober of the UDP sockets among sockets.
 func newProber(sockets []*os.File, starts *atomic.Int64) (*prober, error) {
 	p := &prober{starts: starts, hung: make(chan error), answered: map[netip.AddrPort]bool{}}
 	for _, socket := range sockets {
@@ -94,7 +94,7 @@ func (p *prober) run(ctx context.Context) {
 	}
 }
 
-// read returns the answers to queries, which it removes.
+// read returns the answers to the queries in sent, and removes these queries.
 func (p *prober) read(sent map[netip.AddrPort]*query) answers {
 	found := answers{}
 	for target, q := range sent {
@@ -104,8 +104,8 @@ func (p *prober) read(sent map[netip.AddrPort]*query) answers {
 	return found
 }
 
-// hangs returns an error if the command has hung in hungProbes probes in succession. This also
-// holds after an end was requested, because an orderly command closes its sockets last.
+// hangs adds the answers of a probe. It returns an error if that is the hungProbes-th failed probe in succession. The
+// rule also holds after a signal to end, because an orderly command closes its sockets last.
 func (p *prober) hangs(found answers) error {
 	err := p.silent(found)
 	switch {
@@ -121,9 +121,9 @@ func (p *prober) hangs(found answers) error {
 	return err
 }
 
-// silent returns an error if the command should have answered a probe and did not: on a socket
-// that it has answered on since its start, or on any. One of two families may never work on this
-// host. It returns errUnasked if no probe could be sent.
+// silent returns an error if the command has not answered on a socket that it has answered on since its start, or
+// has answered on no socket. A socket that has never been answered on does not count alone, because one of the two
+// families may not work on this host. silent returns errUnasked if no probe could be sent.
 func (p *prober) silent(found answers) error {
 	var stopped, silent, unasked error
 	served := false
@@ -151,25 +151,25 @@ func (p *prober) silent(found answers) error {
 
 var (
 	// errUnasked is the error of a probe that could not be sent: the host does not have the
-	// address, or the kernel refuses the packet, for example because conntrack is full. Then
-	// the command may work, and a restart would not help.
+	// address, or the kernel refuses the packet, for example because conntrack is full. The
+	// command may work all the same, and a restart would not help.
 	errUnasked = errors.New("the probe cannot be sent")
 	// errSilent is the error of a probe without an answer.
 	errSilent = errors.New("no answer")
 )
 
-// question is a query for id.server in class CHAOS, type TXT, without its ID. Its answer
+// question is a query for id.server in class CHAOS, type TXT, without the ID at its start. Its answer
 // needs no table and no nameserver (RFC 4892).
 const question = "\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x02id\x06server\x00\x00\x10\x00\x03"
 
-// A query is a query in flight, with a socket of its own.
+// A query is a query in flight, with its own socket.
 type query struct {
 	socket int
 	id     [2]byte
-	err    error // why it could not be sent; there is no socket then
+	err    error // why the query could not be sent; there is no open socket then
 }
 
-// ask sends the question.
+// ask sends the question to target.
 func ask(target netip.AddrPort) *query {
 	id := rand.Uint32()
 	q := &query{id: [2]byte{byte(id >> 8), byte(id)}} //nolint:gosec // two of its bytes
@@ -186,8 +186,8 @@ func ask(target netip.AddrPort) *query {
 	return q
 }
 
-// sockaddr returns an address as the kernel has it, with its family. A link-local address has the interface that it
-// is on.
+// sockaddr returns the family of at, and at in the form of the kernel. In a link-local address it includes the index of
+// the interface.
 func sockaddr(at netip.AddrPort) (family int, to unix.Sockaddr) {
 	if at.Addr().Is4() {
 		return unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
@@ -199,8 +199,8 @@ func sockaddr(at netip.AddrPort) (family int, to unix.Sockaddr) {
 	return unix.AF_INET6, six
 }
 
-// read returns an error unless a response has arrived: errUnasked if the question could not be sent. It
-// closes the socket.
+// read returns nil if a response has arrived, errUnasked if the question could not be sent, and otherwise another error.
+// It closes the socket.
 func (q *query) read(target netip.AddrPort) error {
 	if q.err != nil {
 		return fmt.Errorf("%w to %s: %w", errUnasked, target, q.err)

@@ -3,13 +3,13 @@
 //
 //  1. If the command ends without a signal to end, it is restarted: at once the first time,
 //     then after pauses of up to maxPause.
-//  2. If a UDP socket that the command has answered on, or all UDP sockets, have not answered
-//     hungProbes probes in succession, the command is killed and restarted. A
+//  2. The command is killed and restarted if it has not answered hungProbes probes in succession: probes of a UDP
+//     socket that it has answered on before, or probes of all UDP sockets. A
 //     probe that cannot be sent does not count.
-//  3. Signals are sent to the command. After a signal to end, and after exit code 0, the
+//  3. Signals are passed to the command. After a signal to end, and after exit code 0, the
 //     command is not restarted, and its exit code is returned.
-//  4. As process 1 of a container, this process reaps orphaned processes, and the command
-//     continues it if it is stopped.
+//  4. As process 1 of a container, this process reaps orphaned processes. If this process is stopped, the command
+//     continues it.
 package supervise
 
 import (
@@ -37,7 +37,7 @@ const (
 	minPause    = 20 * time.Millisecond
 	maxPause    = time.Second
 	// abandonAfter is the number of quick ends in succession after which Abandoned is
-	// called: after some 300 ms.
+	// called. If the command ends at once each time, that is after about 300 ms.
 	abandonAfter = 5
 	// dumpTime is the time for a hung command to print its stacks.
 	dumpTime = 2 * time.Second
@@ -62,11 +62,11 @@ type Config struct {
 	// Sockets are the UDP and TCP sockets that are passed to the command. The UDP sockets
 	// are probed.
 	Sockets []*os.File
-	// EndSignals ask the command to end. SIGHUP is passed on in either case, unless it is
-	// ignored.
+	// EndSignals are the signals that ask the command to end. SIGHUP is passed to the command even if it is none of
+	// them, unless this process ignores SIGHUP.
 	EndSignals []os.Signal
-	// Abandoned is called after each end of a command that keeps ending soon after its
-	// start, and after its last end unless the exit code is 0. It may be nil.
+	// Abandoned is called after the abandonAfter-th end in succession that came soon after the start, after each further
+	// such end, and after the last end unless the exit code is 0. It may be nil.
 	Abandoned func()
 	// Log gets restarts and errors.
 	Log *slog.Logger
@@ -75,12 +75,12 @@ type Config struct {
 // A supervisor is one call of Run. Its fields belong to the goroutine of Run.
 type supervisor struct {
 	Config
-	pid      int // of the command; 0 while it does not run
-	started  time.Time
-	starts   atomic.Int64
-	restarts int
-	quick    int // ends in succession, each soon after the start
-	ending   bool
+	pid      int          // process number of the command; 0 while it does not run
+	started  time.Time    // when the command was last started
+	starts   atomic.Int64 // number of starts
+	restarts int          // number of ends after which it was started again
+	quick    int          // ends in succession, each within steadyAfter of the start
+	ending   bool         // a signal to end has arrived
 }
 
 // Run runs the command until its last end, and returns its exit code, or 128 plus the
@@ -141,11 +141,11 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, hung <-chan error) (c
 				restart = time.After(maxPause)
 			}
 		case err := <-hung:
-			if s.pid == 0 { // it answers when it runs again
+			if s.pid == 0 { // the command is being restarted
 				continue
 			}
 			s.Log.Error("the agent hangs: killing it", "error", err)
-			s.signal(syscall.SIGQUIT) // makes it print its stacks
+			s.signal(syscall.SIGQUIT) // makes the command print its stacks
 			kill = time.After(dumpTime)
 		case <-kill:
 			s.signal(syscall.SIGKILL)
@@ -204,7 +204,7 @@ func (s *supervisor) pause(status syscall.WaitStatus) time.Duration {
 	s.restarts++
 	s.Log.Error("the agent has ended: restarting it", "how", describe(status),
 		"after", lived.Round(time.Millisecond), "in", pause, "restarts", s.restarts)
-	if s.quick >= abandonAfter { // each time, because the command may have started something again
+	if s.quick >= abandonAfter { // after each end, because the command may have changed the host again
 		s.abandon()
 	}
 	return pause
@@ -224,15 +224,15 @@ func (s *supervisor) leave(code int) {
 	}
 }
 
-// signal sends a signal to the command. Its process number cannot belong to another
-// process, because this process has not reaped it.
+// signal sends a signal to the command. The process number of the command cannot belong to another
+// process, because this process has not reaped the command.
 func (s *supervisor) signal(sig syscall.Signal) {
 	if s.pid != 0 {
-		_ = unix.Kill(s.pid, sig) // it may have ended
+		_ = unix.Kill(s.pid, sig) // fails if the command has ended
 	}
 }
 
-// exitCode returns the exit code of a command, like a shell.
+// exitCode returns the exit code of a command as a shell does: 128 plus the signal that ended the command.
 func exitCode(status syscall.WaitStatus) int {
 	if status.Signaled() {
 		return 128 + int(status.Signal())
@@ -248,8 +248,8 @@ func describe(status syscall.WaitStatus) string {
 	return fmt.Sprintf("exit code %d", status.ExitStatus())
 }
 
-// Sockets returns the sockets that Run has passed to this process, and the number of its
-// restarts. It returns no sockets if Run has not started this process.
+// Sockets returns the sockets that Run has passed to this process, and how often Run has restarted the
+// command. If Run has not started this process, supervised is false.
 func Sockets() (sockets []*os.File, restarts int, supervised bool) {
 	var count int
 	if _, err := fmt.Sscan(os.Getenv(SocketsEnv), &count); err != nil {
