@@ -1,15 +1,16 @@
 // Package files is the source of objects in a directory.
 //
-//  1. tree.go reads the directory: again when watch.go announces a change, or once a second. It compares
-//     stamps (size, times, inode), and reads the content of files whose stamp has changed. A tree is used
-//     when two reads in a row have found the same, so that few files are used half written.
-//  2. yaml.go splits a file into documents, and knows the line of every field; parse.go makes objects of documents,
+//  1. tree.go reads the directory: when watch.go announces a change, and at least once a second. It compares
+//     stamps (size, times, inode), and reads the content of files whose stamp is new or has changed. A tree is used
+//     when two reads in a row have found the same, so that few files are used half written. After ten reads in a row
+//     that differ, the tree is used all the same.
+//  2. yaml.go splits a file into documents, and knows the line of every field. parse.go makes objects of documents,
 //     with package decode. A broken document affects only its own objects.
-//  3. source.go merges them: it decides which objects are in use. An object that becomes broken, or that cannot be
-//     read, stays in use in its last good form. So do all objects of a file or a directory that is
-//     empty now. An object that is missing stays for a moment: its file may be half written, or it
-//     is on its way to another one.
+//  3. source.go decides which of these objects are in use. An object that becomes broken, or that cannot be
+//     read, stays in use in its last good form. All objects of a file or a directory that has become
+//     empty stay in use, too, unless AllowEmpty is set. An object that is missing stays in use for a moment: its file may
+//     be half written, or it may be moved to another file.
 //  4. state.go saves the last good form of every object in the state directory.
 //
-// source.go repeats this, and tells the control plane what has changed.
+// source.go repeats these steps, and tells the control plane which objects have changed.
 package files

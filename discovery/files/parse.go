@@ -13,7 +13,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// located is an object with the place where it is.
+// located is an object with its place: the file, the line and the document.
 type located struct {
 	object.Object
 	file string
@@ -27,7 +27,7 @@ type parsed struct {
 	errs    []object.Error
 	// broken holds the keys of the objects that have errors.
 	broken map[object.Key]bool
-	// unnamed is true if a document is so broken that its objects are not known.
+	// unnamed is true if a document is so broken that the names of its objects are not known.
 	unnamed bool
 	// notes say why objects without errors make no host.
 	notes []string
@@ -87,8 +87,8 @@ func (p *parsed) parseDocument(name string, c *chunk) {
 	p.parseObject(doc, root, "")
 }
 
-// parseObject parses an object or a list of objects. listKind is the kind of elements
-// that have none of their own, as in a ServiceList; "" outside such lists.
+// parseObject parses an object or a list of objects. listKind is the kind of an object without a field kind, as in a
+// ServiceList; "" outside such lists.
 func (p *parsed) parseObject(parent *document, root decode.Field, listKind string) {
 	doc := &document{file: parent.file, text: parent.text, lines: parent.lines}
 	root = root.To(doc.report)
@@ -148,12 +148,12 @@ func (p *parsed) parseList(doc *document, root decode.Field, itemKind string) {
 	}
 }
 
-// peekKind returns the kind without recording an error.
+// peekKind returns the kind of an object, without recording errors.
 func peekKind(f decode.Field) string {
 	return f.To(func(decode.Field, string) {}).Member("kind").Text()
 }
 
-// keyOf returns the identity of an object. Its name is empty if the object has none.
+// keyOf returns the key of an object. The name in the key is empty if the object has none.
 func keyOf(f decode.Field, kind string) object.Key {
 	meta := f.Member("metadata")
 	if !meta.Present() {
@@ -177,8 +177,8 @@ func keyOf(f decode.Field, kind string) object.Key {
 	return k
 }
 
-// known reports whether objects of a kind are read. The API group matters: Knative has a
-// Service, too. Elements of a list may have no apiVersion.
+// known reports whether objects with this apiVersion and kind are read. The API group matters, because Knative, too, has
+// a kind Service. Elements of a list may have no apiVersion.
 func known(apiVersion, kind string, inList bool) bool {
 	group, _, hasGroup := strings.Cut(apiVersion, "/")
 	if !hasGroup {

@@ -21,19 +21,19 @@ import (
 )
 
 const (
-	// maxUnequal is how many reads in a row may find another tree before it is used all the same: some file
-	// may be written all the time.
+	// maxUnequal is the number of reads in a row with different trees after which the last tree is used all the same:
+	// some file may be written all the time.
 	maxUnequal = 10
-	// slowRead is when a read is reported as slow. A network file system whose server is away may never
-	// return.
+	// slowRead is how long a read may take before it is reported as slow. A read of a network file system whose server
+	// is away may never return.
 	slowRead = 15 * time.Second
-	// saveEvery bounds how often the last good objects are written: they can be tens of megabytes, and a
+	// saveEvery is the least time between two writes of the last good objects: they can be tens of megabytes, and a
 	// directory can change many times a second.
 	saveEvery = 5 * time.Second
-	// settleTime is how long an object that is missing stays in use after its file has changed. The file may be
-	// half written, on the way to another directory, or about to be written again, as git and scripts do.
+	// settleTime is how long a missing object stays in use after its file has changed. The file may be
+	// half written, may be moved to another directory, or may be written again soon, as git and scripts do.
 	settleTime = time.Second
-	// maxSettleTime bounds that, if the file changes all the time.
+	// maxSettleTime is how long a missing object stays in use if its file changes all the time.
 	maxSettleTime = 10 * time.Second
 	// rootName is the name of the directory itself in errors.
 	rootName = "."
@@ -48,18 +48,18 @@ var errSlow = fmt.Errorf("reading takes longer than %v", slowRead)
 type Config struct {
 	// Dir is the directory.
 	Dir string
-	// AllowEmpty permits a directory, and files and directories below it, without any object. If it is
-	// false, what becomes empty keeps its last good objects.
+	// AllowEmpty permits that the directory, or a file or a directory below it, has no object. If it is
+	// false, the last good objects of a file or directory that becomes empty stay in use.
 	AllowEmpty bool
-	// State is the directory in which the last good form of all objects is saved; nil for none.
+	// State is the directory in which the last good form of all objects is saved. If it is nil, none is saved.
 	State *statedir.Dir
-	// Debounce is the time between two reads that must find the same.
+	// Debounce is the time between two reads that must find the same tree.
 	Debounce time.Duration
 	// Changed is called after each change, from any goroutine. It must not block.
 	Changed func()
-	// Result is called with the result of each step, see [source.StepRead] and others; nil if it succeeded.
+	// Result is called after each step, such as [source.StepRead]. err is nil if the step succeeded.
 	Result func(step string, err error)
-	// Logger is for logs.
+	// Logger receives the logs.
 	Logger *slog.Logger
 }
 
@@ -70,19 +70,19 @@ type Source struct {
 
 	// The fields below are owned by the goroutine of Run.
 	watcher watcher
-	last    *tree                    // of the last read
-	unequal int                      // reads in a row that found another tree
-	used    *tree                    // whose objects are in use
+	last    *tree                    // the tree of the last read; nil if that failed
+	unequal int                      // reads in a row that have found another tree than the read before
+	used    *tree                    // the tree whose objects are in use
 	good    map[object.Key]located   // the last good form of each object in use
 	missing map[object.Key]time.Time // objects in good that were not found, and since when
-	next    time.Duration            // when to look whether they still are missing, or to read again
-	merged  source.Reading           // that follows from used, without Changes
+	next    time.Duration            // how long to wait for the next read
+	merged  source.Reading           // the result for used, without Changes
 	unsaved bool                     // the file of last good objects is older than good
 	saved   time.Time                // when that file was last written
 }
 
-// New returns the objects in a directory. It must exist, unless the state directory has the last good
-// objects.
+// New returns the source of the objects in a directory. The directory must exist, unless the state directory has the
+// last good objects.
 func New(cfg Config) (*Source, error) {
 	s := &Source{cfg: cfg, out: source.Outbox{Changed: cfg.Changed}, watcher: watcher{root: cfg.Dir}}
 	good, err := loadObjects(cfg.State)
@@ -102,7 +102,7 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// checkDir returns an error if a directory cannot be read.
+// checkDir returns an error if path is no directory, or cannot be read.
 func checkDir(path string) error {
 	info, err := os.Stat(path)
 	if err == nil && !info.IsDir() {
@@ -120,10 +120,10 @@ func checkDir(path string) error {
 // Name returns the name of the source.
 func (s *Source) Name() string { return Name }
 
-// Status returns nothing: Errors of a [source.Reading] say what is wrong.
+// Status returns nil: the Errors of a [source.Reading] say what is wrong.
 func (s *Source) Status() []source.Status { return nil }
 
-// Read returns what has changed since the last call. The caller must not change the objects.
+// Read returns the changes since the last call. The caller must not change the objects.
 func (s *Source) Read() source.Reading { return s.out.Read() }
 
 // Run follows the directory until ctx ends.
@@ -133,7 +133,7 @@ func (s *Source) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		next := s.step()
-		if s.last != nil { // before the next read, which must find the same
+		if s.last != nil { // watching starts before the next read, so that no change is missed
 			s.cfg.Result(source.StepWatch, s.watcher.follow(s.last.dirs))
 		}
 		if time.Since(s.saved) >= saveEvery {
@@ -143,8 +143,8 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
-// step reads the directory, and uses what it has found if the last read has found the same. It returns when
-// to read again if no change is announced.
+// step reads the directory, and uses the tree if the last read has found the same tree. It returns how long to wait
+// for the next read if no change is announced.
 func (s *Source) step() time.Duration {
 	slow := time.AfterFunc(slowRead, func() { s.cfg.Result(source.StepRead, errSlow) })
 	t, err := readTree(s.cfg.Dir, s.last)
@@ -180,7 +180,7 @@ func (s *Source) cannotRead(err error) {
 	if r.Kept == 0 {
 		r.Waiting = fmt.Sprintf("%s %s cannot be read: %s", Name, s.cfg.Dir, plainError(err))
 	}
-	s.missing = nil // the time does not count
+	s.missing = nil // this time does not count as the time of missing objects
 	s.out.Put(r)
 }
 
@@ -190,11 +190,11 @@ type merge struct {
 	inUse  map[object.Key]located
 	parsed map[string]*parsed // by file
 	broken map[object.Key]bool
-	hidden map[string]bool // files and directories whose objects cannot be seen
+	hidden map[string]bool // files and directories that could not be read, or are treated so
 }
 
-// merge decides which objects are in use when a tree is, and returns what has changed. An object that is missing
-// because something is broken stays in use in its last good form.
+// merge makes t the tree in use, decides which objects are in use, and returns the changes. An object that is missing
+// because its document, file or directory is broken stays in use in its last good form.
 func (s *Source) merge(t *tree) []hosts.Change {
 	m := merge{
 		Reading: source.Reading{Read: true, Errors: slices.Clone(t.errs)}, inUse: make(map[object.Key]located, len(s.good)),
@@ -225,8 +225,8 @@ func (s *Source) merge(t *tree) []hosts.Change {
 	return s.use(m.inUse)
 }
 
-// hideEmpty treats a file or a directory as unreadable if objects came from it and it is empty: a file is
-// about to be written, the file system of a directory was unmounted.
+// hideEmpty treats an empty file or directory as unreadable if objects in use came from it: the file may soon be
+// written, or the file system of the directory may have been unmounted.
 func (m *merge) hideEmpty(t *tree, good map[object.Key]located) {
 	held := map[string]bool{}
 	for _, o := range good {
@@ -250,7 +250,7 @@ func (m *merge) hideEmpty(t *tree, good map[object.Key]located) {
 	}
 }
 
-// add adds the objects of a file.
+// add adds the objects of f, the file with the given name.
 func (m *merge) add(name string, f *file) {
 	if f.parsed == nil {
 		f.parsed = parseFile(name, f.data)
@@ -272,10 +272,11 @@ func (m *merge) add(name string, f *file) {
 	}
 }
 
-// keepGood adds the good objects that are broken, that cannot be seen now, or that are missing and have not settled,
-// the latter with all others of a file that is written in place: the last one in it may be half written.
-// If no object at all is left, it keeps all of them unless AllowEmpty is set: an empty directory is usually one
-// that is being mounted or copied.
+// keepGood keeps good objects in use that are broken now, that cannot be read, or that have been missing for less than
+// the settle time. If a missing object was in a file that is written in place, it keeps all objects of that file in
+// their good form: the last object in the file may be half written.
+// If no object at all is left, it keeps all of them unless AllowEmpty is set: an empty directory is usually
+// being mounted or copied.
 func (s *Source) keepGood(m *merge, t *tree) {
 	missing, writing := map[object.Key]time.Time{}, map[string]bool{}
 	s.next = rescanEvery
@@ -315,7 +316,7 @@ func (s *Source) keepGood(m *merge, t *tree) {
 		Msg: "holds no object any more: bring the files back, or start with --allow-empty if that is intended"})
 }
 
-// keep keeps a good object in use, and marks the errors about it.
+// keep keeps the good object o in use, and sets Kept in the errors about it.
 func (m *merge) keep(o located) {
 	m.inUse[o.Key] = o
 	m.Kept++
@@ -328,7 +329,7 @@ func (m *merge) keep(o located) {
 	}
 }
 
-// hides reports whether a file could not be seen because it, or a directory above it, could not be read.
+// hides reports whether a file, or a directory above it, could not be read.
 func (m *merge) hides(file string) bool {
 	for name := file; name != "."; name = path.Dir(name) {
 		if m.hidden[name] {
@@ -338,7 +339,8 @@ func (m *merge) hides(file string) bool {
 	return false
 }
 
-// settles returns how long until an object is removed that is missing since a time; f is the file that it was in.
+// settles returns how long an object that is missing since the time since stays in use. f is the file that had the
+// object, nil if the file was removed.
 func settles(since time.Time, f *file) time.Duration {
 	left := settleTime - time.Since(since)
 	if f != nil {
@@ -347,7 +349,7 @@ func settles(since time.Time, f *file) time.Duration {
 	return left
 }
 
-// use takes good as the objects in use, and returns what has changed.
+// use makes good the objects in use, and returns the changes.
 func (s *Source) use(good map[object.Key]located) []hosts.Change {
 	var c hosts.Change
 	for key, o := range good {

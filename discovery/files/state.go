@@ -19,9 +19,9 @@ const (
 	objectsFormat = "nametap-objects/1"
 )
 
-// savedDocument is a document with at least one object in use. The file keeps the text
-// as its author wrote it and not the decoded objects, so that a later version of nametap
-// can read fields that this one does not know.
+// savedDocument is a document with at least one object in use. The file has the text
+// of the document and not the decoded objects, so that a later version of nametap
+// can read fields that this version does not know.
 type savedDocument struct {
 	File    string        `json:"file"`
 	Before  int           `json:"linesBefore"`
@@ -62,8 +62,8 @@ func saveObjects(dir *statedir.Dir, good map[object.Key]located) error {
 	return nil
 }
 
-// loadObjects reads the last good objects of a state directory. It returns none if there is no file. If the
-// file is damaged, loadObjects moves it aside, and the error is [statedir.ErrDamaged].
+// loadObjects reads the last good objects from a state directory. It returns no objects if there is no file. If the
+// file is damaged, loadObjects moves it aside, and returns [statedir.ErrDamaged].
 func loadObjects(dir *statedir.Dir) (map[object.Key]located, error) {
 	good := map[object.Key]located{}
 	if dir == nil {

@@ -19,27 +19,27 @@ import (
 const (
 	// maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
 	maxFileSize = 256 << 20
-	// young is how long the content of a file is compared, too, after its stamp was first seen: two writes
-	// may have the same time. File systems count times in up to 2 s.
+	// young is how long after a stamp was first seen the content of the file is read and compared, too: two writes
+	// may have the same time, because some file systems count time in steps of 2 s.
 	young = 2 * time.Second
 )
 
-// A tree is what one read of the directory has found.
+// A tree is the result of one read of the directory.
 type tree struct {
 	files map[string]*file // by path below the root
-	dirs  map[string]dir   // "" is the root
-	errs  []object.Error   // what could not be read
-	// transient is true if the reason for one of them may pass.
+	dirs  map[string]dir   // by path; "" is the root
+	errs  []object.Error   // the files and directories that could not be read
+	// transient is true if the reason of one of errs may pass.
 	transient bool
 }
 
 // A dir is a directory in a tree.
 type dir struct {
 	id    fileID
-	empty bool // no entry has a name that is read
+	empty bool // whether all names in it begin with a dot
 }
 
-// A file is a file in a tree. It does not change, but for parsed.
+// A file is a file in a tree. Only its field parsed changes.
 type file struct {
 	stamp  stamp
 	since  time.Time // when the stamp was first seen
@@ -47,17 +47,17 @@ type file struct {
 	parsed *parsed // nil until the file is used
 }
 
-// A stamp of a file, with links followed, changes when the content may have changed.
+// A stamp of a file changes when the content may have changed. For a symbolic link it is the stamp of the target.
 type stamp struct {
 	fileID
 	size         int64
 	mtime, ctime syscall.Timespec
 }
 
-// A fileID distinguishes a file from another one of the same name.
+// A fileID distinguishes two files that have the same name one after the other.
 type fileID struct{ dev, ino uint64 }
 
-// file returns the file with a name; nil if there is none, or no tree.
+// file returns the file with the given name; nil if there is none, or if t is nil.
 func (t *tree) file(name string) *file {
 	if t == nil {
 		return nil
@@ -65,7 +65,8 @@ func (t *tree) file(name string) *file {
 	return t.files[name]
 }
 
-// sameInode reports whether two files, nil for none, are one whose content may have changed.
+// sameInode reports whether f and other are states of the same inode, so that the file was written in place. Both may be
+// nil.
 func (f *file) sameInode(other *file) bool {
 	return f != nil && other != nil && f.stamp.fileID == other.stamp.fileID
 }
@@ -79,7 +80,7 @@ func stampOf(info fs.FileInfo) stamp {
 	return stamp{fileID: fileID{dev: st.Dev, ino: st.Ino}, size: st.Size, mtime: st.Mtim, ctime: st.Ctim}
 }
 
-// equal reports whether two trees hold the same.
+// equal reports whether two trees have the same files, directories and errors. A nil tree equals none.
 func (t *tree) equal(other *tree) bool {
 	return t != nil && other != nil && slices.Equal(t.errs, other.errs) && maps.Equal(t.dirs, other.dirs) &&
 		maps.EqualFunc(t.files, other.files, func(a, b *file) bool {
@@ -92,11 +93,11 @@ func (t *tree) equal(other *tree) bool {
 type reader struct {
 	*tree
 	root     string
-	previous *tree           // whose content is used again; nil for none
+	previous *tree           // the tree whose unchanged files are used again; may be nil
 	visited  map[fileID]bool // directories
 }
 
-// readTree reads a directory. It returns an error only if the directory itself cannot be read; other errors
+// readTree reads the directory root. It returns an error only if root itself cannot be read; other errors
 // are part of the tree.
 func readTree(root string, previous *tree) (*tree, error) {
 	r := reader{&tree{files: map[string]*file{}, dirs: map[string]dir{}}, root, previous, map[fileID]bool{}}
@@ -129,7 +130,7 @@ func (r *reader) dir(rel string, info fs.FileInfo) error {
 		if rel != "" {
 			name = rel + "/" + name
 		}
-		if err := r.entry(name); err != nil { // the next read does not find one that was just removed
+		if err := r.entry(name); err != nil { // if the entry was just removed, the next read does not find it
 			r.transient = r.transient || !isPermanent(err)
 			r.errs = append(r.errs, object.Error{File: name, Msg: "cannot be read: " + plainError(err)})
 		}
@@ -180,8 +181,8 @@ func (r *reader) entry(name string) error {
 // errTooLarge marks a file that is larger than maxFileSize.
 var errTooLarge = fmt.Errorf("is larger than %d MiB", maxFileSize>>20)
 
-// isPermanent recognises the errors that last until the file or its permissions are changed. Every other
-// error, such as one of the network or the disk, may be gone at the next read.
+// isPermanent reports whether err lasts until the file or its permissions are changed. Every other
+// error, such as an error of the network or the disk, may be gone at the next read.
 func isPermanent(err error) bool {
 	for _, permanent := range []error{
 		fs.ErrPermission, fs.ErrNotExist, errTooLarge, syscall.ELOOP, syscall.ENOTDIR, syscall.ENAMETOOLONG,
@@ -193,7 +194,7 @@ func isPermanent(err error) bool {
 	return false
 }
 
-// plainError returns err without the path, which the caller names already.
+// plainError returns the text of err without the path, which the caller adds.
 func plainError(err error) string {
 	var pathErr *fs.PathError
 	if errors.As(err, &pathErr) {

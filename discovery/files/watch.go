@@ -13,29 +13,29 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// rescanEvery is when the directory is read if no change is announced. It catches what the kernel does
-// not report: network file systems, links, mounts, and a parent directory that was replaced.
+// rescanEvery is how often the directory is read if no change is announced. So changes that the kernel does
+// not report are found, too: in network file systems, of links and mounts, and of a parent directory that was replaced.
 const rescanEvery = time.Second
 
-// A watcher announces changes in directories, so that they are read at once. It may miss some, such
-// as changes in a network file system: the directories are read once a second, too. It belongs to
+// A watcher announces changes in directories, so that they are read at once. It may miss changes, such
+// as changes in a network file system, so the directories are also read once a second. A watcher belongs to
 // one goroutine.
 type watcher struct {
 	fs    *fsnotify.Watcher // nil while nothing is watched
 	root  string
-	dirs  map[string]dir // that are watched, as in a tree
-	stale bool           // they must be watched again
+	dirs  map[string]dir // the watched directories, as in a tree
+	stale bool           // the directories must be watched again
 }
 
 func (w *watcher) close() {
 	if w.fs != nil {
-		_ = w.fs.Close() // it is not used again
+		_ = w.fs.Close() // w.fs is not used again
 	}
 	w.fs, w.dirs = nil, nil
 }
 
-// follow watches the directories of a tree, and no others. It continues after an error, and the next call
-// tries again.
+// follow watches the directories dirs of a tree, and no others. After an error it goes on with the other directories,
+// and the next call tries again.
 func (w *watcher) follow(dirs map[string]dir) error {
 	if !w.stale && maps.Equal(w.dirs, dirs) {
 		return nil
@@ -48,7 +48,7 @@ func (w *watcher) follow(dirs map[string]dir) error {
 	}
 	for rel := range dirs {
 		path := filepath.Join(w.root, filepath.FromSlash(rel))
-		if added := w.fs.Add(path); added != nil && !errors.Is(added, fs.ErrNotExist) { // one that was removed is read again
+		if added := w.fs.Add(path); added != nil && !errors.Is(added, fs.ErrNotExist) { // the next read does not find a directory that was removed
 			err = fmt.Errorf("watching %s%s; it is read every %v: %w", path, kernelLimit(added), rescanEvery, added)
 		}
 	}
@@ -56,7 +56,7 @@ func (w *watcher) follow(dirs map[string]dir) error {
 	return err
 }
 
-// kernelLimit names the kernel's setting that an error comes from, if it does.
+// kernelLimit returns a text that names the kernel's limit that err means; "" if err means none.
 func kernelLimit(err error) string {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
@@ -67,8 +67,8 @@ func kernelLimit(err error) string {
 	return ""
 }
 
-// wait returns after a pause if something has changed since the last call, else when something changes,
-// when atMost has passed, or when ctx ends.
+// wait waits for the time pause, and then until a directory changes, unless one has changed since the last call. It
+// returns early when ctx ends, and at the latest after pause or atMost, whichever is longer.
 func (w *watcher) wait(ctx context.Context, pause, atMost time.Duration) {
 	paused, rescan := time.NewTimer(pause), time.NewTimer(max(pause, atMost))
 	defer paused.Stop()
@@ -88,10 +88,10 @@ func (w *watcher) wait(ctx context.Context, pause, atMost time.Duration) {
 		case <-paused.C:
 			pausing = false
 		case e := <-events:
-			changed = changed || e.Op != fsnotify.Chmod // the next read in a second finds that, too
+			changed = changed || e.Op != fsnotify.Chmod // a change of mode alone is found by the read that comes within a second
 			// A directory that was removed and made again is not watched any more.
 			w.stale = w.stale || e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)
-		case <-errs: //nolint:errcheck // events are lost, or all that follow: which one does not matter
+		case <-errs: //nolint:errcheck // some or all events are lost: the error does not matter
 			changed, w.stale, events, errs = true, true, nil, nil
 		}
 	}

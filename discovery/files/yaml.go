@@ -66,7 +66,7 @@ func isBlank(text []byte) bool {
 	return true
 }
 
-// document collects the errors in a document while it is decoded. The same error is kept
+// document collects the errors in a document while the document is decoded. It keeps equal errors only
 // once, because a field may be read twice.
 type document struct {
 	file  string
@@ -81,12 +81,12 @@ func (d *document) fail(line int, field, format string, args ...any) {
 	d.errs = object.AppendError(d.errs, object.Error{File: d.file, Line: d.text.offset + line, Field: field, Msg: fmt.Sprintf(format, args...)})
 }
 
-// report adds an error in a field. One that is absent has no line of its own.
+// report adds an error in a field. For an absent field, the line is 1.
 func (d *document) report(f decode.Field, message string) {
 	d.fail(lineOf(f), f.Path, "%s", message)
 }
 
-// lineOf returns the line of a field in its document, from 1.
+// lineOf returns the line of a field in its document, counted from 1; 1 for an absent field.
 func lineOf(f decode.Field) int {
 	if v, ok := f.Value.(value); ok {
 		return v.node.Line
@@ -94,7 +94,7 @@ func lineOf(f decode.Field) int {
 	return 1
 }
 
-// field returns the field of a node, whose errors go to the document.
+// field returns the field of a node. Errors in the field are added to the document.
 func (d *document) field(node *yaml.Node) decode.Field {
 	v := newValue(node, d.text.offset)
 	if v.Kind() == decode.Null {
@@ -103,13 +103,13 @@ func (d *document) field(node *yaml.Node) decode.Field {
 	return decode.NewField(v, "", d.report)
 }
 
-// A value is a node of a document, without aliases.
+// A value is a node of a document, with aliases resolved.
 type value struct {
 	node   *yaml.Node
-	offset int // lines before the document
+	offset int // the number of lines before the document in its file
 }
 
-// newValue returns the value of a node. An anchor may contain itself, so aliases are followed up to a depth.
+// newValue returns the value of a node. It follows at most maxAliasDepth aliases, because an anchor may contain itself.
 func newValue(node *yaml.Node, offset int) value {
 	for range maxAliasDepth {
 		if node.Kind != yaml.AliasNode {
@@ -154,7 +154,7 @@ func (v value) Text() string {
 	return v.node.Value
 }
 
-// Member returns the member of a mapping with a name.
+// Member returns the member of a mapping with the given name.
 func (v value) Member(name string) (decode.Value, error) {
 	found, err := v.member(v.node, name, 0)
 	if found == nil {
@@ -166,7 +166,7 @@ func (v value) Member(name string) (decode.Value, error) {
 	return nil, err
 }
 
-// Names returns the keys of a mapping.
+// Names returns the names of a mapping's members, without those of merge keys.
 func (v value) Names() []string {
 	var names []string
 	for i := 0; i+1 < len(v.node.Content); i += 2 {
@@ -183,8 +183,8 @@ func (v value) Len() int { return len(v.node.Content) }
 // At returns an element of a sequence.
 func (v value) At(index int) decode.Value { return newValue(v.node.Content[index], v.offset) }
 
-// member returns the member of a mapping with a name, nil if there is none. A member that occurs twice is an error,
-// because the two may differ. Merge keys ("<<") are looked up last.
+// member returns the member of the mapping m with the given name, nil if there is none. It returns an error if the member
+// occurs twice, because the two may differ. It looks at merge keys ("<<") last.
 func (v value) member(m *yaml.Node, name string, depth int) (found *yaml.Node, err error) {
 	for i := 0; i+1 < len(m.Content); i += 2 {
 		if k := m.Content[i]; k.Kind != yaml.ScalarNode || k.Value != name {
@@ -214,8 +214,8 @@ func (v value) member(m *yaml.Node, name string, depth int) (found *yaml.Node, e
 }
 
 // yamlError splits an error of the YAML library into the line, relative to the document,
-// and the message. The library's parser counts lines from 0 and its scanner from 1; only
-// the message tells which of them failed.
+// and the message. The library's parser counts lines from 0, but its scanner from 1. Only
+// the message shows whether the error is from the parser or the scanner.
 func yamlError(err error) (line int, msg string) {
 	msg = strings.TrimPrefix(err.Error(), "yaml: ")
 	if m := regexp.MustCompile(`^line (\d+): `).FindStringSubmatch(msg); m != nil {
