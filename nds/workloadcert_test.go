@@ -192,7 +192,7 @@ func TestNoAuthority(t *testing.T) {
 			c := startCertified(t, func(o *fakexds.Options) { o.NoSigning = true })
 			h := c.start(t, func(cfg *nds.Config) { cfg.WorkloadCert = mode })
 			h.wantProof(1, "token")
-			h.wantLog(level, "no workload certificate", "no certificate authority")
+			h.wantLog(level, "workload certificate not obtained", "no certificate authority")
 		})
 	}
 }
