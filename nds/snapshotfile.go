@@ -106,7 +106,7 @@ func totalLen(parts [][]byte) (n int) {
 	return n
 }
 
-// A savedTable is what a snapshot file holds.
+// A savedTable is the parsed content of a snapshot file.
 type savedTable struct {
 	snapshot
 	// lost is the length of the end of the log that cannot be read: a record that was not
