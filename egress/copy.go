@@ -156,7 +156,9 @@ func (p *pair) end(d, other *direction, err error) {
 		d.ended = true
 		err = nil
 		if !other.over {
-			err = unix.Shutdown(d.to.fd, unix.SHUT_WR)
+			if err = unix.Shutdown(d.to.fd, unix.SHUT_WR); err != nil {
+				d.to.failed = true
+			}
 		}
 	}
 	p.failed = p.failed || err != nil
@@ -221,7 +223,7 @@ func (p *pair) moveSome(d *direction) (n int, err error) {
 		return 0, err
 	}
 	d.busy = n == bufferSize
-	d.from.readable = d.busy || d.from.ending // a shorter read has read everything
+	d.from.readable = d.busy || d.from.ending || d.from.urgent // else a shorter read has read everything
 	written, err := p.write(d, p.buffer[:n])
 	if d.rest = nil; written < n && (err == nil || errors.Is(err, unix.EAGAIN)) {
 		d.rest = slices.Clone(p.buffer[written:n])
@@ -269,12 +271,12 @@ func (p *pair) fill(d *direction) (n int, err error) {
 		d.busy = false
 		return 0, nil
 	}
-	pipe.held, err = p.read(d, func() (int, error) { return splice(d.from.fd, pipe.w, chunkSize) })
-	if err != nil {
-		pipe.held = 0
+	pipe.held, err = retry(func() (int, error) { return splice(d.from.fd, pipe.w, chunkSize) })
+	if err != nil || pipe.held == 0 {
+		// read(2) knows the reason: before urgent data, 0 is not the end of the data.
+		pipe.held, d.busy = 0, false
 		p.leavePipe(pipe)
-		d.busy = false
-		return 0, err
+		return 0, nil //nolint:nilerr // see above
 	}
 	d.busy = pipe.held >= bufferSize
 	d.pipe = pipe

@@ -276,8 +276,14 @@ func (r *dialing) giveUp() {
 
 // wakeTime returns when dial goes on if no event comes before; until at the latest.
 func (r *dialing) wakeTime(until time.Time) time.Time {
-	if len(r.addrs) > 0 && r.next.Before(until) {
-		until = r.next
+	if len(r.addrs) > 0 {
+		next := r.next
+		if r.extra <= 0 && len(r.tried) > 0 { // other connections have to end attempts first
+			next = r.now.Add(attemptDelay)
+		}
+		if next.Before(until) {
+			until = next
+		}
 	}
 	if len(r.early) > 0 && r.hold.Before(until) {
 		until = r.hold

@@ -105,9 +105,14 @@ func newGuard(cfg *Config) *guard {
 
 // mayWait reports whether forbids may wait for nameservers.
 func (g *guard) mayWait(addr netip.Addr) bool {
-	g.mu.Lock()
+	if !addr.Unmap().Is6() {
+		return false
+	}
+	if !g.mu.TryLock() { // another connection waits for nameservers
+		return true
+	}
 	defer g.mu.Unlock()
-	return addr.Unmap().Is6() && time.Now().After(g.until)
+	return time.Now().After(g.until)
 }
 
 // nat64Translations returns the translations of this network's NAT64.
@@ -116,9 +121,11 @@ func (g *guard) nat64Translations(ctx context.Context) []translation {
 	defer g.mu.Unlock()
 	if time.Now().After(g.until) {
 		found, err := g.findNAT64(context.WithoutCancel(ctx)) // other connections wait for the result, too
+		hold := nat64Timeout                                  // what was found last counts for so long
 		if !errors.Is(err, context.DeadlineExceeded) {
-			g.nat64, g.until = found, time.Now().Add(nat64Hold)
+			g.nat64, hold = found, nat64Hold
 		}
+		g.until = time.Now().Add(hold)
 	}
 	return g.nat64
 }

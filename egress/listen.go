@@ -197,6 +197,9 @@ func (ls *listeners) addrs() (addrs []netip.AddrPort) {
 func (ls *listeners) close() {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
+	if ls.closed {
+		return
+	}
 	ls.closed = true
 	for _, l := range ls.opened {
 		_ = unix.Close(l.fd)

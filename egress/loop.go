@@ -80,12 +80,13 @@ type socket struct {
 	readable, writable bool
 	ending             bool // the peer has ended its data or reset the connection
 	failed             bool // the peer has reset the connection
+	urgent             bool // the peer has sent urgent data, at which a read ends early
 }
 
 // The events of connections. The kernel reports each event once, when it begins. It reports room to write only
 // with eventsOfWriting.
 const (
-	eventsOfConn    = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET
+	eventsOfConn    = unix.EPOLLIN | unix.EPOLLPRI | unix.EPOLLRDHUP | unix.EPOLLET
 	eventsOfWriting = eventsOfConn | unix.EPOLLOUT
 )
 
@@ -173,6 +174,7 @@ func (s *socket) note(events uint32) {
 	const end = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
 	s.ending = s.ending || events&end != 0
 	s.failed = s.failed || events&unix.EPOLLERR != 0
+	s.urgent = s.urgent || events&unix.EPOLLPRI != 0
 	s.readable = s.readable || events&(unix.EPOLLIN|end) != 0
 	s.writable = s.writable || events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0
 }

@@ -62,6 +62,8 @@ const (
 	attemptShare = 8
 	// sweepInterval is the longest time between two sweeps over all connections.
 	sweepInterval = 5 * time.Second
+	// acceptsAtOnce is how many clients a listener accepts at most before other connections have their turn.
+	acceptsAtOnce = 64
 	// A connection that has ended in one direction has the idle timeout divided by halfClosedShare. The idle
 	// timeout divided by newShare is how long a connection must be idle before it may be closed to let another one
 	// in. With an idle timeout of one hour, these are five minutes and one minute.
@@ -251,12 +253,17 @@ func (s *Server) serve(ctx context.Context, l listener) {
 	s.loop.running.Go(func() { answerQUIC(ctx, l.addr, s.log) })
 }
 
-// accept accepts a connection.
+// accept accepts the connections that wait, up to acceptsAtOnce of them.
 func (s *Server) accept(l *socket, pacer *sockets.Pacer) {
-	fd, err := acceptFrom(l)
+	var err error
+	for n := 0; n < acceptsAtOnce && err == nil; n++ {
+		var fd int
+		if fd, err = acceptFrom(l); err == nil {
+			s.accepted(fd)
+		}
+	}
 	switch {
 	case err == nil:
-		s.accepted(fd)
 	case errors.Is(err, unix.EAGAIN): // the client has gone, or another process has accepted its connection
 	case sockets.Dead(err):
 		s.failed = fmt.Errorf("the listener for connections to VIPs %s failed: %w", pacer.Listener, err)

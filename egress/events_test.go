@@ -1,0 +1,198 @@
+package egress
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// runs runs the loop of a server until a function in another goroutine has returned.
+func runs(t *testing.T, s *Server, f func()) {
+	t.Helper()
+	ended := false
+	go func() {
+		f()
+		s.loop.post(func() { ended = true })
+	}()
+	if err := s.loop.run(func() bool { return ended }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// receives returns what a peer receives until the end of the data.
+func receives(t *testing.T, conn net.Conn) string {
+	t.Helper()
+	if err := conn.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
+		t.Error(err)
+	}
+	data, err := io.ReadAll(conn)
+	if err != nil {
+		t.Logf("after %d bytes: %v", len(data), err)
+	}
+	return string(data)
+}
+
+// sends writes data.
+func sends(t *testing.T, conn net.Conn, data []byte) {
+	t.Helper()
+	if _, err := conn.Write(data); err != nil {
+		t.Error(err)
+	}
+}
+
+// urges sends a byte of urgent data.
+func urges(t *testing.T, conn net.Conn) {
+	t.Helper()
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	var sent error
+	err = raw.Write(func(fd uintptr) bool {
+		sent = unix.Sendto(int(fd), []byte("X"), unix.MSG_OOB, nil)
+		return sent != unix.EAGAIN
+	})
+	if err != nil || sent != nil {
+		t.Error(err, sent)
+	}
+}
+
+// E9: what follows urgent data arrives, although a read has ended before it.
+func TestUrgent(t *testing.T) {
+	t.Parallel()
+	s := sweeper(t, time.Minute)
+	c := carries(t, s)
+	sends(t, c.client, []byte("abc"))
+	urges(t, c.client)
+	sends(t, c.client, []byte("def"))
+	got := make([]byte, 6)
+	runs(t, s, func() {
+		if err := c.host.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
+			t.Error(err)
+		}
+		if _, err := io.ReadFull(c.host, got); err != nil {
+			t.Error(err)
+		}
+	})
+	if string(got) != "abcdef" {
+		t.Errorf("%q", got)
+	}
+}
+
+// E9: a busy connection with urgent data is carried to its end.
+func TestUrgentWhileBusy(t *testing.T) {
+	t.Parallel()
+	s := sweeper(t, time.Minute)
+	c := carries(t, s)
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		sends(t, c.client, bytes.Repeat([]byte("a"), 200_000))
+		urges(t, c.client)
+		sends(t, c.client, bytes.Repeat([]byte("b"), 100_000))
+		if err := c.client.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Error(err)
+		}
+	}()
+	runs(t, s, func() {
+		if got := receives(t, c.host); len(got) != 300_000 {
+			t.Errorf("%d bytes", len(got))
+		}
+	})
+	<-sent
+}
+
+// E9: what a host has sent before its reset arrives, although the end of the client's data cannot be passed on.
+func TestResetAfterAnswer(t *testing.T) {
+	t.Parallel()
+	s := sweeper(t, time.Minute)
+	c := carries(t, s)
+	if err := c.client.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	sends(t, c.host, []byte("answer"))
+	if err := c.host.(*net.TCPConn).SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	c.host.Close()
+	runs(t, s, func() {
+		if got := receives(t, c.client); got != "answer" {
+			t.Errorf("%q", got)
+		}
+	})
+}
+
+// E13: the listeners are closed once: another part of the process may have their descriptors while connections drain.
+func TestListenersClosedOnce(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.Addr, cfg.Drain, cfg.Logger = "127.0.0.1:0", wait.Limit, slog.New(slog.DiscardHandler)
+	s, err := New(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := s.listeners.opened[0].fd
+	s.metrics.open.Add(1) // a connection that is drained
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(context.WithoutCancel(t.Context())) }()
+	s.End(true)
+	wait.Until(t, "the descriptor of the listener is free", func() bool {
+		other, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other != fd {
+			_ = unix.Close(other)
+		}
+		return other == fd
+	})
+	s.loop.post(func() { s.metrics.open.Add(-1) })
+	if err := wait.For(t, "the server ends", ended); err != nil {
+		t.Error(err)
+	}
+	if err := unix.Close(fd); err != nil {
+		t.Errorf("the descriptor of another part of the process: %v", err)
+	}
+}
+
+// E10: while nameservers do not say whether the network has NAT64, other connections go on, and all dials share a lookup.
+func TestNAT64Silent(t *testing.T) {
+	t.Parallel()
+	s := sweeper(t, time.Minute)
+	lookups := 0
+	cfg := &Config{Resolve: func(ctx context.Context, _ string, _ Family, _ bool) ([]netip.Addr, bool, error) {
+		lookups++ // while the guard is locked
+		<-ctx.Done()
+		return nil, true, ctx.Err()
+	}}
+	d := &dialer{config: cfg, guard: newGuard(cfg), extra: 10}
+	const dials = 5
+	ended, slowest, last := 0, time.Duration(0), time.Now()
+	for range dials {
+		s.loop.start(func(t *task) {
+			target := endpoint{addr: netip.MustParseAddr("2001:db8::1"), port: 1}
+			_, _, _ = d.dial(t, []endpoint{target}, false, t.now.Add(2*nat64Timeout))
+			ended++
+		})
+	}
+	s.loop.start(func(t *task) {
+		for t.wait(t.now.Add(10*time.Millisecond)) == nil {
+			slowest, last = max(slowest, time.Since(last)), time.Now()
+		}
+	})
+	if err := s.loop.run(func() bool { return ended == dials }); err != nil {
+		t.Fatal(err)
+	}
+	if lookups != 1 || slowest > nat64Timeout/2 {
+		t.Errorf("%d lookups, and the loop stood still for %v", lookups, slowest)
+	}
+}
