@@ -316,7 +316,7 @@ func TestNameserverRefuses(t *testing.T) {
 	if status.State != upstream.Up || !status.Refusing || status.Responses["REFUSED"] < 30 || status.LastErrorAt.IsZero() {
 		t.Errorf("%+v", status)
 	}
-	if n := strings.Count(log.String(), "nameserver answers no query any more"); n != 1 {
+	if n := strings.Count(log.String(), "nameserver answers all queries with failures"); n != 1 {
 		t.Errorf("%d lines in the log:\n%s", n, log)
 	}
 	if counted := p.sum(t, "nametap_upstream_responses_total", "rcode", "REFUSED"); counted < 30 {
@@ -337,7 +337,7 @@ func TestOneDomainFails(t *testing.T) {
 	if status := p.UpstreamStatus()[0]; status.Refusing || status.Responses["SERVFAIL"] < 30 || status.LastError != "SERVFAIL" {
 		t.Errorf("%+v", status)
 	}
-	if strings.Contains(log.String(), "nameserver answers no query any more") {
+	if strings.Contains(log.String(), "nameserver answers all queries with failures") {
 		t.Error(log)
 	}
 }
