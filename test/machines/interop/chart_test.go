@@ -121,7 +121,7 @@ func (c *cluster) testChart(t *testing.T, by chartVersions) {
 	if got := string(c.secret().Data["tls.crt"]); got != certificate || got == "" {
 		t.Error("the upgrade has replaced the certificate")
 	}
-	c.deploymentHas(3, "--drain=5s")
+	c.deploymentHas(3, "--state-dir=")
 	var d appsv1.Deployment
 	c.get(deploymentPath, &d)
 	if d.Annotations["example.com/note"] != "kept" || slices.Contains(d.Spec.Template.Spec.Containers[0].Args, "--grpc-addr=:15010") {
@@ -131,7 +131,7 @@ func (c *cluster) testChart(t *testing.T, by chartVersions) {
 	if output, err := c.tryHelm(upgrade, with([]string{"upgrade", "nametap", chartDir}, "--set", "discovery.replica=5")...); err == nil || !strings.Contains(output, "replica") {
 		t.Errorf("an unknown key: %v, %s", err, output)
 	}
-	c.deploymentHas(3, "--drain=5s")
+	c.deploymentHas(3, "--state-dir=")
 	c.helm(upgrade, with([]string{"uninstall", "nametap"}, "--wait")...)
 	for _, command := range uninstallCommands(t) {
 		c.mustKubectl(strings.Fields(strings.TrimPrefix(command, "kubectl "))...)
