@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/internal/clock"
 
 	"github.com/nametap/nametap/bench/agents/stream"
 	"github.com/nametap/nametap/bench/agents/wire"
@@ -68,7 +69,7 @@ func (a *agent) run(ctx context.Context) {
 			continue
 		}
 		a.failures.Add(1)
-		if !sleep(ctx, pause/2+jitter(pause)) {
+		if !clock.Sleep(ctx, pause/2+jitter(pause)) {
 			return
 		}
 		pause = min(2*pause, longestPause)

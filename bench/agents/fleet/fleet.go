@@ -19,6 +19,7 @@ import (
 
 	"github.com/nametap/nametap/bench/agents/stream"
 	"github.com/nametap/nametap/bench/agents/wire"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // serviceAccount is the service account of all agents.
@@ -137,7 +138,7 @@ const firstFailures = 5
 func (a *agent) await(ctx context.Context) error {
 	limit := time.Now().Add(startLimit)
 	for a.received.Load() == 0 {
-		if !sleep(ctx, time.Millisecond) {
+		if !clock.Sleep(ctx, time.Millisecond) {
 			return ctx.Err()
 		}
 		if time.Now().After(limit) || a.id == 0 && a.failures.Load() >= firstFailures {

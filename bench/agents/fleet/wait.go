@@ -7,18 +7,6 @@ import (
 	"time"
 )
 
-// sleep waits. It reports false if ctx ends before that.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
-
 // jitter returns a random time below d.
 func jitter(d time.Duration) time.Duration { return rand.N(d) }
 
