@@ -3,6 +3,7 @@ package egress
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -194,5 +195,37 @@ func TestNAT64Silent(t *testing.T) {
 	}
 	if lookups != 1 || slowest > nat64Timeout/2 {
 		t.Errorf("%d lookups, and the loop stood still for %v", lookups, slowest)
+	}
+}
+
+// E17: a connection whose client has reset it takes no place while its host is dialled.
+func TestResetWhileDialled(t *testing.T) {
+	t.Parallel()
+	s := sweeper(t, time.Minute)
+	cfg := &Config{Resolve: func(ctx context.Context, _ string, _ Family, onlyCached bool) ([]netip.Addr, bool, error) {
+		if !onlyCached {
+			<-ctx.Done()
+		}
+		return nil, !onlyCached, ctx.Err()
+	}}
+	d := &dialer{config: cfg, guard: newGuard(cfg), extra: 10}
+	client, near := connected(t)
+	var err error
+	began, ended := s.loop.now, false
+	s.loop.start(func(tk *task) {
+		tk.client = watched(t, s.loop, near)
+		tk.client.on = tk.wakeUp
+		_, _, err = d.dial(tk, []endpoint{{name: "a.example.org", port: 7}}, false, began.Add(connectTimeout))
+		ended = true
+	})
+	if err := client.SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	client.Close()
+	if err := s.loop.run(func() bool { return ended }); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, errGone) || s.loop.now.Sub(began) > connectTimeout/2 {
+		t.Errorf("%v after %v, want %q", err, s.loop.now.Sub(began), errGone)
 	}
 }

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -23,8 +25,11 @@ const (
 	timerInterval = 10 * time.Millisecond
 )
 
-// errEnded is the error of a task that has to end, because the server resets all connections.
-var errEnded = refuse(ReasonEnd, "the agent ends")
+// Errors of a task that has to end.
+var (
+	errEnded = refuse(ReasonEnd, "the agent ends")
+	errGone  = refuse(ReasonClosed, "the client has reset the connection before its host was connected")
+)
 
 // A loop carries all connections in one goroutine. It waits for the events of sockets in epoll(7), outside of Go's
 // runtime. A goroutine for each direction, which the runtime would wake for each event, would cost twice the
@@ -194,11 +199,12 @@ func (l *loop) timeout() int {
 func (l *loop) abort() {
 	l.aborted = true
 	l.cancel()
-	var all []*task
-	for t := range l.waiting {
-		all = append(all, t)
-	}
-	for _, t := range all {
+	l.wakeAll()
+}
+
+// wakeAll wakes the tasks that wait.
+func (l *loop) wakeAll() {
+	for _, t := range slices.Collect(maps.Keys(l.waiting)) {
 		t.wakeUp()
 	}
 }
@@ -241,6 +247,7 @@ func (l *loop) end() {
 type task struct {
 	*loop
 
+	client *socket // the task has to end when this client resets the connection; nil without a client
 	resume func() (struct{}, bool)
 	yield  func(struct{}) bool
 	until  time.Time
@@ -259,8 +266,11 @@ func (l *loop) start(f func(*task)) {
 // wait returns when something may have changed: after an event of a socket that calls wakeUp, or at until, unless
 // that is zero. It returns an error if the task has to end.
 func (t *task) wait(until time.Time) error {
-	if t.aborted {
+	switch {
+	case t.aborted:
 		return errEnded
+	case t.client != nil && t.client.failed:
+		return errGone
 	}
 	t.sleep(until)
 	return nil

@@ -21,7 +21,7 @@ const (
 	ReasonOtherName  Reason = "other_name"  // the client said a name that the VIP does not stand for
 	ReasonProtocol   Reason = "protocol"    // neither TLS nor HTTP/1 behind a wildcard, or malformed
 	ReasonSlow       Reason = "slow"        // the client said no name in time
-	ReasonClosed     Reason = "closed"      // the client closed the connection before it said a name
+	ReasonClosed     Reason = "closed"      // the client closed the connection before it said a name, or reset it before its host was connected
 	ReasonResolution Reason = "resolution"  // no address of the name was found
 	ReasonAddress    Reason = "address"     // all addresses of the name are refused
 	ReasonConnect    Reason = "connect"     // no address accepts the connection

@@ -179,6 +179,13 @@ func (s *Server) Run(ctx context.Context) error {
 	s.loop.running.Go(func() {
 		s.listeners.openMissing(opening, func(l listener) { s.loop.post(func() { s.serve(opening, l) }) })
 	})
+	s.loop.running.Go(func() {
+		select {
+		case <-s.config.Synced:
+			s.loop.post(s.loop.wakeAll) // tasks wait for the first table
+		case <-opening.Done():
+		}
+	})
 	drained := make(chan struct{})
 	s.loop.running.Go(func() {
 		select {
@@ -301,16 +308,16 @@ func (s *Server) accepted(fd int) {
 		return
 	}
 	s.loop.start(func(t *task) {
-		client, err := t.watch(fd, eventsOfConn, t.wakeUp)
-		if err == nil {
-			err = s.carry(t, client)
+		var err error
+		if t.client, err = t.watch(fd, eventsOfConn, t.wakeUp); err == nil {
+			err = s.carry(t, t.client)
 		}
 		if err == nil {
 			return
 		}
 		s.metrics.open.Add(-1)
-		if client != nil {
-			t.unwatch(client)
+		if t.client != nil {
+			t.unwatch(t.client)
 		}
 		s.refused(fd, err)
 	})
@@ -366,20 +373,12 @@ func (s *Server) route(t *task, client *socket) (route, error) {
 	if !redirected {
 		return route{}, refuse(ReasonDirect, "the client did not connect to a VIP but to this port itself")
 	}
-	if !isClosed(s.config.Synced) {
-		t.await(func() {
-			ctx, cancel := context.WithTimeout(t.ctx, connectTimeout)
-			defer cancel()
-			select {
-			case <-s.config.Synced:
-			case <-ctx.Done():
-			}
-		})
-		switch {
-		case t.aborted:
-			return route{}, errEnded
-		case !isClosed(s.config.Synced):
+	for limit := t.now.Add(connectTimeout); !isClosed(s.config.Synced); {
+		if !t.now.Before(limit) {
 			return route{}, refuse(ReasonNoHost, "no table has been received yet, so the host of %s is not known", vip.Addr())
+		}
+		if err := t.wait(limit); err != nil {
+			return route{}, err
 		}
 	}
 	return routeTo(vip, &s.config)
