@@ -68,7 +68,10 @@ func TestEgressReset(t *testing.T) {
 	e := newEgressVM(t, "nft")
 	failed := make(chan error, 1)
 	e.serve(serverA+":7", func(conn *net.TCPConn) {
-		_, err := io.Copy(io.Discard, conn)
+		_, err := conn.Write([]byte("x"))
+		if err == nil {
+			_, err = io.Copy(io.Discard, conn)
+		}
 		for err == nil { // the client has ended its data: its reset shows when it is sent some
 			_, err = conn.Write(make([]byte, 1))
 		}
@@ -85,11 +88,14 @@ func TestEgressReset(t *testing.T) {
 		if _, err := conn.Write([]byte("hello")); err != nil {
 			t.Fatal(err)
 		}
+		if _, err := conn.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
 		if ended {
 			if err := conn.CloseWrite(); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := conn.Read(make([]byte, 1)); err != nil {
+			if _, err := conn.Read(make([]byte, 1)); err != nil { // the server has read the end
 				t.Fatal(err)
 			}
 		}
