@@ -33,7 +33,7 @@ func destinationOf(h *table.Host, port uint16) (destination, error) {
 		ports = append(ports, to.Port)
 	}
 	if len(ports) == 0 {
-		return destination{port: port, known: len(ports) > 0}, nil
+		return destination{port: port}, nil
 	}
 	slices.Sort(ports)
 	var list []string

@@ -266,13 +266,21 @@ func (l *loop) start(f func(*task)) {
 // wait returns when something may have changed: after an event of a socket that calls wakeUp, or at until, unless
 // that is zero. It returns an error if the task has to end.
 func (t *task) wait(until time.Time) error {
+	if err := t.over(); err != nil {
+		return err
+	}
+	t.sleep(until)
+	return nil
+}
+
+// over returns an error if the task has to end.
+func (t *task) over() error {
 	switch {
 	case t.aborted:
 		return errEnded
 	case t.client != nil && t.client.failed:
 		return errGone
 	}
-	t.sleep(until)
 	return nil
 }
 

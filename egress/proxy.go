@@ -23,7 +23,7 @@ func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.Ad
 		if err == nil {
 			return conn, to, nil
 		}
-		if errs = append(errs, err); t.aborted || !t.now.Before(until) {
+		if errs = append(errs, err); t.over() != nil || !t.now.Before(until) {
 			break
 		}
 	}
