@@ -188,9 +188,11 @@ func (c *cluster) replica(args []string, digits string) replica {
 	}, &answer)
 	access := c.write("kubeconfig-"+digits, strings.ReplaceAll(c.text("kubeconfig"), "{token: "+adminToken+"}", "{token: "+answer.Status.Token+"}"))
 	r := replica{c: c, ports: [3]string{digits + "12", digits + "10", digits + "14"}}
-	r.daemon = c.run("discovery-"+digits, exec.Command(discoveryBinary, append(slices.Clone(args), "--kubeconfig", access, "--state-dir", "",
+	cmd := exec.Command(discoveryBinary, append(slices.Clone(args), "--kubeconfig", access, "--state-dir", "",
 		"--tls-addr", ":"+r.ports[0], "--grpc-addr", ":"+r.ports[1], "--http-addr", "127.0.0.1:"+r.ports[2],
-		"--inject-addr", ":"+digits+"17", "--inject-config", c.injectConfig())...))
+		"--inject-addr", ":"+digits+"17", "--inject-config", c.injectConfig())...)
+	cmd.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST=172.31.0.1") // as in a pod, where it serves on for a while at its end
+	r.daemon = c.run("discovery-"+digits, cmd)
 	r.await("nametap-discovery is ready", func() bool {
 		response, err := c.client.Get("http://127.0.0.1:" + r.ports[2] + "/healthz/ready")
 		if err != nil {
