@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -141,6 +142,32 @@ func TestDiscoveryRights(t *testing.T) { // D20
 	root := volumes[slices.IndexFunc(volumes, func(v corev1.Volume) bool { return v.Name == "root-cert" })].ConfigMap.Name
 	if !slices.Equal(named["configmaps"], []string{root}) {
 		t.Errorf("the ClusterRole is for the ConfigMaps %q, the pod mounts %s", named["configmaps"], root)
+	}
+}
+
+// TestPolicy checks that policy.yaml is for the service account and the ConfigMap of discovery.yaml. D20.
+func TestPolicy(t *testing.T) {
+	t.Parallel()
+	var policy admissionregistrationv1.ValidatingAdmissionPolicy
+	var binding admissionregistrationv1.ValidatingAdmissionPolicyBinding
+	first, second, _ := strings.Cut(read(t, "kubernetes/policy.yaml"), "\n---\n")
+	for text, object := range map[string]any{first: &policy, second: &binding} {
+		if err := yaml.UnmarshalStrict([]byte(text), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := load(t, "discovery")
+	if text := policy.Spec.MatchConditions[0].Expression; !strings.HasSuffix(text, ` == "system:serviceaccount:`+system+":"+all.account.Name+`"`) {
+		t.Errorf("the policy is for the client %s", text)
+	}
+	named := slices.IndexFunc(all.clusterRole.Rules, func(rule rbacv1.PolicyRule) bool {
+		return slices.Equal(rule.Resources, []string{"configmaps"}) && slices.Contains(rule.Verbs, "patch")
+	})
+	if text, want := policy.Spec.Validations[0].Expression, `object.metadata.name == "`+all.clusterRole.Rules[named].ResourceNames[0]+`"`; text != want {
+		t.Errorf("the policy admits %s, want %s", text, want)
+	}
+	if binding.Spec.PolicyName != policy.Name {
+		t.Errorf("the binding is of %s", binding.Spec.PolicyName)
 	}
 }
 
