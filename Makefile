@@ -40,9 +40,10 @@ lint: ## run the linters, and check the size of the agent and the generated code
 build: ## build static binaries in bin/
 	$(BUILD) ./cmd/...
 
-generate: ## write the code in api/, and the texts of `nametap explain`
+generate: ## write the code in api/, the texts of `nametap explain`, and deploy/kubernetes from the chart
 	$(TOOL) buf generate
 	$(GO) test ./docs -run BehaviourEntries -update
+	cd test/machines && $(GO) test ./chart -run Manifests -update
 
 fuzz: ## run every fuzz target for FUZZTIME
 	@tools/fuzz-all $(FUZZTIME)

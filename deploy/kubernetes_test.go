@@ -248,17 +248,3 @@ func TestCredentials(t *testing.T) {
 		}
 	}
 }
-
-// TestPodsAlike checks that the pods differ only in the control plane.
-func TestPodsAlike(t *testing.T) {
-	t.Parallel()
-	istiod, discovery := load(t, "istiod").pod.Spec, load(t, "discovery").pod.Spec
-	for i := range istiod.Volumes {
-		if istiod.Volumes[i].Name == "root-cert" {
-			istiod.Volumes[i].ConfigMap.Name = "nametap-ca-root-cert"
-		}
-	}
-	if diff := cmp.Diff(istiod, discovery); diff != "" {
-		t.Errorf("(-istiod +discovery):\n%s", diff)
-	}
-}
