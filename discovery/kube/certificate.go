@@ -82,7 +82,7 @@ func (c *Certificate) Run(ctx context.Context) {
 	if c.bundler != nil {
 		group.Go(func() { c.bundler.run(ctx) })
 	}
-	c.keep(ctx)
+	keepUp(ctx, c.changed, c.step, c.note)
 	group.Wait()
 }
 
@@ -139,73 +139,45 @@ func (c *Certificate) Unpublished() int {
 	return c.publisher.missing()
 }
 
-// keep takes a step after each change of the Secret, and when something is due.
-func (c *Certificate) keep(ctx context.Context) {
-	backoff := retry()
-	timer := time.NewTimer(recheck)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-c.changed:
-		case <-timer.C:
-		}
-		due, err := c.step(ctx)
-		if errors.Is(err, errOvertaken) {
-			timer.Reset(time.Second) // the Secret is seen before that
-			continue
-		}
-		c.note(ctx, err)
-		if err != nil {
-			timer.Reset(backoff.Step())
-			continue
-		}
-		backoff = retry()
-		timer.Reset(min(max(time.Until(due), time.Second), recheck))
-	}
-}
-
-// step uses the certificates in the Secret, and replaces the due ones. It returns when to take the
-// next step if the Secret does not change.
-func (c *Certificate) step(ctx context.Context) (due time.Time, err error) {
-	due = time.Now().Add(recheck)
+// step uses the certificates in the Secret, and replaces them if they are due. It returns when to take the next step if
+// the Secret does not change.
+func (c *Certificate) step(ctx context.Context) (next time.Duration, err error) {
 	all, ok := c.secret.all()
 	if !ok {
-		return due, nil
+		return recheck, nil
 	}
 	secret := all[cache.NewObjectName(c.cfg.Namespace, c.cfg.Name)]
 	found, stored, err := c.parse(secret)
 	if err != nil {
-		return due, err
+		return recheck, err
 	}
 	wanted, err := c.policy.Renewed(found, time.Now())
 	if err != nil {
-		return due, fmt.Errorf("%s: %w", c, err)
+		return recheck, fmt.Errorf("%s: %w", c, err)
 	}
 	if wanted != found {
 		// A replica whose clock is wrong must not make what all replicas and agents then use.
 		if err := checkClock(ctx, c.clients.core); err != nil {
 			c.use(found)
-			return due, fmt.Errorf("%s: a certificate is due by the clock of this machine, and not made: %w", c, err)
+			return recheck, fmt.Errorf("%s: a certificate is due by the clock of this machine, and not made: %w", c, err)
 		}
 	}
 	if !stored || wanted != found {
 		switch err := c.write(ctx, secret, wanted); {
 		case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), secret != nil && apierrors.IsNotFound(err):
-			return due, errOvertaken
+			return recheck, errOvertaken
 		case err != nil:
 			c.use(found)
 			advice := adviceForRole(err)
 			if secret == nil && apierrors.IsForbidden(err) {
 				advice = ": create the Secret without data, as deploy/kubernetes/discovery.yaml does"
 			}
-			return due, fmt.Errorf("%s cannot be written: %w%s", c, err, advice)
+			return recheck, fmt.Errorf("%s cannot be written: %w%s", c, err, advice)
 		}
 		c.cfg.Logger.Info("a TLS certificate was made", "in", c.String(), "expires", wanted.Server().Leaf.NotAfter)
 	}
 	c.use(wanted)
-	return c.policy.Due(wanted), nil
+	return min(max(time.Until(c.policy.Due(wanted)), time.Second), recheck), nil
 }
 
 // parse returns the certificates in a Secret. If it has none, or was deleted, stored is false, and these are the
@@ -270,9 +242,10 @@ func (c *Certificate) use(certificates *pki.Certificates) {
 	}
 }
 
-// note logs an error when it begins, and when it has ended.
-func (c *Certificate) note(ctx context.Context, err error) {
-	if ctx.Err() != nil {
+// note logs an error when it begins, and when it has ended. errOvertaken changes nothing: the next step sees the Secret
+// that another replica wrote.
+func (c *Certificate) note(err error) {
+	if errors.Is(err, errOvertaken) {
 		return
 	}
 	problem := ""

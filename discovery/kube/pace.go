@@ -20,8 +20,8 @@ func retry() *wait.Backoff {
 	return &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 100, Cap: 2500 * time.Millisecond}
 }
 
-// keepUp calls pass after each change, and at the time that pass returned, until ctx ends. After an error it calls it
-// again earlier. note gets what each call returns.
+// keepUp calls pass after each change, and when next has passed since the last call, until ctx ends. After an error it
+// calls pass again earlier. note gets the error of each call, which may be nil.
 func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Context) (next time.Duration, err error), note func(error)) {
 	backoff := retry()
 	timer := time.NewTimer(recheck)
