@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -39,16 +39,16 @@ const (
 	// was asked to connect again. The client keeps its table meanwhile.
 	ageGrace = 10 * time.Second
 	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. Requests and most
-	// responses are short. gRPC takes twice writeBuffer while it writes, for all connections at a time
-	// if a host has changed.
+	// responses are short. gRPC takes twice writeBuffer for each connection to which it writes. When a host has
+	// changed, these are all connections.
 	readBuffer, writeBuffer = 1 << 10, 2 << 10
-	// window is how many bytes a client may send before the server has read them. It is fixed, because gRPC
-	// would otherwise measure the bandwidth with a PING after each request.
+	// window is how many bytes a client may send on a stream, and on a connection, before the server has read them. It is
+	// fixed, because gRPC would otherwise measure the bandwidth with a PING after each request.
 	window = 1 << 16
 	// maxHeaders bounds the headers of a stream, in bytes. The longest one is the token, of about 1 KiB.
 	maxHeaders = 8 << 10
-	// maxUnread bounds what requests need that have arrived and were not read, in bytes. If 9,000 agents connect at
-	// once, as many requests are within it.
+	// maxUnread bounds the bytes that unread requests need. The requests of 9,000 agents that connect at once are within
+	// it.
 	maxUnread = 32 << 20
 	// maxRefusals is the number of refused clients that are logged at once.
 	maxRefusals = 100
@@ -99,37 +99,38 @@ func newIdentities(cfg Config) (*auth.Clients, error) {
 	return clients, nil
 }
 
-// An endpoint is an address on which ADS is served.
-type endpoint struct {
+// An adsPort is an address on which ADS is served.
+type adsPort struct {
 	flag     string // that sets the address
-	addr     string // as configured; empty for no endpoint
+	addr     string // as configured; ADS is not served on an empty one
 	listener net.Listener
 	clients  *auth.Clients // the clients that may connect; nil lets everyone, without TLS
-	server   *grpc.Server
 }
 
 // listen opens the listeners of the configured addresses.
-func (s *adsServer) listen(ctx context.Context) ([]*endpoint, error) {
-	var open []*endpoint
-	for _, e := range []*endpoint{
+func (s *adsServer) listen(ctx context.Context) ([]*adsPort, error) {
+	var open []*adsPort
+	for _, p := range []*adsPort{
 		{flag: "--grpc-addr", addr: s.cfg.GRPCAddr},
 		{flag: "--tls-addr", addr: s.cfg.TLSAddr, clients: s.identities},
 	} {
-		if e.addr == "" {
+		if p.addr == "" {
 			continue
 		}
 		var lc net.ListenConfig
-		ln, err := lc.Listen(ctx, "tcp", e.addr)
+		ln, err := lc.Listen(ctx, "tcp", p.addr)
 		if err != nil {
-			closeAll(open)
-			return nil, fmt.Errorf("serving ADS on %s (%s): %w", e.addr, e.flag, err)
+			for _, other := range open {
+				_ = other.listener.Close()
+			}
+			return nil, p.failed(err)
 		}
-		e.listener = &boundedListener{
+		p.listener = &boundedListener{
 			Listener: ln, max: int64(s.cfg.MaxClients + spareConns), over: s.push.TooMany,
 			addresses: intake.NewGroup[netip.Addr](s.cfg.MaxClientsPerAddress),
 			full:      func() bool { return s.memory.check(connShare) != nil },
 		}
-		open = append(open, e)
+		open = append(open, p)
 	}
 	if len(open) == 0 {
 		return nil, errors.New("no address to serve on: set --tls-addr or --grpc-addr")
@@ -137,55 +138,40 @@ func (s *adsServer) listen(ctx context.Context) ([]*endpoint, error) {
 	return open, nil
 }
 
-func closeAll(endpoints []*endpoint) {
-	for _, e := range endpoints {
-		_ = e.listener.Close()
-	}
+func (p *adsPort) failed(err error) error {
+	return fmt.Errorf("serving ADS on %s (%s): %w", p.addr, p.flag, err)
 }
 
-// serve serves on all endpoints until ctx ends, and returns when their streams have ended.
-func (s *adsServer) serve(ctx context.Context, endpoints []*endpoint) error {
-	failures := make(chan error, len(endpoints))
-	for _, e := range endpoints {
-		e.server = s.newGRPCServer(e)
-		go func() {
-			err := e.server.Serve(e.listener)
-			if errors.Is(err, grpc.ErrServerStopped) {
-				err = nil
+// serve serves on all ports until ctx ends or one of them fails, and returns when their streams have ended.
+func (s *adsServer) serve(ctx context.Context, ports []*adsPort) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, p := range ports {
+		server := s.newGRPCServer(p)
+		group.Go(func() error {
+			if err := server.Serve(p.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+				return p.failed(err)
 			}
-			if err != nil {
-				err = fmt.Errorf("serving ADS on %s (%s): %w", e.addr, e.flag, err)
-			}
-			failures <- err
-		}()
+			return nil
+		})
+		group.Go(func() error {
+			<-ctx.Done()
+			s.push.Stop()
+			stop(server)
+			return nil
+		})
 	}
-	var err error
-	ended := 0
-	select {
-	case <-ctx.Done():
-	case err = <-failures:
-		ended++
-	}
-	s.push.Stop()
-	var stopping sync.WaitGroup
-	for _, e := range endpoints {
-		stopping.Go(func() { stop(e.server) })
-	}
-	stopping.Wait()
+	err := group.Wait()
 	s.push.Wait()
-	for ; ended < len(endpoints); ended++ {
-		err = errors.Join(err, <-failures)
-	}
 	return err
 }
 
-// newGRPCServer makes the server of an endpoint.
-func (s *adsServer) newGRPCServer(e *endpoint) *grpc.Server {
+// newGRPCServer makes the server of a port.
+func (s *adsServer) newGRPCServer(p *adsPort) *grpc.Server {
 	of := insecure.NewCredentials()
-	if e.clients != nil {
+	if p.clients != nil {
 		of = credentials.NewTLS(s.tls.Config())
 	}
-	srv := grpc.NewServer(append(s.serverOptions(), grpc.StreamInterceptor(s.admit(e.clients)), grpc.Creds(s.unread.Credentials(of)))...)
+	srv := grpc.NewServer(append(s.serverOptions(), grpc.StreamInterceptor(s.admit(p.clients)), grpc.Creds(s.unread.Credentials(of)))...)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, s.push)
 	return srv
 }
@@ -224,9 +210,10 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 	}
 }
 
-// admit is what happens before a stream of an endpoint is served: a client for which there is no place, or that may
-// not connect, is refused. The context gets the identity of a client that has proven one. The context, and with it the
-// stream, ends when that proof does, so that the client connects again with the next token or certificate.
+// admit returns an interceptor that refuses a client for which there is no place, or that may not connect. clients are
+// the clients that may; nil lets everyone. The context of the stream gets the identity that a client has proven. It ends
+// with the token or certificate that proves the identity, and so does the stream: the client connects again with the
+// next one.
 func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx := stream.Context()
@@ -272,7 +259,7 @@ type identityKey struct{}
 // Context returns the context with the identity.
 func (a *admitted) Context() context.Context { return a.ctx }
 
-// RecvMsg receives a request, which its connection does not hold any more.
+// RecvMsg receives a request. From then on, the request does not count as unread.
 func (a *admitted) RecvMsg(m any) error {
 	err := a.ServerStream.RecvMsg(m)
 	if r, ok := m.(*push.Request); ok {
@@ -281,8 +268,8 @@ func (a *admitted) RecvMsg(m any) error {
 	return err
 }
 
-// checkNode returns an error if a node is not of the identity in a context. Without an identity, it may
-// be any.
+// checkNode returns an error if a node does not belong to the identity in ctx. Without an identity in ctx, every node is
+// accepted.
 func (s *adsServer) checkNode(ctx context.Context, node *corev3.Node, namespace string) error {
 	who, ok := ctx.Value(identityKey{}).(auth.Client)
 	if !ok {
@@ -295,8 +282,8 @@ func (s *adsServer) checkNode(ctx context.Context, node *corev3.Node, namespace 
 	return err
 }
 
-// refused counts and logs a client that may not connect. The client logs it, too, but its owner may be somebody else.
-// Lines beyond maxRefusals are one a second: everyone can cause them.
+// refused counts and logs a client that may not connect. The client logs the refusal, too, but the operator of this server
+// may not see that log. After maxRefusals lines, one line a second is logged: every client can cause them.
 func (s *adsServer) refused(ctx context.Context, err error) {
 	s.push.Refused()
 	s.logRefusal(ctx, err)

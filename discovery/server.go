@@ -134,14 +134,14 @@ func (s *Server) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, erro
 // its goroutines have ended when it returns.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.vips.close()
-	endpoints, err := s.ads.listen(ctx)
+	ports, err := s.ads.listen(ctx)
 	if err != nil {
 		return err
 	}
-	s.addr, s.tlsAddr = endpoints[0].listener.Addr(), endpoints[len(endpoints)-1].listener.Addr()
+	s.addr, s.tlsAddr = ports[0].listener.Addr(), ports[len(ports)-1].listener.Addr()
 	group, ctx := errgroup.WithContext(ctx)
 	s.certificate.await(ctx, group)
-	group.Go(func() error { return s.ads.serve(ctx, endpoints) })
+	group.Go(func() error { return s.ads.serve(ctx, ports) })
 	group.Go(func() error {
 		s.push.Run(ctx)
 		return nil
