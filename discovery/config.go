@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -33,33 +34,32 @@ type Config struct {
 	// ConfigDir is the directory of objects. It must exist when the server starts, unless
 	// StateDir holds the last good objects. "" means that no directory is read.
 	ConfigDir string
-	// Kubernetes is the API server whose objects are read, see package clusters; nil means that none
-	// is. With ConfigDir, an object in the directory is used instead of the same one of the API
-	// server.
+	// Kubernetes is the API server whose objects are read, see package clusters; nil means that no API server is
+	// read. If the directory and the API server have the same object, the object in the directory is used.
 	Kubernetes source.API
 	// GRPCAddr is the "host:port" on which ADS is served in plaintext, to everyone. Port 0 means a
-	// free port, "" that it is not.
+	// free port. "" means that ADS is not served in plaintext.
 	GRPCAddr string
 	// TLSAddr is the "host:port" on which ADS is served over TLS, to clients that prove their
-	// identity. "" means that it is not.
+	// identity. "" means that ADS is not served over TLS.
 	TLSAddr string
-	// TLS are the files of the server's certificate and of the authorities of clients'.
+	// TLS are the files with the server's certificate, and with the authorities of clients' certificates.
 	TLS auth.Files
-	// TLSSecret is the Secret of the server's certificate, instead of files; nil for files.
+	// TLSSecret is the Secret with the server's certificate. nil means that the certificate is in files.
 	TLSSecret *TLSSecret
-	// Certificate is true if the caller serves something with the certificate of the server, too.
+	// Certificate is true if the caller, too, serves something with the certificate of the server.
 	Certificate bool
 	// TokenAudience is the audience of clients' tokens, which the Kubernetes API reviews; ""
 	// means "istio-ca".
 	TokenAudience string
 	// TrustDomain is the domain of clients' certificates; "" means ClusterDomain.
 	TrustDomain string
-	// ClusterID is what clients may claim as their cluster; "" means anything.
+	// ClusterID is the only cluster that clients may claim; "" means that they may claim any.
 	ClusterID string
-	// Lease is that whose holder writes automatic VIPs to the status of ServiceEntries, so that all
-	// replicas give a host the same. Without one, none are written.
+	// Lease names the Lease whose holder writes automatic VIPs to the status of ServiceEntries, so that all
+	// replicas give a host the same VIP. The zero value means that no VIPs are written.
 	Lease source.Lease
-	// Identity names this replica in the Lease, and in what is shown of clients; "" means the name of the machine.
+	// Identity names this replica in the Lease, and in the state of clients; "" means the name of the machine.
 	Identity string
 	// ClusterDomain is the domain of Services; "" means "cluster.local".
 	ClusterDomain string
@@ -81,8 +81,8 @@ type Config struct {
 	// a restart, hosts that prefer the same VIP may exchange it, and a broken object has no
 	// last good form.
 	StateDir string
-	// Debounce is how long changes are collected before they are served. Two reads of the directory, that
-	// time apart, must find the same; during continuous edits the tenth is used. 0 means 30 ms.
+	// Debounce is how long changes are collected before they are served. Two reads of the directory with Debounce
+	// between them must find the same files; during continuous edits, the tenth read is used. 0 means 30 ms.
 	Debounce time.Duration
 	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
 	MaxClients int
@@ -111,41 +111,21 @@ func DefaultConfig() Config {
 	return cfg.withDefaults()
 }
 
-// withDefaults returns c with defaults for the zero values.
+// withDefaults returns c with defaults for the zero values. Negative values count as zero.
 func (c Config) withDefaults() Config {
 	if c.Identity == "" {
 		c.Identity, _ = os.Hostname() // [Server.newWriter] fails without a name
 	}
-	if c.ClusterDomain == "" {
-		c.ClusterDomain = defaultClusterDomain
-	}
-	if c.RootNamespace == "" {
-		c.RootNamespace = object.DefaultRootNamespace
-	}
-	if c.TokenAudience == "" {
-		c.TokenAudience = defaultTokenAudience
-	}
-	if c.TrustDomain == "" {
-		c.TrustDomain = c.ClusterDomain
-	}
-	if c.ClusterTimeout <= 0 {
-		c.ClusterTimeout = defaultClusterTimeout
-	}
-	if c.Debounce <= 0 {
-		c.Debounce = defaultDebounce
-	}
-	if c.MaxClients <= 0 {
-		c.MaxClients = defaultMaxClients
-	}
-	if c.MaxClientsPerAddress <= 0 {
-		c.MaxClientsPerAddress = defaultMaxPerAddress
-	}
-	if c.AckTimeout <= 0 {
-		c.AckTimeout = defaultAckTimeout
-	}
-	if c.MaxConnectionAge <= 0 {
-		c.MaxConnectionAge = defaultMaxConnectionAge
-	}
+	c.ClusterDomain = cmp.Or(c.ClusterDomain, defaultClusterDomain)
+	c.RootNamespace = cmp.Or(c.RootNamespace, object.DefaultRootNamespace)
+	c.TokenAudience = cmp.Or(c.TokenAudience, defaultTokenAudience)
+	c.TrustDomain = cmp.Or(c.TrustDomain, c.ClusterDomain)
+	c.ClusterTimeout = cmp.Or(max(c.ClusterTimeout, 0), defaultClusterTimeout)
+	c.Debounce = cmp.Or(max(c.Debounce, 0), defaultDebounce)
+	c.MaxClients = cmp.Or(max(c.MaxClients, 0), defaultMaxClients)
+	c.MaxClientsPerAddress = cmp.Or(max(c.MaxClientsPerAddress, 0), defaultMaxPerAddress)
+	c.AckTimeout = cmp.Or(max(c.AckTimeout, 0), defaultAckTimeout)
+	c.MaxConnectionAge = cmp.Or(max(c.MaxConnectionAge, 0), defaultMaxConnectionAge)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -197,7 +177,7 @@ func (c Config) validateTLS() error {
 	return nil
 }
 
-// newHosts returns no hosts of a number of sources. The automatic VIPs are allocated in vips.
+// newHosts returns empty Hosts for a number of sources. The automatic VIPs are allocated in vips.
 func (c Config) newHosts(sources int, vips *hosts.VIPs) *hosts.Hosts {
 	h := hosts.New(c.ClusterDomain, sources, vips)
 	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: []string{defaultServiceExportTo}})
