@@ -63,46 +63,32 @@ func (c certificate) waiting() string {
 	return c.secret.Waiting()
 }
 
-// certificateMetrics collects the state of the certificate for TLS.
-type certificateMetrics struct {
-	of                              certificate
-	expires, unpublished, untrusted *prometheus.Desc
+// metrics returns the metrics of the certificate for TLS.
+func (c certificate) metrics() []prometheus.Collector {
+	gauge := func(name, help string, value func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}, value)
+	}
+	return []prometheus.Collector{
+		gauge("certificate_expiry_timestamp_seconds", "When the certificate for TLS expires, in Unix time; 0 without one.", c.expires),
+		gauge("unpublished_namespaces", "Namespaces whose ConfigMap with the root certificate cannot be written, or is replaced by another program again and again.", func() float64 {
+			if c.secret == nil {
+				return 0
+			}
+			return float64(c.secret.Unpublished())
+		}),
+		gauge("inject_untrusted", "1 while the certificates of the authorities cannot be written to the MutatingWebhookConfiguration, or another program replaces them again and again, otherwise 0.", func() float64 {
+			return oneIf(c.secret != nil && c.secret.Untrusted())
+		}),
+	}
 }
 
-func newCertificateMetrics(of certificate) *certificateMetrics {
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("nametap_discovery_"+name, help, nil, nil)
+// expires returns when the certificate expires, in Unix time; 0 if there is none.
+func (c certificate) expires() float64 {
+	if c.server == nil {
+		return 0
 	}
-	return &certificateMetrics{
-		of:          of,
-		expires:     desc("certificate_expiry_timestamp_seconds", "When the certificate for TLS expires, in Unix time; 0 without one."),
-		unpublished: desc("unpublished_namespaces", "Namespaces whose ConfigMap with the root certificate cannot be written, or is replaced by another program again and again."),
-		untrusted:   desc("inject_untrusted", "1 while the certificates of the authorities cannot be written to the MutatingWebhookConfiguration, or another program replaces them again and again, otherwise 0."),
+	if at := c.server.Expires(); !at.IsZero() {
+		return float64(at.Unix())
 	}
-}
-
-// Describe sends the descriptions of the metrics.
-func (m *certificateMetrics) Describe(to chan<- *prometheus.Desc) {
-	to <- m.expires
-	to <- m.unpublished
-	to <- m.untrusted
-}
-
-// Collect sends the metrics.
-func (m *certificateMetrics) Collect(to chan<- prometheus.Metric) {
-	var expires, unpublished, untrusted float64
-	if m.of.server != nil {
-		if at := m.of.server.Expires(); !at.IsZero() {
-			expires = float64(at.Unix())
-		}
-	}
-	if m.of.secret != nil {
-		unpublished = float64(m.of.secret.Unpublished())
-		if m.of.secret.Untrusted() {
-			untrusted = 1
-		}
-	}
-	to <- prometheus.MustNewConstMetric(m.expires, prometheus.GaugeValue, expires)
-	to <- prometheus.MustNewConstMetric(m.unpublished, prometheus.GaugeValue, unpublished)
-	to <- prometheus.MustNewConstMetric(m.untrusted, prometheus.GaugeValue, untrusted)
+	return 0
 }

@@ -39,7 +39,7 @@ type inputs struct {
 func newInputs(cfg Config, state *statedir.Dir, result func(step string, err error)) (*inputs, error) {
 	in := &inputs{changed: make(chan struct{}, 1), read: make(chan struct{})}
 	in.readOnce = sync.OnceFunc(func() { close(in.read) })
-	changed := func() { notify(in.changed) }
+	changed := func() { source.Notify(in.changed) }
 	if cfg.ConfigDir != "" {
 		dir, err := files.New(files.Config{
 			Dir: cfg.ConfigDir, AllowEmpty: cfg.AllowEmpty, State: state, Debounce: cfg.Debounce,
@@ -161,14 +161,6 @@ func (in *inputs) names() []string {
 		names = append(names, one.Name())
 	}
 	return names
-}
-
-// notify puts an element into a channel that holds at most one.
-func notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // there is one already
-	}
 }
 
 // An input is a source, and its last reading, whose Changes were not served yet.

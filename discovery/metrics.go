@@ -107,15 +107,12 @@ func (m *resourceMetrics) Collect(to chan<- prometheus.Metric) {
 		gauge := func(desc *prometheus.Desc, value float64) {
 			to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, r.Resource, r.Cluster)
 		}
-		var heard, failing float64
+		heard := 0.0
 		if !r.Heard.IsZero() {
 			heard = float64(r.Heard.UnixMilli()) / 1000
 		}
-		if r.Failure != "" {
-			failing = 1
-		}
 		gauge(m.heard, heard)
-		gauge(m.failing, failing)
+		gauge(m.failing, oneIf(r.Failure != ""))
 		gauge(m.objects, float64(r.Objects))
 	}
 }
@@ -125,10 +122,13 @@ func newLeaseMetric(holds func() bool) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "nametap", Subsystem: "discovery", Name: "lease_held",
 		Help: "1 while this replica holds the Lease and may write automatic VIPs, otherwise 0.",
-	}, func() float64 {
-		if holds() {
-			return 1
-		}
-		return 0
-	})
+	}, func() float64 { return oneIf(holds()) })
+}
+
+// oneIf returns 1 if is is true, otherwise 0.
+func oneIf(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
 }

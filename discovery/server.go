@@ -75,7 +75,8 @@ func New(cfg Config) (server *Server, err error) {
 	if s.writer, err = s.newWriter(); err != nil {
 		return nil, err
 	}
-	if s.metrics, err = newMetrics(cfg.Registerer, append(s.push.Metrics(), newResourceMetrics(s.Resources), newCertificateMetrics(s.certificate), newLeaseMetric(s.holdsLease), newUnreadMetric(s.ads.unread))...); err != nil {
+	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), newLeaseMetric(s.holdsLease), newUnreadMetric(s.ads.unread))
+	if s.metrics, err = newMetrics(cfg.Registerer, append(others, s.certificate.metrics()...)...); err != nil {
 		return nil, err
 	}
 	s.report = newReport(cfg.Logger, s.metrics)
@@ -227,7 +228,7 @@ func (s *Server) publish(all source.Reading) {
 	s.inputs.served()
 	s.push.SetMissing(all.Missing)
 	if slices.ContainsFunc(all.Changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {
-		notify(s.writeVIPs) // a status may have to change although no host has
+		source.Notify(s.writeVIPs) // a status may have to change although no host has
 	}
 	s.setHeard(all.Heard)
 	if !s.isServing() {
@@ -276,7 +277,7 @@ func (s *Server) behind(revision []byte, known time.Time) bool {
 		return false
 	case s.inputs.kube.Heard().Includes(r, known):
 		// Without that check, clients whose revision never comes would make it build all the time.
-		notify(s.inputs.changed)
+		source.Notify(s.inputs.changed)
 	case time.Since(known) >= lag:
 		s.inputs.kube.CatchUp(r, known)
 	}

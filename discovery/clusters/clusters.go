@@ -80,12 +80,7 @@ func (a *API) NewClusters(cfg source.ClustersConfig) (source.Clusters, error) {
 }
 
 // notify makes Run look at what has changed.
-func (c *Clusters) notify() {
-	select {
-	case c.changed <- struct{}{}:
-	default: // it will
-	}
-}
+func (c *Clusters) notify() { source.Notify(c.changed) }
 
 // Name returns the name of the source.
 func (c *Clusters) Name() string { return name }

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/nametap/nametap/discovery/source"
 )
 
 const webhookConfigurations = "mutatingwebhookconfigurations"
@@ -49,10 +51,7 @@ func newBundler(name string, access *Access, log *slog.Logger) (*bundler, error)
 		return nil, fmt.Errorf("the Kubernetes API: %w", err)
 	}
 	b := &bundler{name: name, client: client, log: log, changed: make(chan struct{}, 1)}
-	b.configurations = &mirror[webhooks]{
-		health: health{what: "MutatingWebhookConfiguration " + name, log: log}, changed: func() { notify(b.changed) },
-		parts: map[cache.ObjectName]webhooks{}, part: webhooksOf,
-	}
+	b.configurations = newMirror("MutatingWebhookConfiguration "+name, log, func() { source.Notify(b.changed) }, webhooksOf)
 	return b, nil
 }
 
@@ -61,7 +60,7 @@ func (b *bundler) publish(roots string) {
 	b.mu.Lock()
 	b.roots = roots
 	b.mu.Unlock()
-	notify(b.changed)
+	source.Notify(b.changed)
 }
 
 // current returns what to write.

@@ -49,13 +49,10 @@ func (a *Access) NewCertificate(cfg source.CertificateConfig) (source.Certificat
 		cfg: cfg, policy: pki.NewPolicy(cfg.DNSNames), clients: clients,
 		changed: make(chan struct{}, 1), ready: make(chan struct{}),
 	}
-	c.secret = &mirror[*corev1.Secret]{
-		health: health{what: c.String(), log: cfg.Logger}, changed: func() { notify(c.changed) }, parts: map[cache.ObjectName]*corev1.Secret{},
-		part: func(o metav1.Object) *corev1.Secret {
-			secret, _ := o.(*corev1.Secret) // the lister gets no other kind
-			return secret
-		},
-	}
+	c.secret = newMirror(c.String(), cfg.Logger, func() { source.Notify(c.changed) }, func(o metav1.Object) *corev1.Secret {
+		secret, _ := o.(*corev1.Secret) // the lister gets no other kind
+		return secret
+	})
 	if cfg.ConfigMap != "" {
 		c.publisher = newPublisher(cfg.ConfigMap, clients, cfg.Logger)
 	}

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/nametap/nametap/discovery/source"
 )
@@ -46,10 +45,7 @@ func NewClusterSecrets(access *Access, namespace string, changed func(), log *sl
 			options.LabelSelector = clusterSecrets
 			return c.core.Get().Resource(secrets).Namespace(namespace).VersionedParams(&options, metav1.ParameterCodec)
 		}),
-		mirror: &mirror[ClusterSecret]{
-			health: health{what: "secrets of other clusters", log: log}, changed: changed,
-			part: clusterSecretOf, parts: map[cache.ObjectName]ClusterSecret{},
-		},
+		mirror: newMirror("secrets of other clusters", log, changed, clusterSecretOf),
 	}, nil
 }
 

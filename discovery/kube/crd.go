@@ -116,15 +116,14 @@ func (c *customFeed) follow(ctx context.Context) {
 	}
 }
 
-// status returns the state of the resource.
+// status returns the state of the resource. A failure to read the definition counts, too.
 func (c *customFeed) status() source.Status {
-	requests := &c.health
-	if _, why := requests.failing(); why == nil {
-		requests = &c.feed.health
+	s, definition := c.feed.status(), c.health.status(0, true)
+	if definition.Failure != "" {
+		s.Failure, s.FailingSince = definition.Failure, definition.FailingSince
 	}
-	s := c.feed.status(requests)
 	if !c.feed.follows() {
-		s.Heard = c.lastHeard() // what is known of the resource is that it has no definition
+		s.Heard = definition.Heard // the API server has said that there is no definition
 	}
 	return s
 }

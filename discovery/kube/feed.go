@@ -308,14 +308,11 @@ func (f *feed) copyTo(all map[object.Key]object.Object) {
 	maps.Copy(all, f.objects)
 }
 
-// status returns the state of the feed; h is the health of its requests.
-func (f *feed) status(h *health) source.Status {
+// status returns the state of the feed.
+func (f *feed) status() source.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := source.Status{Resource: f.what, Objects: len(f.objects), Synced: f.synced, Heard: f.lastHeard()}
-	if since, why := h.failing(); why != nil {
-		s.Failure, s.FailingSince = why.Error(), since
-	}
+	s := f.health.status(len(f.objects), f.synced)
 	for _, errs := range f.errs {
 		if f.listed && !f.synced && s.Failure == "" {
 			s.Failure, s.FailingSince = errs[0].Error(), s.Heard

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/nametap/nametap/discovery/source"
 )
 
 const (
@@ -207,18 +209,15 @@ func (h *health) heard() {
 	}
 }
 
-// lastHeard returns when the API server last sent something; the zero time if never.
-func (h *health) lastHeard() time.Time {
+// status returns the state of the resource, which has a number of objects in use.
+func (h *health) status(objects int, synced bool) source.Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.latest
-}
-
-// failing returns since when requests fail, and why; nil if they succeed.
-func (h *health) failing() (since time.Time, why error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.since, h.failure
+	s := source.Status{Resource: h.what, Objects: objects, Synced: synced, Heard: h.latest}
+	if h.failure != nil {
+		s.Failure, s.FailingSince = h.failure.Error(), h.since
+	}
+	return s
 }
 
 // listWatch returns the lister for a Reflector. It notes in h the result of each request, and what the API server sends.

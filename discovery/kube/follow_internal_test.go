@@ -176,7 +176,7 @@ func TestSilence(t *testing.T) {
 				if lists, resumed := s.taken(); len(lists) != 0 || resumed < 10 {
 					t.Errorf("listed after %v, and %d watches were resumed", lists, resumed)
 				}
-				if heard := time.Since(h.lastHeard()); heard > 2*time.Minute {
+				if heard := time.Since(h.status(0, true).Heard); heard > 2*time.Minute {
 					t.Errorf("heard %v ago", heard)
 				}
 				s.set(func() { s.bookmarks = 0 })

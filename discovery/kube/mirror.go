@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"log/slog"
 	"maps"
 	"sync"
 
@@ -27,6 +28,11 @@ type mirror[T any] struct {
 
 var _ cache.ReflectorStore = (*mirror[bool])(nil)
 
+// newMirror returns an empty mirror of the resource what. part returns the part of an object that the mirror holds.
+func newMirror[T any](what string, log *slog.Logger, changed func(), part func(metav1.Object) T) *mirror[T] {
+	return &mirror[T]{health: health{what: what, log: log}, changed: changed, part: part, parts: map[cache.ObjectName]T{}}
+}
+
 // objectOf returns the metadata of an object from client-go, and its name.
 func objectOf(whole any) (metav1.Object, cache.ObjectName, error) {
 	o, err := meta.Accessor(whole)
@@ -36,7 +42,7 @@ func objectOf(whole any) (metav1.Object, cache.ObjectName, error) {
 	return o, cache.MetaObjectToName(o), nil
 }
 
-// update changes the parts.
+// update calls change, which changes the parts, and then changed.
 func (m *mirror[T]) update(change func()) {
 	m.mu.Lock()
 	change()
@@ -67,7 +73,7 @@ func (m *mirror[T]) Delete(whole any) error {
 	return nil
 }
 
-// Replace makes a list the objects of the mirror.
+// Replace replaces all objects of the mirror by the objects in list.
 func (m *mirror[T]) Replace(list []any, _ string) error {
 	parts := make(map[cache.ObjectName]T, len(list))
 	for _, whole := range list {
@@ -96,9 +102,5 @@ func (m *mirror[T]) all() (parts map[cache.ObjectName]T, ok bool) {
 func (m *mirror[T]) status() source.Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := source.Status{Resource: m.what, Objects: len(m.parts), Synced: m.synced, Heard: m.lastHeard()}
-	if since, why := m.failing(); why != nil {
-		s.Failure, s.FailingSince = why.Error(), since
-	}
-	return s
+	return m.health.status(len(m.parts), m.synced)
 }

@@ -37,9 +37,7 @@ func (a *Access) NewNamespaces(log *slog.Logger) (source.Namespaces, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading namespaces: %w", err)
 	}
-	return &namespaceReader{client, &mirror[labelled]{
-		health: health{what: "namespaces of pods", log: log}, changed: func() {}, parts: map[cache.ObjectName]labelled{}, part: labelledPart,
-	}}, nil
+	return &namespaceReader{client, newMirror("namespaces of pods", log, func() {}, labelledPart)}, nil
 }
 
 // Run follows the namespaces until ctx ends.

@@ -47,14 +47,6 @@ func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Cont
 	}
 }
 
-// notify puts an element into a channel that holds at most one.
-func notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // there is one already
-	}
-}
-
 const (
 	// restores is how often an object is restored at once. While another program writes it again and again,
 	// the pauses then grow from a second to maxPause.

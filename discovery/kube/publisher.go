@@ -56,14 +56,9 @@ type publisher struct {
 
 func newPublisher(name string, clients *sharedClients, log *slog.Logger) *publisher {
 	p := &publisher{name: name, clients: clients, log: log, changed: make(chan struct{}, 1), paces: map[string]*pace{}}
-	changed := func() { notify(p.changed) }
-	p.namespaces = &mirror[bool]{
-		health: health{what: "namespaces", log: log}, changed: changed, parts: map[cache.ObjectName]bool{},
-		part: func(o metav1.Object) bool { return o.GetDeletionTimestamp() == nil && !isSystem(o.GetName()) },
-	}
-	p.configMaps = &mirror[rootMap]{
-		health: health{what: "ConfigMaps " + name, log: log}, changed: changed, parts: map[cache.ObjectName]rootMap{}, part: rootMapOf,
-	}
+	changed := func() { source.Notify(p.changed) }
+	p.namespaces = newMirror("namespaces", log, changed, func(o metav1.Object) bool { return o.GetDeletionTimestamp() == nil && !isSystem(o.GetName()) })
+	p.configMaps = newMirror("ConfigMaps "+name, log, changed, rootMapOf)
 	return p
 }
 
@@ -72,7 +67,7 @@ func (p *publisher) publish(roots string) {
 	p.mu.Lock()
 	p.roots = roots
 	p.mu.Unlock()
-	notify(p.changed)
+	source.Notify(p.changed)
 }
 
 // doubt sets whether other replicas may know newer certificates. Then ConfigMaps that exist are left to
@@ -81,7 +76,7 @@ func (p *publisher) doubt(unsure bool) {
 	p.mu.Lock()
 	p.unsure = unsure
 	p.mu.Unlock()
-	notify(p.changed)
+	source.Notify(p.changed)
 }
 
 // missing returns the number of namespaces that lack the current certificates.

@@ -45,7 +45,7 @@ func (n *selection) want(selectors []string) {
 	n.mu.Lock()
 	n.wanted, n.known = selectors, true
 	n.mu.Unlock()
-	notify(n.woken)
+	source.Notify(n.woken)
 }
 
 // current returns the namespaces that count.
@@ -91,10 +91,7 @@ func (n *selection) update(ctx context.Context) {
 
 // watch begins to follow the labels.
 func (n *selection) watch(ctx context.Context) {
-	m := &mirror[klabels.Set]{
-		health: health{what: "labels of namespaces", log: n.log}, changed: func() { notify(n.woken) }, parts: map[cache.ObjectName]klabels.Set{},
-		part: func(o metav1.Object) klabels.Set { return o.GetLabels() },
-	}
+	m := newMirror("labels of namespaces", n.log, func() { source.Notify(n.woken) }, func(o metav1.Object) klabels.Set { return o.GetLabels() })
 	n.mu.Lock()
 	n.labels = m
 	n.mu.Unlock()

@@ -192,7 +192,7 @@ func (s *Source) All() []object.Object {
 func (s *Source) Status() []source.Status {
 	var all []source.Status
 	for _, f := range s.feeds {
-		all = append(all, f.status(&f.health))
+		all = append(all, f.status())
 	}
 	for _, c := range s.customs {
 		all = append(all, c.status())
