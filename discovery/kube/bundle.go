@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/logonce"
 )
 
 const webhookConfigurations = "mutatingwebhookconfigurations"
@@ -35,14 +36,14 @@ type bundler struct {
 	configurations *mirror[webhooks]
 	changed        chan struct{}
 
-	// Of the goroutine that writes.
+	// The fields below are owned by the goroutine of run.
 	pace   pace
-	blamed string // the program in the last line of the log
+	blamed string // the programs that the log named last
 
 	mu       sync.Mutex
-	roots    string    // to write, in PEM; "" if there are none yet
-	failing  bool      // whether the last write has failed
-	disputed time.Time // until when another program counts as writing the field
+	roots    string    // the certificates to write, in PEM; "" if there are none yet
+	failing  bool      // the last write has failed
+	disputed time.Time // until then, another program counts as writing the field
 }
 
 func newBundler(name string, access *Access, log *slog.Logger) (*bundler, error) {
@@ -55,7 +56,7 @@ func newBundler(name string, access *Access, log *slog.Logger) (*bundler, error)
 	return b, nil
 }
 
-// publish sets what to write.
+// publish sets the certificates to write.
 func (b *bundler) publish(roots string) {
 	b.mu.Lock()
 	b.roots = roots
@@ -63,14 +64,14 @@ func (b *bundler) publish(roots string) {
 	source.Notify(b.changed)
 }
 
-// current returns what to write.
+// current returns the certificates to write.
 func (b *bundler) current() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.roots
 }
 
-// unwritten reports whether the last write has failed, or another program replaces it again and again.
+// unwritten reports whether the last write has failed, or another program replaces the certificates again and again.
 func (b *bundler) unwritten() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -84,23 +85,19 @@ func (b *bundler) run(ctx context.Context) {
 	group.Go(func() {
 		follow(ctx, namedLister(b.client, webhookConfigurations, cache.NewObjectName("", b.name), &admissionregistrationv1.MutatingWebhookConfiguration{}), b.configurations, &b.configurations.health)
 	})
-	logged := ""
+	var failure logonce.Failure
 	keepUp(ctx, b.changed, b.pass, func(err error) {
 		b.mu.Lock()
 		b.failing = err != nil
 		b.mu.Unlock()
-		switch {
-		case err == nil:
-			logged = ""
-		case err.Error() != logged:
-			logged = err.Error()
+		if failure.Differs(err) {
 			b.log.Error("the certificates for the webhook cannot be written, and the API server may not trust it", "configuration", b.name, "error", err)
 		}
 	})
 }
 
-// pass writes the certificates where they are missing, and returns when to look again. If another program writes the
-// field, too, that is after a pause.
+// pass writes the certificates to webhooks that lack them. next is the time until the next pass. If another program
+// writes the field, too, pass writes only after a pause.
 func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
 	roots := b.current()
 	all, ok := b.configurations.all()
@@ -146,7 +143,7 @@ func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
 	return recheck, nil
 }
 
-// count counts a write, and logs which programs write something else again and again.
+// count counts a write. If other programs write the field again and again, it logs their names when these change.
 func (b *bundler) count(roots string, seen webhooks) {
 	if !b.pace.disputed() {
 		b.blamed = ""
@@ -190,8 +187,8 @@ type operation struct {
 	Value any    `json:"value,omitempty"`
 }
 
-// inapplicable reports whether a patch changes a part that was removed from the object. The API
-// server finds that out before it compares the versions. An error about a value names its field.
+// inapplicable reports whether err says that a patch changes a part that was removed from the object. The API server
+// reports that before it compares versions, and without the name of a field, which errors about values have.
 func inapplicable(err error) bool {
 	status := new(apierrors.StatusError)
 	return errors.As(err, &status) && apierrors.IsInvalid(err) && (status.ErrStatus.Details == nil || len(status.ErrStatus.Details.Causes) == 0)
@@ -224,8 +221,8 @@ func webhooksOf(o metav1.Object) webhooks {
 	return w
 }
 
-// trusts reports whether a bundle has all roots, and nothing that has expired. More is left alone: while
-// an authority is added, another replica may know it earlier, and must not be undone.
+// trusts reports whether a bundle has all roots and no expired certificate. It may have others: while an authority is
+// added, another replica may know it earlier, and what that replica has written must stay.
 func trusts(bundle, roots []byte, now time.Time) bool {
 	have, ok := certificatesIn(bundle, now)
 	if !ok {
@@ -240,8 +237,8 @@ func trusts(bundle, roots []byte, now time.Time) bool {
 	return true
 }
 
-// certificatesIn returns the certificates in PEM; ok is false if something is no certificate, or has
-// expired.
+// certificatesIn returns the certificates in text, which is PEM. ok is false if text has a part that is not a
+// certificate, or a certificate that has expired.
 func certificatesIn(text []byte, now time.Time) (all map[string]bool, ok bool) {
 	all = map[string]bool{}
 	for {

@@ -15,24 +15,25 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/logonce"
 )
 
 const (
 	// maxSilence is how long the API server may send nothing about a resource before its objects are listed again.
 	// It sends a bookmark about once a minute.
 	maxSilence = 3 * time.Minute
-	// Clients cause a list at the earliest listPause after the last one began, and listPerObject for each of its
-	// objects: anyone can be a client.
+	// A client can cause a list when listPause, and listPerObject for each object in the last list, have passed since that
+	// list began: anyone can be a client.
 	listPause     = 2 * time.Second
 	listPerObject = time.Millisecond
 )
 
 // follow keeps a store in step with a resource until ctx ends.
 //
-// What the store has is confirmed by a list, which the API server answers with its newest state, and from then on by
-// what a watch sends. A watch that is silent, or that has ended early, confirms nothing: its connection may be dead,
-// or etcd may have been restored, and then the API server accepts a watch from a version that it has not reached
-// yet and sends nothing up to that version (kubernetes#107457). So the objects are listed again.
+// A list, which the API server answers with its newest state, confirms the content of the store, and so does each event
+// of the watch after it. A watch that is silent, or that has ended early, confirms nothing: its connection may be dead,
+// or etcd may have been restored. Then the API server accepts a watch from a version that it has not reached
+// yet, and sends nothing up to that version (kubernetes#107457). So the objects are listed again.
 func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health) {
 	silent := logr.Discard() // h logs what matters
 	for ctx.Err() == nil {
@@ -46,29 +47,29 @@ func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health
 	}
 }
 
-// health knows whether requests for a resource succeed, which it logs when that changes, and when the API server
-// last sent something.
+// A health records whether requests for a resource succeed, and when the API server last sent something. It logs when
+// requests begin to fail, and when they succeed again.
 type health struct {
 	what string // the resource
 	log  *slog.Logger
 
 	mu      sync.Mutex
-	failure error     // of the last request; nil if it succeeded
-	since   time.Time // when requests began to fail; zero without a failure
-	logged  string    // the last failure that was logged and has not ended
+	failure error           // of the last request; nil if it succeeded
+	since   time.Time       // when requests began to fail; zero without a failure
+	logged  logonce.Failure // it ends when the API server has sent something
 
 	latest    time.Time   // when the API server last sent something
 	began     time.Time   // when the last list began
-	confirmed time.Time   // when the last list began that is complete
-	size      int         // of that list, in objects
-	again     func()      // makes follow list again; nil while it does not run
-	silence   *time.Timer // does so when the API server is silent; nil while follow does not run
-	unheard   bool        // that was logged, and nothing has come since but lists
-	resumes   bool        // the next watch may continue where the last one ended, or from the list
+	confirmed time.Time   // when the last complete list began
+	size      int         // number of objects in that list
+	again     func()      // makes follow list again; nil while follow does not run
+	silence   *time.Timer // calls silent when the API server has sent nothing for maxSilence; nil while follow does not run
+	unheard   bool        // silence was logged, and since then only lists have come
+	resumes   bool        // the next watch may continue where the last watch ended, or from the list
 }
 
-// An observedWatch passes on the events of a watch, and notes in a health what comes. The library's watch.Filter
-// leaves a goroutine behind if the watch is stopped while it has an event to pass on.
+// An observedWatch passes on the events of a watch, and notes them in a health. The library's watch.Filter would leave a
+// goroutine behind if the watch is stopped while Filter has an event to pass on.
 type observedWatch struct {
 	watch.Interface
 	health  *health
@@ -174,8 +175,8 @@ func (h *health) takeResume() bool {
 	return resumes
 }
 
-// asked notes the result of a request, unless ctx has ended. The end of a failure is certain when
-// the API server has sent something, see heard.
+// asked notes the result of a request, unless ctx has ended. A failure has certainly ended only when
+// the API server has sent something: see heard.
 func (h *health) asked(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -188,8 +189,7 @@ func (h *health) asked(ctx context.Context, err error) {
 	case h.failure == nil:
 		h.since = time.Now()
 	}
-	if h.failure = err; err != nil && err.Error() != h.logged {
-		h.logged = err.Error()
+	if h.failure = err; err != nil && h.logged.Differs(err) {
 		h.log.Error("cannot read from the Kubernetes API; the objects stay as they are", "what", h.what, "error", err)
 	}
 }
@@ -202,9 +202,9 @@ func (h *health) heard() {
 	if h.silence != nil {
 		h.silence.Reset(maxSilence)
 	}
-	h.unheard = h.unheard && !h.began.Equal(h.confirmed) // unless it is a part of a list
-	if h.logged != "" {
-		h.logged = ""
+	h.unheard = h.unheard && !h.began.Equal(h.confirmed) // while a list is under way, this may be a part of it
+	if h.logged.Ended(nil) {
+		h.logged.Forget()
 		h.log.Info("reading from the Kubernetes API again", "what", h.what)
 	}
 }
@@ -220,8 +220,8 @@ func (h *health) status(objects int, synced bool) source.Status {
 	return s
 }
 
-// listWatch returns the lister for a Reflector. It notes in h the result of each request, and what the API server sends.
-// A list is one of the newest state, also of an API server that keeps older ones.
+// listWatch returns the lister in the form of a Reflector. It notes in h the result of each request, and when the API
+// server sends something. Each list requests the newest state.
 func (l lister) listWatch(h *health) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -288,7 +288,7 @@ func (o *observedWatch) note(ctx context.Context, e watch.Event) {
 		o.health.heard()
 		return
 	}
-	if o.isStopped() { // a watch that is stopped may say that its connection is closed
+	if o.isStopped() { // then the error may only say that the connection is closed
 		return
 	}
 	// The Reflector asks for a list when the version that it knows is too old.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/logonce"
 )
 
 // leases is the name of the resource.
@@ -22,18 +23,18 @@ const leases = "leases"
 
 // leaseTimes are the times of a Lease.
 type leaseTimes struct {
-	duration time.Duration // without a renewal the Lease is free; written to it in seconds
-	deadline time.Duration // a holder that cannot renew stops before others may start
-	retry    time.Duration // between two tries, a fifth more at most
-	request  time.Duration // bounds one request
+	duration time.Duration // after which the Lease is free without a renewal; the Lease has it in seconds
+	deadline time.Duration // after which a holder stops that cannot renew: before others may start
+	retry    time.Duration // between two tries; up to a fifth is added
+	request  time.Duration // which bounds one request
 }
 
 // writerLease replaces a holder that dies after 15 s and at most two tries.
 var writerLease = leaseTimes{duration: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second, request: 5 * time.Second} //nolint:gochecknoglobals // a constant
 
 // An election gets and renews a Lease (coordination.k8s.io), of which one process at a time is the holder.
-// Clocks of two machines are never compared: another holder's Lease is free when it has not changed for
-// its duration, since this process saw it.
+// It never compares the clocks of two machines: the Lease of another holder is free when this process has seen it
+// unchanged for its duration.
 type election struct {
 	name     source.Lease
 	identity string
@@ -45,9 +46,9 @@ type election struct {
 	// The fields below are owned by the goroutine of run.
 	seen    *coordinationv1.Lease // as last read or written; nil for none
 	free    time.Time             // when the Lease of another holder ends, even if it is deleted before that
-	renewed time.Time             // when this process began to send the last renewal that worked
-	// The last failures that were logged and have not ended: one may read but not write.
-	reading, writing string
+	renewed time.Time             // when this process began to send the last successful renewal
+	// The failures of reading and of writing the Lease: a role may permit only one of them.
+	reading, writing logonce.Failure
 }
 
 // run tries to get the Lease until ctx ends. While it holds the Lease it runs lead, whose context ends
@@ -61,8 +62,8 @@ func (e *election) run(ctx context.Context, lead func(ctx context.Context)) {
 	}
 }
 
-// hold renews the Lease and runs lead, until the Lease is lost or ctx ends. It is lost when another process
-// has it, and when it could not be renewed until the deadline.
+// hold renews the Lease and runs lead, until the Lease is lost or ctx ends. The Lease is lost when another process
+// has it, or when no renewal succeeds until the deadline.
 func (e *election) hold(ctx context.Context, lead func(ctx context.Context)) {
 	leading, stop := context.WithCancel(ctx)
 	defer stop()
@@ -128,7 +129,7 @@ func (e *election) try(ctx context.Context) bool {
 	return e.write(ctx, e.identity, began)
 }
 
-// see notes the Lease as it was read or written; nil for none.
+// see notes the Lease that was read or written; nil if there is none.
 func (e *election) see(found *coordinationv1.Lease) {
 	same := e.seen != nil && found != nil && e.seen.ResourceVersion == found.ResourceVersion
 	if e.seen = found; found == nil || same {
@@ -139,7 +140,7 @@ func (e *election) see(found *coordinationv1.Lease) {
 	}
 }
 
-// lasts returns how long the Lease lasts without a renewal: what its holder wrote.
+// lasts returns how long the Lease lasts without a renewal, as its holder wrote.
 func (e *election) lasts() time.Duration {
 	if seconds := e.seen.Spec.LeaseDurationSeconds; seconds != nil && *seconds > 0 {
 		return time.Duration(*seconds) * time.Second
@@ -147,7 +148,8 @@ func (e *election) lasts() time.Duration {
 	return e.times.duration
 }
 
-// write makes identity the holder, if the Lease still is as it was seen, and reports whether it is.
+// write makes identity the holder of the Lease, unless the Lease has changed since it was seen. It reports whether that
+// succeeded. now is when the try began.
 func (e *election) write(ctx context.Context, identity string, now time.Time) bool {
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: e.name.Namespace, Name: e.name.Name}}
 	if e.seen != nil {
@@ -195,16 +197,16 @@ func (e *election) release(ctx context.Context) {
 	}
 }
 
-// note logs the result of a request, unless it equals the previous one. That another replica was first is no
-// failure.
-func (e *election) note(ctx context.Context, logged *string, err error) {
-	switch {
-	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err):
-	case err == nil && *logged != "":
-		*logged = ""
+// note logs an error of a request that differs from the last one, and the end of the errors. It is no failure if another
+// replica was first.
+func (e *election) note(ctx context.Context, failure *logonce.Failure, err error) {
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || err != nil && errors.Is(context.Cause(ctx), context.Canceled) {
+		return
+	}
+	if failure.Ended(err) {
 		e.log.Info("the Lease can be used again", "lease", e.name.String())
-	case err != nil && !errors.Is(context.Cause(ctx), context.Canceled) && err.Error() != *logged:
-		*logged = err.Error()
+	}
+	if failure.Differs(err) {
 		e.log.Error("cannot use the Lease; while no replica can, automatic VIPs are not written", "lease", e.name.String(), "error", fmt.Errorf("%w%s", err, adviceForLease(err)))
 	}
 }

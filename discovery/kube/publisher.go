@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/logonce"
 )
 
 const (
@@ -43,14 +44,15 @@ type publisher struct {
 	configMaps *mirror[rootMap]
 	changed    chan struct{}
 
-	// Of the goroutine that writes.
-	paces  map[string]*pace // by namespace, of ConfigMaps that were written lately
-	blamed string           // the programs in the last line of the log
-	said   time.Time        // when that was written
+	// The fields below are owned by the goroutine of run.
+	paces   map[string]*pace // by namespace, of ConfigMaps that were written lately
+	failure logonce.Failure  // of the last pass
+	blamed  string           // the programs that the log named last
+	said    time.Time        // when the log named them
 
 	mu     sync.Mutex
 	roots  string // to publish; "" if there are none yet
-	unsure bool   // whether other replicas may know newer roots
+	unsure bool   // other replicas may know newer roots
 	absent int    // namespaces that lacked the roots after the last pass
 }
 
@@ -62,7 +64,7 @@ func newPublisher(name string, clients *sharedClients, log *slog.Logger) *publis
 	return p
 }
 
-// publish sets what to publish.
+// publish sets the certificates to publish.
 func (p *publisher) publish(roots string) {
 	p.mu.Lock()
 	p.roots = roots
@@ -70,8 +72,7 @@ func (p *publisher) publish(roots string) {
 	source.Notify(p.changed)
 }
 
-// doubt sets whether other replicas may know newer certificates. Then ConfigMaps that exist are left to
-// them.
+// doubt sets whether other replicas may know newer certificates. While they may, ConfigMaps that exist are not changed.
 func (p *publisher) doubt(unsure bool) {
 	p.mu.Lock()
 	p.unsure = unsure
@@ -98,13 +99,12 @@ func (p *publisher) run(ctx context.Context) {
 	group.Go(func() {
 		follow(ctx, namedLister(p.clients.core, configMaps, cache.NewObjectName("", p.name), &corev1.ConfigMap{}), p.configMaps, &p.configMaps.health)
 	})
-	logged := ""
-	keepUp(ctx, p.changed, p.pass, func(err error) { logged = p.note(err, logged) })
+	keepUp(ctx, p.changed, p.pass, p.note)
 }
 
-// pass creates missing ConfigMaps, and changes ConfigMaps with other certificates. It returns when
-// to look again, and an error if a write has failed. Where another program writes the ConfigMap,
-// too, there is a pause between two writes.
+// pass creates missing ConfigMaps, and changes ConfigMaps with other certificates. next is the time until the next
+// pass; err is the first error of a write. If another program writes a ConfigMap, too, pass writes that ConfigMap only
+// after a pause.
 func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
 	p.mu.Lock()
 	roots, unsure := p.roots, p.unsure
@@ -152,17 +152,14 @@ func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
 	return min(next, lasts), err
 }
 
-// note logs an error unless it was logged, and returns what is logged now.
-func (p *publisher) note(err error, logged string) string {
-	switch {
-	case err == nil && logged != "":
+// note logs an error that differs from the last one, and the end of the errors.
+func (p *publisher) note(err error) {
+	if p.failure.Ended(err) {
 		p.log.Info("the root certificate is in all namespaces again", "configmap", p.name)
-		return ""
-	case err != nil && err.Error() != logged:
-		p.log.Error("the root certificate is missing in namespaces, and new agents there cannot connect", "configmap", p.name, "error", err)
-		return err.Error()
 	}
-	return logged
+	if p.failure.Differs(err) {
+		p.log.Error("the root certificate is missing in namespaces, and new agents there cannot connect", "configmap", p.name, "error", err)
+	}
 }
 
 // paceOf returns the pace of the ConfigMap of a namespace.
@@ -175,9 +172,9 @@ func (p *publisher) paceOf(namespace string) *pace {
 	return w
 }
 
-// disputes returns the number of ConfigMaps that another program counts as writing, too, and how long at least one of
-// them does. It logs when that begins, and which other programs they are, at most once in calm: owners of namespaces
-// choose the names.
+// disputes returns the number of ConfigMaps that another program writes again and again, and how long it takes until the
+// first of them counts as calm. It logs the names of the programs when they change, at most once in calm: owners of
+// namespaces choose the names.
 func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed int, lasts time.Duration) {
 	var writers []string
 	lasts = recheck
@@ -210,9 +207,8 @@ func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed i
 	return disputed, lasts
 }
 
-// write creates a ConfigMap, or changes its certificates. Other programs' additions stay. If
-// another replica was first, or the namespace is being deleted, done is false without an error: the
-// publisher sees both soon.
+// write creates a ConfigMap, or changes the certificates in it; its other keys stay. If another replica was first, or the
+// namespace is being deleted, done is false and err is nil: the publisher sees both soon.
 func (p *publisher) write(ctx context.Context, namespace, roots string, exists bool) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
@@ -233,7 +229,7 @@ func (p *publisher) write(ctx context.Context, namespace, roots string, exists b
 	})
 }
 
-// A rootMap is what a publisher needs of a ConfigMap.
+// A rootMap has the parts of a ConfigMap that a publisher reads.
 type rootMap struct {
 	text    string   // the certificates
 	writers []string // other programs that own them

@@ -16,8 +16,8 @@ import (
 // reviewTimeout bounds one review of a token.
 const reviewTimeout = 5 * time.Second
 
-// Reviewer returns a function that asks the API server whose a token is (TokenReview). A token of
-// another audience is refused.
+// Reviewer returns a function that asks the API server to which account a token belongs (TokenReview). The function
+// refuses a token for another audience.
 func (a *Access) Reviewer(audience string) (auth.Review, error) {
 	config := rest.CopyConfig(a.config)
 	config.Timeout = reviewTimeout
@@ -30,8 +30,9 @@ func (a *Access) Reviewer(audience string) (auth.Review, error) {
 		result := new(authenticationv1.TokenReview)
 		err := client.Post().Resource("tokenreviews").Body(review).Do(ctx).Into(result)
 		if err != nil {
-			// Whatever the reason, the API server has not judged the token.
-			return auth.Identity{}, fmt.Errorf("%w: %w%s", auth.ErrUnavailable, err, adviceFor(err))
+			// The API server has not judged the token, for whatever reason.
+			return auth.Identity{}, fmt.Errorf("%w: %w%s", auth.ErrUnavailable, err,
+				ifRefused(err, ": let nametap-discovery create tokenreviews.authentication.k8s.io, see docs/discovery.md"))
 		}
 		switch {
 		case !result.Status.Authenticated:
@@ -41,9 +42,4 @@ func (a *Access) Reviewer(audience string) (auth.Review, error) {
 		}
 		return auth.OfUser(result.Status.User.Username)
 	}, nil
-}
-
-// adviceFor says what to do about an error of the API server.
-func adviceFor(err error) string {
-	return ifRefused(err, ": let nametap-discovery create tokenreviews.authentication.k8s.io, see docs/discovery.md")
 }

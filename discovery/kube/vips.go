@@ -20,13 +20,14 @@ import (
 
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/logonce"
 )
 
 const (
 	// writeEvery bounds how often the VIPs are compared with the status of all ServiceEntries.
 	writeEvery = time.Second
-	// writeAgain is when a failed write, or one that istiod's controller makes needless, is tried
-	// again.
+	// writeAgain is the time after which the Writer tries again, after a failed write or while istiod's controller
+	// writes the VIPs.
 	writeAgain = 15 * time.Second
 )
 
@@ -43,7 +44,7 @@ type Writer struct {
 	cfg      source.WriterConfig
 	clients  *clients
 	election election
-	logged   string // the last reason not to write that was logged; owned by the goroutine of lead
+	failure  logonce.Failure // why VIPs are not written; owned by the goroutine of lead
 }
 
 // NewWriter returns the writer of automatic VIPs.
@@ -81,7 +82,9 @@ func (w *Writer) lead(ctx context.Context) {
 		case <-retry.C:
 		}
 		if err := w.round(ctx); err != nil && ctx.Err() == nil {
-			w.note(err)
+			if w.failure.Differs(err) {
+				w.cfg.Logger.Warn("automatic VIPs are not written to the status of ServiceEntries; replicas may give a host different ones", "because", err)
+			}
 			retry.Reset(writeAgain)
 		}
 		select {
@@ -92,16 +95,7 @@ func (w *Writer) lead(ctx context.Context) {
 	}
 }
 
-// note logs why the VIPs are not written, unless it was the last reason, too.
-func (w *Writer) note(err error) {
-	if err.Error() == w.logged {
-		return
-	}
-	w.logged = err.Error()
-	w.cfg.Logger.Warn("automatic VIPs are not written to the status of ServiceEntries; replicas may give a host different ones", "because", err)
-}
-
-// round writes the status of all ServiceEntries where it must change.
+// round writes the status of all ServiceEntries whose status must change.
 func (w *Writer) round(ctx context.Context) error {
 	wanted := w.cfg.Wanted()
 	if len(wanted) == 0 {
@@ -120,7 +114,7 @@ func (w *Writer) round(ctx context.Context) error {
 	for _, key := range slices.SortedFunc(maps.Keys(wanted), object.Key.Compare) {
 		switch err := w.write(ctx, entries.Namespace(key.Namespace), key.Name, wanted[key]); {
 		case apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errOutdated):
-			// It has changed since it was read. Its event leads to another round.
+			// The ServiceEntry has changed since it was read. The event of that change leads to another round.
 		case apierrors.IsForbidden(err):
 			return fmt.Errorf("%w: let nametap-discovery get serviceentries and patch serviceentries/status, see docs/discovery.md", err)
 		case err != nil && failure == nil:
@@ -133,7 +127,7 @@ func (w *Writer) round(ctx context.Context) error {
 		w.cfg.Logger.Info("wrote automatic VIPs to the status of ServiceEntries", "objects", written)
 	}
 	if failure == nil {
-		w.logged = ""
+		w.failure.Forget()
 	}
 	return failure
 }
@@ -141,7 +135,7 @@ func (w *Writer) round(ctx context.Context) error {
 // errOutdated is returned if a ServiceEntry has changed since its VIPs were computed.
 var errOutdated = errors.New("the object has changed")
 
-// write writes the VIPs of a ServiceEntry, if it still is what is known of it.
+// write writes the VIPs of a ServiceEntry, unless the ServiceEntry has changed since its VIPs were computed.
 func (w *Writer) write(ctx context.Context, entries dynamic.ResourceInterface, name string, s object.VIPStatus) error {
 	now, err := entries.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -165,7 +159,7 @@ func (w *Writer) write(ctx context.Context, entries dynamic.ResourceInterface, n
 	return err
 }
 
-// istiodIsAway returns an error if a controller of istiod writes the VIPs, or if that is not known.
+// istiodIsAway returns an error if a controller of istiod writes the VIPs, or if it cannot find out whether one does.
 func (w *Writer) istiodIsAway(ctx context.Context) error {
 	lock := new(corev1.ConfigMap)
 	err := w.clients.core.Get().Namespace(w.cfg.RootNamespace).Resource("configmaps").Name(istiodLock).Do(ctx).Into(lock)

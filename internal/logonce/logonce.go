@@ -94,5 +94,8 @@ func (f *Failure) Differs(err error) bool {
 	return err != nil && f.text != previous
 }
 
+// Ended reports whether a failure was logged that has not ended, although err is nil. Call it before Differs.
+func (f *Failure) Ended(err error) bool { return err == nil && f.text != "" }
+
 // Forget ends the failure: the next one is logged, even if it is the same.
 func (f *Failure) Forget() { f.text = "" }
