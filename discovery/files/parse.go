@@ -184,22 +184,21 @@ func known(apiVersion, kind string, inList bool) bool {
 	if !hasGroup {
 		group = ""
 	}
-	if apiVersion == "" && inList {
-		switch kind {
-		case object.KindService, object.KindPod, object.KindEndpointSlice, object.KindServiceEntry, object.KindSidecar, object.KindServiceImport:
-			return true
-		}
-		return false
-	}
+	want, read := groupOf(kind)
+	return read && (group == want || apiVersion == "" && inList)
+}
+
+// groupOf returns the API group of a kind of objects that are read.
+func groupOf(kind string) (group string, read bool) {
 	switch kind {
 	case object.KindService, object.KindPod:
-		return group == ""
+		return "", true
 	case object.KindEndpointSlice:
-		return group == "discovery.k8s.io"
+		return "discovery.k8s.io", true
 	case object.KindServiceEntry, object.KindSidecar:
-		return group == "networking.istio.io"
+		return "networking.istio.io", true
 	case object.KindServiceImport:
-		return group == "multicluster.x-k8s.io"
+		return "multicluster.x-k8s.io", true
 	}
-	return false
+	return "", false
 }

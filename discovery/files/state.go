@@ -23,16 +23,10 @@ const (
 // of the document and not the decoded objects, so that a later version of nametap
 // can read fields that this version does not know.
 type savedDocument struct {
-	File    string        `json:"file"`
-	Before  int           `json:"linesBefore"`
-	Text    []byte        `json:"text"`
-	Objects []savedObject `json:"objects"`
-}
-
-type savedObject struct {
-	Kind      string `json:"kind"`
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
+	File    string       `json:"file"`
+	Before  int          `json:"linesBefore"`
+	Text    []byte       `json:"text"`
+	Objects []object.Key `json:"objects"`
 }
 
 // saveObjects writes the last good objects to the state directory.
@@ -44,13 +38,11 @@ func saveObjects(dir *statedir.Dir, good map[object.Key]located) error {
 			d = &savedDocument{File: o.file, Before: o.text.offset, Text: o.text.text}
 			byText[o.text] = d
 		}
-		d.Objects = append(d.Objects, savedObject(k))
+		d.Objects = append(d.Objects, k)
 	}
 	docs := make([]*savedDocument, 0, len(byText))
 	for _, d := range byText {
-		slices.SortFunc(d.Objects, func(a, b savedObject) int {
-			return object.Key(a).Compare(object.Key(b))
-		})
+		slices.SortFunc(d.Objects, object.Key.Compare)
 		docs = append(docs, d)
 	}
 	slices.SortFunc(docs, func(a, b *savedDocument) int {
@@ -81,7 +73,7 @@ func loadObjects(dir *statedir.Dir) (map[object.Key]located, error) {
 		p := parsed{broken: map[object.Key]bool{}}
 		p.parseDocument(d.File, &chunk{text: d.Text, offset: d.Before})
 		for _, o := range p.objects {
-			if slices.Contains(d.Objects, savedObject(o.Key)) {
+			if slices.Contains(d.Objects, o.Key) {
 				good[o.Key] = o
 			}
 		}
