@@ -133,10 +133,10 @@ const ownCluster clusterID = 0
 type index struct {
 	domain   string
 	cluster  clusterID
-	pods     map[string]map[string]*object.Pod                      // namespace, name
-	slices   map[string]map[string]map[string]*object.EndpointSlice // namespace, service, name
-	imported map[string]map[string]map[string]*object.EndpointSlice // namespace, ServiceImport, name
-	headless map[string]map[string]*object.Service                  // namespace, name
+	pods     map[string]map[string]*object.Pod               // by namespace and name
+	slices   map[object.Key]map[string]*object.EndpointSlice // by Service and name
+	imported map[object.Key]map[string]*object.EndpointSlice // by ServiceImport and name
+	headless map[string]map[string]*object.Service           // by namespace and name
 }
 
 func newIndex(domain string, cluster clusterID) *index {
@@ -144,8 +144,8 @@ func newIndex(domain string, cluster clusterID) *index {
 		domain:   domain,
 		cluster:  cluster,
 		pods:     map[string]map[string]*object.Pod{},
-		slices:   map[string]map[string]map[string]*object.EndpointSlice{},
-		imported: map[string]map[string]map[string]*object.EndpointSlice{},
+		slices:   map[object.Key]map[string]*object.EndpointSlice{},
+		imported: map[object.Key]map[string]*object.EndpointSlice{},
 		headless: map[string]map[string]*object.Service{},
 	}
 }
@@ -157,11 +157,11 @@ func (ix *index) add(o object.Object) {
 	case o.Pod != nil:
 		innerMap(ix.pods, k.Namespace)[k.Name] = o.Pod
 	case o.Slice != nil:
-		if service := o.Slice.Service; service != "" {
-			innerMap(innerMap(ix.slices, k.Namespace), service)[k.Name] = o.Slice
+		if service, ok := serviceOf(o); ok {
+			innerMap(ix.slices, service)[k.Name] = o.Slice
 		}
-		if of := o.Slice.Import; of != nil {
-			innerMap(innerMap(ix.imported, k.Namespace), of.Service)[k.Name] = o.Slice
+		if imported, ok := importOf(o); ok {
+			innerMap(ix.imported, imported)[k.Name] = o.Slice
 		}
 	case o.Service != nil && o.Service.Headless:
 		innerMap(ix.headless, k.Namespace)[k.Name] = o.Service
@@ -175,11 +175,11 @@ func (ix *index) remove(o object.Object) {
 	case o.Pod != nil:
 		removeInner(ix.pods, k.Namespace, k.Name)
 	case o.Slice != nil:
-		if service := o.Slice.Service; service != "" {
-			removeInnermost(ix.slices, k.Namespace, service, k.Name)
+		if service, ok := serviceOf(o); ok {
+			removeInner(ix.slices, service, k.Name)
 		}
-		if of := o.Slice.Import; of != nil {
-			removeInnermost(ix.imported, k.Namespace, of.Service, k.Name)
+		if imported, ok := importOf(o); ok {
+			removeInner(ix.imported, imported, k.Name)
 		}
 	case o.Service != nil && o.Service.Headless:
 		removeInner(ix.headless, k.Namespace, k.Name)
@@ -189,25 +189,35 @@ func (ix *index) remove(o object.Object) {
 // owners returns the keys of the objects whose claims depend on an object.
 func (ix *index) owners(o object.Object) []object.Key {
 	var all []object.Key
-	add := func(kind, name string) {
-		all = append(all, object.Key{Kind: kind, Namespace: o.Key.Namespace, Name: name})
-	}
 	switch {
 	case o.Slice != nil:
-		if o.Slice.Service != "" {
-			add(object.KindService, o.Slice.Service)
+		if service, ok := serviceOf(o); ok {
+			all = append(all, service)
 		}
-		if o.Slice.Import != nil {
-			add(object.KindServiceImport, o.Slice.Import.Service)
+		if imported, ok := importOf(o); ok {
+			all = append(all, imported)
 		}
 	case o.Pod != nil:
 		for name := range ix.headless[o.Key.Namespace] {
-			add(object.KindService, name)
+			all = append(all, object.Key{Kind: object.KindService, Namespace: o.Key.Namespace, Name: name})
 		}
 	case o.Service != nil || o.Entry != nil || o.Import != nil:
 		all = []object.Key{o.Key}
 	}
 	return all
+}
+
+// serviceOf returns the key of the Service of an EndpointSlice; ok is false if the slice has no Service.
+func serviceOf(slice object.Object) (key object.Key, ok bool) {
+	return object.Key{Kind: object.KindService, Namespace: slice.Key.Namespace, Name: slice.Slice.Service}, slice.Slice.Service != ""
+}
+
+// importOf returns the key of the ServiceImport of an EndpointSlice; ok is false if the slice has no ServiceImport.
+func importOf(slice object.Object) (key object.Key, ok bool) {
+	if slice.Slice.Import == nil {
+		return key, false
+	}
+	return object.Key{Kind: object.KindServiceImport, Namespace: slice.Key.Namespace, Name: slice.Slice.Import.Service}, true
 }
 
 // claims returns the claims of an object.
@@ -264,7 +274,7 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 func (ix *index) endpoints(k object.Key, s *object.Service) []endpoint {
 	pods := ix.pods[k.Namespace]
 	var out []endpoint
-	if found := ix.slices[k.Namespace][k.Name]; len(found) > 0 {
+	if found := ix.slices[k]; len(found) > 0 {
 		for _, name := range sortedKeys(found) {
 			for _, ep := range found[name].Endpoints {
 				if p := pods[ep.Pod]; ep.Hostname == "" && p != nil && p.Subdomain == k.Name {
@@ -312,7 +322,7 @@ func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
 	}
 	c.endpoints = true
 	claims := []claim{c}
-	found := ix.imported[k.Namespace][k.Name]
+	found := ix.imported[k]
 	for _, name := range sortedKeys(found) {
 		slice := found[name]
 		for _, ep := range slice.Endpoints {
@@ -350,7 +360,7 @@ func entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 }
 
 // innerMap returns the inner map of a key, and creates it if it does not exist.
-func innerMap[K comparable, V any](m map[string]map[K]V, k string) map[K]V {
+func innerMap[O, K comparable, V any](m map[O]map[K]V, k O) map[K]V {
 	if m[k] == nil {
 		m[k] = map[K]V{}
 	}
@@ -358,16 +368,8 @@ func innerMap[K comparable, V any](m map[string]map[K]V, k string) map[K]V {
 }
 
 // removeInner removes a key of an inner map, and the inner map with its last key.
-func removeInner[K comparable, V any](m map[string]map[K]V, outer string, inner K) {
+func removeInner[O, K comparable, V any](m map[O]map[K]V, outer O, inner K) {
 	delete(m[outer], inner)
-	if len(m[outer]) == 0 {
-		delete(m, outer)
-	}
-}
-
-// removeInnermost is removeInner for maps of maps of maps.
-func removeInnermost[V any](m map[string]map[string]map[string]V, outer, middle, inner string) {
-	removeInner(m[outer], middle, inner)
 	if len(m[outer]) == 0 {
 		delete(m, outer)
 	}
