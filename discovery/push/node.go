@@ -2,6 +2,7 @@ package push
 
 import (
 	"encoding/base64"
+	"fmt"
 	"net/netip"
 	"strings"
 
@@ -99,10 +100,10 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	encoded, revision := meta.bytes(metaHosts), meta.bytes(metaRevision)
 	digests, ok := digest.ParseDigests(encoded)
 	if len(encoded) > 0 && !ok {
-		return subscriber{}, refuse("node metadata %s: want %d bytes in base64, got %d", metaHosts, digest.DigestsSize, len(encoded))
+		meta.fail(metaHosts, "want %d bytes in base64, got %d", digest.DigestsSize, len(encoded))
 	}
 	if len(revision) > maxRevision {
-		return subscriber{}, refuse("node metadata %s: want at most %d bytes in base64, got %d", metaRevision, maxRevision, len(revision))
+		meta.fail(metaRevision, "want at most %d bytes in base64, got %d", maxRevision, len(revision))
 	}
 	if meta.err != nil {
 		return subscriber{}, meta.err
@@ -173,19 +174,24 @@ func (m *metadata) str(name string) string {
 	}
 	s, ok := value.GetKind().(*structpb.Value_StringValue)
 	if !ok {
-		if m.err == nil {
-			m.err = refuse("node metadata %s: want a string, got %q", cut(name), cut(value.String()))
-		}
+		m.fail(name, "want a string, got %q", cut(value.String()))
 		return ""
 	}
 	return s.StringValue
 }
 
+// fail records an error in the metadata with a key, unless there was one before.
+func (m *metadata) fail(key, format string, args ...any) {
+	if m.err == nil {
+		m.err = refuse("node metadata %s: %s", cut(key), fmt.Sprintf(format, args...))
+	}
+}
+
 // bytes returns the bytes of a text in base64.
 func (m *metadata) bytes(name string) []byte {
 	data, err := base64.StdEncoding.DecodeString(m.str(name))
-	if err != nil && m.err == nil {
-		m.err = refuse("node metadata %s: want base64: %v", name, err)
+	if err != nil {
+		m.fail(name, "want base64: %v", err)
 	}
 	return data
 }
@@ -193,8 +199,8 @@ func (m *metadata) bytes(name string) []byte {
 // name returns a text that is kept as long as the stream lives, so its length is bounded.
 func (m *metadata) name(key string) string {
 	text := m.str(key)
-	if len(text) > maxName && m.err == nil {
-		m.err = refuse("node metadata %s: want at most %d bytes, got %d", key, maxName, len(text))
+	if len(text) > maxName {
+		m.fail(key, "want at most %d bytes, got %d", maxName, len(text))
 	}
 	return text
 }
@@ -202,11 +208,11 @@ func (m *metadata) name(key string) string {
 // labels returns the labels. In the metadata they are an object whose values are strings.
 func (m *metadata) labels() hosts.Labels {
 	fields := m.fields[metaLabels].GetStructValue().GetFields()
-	if value, ok := m.fields[metaLabels]; ok && fields == nil && value.GetStructValue() == nil && m.err == nil {
-		m.err = refuse("node metadata %s: want an object, got %q", metaLabels, cut(value.String()))
+	if value, ok := m.fields[metaLabels]; ok && value.GetStructValue() == nil {
+		m.fail(metaLabels, "want an object, got %q", cut(value.String()))
 	}
-	if len(fields) > maxLabels && m.err == nil {
-		m.err = refuse("node metadata %s: want at most %d labels, got %d", metaLabels, maxLabels, len(fields))
+	if len(fields) > maxLabels {
+		m.fail(metaLabels, "want at most %d labels, got %d", maxLabels, len(fields))
 	}
 	if m.err != nil {
 		return nil
@@ -216,7 +222,7 @@ func (m *metadata) labels() hosts.Labels {
 	for key := range fields {
 		out[key] = values.str(key)
 		if len(key) > maxName+len("/")+maxLabel || len(out[key]) > maxLabel {
-			m.err = refuse("node metadata %s: %q=%q: want at most %d/%d bytes and a value of %d bytes", metaLabels, cut(key), cut(out[key]), maxName, maxLabel, maxLabel)
+			m.fail(metaLabels, "%q=%q: want at most %d/%d bytes and a value of %d bytes", cut(key), cut(out[key]), maxName, maxLabel, maxLabel)
 		}
 	}
 	if values.err != nil && m.err == nil {
