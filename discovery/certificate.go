@@ -27,7 +27,7 @@ func newCertificate(cfg Config) (c certificate, err error) {
 	var shared auth.GetCertificate
 	if secret := cfg.TLSSecret; secret != nil {
 		c.secret, err = secret.Access.NewCertificate(source.CertificateConfig{
-			Namespace: secret.Namespace, Name: secret.Name, ConfigMap: secret.ConfigMap, Webhook: secret.Webhook,
+			Secret: secret.Name, ConfigMap: secret.ConfigMap, Webhook: secret.Webhook,
 			DNSNames: secret.names(cfg.ClusterDomain), Logger: cfg.Logger,
 		})
 		if err != nil {

@@ -96,7 +96,7 @@ func TestTwoInstallations(t *testing.T) { // D50
 	wait.Until(t, "the root certificate is published", func() bool { return a.roots("shop") != "" && a.roots("data") != "" })
 	log := testlog.New(t)
 	cfg := a.config(log)
-	cfg.TLSSecret.Name = "other"
+	cfg.TLSSecret.Name.Name = "other"
 	second := replica{start(t, cfg), log}
 	for _, r := range []replica{first, second} {
 		wait.Until(t, "the log says what is wrong", func() bool {

@@ -58,7 +58,7 @@ type Config struct {
 	ClusterID string
 	// Lease names the Lease whose holder writes automatic VIPs to the status of ServiceEntries, so that all
 	// replicas give a host the same VIP. The zero value means that no VIPs are written.
-	Lease source.Lease
+	Lease source.Name
 	// Identity names this replica in the Lease, and in the state of clients; "" means the name of the machine.
 	Identity string
 	// ClusterDomain is the domain of Services; "" means "cluster.local".
@@ -137,7 +137,7 @@ func (c Config) validate() error {
 		return errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
 			"or the file with the access to the Kubernetes API (--kubeconfig)")
 	}
-	if c.Lease != (source.Lease{}) && c.Kubernetes == nil {
+	if c.Lease != (source.Name{}) && c.Kubernetes == nil {
 		return errors.New("automatic VIPs are written to objects of the Kubernetes API only: name a file with its access (--kubeconfig), or leave --lease away")
 	}
 	if !object.IsHost(c.ClusterDomain) {
@@ -188,8 +188,8 @@ func (c Config) newHosts(sources int, vips *hosts.VIPs) *hosts.Hosts {
 type TLSSecret struct {
 	// Access says how to reach the API server.
 	Access source.API
-	// Namespace and Name name the Secret.
-	Namespace, Name string
+	// Name names the Secret.
+	Name source.Name
 	// DNSNames are the names in the certificate. Empty means the names of the Service
 	// "nametap-discovery" in the namespace of the Secret.
 	DNSNames []string
@@ -209,6 +209,6 @@ func (s *TLSSecret) names(clusterDomain string) []string {
 	if len(s.DNSNames) > 0 {
 		return s.DNSNames
 	}
-	name := serviceName + "." + s.Namespace
+	name := serviceName + "." + s.Name.Namespace
 	return []string{name + ".svc", name, name + ".svc." + clusterDomain}
 }

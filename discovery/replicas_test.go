@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/nametap/nametap/discovery/pki"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -60,7 +61,7 @@ func (a replicated) config(log *testlog.Buffer) Config {
 	a.t.Helper()
 	cfg := onAPI(a.t, a.API)
 	cfg.GRPCAddr, cfg.TLSAddr, cfg.Logger = "127.0.0.1:0", "127.0.0.1:0", log.Logger()
-	cfg.TLSSecret = &TLSSecret{Access: cfg.Kubernetes, Namespace: "nametap-system", Name: "nametap-discovery-tls", ConfigMap: rootCert}
+	cfg.TLSSecret = &TLSSecret{Access: cfg.Kubernetes, Name: source.Name{Namespace: "nametap-system", Name: "nametap-discovery-tls"}, ConfigMap: rootCert}
 	return cfg
 }
 

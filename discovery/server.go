@@ -286,7 +286,7 @@ func (s *Server) behind(revision []byte, known time.Time) bool {
 
 // newWriter returns the writer of automatic VIPs, or nil if none is wanted.
 func (s *Server) newWriter() (source.Writer, error) {
-	if s.cfg.Lease == (source.Lease{}) {
+	if s.cfg.Lease == (source.Name{}) {
 		return nil, nil //nolint:nilnil // there is none
 	}
 	if s.cfg.Identity == "" {

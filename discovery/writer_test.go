@@ -26,7 +26,7 @@ func startWriting(t *testing.T, a *fakekube.API, name string) writingReplica {
 	t.Helper()
 	log := testlog.New(t)
 	cfg := onAPI(t, a)
-	cfg.Lease, cfg.Identity, cfg.Logger = source.Lease{Namespace: "nametap-system", Name: "nametap-discovery"}, name, log.Logger()
+	cfg.Lease, cfg.Identity, cfg.Logger = source.Name{Namespace: "nametap-system", Name: "nametap-discovery"}, name, log.Logger()
 	return writingReplica{start(t, cfg), log}
 }
 

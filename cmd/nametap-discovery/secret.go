@@ -2,10 +2,10 @@ package main
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/nametap/nametap/discovery"
 	"github.com/nametap/nametap/discovery/clusters"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -14,24 +14,20 @@ const injectWebhook = "nametap-inject"
 
 // A tlsSecret holds the flags of the Secret with the certificate.
 type tlsSecret struct {
-	secret    string // "NAMESPACE/NAME"
+	secret    source.Name
 	configMap string
 }
 
 func (s *tlsSecret) addFlags(g settings.Group) {
-	g.String(&s.secret, "tls-secret", "`NAMESPACE/NAME` of the Secret in which replicas make, keep and renew the certificate for --tls-addr, instead of files")
+	g.Text(&s.secret, "tls-secret", "`NAMESPACE/NAME` of the Secret in which replicas make, keep and renew the certificate for --tls-addr, instead of files")
 	g.String(&s.configMap, "tls-ca-configmap", "`name` of the ConfigMap that gets the root certificate of --tls-secret in every namespace; empty publishes none")
 }
 
 // resolveSecret finds out how to reach the Secret of the certificate, if there is one. With
-// --config-dir, the Kubernetes API is asked for that only.
+// --config-dir, only the Secret is read from the Kubernetes API.
 func (o *options) resolveSecret() error {
-	if o.tlsSecret.secret == "" {
+	if o.tlsSecret.secret == (source.Name{}) {
 		return nil
-	}
-	namespace, name, ok := strings.Cut(o.tlsSecret.secret, "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-		return usageError{fmt.Errorf("--tls-secret=%q: want NAMESPACE/NAME", o.tlsSecret.secret)}
 	}
 	access := o.server.Kubernetes
 	if access == nil {
@@ -40,7 +36,7 @@ func (o *options) resolveSecret() error {
 			return fmt.Errorf("the Secret of --tls-secret: %w: name a file with the access to the Kubernetes API (--kubeconfig)", err)
 		}
 	}
-	o.server.TLSSecret = &discovery.TLSSecret{Access: access, Namespace: namespace, Name: name, ConfigMap: o.tlsSecret.configMap}
+	o.server.TLSSecret = &discovery.TLSSecret{Access: access, Name: o.tlsSecret.secret, ConfigMap: o.tlsSecret.configMap}
 	if o.inject.addr != "" {
 		o.server.TLSSecret.Webhook = injectWebhook
 	}

@@ -65,13 +65,13 @@ func (a *Access) NewCertificate(cfg source.CertificateConfig) (source.Certificat
 }
 
 // String names the Secret.
-func (c *Certificate) String() string { return "Secret " + c.cfg.Namespace + "/" + c.cfg.Name }
+func (c *Certificate) String() string { return "Secret " + c.cfg.Secret.String() }
 
 // Run follows the Secret until ctx ends. All its goroutines have ended when it returns.
 func (c *Certificate) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() {
-		follow(ctx, namedLister(c.clients.core, secrets, cache.NewObjectName(c.cfg.Namespace, c.cfg.Name), &corev1.Secret{}), c.secret, &c.secret.health)
+		follow(ctx, namedLister(c.clients.core, secrets, cache.NewObjectName(c.cfg.Secret.Namespace, c.cfg.Secret.Name), &corev1.Secret{}), c.secret, &c.secret.health)
 	})
 	if c.publisher != nil {
 		group.Go(func() { c.publisher.run(ctx) })
@@ -143,7 +143,7 @@ func (c *Certificate) step(ctx context.Context) (next time.Duration, err error) 
 	if !ok {
 		return recheck, nil
 	}
-	secret := all[cache.NewObjectName(c.cfg.Namespace, c.cfg.Name)]
+	secret := all[cache.NewObjectName(c.cfg.Secret.Namespace, c.cfg.Secret.Name)]
 	found, stored, err := c.parse(secret)
 	if err != nil {
 		return recheck, err
@@ -206,7 +206,7 @@ func (c *Certificate) write(ctx context.Context, seen *corev1.Secret, certificat
 	defer cancel()
 	if seen == nil {
 		return c.clients.create(ctx, secrets, &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: c.cfg.Name, Labels: labels()},
+			ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Secret.Namespace, Name: c.cfg.Secret.Name, Labels: labels()},
 			Type:       corev1.SecretTypeTLS, Data: data,
 		})
 	}

@@ -36,7 +36,7 @@ var writerLease = leaseTimes{duration: 15 * time.Second, deadline: 10 * time.Sec
 // It never compares the clocks of two machines: the Lease of another holder is free when this process has seen it
 // unchanged for its duration.
 type election struct {
-	name     source.Lease
+	name     source.Name
 	identity string
 	leases   *rest.RESTClient
 	times    leaseTimes

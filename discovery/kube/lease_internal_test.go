@@ -57,7 +57,7 @@ func elect(t *testing.T, api *fakekube.API, identity string, leading *atomic.Int
 		t.Fatal(err)
 	}
 	c.election = &election{
-		name: source.Lease{Namespace: "nametap-system", Name: "test"}, identity: identity, leases: client, log: testlog.New(t).Logger(),
+		name: source.Name{Namespace: "nametap-system", Name: "test"}, identity: identity, leases: client, log: testlog.New(t).Logger(),
 		times: leaseTimes{duration: 2 * time.Second, deadline: 500 * time.Millisecond, retry: 50 * time.Millisecond, request: 200 * time.Millisecond},
 	}
 	ctx, cancel := context.WithCancel(t.Context())

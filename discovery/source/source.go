@@ -177,8 +177,8 @@ type Clusters interface {
 
 // CertificateConfig configures a [Certificate].
 type CertificateConfig struct {
-	// Namespace and Name name the Secret.
-	Namespace, Name string
+	// Secret names the Secret.
+	Secret Name
 	// DNSNames are the names of the server.
 	DNSNames []string
 	// ConfigMap is the name of the ConfigMaps that get the certificates of the authorities; "" means none.
@@ -210,8 +210,8 @@ type Certificate interface {
 
 // WriterConfig configures a [Writer].
 type WriterConfig struct {
-	// Lease is held by the one process that writes; Identity names this one.
-	Lease    Lease
+	// Lease names the Lease whose holder writes; Identity names this process in it.
+	Lease    Name
 	Identity string
 	// RootNamespace is the namespace of istiod.
 	RootNamespace string
