@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -111,22 +110,5 @@ func (e *endpoint) serve(ctx context.Context) error {
 	if e.peers {
 		server.ConnContext = notePeer
 	}
-	stopped := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(stopped)
-		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusGrace)
-		defer cancel()
-		if server.Shutdown(grace) != nil {
-			_ = server.Close() // closes connections whose clients do not read
-		}
-	})
-	err := server.Serve(listener)
-	if !stop() {
-		<-stopped // Serve returns when Shutdown begins
-	}
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	_ = server.Close() // closes the connections of the listener that failed
-	return err
+	return httpguard.Serve(ctx, server, listener, statusGrace)
 }

@@ -172,17 +172,8 @@ const maxStatusConns = 128
 
 func serveStatus(ctx context.Context, ln net.Listener, h http.Handler, logger *slog.Logger) error {
 	srv, ln := httpguard.New(h, ln, maxStatusConns, logger)
-	stopped := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(stopped)
-		_ = srv.Close() // Serve returns the error
-	})
-	err := srv.Serve(ln)
-	if !stop() {
-		<-stopped
+	if err := httpguard.Serve(ctx, srv, ln, 0); err != nil {
+		return fmt.Errorf("serving status: %w", err)
 	}
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return fmt.Errorf("serving status: %w", err)
+	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -127,35 +128,17 @@ func (w *Webhook) Drain() { w.draining.Store(true) }
 func (w *Webhook) Serve(ctx context.Context, ln net.Listener, certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) error {
 	srv, ln := httpguard.New(w, ln, maxConns, w.log)
 	srv.IdleTimeout, srv.ErrorLog = idleTimeout, slog.NewLogLogger(w.log.Handler(), slog.LevelDebug)
-	// The API server uses HTTP/1.1 for webhooks.
-	srv.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate}
 	ctx, cancel := context.WithCancel(ctx)
+	var following sync.WaitGroup
+	defer following.Wait()
 	defer cancel()
-	following := make(chan struct{})
-	go func() {
-		defer close(following)
-		w.reviewer.settings.follow(ctx)
-	}()
-	stopped := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(stopped)
-		w.Drain()
-		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
-		defer cancel()
-		if srv.Shutdown(grace) != nil {
-			_ = srv.Close() // Serve returns the error
-		}
-	})
-	err := srv.ServeTLS(ln, "", "")
-	if !stop() {
-		<-stopped
+	following.Go(func() { w.reviewer.settings.follow(ctx) })
+	// The API server uses HTTP/1.1 for webhooks.
+	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate, NextProtos: []string{"http/1.1"}}
+	if err := httpguard.Serve(ctx, srv, tls.NewListener(ln, config), stopGrace); err != nil {
+		return fmt.Errorf("serving the webhook: %w", err)
 	}
-	cancel()
-	<-following
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return fmt.Errorf("serving the webhook: %w", err)
+	return nil
 }
 
 // ServeHTTP answers a question.

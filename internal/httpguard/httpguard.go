@@ -3,6 +3,8 @@
 package httpguard
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -41,6 +43,29 @@ func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) 
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 	}, c
+}
+
+// Serve serves a listener with a server of [New] until ctx ends. Then it gives the requests in flight the time grace, and
+// returns nil when all connections are closed. It returns an error if the listener fails.
+func Serve(ctx context.Context, server *http.Server, ln net.Listener, grace time.Duration) error {
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+		defer cancel()
+		if server.Shutdown(ending) != nil {
+			_ = server.Close() // closes connections whose clients do not read
+		}
+	})
+	err := server.Serve(ln)
+	if !stop() {
+		<-stopped // Serve returns when Shutdown begins
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	_ = server.Close() // closes the connections of the listener that failed
+	return err
 }
 
 // LocalOnly returns a handler that serves only programs on this host. It refuses other clients, a Host that is
