@@ -9,11 +9,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// units returns the parts of an added container, each of which stays as it is while injection
-// generates the same for it. So a second injection keeps what others have added or changed since:
-// LimitRanges, AlwaysPullImages, webhooks that rewrite images. If injection generates something
-// else, it replaces the unit; in lists and maps, the elements that others have added stay. Other
-// fields are never changed.
+// units returns the paths of the units of an added container. A second injection leaves a unit as it is if it generates
+// the same as the first one did, and so keeps the changes that others have made: LimitRanges, AlwaysPullImages, webhooks
+// that rewrite images. Otherwise it replaces the unit; in lists and maps, the elements that others have added stay. It
+// never changes other fields.
 func units() []string {
 	return []string{
 		"image", "imagePullPolicy", "args", "restartPolicy", "env", "securityContext", "ports", "lifecycle", "readinessProbe", "livenessProbe",
@@ -21,10 +20,10 @@ func units() []string {
 	}
 }
 
-// markSize is the number of characters of a mark: 24 bits. Each is compared with one other.
+// markSize is the number of characters of a mark, which has 24 bits. That suffices: a mark is compared with one other mark.
 const markSize = 4
 
-// mark returns a short hash of a value; nil has one, too.
+// mark returns a short hash of a value, which may be nil.
 func mark(node *yaml.Node) string {
 	var w jsonWriter
 	if node != nil {
@@ -43,8 +42,8 @@ func marks(container *yaml.Node) string {
 	return all.String()
 }
 
-// mergeContainer changes a container that was added before to the newly generated one. previous has
-// the marks of the container as it was generated before; "" if they are not known.
+// mergeContainer changes container, which an earlier injection added, to generated. previous has
+// the marks of the container that the earlier injection generated; "" if they are not known.
 func mergeContainer(container, generated *yaml.Node, previous string) {
 	now := marks(generated)
 	for i, path := range units() {
@@ -65,8 +64,8 @@ func mergeContainer(container, generated *yaml.Node, previous string) {
 	}
 }
 
-// withOthers returns a list with the elements of the current one that others have added: elements
-// with another key, unless injection generates the key under other circumstances.
+// withOthers returns the list generated with the elements that others have added to current: elements with a key that
+// generated does not have, unless own reports that injection generates the key under other circumstances.
 func withOthers(generated, current *yaml.Node, key string, own func(string) bool) *yaml.Node {
 	if current == nil || current.Kind != yaml.SequenceNode {
 		return generated
@@ -88,7 +87,7 @@ func withOthers(generated, current *yaml.Node, key string, own func(string) bool
 	return list
 }
 
-// withOtherKeys returns a map with the keys of the current one that generated does not have.
+// withOtherKeys returns the map generated with the keys of current that generated does not have.
 func withOtherKeys(generated, current *yaml.Node) *yaml.Node {
 	if current == nil || current.Kind != yaml.MappingNode {
 		return generated

@@ -14,8 +14,8 @@ const (
 	maxDepth  = 100
 )
 
-// Admit is Pod for a pod in JSON, as the API server sends it to a webhook. It returns also the changes,
-// as a JSON patch (RFC 6902) that is nil if there are none.
+// Admit is Pod for a pod in JSON, as the API server sends it to a webhook. It also returns the changes
+// as a JSON patch (RFC 6902), which is nil without changes.
 func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte, err error) {
 	before, err := readJSON(object, maxValues, maxDepth)
 	if err == nil && before.Kind != yaml.MappingNode {
@@ -31,9 +31,8 @@ func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte
 	return result, patchOf(before, result.Pod), nil
 }
 
-// patchOf returns the changes of a pod as a JSON patch, with metadata and spec as a whole if they
-// change. Libraries that find smaller patches read numbers as floats, and may write other numbers
-// than the pod has.
+// patchOf returns the changes of a pod as a JSON patch. If metadata or spec has changed, the patch has it as a whole.
+// Libraries that find smaller patches read numbers as floats, and may write other numbers than the pod has.
 func patchOf(before, after *yaml.Node) []byte {
 	var patch jsonWriter
 	for _, section := range []string{"metadata", "spec"} {

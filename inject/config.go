@@ -31,32 +31,32 @@ const (
 	Resolv Mode = "resolv"
 )
 
-// A Config says what is added to pods. The zero value of a field is the default that
-// DefaultConfig has, or none.
+// A Config says what is added to pods. The zero value of a field stands for its value in
+// DefaultConfig.
 type Config struct {
 	Mode Mode `yaml:"mode"`
 
-	// Image is the image of the agent, InitImage the one of the container that sets the rules.
+	// Image is the image of the agent. InitImage is the image of the container that sets the rules.
 	Image           string `yaml:"image"`
 	InitImage       string `yaml:"initImage"`
 	ImagePullPolicy string `yaml:"imagePullPolicy"`
 
 	// ControlPlane is the host:port of the control plane. A pod with a discoveryAddress in its
-	// annotation proxy.istio.io/config uses that. If both are missing, the agent uses istiod.
+	// annotation proxy.istio.io/config uses that address. If both are missing, the agent uses istiod.
 	ControlPlane string `yaml:"controlPlane"`
 	// RootCert is the ConfigMap, in the namespace of each pod, with the root certificate of the
 	// control plane.
 	RootCert string `yaml:"rootCert"`
-	// ClusterID is the name that the control plane has for the cluster; empty is the agent's default.
+	// ClusterID is the name that the control plane has for the cluster; if it is empty, the agent uses its default.
 	ClusterID string `yaml:"clusterID"`
 	// ClusterDomain is the domain of Services.
 	ClusterDomain string `yaml:"clusterDomain"`
 	// Nameservers are the addresses of the cluster's DNS. Mode Resolv needs them, because kubelet
-	// does not write them to the resolv.conf of such a pod.
+	// does not write them to resolv.conf in that mode.
 	Nameservers []string `yaml:"nameservers"`
 
-	// Resources apply to each of the two containers, unless annotations of the pod have others. The
-	// limit of memory decides how much Go's runtime uses of it.
+	// Resources apply to each of the two containers, unless annotations of the pod set others. The
+	// memory limit also sets how much memory Go's runtime uses.
 	Resources Resources `yaml:"resources"`
 
 	// ImagePullSecrets are the names of Secrets, in the namespace of each pod, for the registry of the images.
@@ -70,7 +70,7 @@ type Config struct {
 	IgnoredNamespaces []string `yaml:"ignoredNamespaces"`
 }
 
-// DefaultConfig returns the defaults, which equal the manifests in deploy/kubernetes.
+// DefaultConfig returns the defaults, which equal deploy/kubernetes/istiod.yaml.
 func DefaultConfig() Config {
 	return Config{
 		Mode:            Rules,
@@ -80,8 +80,8 @@ func DefaultConfig() Config {
 		RootCert:        "istio-ca-root-cert",
 		ClusterDomain:   "cluster.local",
 		Resources:       defaultResources(),
-		// The namespaces of Kubernetes itself, whose pods nametap and the control plane need, and
-		// the namespaces of the control planes.
+		// The namespaces of Kubernetes itself, because nametap and its control plane need the pods in them, and the
+		// namespaces of the control planes.
 		IgnoredNamespaces: []string{"kube-system", "kube-public", "kube-node-lease", "istio-system", "nametap-system"},
 	}
 }
@@ -172,8 +172,8 @@ func (c Config) check() error {
 	return nil
 }
 
-// checkAgentUser returns an error if the rules would capture the queries of the agent: they let a
-// user or a group pass, by default the user and group of the agent's container.
+// checkAgentUser returns an error if the rules would capture the queries of the agent. The queries of one user and one
+// group pass through the rules: by default the user and group of the agent's container.
 func (c Config) checkAgentUser() error {
 	for _, name := range []string{"capture-agent-uid", "capture-agent-gid"} {
 		value, set := c.Settings[name]
@@ -184,7 +184,7 @@ func (c Config) checkAgentUser() error {
 	return fmt.Errorf("settings: capture-agent-uid, capture-agent-gid: want %d in one of them, the user and group of the agent in a pod", agentID)
 }
 
-// checkEgress returns an error that names a setting of connections to VIPs that a pod does not allow.
+// checkEgress returns an error if a setting for connections to VIPs does not work in a pod.
 func (c Config) checkEgress() error {
 	if carriesVIPs(c) && c.Mode == Resolv {
 		return fmt.Errorf("settings: egress: mode %s has no rules that redirect connections to VIPs: want mode %s", Resolv, Rules)
@@ -226,8 +226,7 @@ func (c Config) checkAddresses() error {
 	return nil
 }
 
-// The annotations of a pod that replace settings. The mode's annotation may also be on the
-// namespace.
+// The annotations of a pod that replace settings. The namespace may have the annotation of the mode, too.
 const (
 	modeAnnotation = "nametap.dev/mode"
 	cpuRequest     = "nametap.dev/cpu-request"
@@ -236,8 +235,8 @@ const (
 	memoryLimit    = "nametap.dev/memory-limit"
 )
 
-// forPod returns the settings of a pod: annotations of the pod, and then of its namespace, take precedence. It notes in
-// the pod what follows for it. An error says why it is refused.
+// forPod returns the settings of a pod. Annotations of the pod take precedence over annotations of its namespace, and
+// these over c. forPod sets p.user and p.ambient. An error says why the pod is refused.
 func (c Config) forPod(p *pod, ns Namespace) (Config, error) {
 	for _, annotations := range []map[string]string{p.Metadata.Annotations, ns.Annotations} {
 		if mode, ok := annotations[modeAnnotation]; ok {
@@ -260,7 +259,7 @@ func (c Config) forPod(p *pod, ns Namespace) (Config, error) {
 	return c.withAmounts(p.Metadata.Annotations)
 }
 
-// withAmounts returns the settings with the resources of annotations.
+// withAmounts returns the settings with the resources in the annotations of a pod.
 func (c Config) withAmounts(annotations map[string]string) (Config, error) {
 	c.Resources = Resources{maps.Clone(c.Resources.Requests), maps.Clone(c.Resources.Limits)}
 	given := ""
@@ -285,12 +284,12 @@ func (c Config) withAmounts(annotations map[string]string) (Config, error) {
 	return c, nil
 }
 
-// uidRange is OpenShift's annotation of a namespace with the users that its pods may have: FIRST/NUMBER, or
+// uidRange is OpenShift's annotation of a namespace with the users that its pods may run as: FIRST/NUMBER, or
 // FIRST-LAST.
 const uidRange = "openshift.io/sa.scc.uid-range"
 
-// agentUser returns the user of the agent. OpenShift admits users of the namespace's range; the
-// first one is the user of its other containers.
+// agentUser returns the user of the agent. In a namespace of OpenShift it is the second user of the namespace's range:
+// OpenShift admits only users of the range, and runs other containers as the first one.
 func agentUser(ns Namespace, mode Mode) (int64, error) {
 	text, ok := ns.Annotations[uidRange]
 	switch {

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// volumes returns the volumes of the agent. deploy/kubernetes explains them.
+// volumes returns the volumes of the agent. deploy/kubernetes/istiod.yaml explains them.
 func volumes(cfg Config) []corev1.Volume {
 	lifetime, optional := int64(43200), true
 	_, files := cfg.Resources.memory()
@@ -27,7 +27,7 @@ func volumes(cfg Config) []corev1.Volume {
 	}
 }
 
-// agentContainer returns the sidecar. deploy/kubernetes explains its fields.
+// agentContainer returns the sidecar. deploy/kubernetes/istiod.yaml explains its fields.
 func agentContainer(p *pod, variables []corev1.EnvVar, cfg Config) corev1.Container {
 	always := corev1.ContainerRestartPolicyAlways
 	grace := int64(1)
@@ -47,8 +47,8 @@ func agentContainer(p *pod, variables []corev1.EnvVar, cfg Config) corev1.Contai
 		},
 	}
 	if cfg.Mode == Resolv {
-		// No container waits for the agent, so kubelet does: it starts the next container when the hook
-		// has ended. A startup probe would add its period, a second. After 3 s the agent is ready without a
+		// No container waits for the agent, so kubelet waits: it starts the next container when the hook
+		// has ended. A startup probe would add its period, a second. After 3 s the agent is ready even without a
 		// table.
 		c.Lifecycle = &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{program, "status", "--wait", awaitAgent}}}}
 	}
@@ -58,15 +58,15 @@ func agentContainer(p *pod, variables []corev1.EnvVar, cfg Config) corev1.Contai
 		c.LivenessProbe.HTTPGet = &corev1.HTTPGetAction{Path: "/healthz/live", Port: intstr.FromString("status")}
 		return c
 	}
-	// Istio's rules send what comes from outside to Envoy, probes included, and Envoy refuses
-	// what has no certificate. So kubelet runs a program instead.
+	// Istio's rules send all connections from outside to Envoy, probes included, and Envoy refuses connections without a
+	// certificate. So kubelet runs a program instead.
 	query := &corev1.ExecAction{Command: []string{program, "query", "localhost", "A"}}
 	c.ReadinessProbe.Exec, c.LivenessProbe.Exec = query, query
 	c.ReadinessProbe.TimeoutSeconds = c.LivenessProbe.TimeoutSeconds
 	return c
 }
 
-// captureContainer returns the container that sets the rules. deploy/kubernetes explains its fields.
+// captureContainer returns the container that sets the rules. deploy/kubernetes/istiod.yaml explains its fields.
 func captureContainer(variables []corev1.EnvVar, cfg Config) corev1.Container {
 	rights := confined(0)
 	rights.Capabilities.Add = []corev1.Capability{"NET_ADMIN", "NET_RAW"}
@@ -79,8 +79,8 @@ func captureContainer(variables []corev1.EnvVar, cfg Config) corev1.Container {
 	}
 }
 
-// confined returns the fewest rights of a user. The profile of seccomp is there for namespaces with
-// the Pod Security level restricted, whose pods may have it in their containers only.
+// confined returns the security context of user with the fewest rights. It has the profile of seccomp for namespaces with
+// the Pod Security level restricted: their pods may have the profile in their containers only.
 func confined(user int64) *corev1.SecurityContext {
 	yes, no := true, false
 	c := &corev1.SecurityContext{
@@ -97,12 +97,10 @@ func confined(user int64) *corev1.SecurityContext {
 // proxyConfig is Istio's annotation with settings of a pod, in YAML.
 const proxyConfig = "proxy.istio.io/config"
 
-// discoveryAddress matches a proxyConfig with an address of the control plane, which replaces the
-// Config's. The annotation may have errors, which are the agent's to report, so it is not parsed.
-// The pattern does not match comments, longer keys, and keys without a value.
-const discoveryAddress = `(^|[\n{,])[ \t]*["']?discoveryAddress["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`
-
-var discoveryAddressPattern = regexp.MustCompile(discoveryAddress)
+// discoveryAddress matches a proxyConfig with an address of the control plane, which replaces the address in the Config.
+// The annotation is not parsed, because it may have errors, which the agent reports. The pattern does not match
+// comments, longer keys, and keys without a value.
+var discoveryAddress = regexp.MustCompile(`(^|[\n{,])[ \t]*["']?discoveryAddress["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`)
 
 // environment returns the settings of both containers. nameservers are for mode Resolv.
 func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
@@ -120,7 +118,7 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	if runtime, _ := cfg.Resources.memory(); runtime > 0 {
 		list.set(goMemory, strconv.FormatInt(runtime, 10)+"MiB")
 	}
-	if cfg.ControlPlane != "" && !discoveryAddressPattern.MatchString(p.Metadata.Annotations[proxyConfig]) {
+	if cfg.ControlPlane != "" && !discoveryAddress.MatchString(p.Metadata.Annotations[proxyConfig]) {
 		list.set(variable("xds-addr"), cfg.ControlPlane)
 	}
 	if cfg.ClusterID != "" {
@@ -136,7 +134,7 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	if p.hasIstio() {
 		list.set(variable("status-addr"), net.JoinHostPort(loopback, strconv.Itoa(besideIstio)))
 	}
-	if p.hasIstio() && carriesVIPs(cfg) { // Envoy does, if DNS has them
+	if p.hasIstio() && carriesVIPs(cfg) { // Envoy carries the connections, if DNS has the VIPs
 		list.set(variable("dns-auto-allocate"), "true")
 	}
 	for _, name := range slices.Sorted(maps.Keys(cfg.Settings)) {
@@ -151,14 +149,14 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	return list
 }
 
-// An environ is a list of environment variables, each once.
+// An environ is a list of environment variables, in which each name is once.
 type environ []corev1.EnvVar
 
 func (e *environ) field(name, path string) {
 	*e = append(*e, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}})
 }
 
-// set sets a variable, in its place if it is in the list.
+// set sets a variable. If the list has it already, it stays in its place.
 func (e *environ) set(name, value string) {
 	v := corev1.EnvVar{Name: name, Value: value}
 	if i := slices.IndexFunc(*e, func(v corev1.EnvVar) bool { return v.Name == name }); i >= 0 {

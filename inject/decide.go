@@ -14,7 +14,7 @@ const (
 	Enabled = "enabled"
 )
 
-// mirror is the annotation of kubelet's copy of a pod that it runs from a file of the node.
+// mirror is the annotation of a pod that kubelet runs from a file of the node: the API server only has a copy.
 const mirror = "kubernetes.io/config.mirror"
 
 // An Outcome is what happens to a pod.
@@ -45,8 +45,8 @@ const (
 	ReasonByHand          = "the pod has a container " + agentName + " or " + captureName + " and no annotation " + Status
 )
 
-// decide returns whether a pod is to be injected, and the reason. The order of the cases is the
-// precedence: what would do harm, the pod's label, the namespace's label.
+// decide returns whether a pod is to be injected, and the reason. The cases that would do harm come before the
+// pod's label, and the pod's label before the namespace's label.
 func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	label, labelled := p.Metadata.Labels[Label]
 	ofNamespace, requested := ns.Labels[Label], ns.Requested && ns.Labels[Label] == ""
@@ -79,8 +79,8 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	return Injected, ReasonNamespace
 }
 
-// obstacle returns why nametap would not work in a pod, or "". The queries of user and group 1337
-// are not redirected, and only one program can listen on a port of the pod.
+// obstacle returns why nametap would not work in a pod; "" if it would. The rules do not redirect the queries of user and
+// group 1337, and only one program can listen on a port of the pod.
 func obstacle(p *pod, previous status, cfg Config) string {
 	ports := portsOf(p, cfg)
 	for _, c := range p.application(previous.addedContainer) {
@@ -121,7 +121,7 @@ func portsOf(p *pod, cfg Config) []int {
 	return ports
 }
 
-// portOf returns the port in a setting, or the other one if it has none.
+// portOf returns the port in a setting, or preset if the setting has no port.
 func portOf(cfg Config, setting string, preset int) int {
 	_, text, err := net.SplitHostPort(cfg.Settings[setting])
 	if port, err2 := strconv.ParseUint(text, 10, 16); err == nil && err2 == nil {
@@ -130,7 +130,8 @@ func portOf(cfg Config, setting string, preset int) int {
 	return preset
 }
 
-// nameTaken returns which of the names of nametap something else in a pod has, or "".
+// nameTaken returns an error text if a container or a volume that injection has not added has one of the names of
+// nametap, otherwise "".
 func nameTaken(p *pod, previous status) string {
 	kept := slices.DeleteFunc(slices.Clone(p.Spec.InitContainers), func(c podContainer) bool { return previous.addedContainer(c.Name) })
 	for _, c := range slices.Concat(kept, p.Spec.Containers) {

@@ -18,7 +18,7 @@ import (
 type document struct {
 	marker []byte // the line that begins it, if any
 	body   []byte
-	line   int        // the number of lines before the body
+	line   int        // number of lines before the body
 	root   *yaml.Node // nil without an object
 }
 
@@ -57,7 +57,7 @@ func split(text []byte) ([]*document, error) {
 	return documents, errors.Join(failures...)
 }
 
-// separated reports whether a marker ends where the rest of its line begins.
+// separated reports whether rest, which follows a marker in its line, shows that the marker is complete.
 func separated(rest []byte) bool {
 	return len(rest) == 0 || bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0]))
 }
@@ -111,7 +111,7 @@ func directives(text []byte) bool {
 // errorLine matches the number of a line in an error of the parser.
 var errorLine = regexp.MustCompile(`^yaml: line (\d+): `)
 
-// at returns an error of the parser with the line in the manifest.
+// at returns err, an error of the parser, with the number of the line in the manifest.
 func (d *document) at(err error) error {
 	match := errorLine.FindStringSubmatch(err.Error())
 	if match == nil {
@@ -121,8 +121,8 @@ func (d *document) at(err error) error {
 	return fmt.Errorf("line %d: %s", d.line+line, strings.TrimPrefix(err.Error(), match[0]))
 }
 
-// render returns a changed document as text. It reads the text again: an error is better than a
-// manifest that says something else.
+// render returns a changed document as text. It reads the text again, and returns an error if its content differs: that is
+// better than a manifest with another content.
 func (d *document) render(root *yaml.Node) ([]byte, error) {
 	if json.Valid(d.body) {
 		return d.checked(d.json(root), root)
@@ -144,7 +144,7 @@ func (d *document) render(root *yaml.Node) ([]byte, error) {
 		}
 		return []byte(text)
 	}
-	// With the lines of the document as they are, if that says the same.
+	// Keep the lines of the document, if the result has the same content.
 	if base, err := encodeText(d.root, spaces, compact); err == nil {
 		if merged, ok := merge(withNewline(raw), base+end, next); ok {
 			if text, err := d.checked(ending(merged), root); err == nil {
@@ -155,7 +155,7 @@ func (d *document) render(root *yaml.Node) ([]byte, error) {
 	return d.checked(ending(next), root)
 }
 
-// checked returns a text that says what the tree says, or an error.
+// checked returns text if its content is root, otherwise an error.
 func (d *document) checked(text []byte, root *yaml.Node) ([]byte, error) {
 	again, err := d.read(text)
 	if err != nil {
@@ -211,7 +211,7 @@ func lastLine(text []byte) string {
 }
 
 // indentation returns the number of spaces by which a document indents mappings, and whether lists
-// begin in the column of their key. The first of each decides.
+// begin in the column of their key. The first mapping and the first list decide.
 func indentation(root *yaml.Node) (spaces int, compact bool) {
 	spaces, compact = 0, true
 	lists := false

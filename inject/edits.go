@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// edits are all changes of one pod. What an earlier injection added is found by its name.
+// edits are all changes of one pod. The parts that an earlier injection added are found by their names.
 type edits struct {
 	previous         status
 	initContainers   []*yaml.Node // before all others
@@ -66,68 +66,51 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 			next.Sysctls = append(next.Sysctls, s.Name)
 		}
 	}
-	if err := e.generate(p, environment(p, nameservers, cfg), cfg, &next); err != nil {
-		return edits{}, err
-	}
+	e.generate(p, environment(p, nameservers, cfg), cfg, &next)
 	if p.hasIstio() {
 		e.istioEnv = &corev1.EnvVar{Name: dnsCapture, Value: "false"}
 	}
-	e.status, err = next.text()
-	return e, err
+	e.status = next.text()
+	return e, nil
 }
 
 // generate makes the containers and volumes, and notes them in the status.
-func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *status) error {
+func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *status) {
 	containers := []corev1.Container{agentContainer(p, variables, cfg)}
 	if cfg.Mode == Rules {
 		containers = append(containers, captureContainer(variables, cfg))
 	}
 	for _, c := range containers {
-		node, err := encode(c)
-		if err != nil {
-			return err
-		}
+		node := encode(c)
 		e.initContainers = append(e.initContainers, node)
 		next.InitContainers[c.Name] = marks(node)
 	}
 	for _, v := range volumes(cfg) {
-		node, err := encode(v)
-		if err != nil {
-			return err
-		}
+		node := encode(v)
 		e.volumes = append(e.volumes, node)
 		next.Volumes[v.Name] = mark(node)
 	}
-	return nil
 }
 
 // apply changes a pod. It leaves equal parts as they are, with their comments and their style.
-func (e edits) apply(node *yaml.Node) error {
+func (e edits) apply(node *yaml.Node) {
 	meta := ensure(node, "metadata", "spec", yaml.MappingNode)
 	spec := ensure(node, "spec", "", yaml.MappingNode)
 	if e.istioEnv != nil {
-		if err := e.switchOff(spec); err != nil {
-			return err
+		for _, c := range istioElements(spec) {
+			setVariable(ensure(c, "env", "", yaml.SequenceNode), *e.istioEnv)
 		}
 	}
 	e.applyContainers(ensure(spec, "initContainers", "containers", yaml.SequenceNode))
 	e.applyVolumes(ensure(spec, "volumes", "", yaml.SequenceNode))
-	if err := applyNamed(spec, "imagePullSecrets", e.previous.ImagePullSecrets, e.imagePullSecrets); err != nil {
-		return err
-	}
-	if err := e.applySysctls(spec); err != nil {
-		return err
-	}
-	if err := e.applyDNS(spec); err != nil {
-		return err
-	}
+	applyNamed(spec, "imagePullSecrets", e.previous.ImagePullSecrets, e.imagePullSecrets)
+	e.applySysctls(spec)
+	e.applyDNS(spec)
 	annotations := ensure(meta, "annotations", "", yaml.MappingNode)
 	if e.ambient {
-		if err := update(annotations, ambientCapture, "false"); err != nil {
-			return err
-		}
+		update(annotations, ambientCapture, "false")
 	}
-	return update(annotations, Status, e.status)
+	update(annotations, Status, e.status)
 }
 
 // applyContainers puts the containers before all others. A container that is there already keeps
@@ -169,77 +152,57 @@ func (e edits) applyVolumes(list *yaml.Node) {
 	}
 }
 
-// switchOff sets the variable of Istio's containers.
-func (e edits) switchOff(spec *yaml.Node) error {
-	for _, c := range istioElements(spec) {
-		if err := setVariable(ensure(c, "env", "", yaml.SequenceNode), *e.istioEnv); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // setVariable sets a variable of a container, wherever it is in the list.
-func setVariable(variables *yaml.Node, v corev1.EnvVar) error {
+func setVariable(variables *yaml.Node, v corev1.EnvVar) {
 	found := false
 	for _, current := range elements(variables) {
-		if nameOf(current) != v.Name {
-			continue
-		}
-		found = true
-		remove(current, "valueFrom")
-		if err := update(current, "value", v.Value); err != nil {
-			return err
+		if nameOf(current) == v.Name {
+			found = true
+			remove(current, "valueFrom")
+			update(current, "value", v.Value)
 		}
 	}
-	if found {
-		return nil
+	if !found {
+		variables.Content = append(variables.Content, encode(v))
 	}
-	added, err := encode(v)
-	variables.Content = append(variables.Content, added)
-	return err
 }
 
 // applySysctls changes the sysctls. It leaves no empty fields.
-func (e edits) applySysctls(spec *yaml.Node) error {
+func (e edits) applySysctls(spec *yaml.Node) {
 	if len(e.sysctls) == 0 && len(e.previous.Sysctls) == 0 {
-		return nil
+		return
 	}
 	context := ensure(spec, "securityContext", "", yaml.MappingNode)
-	err := applyNamed(context, "sysctls", e.previous.Sysctls, e.sysctls)
+	applyNamed(context, "sysctls", e.previous.Sysctls, e.sysctls)
 	if len(context.Content) == 0 {
 		remove(spec, "securityContext")
 	}
-	return err
 }
 
-// applyDNS changes what kubelet makes resolv.conf from.
-func (e edits) applyDNS(spec *yaml.Node) error {
+// applyDNS changes the fields from which kubelet makes resolv.conf.
+func (e edits) applyDNS(spec *yaml.Node) {
 	if e.dns == nil {
-		return nil
+		return
 	}
 	if e.dns.policy == "" {
 		remove(spec, "dnsPolicy")
-	} else if err := update(spec, "dnsPolicy", e.dns.policy); err != nil {
-		return err
+	} else {
+		update(spec, "dnsPolicy", e.dns.policy)
 	}
 	if config := e.dns.configOrNone(); config != nil {
-		return update(spec, "dnsConfig", config)
+		update(spec, "dnsConfig", config)
+	} else {
+		remove(spec, "dnsConfig")
 	}
-	remove(spec, "dnsConfig")
-	return nil
 }
 
 // applyNamed removes elements of a list by their names, and adds others after all that stay. It leaves no empty list.
-func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) error {
+func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) {
 	if len(removed)+len(added) == 0 {
-		return nil
+		return
 	}
 	list := ensure(m, key, "", yaml.SequenceNode)
-	next, err := encode(append([]T{}, added...))
-	if err != nil {
-		return err
-	}
+	next := encode(append([]T{}, added...))
 	kept := slices.DeleteFunc(slices.Clone(elements(list)), func(n *yaml.Node) bool { return slices.Contains(removed, nameOf(n)) })
 	if next.Content = append(kept, next.Content...); !same(list, next, true) {
 		list.Content = next.Content
@@ -247,14 +210,7 @@ func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) er
 	if len(list.Content) == 0 {
 		remove(m, key)
 	}
-	return nil
 }
 
 // update sets a key to a value, unless it has that value.
-func update(m *yaml.Node, key string, v any) error {
-	node, err := encode(v)
-	if err == nil {
-		put(m, []string{key}, node)
-	}
-	return err
-}
+func update(m *yaml.Node, key string, v any) { put(m, []string{key}, encode(v)) }

@@ -6,18 +6,18 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A Result is what has become of a pod.
+// A Result is the result of injecting a pod.
 type Result struct {
 	// Pod is the pod with nametap in it, or the given pod if the outcome is not Injected.
 	Pod     *yaml.Node
 	Outcome Outcome
-	// Reasons say why. The first one decided; others are changes of other parts of the pod.
+	// Reasons give the reason of the outcome first. Further reasons are about changes of other parts of the pod.
 	Reasons []string
 }
 
-// Pod returns a pod with nametap in it, and why. The pod is a YAML or JSON tree, because that keeps
-// comments and fields that nametap does not know. It is not changed. An error means that it is no
-// pod, or that the Config is wrong.
+// Pod returns the pod in node with nametap in it, or says why nametap is not added. node is a YAML or JSON tree, because a
+// tree keeps comments and fields that nametap does not know. Pod does not change node. It returns an error if node is no
+// valid pod, or cfg is wrong.
 func Pod(node *yaml.Node, ns Namespace, cfg Config) (Result, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -36,9 +36,7 @@ func Pod(node *yaml.Node, ns Namespace, cfg Config) (Result, error) {
 		return Result{node, Refused, []string{refusal.Error()}}, nil //nolint:nilerr // a result, for the user
 	}
 	changed := clone(node)
-	if err := changes.apply(changed); err != nil {
-		return Result{}, fmt.Errorf("changing the pod: %w", err)
-	}
+	changes.apply(changed)
 	reasons := []string{reason}
 	if changes.istioEnv != nil {
 		reasons = append(reasons, fmt.Sprintf("Istio's sidecar is in the pod, so its own DNS capture is off (%s)", dnsCapture))

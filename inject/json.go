@@ -13,8 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// readJSON returns the tree of a text in JSON with at most so many values and levels. A YAML parser would not
-// do: it takes some characters in texts, such as U+0085 and U+2028, for line breaks, and refuses others.
+// readJSON returns the tree of a text in JSON that has at most maxValues values, and a depth of at most maxDepth. A YAML
+// parser would misread the text: it takes some characters, such as U+0085 and U+2028, for line breaks, and refuses others.
 func readJSON(text []byte, maxValues, maxDepth int) (*yaml.Node, error) {
 	r := jsonReader{Decoder: json.NewDecoder(bytes.NewReader(text)), text: text, line: 1, maxValues: maxValues, maxDepth: maxDepth}
 	r.UseNumber()
@@ -29,7 +29,7 @@ func readJSON(text []byte, maxValues, maxDepth int) (*yaml.Node, error) {
 type jsonReader struct {
 	*json.Decoder
 	text                []byte
-	read, line          int // bytes that were read, and the line where they end
+	read, line          int // the number of bytes that were read, and the line in which they end
 	values              int
 	maxValues, maxDepth int
 }
@@ -82,19 +82,19 @@ func (r *jsonReader) list(node *yaml.Node, bracket json.Delim, depth int) error 
 	return err
 }
 
-// ambiguous matches texts that YAML 1.1 takes for something else, and YAML 1.2 does not. They are quoted.
+// ambiguous matches texts that are no texts in YAML 1.1, but texts in YAML 1.2. They are quoted.
 var ambiguous = regexp.MustCompile(`^(?:[yY]|[nN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)$`)
 
-// encode returns the tree of a value: of Kubernetes' types, of texts and of lists of them. [yaml.Node.Encode]
-// knows nothing of JSON's names for their fields.
-func encode(v any) (*yaml.Node, error) {
+// encode returns the tree of v: a value of Kubernetes' types, a text, or a list of these, all of which have a form in JSON.
+// [yaml.Node.Encode] does not know the names that the fields have in JSON.
+func encode(v any) *yaml.Node {
+	var node *yaml.Node
 	text, err := json.Marshal(v)
-	if err != nil {
-		return nil, fmt.Errorf("encoding a %T: %w", v, err)
+	if err == nil {
+		node, err = readJSON(text, math.MaxInt, math.MaxInt)
 	}
-	node, err := readJSON(text, math.MaxInt, math.MaxInt)
 	if err != nil {
-		return nil, fmt.Errorf("encoding a %T: %w", v, err)
+		panic(fmt.Sprintf("encoding a %T: %v", v, err))
 	}
 	visit(node, func(n *yaml.Node) {
 		n.Line = 0
@@ -105,7 +105,7 @@ func encode(v any) (*yaml.Node, error) {
 			n.Style = yaml.FlowStyle
 		}
 	})
-	return node, nil
+	return node
 }
 
 // A jsonWriter writes a tree as JSON, in its order.
@@ -114,7 +114,7 @@ type jsonWriter struct {
 	indent string // empty writes one line
 }
 
-// node writes a tree, whose first line is indented already.
+// node writes a tree. margin is the indentation of its lines after the first one.
 func (w *jsonWriter) node(n *yaml.Node, margin string) {
 	n = target(n)
 	inner := margin + w.indent

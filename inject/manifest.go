@@ -8,22 +8,22 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A Report says what has become of one pod of a manifest.
+// A Report is the result for one pod of a manifest.
 type Report struct {
 	Object  string // as "Deployment shop/cart"
-	Line    int    // of the manifest
+	Line    int    // in the manifest
 	Outcome Outcome
 	Reasons []string
 }
 
 // Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and
-// other objects. Documents without a pod that changes stay byte for byte; the others keep their comments
-// and, if merge succeeds, all lines that do not change. namespace is the one of objects that name none.
-// Injection counts as requested, so pods need no label, unless the manifest has their Namespace with another
-// value of the label than Enabled. Annotations of that Namespace count, too.
+// other objects. A document in which no pod changes stays byte for byte. Other documents keep their comments
+// and, if merge succeeds, all lines that do not change. namespace is the namespace of objects that name none.
+// Injection counts as requested, so pods need no label, unless the manifest has their Namespace, and its label has
+// another value than Enabled. Annotations of that Namespace count, too.
 //
-// The errors name their lines, and are about malformed text and objects. Refused pods are in the
-// reports. If there are errors, the caller should use none of the text.
+// Errors are about malformed text and objects, and name the lines. Refused pods are in the
+// reports. If there are errors, the caller should not use the text.
 func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, error) {
 	if _, err := cfg.withDefaults(); err != nil {
 		return nil, nil, err
@@ -52,7 +52,7 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 // A manifest is the state of Manifest.
 type manifest struct {
 	namespace  string
-	namespaces map[string]Namespace // that are in the manifest
+	namespaces map[string]Namespace // the Namespaces in the manifest, by name
 	cfg        Config
 	reports    []Report
 }
@@ -79,7 +79,8 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 	return d.render(root)
 }
 
-// injectWorkload injects one pod of a document, which may have aliases, and reports whether that has changed it.
+// injectWorkload injects one pod of a document, and reports whether the pod has changed. aliased is true if the document
+// has aliases.
 func (m *manifest) injectWorkload(root *yaml.Node, w workload, aliased bool) (bool, error) {
 	if w.pod == nil {
 		m.reports = append(m.reports, Report{w.name(m.namespace), w.object.Line, Skipped, []string{ReasonUnknownKind}})
@@ -95,7 +96,7 @@ func (m *manifest) injectWorkload(root *yaml.Node, w workload, aliased bool) (bo
 	if result.Outcome != Injected || same(w.pod, result.Pod, true) {
 		return false, nil
 	}
-	if aliased { // they get the pod without nametap
+	if aliased { // aliases of parts that change keep the content without nametap
 		detach(root, w.path)
 		if result, err = Pod(w.pod, namespace, m.cfg); err != nil {
 			return false, err

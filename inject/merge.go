@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// merge applies the difference of two texts, base and next, to a third one: raw, which says the same
-// as base in another form. So blank lines and the form of the parts that do not change stay. It reports
-// false if a part that changes has another form, or the texts differ in too many lines.
+// merge applies the difference between the texts base and next to raw, which has the same content
+// as base in another form. So blank lines, and the form of the parts that do not change, stay. It reports
+// false if a part that changes has another form in raw than in base, or if the texts differ in too many lines.
 func merge(raw, base, next string) (string, bool) {
 	rawLines, baseLines, nextLines := lines(raw), lines(base), lines(next)
 	inRaw, ok := match(baseLines, rawLines)
@@ -21,7 +21,7 @@ func merge(raw, base, next string) (string, bool) {
 	var out []string
 	b, r, n := 0, 0, 0
 	for i := range len(baseLines) + 1 {
-		// At the end, or at a line that all three have.
+		// A part ends at a line that all three texts have, or at the end.
 		untilRaw, untilNext := len(rawLines), len(nextLines)
 		if i < len(baseLines) {
 			if inRaw[i] < 0 || inNext[i] < 0 {
@@ -42,7 +42,7 @@ func merge(raw, base, next string) (string, bool) {
 	return strings.Join(out, ""), true
 }
 
-// choose returns what a part becomes that differs in one of the texts, or in both.
+// choose returns the merged lines of a part that differs between raw and base, between base and next, or both.
 func choose(raw, base, next []string) ([]string, bool) {
 	switch {
 	case slices.Equal(base, next):
@@ -65,12 +65,12 @@ func withoutBlank(lines []string) []string {
 // lines returns the lines of a text, each with its end.
 func lines(text string) []string { return slices.Collect(strings.Lines(text)) }
 
-// maxDifferences is the limit of lines in which texts may differ. It bounds the memory of match to
+// maxDifferences is the number of lines in which texts may differ. It bounds the memory of match to
 // 64 MiB, and is enough for twenty pods in one document.
 const maxDifferences = 4000
 
-// match returns for each line of a its place in b, -1 for a line that b does not have, by the
-// shortest list of insertions and deletions (Myers, "An O(ND) Difference Algorithm", 1986). It
+// match returns the index in b for each line of a, -1 for a line that b does not have. It finds the
+// shortest list of insertions and deletions (Myers, "An O(ND) Difference Algorithm", 1986), and
 // reports false if that list is too long.
 func match(a, b []string) ([]int, bool) {
 	limit := min(maxDifferences, len(a)+len(b))

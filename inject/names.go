@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Names, and numbers that the agent and the manifests in deploy/kubernetes have, too.
+// Names, and numbers that the agent and deploy/kubernetes/istiod.yaml have, too.
 const (
 	agentName   = "nametap"
 	captureName = "nametap-capture"
@@ -18,11 +18,11 @@ const (
 	dnsPort    = 15053
 	statusPort = 15020
 	egressPort = 15054
-	// besideIstio is the status port if Istio's agent is in the pod, which has 15020 itself.
+	// besideIstio is the status port if Istio's agent is in the pod: Istio's agent uses 15020.
 	besideIstio = 15055
-	// besideZtunnel is the DNS port if ztunnel is in the pod, which has 15053 itself.
+	// besideZtunnel is the DNS port if ztunnel is in the pod: ztunnel uses 15053.
 	besideZtunnel = 15056
-	// plainDNS is the port of the agent in mode Resolv: resolv.conf cannot name another.
+	// plainDNS is the DNS port in mode Resolv: resolv.conf cannot name another port.
 	plainDNS = 53
 
 	loopback = "127.0.0.1"
@@ -42,14 +42,14 @@ func volumeNames() []string { return []string{tokenVolume, rootCertVolume, state
 // restricted allows it.
 const lowPorts = "net.ipv4.ip_unprivileged_port_start"
 
-// lowPortsNames returns both names of the sysctl that a pod may have; kubelet takes them for the same.
+// lowPortsNames returns the two names that a pod may use for the sysctl; to kubelet they are the same.
 func lowPortsNames() []string { return []string{lowPorts, strings.ReplaceAll(lowPorts, ".", "/")} }
 
 // maxName is the longest name, in bytes.
 const maxName = 253
 
 var (
-	// imageName matches what the API server and engines take for an image, and more.
+	// imageName matches all names of images that the API server and engines accept, and some others.
 	imageName  = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._/-]*|\[[0-9a-fA-F:]+\])(:[0-9]+/[A-Za-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@[a-z0-9]+:[0-9a-f]{32,})?$`)
 	objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 	domainName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?[.]?$`)

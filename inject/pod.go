@@ -9,18 +9,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// A Namespace is what the decision about a pod needs to know about its namespace.
+// A Namespace has the properties of a pod's namespace that the decision about the pod needs.
 type Namespace struct {
 	Name                string
 	Labels, Annotations map[string]string
-	// Requested is true if a pod without a label is injected unless its namespace has another
+	// Requested is true if pods without a label are injected, unless the namespace has the label with another
 	// value than Enabled.
 	Requested bool
 }
 
 // A pod has the fields of a pod, or of the template of a workload, that decide about injection.
 type pod struct {
-	user    int64 // of the agent
+	user    int64 // the user of the agent
 	ambient bool  // whether ztunnel is in the pod
 
 	Metadata struct {
@@ -83,7 +83,7 @@ type podContainer struct {
 	} `yaml:"ports"`
 }
 
-// decode reads the fields of a pod. It also reads all others once, since that finds aliases that
+// decode reads the fields of a pod. It also reads all other fields, because the parser then finds aliases that
 // contain themselves or become too large.
 func decode(node *yaml.Node) (*pod, error) {
 	p := new(pod)
@@ -152,12 +152,12 @@ func (p *pod) isAmbient(ns Namespace) bool {
 // windows is the operating system for which there is no agent.
 const windows = "windows"
 
-// osLabels returns the labels of nodes with their operating system: the current label, and the
-// previous one, which kubelet still sets.
+// osLabels returns the labels that name the operating system of a node: the current label, and the
+// previous label, which kubelet still sets.
 func osLabels() []string { return []string{"kubernetes.io/os", "beta.kubernetes.io/os"} }
 
-// forWindows reports whether a pod can run only on nodes with Windows. Each of the terms of an
-// affinity is sufficient.
+// forWindows reports whether a pod can run only on nodes with Windows. A node needs to match only one term of an
+// affinity, so all terms must require Windows.
 func (p *pod) forWindows() bool {
 	terms := p.Spec.Affinity.NodeAffinity.Required.NodeSelectorTerms
 	other := func(t nodeSelectorTerm) bool {

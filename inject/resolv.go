@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// dnsFields are the fields of a pod from which kubelet makes its resolv.conf. Empty ones are removed.
+// dnsFields are the fields of a pod from which kubelet makes the pod's resolv.conf. An empty field is removed from the pod.
 type dnsFields struct {
 	policy string
 	config corev1.PodDNSConfig
@@ -26,9 +26,9 @@ func (f dnsFields) configOrNone() *corev1.PodDNSConfig {
 	return &f.config
 }
 
-// ownDNS returns the DNS fields that the pod would have without an injection in mode Resolv: its
-// previous fields, with the changes since. Nameservers removed since cannot be seen, because the
-// pod has only the agent.
+// ownDNS returns the DNS fields that the pod would have without an injection in mode Resolv: the fields before the first
+// injection, with the changes that others have made since. A nameserver that others have removed stays, because the
+// injected pod has no other nameserver than the agent, and so does not show the removal.
 func ownDNS(p *pod, previous status) dnsFields {
 	now := dnsFields{policy: p.Spec.DNSPolicy}
 	if p.Spec.DNSConfig != nil {
@@ -57,8 +57,7 @@ func ownDNS(p *pod, previous status) dnsFields {
 	}}
 }
 
-// edited returns the elements of before that are still in now, and the elements that are only in
-// now: neither before nor injected has them.
+// edited returns the elements of before that now has, too, and the elements of now that neither before nor injected has.
 func edited[T any](before, now []T, injected []string, text func(T) string) []T {
 	present, known := map[string]bool{}, map[string]bool{}
 	for _, v := range now {
@@ -108,12 +107,12 @@ type resolvConf struct {
 	upstreams       []string // the nameservers that the agent forwards to
 }
 
-// newResolvConf returns the DNS of a pod whose only nameserver is the agent. Search list and
-// options equal what kubelet would write, without the search list of the node.
+// newResolvConf returns the DNS of a pod whose only nameserver is the agent. The search list and the options are the ones
+// that kubelet would write, without the search list of the node.
 func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) {
 	for _, nameserver := range own.config.Nameservers {
 		if !canForward(nameserver) {
-			return resolvConf{}, errors.New(notForwarding(nameserver))
+			return resolvConf{}, fmt.Errorf("dnsConfig has the nameserver %.100q, to which the agent cannot forward, because it is no address of another host: remove it, or use the mode %s", nameserver, Rules)
 		}
 	}
 	upstreams, options := own.config.Nameservers, slices.Clone(own.config.Options)
@@ -131,20 +130,20 @@ func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) 
 		}
 	case "None":
 		if len(upstreams) == 0 {
-			return resolvConf{}, errors.New(noNameservers)
+			return resolvConf{}, errors.New("dnsPolicy is None and dnsConfig has no nameservers: add one")
 		}
 	default:
-		return resolvConf{}, errors.New(otherPolicy(own.policy))
+		return resolvConf{}, fmt.Errorf("dnsPolicy is %s, so the pod has the node's nameservers, which mode %s does not know: set another policy, or use the mode %s", own.policy, Resolv, Rules)
 	}
 	config := corev1.PodDNSConfig{Nameservers: []string{loopback}, Searches: distinct(slices.Concat(clusterSearches, own.config.Searches)), Options: options}
 	if len(config.Searches) > maxSearches || utf8.RuneCountInString(strings.Join(config.Searches, " ")) > maxSearchList {
-		return resolvConf{}, errors.New(longSearchList())
+		return resolvConf{}, fmt.Errorf("the search lists of the cluster and of dnsConfig together have more than %d domains or %d characters: remove some, or use the mode %s", maxSearches, maxSearchList, Rules)
 	}
 	return resolvConf{dnsFields{"None", config}, clusterSearches, distinct(upstreams)}, nil
 }
 
-// canForward reports whether the agent can forward to a nameserver of a pod. The API server does not check
-// these, because they are not in dnsConfig any more.
+// canForward reports whether the agent can forward to a nameserver of a pod. Injection takes these nameservers out of
+// dnsConfig, so the API server does not check them.
 func canForward(nameserver string) bool {
 	addr, err := netip.ParseAddr(nameserver)
 	return err == nil && addr.Zone() == "" && !addr.Is4In6() && (addr.IsGlobalUnicast() || addr.IsLinkLocalUnicast())
@@ -155,22 +154,6 @@ const (
 	maxSearches   = 32
 	maxSearchList = 2048 // characters, with spaces between
 )
-
-// Reasons of newResolvConf to refuse a pod.
-
-func longSearchList() string {
-	return fmt.Sprintf("the search lists of the cluster and of dnsConfig together have more than %d domains or %d characters: remove some, or use the mode %s", maxSearches, maxSearchList, Rules)
-}
-
-const noNameservers = "dnsPolicy is None and dnsConfig has no nameservers: add one"
-
-func notForwarding(nameserver string) string {
-	return fmt.Sprintf("dnsConfig has the nameserver %.100q, to which the agent cannot forward, because it is no address of another host: remove it, or use the mode %s", nameserver, Rules)
-}
-
-func otherPolicy(policy string) string {
-	return fmt.Sprintf("dnsPolicy is %s, so the pod has the node's nameservers, which mode %s does not know: set another policy, or use the mode %s", policy, Resolv, Rules)
-}
 
 // distinct returns the list without repetitions, as kubelet does with search domains.
 func distinct(list []string) []string {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Resources are what each of the containers that are added requests, and its limits.
+// Resources are the requests and limits of each container that is added.
 type Resources struct {
 	Requests Amounts `yaml:"requests"`
 	Limits   Amounts `yaml:"limits"`
@@ -19,10 +19,11 @@ type Resources struct {
 // Amounts are quantities of cpu and memory, as Kubernetes writes them. An empty text stands for none.
 type Amounts map[string]string
 
-// leastMemory is the smallest limit with which an agent works. It has about 20 MiB with a small table.
+// leastMemory is the smallest limit with which an agent works. With a small table, an agent needs about 20 MiB.
 const leastMemory = 32 << 20
 
-// defaultResources returns what an agent uses: 32 MiB with 1,000 hosts. deploy/kubernetes explains the limit.
+// defaultResources returns the resources of an agent: with 1,000 hosts it uses 32 MiB. deploy/kubernetes/istiod.yaml
+// explains the limit.
 func defaultResources() Resources {
 	return Resources{Amounts{"cpu": "10m", "memory": "32Mi"}, Amounts{"memory": "192Mi"}}
 }
@@ -36,7 +37,7 @@ func (r Resources) withDefaults() Resources {
 	return defaults
 }
 
-// list returns the amounts, which were checked.
+// list returns the amounts, which check has checked, without the empty ones.
 func (a Amounts) list() corev1.ResourceList {
 	list := corev1.ResourceList{}
 	for name, text := range a {
@@ -77,8 +78,8 @@ func (r Resources) requirements() corev1.ResourceRequirements {
 	return corev1.ResourceRequirements{Requests: r.Requests.list(), Limits: r.Limits.list()}
 }
 
-// memory returns how the limit is divided, in MiB: for Go's runtime, and for files in the volume of the state, which
-// are memory of the container, too. Without a limit there is none for the runtime, either.
+// memory returns the parts of the memory limit, in MiB: for Go's runtime, and for the files in the volume of the state, which
+// are in memory, too. Without a limit, runtime is 0, which stands for no limit.
 func (r Resources) memory() (runtime, files int64) {
 	limit, ok := r.Limits.list()[corev1.ResourceMemory]
 	if !ok {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// settingKinds are the settings of `nametap agent` that Config.Settings may have, by the names of their flags,
-// with the kind of the value: as the flag says it, with its bounds, or the permitted values. An agent does not
+// settingKinds has the settings of `nametap agent` that Config.Settings may have: by the name of the flag, the kind of
+// its value as the flag declares it, with its bounds, or the permitted values. An agent does not
 // start with another setting or value, and its pod would have no DNS.
 var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
@@ -37,7 +37,7 @@ var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"xds-server-name": "string", "xds-token-file": "string",
 }
 
-// reserved are the settings that follow from other fields, or from the pod, and from what.
+// reserved has the settings that follow from other fields or from the pod, with the name of what they follow from.
 var reserved = map[string]string{ //nolint:gochecknoglobals // a constant
 	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "upstream": "nameservers",
 	"status-addr": "whether Istio's sidecar is in the pod", "capture": "mode", "supervise": "mode",
@@ -61,7 +61,7 @@ func checkSettings(settings map[string]string) error {
 	return nil
 }
 
-// similar returns a question with the setting that may be meant, "" without one.
+// similar returns a question that names the setting whose name is most similar to name; "" if none is similar.
 func similar(name string) string {
 	name = strings.ReplaceAll(strings.TrimPrefix(strings.ToLower(strings.TrimLeft(name, "-")), "nametap_"), "_", "-")
 	if len(name) > maxName {
@@ -81,7 +81,7 @@ func similar(name string) string {
 	return ": did you mean " + best + "?"
 }
 
-// distance returns how many characters have to be inserted, removed or replaced to make b of a.
+// distance returns how many characters have to be inserted, removed or replaced to turn a into b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -107,7 +107,7 @@ var receiver = regexp.MustCompile(`^(|unix:///[!-~]{1,106}|tcp://([A-Za-z0-9._-]
 // maxTTL is the longest TTL of DNS (RFC 2181, section 8).
 const maxTTL = math.MaxInt32 * time.Second
 
-// checkKind returns what is expected of a value that is not of a kind.
+// checkKind returns an error that says which values are of the kind, unless value is one of them.
 func checkKind(kind, value string) error {
 	name, bounds, _ := strings.Cut(kind, " ")
 	name, positive := strings.CutSuffix(name, ">0")
@@ -173,7 +173,7 @@ func checkInt(value string, positive bool, bounds string) error {
 	return nil
 }
 
-// above0 returns what is expected of 0 where it is not permitted.
+// above0 returns an error if ok, which says that a value is above 0 or may be 0, is false.
 func above0(ok bool) error {
 	if ok {
 		return nil

@@ -19,12 +19,12 @@ const Status = "nametap.dev/status"
 // A status is the value of the annotation. The zero value stands for a pod without nametap.
 type status struct {
 	Mode Mode `json:"mode"`
-	// The names of what was added, with the marks of what was generated for it.
+	// The names of the containers and volumes that were added, with the marks of their generated parts.
 	InitContainers   map[string]string `json:"initContainers"`
 	Volumes          map[string]string `json:"volumes"`
 	Sysctls          []string          `json:"sysctls,omitempty"`
 	ImagePullSecrets []string          `json:"imagePullSecrets,omitempty"`
-	// In mode Resolv, the search list of the cluster that was added, and what the pod itself had.
+	// In mode Resolv, the search list of the cluster that was added, and the DNS fields that the pod had before.
 	ClusterSearches []string             `json:"clusterSearches,omitempty"`
 	DNSPolicy       string               `json:"dnsPolicy,omitempty"`
 	DNSConfig       *corev1.PodDNSConfig `json:"dnsConfig,omitempty"`
@@ -66,7 +66,7 @@ func (s *status) addedVolume(name string) bool {
 	return ok
 }
 
-// check returns an error that names what nametap does not write.
+// check returns an error that names a value that nametap does not write.
 func (s *status) check() error {
 	for _, name := range slices.Concat(slices.Sorted(maps.Keys(s.InitContainers)), slices.Sorted(maps.Keys(s.Volumes))) {
 		if name != agentName && !strings.HasPrefix(name, agentName+"-") {
@@ -83,10 +83,10 @@ func (s *status) check() error {
 }
 
 // text returns the value of the annotation.
-func (s *status) text() (string, error) {
+func (s *status) text() string {
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
-	err := encoder.Encode(s)
-	return strings.TrimSpace(text.String()), err
+	_ = encoder.Encode(s) // texts in memory
+	return strings.TrimSpace(text.String())
 }

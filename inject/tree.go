@@ -9,8 +9,8 @@ import (
 
 const mergeTag = "!!merge"
 
-// clone returns a copy of a tree. Aliases to nodes inside it lead to the copies, and aliases to
-// nodes outside it to the same nodes.
+// clone returns a copy of a tree. Aliases of nodes in the tree become aliases of the copies. Aliases of other nodes stay as
+// they are.
 func clone(node *yaml.Node) *yaml.Node {
 	copies := map[*yaml.Node]*yaml.Node{}
 	var walk func(*yaml.Node) *yaml.Node
@@ -32,7 +32,7 @@ func clone(node *yaml.Node) *yaml.Node {
 	return root
 }
 
-// expanded returns a copy of what an alias names, without anchors, so that it can be changed.
+// expanded returns a copy of the node that an alias names, without anchors, so that the copy can be changed.
 func expanded(alias *yaml.Node) *yaml.Node {
 	c := clone(target(alias))
 	dropAnchors(c)
@@ -48,7 +48,7 @@ func target(node *yaml.Node) *yaml.Node {
 	return node
 }
 
-// dropAnchors removes the anchors of a copy. Aliases in it get the names of the anchors that stay.
+// dropAnchors removes the anchors of a tree. Aliases of nodes in the tree become copies of these nodes.
 func dropAnchors(node *yaml.Node) {
 	inside := map[*yaml.Node]bool{}
 	visit(node, func(n *yaml.Node) { inside[n] = n.Anchor != "" })
@@ -70,7 +70,7 @@ func visit(node *yaml.Node, f func(*yaml.Node)) {
 	}
 }
 
-// own makes a mapping a plain one: keys that it takes from others by `<<` become its own.
+// own makes the keys that a mapping takes from others by `<<` keys of the mapping itself.
 func own(m *yaml.Node) {
 	var plain, merged []*yaml.Node
 	for i := 0; i+1 < len(m.Content); i += 2 {
@@ -122,8 +122,8 @@ func find(m *yaml.Node, key string) int {
 	return -1
 }
 
-// lookup returns the value of a key, its own or one that it takes from others by `<<`; nil if it is
-// missing. The caller must not change it.
+// lookup returns the value of a key of m, or of a mapping from which m takes keys by `<<`; nil if the key is
+// missing. The caller must not change the value.
 func lookup(m *yaml.Node, key string) *yaml.Node {
 	m = target(m)
 	if i := find(m, key); i >= 0 {
@@ -146,8 +146,8 @@ func lookup(m *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// value returns the value of a key, nil if it is missing or null. The caller may change the value: an
-// alias has been replaced.
+// value returns the value of a key, nil if it is missing or null. The caller may change the value, because value replaces
+// an alias by a copy.
 func value(m *yaml.Node, key string) *yaml.Node {
 	own(m)
 	i := find(m, key)
@@ -163,7 +163,7 @@ func value(m *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// set sets a key, in its place if it is there, otherwise before another key or at the end.
+// set sets a key. A key that exists stays in its place. A new key comes before the key before, or at the end.
 func set(m *yaml.Node, key, before string, v *yaml.Node) {
 	own(m)
 	if i := find(m, key); i >= 0 {
@@ -186,7 +186,7 @@ func remove(m *yaml.Node, key string) {
 	}
 }
 
-// ensure returns the value of a key, which is made with that kind if it is missing or null.
+// ensure returns the value of a key. If the value is missing or null, it makes an empty one of the kind.
 func ensure(m *yaml.Node, key, before string, kind yaml.Kind) *yaml.Node {
 	if v := value(m, key); v != nil {
 		if len(v.Content) == 0 {
@@ -223,7 +223,7 @@ func nameOf(element *yaml.Node) string {
 	return ""
 }
 
-// same reports whether two trees have the same contents. With expand, an alias is the same as what
+// same reports whether two trees have the same contents. With expand, an alias equals the node that
 // it names.
 func same(a, b *yaml.Node, expand bool) bool {
 	if expand {
@@ -240,7 +240,7 @@ func same(a, b *yaml.Node, expand bool) bool {
 	return true
 }
 
-// text returns the text of a key, "" if it is missing or no text. It changes nothing.
+// text returns the text of a key, "" if the value is missing or no scalar. It changes nothing.
 func text(m *yaml.Node, key string) string {
 	if v := lookup(m, key); v != nil && v.Kind == yaml.ScalarNode && v.ShortTag() != "!!null" {
 		return v.Value

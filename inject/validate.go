@@ -12,12 +12,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxAliased is how many values the aliases of a document may add to it. Parts that are changed are copied,
-// with what their aliases name.
+// maxAliased is how many values the aliases of a document may add to it: injection copies the parts that it changes,
+// with the values that their aliases name.
 const maxAliased = 100_000
 
-// parseOne returns the only value of a text; nil if there is none. A text after the value, such as a second
-// object in JSON, is an error: it would be lost.
+// parseOne returns the only value of a text; nil if there is none. A second value, such as another
+// object in JSON, is an error, because it would be lost.
 func parseOne(text []byte) (*yaml.Node, error) {
 	decoder, node := yaml.NewDecoder(bytes.NewReader(text)), new(yaml.Node)
 	switch err := decoder.Decode(node); {
@@ -36,8 +36,8 @@ func parseOne(text []byte) (*yaml.Node, error) {
 	return nil, fmt.Errorf("yaml: line %d: a second value follows: write a line --- before it", next.Line)
 }
 
-// validate returns an error if a document has a key twice, of which a program would take any, or aliases that
-// contain themselves or add too many values.
+// validate returns an error if an object in a document has a key twice, because programs differ in which of the two they
+// use. It also returns an error if an alias contains itself, or if the aliases add too many values.
 func validate(root *yaml.Node) error {
 	v := validator{sizes: map[*yaml.Node]int{}}
 	expanded, err := v.size(root)
@@ -100,7 +100,7 @@ func unique(m *yaml.Node) error {
 // goType matches the name of a Go type at the end of an error.
 var goType = regexp.MustCompile(` (into|in type) (\[\])?(inject\.\w+|struct \{.*)`)
 
-// inOneLine returns an error of decoding in one line, without the names of Go types.
+// inOneLine returns err, an error of decoding, as one line without the names of Go types.
 func inOneLine(err error) error {
 	if mismatch := new(yaml.TypeError); errors.As(err, &mismatch) {
 		lines := slices.Clone(mismatch.Errors)

@@ -12,7 +12,7 @@ type workload struct {
 	kind   string
 	object *yaml.Node
 	pod    *yaml.Node   // the object itself, or its template; nil if the kind is not known
-	path   []*yaml.Node // from the root of the document to the pod
+	path   []*yaml.Node // the nodes from the root of the document to the pod
 }
 
 // templates are the places of the pods in objects, by version and kind.
@@ -28,7 +28,7 @@ var templates = map[string][]string{ //nolint:gochecknoglobals // a constant
 	"batch/v1 CronJob":         {"spec", "jobTemplate", "spec", "template"},
 }
 
-// workloads returns the pods of an object, of a List the pods of its items.
+// workloads returns the workload in an object; for a List, the workloads of its items.
 func workloads(root *yaml.Node) []workload {
 	var all []workload
 	for _, o := range objects(root, text(root, "apiVersion"), text(root, "kind"), nil) {
@@ -65,11 +65,11 @@ func hasTemplate(object *yaml.Node) bool {
 type object struct {
 	node          *yaml.Node
 	version, kind string
-	path          []*yaml.Node // from the root of the document to what has the object
+	path          []*yaml.Node // the nodes from the root of the document to the list that has the object
 }
 
-// objects returns the objects of a List, which may be in other Lists, as kubectl reads them; of another object
-// that itself. The items of a list of one kind, such as a DeploymentList, may have no kind of their own.
+// objects returns the objects of a List and of the Lists in it, as kubectl reads them. For an object that is no List, it
+// returns that object. The items of a list of one kind, such as a DeploymentList, may have no kind of their own.
 func objects(node *yaml.Node, version, kind string, path []*yaml.Node) []object {
 	single, isList := strings.CutSuffix(kind, "List")
 	if _, ok := templates[version+" "+single]; !isList || !ok && version != "v1" {
@@ -87,7 +87,7 @@ func objects(node *yaml.Node, version, kind string, path []*yaml.Node) []object 
 	return all
 }
 
-// namespace returns the namespace of the object, or the other one if it names none.
+// namespace returns the namespace of the object, or other if the object names none.
 func (w workload) namespace(other string) string {
 	if meta := lookup(w.object, "metadata"); meta != nil {
 		if name := text(meta, "namespace"); name != "" {
@@ -97,7 +97,7 @@ func (w workload) namespace(other string) string {
 	return other
 }
 
-// name returns how messages name the object.
+// name returns the name of the object in messages. other is the namespace of objects that name none.
 func (w workload) name(other string) string {
 	name := "(no name)"
 	if meta := lookup(w.object, "metadata"); meta != nil {
@@ -110,7 +110,7 @@ func (w workload) name(other string) string {
 	return w.kind + " " + w.namespace(other) + "/" + name
 }
 
-// detach replaces the aliases of a document that name something that injection changes. path leads
+// detach replaces each alias of a document that names a part which injection changes by a copy of that part. path leads
 // to the pod.
 func detach(root *yaml.Node, path []*yaml.Node) {
 	changing := map[*yaml.Node]bool{}

@@ -11,8 +11,8 @@ import (
 // that time an API server sends 3 MiB over 100 Mbit/s.
 const patience = 250 * time.Millisecond
 
-// A budget bounds the bytes that requests hold at a time. While others wait, it ends the requests that have
-// held theirs for longer than patience because their clients are slow.
+// A budget bounds the bytes that requests hold at a time. While requests wait for bytes, it ends requests that have
+// held theirs for longer than patience because of slow clients.
 type budget struct {
 	mu      sync.Mutex
 	free    int64
@@ -30,8 +30,9 @@ type part struct {
 
 func newBudget(bytes int64) *budget { return &budget{free: bytes, held: map[*part]struct{}{}} }
 
-// take returns a part, which the caller must release; nil if ctx ends before there are enough bytes. If there
-// are, ctx may have ended. giveUp must not block. It is called at most once, and not after settle or release.
+// take returns a part, which the caller must release; nil if ctx ends before enough bytes are free. It returns a part
+// that it can give at once even if ctx has ended. giveUp must not block. It is called at most once, and not after settle
+// or release.
 func (b *budget) take(ctx context.Context, bytes int64, giveUp func()) *part {
 	p := &part{bytes: bytes, giveUp: giveUp, given: make(chan struct{})}
 	b.mu.Lock()
@@ -65,7 +66,7 @@ func (b *budget) settle(p *part) {
 	p.giveUp = nil
 }
 
-// release returns a part, which may be waiting.
+// release gives the bytes of a part back, or ends its wait.
 func (b *budget) release(p *part) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

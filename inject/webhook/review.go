@@ -20,7 +20,7 @@ import (
 // The outcomes of questions, beside the outcomes of package inject.
 const (
 	outcomeIgnored = "ignored" // not a pod, or not created
-	outcomeInvalid = "invalid" // no question, or no pod
+	outcomeInvalid = "invalid" // not a question, or not a valid pod
 	outcomeBusy    = "busy"
 )
 
@@ -37,12 +37,12 @@ type answer struct {
 	text    []byte // an AdmissionReview in JSON, or an error
 }
 
-// invalid returns the answer to something that is no question.
+// invalid returns the answer to a request that is no question.
 func invalid(status int, text string) answer {
 	return answer{status, outcomeInvalid, []byte(shortened(text))}
 }
 
-// refusal returns an answer with which the pod is not created.
+// refusal returns an answer that makes the API server reject the pod.
 func refusal(code int32, reason metav1.StatusReason, message string) *admissionv1.AdmissionResponse {
 	return &admissionv1.AdmissionResponse{Result: &metav1.Status{
 		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "nametap cannot be added to this pod: " + shortened(message),
@@ -76,7 +76,7 @@ type request struct {
 	Object      inPlace                     `json:"object"`
 }
 
-// An inPlace is a value in JSON where it is in the text that was decoded, which must not change.
+// An inPlace is a value in JSON. It shares the memory of the text that was decoded, which must not change.
 type inPlace []byte
 
 // UnmarshalJSON keeps the value.
@@ -94,7 +94,7 @@ type reviewer struct {
 
 // review answers a question about a pod whose namespace is labelled or not.
 func (r reviewer) review(ctx context.Context, labelled bool, body []byte) answer {
-	if !utf8.Valid(body) { // a string in Go would be three times as long
+	if !utf8.Valid(body) { // decoding would make it three times as long
 		return invalid(http.StatusBadRequest, "want an AdmissionReview in JSON, in UTF-8")
 	}
 	var q question
@@ -122,7 +122,7 @@ func (r reviewer) review(ctx context.Context, labelled bool, body []byte) answer
 	return answer{http.StatusOK, outcome, text}
 }
 
-// maxPatch is the longest patch, in bytes. A longer one would make a pod that etcd does not store.
+// maxPatch is the longest patch, in bytes. etcd would not store a pod with a longer one.
 const maxPatch = 3 << 20
 
 // decide returns the answer to a question, without its UID, and the outcome.
@@ -164,7 +164,7 @@ func (r reviewer) decide(ctx context.Context, labelled bool, request *request) (
 	return response, string(result.Outcome)
 }
 
-// namespace returns the namespace of a pod, with the label if it is labelled.
+// namespace returns the namespace of a pod. It has the label Enabled if labelled is true, otherwise no label.
 func (r reviewer) namespace(ctx context.Context, name string, labelled bool) (inject.Namespace, error) {
 	namespace := inject.Namespace{Name: name}
 	if r.read != nil {

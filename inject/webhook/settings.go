@@ -18,18 +18,18 @@ const readEvery = time.Second
 
 // settings are the last usable settings of injection.
 type settings struct {
-	file string // "" means that they never change
+	file string // "" means that the settings are the defaults, and never change
 	log  *slog.Logger
 
 	mu      sync.Mutex
 	text    []byte // of cfg
 	cfg     inject.Config
-	usable  bool   // whether the file could ever be used
+	usable  bool   // cfg was read from the file, or there is no file
 	problem string // why the file cannot be used; "" if it can
 }
 
-// newSettings reads the file. While it cannot be used, there are no settings, and no pods are injected:
-// nametap-discovery serves names all the same.
+// newSettings reads the file. While the file cannot be used, there are no settings, and pods that should have the agent are
+// refused. nametap-discovery serves names all the same.
 func newSettings(file string, log *slog.Logger) *settings {
 	s := &settings{file: file, log: log, cfg: inject.DefaultConfig(), usable: file == ""}
 	if file != "" {
@@ -90,7 +90,7 @@ func (s *settings) follow(ctx context.Context) {
 	}
 }
 
-// update takes the result of a reading.
+// update uses the result of read.
 func (s *settings) update(text []byte, cfg inject.Config, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,8 +6,8 @@
 //  3. review.go answers one question. It has no side effects, so it does not ask for dryRun.
 //  4. settings.go follows the file with the settings of injection.
 //
-// Every pod may be able to connect, and the webhook cannot tell the API server from others. So clients
-// that are slow keep no others waiting, and the memory for all requests is bounded.
+// Every pod may be able to connect, and the webhook cannot tell the API server from other clients. So slow clients do
+// not keep others waiting, and the memory for all requests is bounded.
 package webhook
 
 import (
@@ -30,8 +30,8 @@ import (
 	"github.com/nametap/nametap/internal/httpguard"
 )
 
-// The paths. The configuration of the webhook selects the pods for each by labels, so that a path
-// tells whether the namespace is labelled, and namespaces need not be read.
+// The paths. The configuration of the webhook selects the pods for each path by labels, so the path
+// tells whether the namespace is labelled.
 const (
 	// PathNamespace is for pods without a label in a namespace that is labelled.
 	PathNamespace = "/inject/namespace"
@@ -44,21 +44,21 @@ const (
 	// maxBody is the longest question, in bytes. The API server accepts objects of 3 MiB, and
 	// admission comes before etcd's limit of 1.5 MiB.
 	maxBody = 4 << 20
-	// smallBody is the longest question that is read without a part of the budget. Nearly all are shorter.
+	// smallBody is the longest question that is read without a part of the budget. Nearly all questions are shorter.
 	smallBody = 16 << 10
 	// maxBodies and maxAnswers bound the sums of the other questions, and of the answers that are written.
 	maxBodies, maxAnswers = 2 * maxBody, 2 * maxBody
 	// bodyTimeout bounds how long a client takes to send a question, and writeTimeout to read an answer.
 	bodyTimeout, writeTimeout = 2 * time.Second, 5 * time.Second
-	// maxPods is the number of pods of small questions that are injected at a time, and maxLargePods
-	// the number for other questions. Each needs up to 6 MiB or up to 70 MiB (TestFieldsCost).
+	// maxPods is the number of small questions whose pods are injected at a time, and maxLargePods
+	// the number of other questions. A small question needs up to 6 MiB, another one up to 70 MiB (TestFieldsCost).
 	maxPods, maxLargePods = 4, 1
 	// maxConns is the number of connections. An API server keeps 25 idle ones.
 	maxConns = 1000
 	// answerTimeout is how long an answer may take. The API server waits for 10 s.
 	answerTimeout = 9 * time.Second
-	// idleTimeout is longer than the 90 s after which the API server closes a connection itself: it
-	// would report a question that meets the end of a connection as an error.
+	// idleTimeout is longer than the 90 s after which the API server closes a connection itself. If the webhook closed the
+	// connection first, a question could arrive at that moment, and the API server would report an error.
 	idleTimeout = 3 * time.Minute
 	// stopGrace bounds how long answers take when the server stops.
 	stopGrace = 5 * time.Second
@@ -169,7 +169,7 @@ func (w *Webhook) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	_, _ = to.Write(a.text) // the client may have left
 }
 
-// serve returns the answer to a request. A panic, which a test would have found, is an answer, too.
+// serve returns the answer to a request. If injection panics, the answer says so.
 func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Request) (a answer) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -210,7 +210,7 @@ type body struct {
 }
 
 // readBody reads a question; fails is the answer if that fails. A short question holds nothing while it is read,
-// so clients that are slow keep no others waiting. A long one holds its bytes of the budget.
+// so slow clients do not keep others waiting. A long question holds its bytes of the budget.
 func (w *Webhook) readBody(ctx context.Context, to http.ResponseWriter, r *http.Request) (b body, fails *answer) {
 	failed := func(a answer) (body, *answer) { return body{}, &a }
 	if r.ContentLength > maxBody {
@@ -243,11 +243,12 @@ func (w *Webhook) readBody(ctx context.Context, to http.ResponseWriter, r *http.
 		}
 		return failed(invalid(http.StatusBadRequest, fmt.Sprintf("reading the request: %v", err)))
 	}
-	_ = connection.SetReadDeadline(time.Time{}) // the server takes the end of the time for the end of the client
+	_ = connection.SetReadDeadline(time.Time{}) // or the server would take the deadline for the end of the client
 	return body{text, large, release}, nil
 }
 
-// readRest returns a text of a length, -1 if that is unknown, whose beginning was read.
+// readRest reads the rest of a text, and returns the whole text. beginning was read before. length is the length of the
+// whole text, -1 if it is unknown.
 func readRest(beginning []byte, from io.Reader, length int64) ([]byte, error) {
 	if length < 0 {
 		return io.ReadAll(io.MultiReader(bytes.NewReader(beginning), from))
