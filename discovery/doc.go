@@ -7,16 +7,16 @@
 //  1. A source (package source) follows objects, and package decode decodes each kind of them
 //     (package object): package files follows a directory, package kube the Kubernetes API, and
 //     package clusters other clusters.
-//  2. [Server] waits until a source has changed, reads all of them, and serves what has changed. It serves
-//     nothing before each of them is complete.
+//  2. [Server] waits until a source has changed, reads all sources, and serves the changes. It serves
+//     no table before each source is complete.
 //  3. Package hosts turns changed objects into claims (this host has these addresses, according
 //     to that namespace), claims into hosts with automatic VIPs, and hosts into entries of tables.
-//  4. Package push sends the tables to the clients, and to each only what has changed for it. Package auth
-//     decides which clients may connect, and package intake bounds what they can occupy.
+//  4. Package push sends each client its table, and then the changes of its table. Package auth
+//     decides which clients may connect, and package intake bounds the resources that they can occupy.
 //
 // The files:
 //
-//	server.go       the Server: starts all of it, and serves what changes in the sources
+//	server.go       the Server: starts all parts, and serves what changes in the sources
 //	ads.go          which clients are served over ADS, and where
 //	listener.go     the bounds of connections
 //	memory.go       the bound of memory
@@ -24,7 +24,7 @@
 //	table.go        Table: one table, without a server
 //	inputs.go       the sources
 //	vips.go         the automatic VIPs in the state directory
-//	report.go       what is known of the sources; it logs what is new
+//	report.go       the state of the sources, for operators; it logs what is new
 //	metrics.go      the metrics
 //	config.go       the settings
 //

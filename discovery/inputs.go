@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// maxPending is how many changes wait before they are merged. A reason why a server is not ready,
-	// such as a missing right, may last for days.
+	// maxPending is how many changes may wait before they are merged. Changes wait while the server is not ready, which
+	// may last for days, for example if the server lacks a right.
 	maxPending = 100
 	// readTimeout bounds how long the Kubernetes API is read for one table.
 	readTimeout = 30 * time.Second
@@ -28,13 +28,13 @@ type inputs struct {
 	all      []*input
 	kube     source.Objects    // nil without the Kubernetes API
 	clusters source.Clusters   // nil without other clusters
-	missing  map[string]string // why other clusters have no objects in use, by name
+	missing  map[string]string // why other clusters have no objects in use, by name of the cluster
 	changed  chan struct{}     // has an element when a source may have changed
-	read     chan struct{}     // closed when the first reading of each has been served or refused
+	read     chan struct{}     // closed when a reading that includes all sources was served, or kept the server from being ready
 	readOnce func()            // closes read
 }
 
-// newInputs makes the configured sources. They save objects in state, unless it is nil, and call result with the
+// newInputs makes the configured sources. The sources save objects in state, unless it is nil, and call result with the
 // result of each step that can fail.
 func newInputs(cfg Config, state *statedir.Dir, result func(step string, err error)) (*inputs, error) {
 	in := &inputs{changed: make(chan struct{}, 1), read: make(chan struct{})}
@@ -94,7 +94,7 @@ func (in *inputs) run(ctx context.Context) {
 	running.Wait()
 }
 
-// collect reads the sources, and returns what is known of all. Changes have not been served yet.
+// collect reads the sources, and returns one reading of them all. It has the changes that were not served yet.
 func (in *inputs) collect() source.Reading {
 	all := source.Reading{Read: true}
 	for i, one := range in.all {
@@ -149,7 +149,7 @@ func (in *inputs) served() {
 	}
 }
 
-// number returns the number of a source: 0 for the one whose objects are used first.
+// number returns the number of a source. If sources have the same object, the object of the lowest number is used.
 func (in *inputs) number(of source.Source) int {
 	return slices.IndexFunc(in.all, func(one *input) bool { return one.Source == of })
 }
@@ -163,13 +163,13 @@ func (in *inputs) names() []string {
 	return names
 }
 
-// An input is a source, and its last reading, whose Changes were not served yet.
+// An input is a source and its last reading. The Changes of the reading are all that were not served yet.
 type input struct {
 	source.Source
 	last source.Reading
 }
 
-// take reads the source, which has a number.
+// take reads the source with this number.
 func (one *input) take(number int) {
 	pending := one.last.Changes
 	one.last = one.Read()

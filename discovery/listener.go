@@ -9,11 +9,11 @@ import (
 	"github.com/nametap/nametap/discovery/intake"
 )
 
-// spareConns is how many connections more than MaxClients there may be, for connections
-// that have no stream yet, or no longer.
+// spareConns is how many connections there may be beyond MaxClients: some connections have no stream yet, or not any
+// more.
 const spareConns = 1000
 
-// boundedListener closes connections beyond bounds, and without memory, as soon as they are accepted.
+// A boundedListener closes connections as soon as they are accepted if there are too many, or too little memory is free.
 type boundedListener struct {
 	net.Listener
 	max       int64 // of all
@@ -49,11 +49,12 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// socketBuffer bounds what the kernel keeps for a connection in each direction, in bytes, of which it takes twice as
-// many. Otherwise it keeps 4 MiB for a client that does not read: 160 of them took 256 MiB of the memory limit.
+// socketBuffer bounds the bytes that the kernel keeps for a connection in each direction; the kernel takes twice as much
+// memory. Without the bound, it keeps 4 MiB for a client that does not read: 160 such clients took 256 MiB of the memory
+// limit.
 const socketBuffer = 64 << 10
 
-// boundBuffers bounds what the kernel keeps for a connection.
+// boundBuffers bounds the buffers of the kernel for a connection.
 func boundBuffers(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetReadBuffer(socketBuffer) // they fail only if the connection has ended

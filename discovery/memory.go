@@ -17,9 +17,9 @@ const (
 	// streamShare is the part of the memory limit, in percent, beyond which streams are refused, and connShare the part
 	// beyond which connections are closed as soon as they are accepted. The client of a stream gets the reason.
 	streamShare, connShare = 90, 100
-	// tableShare is the part beyond which large tables are not made that only some namespaces see, as with a Sidecar. A
-	// client that does not read holds its table, and a tenant may have many of them; the rest is for the clients that
-	// share one.
+	// tableShare is the part beyond which the server makes no more large tables that only some namespaces see, as with a
+	// Sidecar. A client that does not read holds its table, and a tenant may have many such clients. The rest of the memory
+	// is for clients that share a table.
 	tableShare = 60
 	// collectEvery bounds how often garbage is collected to find out how much memory is really in use.
 	collectEvery = 5 * time.Second
@@ -41,7 +41,7 @@ func newMemoryLimit(bytes int64, refused func(), log *slog.Logger) *memoryLimit 
 	return &memoryLimit{bytes: bytes, refused: refused, log: log, lines: rate.Sometimes{Interval: time.Minute}}
 }
 
-// check returns an error, and counts it, if more than a share of the limit is in use, in percent.
+// check returns an error, and counts it, if more than share percent of the limit is in use.
 func (m *memoryLimit) check(share int64) error {
 	most := m.bytes / 100 * share
 	if m.bytes <= 0 || memoryUsed() <= most {
@@ -58,7 +58,7 @@ func (m *memoryLimit) check(share int64) error {
 	return err
 }
 
-// collect collects garbage, unless that was done lately, and returns how much memory is in use then.
+// collect collects garbage, unless it did so within collectEvery, and returns how much memory is then in use.
 func (m *memoryLimit) collect() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,7 +77,7 @@ func (m *memoryLimit) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamSe
 	return handler(srv, stream)
 }
 
-// memoryUsed returns the bytes that Go has from the kernel and does not only keep for later use. It takes
+// memoryUsed returns the bytes that Go has from the kernel, without the bytes that are free. It takes
 // microseconds.
 func memoryUsed() int64 {
 	samples := []runtimemetrics.Sample{

@@ -17,14 +17,14 @@ import (
 // name a step of a source.
 const stepSave = "save"
 
-// tellEvery bounds how often another reason for not being ready is logged.
+// tellEvery bounds how often the log gets another reason why the server is not ready.
 const tellEvery = 5 * time.Second
 
-// maxLines is how many lines about objects are logged at once. Further ones follow with later readings, one a second:
-// the owner of a namespace can cause any number of them.
+// maxLines is how many lines about objects are logged at once. Further lines follow with later readings, one a second:
+// the owner of a namespace can cause any number of lines.
 const maxLines = 100
 
-// A report is what is known of the sources and of what is served. It logs what is new in it.
+// A report has the state of the sources and of the served tables, for operators. It logs what is new.
 type report struct {
 	out     *slog.Logger
 	metrics *metrics
@@ -33,11 +33,11 @@ type report struct {
 	logged  map[string]bool // errors and failures that were logged and have not ended
 	errs    []object.Error
 	waiting string         // why the server is not ready; "" once it is
-	told    string         // the last such reason that was logged
-	telling rate.Sometimes // logs another one: it may have other ports every second
-	heard   source.Heard   // the state of the API server that is served
-	lines   *rate.Limiter  // of lines about objects
-	beyond  rate.Sometimes // logs that there are more
+	told    string         // the last value of waiting that was logged
+	telling rate.Sometimes // logs waiting: its text may have another port every second
+	heard   source.Heard   // the state of the API server that the served tables include
+	lines   *rate.Limiter  // limits lines about objects
+	beyond  rate.Sometimes // logs that there are more lines than lines permits
 }
 
 func newReport(out *slog.Logger, m *metrics) *report {
@@ -47,8 +47,7 @@ func newReport(out *slog.Logger, m *metrics) *report {
 	}
 }
 
-// result notes the result of a step. It counts a failure, and logs it unless the step has failed since it last
-// worked.
+// result notes the result of a step. It counts each failure, and logs the first failure after a success.
 func (r *report) result(step string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +99,7 @@ func (r *report) waitingFor() string {
 	return r.waiting
 }
 
-// setHeard sets the state of the API server that what is served includes.
+// setHeard sets the state of the API server that the served tables include.
 func (r *report) setHeard(heard source.Heard) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -134,8 +133,8 @@ func (r *report) logLine(log func()) bool {
 	return true
 }
 
-// log logs what is new in a reading, and in what follows from it. A document that stays broken is logged once, and
-// again if it was repaired and breaks again.
+// log logs what is new in a reading, and in the update that follows from it. A document that stays broken is logged once,
+// and again if it was repaired and breaks again.
 func (r *report) log(all source.Reading, u hosts.Update) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -24,8 +24,8 @@ type Server struct {
 	metrics *metrics
 	push    *push.Service
 	ready   chan struct{}
-	addr    net.Addr // of plaintext, or of TLS if that is all; written before ready is closed
-	tlsAddr net.Addr // of TLS, or of plaintext if that is all; written before ready is closed
+	addr    net.Addr // of plaintext; without plaintext, of TLS; written before ready is closed
+	tlsAddr net.Addr // of TLS; without TLS, of plaintext; written before ready is closed
 
 	certificate certificate
 	ads         *adsServer
@@ -87,11 +87,11 @@ func New(cfg Config) (server *Server, err error) {
 // built. Before that, no stream is served.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Addr returns the address on which ADS is served, in plaintext if that is configured. Call it only
+// Addr returns the address on which ADS is served in plaintext or, without plaintext, over TLS. Call it only
 // after Ready is closed.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// TLSAddr returns the address on which ADS is served, over TLS if that is configured. Call it only
+// TLSAddr returns the address on which ADS is served over TLS or, without TLS, in plaintext. Call it only
 // after Ready is closed.
 func (s *Server) TLSAddr() net.Addr { return s.tlsAddr }
 
@@ -109,7 +109,7 @@ func (s *Server) Replica() string { return s.cfg.Identity }
 // Agents returns the state of each client of this replica, see [push.Service.Agents].
 func (s *Server) Agents(namespace string) iter.Seq[push.Agent] { return s.push.Agents(namespace) }
 
-// Errors returns the errors in objects and in the places where they are read. Errors in the
+// Errors returns the errors in objects, and in the directories and API servers from which they are read. Errors in the
 // configuration directory are sorted by file and line.
 func (s *Server) Errors() []object.Error { return s.errors() }
 
@@ -125,13 +125,13 @@ func (s *Server) Resources() []source.Status {
 	return all
 }
 
-// Certificate returns the certificate of the server, for what the caller serves. It has the form of
+// Certificate returns the certificate of the server, so that the caller can serve with it, too. It has the form of
 // [tls.Config.GetCertificate].
 func (s *Server) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return s.certificate.server.Certificate(hello)
 }
 
-// Run serves the tables of all sources until ctx ends, and then returns nil, or until something fails. All
+// Run serves the tables of all sources until ctx ends or a listener fails. It returns nil if ctx has ended. All
 // its goroutines have ended when it returns.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.vips.close()
@@ -161,12 +161,13 @@ func (s *Server) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// checkEvery is how often sources that keep the server from being ready are read without a change: why
-// they do may have changed. It is also how often saving VIPs is tried again.
+// checkEvery is how often sources are read without a change while the server is not ready, because the reason may
+// change. It is also the time between two tries to save VIPs.
 const checkEvery = time.Second
 
-// follow serves what changes in the sources until ctx ends. One build serves all changes of Config.Debounce. If a
-// build takes longer, half of the time is left to the streams.
+// follow serves the changes of the sources until ctx ends. One build serves all changes that come within
+// Config.Debounce. If a build takes longer than that, the pause before the next one is as long as the build, which leaves
+// half of the time to the streams.
 func (s *Server) follow(ctx context.Context) {
 	timer, took := time.NewTimer(checkEvery), time.Duration(0)
 	defer timer.Stop()
@@ -207,7 +208,7 @@ func (s *Server) isServing() bool {
 	}
 }
 
-// publish serves what is known of the sources. The first table must be complete, because clients
+// publish serves a reading of all sources. The first table must be complete, because clients
 // would lose the missing hosts.
 func (s *Server) publish(all source.Reading) {
 	if all.Read {
@@ -244,8 +245,8 @@ func (s *Server) waitFor(why string) {
 	s.setWaiting(why)
 }
 
-// setMissing sets which clusters are missing. A cluster is missing until its objects are applied,
-// so setMissing runs while changes are.
+// setMissing sets which clusters are missing. A cluster is missing until its objects are applied. So while changes are
+// applied, clusters that were missing before, or will be missing, count as missing.
 func (s *Server) setMissing(missing map[string]string) {
 	either := map[string]string{}
 	maps.Copy(either, missing)
@@ -261,12 +262,12 @@ func (s *Server) saveVIPs(u hosts.Update) {
 	s.result(stepSave, s.vips.save())
 }
 
-// lag is how long a replica may be behind another one by itself: events come to each at another time.
+// lag is how long a replica may normally be behind another one, because events reach them at different times.
 const lag = time.Second
 
-// behind reports whether what is served is older than an encoded revision that was known at a time.
-// If so, it has what the API server has sent applied, even if no object changed, or requests what
-// was not sent.
+// behind reports whether the served tables are older than revision, which was known at the time known. If they are, it
+// makes follow apply everything that the API server has sent, even if no object has changed. If the API server has not
+// sent enough, behind lists the resources again.
 func (s *Server) behind(revision []byte, known time.Time) bool {
 	r := source.ParseRevision(revision)
 	s.mu.Lock()
@@ -276,7 +277,7 @@ func (s *Server) behind(revision []byte, known time.Time) bool {
 	case heard.Includes(r, known):
 		return false
 	case s.inputs.kube.Heard().Includes(r, known):
-		// Without that check, clients whose revision never comes would make it build all the time.
+		// Without this case's condition, a client with a revision that never comes would cause builds all the time.
 		source.Notify(s.inputs.changed)
 	case time.Since(known) >= lag:
 		s.inputs.kube.CatchUp(r, known)

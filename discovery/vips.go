@@ -39,7 +39,7 @@ func openState(path string) (*statedir.Dir, error) {
 	return dir, nil
 }
 
-// vips are the automatic VIPs, and the directory that they are saved in.
+// vips are the automatic VIPs, and the directory in which they are saved.
 type vips struct {
 	*hosts.VIPs
 	dir     *statedir.Dir // locked; nil for none
@@ -64,7 +64,7 @@ func openVIPs(path string, log *slog.Logger) (vips, error) {
 	return v, err
 }
 
-// read reads the VIPs, in one of the ways of a state directory. There are none without a file.
+// read reads the VIPs with load, a method of a state directory. Without a file, there are none.
 func (v *vips) read(load func(name, format string, decode func(json.RawMessage) error) error) error {
 	err := load(vipsFile, vipsFormat, func(data json.RawMessage) error {
 		all, err := hosts.DecodeVIPs(data)
@@ -79,7 +79,7 @@ func (v *vips) read(load func(name, format string, decode func(json.RawMessage) 
 	return fmt.Errorf("%w (--state-dir): %w", ErrVIPs, err)
 }
 
-// save saves the VIPs if that is due.
+// save saves the VIPs if the file is older.
 func (v *vips) save() error {
 	v.unsaved = v.unsaved && v.dir != nil
 	if !v.unsaved {

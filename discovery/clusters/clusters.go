@@ -18,7 +18,7 @@ import (
 // that replaces a Secret may delete it first.
 const settleTime = 2 * time.Second
 
-// checkEvery is how often it is looked at why a cluster cannot be read.
+// checkEvery is how often Run reads the reason why a cluster cannot be read.
 const checkEvery = time.Second
 
 // name is the name of the source.
@@ -28,8 +28,8 @@ const name = "the Secrets of other clusters"
 // what replicas share there.
 type API struct{ *kube.Access }
 
-// Open returns the API server that a kubeconfig file gives in its current context, or with an empty path the
-// one of the pod's service account; outside of a pod the error is [kube.ErrNotInCluster].
+// Open returns the API server that the file kubeconfig names in its current context. If kubeconfig is "", it returns the
+// API server of the pod's service account; outside of a pod the error is [kube.ErrNotInCluster].
 func Open(kubeconfig string) (*API, error) {
 	access, err := kube.NewAccess(kubeconfig)
 	if err != nil {
@@ -53,12 +53,12 @@ type Clusters struct {
 	// The fields below are owned by the goroutine of Run.
 	remotes map[string]*remote
 	saved   snapshots
-	started bool // the Secrets were read
+	started bool // the Secrets were read once
 
 	mu        sync.Mutex
-	links     []namedLink     // the current ones
-	kept      []source.Status // saved objects in use
-	selectors []string        // of namespaces
+	links     []namedLink     // the current clients of clusters
+	kept      []source.Status // the state of saved objects in use
+	selectors []string        // the selectors of namespaces
 	selected  bool            // selectors is set
 }
 
@@ -118,7 +118,7 @@ func (c *Clusters) Run(ctx context.Context) {
 	}
 }
 
-// step passes on what has changed, and returns when to do it again if nothing changes.
+// step publishes what has changed. next is the time until the next step if nothing changes before.
 func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	secrets, ok := c.secrets.All()
 	if !ok {
@@ -161,7 +161,7 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	return min(next, c.saveAll())
 }
 
-// read adds what has changed in a cluster to an update.
+// read adds the changes of a cluster, its errors and the number of its saved objects to u.
 func (c *Clusters) read(r *remote, u *source.Reading) {
 	u.Changes = r.read(u.Changes)
 	if r.live == nil && !r.tried && time.Since(r.since) >= c.cfg.Wait/4 {
@@ -188,8 +188,8 @@ func (c *Clusters) restore(r *remote, u *source.Reading) {
 	u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Updated: from.Objects, Whole: true})
 }
 
-// saveAll saves the objects of clusters that have changed, but each cluster's at most once every
-// saveEvery. It returns when to do it again.
+// saveAll saves the objects of the clusters that have changed, each cluster at most once in saveEvery. next is the time
+// until the next call.
 func (c *Clusters) saveAll() (next time.Duration) {
 	next = time.Minute
 	for _, r := range c.remotes {
@@ -217,7 +217,7 @@ func (c *Clusters) save(r *remote) {
 	c.cfg.Result(source.StepSaveCluster, err)
 }
 
-// remote returns the cluster with a name. If it is new, it makes one.
+// remote returns the cluster with a name, and makes it if it is new.
 func (c *Clusters) remote(name string) *remote {
 	r := c.remotes[name]
 	if r == nil {
@@ -227,7 +227,7 @@ func (c *Clusters) remote(name string) *remote {
 	return r
 }
 
-// leave removes a cluster that no Secret names any more, or returns how long to wait before that.
+// leave removes a cluster that no Secret names any more, after settleTime. left is the time until the next call.
 func (c *Clusters) leave(r *remote, u *source.Reading) (left time.Duration) {
 	if r.unwanted.IsZero() {
 		r.unwanted = time.Now()

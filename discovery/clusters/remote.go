@@ -23,16 +23,15 @@ type remote struct {
 	wanted wanted
 	// problem is why the kubeconfig cannot be used; empty if it can.
 	problem string
-	// live has the objects in use; nil before all were read once. next replaces it when all objects
-	// were read with new credentials; nil without.
+	// live has the objects in use; nil before all were read once. next reads the objects with new credentials, and replaces
+	// live when it has read all of them; nil without new credentials.
 	live, next *link
-	// since is when the cluster was first named; until is when the first table is served without its
-	// objects.
+	// since is when a Secret first named the cluster. From until on, tables are served without its objects.
 	since, until time.Time
-	overdue      bool      // that was logged
-	unwanted     time.Time // since when no Secret names the cluster; zero while one does
+	overdue      bool      // the log says that the cluster is missing
+	unwanted     time.Time // since when no Secret names the cluster; zero while a Secret does
 
-	tried    bool      // to apply the saved objects
+	tried    bool      // restoring the saved objects was tried, or is needless
 	restored *snapshot // the saved objects that are in use; nil for none
 	unsaved  bool      // the saved objects are older than live
 	saved    time.Time // when the objects were last saved
@@ -44,7 +43,7 @@ func newRemote(name string, cfg source.ClustersConfig, notify func()) *remote {
 	return &remote{name: name, cfg: cfg, notify: notify, log: cfg.Logger.With("cluster", name), since: now, until: now.Add(cfg.Wait)}
 }
 
-// connect follows the cluster with the kubeconfig that is wanted, unless it does already.
+// connect follows the cluster with the kubeconfig of w, unless the cluster is followed with it already.
 func (r *remote) connect(ctx context.Context, w wanted) {
 	same := bytes.Equal(w.kubeconfig, r.wanted.kubeconfig) && (r.live != nil || r.next != nil || r.problem != "")
 	r.wanted, r.unwanted = w, time.Time{}
@@ -105,7 +104,7 @@ func (r *remote) read(changes []hosts.Change) []hosts.Change {
 	return append(changes, from.Changes...)
 }
 
-// switchOver makes next live: it has all objects. Objects that are equal in both stay.
+// switchOver makes next live. The change that it returns has all objects; equal objects stay as they are.
 func (r *remote) switchOver() hosts.Change {
 	r.live.close()
 	r.live, r.next, r.restored, r.tried, r.unsaved = r.next, nil, nil, true, true
@@ -143,7 +142,7 @@ func (r *remote) waiting() string {
 	return "cluster " + r.name + ": " + secretError(r.wanted.secret, r.name, r.problem).Error()
 }
 
-// givenUp reports whether the first table waits for the cluster no longer. It logs that once.
+// givenUp reports whether the first table does not wait for the cluster any more. It logs that once.
 func (r *remote) givenUp(why string) bool {
 	if time.Now().Before(r.until) {
 		return false
@@ -166,9 +165,9 @@ func (r *remote) close() {
 type link struct {
 	objects *kube.Source
 	tokens  *auth.Tokens
-	changed atomic.Bool // there may be something to read
+	changed atomic.Bool // objects may have changed since the last read
 	errs    []object.Error
-	end     func() // ends it, and returns when it has ended
+	end     func() // ends the client, and returns when its goroutines have ended
 }
 
 // close ends a client. It does nothing for nil.
@@ -178,7 +177,7 @@ func (l *link) close() {
 	}
 }
 
-// read returns what has changed since the last call; ok is false for nothing.
+// read returns what has changed since the last call; ok is false if nothing has.
 func (l *link) read() (from source.Reading, ok bool) {
 	if !l.changed.Swap(false) {
 		return from, false

@@ -24,14 +24,14 @@ const (
 // saveEvery bounds how often the snapshot of a cluster is written.
 const saveEvery = 5 * time.Second
 
-// A snapshot holds the objects of a cluster as they were in use when it was written.
+// A snapshot has the objects of a cluster that were in use when it was written.
 type snapshot struct {
 	Cluster string          `json:"cluster"`
 	Written time.Time       `json:"written"`
 	Objects []object.Object `json:"objects"`
 }
 
-// snapshots are the files of a state directory; without one they hold nothing.
+// snapshots are the snapshots in a state directory. If dir is nil, there are none.
 type snapshots struct{ dir *statedir.Dir }
 
 func snapshotFile(cluster string) string { return snapshotPrefix + cluster + snapshotSuffix }

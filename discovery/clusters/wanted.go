@@ -19,7 +19,7 @@ type wanted struct {
 }
 
 // wantedClusters returns the clusters in Secrets, which are sorted by age, and the errors in them.
-// If a cluster has two kubeconfigs, the older Secret's counts. own is the name of the own cluster.
+// If two Secrets have the same cluster, the older Secret counts. own is the name of the own cluster.
 func wantedClusters(secrets []kube.ClusterSecret, own string) (map[string]wanted, []object.Error) {
 	all := map[string]wanted{}
 	var errs []object.Error

@@ -7,15 +7,15 @@ import (
 
 // An Outbox passes the readings of a [Source] from its goroutine to the control plane.
 type Outbox struct {
-	// Changed is called after every change, as the source's configuration says.
+	// Changed is called after every change. It must not block.
 	Changed func()
 
 	mu      sync.Mutex
 	reading Reading // with all changes since the last Read
 }
 
-// Put sets what is known of the source to r, and appends r's changes to the earlier ones. It calls
-// Changed unless nothing is new.
+// Put makes r the current reading, and appends its changes to the earlier ones. It calls
+// Changed if anything is new.
 func (o *Outbox) Put(r Reading) {
 	o.mu.Lock()
 	last := o.reading
@@ -28,7 +28,7 @@ func (o *Outbox) Put(r Reading) {
 	}
 }
 
-// Read returns what is known, with the changes since the last call.
+// Read returns the current reading, with the changes since the last call.
 func (o *Outbox) Read() Reading {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A Revision is a state of an API server: the version of each resource that [Objects] reads, in an order
-// that is the same in all replicas of one release; 0 for one that is not known. Versions of resources of an
+// A Revision is a state of an API server: the version of each resource that [Objects] reads, 0 if the version is not known.
+// The order of the resources is the same in all replicas of one release. The versions of the resources of an
 // API server are comparable (KEP-5504).
 type Revision []uint64
 
@@ -19,7 +19,7 @@ func (r Revision) Encode() []byte {
 	return b
 }
 
-// ParseRevision returns the revision in b. It leaves out everything from a damaged part on.
+// ParseRevision returns the revision in b. If a part of b is damaged, it leaves out that part and all parts after it.
 func ParseRevision(b []byte) Revision {
 	var r Revision
 	for len(b) > 0 {
@@ -32,22 +32,21 @@ func ParseRevision(b []byte) Revision {
 	return r
 }
 
-// Heard says how much was heard of an API server, for each resource of a [Revision].
+// Heard says for each resource of a [Revision] up to which version the API server has sent everything.
 type Heard struct {
-	upTo Revision    // versions up to which everything was heard
-	from []time.Time // when the lists began that the objects are from
+	upTo Revision    // the versions up to which everything was sent
+	from []time.Time // when the last list of each resource began
 }
 
-// Add adds a resource of which everything was heard up to a version, after a list that began at a time.
+// Add adds a resource. The API server has sent everything up to the version upTo, after a list that began at from.
 func (h *Heard) Add(upTo uint64, from time.Time) {
 	h.upTo, h.from = append(h.upTo, upTo), append(h.from, from)
 }
 
-// Lacks reports whether the API server may have a change of a resource that was not heard yet,
-// because a revision names it that was known at a time. It does not if a list that began later, and
-// so has the newest state, lacks the change: then the revision comes from another API server, from
-// a time before etcd was restored, or is invented. Revisions of different releases, which may read
-// other resources, are not compared.
+// Lacks reports whether the API server may have a change of a resource that it has not sent yet, because the revision r,
+// which was known at the time known, has a later version of the resource. It reports false if the last list began after
+// known: that list has the newest state, so r comes from another API server, from a time before etcd was restored, or is
+// invented. It also reports false for revisions of another release, which may read other resources.
 func (h Heard) Lacks(resource int, r Revision, known time.Time) bool {
 	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(known)
 }

@@ -1,5 +1,5 @@
-// Package source is the seam between the control plane and where objects come from. The control plane
-// knows a list of [Source], and an [API] for what else it needs of an API server. Only package
+// Package source has the interfaces between the control plane and the sources of objects. The control plane
+// has a list of [Source], and an [API] for everything else that it needs of an API server. Only package
 // discovery/clusters, with discovery/kube below it, links Kubernetes' client, so a program that reads
 // files does not.
 package source
@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// A Source follows objects. Its configuration has a function that it calls after each change, from any
-// goroutine, and that must not block. Call Run once.
+// A Source follows objects. After each change it calls a function of its configuration, from any
+// goroutine; the function must not block. Call Run once.
 type Source interface {
 	// Name is the name of the source in logs, such as "the Kubernetes API".
 	Name() string
@@ -30,23 +30,24 @@ type Source interface {
 	Status() []Status
 }
 
-// A Reading is what has changed in a [Source], and what is known of it now.
+// A Reading has the changes of a [Source], and its current state.
 type Reading struct {
-	// Changes are what has changed since the last reading. Changes of the own cluster have no Source:
-	// the control plane numbers its sources.
+	// Changes are the changes since the last reading. The field Source of a change of the own cluster is 0:
+	// the control plane sets it, because it numbers its sources.
 	Changes []hosts.Change
-	Errors  []object.Error // all current ones, sorted
+	Errors  []object.Error // all current errors, sorted
 	Notes   []string       // why objects without errors make no host, sorted
-	Kept    int            // objects in use in their last good form, or as they were saved
-	// Waiting says why the reading must not be the first one that is served; empty if it may, once Read is set.
+	Kept    int            // number of objects in use in their last good form, or as they were saved
+	// Waiting is the reason why this reading must not be the first one that is served; "" means that it may be, once Read is
+	// set.
 	Waiting string
-	// Read is set once all objects were read, or once reading has failed in a way that is not expected
-	// to end soon. Streams wait for that, for a moment.
+	// Read is set once all objects were read, or once reading has failed in a way that will not end
+	// soon. Streams wait until Read is set, but not for long.
 	Read bool
-	// Missing says why clusters have no objects in use, by name.
+	// Missing has the clusters that have no objects in use, by name, with the reason.
 	Missing map[string]string
-	// Changed is the state of the API server at which the objects became what they are, Heard the
-	// state up to which they are known to be complete; nil and zero for other sources.
+	// Changed is the state of the API server at the last change of the objects. Heard is the state up to which the objects
+	// are known to be complete. They are nil and zero for other sources.
 	Changed Revision
 	Heard   Heard
 }
@@ -59,8 +60,8 @@ const (
 	StepSaveCluster = "save_cluster" // saving the objects of a cluster
 )
 
-// An API makes what the control plane needs of an API server. Each method checks its configuration
-// and sends no request.
+// An API is an API server. Its methods make the things that the control plane needs of the API server. They check their
+// configurations, and send no request.
 type API interface {
 	// NewObjects returns the objects of the API server.
 	NewObjects(cfg ObjectsConfig) (Objects, error)
@@ -70,8 +71,8 @@ type API interface {
 	NewCertificate(cfg CertificateConfig) (Certificate, error)
 	// NewWriter returns the writer of automatic VIPs.
 	NewWriter(cfg WriterConfig) (Writer, error)
-	// Reviewer returns a function that asks the API server whose a token is (TokenReview). A token of
-	// another audience is refused.
+	// Reviewer returns a function that asks the API server to which account a token belongs (TokenReview). The function
+	// refuses a token for another audience.
 	Reviewer(audience string) (auth.Review, error)
 	// NewNamespaces returns the namespaces of the API server.
 	NewNamespaces(log *slog.Logger) (Namespaces, error)
@@ -91,10 +92,10 @@ type ObjectsConfig struct {
 	// Cluster is the name of the API server's cluster; empty for the control plane's own one. Istio's
 	// custom resources are not read from other clusters: as in istiod, they are settings of the mesh.
 	Cluster string
-	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh; empty if they are
-	// not read, so all namespaces count. They are not read from other clusters, see [Clusters.Select].
+	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh. "" means that the settings are
+	// not read, so all namespaces count. The settings are not read from other clusters, see [Clusters.Select].
 	RootNamespace string
-	// Selected is called with the discovery selectors of the mesh when they are known, and when they
+	// Selected is called with the discovery selectors of the mesh when they become known, and when they
 	// have changed. It must not block. It may be nil.
 	Selected func(selectors []string)
 	// NetworkOf is the namespace whose label names the network of the cluster; empty if it is not read.
@@ -110,9 +111,8 @@ type Objects interface {
 	Source
 	// Heard returns the state of the API server that the next call of Read will include.
 	Heard() Heard
-	// CatchUp lists the resources again that lack something of a revision, see [Heard.Lacks]; it was
-	// known at a time. It does nothing while a list is under way or shortly after one, and it does not
-	// wait.
+	// CatchUp lists the resources again that lack changes of the revision r, which was known at the time known: see
+	// [Heard.Lacks]. It does nothing while a list is under way, or shortly after one. It does not wait.
 	CatchUp(r Revision, known time.Time)
 }
 
@@ -126,7 +126,7 @@ type Status struct {
 	Synced bool `json:"synced"`
 	// Heard is when the API server last sent something about the resource; the zero time if never.
 	Heard time.Time `json:"heard"`
-	// Failure is why the API server cannot be asked now, since FailingSince; empty if it can.
+	// Failure is why requests to the API server have failed since FailingSince; "" if they succeed.
 	Failure      string    `json:"failure,omitempty"`
 	FailingSince time.Time `json:"failing_since,omitzero"`
 }
@@ -148,12 +148,12 @@ type ClustersConfig struct {
 	Namespace string
 	// RootNamespace is the namespace of each cluster whose label names the cluster's network.
 	RootNamespace string
-	// Own is the name of the own cluster, which no Secret may name.
+	// Own is the name of the own cluster. No Secret may name it.
 	Own string
 	// TokenAudience is the audience of the tokens that clients of the clusters have.
 	TokenAudience string
-	// Wait is how long [Reading.Waiting] names a missing cluster, from when the cluster was first
-	// named. After a quarter of that time its saved objects are used, if there are any.
+	// Wait is how long [Reading.Waiting] names a missing cluster, from the time when a Secret first named the
+	// cluster. After a quarter of Wait its saved objects are used, if there are any.
 	Wait time.Duration
 	// State is the directory in which the last objects of each cluster are saved; nil for none.
 	State *statedir.Dir
@@ -215,8 +215,7 @@ type WriterConfig struct {
 	Identity string
 	// RootNamespace is the namespace of istiod.
 	RootNamespace string
-	// Wanted returns the ServiceEntries whose status must change: as they are known, and the VIPs
-	// that they should have.
+	// Wanted returns the ServiceEntries whose status must change, with the VIPs that they should have.
 	Wanted func() map[object.Key]object.VIPStatus
 	// Changed has an element when the result of Wanted may have changed.
 	Changed <-chan struct{}
@@ -224,8 +223,8 @@ type WriterConfig struct {
 	Logger *slog.Logger
 }
 
-// A Writer writes automatic VIPs to the status of ServiceEntries while it holds a Lease and istiod
-// does not. All replicas, and processes that start later, read them from there. Call Run once.
+// A Writer writes automatic VIPs to the status of ServiceEntries while it holds a Lease, unless istiod writes
+// them. All replicas, and processes that start later, read the VIPs from there. Call Run once.
 type Writer interface {
 	// Run tries to get the Lease, and writes while it holds it, until ctx ends. Then it gives the Lease
 	// back.
