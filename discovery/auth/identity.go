@@ -1,6 +1,6 @@
 // Package auth decides which clients may open a stream. A client proves its identity with a token
-// of its Kubernetes service account, or with a SPIFFE certificate. What the client says of itself
-// must agree with it, so that it gets no table of another namespace.
+// of its Kubernetes service account, or with a SPIFFE certificate. The node that the client claims to be
+// must agree with its identity, so that it gets no table of another namespace.
 package auth
 
 import (
@@ -33,8 +33,8 @@ func OfUser(name string) (Identity, error) {
 	return Identity{namespace, account}, nil
 }
 
-// OfCertificate returns the identity in a certificate: its only URI is
-// spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, as of Istio's workloads.
+// OfCertificate returns the identity in a certificate. Its only URI must be
+// spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, as in the certificates of Istio's workloads.
 func OfCertificate(certificate *x509.Certificate, trustDomain string) (Identity, error) {
 	if len(certificate.URIs) != 1 {
 		return Identity{}, fmt.Errorf("the client's certificate has %d URIs: want one, spiffe://%s/ns/NAMESPACE/sa/SERVICE-ACCOUNT", len(certificate.URIs), trustDomain)

@@ -5,11 +5,12 @@ import "crypto/sha256"
 // tokenKey is the digest of a token.
 type tokenKey = [sha256.Size]byte
 
-// recent remembers values by token: at least the max that were used last, and at most twice as many. Each
-// operation takes constant time. It needs a lock.
+// A recent remembers values by token: at least the max values that were used last, and at most twice as many. Each
+// operation takes constant time. The caller needs a lock.
 type recent[V any] struct {
-	max         int
-	young, aged map[tokenKey]V // used since young became empty, and in the time before that
+	max int
+	// young has the values that were used since it was last empty. aged has the values of young at that time.
+	young, aged map[tokenKey]V
 }
 
 // get returns the value of a token.

@@ -20,7 +20,7 @@ import (
 type Clients struct {
 	Tokens      *Tokens // nil refuses tokens
 	TrustDomain string  // of certificates
-	Cluster     string  // whose API server reviews tokens; empty for any
+	Cluster     string  // the cluster whose API server reviews tokens; empty if clients may claim any
 	// Others returns the reviews by the API server of another cluster, or nil if there is no such
 	// cluster. It may be nil.
 	Others func(cluster string) *Tokens
@@ -29,15 +29,15 @@ type Clients struct {
 // A Client is the client that has opened a stream.
 type Client struct {
 	Identity
-	// Ends is when the token or the certificate ends that proves the identity; the zero time if that is not known.
+	// Ends is the end of the token or certificate that proves the identity; the zero time if it is not known.
 	Ends    time.Time
 	clients *Clients
-	token   bool
-	cluster string // whose API server has reviewed the token; empty for the own one
+	token   bool   // a token proves the identity
+	cluster string // the cluster whose API server has reviewed the token; empty for the own cluster
 }
 
-// Client returns the client that has opened a stream: a token comes before a certificate. The
-// error has the code Unauthenticated, or Unavailable if that cannot be found out now.
+// Client returns the client that has opened the stream with ctx. If the client has a token, its certificate does not
+// count. The error has the code Unauthenticated, or Unavailable if the token cannot be reviewed now.
 func (c *Clients) Client(ctx context.Context) (Client, error) {
 	if token, ok := bearer(ctx); ok {
 		cluster := c.other(header(ctx, "clusterid"))
@@ -48,8 +48,7 @@ func (c *Clients) Client(ctx context.Context) (Client, error) {
 	return Client{Identity: identity, Ends: ends, clients: c}, err
 }
 
-// other returns the name of a cluster, and an empty string for the own one and for one that is not
-// known.
+// other returns cluster if it is a known cluster other than the own one, otherwise "".
 func (c *Clients) other(cluster string) string {
 	if c.Others == nil || cluster == c.Cluster || c.Others(cluster) == nil {
 		return ""
@@ -57,8 +56,8 @@ func (c *Clients) other(cluster string) string {
 	return cluster
 }
 
-// ofCertificate returns the identity in the certificate of the client, and when the first certificate of its
-// chain ends.
+// ofCertificate returns the identity in the certificate of the client, and the earliest end of a certificate in its
+// chain.
 func (c *Clients) ofCertificate(ctx context.Context) (Identity, time.Time, error) {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {
@@ -77,8 +76,8 @@ func (c *Clients) ofCertificate(ctx context.Context) (Identity, time.Time, error
 	return identity, first.NotAfter, nil
 }
 
-// ofToken returns the identity in a token, and when the token ends. The given cluster reviews it;
-// empty means the own one.
+// ofToken returns the identity in a token, and when the token ends. The API server of cluster reviews the token;
+// "" is the own cluster.
 func (c *Clients) ofToken(ctx context.Context, token, cluster string) (Identity, time.Time, error) {
 	tokens := c.Tokens
 	if cluster != "" {
@@ -119,7 +118,7 @@ func header(ctx context.Context, name string) string {
 }
 
 // Check returns an error with the code PermissionDenied unless a node claims to be this client. A
-// token proves that the client is of the cluster whose API server has reviewed it.
+// token proves that the client is in the cluster whose API server has reviewed the token.
 func (c Client) Check(node *corev3.Node, namespace string) error {
 	claimed := node.GetMetadata().GetFields()["CLUSTER_ID"].GetStringValue()
 	if c.token && c.clients.other(claimed) != c.cluster {

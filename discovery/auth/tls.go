@@ -16,11 +16,11 @@ import (
 type Files struct {
 	// Certificate and Key belong to the server; "" if the certificate is not in files.
 	Certificate, Key string
-	// ClientCA holds the authorities of clients' certificates; without it clients have none.
+	// ClientCA has the authorities of clients' certificates. "" means that clients' certificates are not requested.
 	ClientCA string
 }
 
-// checkEvery is how often files are looked at, when connections come.
+// checkEvery bounds how often the files are checked for changes. They are checked when a connection comes.
 const checkEvery = time.Second
 
 // GetCertificate returns the certificate for a connection, as [tls.Config.GetCertificate] does.
@@ -34,13 +34,13 @@ type Server struct {
 	log    *slog.Logger
 
 	mu      sync.Mutex
-	config  *tls.Config // of the files as they last could be used
+	config  *tls.Config // from the last usable content of the files
 	seen    string      // state of the files when they were last read
 	checked time.Time
 }
 
-// NewServer returns a server whose files may be replaced while it runs: new connections get what is
-// in the files, and open ones stay. While the files cannot be used, their previous content stays in
+// NewServer returns a server whose files may be replaced while it runs. New connections get the new content; open
+// connections stay as they are. While the files cannot be used, their previous content stays in
 // use. If shared is not nil, it supplies the certificate.
 func NewServer(files Files, shared GetCertificate, log *slog.Logger) (*Server, error) {
 	s := &Server{files: files, shared: shared, log: log}
@@ -99,7 +99,7 @@ func (s *Server) current() *tls.Config {
 	return s.config
 }
 
-// state returns a text that differs when a file was replaced or written.
+// state returns a text that changes when a file is replaced or written.
 func (s *Server) state() string {
 	var state strings.Builder
 	for _, path := range []string{s.files.Certificate, s.files.Key, s.files.ClientCA} {

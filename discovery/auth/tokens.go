@@ -22,9 +22,9 @@ const (
 	refusedFor  = 10 * time.Second // a client that repeats a bad token costs six reviews a minute
 )
 
-// How many tokens are remembered. A good one costs about 300 bytes. An agent's token lives for
-// hours, and few agents more than --max-clients have one. Everyone can make up tokens, so refused
-// tokens have a place of their own.
+// How many tokens are remembered. A good token costs about 300 bytes. An agent's token lives for
+// hours, and hardly more agents than --max-clients have one. Everyone can make up tokens, so refused
+// tokens are remembered apart from good ones.
 const (
 	maxGood    = 25_000
 	maxRefused = 500
@@ -39,8 +39,8 @@ const maxToken = 8 << 10
 // ErrUnavailable is returned for a token that cannot be reviewed now.
 var ErrUnavailable = errors.New("the token cannot be reviewed now")
 
-// Review asks whose a token is. It returns an error that wraps [ErrUnavailable] if that
-// cannot be found out now, and any other error if the token is refused.
+// Review returns the identity in a token. It returns an error that wraps [ErrUnavailable] if the token
+// cannot be reviewed now, and any other error if the token is refused.
 type Review func(ctx context.Context, token string) (Identity, error)
 
 // Tokens remembers reviews of tokens. Its methods are safe for concurrent use.
@@ -57,14 +57,14 @@ type Tokens struct {
 // good is a token that a review has accepted.
 type good struct {
 	identity Identity
-	fresh    time.Time // until then it counts without another review
-	ends     time.Time // until then it counts while no review is possible; the zero time if the token does not say
+	fresh    time.Time // until then the token counts without another review
+	ends     time.Time // until then the token counts while no review is possible; the zero time if the token has no end
 }
 
 // refused is a token that a review has refused.
 type refused struct {
 	err   error
-	until time.Time // without another review
+	until time.Time // until then the token stays refused without another review
 }
 
 // NewTokens returns a Tokens without answers.
@@ -72,8 +72,8 @@ func NewTokens(review Review) *Tokens {
 	return &Tokens{review: review, turns: newTurns(), good: recent[good]{max: maxGood}, refused: recent[refused]{max: maxRefused}}
 }
 
-// Identity returns whose a token is, and when the token ends; the zero time if that is not known. It asks at
-// most once in five minutes. While no review is possible, the last answer counts until the token ends.
+// Identity returns the identity in a token, and when the token ends; the zero time if that is not known. A good token is
+// reviewed at most once in five minutes. While no review is possible, the last answer counts until the token ends.
 func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Time, error) {
 	if len(token) > maxToken {
 		return Identity{}, time.Time{}, fmt.Errorf("the token has %d bytes: want a service account's token", len(token))
@@ -119,7 +119,7 @@ func addressOf(addr net.Addr) string {
 	return host
 }
 
-// ask reviews a token when it is its turn.
+// ask reviews a token when the turn of its lane has come.
 func (t *Tokens) ask(ctx context.Context, lane, token string) (Identity, error) {
 	done, err := t.turns.take(ctx, lane)
 	if err != nil {
@@ -129,7 +129,7 @@ func (t *Tokens) ask(ctx context.Context, lane, token string) (Identity, error) 
 	return t.review(ctx, token)
 }
 
-// known returns what is known of a token; ok is false if nothing is. It returns an error if the
+// known returns the last answer about a good token; ok is false if there is none. It returns an error if the
 // token was refused.
 func (t *Tokens) known(key tokenKey) (known good, ok bool, err error) {
 	t.mu.Lock()
@@ -143,8 +143,8 @@ func (t *Tokens) known(key tokenKey) (known good, ok bool, err error) {
 	return good{}, false, nil
 }
 
-// accept remembers that a token is good, and returns when it ends. One that has ended by the clock of this machine
-// counts as long as the review: the clock of the API server differs, or it accepts a token a minute longer.
+// accept remembers that a token is good, and returns when it ends. A token that has ended by the clock of this machine
+// counts as long as the review: the clock of the API server differs, or the API server accepts tokens a minute longer.
 func (t *Tokens) accept(key tokenKey, identity Identity, ends time.Time) time.Time {
 	now := time.Now()
 	a := good{identity: identity, fresh: now.Add(reviewedFor), ends: ends}
@@ -179,8 +179,8 @@ func (t *Tokens) refuse(key tokenKey, err error) {
 	t.refused.put(key, refused{err, time.Now().Add(refusedFor)})
 }
 
-// expiry returns when a token ends according to itself (RFC 7519, section 4.1.4); the zero time if
-// it does not say. The API server has checked the token.
+// expiry returns the end that a token has in it (RFC 7519, section 4.1.4); the zero time if
+// it has none. The API server has checked the token.
 func expiry(token string) time.Time {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

@@ -11,7 +11,7 @@ const (
 	// maxReviews bounds the reviews in flight, maxReviewsOfOne the reviews in flight of one
 	// address.
 	maxReviews, maxReviewsOfOne = 32, 4
-	// maxWaiting bounds the reviews that wait or are in flight, maxWaitingOfOne the same for one
+	// maxWaiting bounds the reviews that wait or are in flight, maxWaitingOfOne the ones of one
 	// address.
 	maxWaiting, maxWaitingOfOne = 4000, 250
 	// maxTurnWait bounds how long a review waits.
@@ -31,8 +31,8 @@ type turns struct {
 
 // A lane has the reviews of one address.
 type lane struct {
-	waiting int           // or in flight
-	turn    chan struct{} // has an element for each review that is in flight or next
+	waiting int           // number of reviews that wait or are in flight
+	turn    chan struct{} // has an element for each review that is in flight, or waits only for other addresses
 }
 
 func newTurns() *turns {
@@ -69,8 +69,8 @@ func (t *turns) take(ctx context.Context, address string) (done func(), err erro
 	}, nil
 }
 
-// enter returns the lane of an address with one more review, or nil if there are too many. With too many in all
-// lanes, an address without any may still have one.
+// enter adds a review to the lane of an address, and returns the lane, or nil if there are too many reviews. If there are
+// too many in all lanes together, an address without a review may still have one.
 func (t *turns) enter(address string) *lane {
 	t.mu.Lock()
 	defer t.mu.Unlock()

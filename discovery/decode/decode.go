@@ -17,8 +17,8 @@ const (
 	serviceTypeNames = "ClusterIP, NodePort, LoadBalancer or ExternalName"
 )
 
-// Decode decodes an object of the kind in its key. Errors are reported by root. Invalid parts are
-// left out, so that the rest of a broken object depends on the object alone, and never shows a host
+// Decode decodes root into o, whose key has the kind. Errors go to the report of root. Invalid parts are
+// left out. So the result depends only on the object, and a broken object never shows a host
 // to more clients than its author wanted.
 func Decode(root Field, o *object.Object) {
 	switch o.Key.Kind {
@@ -75,7 +75,7 @@ func decodeService(root Field, namespace string) *object.Service {
 	return s
 }
 
-// decodePorts returns the ports of a Service or an EndpointSlice. With targets, a port gets the
+// decodePorts returns the ports of a Service or an EndpointSlice. If targets is true, a port gets the
 // number of its targetPort, and a port whose targetPort is a name is left out. A port without a
 // number is left out, too: in an EndpointSlice it stands for all ports.
 func decodePorts(f Field, targets bool) object.Ports {

@@ -28,8 +28,8 @@ const (
 type Value interface {
 	// Kind returns its kind.
 	Kind() Kind
-	// Member returns the member of an object with a name; nil if there is none, or it is null. The error says
-	// what is wrong with it; it is used all the same.
+	// Member returns the member of an object with a name; nil if the member is missing or null. The error says
+	// what is wrong with the member, which is used all the same.
 	Member(name string) (Value, error)
 	// Names returns the names of the members of an object, in any order.
 	Names() []string
@@ -41,8 +41,8 @@ type Value interface {
 	Text() string
 }
 
-// A Field is a value of an object with its path. An absent one has no value; its methods then return the zero
-// value, without an error.
+// A Field is a value of an object with its path. The methods of an absent field return the zero value, and report no
+// error.
 type Field struct {
 	Value Value // nil if the field is absent
 	Path  string
@@ -50,10 +50,10 @@ type Field struct {
 	report Report
 }
 
-// A Report takes an error in a field, whose value may be nil. The same error may be reported twice.
+// A Report receives an error in a field, which may be absent. It may receive the same error twice.
 type Report func(f Field, message string)
 
-// NewField returns the field of a value, which may be nil. It and its members pass their errors to
+// NewField returns the field of a value, which may be nil. The field and its members pass their errors to
 // report.
 func NewField(v Value, path string, report Report) Field { return Field{v, path, report} }
 
@@ -63,18 +63,18 @@ func (f Field) Present() bool { return f.Value != nil }
 // Fail reports an error in the field.
 func (f Field) Fail(format string, args ...any) { f.report(f, fmt.Sprintf(format, args...)) }
 
-// Missing reports that the member of an object with a name is missing, in the place of the object.
+// Missing reports that the member name of the object f is missing. The error has the line of f.
 func (f Field) Missing(name, advice string) {
 	f.report(Field{f.Value, join(f.Path, name), f.report}, "is missing"+advice)
 }
 
-// To returns the field with another report, which also gets the errors of its members.
+// To returns the field with another report. The errors of its members go there, too.
 func (f Field) To(report Report) Field {
 	f.report = report
 	return f
 }
 
-// is reports whether the field is present and of a kind. Another kind is an error.
+// is reports whether the field is present and its value is of a kind. It reports an error if the value is of another kind.
 func (f Field) is(kind Kind, what string) bool {
 	if f.Value == nil {
 		return false
@@ -156,7 +156,7 @@ func (f Field) port() uint16 {
 	return uint16(n)
 }
 
-// Elements returns the elements of a list. One that is null is an error and left out.
+// Elements returns the elements of a list. It leaves out elements that are null, and reports an error for each.
 func (f Field) Elements() []Field {
 	if !f.is(List, "a list") {
 		return nil
@@ -236,8 +236,8 @@ func (f Field) addrs() []netip.Addr {
 	return all
 }
 
-// scopes returns the scopes in an exportTo of an object in a namespace. Invalid scopes are left
-// out, and the rest counts, so that what its author wanted to hide is not shown.
+// scopes returns the ExportTo with scopes, which are in the field of an object in a namespace. It leaves out invalid scopes.
+// The other scopes count, so that a host which its author wanted to hide stays hidden.
 func (f Field) scopes(scopes []string, namespace string) object.ExportTo {
 	e, err := object.NewExportTo(scopes, namespace)
 	if err != nil {

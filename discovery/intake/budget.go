@@ -10,7 +10,8 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// frameCost is what gRPC needs for a frame besides its bytes: a client may send each byte in a frame of its own.
+// frameCost is how many bytes gRPC needs for a frame besides its content: a client may send each byte in a frame of its
+// own.
 const frameCost = 128
 
 // A Budget bounds the bytes of requests that have arrived and that were not read. Its methods are safe for concurrent
@@ -42,7 +43,7 @@ func (b *Budget) Held() int {
 	return b.held
 }
 
-// Credentials returns credentials with which a server counts what connections hold of the budget.
+// Credentials returns credentials that make a server count the bytes that connections hold of the budget.
 func (b *Budget) Credentials(inner credentials.TransportCredentials) credentials.TransportCredentials {
 	return counting{inner, b}
 }
@@ -85,9 +86,9 @@ type conn struct {
 
 	// The fields below are guarded by budget.mu.
 
-	unread int // bytes that no handler has read, of streams that have ended, too
-	held   int // of the budget
-	gone   bool
+	unread int  // bytes that no handler has read, also of streams that have ended
+	held   int  // bytes of the budget
+	gone   bool // the connection is closed, and holds nothing any more
 }
 
 // Read reads, and counts what it has read.
@@ -99,7 +100,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close closes the connection, which holds nothing any more.
+// Close gives back all bytes of the budget, and closes the connection.
 func (c *conn) Close() error {
 	c.budget.mu.Lock()
 	c.budget.removeLocked(c)
@@ -107,7 +108,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// RemoteAddr returns the address of the client, with which [Connection] finds the connection of a stream.
+// RemoteAddr returns the address of the client, by which [ConnectionOf] finds the connection of a stream.
 func (c *conn) RemoteAddr() net.Addr { return remote{c.Conn.RemoteAddr(), c} }
 
 // remote is the address of a client.
@@ -116,7 +117,7 @@ type remote struct {
 	conn *conn
 }
 
-// A Connection is a stream's connection. The zero value is not counted.
+// A Connection is the connection of a stream. The zero value is a connection that is not counted.
 type Connection struct{ conn *conn }
 
 // ConnectionOf returns the connection of the stream with a context.
@@ -160,12 +161,12 @@ func (b *Budget) add(c *conn, bytes, cost int) {
 	}
 	b.mu.Unlock()
 	for _, c := range over {
-		_ = c.raw.Close() // TLS would first send the client that
+		_ = c.raw.Close() // TLS would first send the client a message
 		b.closed(c.Conn.RemoteAddr())
 	}
 }
 
-// read gives back what bytes have cost that a handler has read.
+// read gives back the cost of n bytes that a handler has read.
 func (b *Budget) read(c *conn, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -180,7 +181,7 @@ func (b *Budget) read(c *conn, n int) {
 	b.changeLocked(c, -back)
 }
 
-// changeLocked changes what a connection holds.
+// changeLocked adds by to the bytes that a connection holds.
 func (b *Budget) changeLocked(c *conn, by int) {
 	h := b.addresses[c.address]
 	if h == nil {
@@ -196,7 +197,7 @@ func (b *Budget) changeLocked(c *conn, by int) {
 	}
 }
 
-// removeLocked gives back all that a connection holds, for good.
+// removeLocked gives back all bytes that a connection holds. The connection is not counted any more.
 func (b *Budget) removeLocked(c *conn) {
 	if !c.gone {
 		b.changeLocked(c, -c.held)

@@ -10,11 +10,11 @@ const (
 	frameFlags  = 4       // where the flags are
 )
 
-// frames finds the DATA frames in what a client sends (RFC 9113, sections 3.4, 4.1 and 6.1).
+// frames finds the DATA frames in the bytes that a client sends (RFC 9113, sections 3.4, 4.1 and 6.1).
 type frames struct {
 	skip   int // bytes until the next head
 	head   [frameHead]byte
-	got    int  // bytes of head
+	got    int  // number of bytes in head
 	padded bool // the next byte is the length of the padding of a DATA frame
 }
 

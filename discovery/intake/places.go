@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A Group bounds what each of its members holds at a time, and how often it takes something: as much at once as it
-// may hold, and as much again within a minute. Its methods are safe for concurrent use.
+// A Group bounds how many things, such as connections, each of its members holds at a time, and how often a member takes
+// one: max at once, and max more within a minute. Its methods are safe for concurrent use.
 type Group[K comparable] struct {
 	max int
 
@@ -19,11 +19,11 @@ type Group[K comparable] struct {
 	sweep   int // number of members from which members that hold nothing are removed
 }
 
-// A member is what is known of a member.
+// A member is a member of a Group.
 type member struct {
 	held  int
-	spare float64 // how often it may take something at a time
-	at    time.Time
+	spare float64   // how many things it could take at the time at
+	at    time.Time // when spare was computed
 }
 
 // minSweep is the least number of members of which some are forgotten.
@@ -34,7 +34,7 @@ func NewGroup[K comparable](most int) *Group[K] {
 	return &Group[K]{max: most, members: map[K]*member{}, sweep: minSweep}
 }
 
-// Take takes one for a member. It reports false if the member holds as much as it may, or takes too often.
+// Take takes a thing for a member. It reports false if the member holds max already, or takes too often.
 func (g *Group[K]) Take(of K) bool {
 	now := time.Now()
 	g.mu.Lock()
@@ -54,20 +54,20 @@ func (g *Group[K]) Take(of K) bool {
 	return true
 }
 
-// Give gives one back.
+// Give gives a thing of a member back.
 func (g *Group[K]) Give(of K) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.members[of].held--
 }
 
-// fill adds what the member may take again.
+// fill adds the things that the member may take since the last call.
 func (m *member) fill(most int, now time.Time) {
 	m.spare = min(float64(most), m.spare+now.Sub(m.at).Minutes()*float64(most))
 	m.at = now
 }
 
-// sweepLocked forgets members that are as new ones.
+// sweepLocked removes members that do not differ from new ones.
 func (g *Group[K]) sweepLocked(now time.Time) {
 	if len(g.members) < g.sweep {
 		return
@@ -90,8 +90,8 @@ type Places struct {
 	open, unproven int
 }
 
-// NewPlaces returns places for a number of clients, and for a number of each address. Clients of
-// one namespace get half of them, and so do all clients without proof if there are others.
+// NewPlaces returns places for most clients, and for perAddress clients of each address. The clients of
+// one namespace get at most half of the places, and so do all clients together that prove nothing, if other clients do.
 func NewPlaces(most, perAddress int) *Places {
 	share := max(1, most/2)
 	return &Places{
@@ -104,12 +104,13 @@ func NewPlaces(most, perAddress int) *Places {
 type Place struct {
 	places    *Places
 	address   netip.Addr
-	taken     bool   // of all places
-	unproven  bool   // of clients without proof
-	namespace string // whose place it is; empty if none
+	taken     bool   // it counts among all places
+	unproven  bool   // it counts among the clients that prove nothing
+	namespace string // the namespace in which it counts; empty if none
 }
 
-// Enter begins to give a client at an address a place. Call [Place.Leave] in the end unless there is an error.
+// Enter begins to give a client at an address a place, which [Place.Prove] or [Place.Unproven] then takes. Call
+// [Place.Leave] in the end unless Enter returns an error.
 func (p *Places) Enter(address netip.Addr) (*Place, error) {
 	if !p.addresses.Take(address) {
 		return nil, status.Errorf(codes.ResourceExhausted, "%d clients at %s are served already, or as many have connected within a minute (--max-clients-per-address): "+
@@ -118,8 +119,8 @@ func (p *Places) Enter(address netip.Addr) (*Place, error) {
 	return &Place{places: p, address: address}, nil
 }
 
-// Prove takes the place for a client that has proven its namespace. A namespace is what a tenant of a cluster has: it
-// may have any number of service accounts there.
+// Prove takes the place for a client that has proven its namespace. Places are counted by namespace, because a tenant of
+// a cluster has a namespace, and may have any number of service accounts in it.
 func (p *Place) Prove(namespace string) error {
 	if err := p.take(); err != nil {
 		return err

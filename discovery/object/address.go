@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// ParseAddress parses an address of a ServiceEntry. A CIDR with one address is that address. A
-// wider one is valid but gives the zero Addr, because a client cannot connect to a network.
+// ParseAddress parses an address of a ServiceEntry. For a CIDR with one address, it returns that address. For a
+// larger CIDR it returns the zero Addr without an error, because a client cannot connect to a network.
 func ParseAddress(text string) (netip.Addr, error) {
 	if p, err := netip.ParsePrefix(text); err == nil {
 		if !p.IsSingleIP() {
@@ -33,7 +33,7 @@ type VIP struct {
 
 // A VIPStatus is the status that a ServiceEntry should have.
 type VIPStatus struct {
-	Entry *ServiceEntry // as it is known
+	Entry *ServiceEntry // the ServiceEntry for which VIPs were computed
 	VIPs  []VIP
 }
 

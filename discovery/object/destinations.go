@@ -16,15 +16,15 @@ import (
 type EntryPort struct {
 	Name     string
 	Protocol string // as in the ServiceEntry: "HTTP", "TLS", "UDP" and so on
-	Number   uint16 // 0 if it is not known
-	Target   uint16 // the port at the host; 0 for Number
+	Number   uint16 // 0 if the number is not known
+	Target   uint16 // the port at the host; 0 if it is Number
 }
 
 // An EntryEndpoint is an endpoint of a ServiceEntry.
 type EntryEndpoint struct {
 	Address string // from [ParseEndpoint]
-	// Ports are the numbers of ports by the names of the ServiceEntry's ports. One that is not there
-	// has the number that the port has at hosts.
+	// Ports are the numbers of the endpoint's ports, by the names of the ServiceEntry's ports. A port that is missing has the
+	// same number as at hosts.
 	Ports map[string]uint16
 }
 
@@ -45,11 +45,11 @@ func ParseEndpoint(text string) (string, error) {
 	return host, nil
 }
 
-// A Destination is where connections to a TCP port of an external host lead: to one of Endpoints, or
-// without any to the host itself.
+// A Destination says where connections to a TCP port of an external host lead: to one of Endpoints or, without
+// Endpoints, to the host itself.
 type Destination struct {
 	Port      uint16
-	Target    uint16   // the port at the host itself; 0 for Port
+	Target    uint16   // the port at the host itself; 0 if it is Port
 	Endpoints []string // HOST:PORT, sorted, each once
 }
 

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// maxErrors bounds the errors of an object that are named: 1 MiB of wrong values has 100,000.
+	// maxErrors bounds the errors of an object that are kept: 1 MiB of wrong values has 100,000 errors.
 	maxErrors = 20
 	// maxErrorText bounds each text in an error, in bytes.
 	maxErrorText = 512
@@ -42,8 +42,8 @@ func (e Error) Error() string {
 	return s + ": " + e.Msg
 }
 
-// AppendError appends an error to the errors of the same object, unless it is among them. It names
-// the first errors only, and mentions that there are more.
+// AppendError appends e to the errors of the same object, unless errs has it already. After maxErrors errors, it appends
+// one that says that there are further errors.
 func AppendError(errs []Error, e Error) []Error {
 	if len(errs) > maxErrors {
 		return errs

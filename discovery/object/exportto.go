@@ -14,7 +14,7 @@ const (
 	exportToNone    = "~"
 )
 
-// ExportTo says which namespaces see a host. The zero value says nothing: the mesh's default counts.
+// ExportTo says which namespaces see a host. The zero value stands for the mesh's default.
 type ExportTo struct {
 	Public     bool     // all namespaces
 	Restricted bool     // only Namespaces
@@ -23,7 +23,7 @@ type ExportTo struct {
 
 // NewExportTo returns the namespaces of an exportTo of an object in namespace: "*" means all
 // namespaces, "." the object's own, "~" none; other scopes are names. As in istiod, "*" prevails over
-// all others, and "~" over the rest. The error says which scope is not valid; the others count.
+// all others, and "~" over the rest. The error names a scope that is not valid; the other scopes count.
 func NewExportTo(scopes []string, namespace string) (ExportTo, error) {
 	e := ExportTo{Restricted: true}
 	var err error
@@ -62,15 +62,15 @@ func SplitScopes(text string) []string {
 	return scopes
 }
 
-// IsDefault reports whether the mesh's default counts.
+// IsDefault reports whether e stands for the mesh's default.
 func (e ExportTo) IsDefault() bool { return !e.Public && !e.Restricted }
 
-// Equal reports whether both say the same.
+// Equal reports whether e and other are equal.
 func (e ExportTo) Equal(other ExportTo) bool {
 	return e.Public == other.Public && e.Restricted == other.Restricted && slices.Equal(e.Namespaces, other.Namespaces)
 }
 
-// VisibleIn reports whether clients in a namespace see the host. With the default, they do.
+// VisibleIn reports whether clients in a namespace see the host. If e stands for the default, it reports true.
 func (e ExportTo) VisibleIn(namespace string) bool {
 	if !e.Restricted {
 		return true

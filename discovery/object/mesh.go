@@ -11,10 +11,10 @@ type Mesh struct {
 	// namespaces; empty if it is not set.
 	RootNamespace string
 	// ExportTo are the scopes of the hosts of Services and ServiceEntries without an exportTo, as in
-	// [NewExportTo]; none if they are not set, which means all namespaces.
+	// [NewExportTo]. If there are none, all namespaces see these hosts.
 	ExportTo []string
-	// Selectors say which namespaces count, by their labels, in the form of kubectl's --selector. A
-	// namespace counts if one of them matches, or if there is none.
+	// Selectors select the namespaces that count by their labels, in the form of kubectl's --selector. A
+	// namespace counts if a selector matches its labels, or if there are no selectors.
 	Selectors []string
 }
 

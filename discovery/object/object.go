@@ -56,8 +56,8 @@ func (k Key) Compare(other Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, other.Kind), cmp.Compare(k.Namespace, other.Namespace), cmp.Compare(k.Name, other.Name))
 }
 
-// Object is a decoded object. Exactly one of the fields after Key is set. The snapshots of clusters
-// have the names of all fields as they are here.
+// Object is a decoded object. Exactly one of the fields after Key is set. Snapshots of clusters use the names of the fields
+// in this package.
 type Object struct {
 	Key Key
 
@@ -81,7 +81,7 @@ type Service struct {
 	ExternalName    string // the host that the Service stands for, without a trailing dot; empty for other types
 	Headless        bool
 	ClusterIPs      []netip.Addr
-	Ports           Ports // of a headless Service, the ports of the Pods that it selects, if their numbers are known
+	Ports           Ports // for a headless Service, the ports of the Pods that it selects, if their numbers are known
 	Selector        map[string]string
 	PublishNotReady bool
 	HeadlessScope   HeadlessScope
@@ -89,7 +89,7 @@ type Service struct {
 }
 
 // HeadlessScope says which clients get the endpoints of a headless Service, if there are several
-// clusters. The zero value says nothing: the default counts.
+// clusters. The zero value stands for the default.
 type HeadlessScope uint8
 
 // The scopes of headless Services.
@@ -103,7 +103,7 @@ func (s HeadlessScope) MarshalText() ([]byte, error) {
 	return []byte([]string{"", "network", "cluster"}[s]), nil
 }
 
-// UnmarshalText parses the name of a scope, or nothing.
+// UnmarshalText parses the name of a scope. An empty text is the zero value.
 func (s *HeadlessScope) UnmarshalText(text []byte) error {
 	for scope := range ScopeCluster + 1 {
 		if name, _ := scope.MarshalText(); string(name) == string(text) {
@@ -128,14 +128,13 @@ type EndpointSlice struct {
 	Endpoints []Endpoint
 }
 
-// ImportedSlice is what an EndpointSlice has beside a Service, or instead of one; nil if it is not of a
-// ServiceImport.
+// ImportedSlice has the fields of an EndpointSlice that belongs to a ServiceImport.
 type ImportedSlice struct {
 	Service string // name of the ServiceImport, from [LabelImport]
 	Cluster string // of the endpoints, from [LabelSourceCluster]; empty if that is no label of a DNS name
 }
 
-// NewImportedSlice returns the ImportedSlice of an EndpointSlice with labels.
+// NewImportedSlice returns the ImportedSlice of an EndpointSlice with labels; nil if the slice belongs to no ServiceImport.
 func NewImportedSlice(labels map[string]string) *ImportedSlice {
 	s := &ImportedSlice{Service: strings.Clone(labels[LabelImport]), Cluster: strings.Clone(labels[LabelSourceCluster])}
 	if s.Service == "" {
@@ -182,9 +181,9 @@ type ServiceEntry struct {
 	NoVIP        bool
 	ExportTo     ExportTo
 	Destinations Destinations // where connections to Hosts lead
-	// VIPs are the automatic VIPs that a controller has written to the status, by host as it is in
+	// VIPs are the automatic VIPs that a controller has written to the status, by the host in the spelling of
 	// Hosts.
 	VIPs map[string][]netip.Addr
-	// StaleVIPs is true if the status also has VIPs of other hosts, or something that is no VIP.
+	// StaleVIPs is true if the status also has VIPs of other hosts, or an element that is no VIP.
 	StaleVIPs bool
 }

@@ -28,11 +28,11 @@ func ParseProtocol(text string) (string, error) {
 	return "", fmt.Errorf("want TCP, UDP or SCTP, got %q", text)
 }
 
-// Ports is a list of ports in a form that needs little memory: equal lists share it, and most Services
-// have one of a few lists. Lists with the same ports are ==. The zero value has none.
+// Ports is a list of ports in a form that needs little memory: equal lists share their memory, and most Services
+// have one of a few lists. Lists with the same ports are ==. The zero value has no ports.
 type Ports struct{ text unique.Handle[string] }
 
-// NewPorts returns the list of ports, whatever their order. Each port is in it once.
+// NewPorts returns the list of ports. The result does not depend on their order, and has each port once.
 func NewPorts(list []Port) Ports {
 	if len(list) == 0 {
 		return Ports{}

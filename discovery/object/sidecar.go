@@ -9,7 +9,7 @@ import (
 // Sidecar holds the fields of an Istio Sidecar that are used: it limits the hosts that the
 // workloads it selects see.
 type Sidecar struct {
-	// Labels select workloads of the Sidecar's namespace; without any, it is the namespace's
+	// Labels select workloads of the Sidecar's namespace. A Sidecar without labels is the namespace's
 	// default Sidecar.
 	Labels map[string]string
 	// Egress are the visible hosts; nil means all.
@@ -19,16 +19,16 @@ type Sidecar struct {
 	Created time.Time
 }
 
-// EgressHost is a host, or several, of one namespace or of all.
+// EgressHost selects one or several hosts, of one namespace or of all.
 type EgressHost struct {
-	Namespace string // "*" for all, "." for the workload's
+	Namespace string // "*" for all namespaces, "." for the workload's namespace
 	Host      string // in lower case; "*" for all, "*.suffix" for hosts with the suffix
 }
 
 const anything = "*"
 
 // ParseEgressHost parses "NAMESPACE/HOST" of a Sidecar. ok is false for the namespace "~", which stands
-// for none.
+// for no namespace.
 func ParseEgressHost(text string) (h EgressHost, ok bool, err error) {
 	from, host, found := strings.Cut(text, "/")
 	host = strings.ToLower(host)
@@ -51,7 +51,7 @@ func Selects(selector, labels map[string]string) bool {
 	return true
 }
 
-// An Egress has the egress hosts of a Sidecar in a form that takes the same time for many of them as for few. nil shows
+// An Egress has the egress hosts of a Sidecar. The time that Shows takes does not depend on their number. nil shows
 // all hosts.
 type Egress struct {
 	from map[string]*shown // by the namespace of an EgressHost
@@ -123,10 +123,10 @@ func (s *shown) covers(host string) bool {
 	return false
 }
 
-// FromOwn reports whether some hosts are shown because they are of the workload's own namespace.
+// FromOwn reports whether e shows hosts because they are in the workload's own namespace.
 func (e *Egress) FromOwn() bool { return e != nil && e.from[exportToPrivate] != nil }
 
-// FromAny reports whether an Egress may show hosts of one of some namespaces, the keys, to all workloads.
+// FromAny reports whether e may show all workloads hosts of one of the namespaces, which are the keys of the map.
 func FromAny[T any](e *Egress, namespaces map[string]T) bool {
 	switch {
 	case e == nil || e.from[anything] != nil:

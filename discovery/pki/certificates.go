@@ -26,7 +26,7 @@ const (
 	blockKey         = "PRIVATE KEY"
 )
 
-// ErrForeign is returned for data that another program made.
+// ErrForeign is returned for data that another program has made.
 var ErrForeign = errors.New("nametap-discovery has not made it")
 
 // Certificates are shared by the replicas. A value never changes. Make one with [Policy.Renewed] or
@@ -112,8 +112,8 @@ func (c *Certificates) signedBy(a authority) bool {
 	return c.server.Leaf.CheckSignatureFrom(a.certificate) == nil
 }
 
-// parseAuthorities returns the authorities in PEM. keys holds the keys of the authorities that
-// may sign.
+// parseAuthorities returns the authorities whose certificates are in certificates, in PEM. keys has the keys of the
+// authorities that may sign.
 func parseAuthorities(certificates, keys []byte) ([]authority, error) {
 	var all []authority
 	for _, der := range decode(blockCertificate, certificates) {

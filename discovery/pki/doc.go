@@ -1,11 +1,11 @@
 // Package pki makes the certificates that replicas of nametap-discovery share: the server's
 // certificate, and the certificates of the authorities that sign it and that agents trust.
 //
-//  1. certificates.go has the certificates as one value, and its form in the data of a Secret.
-//  2. policy.go decides what is due at a time. It is a pure function.
+//  1. certificates.go has the certificates as one value, and the form of that value in the data of a Secret.
+//  2. policy.go decides which certificates are due at a time, and makes their successors.
 //
-// Replicas renew a certificate from two thirds of its life on, each at another time, so that one of
-// them is first. An authority is not replaced by the next one but joined by it: agents trust both,
-// and the old one signs as long as it outlives what it signs. So agents have years to learn of the
+// Replicas renew a certificate after two thirds of its life, each at another time, so that one of
+// them is first. The next authority does not replace the previous one: agents trust both,
+// and the previous one signs as long as it outlives the certificates that it signs. So agents have years to learn of the
 // next authority.
 package pki

@@ -19,22 +19,22 @@ const (
 	authorityLife = 3650 * day
 	// serverLife leaves 30 days, from two thirds on, to notice that no replica can renew it.
 	serverLife = 90 * day
-	// ClockTolerance is by how much the clocks of machines may differ: a certificate is valid this long before it is made.
+	// ClockTolerance is how much the clocks of machines may differ. A certificate is valid from this time before it is made.
 	ClockTolerance = 5 * time.Minute
 	// spread is the part of a life, after two thirds of it, in which replicas renew a certificate.
 	spread = 0.05
 )
 
-// A Policy says which certificates a replica wants.
+// A Policy decides which certificates a replica wants.
 type Policy struct {
 	// Names are the DNS names of the server.
 	Names []string
-	// Share is the part of its life after which this replica renews a certificate.
+	// Share is the part of a certificate's life after which this replica renews it.
 	Share float64
 }
 
-// NewPolicy returns a policy that renews certificates after two thirds of their life, and a little that
-// is random.
+// NewPolicy returns a policy that renews certificates after two thirds of their life and a small random part of
+// it.
 func NewPolicy(names []string) Policy {
 	return Policy{Names: names, Share: 2.0/3 + spread*mathrand.Float64()} //nolint:gosec // it is no secret
 }
@@ -71,7 +71,7 @@ func (p Policy) Renewed(c *Certificates, now time.Time) (*Certificates, error) {
 	return next, nil
 }
 
-// Due returns when something of c is due.
+// Due returns the time at which the next certificate of c is due, or an authority ends.
 func (p Policy) Due(c *Certificates) time.Time {
 	due := p.dueOf(c.server.Leaf)
 	last := c.authorities[len(c.authorities)-1]
@@ -89,7 +89,7 @@ func (p Policy) dueOf(certificate *x509.Certificate) time.Time {
 	return certificate.NotBefore.Add(time.Duration(float64(life) * p.Share))
 }
 
-// wantsAuthority reports whether none of the authorities, sorted by their ends, is young enough.
+// wantsAuthority reports whether the last authority is due, or has no key, or there is none. all is sorted by their ends.
 func (p Policy) wantsAuthority(all []authority, now time.Time) bool {
 	return len(all) == 0 || all[len(all)-1].key == nil || !now.Before(p.dueOf(all[len(all)-1].certificate))
 }
@@ -100,8 +100,8 @@ func (p Policy) wantsServer(c *Certificates, now time.Time) bool {
 		slices.ContainsFunc(p.Names, func(name string) bool { return !slices.Contains(c.server.Leaf.DNSNames, name) })
 }
 
-// names returns the names of the next certificate. One that is not due yet keeps its names: another
-// replica may want them, as during the rollout of another setting.
+// names returns the DNS names of the next certificate. If server is not due yet, the next certificate keeps its names:
+// another replica may want them, for example during the rollout of another setting.
 func (p Policy) names(server *tls.Certificate, now time.Time) []string {
 	names := slices.Clone(p.Names)
 	if server != nil && now.Before(p.dueOf(server.Leaf)) {
@@ -127,8 +127,8 @@ func newAuthority(now time.Time) (authority, error) {
 	return authority{certificate, key}, err
 }
 
-// sign makes a certificate of the server. It is signed by the oldest authority that outlives it, or
-// else by the last one.
+// sign makes a certificate of the server. The oldest authority that outlives the certificate signs it, or
+// else the last authority.
 func (c *Certificates) sign(names []string, now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
