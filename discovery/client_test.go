@@ -90,7 +90,7 @@ func run(t *testing.T, s *Server) running {
 
 func (r running) dial(t *testing.T) discoveryv3.AggregatedDiscoveryServiceClient {
 	t.Helper()
-	address, options := r.TLSAddr().String(), r.with
+	address, options := r.tlsAddr.String(), r.with
 	if options == nil {
 		address, options = r.Addr().String(), []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	}

@@ -182,7 +182,7 @@ func (r replica) as(roots string) running {
 func (r replica) certificate(t *testing.T, roots string) (*x509.Certificate, error) {
 	t.Helper()
 	dialer := &tls.Dialer{NetDialer: &net.Dialer{Timeout: wait.Limit}, Config: clientConfig(roots)}
-	conn, err := dialer.DialContext(t.Context(), "tcp", r.TLSAddr().String())
+	conn, err := dialer.DialContext(t.Context(), "tcp", r.tlsAddr.String())
 	if err != nil {
 		return nil, err
 	}

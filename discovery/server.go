@@ -91,10 +91,6 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // after Ready is closed.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// TLSAddr returns the address on which ADS is served over TLS or, without TLS, in plaintext. Call it only
-// after Ready is closed.
-func (s *Server) TLSAddr() net.Addr { return s.tlsAddr }
-
 // Waiting returns why the server is not ready, or "" if it is.
 func (s *Server) Waiting() string {
 	if why := s.certificate.waiting(); why != "" {

@@ -4,8 +4,8 @@
 //	kubectl nametap status web-0 -n shop
 //	kubectl nametap agents --stale
 //
-// It runs the programs that are in the pods, with `kubectl exec`, so they need no shell, and have the version of the agent. Most
-// of what they show is on a unix socket, which `kubectl port-forward` does not reach.
+// It runs the programs in the pods with `kubectl exec`. So the pods need no shell, and the programs have the version of the
+// agent. Most of their output comes from a unix socket, which `kubectl port-forward` does not reach.
 package main
 
 import (
@@ -50,7 +50,7 @@ const (
 	exitUsage  = 2
 )
 
-// agents is the command that is not one of nametap, but of nametap-discovery.
+// agents is a command of nametap-discovery; all other commands are of nametap.
 const agents = "agents"
 
 func main() { os.Exit(run(os.Args[1:])) }
@@ -91,7 +91,7 @@ type request struct {
 
 var errHelp = errors.New("help is wanted")
 
-// commands are what can be run in a pod of an agent. The others of nametap are for its start.
+// commands returns the commands of nametap that the plugin runs in a pod of an agent. The other commands start the agent.
 func commands() []string {
 	return []string{"status", "doctor", "tail", "top", "query", "table", "cache", "explain", "version"}
 }
@@ -99,7 +99,7 @@ func commands() []string {
 // parse parses a command line.
 func parse(args []string) (r request, err error) {
 	r.discovery = "nametap-system"
-	passed := false // what follows is for the command in the pod, except for the flags of the plugin
+	passed := false // further arguments are for the command in the pod, except for flags of the plugin
 	for i := 0; i < len(args); i++ {
 		name, value, joined := strings.Cut(args[i], "=")
 		to := r.flag(name)
@@ -130,7 +130,7 @@ func parse(args []string) (r request, err error) {
 	return r, r.check()
 }
 
-// flag returns what takes the value of a flag of the plugin; nil for other arguments.
+// flag returns a function that stores the value of a flag of the plugin; nil if name is no such flag.
 func (r *request) flag(name string) func(string) {
 	switch name {
 	case "-n", "--namespace":

@@ -54,8 +54,8 @@ type fleet struct {
 	States    map[push.AgentState]int `json:"states"`
 }
 
-// agentsHandler serves the state of the agents to programs on this host, one in a line. It reads an agent when there is room for
-// its line, so that neither memory nor a lock depends on how fast the client reads.
+// agentsHandler serves the state of the agents to programs on this host, one agent in a line. It reads the state of an agent
+// when there is room for its line, so that a slow client costs no memory, and no lock is held for it.
 func agentsHandler(server *discovery.Server) http.Handler {
 	dumps := httpguard.NewDumps(maxListings, "the agents")
 	return httpguard.LocalOnly(dumps.Limited(func(w *httpguard.Dump, r *http.Request) {
@@ -89,7 +89,7 @@ or from here: kubectl -n nametap-system port-forward POD 15014, and run this com
 
 // An agentsCommand is the command agents.
 type agentsCommand struct {
-	server            *options // the settings of the server, of which its environment may have any
+	server            *options // the settings of the server: the environment may have any of them
 	namespace, output string
 	stale             bool
 	stdout            io.Writer
@@ -198,7 +198,7 @@ func (c *agentsCommand) print(lines io.Reader) error {
 	return failure
 }
 
-// endOf returns an error for the end of a response without its last line.
+// endOf returns io.ErrUnexpectedEOF if err is the end of a response, which then lacks its last line; otherwise nil.
 func endOf(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -226,7 +226,7 @@ func row(a *push.Agent) string {
 	return strings.Join(cells, "\t")
 }
 
-// printable returns a text of a client for a terminal: quoted if it has characters that a terminal
+// printable returns text, which a client has sent, for a terminal. It quotes a text with characters that a terminal
 // does not print.
 func printable(text string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
@@ -253,7 +253,7 @@ func age(seconds *float64) string {
 	return fmt.Sprintf("%dd", past/day)
 }
 
-// String returns the last line of the text.
+// String returns the last line of the output.
 func (f *fleet) String() string {
 	of := "replica " + printable(f.Replica)
 	if f.Namespace != "" {

@@ -43,11 +43,11 @@ type options struct {
 	httpAddr   string
 	logLevel   logLevel
 
-	client discovery.Client // whose table is printed
+	client discovery.Client // the client whose table is printed
 	output string
 
 	// stateDirGiven is true if the user has set the state directory. It is an error
-	// if that cannot be used; the default is given up with a warning.
+	// if that directory cannot be used. If the default cannot be used, a warning is logged.
 	stateDirGiven bool
 }
 
@@ -97,7 +97,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.Bool(&o.client.AutoAllocate, "dns-auto-allocate", "print the table of a client that asks for automatic VIPs")
 }
 
-// resolve adds the values from the environment.
+// resolve adds the values from the environment, and finds the Kubernetes API.
 func (o *options) resolve(f *pflag.FlagSet) error {
 	if err := settings.Resolve(f, os.Environ()); err != nil {
 		return usageError{err}
@@ -182,7 +182,7 @@ type usageError struct{ error }
 // Unwrap returns the wrapped error.
 func (e usageError) Unwrap() error { return e.error }
 
-// agentProgram is the name with which the agent runs this program for its command inject.
+// agentProgram is the name by which `nametap inject` runs this program.
 const agentProgram = "nametap"
 
 // execute runs one command line, with the name of the program, and returns the exit code.
@@ -237,7 +237,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	return root
 }
 
-// hide leaves flags that have no effect for a command out of its help.
+// hide removes flags that have no effect on a command from its help.
 func hide(flags *pflag.FlagSet, names ...string) {
 	for _, name := range names {
 		flags.Lookup(name).Hidden = true

@@ -26,8 +26,8 @@ type injectOptions struct {
 	cfg inject.Config
 }
 
-// A manifestFile is the value of --filename. kubectl takes several files, of which this program would lose all but
-// the last.
+// A manifestFile is the value of --filename. Unlike kubectl, this program takes one file, and refuses a second one: otherwise
+// it would silently ignore the first.
 type manifestFile struct {
 	name string
 	set  bool
@@ -81,7 +81,7 @@ If a pod cannot be injected, nothing is printed and the exit code is 1.`,
 	return command
 }
 
-// declare declares the flags of settings. Fields that no flag has come from --config.
+// declare declares the flags of settings. Other fields can only be set in the file of --config.
 func (o *injectOptions) declare(flags *pflag.FlagSet) {
 	o.flags, o.cfg = flags, inject.DefaultConfig()
 	flags.StringVar(&o.configFile, "config", "", "`file` with the settings of injection; docs/injection.md lists them")

@@ -28,7 +28,7 @@ func (i *injector) addFlags(g settings.Group) {
 	g.String(&i.config, "inject-config", "`file` with the settings of injection, which docs/injection.md lists; read again when it changes")
 }
 
-// open makes the webhook; nil if it is not served. It changes the settings of the server.
+// open makes the webhook; it returns nil if the webhook is not served. It changes cfg, so that the server has a certificate.
 func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.Webhook, error) {
 	if i.addr == "" {
 		if i.config != "" {
@@ -61,7 +61,7 @@ func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.We
 	return hook, nil
 }
 
-// serve lets the group serve the webhook until ctx ends.
+// serve opens the listener of the webhook, and serves it in the group until ctx ends.
 func (i *injector) serve(ctx context.Context, group *errgroup.Group, hook *webhook.Webhook, server *discovery.Server) error {
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", i.addr)

@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// gcPercent is by how much the heap may grow before garbage is collected, in percent of what is in use.
-	// Nearly all of that are objects, tables and connections, which stay, so Go's default of 100 would reserve as
-	// much memory again for garbage. With 10,000 agents, 25 in place of 50 saves 6 KiB for each.
+	// gcPercent is how much the heap may grow before garbage is collected, in percent of the memory in use.
+	// Nearly all of that memory has objects, tables and connections, which stay. So Go's default of 100 would reserve as
+	// much memory again for garbage. With 10,000 agents, 25 in place of 50 saves 6 KiB for each agent.
 	gcPercent = 25
-	// goShare is the part of the memory of a cgroup that Go may use, in percent. The rest is for pages of the binary,
+	// goShare is the part of a cgroup's memory that Go may use, in percent. The rest is for the pages of the binary,
 	// 26 MiB, and for the sockets of the kernel.
 	goShare = 85
 )
 
-// boundMemory makes the process collect garbage early, unless the user has set GOGC, and use not more than its share
+// boundMemory makes the process collect garbage early, unless the user has set GOGC. It limits the process to goShare
 // of the cgroup's memory, unless the user has set GOMEMLIMIT. It returns the limit; 0 for none.
 func boundMemory() int64 {
 	if os.Getenv("GOGC") == "" {

@@ -70,7 +70,7 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 // maxLogged bounds a value in a line of the log, in bytes. Errors quote what clients send and what objects have.
 const maxLogged = 512
 
-// cutValue returns an attribute of a line of the log whose value is not too long.
+// cutValue shortens a long value in a line of the log.
 func cutValue(_ []string, a slog.Attr) slog.Attr {
 	switch a.Value.Kind() {
 	case slog.KindString, slog.KindAny:
@@ -85,11 +85,11 @@ func cutValue(_ []string, a slog.Attr) slog.Attr {
 // inPod is an environment variable that kubelet sets in each container.
 const inPod = "KUBERNETES_SERVICE_HOST"
 
-// podDrain is the time after which kube-proxy sends clients to other replicas than a pod that ends.
+// podDrain is the time after which kube-proxy does not send clients to a pod that ends any more.
 const podDrain = 5 * time.Second
 
-// afterDrain returns a context that ends with stopping; in a pod after podDrain, so that clients are not sent
-// to this replica when their streams end. If the server is not ready it has no clients, and ends at once.
+// afterDrain returns a context that ends with stopping or, in a pod, podDrain later, so that kube-proxy does not send clients
+// to this replica again when their streams end. If the server is not ready, it has no clients, and the context ends at once.
 func afterDrain(stopping context.Context, ready <-chan struct{}, logger *slog.Logger) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
 	context.AfterFunc(stopping, func() {
@@ -123,8 +123,8 @@ func usableStateDir(dir string, logger *slog.Logger) string {
 	return ""
 }
 
-// statusHandler serves probes, metrics, the errors in objects and the state of resources. The server
-// is not ready any more when stopping ends.
+// statusHandler serves probes, metrics, the errors in objects, the state of resources and the state of agents. The
+// readiness probe fails from the end of stopping on.
 func statusHandler(stopping context.Context, server *discovery.Server, registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })

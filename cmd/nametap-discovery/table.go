@@ -42,13 +42,13 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 	return cmd
 }
 
-// printTable prints the table of a client. It lists broken documents and then fails, so
-// that it can check a directory before a rollout.
+// printTable prints the table of a client. If documents are broken, it lists their errors and fails, so
+// that a user can check a directory before a rollout.
 func printTable(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	cfg := o.server
 	table, broken, err := discovery.Table(ctx, cfg, o.client)
 	if errors.Is(err, discovery.ErrVIPs) && !o.stateDirGiven {
-		// A check of objects needs no state, nor the right to read the state of a server on this
+		// Checking objects needs no state, and no right to read the state of a server on this
 		// machine.
 		if _, err := fmt.Fprintf(stderr, "%v: automatic VIPs are allocated anew and may differ from those in use\n", err); err != nil {
 			return fmt.Errorf("printing a warning: %w", err)
@@ -93,7 +93,7 @@ func printText(w io.Writer, table *api.NameTable) error {
 	return columns.Flush()
 }
 
-// details returns what an entry says besides its addresses, as `nametap table` does.
+// details returns the fields of an entry besides its addresses, in the form of `nametap table`.
 func details(info *api.NameTable_NameInfo) string {
 	var texts []string
 	if info.GetAlias() != "" {

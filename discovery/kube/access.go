@@ -20,8 +20,8 @@ var ErrNotInCluster = errors.New("not in a pod with a service account")
 // Access says how to reach an API server, and as which user.
 type Access struct{ config *rest.Config }
 
-// NewAccess returns the access that a kubeconfig file gives in its current context. With an empty
-// path it uses the pod's service account, whose token is read again as it rotates; outside of a pod
+// NewAccess returns the access that the kubeconfig file at path gives in its current context. If path is "", it uses the
+// pod's service account, whose token is read again when it changes; outside of a pod
 // the error is [ErrNotInCluster].
 func NewAccess(path string) (*Access, error) {
 	config, err := load(path)
@@ -38,9 +38,9 @@ func newAccess(config *rest.Config) *Access {
 	return &Access{config}
 }
 
-// prompt is a transport that returns a response without the server's wish when the request should be
-// repeated. While the API server starts, it wants 5 s, which client-go would wait without a word, up to ten
-// times. Everything here that sends requests reports a failure and has pauses of its own.
+// prompt is a transport that removes the header Retry-After from responses. While the API server starts, the header says
+// 5 s, and client-go would wait that long up to ten times, without a line in the log. All senders of requests here report
+// failures, and have pauses of their own.
 type prompt struct{ http.RoundTripper }
 
 // RoundTrip sends a request.
@@ -70,10 +70,10 @@ func load(path string) (*rest.Config, error) {
 	return config, nil
 }
 
-// ParseAccess returns the access that a kubeconfig gives in its current context. A program that may write it
-// to the API server must not gain access to this host: the kubeconfig must neither run programs nor read
-// files, as in istiod, nor lead requests elsewhere by way of a proxy or a redirection. The API server must
-// prove its identity, because it gets the tokens of its cluster's clients, and says whose they are.
+// ParseAccess returns the access that a kubeconfig gives in its current context. A program that may write the kubeconfig
+// to the API server must not gain access to this host by it. So the kubeconfig must neither run programs nor read
+// files, as in istiod, nor lead requests elsewhere by a proxy or a redirection. The API server must
+// prove its identity, because it reviews the tokens of its cluster's clients.
 func ParseAccess(kubeconfig []byte) (*Access, error) {
 	parsed, err := clientcmd.Load(kubeconfig)
 	if err != nil {
@@ -89,7 +89,7 @@ func ParseAccess(kubeconfig []byte) (*Access, error) {
 			return nil, fmt.Errorf("cluster %q %w", name, err)
 		}
 	}
-	// Only now, because it opens files.
+	// This comes after the checks, because it opens files.
 	if err := clientcmd.Validate(*parsed); err != nil {
 		return nil, fmt.Errorf("want a kubeconfig: %w", err)
 	}
@@ -149,7 +149,7 @@ func (d direct) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// ifRefused returns advice if err says that the API server has refused a request, else nothing.
+// ifRefused returns advice if err says that the API server has refused a request, otherwise "".
 func ifRefused(err error, advice string) string {
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 		return advice

@@ -17,13 +17,13 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-// errOvertaken is returned if the Secret has changed since it was seen: another replica was first
-// to write it, or it was deleted.
+// errOvertaken is returned if the Secret has changed since it was seen: another replica has written it
+// first, or it was deleted.
 var errOvertaken = errors.New("the Secret has changed")
 
 // Certificate keeps the certificate of the server in a Secret that all replicas share. A replica
-// that finds no certificate makes one, and a replica that finds it due renews it. The API server
-// settles races between them. Make one with [Access.NewCertificate].
+// that finds no certificate makes one, and a replica that finds a due certificate renews it. If several replicas write the
+// Secret, the API server accepts only the first. Make a Certificate with [Access.NewCertificate].
 type Certificate struct {
 	cfg       source.CertificateConfig
 	policy    pki.Policy
@@ -128,7 +128,7 @@ func (c *Certificate) Status() []source.Status {
 // Untrusted reports whether the certificates of the authorities cannot be written for the webhook.
 func (c *Certificate) Untrusted() bool { return c.bundler != nil && c.bundler.unwritten() }
 
-// Unpublished returns the number of namespaces that lack the current certificates of the authorities.
+// Unpublished returns the number of namespaces that did not get the current certificates of the authorities.
 func (c *Certificate) Unpublished() int {
 	if c.publisher == nil {
 		return 0
@@ -153,7 +153,7 @@ func (c *Certificate) step(ctx context.Context) (next time.Duration, err error) 
 		return recheck, fmt.Errorf("%s: %w", c, err)
 	}
 	if wanted != found {
-		// A replica whose clock is wrong must not make what all replicas and agents then use.
+		// A replica whose clock is wrong must not make a certificate that all replicas and agents then use.
 		if err := checkClock(ctx, c.clients.core); err != nil {
 			c.use(found)
 			return recheck, fmt.Errorf("%s: a certificate is due by the clock of this machine, and not made: %w", c, err)
@@ -177,8 +177,8 @@ func (c *Certificate) step(ctx context.Context) (next time.Duration, err error) 
 	return min(max(time.Until(c.policy.Due(wanted)), time.Second), recheck), nil
 }
 
-// parse returns the certificates in a Secret. If it has none, or was deleted, stored is false, and these are the
-// certificates in use, so that the Secret gets the authority that agents trust; nil if there are none.
+// parse returns the certificates in a Secret. If the Secret has none, or was deleted, stored is false, and found are the
+// certificates in use, so that the Secret gets the authority that agents trust; nil if no certificates are in use.
 func (c *Certificate) parse(secret *corev1.Secret) (found *pki.Certificates, stored bool, err error) {
 	if secret != nil {
 		found, err = pki.Parse(secret.Data)
@@ -215,7 +215,7 @@ func (c *Certificate) write(ctx context.Context, seen *corev1.Secret, certificat
 	return c.clients.update(ctx, secrets, secret)
 }
 
-// use uses certificates, unless they are nil.
+// use makes certificates the ones in use, unless they are nil.
 func (c *Certificate) use(certificates *pki.Certificates) {
 	if certificates == nil {
 		return

@@ -11,8 +11,8 @@ import (
 	"github.com/nametap/nametap/discovery/pki"
 )
 
-// checkClock returns an error if the clock of this machine differs from the one of the API server by more than
-// clocks usually do. The API server says its time in each response (RFC 9110, section 6.6.1).
+// checkClock returns an error if the clocks of this machine and of the API server differ by more than
+// [pki.ClockTolerance]. Each response of the API server has its time (RFC 9110, section 6.6.1).
 func checkClock(ctx context.Context, client *rest.RESTClient) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
@@ -20,7 +20,7 @@ func checkClock(ctx context.Context, client *rest.RESTClient) error {
 	if err != nil {
 		return err
 	}
-	// Not the time that has passed, which lacks suspends of the machine.
+	// Round removes the monotonic clock, which stops while the machine is suspended.
 	before := time.Now().Round(0)
 	response, err := client.Client.Do(request)
 	if err != nil {
@@ -30,7 +30,7 @@ func checkClock(ctx context.Context, client *rest.RESTClient) error {
 	_ = response.Body.Close() // it is not read
 	said, err := http.ParseTime(response.Header.Get("Date"))
 	if err != nil {
-		return nil // a proxy has removed it
+		return nil // a proxy has removed the time
 	}
 	ahead, relation := before.Sub(said), "ahead of"
 	if behind := said.Sub(after); behind > 0 {

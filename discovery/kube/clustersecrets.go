@@ -33,7 +33,7 @@ type ClusterSecrets struct {
 	mirror *mirror[ClusterSecret]
 }
 
-// NewClusterSecrets returns the Secrets of a namespace. It calls changed after each change, from any
+// NewClusterSecrets returns the Secrets of a namespace. They call changed after each change, from any
 // goroutine; changed must not block.
 func NewClusterSecrets(access *Access, namespace string, changed func(), log *slog.Logger) (*ClusterSecrets, error) {
 	c, err := newClients(access.config)

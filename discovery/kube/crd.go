@@ -16,7 +16,7 @@ type custom struct {
 	resource   schema.GroupResource
 }
 
-// customs are the custom resources that are read of a cluster. The versions of each have the same
+// customs returns the custom resources that are read from a cluster. All versions of a custom resource have the same
 // fields.
 func customs(cluster string) []custom {
 	imports := custom{"serviceimports.multicluster.x-k8s.io", schema.GroupResource{Group: "multicluster.x-k8s.io", Resource: "serviceimports"}}
@@ -40,8 +40,8 @@ type customFeed struct {
 	health // of the requests for the definition
 
 	// The fields below are owned by the goroutine of run.
-	begin func() (stop func()) // follows the resource
-	stop  func()               // ends that; nil while the resource is not followed
+	begin func() (stop func()) // begins to follow the resource
+	stop  func()               // ends following it; nil while the resource is not followed
 }
 
 // newCustomFeed returns a feed of a custom resource with the selected namespaces.
@@ -88,9 +88,9 @@ func (c *customFeed) end() {
 	c.feed.absent(c.lastList())
 }
 
-// follow follows the resource until ctx ends. Its definition may be so new that the API server does not
-// serve it yet. If the version that is followed is not found, another one may be served since, so it asks
-// again.
+// follow follows the resource until ctx ends. It first waits until the API server serves the resource, whose definition
+// may be new. If the API server does not find the version that is followed, it may serve another version now, so follow
+// asks for the version again.
 func (c *customFeed) follow(ctx context.Context) {
 	for pause := retry(); ctx.Err() == nil; {
 		var version schema.GroupVersionResource

@@ -16,7 +16,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// structs holds, for types of structs, where each member is.
+// structs has the members of each struct type by their names in JSON.
 type structs map[reflect.Type]map[string]member
 
 // reduce returns the slim form of an object from client-go.
@@ -42,12 +42,12 @@ func (t structs) reduce(whole any) (*slim, error) {
 	return nil, fmt.Errorf("unexpected object of type %T", whole)
 }
 
-// decode returns the slim form of an object, whose fields are in from.
+// decode returns the slim form of the object o of a kind. from has its fields.
 func (t structs) decode(kind string, o metav1.Object, from any) *slim {
 	s := newSlim(kind, o)
 	root := decode.NewField(t.valueOf(reflect.ValueOf(from)), "", func(f decode.Field, message string) { s.fail(f.Path, "%s", message) })
 	decode.Decode(root, &s.object)
-	// Only Pods need these, and only directories have Pods.
+	// These fields are only used with Pods, and only directories have Pods.
 	if s.object.Service != nil {
 		s.object.Service.Selector = nil
 	}
@@ -95,15 +95,15 @@ type member struct {
 	omitEmpty bool // the zero value means that the member is absent
 }
 
-// reduceNamespace returns the network in the label of a namespace.
+// reduceNamespace returns the slim form of a namespace, which has the network in its label.
 func reduceNamespace(o *metav1.PartialObjectMetadata) *slim {
 	s := newSlim(object.KindNamespace, o)
 	s.object.Namespace = &object.Namespace{Network: strings.Clone(o.Labels[object.LabelNetwork])}
 	return s
 }
 
-// A value is a part of an object from client-go: of one of the API's types, or of a custom
-// resource, whose parts are maps, lists and scalars. Members have their names in JSON.
+// A value is a part of an object from client-go. The object is of one of the API's types, or a custom
+// resource, which consists of maps, lists and scalars. Members have their names in JSON.
 type value struct {
 	of      reflect.Value // neither a pointer nor an interface; invalid for null
 	structs structs

@@ -17,16 +17,16 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-// maxDropped bounds how many namespaces a feed remembers that it has dropped objects of.
+// maxDropped bounds the number of namespaces in feed.dropped.
 const maxDropped = 10_000
 
 // A feed holds the objects of one resource. It is the store of a Reflector.
 type feed struct {
 	notify    func()     // called after each change, without the lock; must not block
 	selection *selection // of namespaces whose objects count; nil for all
-	structs   structs    // of the goroutine of the Reflector
-	// strict is true if an object with errors is not used: its last good form stays, and nothing may
-	// be served before there is one.
+	structs   structs    // owned by the goroutine of the Reflector
+	// strict is true if an object with errors is not used: its last good form stays. Nothing may
+	// be served before each object has a good form.
 	strict bool
 
 	mu      sync.Mutex
@@ -34,11 +34,11 @@ type feed struct {
 	errs    map[object.Key][]object.Error
 	dirty   map[object.Key]bool // objects that have changed since they were taken
 	listed  bool                // all objects were listed once, or there can be none
-	synced  bool                // listed and, if strict is set, at a time since all could be used
-	heardAt uint64              // the version of the resource up to which everything was heard; 0 if unknown
-	from    time.Time           // when the list began that the objects are from, with what was heard since
+	synced  bool                // listed and, if strict is set, there was a time at which no object had errors
+	heardAt uint64              // the version of the resource up to which the API server has sent everything; 0 if unknown
+	from    time.Time           // when the last list began
 	changed uint64              // the version at which objects last changed; 0 if unknown
-	dropped map[string]bool     // namespaces whose objects were dropped, and not listed again; all if full
+	dropped map[string]bool     // namespaces whose objects were dropped since the last list; if it is full, maybe others, too
 
 	health
 }
@@ -48,7 +48,7 @@ var (
 	_ cache.ReflectorBookmarkStore = (*feed)(nil)
 )
 
-// newFeed returns an empty feed of a resource, with all namespaces or the selected ones.
+// newFeed returns an empty feed of the resource what. n selects namespaces; nil selects all.
 func newFeed(what string, n *selection, cfg source.ObjectsConfig) *feed {
 	return &feed{
 		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, errs: map[object.Key][]object.Error{}, structs: structs{},
@@ -56,14 +56,14 @@ func newFeed(what string, n *selection, cfg source.ObjectsConfig) *feed {
 	}
 }
 
-// done ends a change of the feed: it releases the lock.
+// done ends a change of the feed: it releases the lock, and calls notify.
 func (f *feed) done() {
 	f.synced = f.synced || f.listed && (!f.strict || len(f.errs) == 0)
 	f.mu.Unlock()
 	f.notify()
 }
 
-// follow keeps the feed in step with the resource until ctx ends. It begins when it is known which
+// follow keeps the feed in step with the resource until ctx ends. It first waits until it is known which
 // namespaces count.
 func (f *feed) follow(ctx context.Context, l lister) {
 	if f.selection != nil {
@@ -76,8 +76,8 @@ func (f *feed) follow(ctx context.Context, l lister) {
 	follow(ctx, l, f, &f.health)
 }
 
-// Transformer makes client-go reduce objects one by one while it lists them. An object that is in use
-// already needs no memory for a second time.
+// Transformer makes client-go reduce objects one by one while it lists them. For an object that has not changed, it
+// returns the object of the feed, which needs no more memory.
 func (f *feed) Transformer() cache.TransformFunc {
 	return func(whole any) (any, error) {
 		reduced, err := f.reduce(whole)
@@ -115,8 +115,8 @@ func (f *feed) reduce(whole any) (any, error) {
 	return s, nil
 }
 
-// selectsLocked reports whether a namespace counts. If it does not, its objects have to be listed again
-// when it does. The lock makes sure that reselect knows that.
+// selectsLocked reports whether a namespace counts. If it does not, selectsLocked adds it to dropped, so that reselect
+// lists the objects again when the namespace counts. Both need the lock, so that no namespace is missed.
 func (f *feed) selectsLocked(namespace string) bool {
 	if f.selection == nil || f.selection.current().have(namespace) {
 		return true
@@ -127,8 +127,8 @@ func (f *feed) selectsLocked(namespace string) bool {
 	return false
 }
 
-// reselect removes the objects of namespaces that do not count any more, and lists the resource again
-// if objects were dropped that count now. The others stay.
+// reselect removes the objects of namespaces that do not count any more. It lists the resource again
+// if a namespace whose objects were dropped counts now.
 func (f *feed) reselect() {
 	f.mu.Lock()
 	for key := range f.objects {
@@ -149,7 +149,7 @@ func (f *feed) reselect() {
 	f.notify()
 }
 
-// event reduces an object and applies a change of it, unless its namespace does not count.
+// event reduces an object and calls applyLocked with it, unless its namespace does not count.
 func (f *feed) event(whole any, applyLocked func(*slim)) error {
 	reduced, err := f.reduce(whole)
 	if err != nil {
@@ -174,7 +174,7 @@ func (f *feed) heardUpTo(version uint64) {
 	f.heardAt = max(f.heardAt, version)
 }
 
-// upTo returns the version of the resource up to which everything was heard, and when the last list began.
+// upTo returns the version of the resource up to which the API server has sent everything, and when the last list began.
 func (f *feed) upTo() (version uint64, from time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -200,7 +200,7 @@ func (f *feed) putLocked(s *slim) {
 		}
 	}
 	if old, ok := f.objects[key]; ok && (old == s.object || reflect.DeepEqual(old, s.object)) {
-		return // what has changed is of no use here
+		return // only fields that are not used have changed
 	}
 	f.objects[key], f.dirty[key] = s.object, true
 	f.changed = max(f.changed, s.version)
@@ -221,7 +221,7 @@ func (f *feed) Delete(whole any) error {
 	return f.event(whole, func(s *slim) { f.removeLocked(s.object.Key, s.version) })
 }
 
-// Replace makes a list the objects of the feed.
+// Replace replaces all objects of the feed by the objects in list.
 func (f *feed) Replace(list []any, resourceVersion string) error {
 	listed := make(map[object.Key]bool, len(list))
 	var all []*slim
@@ -242,7 +242,7 @@ func (f *feed) Replace(list []any, resourceVersion string) error {
 		f.putLocked(s)
 	}
 	f.removeOthersLocked(listed, version)
-	// It may go back, if etcd was restored.
+	// The version may be lower than before, if etcd was restored.
 	f.listed, f.heardAt, f.from, f.changed = true, version, from, min(f.changed, version)
 	return nil
 }
@@ -266,17 +266,17 @@ func (f *feed) Bookmark(resourceVersion string) error {
 	return nil
 }
 
-// absent empties the feed of a resource that the API server does not have. A list of definitions says so, which
-// began at a time, or what was heard since.
+// absent empties the feed of a resource that the API server does not have. from is when the list of definitions began
+// that, with the events since, lacks the definition.
 func (f *feed) absent(from time.Time) {
 	f.asked(context.Background(), nil)
 	f.mu.Lock()
 	defer f.done()
-	f.listed, f.heardAt, f.from, f.changed = true, 0, from, 0 // as in a replica that has not seen the resource
+	f.listed, f.heardAt, f.from, f.changed = true, 0, from, 0 // as in a replica that never had the resource
 	f.removeOthersLocked(nil, 0)
 }
 
-// take adds what is new since the last call to a reading, and the objects that have changed to dirty.
+// take adds the state of the feed to r, and the keys of the objects that have changed since the last call to dirty.
 func (f *feed) take(dirty map[object.Key]bool, r *source.Reading) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -24,7 +24,7 @@ type meshConfig struct {
 	DiscoverySelectors     []*metav1.LabelSelector `json:"discoverySelectors"`
 }
 
-// parseMesh parses the text of a MeshConfig. As in istiod, it becomes JSON first, so an unquoted "true"
+// parseMesh parses the text of a MeshConfig. As in istiod, it converts the text to JSON first, so an unquoted "true"
 // or "on" is no string.
 func parseMesh(text string) (from meshConfig, err error) {
 	encoded, err := yaml.YAMLToJSON([]byte(text))
@@ -34,7 +34,7 @@ func parseMesh(text string) (from meshConfig, err error) {
 	return from, err
 }
 
-// reduceMesh returns the settings in a ConfigMap. One without them sets nothing.
+// reduceMesh returns the settings in a ConfigMap. A ConfigMap without the key of the settings sets nothing.
 func reduceMesh(o *corev1.ConfigMap) *slim {
 	s := newSlim(object.KindConfigMap, o)
 	const field = "data." + meshKey

@@ -10,11 +10,11 @@ import (
 // writeTimeout bounds one request that writes an object.
 const writeTimeout = 10 * time.Second
 
-// recheck bounds how long an object that is kept is not looked at, since clocks jump and machines
+// recheck bounds the time between two calls of pass, because clocks jump and machines
 // are suspended.
 const recheck = time.Hour
 
-// retry is how long a failed request waits before the next one: 0.5 s at first, and at most about
+// retry returns the pauses between failed requests: 0.5 s at first, and at most about
 // 3 s, so that the source has caught up 5 s after the API server is back.
 func retry() *wait.Backoff {
 	return &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 100, Cap: 2500 * time.Millisecond}
@@ -48,23 +48,23 @@ func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Cont
 }
 
 const (
-	// restores is how often an object is restored at once. While another program writes it again and again,
+	// restores is how often an object is restored without a pause. If another program goes on writing the object,
 	// the pauses then grow from a second to maxPause.
 	restores = 10
 	maxPause = 5 * time.Minute
-	// calm is how long an object stays as it is when no other program writes it.
+	// calm is how long, beyond two pauses, an object must stay unchanged until no other program counts as writing it.
 	calm = time.Minute
 )
 
-// A pace says when to write an object that another program may write, too. The zero value is for an
+// A pace decides when to write an object that another program may write, too. The zero value is for an
 // object that was not written.
 type pace struct {
-	written  string    // what was written last
-	restored int       // how often that was written without calm between
+	written  string    // the text that was written last
+	restored int       // how often it was written without calm in between
 	last     time.Time // when it was written last
 }
 
-// left returns how long to wait before a text is written: not at all if the text has changed.
+// left returns how long to wait before text is written: 0 or less if text differs from the last one.
 func (p *pace) left(text string) time.Duration {
 	if text != p.written {
 		return 0
@@ -72,7 +72,7 @@ func (p *pace) left(text string) time.Duration {
 	return time.Until(p.last.Add(p.pause()))
 }
 
-// pause returns the time between two writes.
+// pause returns the time that must pass between two writes of the same text.
 func (p *pace) pause() time.Duration {
 	doublings := p.restored - restores
 	switch {
@@ -90,7 +90,7 @@ func (p *pace) untilCalm() time.Duration { return time.Until(p.last.Add(calm + 2
 // disputed reports whether another program counts as writing the object.
 func (p *pace) disputed() bool { return p.restored > restores && p.untilCalm() > 0 }
 
-// count counts a write of a text.
+// count counts a write of text.
 func (p *pace) count(text string) {
 	if text != p.written || p.untilCalm() < 0 {
 		p.written, p.restored = text, 0

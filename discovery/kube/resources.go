@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// The selectors of EndpointSlices. The slices of headless Services have a label, which the API
-// server selects by. Slices that are written by hand, or by another controller, may lack it.
+// The selectors of EndpointSlices. The API server selects the slices of headless Services by a label. Slices that are
+// written by hand, or by another controller, may lack the label.
 const (
 	headlessSlices = "service.kubernetes.io/headless"
 	foreignSlices  = "!service.kubernetes.io/headless,endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io"
@@ -55,8 +55,8 @@ func newClients(config *rest.Config) (*clients, error) {
 	return c, err
 }
 
-// typedClient returns a client for the built-in types of one version of an API. add is AddToScheme of the
-// package of these types.
+// typedClient returns a client for the built-in types of one version of an API. add is the function AddToScheme of the
+// package that has these types.
 func typedClient(config *rest.Config, version schema.GroupVersion, add func(*runtime.Scheme) error) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
@@ -71,8 +71,8 @@ func typedClient(config *rest.Config, version schema.GroupVersion, add func(*run
 	return rest.RESTClientFor(c)
 }
 
-// servedVersion returns the version of a custom resource that the API server serves, the preferred
-// one if there are several. The preferred version of the group may lack the resource.
+// servedVersion returns the version of a custom resource that the API server serves; if there are several, the first in the
+// order of preference. The preferred version of the group may lack the resource.
 func (c *clients) servedVersion(ctx context.Context, resource schema.GroupResource) (schema.GroupVersionResource, error) {
 	ask := func(path string, into any) error {
 		text, err := c.core.Get().AbsPath(path).SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
@@ -159,7 +159,7 @@ func (c *clients) definitionLister(name string) lister {
 	return metadataLister(c.metadata.Resource(definitions), nameSelector(name))
 }
 
-// networkLister lists the metadata of the namespace whose label names the network of the cluster.
+// networkLister lists the metadata of a namespace, whose label names the network of the cluster.
 func (c *clients) networkLister(namespace string) lister {
 	return metadataLister(c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), nameSelector(namespace))
 }

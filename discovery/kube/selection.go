@@ -14,8 +14,8 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-// A selection says which namespaces count, by discovery selectors. It follows the labels of namespaces
-// while there are selectors.
+// A selection knows which namespaces count by the discovery selectors. While there are selectors, it follows the labels of
+// namespaces.
 type selection struct {
 	lister  lister // of namespaces
 	changed func() // called after each change, without the lock
@@ -26,8 +26,8 @@ type selection struct {
 	mu     sync.Mutex
 	wanted []string // the selectors, in the form of kubectl's --selector
 	known  bool     // wanted was set
-	inUse  bool     // ready is closed, and names was set by the selectors used
-	used   []string
+	inUse  bool     // ready is closed, and names was set
+	used   []string // the selectors by which names was set
 	names  namespaces
 	labels *mirror[klabels.Set] // of all namespaces; nil while there are no selectors
 
@@ -68,8 +68,8 @@ func (n *selection) run(ctx context.Context) {
 	}
 }
 
-// update brings the selection up to date. Until the labels of all namespaces are known, the namespaces
-// that counted go on to count.
+// update applies the wanted selectors to the labels. Until the labels of all namespaces are known, the same namespaces
+// count as before.
 func (n *selection) update(ctx context.Context) {
 	n.mu.Lock()
 	wanted, known, followed := n.wanted, n.known, n.labels

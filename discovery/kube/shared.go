@@ -54,7 +54,7 @@ func (c *sharedClients) update(ctx context.Context, resource string, o namespace
 	return c.core.Put().Resource(resource).Namespace(o.GetNamespace()).Name(o.GetName()).Body(o).Do(ctx).Error()
 }
 
-// patch changes the fields of an object that are in a text in JSON (RFC 7396).
+// patch applies text, a merge patch in JSON (RFC 7396), to an object.
 func (c *sharedClients) patch(ctx context.Context, resource string, o cache.ObjectName, text []byte) error {
 	return c.core.Patch(types.MergePatchType).Resource(resource).Namespace(o.Namespace).Name(o.Name).Body(text).Do(ctx).Error()
 }
@@ -64,9 +64,9 @@ func labels() map[string]string {
 	return map[string]string{"app.kubernetes.io/managed-by": "nametap-discovery"}
 }
 
-// fieldManager is the name under which the field caBundle is written. A second patch removes it from the
-// owners: with an owner, server-side apply of a manifest (Helm 4) could not remove a webhook from the
-// list, and would have a conflict if it sets the field.
+// fieldManager is the name of the program that writes the field caBundle. A second patch removes this owner from the
+// field: otherwise server-side apply of a manifest (Helm 4) could not remove a webhook from the
+// list, and would have a conflict if the manifest sets the field.
 const fieldManager = "nametap-discovery"
 
 // writersOf returns the programs, other than this one, that own a field of an object.
@@ -79,12 +79,12 @@ func writersOf(entries []metav1.ManagedFieldsEntry, field string) (writers []str
 	return writers
 }
 
-// adviceForRole says what to do about a request that the API server has refused.
+// adviceForRole returns advice if err says that the API server has refused a request.
 func adviceForRole(err error) string {
 	return ifRefused(err, ": give nametap-discovery the Role of docs/discovery.md")
 }
 
-// ignore returns err, or nil if it is one of some kinds.
+// ignore returns err, or nil if err is of one of the kinds.
 func ignore(err error, kinds ...func(error) bool) error {
 	if err != nil && slices.ContainsFunc(kinds, func(is func(error) bool) bool { return is(err) }) {
 		return nil

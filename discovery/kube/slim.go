@@ -9,12 +9,12 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// slim is an object reduced to what the tables need. It takes the place of the whole object in
+// A slim is an object with only the fields that the tables need. It takes the place of the whole object in
 // client-go until it is in the feed.
 type slim struct {
 	object object.Object
-	errs   []object.Error // what is wrong with it is left out of the object
-	// version is the resource's version when the object became what it is, or was removed; 0 if
+	errs   []object.Error // the errors in the whole object; object lacks the parts with errors
+	// version is the version of the resource at which the object last changed or was removed; 0 if
 	// unknown.
 	version uint64
 }

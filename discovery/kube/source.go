@@ -59,8 +59,8 @@ func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
 	return s, nil
 }
 
-// meshResource returns the ConfigMap. Its discovery selectors say which namespaces count. If it is broken
-// from the start, nothing is known of what the settings hide, so nothing is served.
+// meshResource returns the ConfigMap with the settings of the mesh. Its discovery selectors say which namespaces count.
+// If the ConfigMap is broken from the start, no table is served, because the settings may hide any host.
 func (s *Source) meshResource() *resource {
 	f := newFeed("settings of the mesh", nil, s.cfg)
 	f.strict = true
@@ -133,8 +133,8 @@ func (s *Source) Heard() source.Heard {
 	return heard
 }
 
-// CatchUp lists the resources again of which a revision has more than was heard; it was known at a
-// time, see [source.Objects]. For a custom resource, that may be the definition.
+// CatchUp lists the resources again that lack changes of the revision r, see [source.Objects]. For a custom resource, it
+// also lists the definition again.
 func (s *Source) CatchUp(r source.Revision, known time.Time) {
 	heard := s.Heard()
 	for i, f := range s.all() {
@@ -159,7 +159,7 @@ func (s *Source) all() []*feed {
 	return all
 }
 
-// reselect makes all feeds follow a change of the namespaces that count.
+// reselect applies a change of the namespaces that count to all feeds.
 func (s *Source) reselect() {
 	for _, f := range s.all() {
 		if f.selection != nil {
@@ -168,7 +168,7 @@ func (s *Source) reselect() {
 	}
 }
 
-// Waiting says which objects were never read, and why; an empty string if all were.
+// Waiting says which resources were never read, and why; it returns "" if all were.
 func (s *Source) Waiting() string {
 	var waiting []string
 	for _, state := range s.Status() {
