@@ -4,7 +4,7 @@
 //	agent.go          Agent: passes a push to the query path, starts all parts and ends them in order
 //	await.go          waiting for an agent in another container
 //	status.go         the status server: probes, metrics, /debug/..., flushing the cache
-//	endpoint.go       a listener of the status server, which is opened again when it fails
+//	statuspart.go     a part of the status server, whose listener is opened again when it fails
 //	diagnose.go       problems of the agent: readings for package problems
 //	resources.go      resources that can run out: connection tracking, descriptors, memory
 //	systemd.go        notifications to systemd

@@ -35,16 +35,16 @@ type statusServer struct {
 	diagnosis *diagnosis
 	readings  *readings
 	dumps     dumps
-	// public are the endpoints on the status address: one, or one for each inherited socket.
-	public  []*endpoint
-	private *endpoint // nil without a directory for its socket
+	// public are the parts on the status address: one, or one for each inherited socket.
+	public  []*statusPart
+	private *statusPart // nil without a directory for its socket
 
 	ending context.Context // ends before Run waits for the requests in flight
 	end    context.CancelFunc
 }
 
-// newStatusServer opens the endpoints. It returns an error if the status address is wrong. If
-// another program has the address, or the private socket cannot be opened, Run opens the endpoint later.
+// newStatusServer opens the parts. It returns an error if the status address is wrong. If
+// another program has the address, or the private socket cannot be opened, Run opens that part later.
 func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Registry) (*statusServer, error) {
 	c := d.core
 	s := &statusServer{core: c, diagnosis: d, dumps: newDumps(), readings: newReadings(func(ctx context.Context) reading { return read(ctx, c) })}
@@ -59,7 +59,7 @@ func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Reg
 		private := http.NewServeMux()
 		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 		s.handlePrivate(private)
-		s.private = &endpoint{what: "the private socket", handler: peersOnly(private), peers: true, log: c.log}
+		s.private = &statusPart{what: "the private socket", handler: peersOnly(private), peers: true, log: c.log}
 		s.private.listen = func(context.Context) (net.Listener, error) {
 			return listenPrivate(SocketPaths(c.config.SocketDirs, s.addr()))
 		}
@@ -126,15 +126,15 @@ func (s *statusServer) openPublic(ctx context.Context, handler http.Handler) err
 		if err != nil {
 			return err
 		}
-		e := &endpoint{what: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
+		e := &statusPart{what: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
 		e.use(listener)
 		s.public = append(s.public, e)
 	}
 	if len(s.public) > 0 {
 		return nil
 	}
-	e := &endpoint{what: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
-	s.public = []*endpoint{e}
+	e := &statusPart{what: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
+	s.public = []*statusPart{e}
 	if err := e.open(ctx); sockets.WrongAddr(err) {
 		return fmt.Errorf("status address %q: want a host:port of this host (--status-addr): %w", c.config.StatusAddr, err)
 	}
@@ -148,7 +148,7 @@ func (s *statusServer) Run(ctx context.Context) error {
 	beside.Go(func() { s.readings.run(reading) })
 	defer context.AfterFunc(ctx, s.end)()
 	defer s.end()
-	for _, e := range s.endpoints() {
+	for _, e := range s.parts() {
 		serving.Go(func() { e.run(ctx) })
 	}
 	serving.Wait()
@@ -157,8 +157,8 @@ func (s *statusServer) Run(ctx context.Context) error {
 	return nil
 }
 
-// endpoints returns all endpoints.
-func (s *statusServer) endpoints() []*endpoint {
+// parts returns all parts.
+func (s *statusServer) parts() []*statusPart {
 	if s.private == nil {
 		return s.public
 	}
@@ -168,7 +168,7 @@ func (s *statusServer) endpoints() []*endpoint {
 // unserved returns a text for each address, except the DNS addresses, that cannot be opened, with the reason.
 func (s *statusServer) unserved() []string {
 	var texts []string
-	for _, e := range s.endpoints() {
+	for _, e := range s.parts() {
 		if err := e.failure(); err != nil {
 			texts = append(texts, e.what+": "+err.Error())
 		}

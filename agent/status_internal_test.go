@@ -30,7 +30,7 @@ func TestStatusEnd(t *testing.T) { // R9
 		}
 		fmt.Fprint(w, "done")
 	})
-	e := &endpoint{handler: slow, log: slog.New(slog.DiscardHandler)}
+	e := &statusPart{handler: slow, log: slog.New(slog.DiscardHandler)}
 	e.use(ln)
 	got := make(chan string, 1)
 	go func() {
