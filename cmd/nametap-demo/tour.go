@@ -24,13 +24,16 @@ const (
 	demoDatabase1 = "mysql-instance1.us-east-1.rds.amazonaws.com"
 	demoDatabase2 = "mysql-instance2.us-east-1.rds.amazonaws.com"
 	demoOutside   = "www.example.org"
+
+	demoAddress1 = "203.0.113.11" // of demoDatabase1
+	demoAddress2 = "203.0.113.12" // of demoDatabase2
 )
 
 // upstreamRecords are the records of the demo's nameserver, for names outside the mesh.
 var upstreamRecords = []string{ //nolint:gochecknoglobals // a constant list
 	demoPartner + ". 60 IN A 203.0.113.20",
-	demoDatabase1 + ". 60 IN A 203.0.113.11",
-	demoDatabase2 + ". 60 IN A 203.0.113.12",
+	demoDatabase1 + ". 60 IN A " + demoAddress1,
+	demoDatabase2 + ". 60 IN A " + demoAddress2,
 	demoOutside + ". 300 IN A 203.0.113.80",
 	demoOutside + ". 300 IN AAAA 2001:db8::80",
 }
