@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -138,9 +137,9 @@ the input for a machine without rules of nametap.`,
 				}
 			}
 			all := append([]iptables.Step{}, steps...) // [] rather than null
-			return c.print(w, all, func(w io.Writer) error {
+			return c.output.print(w, all, func(w io.Writer) {
 				fmt.Fprintf(w, "# settings: %s\n", c.source)
-				return printSteps(w, all)
+				printSteps(w, all)
 			})
 		})
 	command.Flags().BoolVar(&clean, "clean", false, "print the rules for a machine without rules of nametap")
@@ -165,17 +164,13 @@ func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
 	return steps, nil
 }
 
-func printSteps(w io.Writer, steps []iptables.Step) error {
+func printSteps(w io.Writer, steps []iptables.Step) {
 	if len(steps) == 0 {
-		_, err := fmt.Fprintln(w, "# the rules are in place")
-		return err
+		fmt.Fprintln(w, "# the rules are in place")
 	}
 	for _, step := range steps {
-		if _, err := fmt.Fprintf(w, "# %s\n%s", step.Program, step.Text); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "# %s\n%s", step.Program, step.Text)
 	}
-	return nil
 }
 
 func newCaptureStatus() *cobra.Command {
@@ -206,12 +201,9 @@ func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread er
 		Error      string              `json:"error"`
 		Redirected []agent.Redirection `json:"redirected"`
 	}{c.source, unread.Error(), agent.Redirections(ctx, c.wanted())}
-	err := c.print(w, result, func(w io.Writer) error {
-		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(lines, "settings\t%s\n", c.source)
-		fmt.Fprintf(lines, "switch\t%s\n", onOff(c.config.On, c.config.Because))
-		printRedirections(lines, result.Redirected)
-		return lines.Flush()
+	err := c.output.print(w, result, func(w io.Writer) {
+		c.printSettings(w)
+		printRedirections(w, result.Redirected)
 	})
 	for _, r := range result.Redirected {
 		redirected := r.State == agent.Redirected
@@ -250,15 +242,17 @@ func (c *captureCommand) printStatus(ctx context.Context, w io.Writer, status ip
 		iptables.Status
 		Listeners []agent.Listener `json:"listeners,omitempty"`
 	}{c.source, status, listeners}
-	return c.print(w, all, func(w io.Writer) error {
-		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(lines, "settings\t%s\n", c.source)
-		fmt.Fprintf(lines, "switch\t%s\n", onOff(c.config.On, c.config.Because))
-		printRules(lines, status)
-		printListeners(lines, listeners)
-		printResolved(lines, resolved.Inspect(ctx))
-		return lines.Flush()
+	return c.output.print(w, all, func(w io.Writer) {
+		c.printSettings(w)
+		printRules(w, status)
+		printListeners(w, listeners)
+		printResolved(w, resolved.Inspect(ctx))
 	})
+}
+
+// printSettings prints where the settings come from, and the switch.
+func (c *captureCommand) printSettings(w io.Writer) {
+	fmt.Fprintf(w, "settings\t%s\nswitch\t%s\n", c.source, onOff(c.config.On, c.config.Because))
 }
 
 // onOff returns the state of the switch of capture, and what sets the switch.
@@ -340,7 +334,7 @@ code is 1.`,
 			findings := append([]iptables.Finding{{What: "settings", OK: true, Detail: c.source}}, c.capture.Check(ctx)...)
 			listeners, installed := c.checkedListeners(ctx)
 			all := slices.Concat(findings, fullTable(), c.listenerFindings(listeners, installed))
-			err := c.print(w, all, func(w io.Writer) error { return printFindings(w, all) })
+			err := c.output.print(w, all, func(w io.Writer) { printFindings(w, all) })
 			if installed {
 				err = errors.Join(err, unanswered(listeners))
 			} else {
@@ -355,8 +349,7 @@ code is 1.`,
 		})
 }
 
-func printFindings(w io.Writer, findings []iptables.Finding) error {
-	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+func printFindings(w io.Writer, findings []iptables.Finding) {
 	for _, f := range findings {
 		verdict := "ok"
 		switch {
@@ -365,12 +358,11 @@ func printFindings(w io.Writer, findings []iptables.Finding) error {
 		case !f.OK:
 			verdict = "without"
 		}
-		fmt.Fprintf(lines, "%s\t%s\t%s\n", verdict, f.What, strings.ReplaceAll(f.Detail, "\n", "; "))
+		fmt.Fprintf(w, "%s\t%s\t%s\n", verdict, f.What, strings.ReplaceAll(f.Detail, "\n", "; "))
 		if f.Advice != "" {
-			fmt.Fprintf(lines, "\t\t→ %s\n", f.Advice)
+			fmt.Fprintf(w, "\t\t→ %s\n", f.Advice)
 		}
 	}
-	return lines.Flush()
 }
 
 func newCaptureApply() *cobra.Command {
@@ -397,9 +389,8 @@ func (c *captureCommand) apply(ctx context.Context, w io.Writer) error {
 			On      bool   `json:"on"`
 			Because string `json:"because"`
 		}{c.config.On, c.config.Because}
-		return c.print(w, nothing, func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "no rules installed: %s\n", c.config.Because)
-			return err
+		return c.output.print(w, nothing, func(w io.Writer) {
+			fmt.Fprintf(w, "no rules installed: %s\n", c.config.Because)
 		})
 	}
 	if err := c.options.ownNetwork(); err != nil {

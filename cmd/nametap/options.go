@@ -178,7 +178,7 @@ func (o *options) declareProcess(g settings.Group) {
 	g.Text(&o.agent.Records.QueryLog, "query-log", "which queries to log, in at most one line a second with counts: off, failed (those without an answer, or with a stale one) or all")
 	g.Text(&o.agent.Records.Dnstap, "dnstap", "send queries and responses to a `receiver` of dnstap: unix:///PATH or tcp://HOST:PORT")
 	g.Text(o.logLevel, "log-level", "least important level to log: debug, info, warn or error")
-	g.Text(&o.logFormat, "log-format", "format of the log: text or json")
+	g.Var(settings.OneOf(&o.logFormat, formatText, formatJSON), "log-format", "format of the log: text or json")
 }
 
 // A nameserver is one value of --upstream.
@@ -283,19 +283,6 @@ const (
 	formatText logFormat = "text"
 	formatJSON logFormat = "json"
 )
-
-// MarshalText returns what UnmarshalText reads.
-func (f logFormat) MarshalText() ([]byte, error) { return []byte(f), nil }
-
-// UnmarshalText reads one of the values.
-func (f *logFormat) UnmarshalText(text []byte) error {
-	switch v := logFormat(text); v {
-	case formatText, formatJSON:
-		*f = v
-		return nil
-	}
-	return errors.New("want text or json")
-}
 
 // parsePrefix reads a prefix, or an address as the prefix that has only this address.
 func parsePrefix(text string) (netip.Prefix, error) {

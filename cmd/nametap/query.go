@@ -53,8 +53,8 @@ type queryResult struct {
 
 // A queryCommand is one run of nametap query.
 type queryCommand struct {
-	status          statusClient
-	output          string
+	agentCommand
+
 	trace, captured bool
 }
 
@@ -86,11 +86,10 @@ answered it.`,
 		},
 	}
 	flags := command.Flags()
-	c.status.declare(flags)
+	c.declare(flags)
 	c.status.declareDNS()
 	flags.BoolVar(&c.trace, "trace", false, "show how the answer came about: search list, cache, nameservers")
 	flags.BoolVar(&c.captured, "captured", false, "query as a client does, by the first nameserver of resolv.conf, and say what answers")
-	declareOutput(flags, &c.output)
 	return command
 }
 
@@ -121,7 +120,7 @@ func (c *queryCommand) run(ctx context.Context, w io.Writer, args []string) erro
 		}
 		results = append(results, result)
 	}
-	return printOutput(w, c.output, results, func(w io.Writer) error { return printResults(w, results) })
+	return c.output.print(w, results, func(w io.Writer) { printResults(w, results) })
 }
 
 // answer asks one question, and adds what the agent knows about the answer.
@@ -302,40 +301,37 @@ func (r *queryResult) explain(ctx context.Context, status *statusClient) {
 	r.seeRows(explanation.Rows)
 }
 
-func printResults(w io.Writer, results []queryResult) error {
-	var text strings.Builder
+func printResults(w io.Writer, results []queryResult) {
 	for i, r := range results {
 		if i > 0 {
-			text.WriteByte('\n')
+			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(&text, "%s %s: %s in %s over %s\n", r.Name, r.Type, r.Rcode, r.Duration, r.Protocol)
+		fmt.Fprintf(w, "%s %s: %s in %s over %s\n", r.Name, r.Type, r.Rcode, r.Duration, r.Protocol)
 		for _, record := range r.Answer {
-			fmt.Fprintf(&text, "  %s\n", record)
+			fmt.Fprintf(w, "  %s\n", record)
 		}
 		for _, record := range r.Authority {
-			fmt.Fprintf(&text, "  authority: %s\n", record)
+			fmt.Fprintf(w, "  authority: %s\n", record)
 		}
 		for _, record := range r.Additional {
-			fmt.Fprintf(&text, "  additional: %s\n", record)
+			fmt.Fprintf(w, "  additional: %s\n", record)
 		}
 		for _, e := range r.Errors {
-			fmt.Fprintf(&text, "  error: %s\n", e)
+			fmt.Fprintf(w, "  error: %s\n", e)
 		}
-		r.Captured.print(&text)
-		r.printFrom(&text)
+		r.Captured.print(w)
+		r.printFrom(w)
 		if r.Rule == nil {
-			fmt.Fprintf(&text, "  rule: unknown: %s\n", r.NoRule)
+			fmt.Fprintf(w, "  rule: unknown: %s\n", r.NoRule)
 		} else {
-			fmt.Fprintf(&text, "  rule: %s (%s): %s\n", r.Rule.Rule, strings.Join(r.Rule.Rows, ", "), r.Rule.Why)
+			fmt.Fprintf(w, "  rule: %s (%s): %s\n", r.Rule.Rule, strings.Join(r.Rule.Rows, ", "), r.Rule.Why)
 		}
-		r.Trace.print(&text, &r)
+		r.Trace.print(w, &r)
 		for _, address := range r.See {
-			fmt.Fprintf(&text, "  see: %s\n", address)
+			fmt.Fprintf(w, "  see: %s\n", address)
 		}
-		r.Egress.print(&text)
+		r.Egress.print(w)
 	}
-	_, err := io.WriteString(w, text.String())
-	return err
 }
 
 // printFrom prints where the answer came from, if that was a nameserver or the cache.

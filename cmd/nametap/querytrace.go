@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"net/url"
 	"os"
 	"slices"
@@ -92,30 +90,21 @@ func (t *queryTrace) note(what string, err error) bool {
 
 // readRecent returns the queries for a name that the agent has kept.
 func readRecent(ctx context.Context, status *statusClient, name string) (*recentQueries, error) {
-	resp, err := status.request(ctx, http.MethodGet, "/debug/tail", url.Values{
+	recent := &recentQueries{Rcodes: map[string]int{}}
+	err := status.tail(ctx, url.Values{
 		seen.ParamName: {name}, agent.ParamSince: {traceBack.String()}, agent.ParamOnce: {"true"},
+	}, func(line *agent.TailLine) (more bool, err error) {
+		if r := line.Record; r != nil && strings.EqualFold(r.Name, name) {
+			recent.Count++
+			recent.Rcodes[tailResult(r)]++
+			recent.Last = r
+		}
+		return true, nil
 	})
-	if err != nil {
+	if !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	defer resp.Body.Close()
-	recent := &recentQueries{Rcodes: map[string]int{}}
-	for lines := json.NewDecoder(resp.Body); ; {
-		var line agent.TailLine
-		switch err := lines.Decode(&line); {
-		case errors.Is(err, io.EOF):
-			return recent, nil
-		case err != nil:
-			return nil, err
-		}
-		r := line.Record
-		if r == nil || !strings.EqualFold(r.Name, name) {
-			continue
-		}
-		recent.Count++
-		recent.Rcodes[tailResult(r)]++
-		recent.Last = r
-	}
+	return recent, nil
 }
 
 // findCandidates asks the questions that libc asks for a name, unless libc asks only one.

@@ -109,21 +109,51 @@ func (c *statusClient) await(ctx context.Context, limit time.Duration) error {
 //
 //nolint:revive // one parameter more than get
 func (c *statusClient) do(ctx context.Context, method, path string, query url.Values, v any) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	resp, err := c.request(ctx, method, path, query)
+	body, err := c.read(ctx, method, path, query)
 	if err != nil {
 		return err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return fmt.Errorf("reading %s: %w", path, err)
 	}
 	if err := json.Unmarshal(body, v); err != nil {
 		return fmt.Errorf("the reply to %s is not that of a nametap agent: %w", path, err)
 	}
 	return nil
+}
+
+// read makes a request and returns the body of the reply.
+func (c *statusClient) read(ctx context.Context, method, path string, query url.Values) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	resp, err := c.request(ctx, method, path, query)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return body, nil
+}
+
+// tail requests queries, and calls take with each line of the reply until take returns false or an error. At the end of
+// the reply the error is [io.EOF].
+func (c *statusClient) tail(
+	ctx context.Context, params url.Values, take func(line *agent.TailLine) (more bool, err error),
+) error {
+	resp, err := c.request(ctx, http.MethodGet, "/debug/tail", params)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	for lines := json.NewDecoder(resp.Body); ; {
+		var line agent.TailLine
+		if err := lines.Decode(&line); err != nil {
+			return err
+		}
+		if more, err := take(&line); err != nil || !more {
+			return err
+		}
+	}
 }
 
 // request makes a request, and returns the response if it was successful. The caller closes the body of the

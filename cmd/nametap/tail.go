@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"os"
 	"os/user"
@@ -27,8 +26,8 @@ const allOf = 10 * 365 * 24 * time.Hour
 
 // A seenQueries has what the commands that read the queries of the agent have in common.
 type seenQueries struct {
-	status statusClient
-	output string
+	agentCommand
+
 	filter map[string]*string
 	failed bool
 	who    bool
@@ -39,7 +38,7 @@ type seenQueries struct {
 
 // declare declares the flags.
 func (s *seenQueries) declare(flags *pflag.FlagSet) {
-	s.status.declare(flags)
+	s.agentCommand.declare(flags)
 	flags.BoolVar(&s.failed, "failed", false, "only failures and other queries worth a look")
 	s.filter = map[string]*string{}
 	for _, f := range []struct{ param, usage string }{
@@ -53,7 +52,6 @@ func (s *seenQueries) declare(flags *pflag.FlagSet) {
 		s.filter[f.param] = flags.String(f.param, "", f.usage)
 	}
 	flags.DurationVar(&s.limit, "for", 0, "end after this `duration`")
-	declareOutput(flags, &s.output)
 }
 
 // params returns the parameters of the request. The only argument is a name, which may be missing.
@@ -90,29 +88,15 @@ func (s *seenQueries) limited(ctx context.Context) (context.Context, context.Can
 	return context.WithTimeout(ctx, s.limit)
 }
 
-// read requests queries, and calls take with each until take returns false or an error. At the end of the response
-// the error is [io.EOF].
+// read is [statusClient.tail] with the queries alone. It counts the queries that were lost.
 func (s *seenQueries) read(ctx context.Context, params url.Values, take func(*seen.Record) (more bool, err error)) error {
-	resp, err := s.status.request(ctx, http.MethodGet, "/debug/tail", params)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	lines := json.NewDecoder(resp.Body)
-	for more := true; more; {
-		var line agent.TailLine
-		if err := lines.Decode(&line); err != nil {
-			return err
-		}
+	return s.status.tail(ctx, params, func(line *agent.TailLine) (more bool, err error) {
 		s.lost += line.Lost
 		if line.Record == nil {
-			continue
+			return true, nil
 		}
-		if more, err = take(line.Record); err != nil {
-			return err
-		}
-	}
-	return nil
+		return take(line.Record)
+	})
 }
 
 // tailEnded returns the error of read for people, to whom it does not matter how the agent has ended the response.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -75,6 +76,35 @@ func (v textual) Set(s string) error { return v.UnmarshalText([]byte(s)) }
 
 // Type names the kind of value in the help.
 func (v textual) Type() string { return "string" }
+
+// OneOf returns the value of a setting that is one of a few texts.
+func OneOf[T ~string](p *T, values ...T) pflag.Value { return oneOf[T]{p, values} }
+
+// oneOf is a setting of [OneOf].
+type oneOf[T ~string] struct {
+	p      *T
+	values []T
+}
+
+// String returns the text.
+func (v oneOf[T]) String() string { return string(*v.p) }
+
+// Set reads one of the values.
+func (v oneOf[T]) Set(s string) error {
+	if !slices.Contains(v.values, T(s)) {
+		texts := make([]string, len(v.values))
+		for i, value := range v.values {
+			texts[i] = string(value)
+		}
+		last := len(texts) - 1
+		return fmt.Errorf("want %s or %s", strings.Join(texts[:last], ", "), texts[last])
+	}
+	*v.p = T(s)
+	return nil
+}
+
+// Type names the kind of value in the help.
+func (v oneOf[T]) Type() string { return "string" }
 
 // A Zero says what a user means by 0. The Configs take a zero value for their default, so
 // it needs saying.
