@@ -16,7 +16,6 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -181,14 +180,12 @@ func hostsServices() []string {
 
 // unitState returns the state of nametap.service, as systemd says it; "" without systemd or the unit.
 func unitState(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, unitTimeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "systemctl", "show", "--property=LoadState,ActiveState,SubState,Result,NRestarts", unitName).Output()
-	if err != nil || !strings.Contains("\n"+string(out), "\nLoadState=loaded\n") {
+	shown := showUnit(ctx, "ActiveState,SubState,Result,NRestarts")
+	if shown == "" {
 		return ""
 	}
 	has := map[string]string{}
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(shown) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		has[key] = value
 	}

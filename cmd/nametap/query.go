@@ -2,14 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"net/url"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -17,12 +15,11 @@ import (
 	"github.com/miekg/dns"
 	"github.com/spf13/cobra"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
 )
@@ -205,12 +202,17 @@ func (a *asker) exchange(ctx context.Context, req *dns.Msg) (resp *dns.Msg, prot
 	return resp, protocol, err
 }
 
-func (a *asker) dial(ctx context.Context, network string) (net.Conn, error) {
-	if a.user != nil {
-		return a.user.dial(ctx, network, a.addr)
+func (a *asker) dial(ctx context.Context, network string) (conn net.Conn, err error) {
+	dial := func() error {
+		conn, err = (&net.Dialer{}).DialContext(ctx, network, a.addr)
+		return err
 	}
-	dialer := net.Dialer{}
-	return dialer.DialContext(ctx, network, a.addr)
+	if a.user == nil || a.user.uid == os.Geteuid() {
+		err = dial()
+	} else {
+		err = sockets.AsUser(a.user.uid, a.user.gid, dial)
+	}
+	return conn, err
 }
 
 // ask asks one question.
@@ -409,28 +411,6 @@ func clientUser(c *iptables.Config) (*socketUser, error) {
 			user.uid, user.gid)
 	}
 	return user, nil
-}
-
-// dial opens a socket of the user. The kernel takes the owner of a socket from the thread that opens it.
-func (u *socketUser) dial(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-	dialer := net.Dialer{}
-	if u.uid == os.Geteuid() {
-		return dialer.DialContext(ctx, network, addr)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err = errors.Join(unix.Setfsgid(u.gid), unix.Setfsuid(u.uid))
-		if now, _ := unix.SetfsuidRetUid(-1); now != u.uid {
-			err = fmt.Errorf("opening a socket of the user %d: CAP_SETUID is missing", u.uid)
-		}
-		if err == nil {
-			conn, err = dialer.DialContext(ctx, network, addr)
-		}
-	}()
-	<-done
-	return conn, err
 }
 
 // findCaptured finds out which server has answered a query.

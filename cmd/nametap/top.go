@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
 	"fmt"
 	"io"
@@ -189,7 +188,7 @@ type top struct {
 	began   time.Time
 	queries int
 	byKey   map[string]*topCount
-	least   leastFirst
+	all     []*topCount // of byKey
 }
 
 // A topCount is the count of one key.
@@ -204,7 +203,6 @@ type topCount struct {
 
 	took     float64
 	measured int
-	index    int // index in leastFirst
 }
 
 func newTop() *top { return &top{began: time.Now(), byKey: map[string]*topCount{}} }
@@ -215,13 +213,13 @@ func (t *top) add(key string, r *seen.Record) {
 	c, known := t.byKey[key]
 	switch {
 	case known:
-	case len(t.least) < maxKeys:
+	case len(t.all) < maxKeys:
 		c = &topCount{Key: key}
-		heap.Push(&t.least, c)
+		t.all = append(t.all, c)
 	default:
-		c = t.least[0]
+		c = slices.MinFunc(t.all, func(a, b *topCount) int { return a.Queries - b.Queries })
 		delete(t.byKey, c.Key)
-		*c = topCount{Key: key, Queries: c.Queries, Over: c.Queries, index: c.index}
+		*c = topCount{Key: key, Queries: c.Queries, Over: c.Queries}
 	}
 	t.byKey[key] = c
 	c.Queries++
@@ -231,12 +229,11 @@ func (t *top) add(key string, r *seen.Record) {
 	if r.Took != nil {
 		c.took, c.measured = c.took+*r.Took, c.measured+1
 	}
-	heap.Fix(&t.least, c.index)
 }
 
 // most returns the most frequent keys, up to n.
 func (t *top) most(n int) []*topCount {
-	sorted := slices.Clone([]*topCount(t.least))
+	sorted := slices.Clone(t.all)
 	slices.SortFunc(sorted, func(a, b *topCount) int {
 		return cmp.Or(cmp.Compare(b.Queries, a.Queries), strings.Compare(a.Key, b.Key))
 	})
@@ -248,28 +245,4 @@ func (t *top) most(n int) []*topCount {
 		}
 	}
 	return sorted
-}
-
-// leastFirst is a heap with the least frequent key first.
-type leastFirst []*topCount
-
-func (h leastFirst) Len() int           { return len(h) }
-func (h leastFirst) Less(i, j int) bool { return h[i].Queries < h[j].Queries }
-func (h leastFirst) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-
-// Push appends a count.
-func (h *leastFirst) Push(x any) {
-	c := x.(*topCount) // only top pushes
-	c.index = len(*h)
-	*h = append(*h, c)
-}
-
-// Pop is not used: a top only grows.
-func (h *leastFirst) Pop() any {
-	last := (*h)[len(*h)-1]
-	*h = (*h)[:len(*h)-1]
-	return last
 }
