@@ -1,7 +1,7 @@
 package dnsproxy
 
 import (
-	"encoding"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -117,45 +117,20 @@ func DefaultConfig() Config {
 	return c
 }
 
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
 // configNames are the names of a Config.
 type configNames struct {
 	cluster  table.Cluster
 	suffixes table.Suffixes
 }
 
-// A textValue has one of a few texts.
-type textValue interface {
-	encoding.TextMarshaler
-	encoding.TextUnmarshaler
-}
-
-// checkText returns an error that names the setting unless v is one of its values.
-func checkText(setting string, v textValue) error {
-	text, err := v.MarshalText()
-	if err == nil {
-		err = v.UnmarshalText(text)
-	}
-	if err != nil {
-		return fmt.Errorf("%s %q: %w", setting, text, err)
-	}
-	return nil
-}
-
 func (c *Config) setDefaults() {
-	setDefault(&c.Addr, defaultAddr)
-	setDefault(&c.Domain, defaultDomain)
-	setDefault(&c.TTL, defaultTTL)
-	setDefault(&c.EDNSUDPSize, DefaultEDNSUDPSize)
-	setDefault(&c.MaxTCPConns, defaultMaxTCPConns)
-	setDefault(&c.BeforeSync, BeforeSyncForward)
-	setDefault(&c.Logger, slog.Default())
+	c.Addr = cmp.Or(c.Addr, defaultAddr)
+	c.Domain = cmp.Or(c.Domain, defaultDomain)
+	c.TTL = cmp.Or(c.TTL, defaultTTL)
+	c.EDNSUDPSize = cmp.Or(c.EDNSUDPSize, DefaultEDNSUDPSize)
+	c.MaxTCPConns = cmp.Or(c.MaxTCPConns, defaultMaxTCPConns)
+	c.BeforeSync = cmp.Or(c.BeforeSync, BeforeSyncForward)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	c.Forward.Logger, c.Forward.Registerer = c.Logger, c.Registerer
 	c.Forward.SetDefaults()
 }
@@ -198,7 +173,10 @@ func (c *Config) validate() error {
 	case c.MaxTCPConns < 1:
 		return fmt.Errorf("limit of %d TCP connections: want 1 or more", c.MaxTCPConns)
 	}
-	return checkText("before-sync", &c.BeforeSync)
+	if err := new(BeforeSync).UnmarshalText([]byte(c.BeforeSync)); err != nil {
+		return fmt.Errorf("before-sync %q: %w", c.BeforeSync, err)
+	}
+	return nil
 }
 
 // splitAddr returns the IP addresses and the port of a [Config.Addr]. The port is empty if

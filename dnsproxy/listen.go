@@ -51,9 +51,7 @@ func (ls *listeners) open(ctx context.Context) error {
 		return err
 	}
 	ls.clients = newTCPClients(ls.config.MaxTCPConns, ls.config.Logger)
-	if len(ls.config.Sockets) > 0 {
-		ls.opened, ls.missing, err = ls.adoptAndOpen(ctx, hosts, port)
-	} else {
+	if ls.opened, err = ls.adopt(port); err == nil && (len(ls.opened) == 0 || ls.config.OpenOthers) {
 		ls.opened, ls.missing, err = ls.openOnOnePort(ctx, hosts, port)
 	}
 	if err != nil {
@@ -88,8 +86,8 @@ func (ls *listeners) unopened() []string {
 // close releases spare descriptors. It must be called after all listeners have ended.
 func (ls *listeners) close() { ls.clients.close() }
 
-// openOnOnePort opens all sockets. For an empty port the kernel chooses one that is free for
-// every address, UDP and TCP.
+// openOnOnePort opens all sockets that were not adopted: a port that was taken when those were opened may be free now.
+// For an empty port the kernel chooses one that is free for every address, UDP and TCP.
 func (ls *listeners) openOnOnePort(ctx context.Context, hosts []string, port string) ([]listener, []missingListener, error) {
 	opened, missing, err := ls.openAll(ctx, hosts, port)
 	for range portAttempts {
@@ -172,32 +170,6 @@ func noFamily(err error) bool {
 	return errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)
 }
 
-// adoptAndOpen adopts [Config.Sockets] and, with [Config.OpenOthers], opens the other
-// listeners: a port that was taken when the sockets were opened may be free now.
-func (ls *listeners) adoptAndOpen(ctx context.Context, hosts []string, port string) ([]listener, []missingListener, error) {
-	listeners, err := ls.adopt(port)
-	if err != nil || !ls.config.OpenOthers {
-		return listeners, nil, err
-	}
-	var missing []missingListener
-	for _, host := range hosts {
-		for _, network := range []string{"udp", "tcp"} {
-			wanted := Addr{Network: network, Address: net.JoinHostPort(host, port)}
-			if slices.ContainsFunc(listeners, func(l listener) bool { return l.addr() == wanted }) {
-				continue
-			}
-			l, err := ls.openOne(ctx, network, host, port)
-			if err != nil {
-				missing = append(missing, missingListener{network: network, host: host, port: port, err: err})
-				continue
-			}
-			listeners = append(listeners, l)
-		}
-	}
-	ls.logMissing(missing)
-	return listeners, missing, nil
-}
-
 // reopenInterval is the time between attempts to open missing listeners.
 const reopenInterval = time.Second
 
@@ -239,11 +211,18 @@ func (ls *listeners) add(group *errgroup.Group, l listener) {
 	ls.changed()
 }
 
-// openAll opens UDP and TCP sockets on every host. It returns the listeners, the listeners
+// openAll opens the UDP and TCP sockets of every host that were not adopted. It returns all listeners, the listeners
 // it could not open, and the joined errors of the listeners that it could not open.
-func (ls *listeners) openAll(ctx context.Context, hosts []string, port string) (listeners []listener, missing []missingListener, err error) {
+func (ls *listeners) openAll(
+	ctx context.Context, hosts []string, port string,
+) (listeners []listener, missing []missingListener, err error) {
+	listeners = slices.Clone(ls.opened)
 	for _, host := range hosts {
 		for _, network := range []string{"udp", "tcp"} {
+			wanted := Addr{Network: network, Address: net.JoinHostPort(host, port)}
+			if slices.ContainsFunc(ls.opened, func(l listener) bool { return l.addr() == wanted }) {
+				continue
+			}
 			l, openErr := ls.openOne(ctx, network, host, port)
 			if openErr != nil {
 				missing = append(missing, missingListener{network: network, host: host, err: openErr})

@@ -39,19 +39,18 @@ type Provenance struct {
 // errNoProvenance is the error of ReadProvenance for a response without an option.
 var errNoProvenance = errors.New("the server does not say where its answer comes from: it may be another version, or no nametap agent")
 
-// AskProvenance makes a query ask where its answer comes from. The query must have an OPT record.
-func AskProvenance(query *dns.Msg) {
+// AskProvenance makes a query ask where its answer comes from and, if trace is true, for Attempts. The query must have
+// an OPT record.
+func AskProvenance(query *dns.Msg, trace bool) {
+	mark := wire.ProvenanceMark
+	if trace {
+		mark = wire.TraceMark
+	}
 	opt := query.IsEdns0()
-	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(wire.ProvenanceMark)})
+	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(mark)})
 }
 
-// AskTrace does what AskProvenance does, and makes the query ask for Attempts, too.
-func AskTrace(query *dns.Msg) {
-	opt := query.IsEdns0()
-	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(wire.TraceMark)})
-}
-
-// ReadProvenance returns the provenance in the response to a query that [AskProvenance] or [AskTrace] prepared.
+// ReadProvenance returns the provenance in the response to a query that [AskProvenance] prepared.
 func ReadProvenance(response *dns.Msg) (p Provenance, err error) {
 	if opt := response.IsEdns0(); opt != nil {
 		for _, option := range opt.Option {

@@ -100,7 +100,7 @@ func addressesIn(response []byte, rrtype uint16) (addrs []netip.Addr, err error)
 		return addrs, nil
 	}
 	if rcode := int(response[wire.FlagsOffset+1] & wire.RcodeMask); rcode != dns.RcodeSuccess {
-		return nil, fmt.Errorf("nameservers answer %s", dns.RcodeToString[rcode])
+		return nil, fmt.Errorf("nameservers answer %s", wire.RcodeName(rcode))
 	}
 	return nil, errors.New("the name has no " + dns.TypeToString[rrtype] + " records")
 }

@@ -247,7 +247,7 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 			return
 		}
 		var ok bool
-		if response, ok = r.handler.refuse(r.out[:0], r.task); !ok {
+		if response, ok = r.task.handler.refuse(r.out[:0], r.task); !ok {
 			r.handler.forwarder.Overflow()
 			r.task.handler.noteRefused(r.task, seen.Dropped, nil)
 			return
@@ -381,7 +381,7 @@ func (l *udpListener) work(t udpTask) {
 		if l.starting.Add(-1) > fewStarting {
 			l.readFirst()
 		}
-		if response := l.handler.slow(t.task); response != nil {
+		if response := t.handler.slow(t.task); response != nil {
 			l.send(t.message, response)
 		}
 		l.handler.forwarder.ReleaseMemory(len(t.packet))

@@ -18,6 +18,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/internal/version"
@@ -219,11 +220,7 @@ func (a *asker) dial(ctx context.Context, network string) (conn net.Conn, err er
 func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 	req := &dns.Msg{MsgHdr: dns.MsgHdr{Id: dns.Id(), RecursionDesired: true}, Question: []dns.Question{q}}
 	req.SetEdns0(dnsproxy.DefaultEDNSUDPSize, false)
-	if a.trace {
-		dnsproxy.AskTrace(req)
-	} else {
-		dnsproxy.AskProvenance(req)
-	}
+	dnsproxy.AskProvenance(req, a.trace)
 	start := time.Now()
 	resp, protocol, err := a.exchange(ctx, req)
 	switch {
@@ -234,7 +231,7 @@ func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 	}
 	extra := slices.DeleteFunc(slices.Clone(resp.Extra), func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	result := queryResult{
-		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: rcodeName(resp.Rcode),
+		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: wire.RcodeName(resp.Rcode),
 		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra), Errors: extendedErrors(resp),
 		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),
 	}
@@ -257,18 +254,6 @@ func (r *queryResult) seeRows(rows []string) {
 	for _, row := range rows {
 		r.See = append(r.See, version.Document("docs/behaviour.md#"+strings.ToLower(row)))
 	}
-}
-
-// rcodeName returns the name of a response code. The library calls 16 BADSIG, which is its meaning in a TSIG
-// record; in a message it is BADVERS.
-func rcodeName(rcode int) string {
-	if rcode == dns.RcodeBadVers {
-		return "BADVERS"
-	}
-	if name, ok := dns.RcodeToString[rcode]; ok {
-		return name
-	}
-	return fmt.Sprintf("RCODE%d", rcode)
 }
 
 func recordTexts(rrs []dns.RR) []string {

@@ -92,7 +92,7 @@ func (r *Result) Failure() string {
 	case r.Err != nil:
 		return r.Err.Error()
 	}
-	return r.Server + ": " + upstream.RcodeName(r.Rcode())
+	return r.Server + ": " + wire.RcodeName(r.Rcode())
 }
 
 // Size returns how many bytes the reply has, about; Err must be nil.

@@ -136,7 +136,7 @@ func parseRcode(text string) (*uint16, error) {
 		return &small, nil
 	}
 	const bits = 12
-	if code, err := strconv.ParseUint(strings.TrimPrefix(upper, numberedRcode), 10, bits); err == nil {
+	if code, err := strconv.ParseUint(strings.TrimPrefix(upper, wire.NumberedRcode), 10, bits); err == nil {
 		small := uint16(code)
 		return &small, nil
 	}

@@ -91,10 +91,11 @@ func (u *units) run(ctx context.Context) {
 	}
 }
 
-// path returns the path of a cgroup that a socket was in at a time, such as /system.slice/gitea.service, or "" if it
-// is unknown. It may wait for walkInterval.
-func (u *units) path(id uint64, at time.Time) string {
-	if u.root == "" {
+// path returns the path of the cgroup that a client's socket was in at the time of q, such as
+// /system.slice/gitea.service, or "" if it is unknown. It may wait for walkInterval.
+func (u *units) path(q *Query) string {
+	id, at := q.Who.Cgroup, q.Time
+	if u.root == "" || id == 0 {
 		return ""
 	}
 	for {

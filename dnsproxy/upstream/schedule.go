@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A schedule decides for one query which server is asked when, which reply is the answer,
@@ -442,7 +444,7 @@ func (o *outcome) text() string {
 	case o.reading.err != nil:
 		return ErrMalformed.Error() + ": " + o.reading.err.Error()
 	}
-	text := RcodeName(o.reading.code)
+	text := wire.RcodeName(o.reading.code)
 	if o.reading.truncated {
 		text += ", truncated"
 	}
