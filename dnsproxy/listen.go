@@ -88,7 +88,9 @@ func (ls *listeners) close() { ls.clients.close() }
 
 // openOnOnePort opens all sockets that were not adopted: a port that was taken when those were opened may be free now.
 // For an empty port the kernel chooses one that is free for every address, UDP and TCP.
-func (ls *listeners) openOnOnePort(ctx context.Context, hosts []string, port string) ([]listener, []missingListener, error) {
+func (ls *listeners) openOnOnePort(
+	ctx context.Context, hosts []string, port string,
+) ([]listener, []missingListener, error) {
 	opened, missing, err := ls.openAll(ctx, hosts, port)
 	for range portAttempts {
 		if port != "" || !errors.Is(err, syscall.EADDRINUSE) {
@@ -363,7 +365,8 @@ func (ls *listeners) adopt(port string) (listeners []listener, err error) {
 		}
 		listeners = append(listeners, l)
 		if _, have, _ := net.SplitHostPort(l.addr().Address); port != "" && have != port {
-			return listeners, fmt.Errorf("inherited DNS socket %s is on %s: want the port of %s", file.Name(), l.addr(), ls.config.Addr)
+			return listeners, fmt.Errorf("inherited DNS socket %s is on %s: want the port of %s", file.Name(), l.addr(),
+				ls.config.Addr)
 		}
 	}
 	return listeners, nil

@@ -58,7 +58,8 @@ func newMetrics() *metrics {
 			"DNS requests received."),
 		queries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nametap_dns_queries_total",
-			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, stale, cached_failure, upstream, self, probe).",
+			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, stale, cached_failure, " +
+				"upstream, self, probe).",
 		}, []string{"type", "protocol", "rcode", "source"}),
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "nametap_dns_request_duration_seconds",

@@ -171,7 +171,8 @@ func (h *handler) respondOther(t *task) ([]byte, outcome) {
 func makeUsual(q *wire.Query, req *dns.Msg) bool {
 	*q = wire.Query{}
 	msg := new(dns.Msg)
-	msg.Id, msg.Opcode, msg.RecursionDesired, msg.CheckingDisabled = req.Id, req.Opcode, req.RecursionDesired, req.CheckingDisabled
+	msg.Id, msg.Opcode = req.Id, req.Opcode
+	msg.RecursionDesired, msg.CheckingDisabled = req.RecursionDesired, req.CheckingDisabled
 	msg.Question = req.Question[:min(len(req.Question), 1)]
 	opt := req.IsEdns0()
 	if opt != nil {

@@ -206,7 +206,8 @@ func (l *udpListener) newReader() udpReader {
 	in := sockets.NewMessage(dns.MaxMsgSize, l.wildcard)
 	return udpReader{
 		udpListener: l, task: newTask(), left: udpLastPackets,
-		from: l.arrival(func() *sockets.Message { return in }, (*origins).ofUDP), in: in, out: make([]byte, 0, dns.MaxMsgSize),
+		from: l.arrival(func() *sockets.Message { return in }, (*origins).ofUDP), in: in, out: make([]byte, 0,
+			dns.MaxMsgSize),
 		scratch: new(table.Scratch),
 	}
 }
@@ -275,7 +276,8 @@ func (r *udpReader) ask(n int) bool {
 	h.askFor(t)
 	t.ask.Client, t.ask.How = t.from.client(), overUDP.how()
 	r.waiting.Add(1)
-	h.forwarder.Begin(&t.ask, &udpClient{listener: r.udpListener, handler: h, message: r.in.Clone(n), server: server, began: t.began})
+	h.forwarder.Begin(&t.ask,
+		&udpClient{listener: r.udpListener, handler: h, message: r.in.Clone(n), server: server, began: t.began})
 	return true
 }
 
@@ -418,7 +420,9 @@ func growStack() {
 // arrival returns the arrival of the query in a message. find looks up the query's original
 // destination when it is needed. A client on the loopback interface sent the query to the agent or to
 // a stub resolver on this host, so its queries count as not captured.
-func (l *udpListener) arrival(message func() *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error)) *arrival {
+func (l *udpListener) arrival(
+	message func() *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error),
+) *arrival {
 	return &arrival{
 		over:   overUDP,
 		client: func() netip.AddrPort { return message().Client() },

@@ -36,7 +36,8 @@ func newClient(ctx context.Context) (*client, error) {
 	}
 	err = ip(ctx,
 		"link set lo up",
-		fmt.Sprintf("link add %s type veth peer name eth0 netns /proc/%d/fd/%d", hostInterface, os.Getpid(), c.namespace.Fd()),
+		fmt.Sprintf("link add %s type veth peer name eth0 netns /proc/%d/fd/%d", hostInterface, os.Getpid(),
+			c.namespace.Fd()),
 		"address add "+hostAddr+"/24 dev "+hostInterface,
 		"link set "+hostInterface+" up",
 		"address add "+demoAddress1+"/32 dev lo",

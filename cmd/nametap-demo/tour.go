@@ -147,7 +147,8 @@ func (d *demo) showEdit(ctx context.Context) error {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	d.out.printf("  answered %s after the file was written\n", d.out.bold(time.Since(start).Round(time.Millisecond).String()))
+	d.out.printf("  answered %s after the file was written\n",
+		d.out.bold(time.Since(start).Round(time.Millisecond).String()))
 	return d.query(ctx, demoService)
 }
 
@@ -188,7 +189,8 @@ func (d *demo) stayUp(ctx context.Context) {
 	d.out.heading("The demo keeps running. Try in another terminal:")
 	d.out.printf("  dig @%s -p %s %s\n", host, port, demoService)
 	d.out.printf("  dig @%s -p %s any.objects.example.com +tcp\n", host, port)
-	d.out.printf("  bin/nametap query --dns-addr %s --status-addr %s --state-dir %s %s\n", d.dnsAddr, d.agent.StatusAddr(), d.path("agent"), demoNeighbour)
+	d.out.printf("  bin/nametap query --dns-addr %s --status-addr %s --state-dir %s %s\n", d.dnsAddr,
+		d.agent.StatusAddr(), d.path("agent"), demoNeighbour)
 	d.out.printf("  bin/nametap table --status-addr %s --state-dir %s\n", d.agent.StatusAddr(), d.path("agent"))
 	d.out.printf("or edit the files in %s\n\nPress ^C to end the demo.\n", d.path("shop"))
 	<-ctx.Done()

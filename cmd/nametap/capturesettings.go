@@ -31,7 +31,9 @@ type captureCommand struct {
 }
 
 // subcommand returns a subcommand that reads the settings before it runs.
-func (c *captureCommand) subcommand(use, short, long string, run func(ctx context.Context, w io.Writer) error) *cobra.Command {
+func (c *captureCommand) subcommand(
+	use, short, long string, run func(ctx context.Context, w io.Writer) error,
+) *cobra.Command {
 	command := c.declared(use, short, long)
 	c.output.declare(command.Flags())
 	command.RunE = func(command *cobra.Command, _ []string) error {
@@ -132,7 +134,8 @@ func (c *captureCommand) findSettings(ctx context.Context, all bool) error {
 		c.source = onlyEnvironment + ", then " + runningAgent
 		return errors.Join(own, settings.Adopt(flags, values, runningAgent))
 	case unit.err != nil && all:
-		return fmt.Errorf("%w: run this as root, or name a file with all settings by --%s: %w", errUnitUnread, settings.ConfigFlag, unit.err)
+		return fmt.Errorf("%w: run this as root, or name a file with all settings by --%s: %w", errUnitUnread,
+			settings.ConfigFlag, unit.err)
 	}
 	c.source = onlyEnvironment + unit.describe(err)
 	return settings.Resolve(flags, append(unit.environ, os.Environ()...))
@@ -182,6 +185,7 @@ func (c *captureCommand) printWithoutRules(w io.Writer) error {
 	return c.output.print(w, result, func(w io.Writer) {
 		fmt.Fprintf(w, "mode resolv: there are no rules, because the agent is on port 53 (%s %s)\n"+
 			"Programs that read resolv.conf send it their queries, if resolv.conf has that address.\n"+
-			"Queries to other nameservers are not captured; mode rules of injection captures them.\n", dnsAddrFlag, result.DNSAddr)
+			"Queries to other nameservers are not captured; mode rules of injection captures them.\n",
+			dnsAddrFlag, result.DNSAddr)
 	})
 }

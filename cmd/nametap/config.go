@@ -181,7 +181,8 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 		}
 		cfg.EgressPort = port
 		if hosts[0].IsLoopback() && len(cfg.VirtualInterfaces) > 0 {
-			return cfg, fmt.Errorf("%s %q: connections from capture-virtual-interface %v are redirected to the address of that interface: want no host before the port",
+			return cfg, fmt.Errorf("%s %q: connections from capture-virtual-interface %v are redirected to the address of "+
+				"that interface: want no host before the port",
 				egressAddrFlag, o.egress.Addr, cfg.VirtualInterfaces)
 		}
 		cfg.VIPs = egress.VIPs()
@@ -206,7 +207,8 @@ func servedFamilies(cfg iptables.Config, hosts []netip.Addr) (iptables.Config, e
 		}
 	}
 	if len(served) == 0 && len(cfg.VirtualInterfaces) > 0 {
-		return cfg, fmt.Errorf("queries of capture-virtual-interface %v are redirected to the address of that interface: want no host before the port, to listen on all addresses", cfg.VirtualInterfaces)
+		return cfg, fmt.Errorf("queries of capture-virtual-interface %v are redirected to the address of that interface: "+
+			"want no host before the port, to listen on all addresses", cfg.VirtualInterfaces)
 	}
 	if len(served) == 0 {
 		return cfg, errors.New("the rules redirect to 127.0.0.1 and ::1: want localhost, or no host before the port")
@@ -225,6 +227,7 @@ func ownQueriesPass(cfg iptables.Config) error {
 	if slices.Contains(cfg.AgentUIDs, uid) || slices.Contains(cfg.AgentGIDs, gid) {
 		return nil
 	}
-	return fmt.Errorf("capture: this process has uid %d and gid %d, so the rules would redirect its own queries to itself: run it as a user or group of --capture-agent-uid %v or --capture-agent-gid %v",
+	return fmt.Errorf("capture: this process has uid %d and gid %d, so the rules would redirect its own queries to "+
+		"itself: run it as a user or group of --capture-agent-uid %v or --capture-agent-gid %v",
 		uid, gid, cfg.AgentUIDs, cfg.AgentGIDs)
 }

@@ -69,7 +69,8 @@ not ask the agent.`,
 	flag := command.Flags().Lookup("resolv-conf")
 	flag.Hidden, flag.Usage = false, "`path` of the resolv.conf that programs read"
 	command.Flags().BoolVar(&d.all, "all", false, "list the checks that passed and those that were skipped, too")
-	command.Flags().StringVar(&d.bundle, "bundle", "", "also write a new tar `file` for a ticket: the problems, status, settings, metrics, queries that failed, and a digest of the table")
+	command.Flags().StringVar(&d.bundle, "bundle", "", "also write a new tar `file` for a ticket: the problems, status, "+
+		"settings, metrics, queries that failed, and a digest of the table")
 	return command
 }
 
@@ -89,7 +90,8 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	case errors.As(err, new(usageError)), ctx.Err() != nil:
 		return err
 	}
-	host.Domain, host.MDNS, host.Hosts = d.status.options.agent.DNS.Domain, exists("/run/avahi-daemon/socket"), hostsServices()
+	host.Domain, host.Hosts = d.status.options.agent.DNS.Domain, hostsServices()
+	host.MDNS = exists("/run/avahi-daemon/socket")
 	host.Version, host.Running = version.String(), strings.TrimPrefix(status.Version, "nametap ")
 	unread := map[problems.Code]string{}
 	for _, s := range status.Diagnosis.Skipped {
@@ -234,7 +236,9 @@ func (d *doctorCommand) redirected(status agent.Status) (without map[string]stri
 }
 
 // ways queries a nameserver of resolv.conf as programs do. skipped says why it sends no query.
-func (d *doctorCommand) ways(ctx context.Context, status agent.Status, server netip.AddrPort) (sent []problems.Sent, skipped string) {
+func (d *doctorCommand) ways(
+	ctx context.Context, status agent.Status, server netip.AddrPort,
+) (sent []problems.Sent, skipped string) {
 	own := status.OnlyNameserverOf != ""
 	switch {
 	case status.Capture != nil && !status.Capture.On:
@@ -262,7 +266,8 @@ func (d *doctorCommand) excluded(ctx context.Context) string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		byUser := name == "capture-exclude-uid" || name == "capture-exclude-gid"
-		if strings.HasPrefix(name, "capture-exclude-") && (!byUser || slices.Contains(settings[name], strconv.Itoa(agent.ProgramUser))) {
+		if strings.HasPrefix(name, "capture-exclude-") &&
+			(!byUser || slices.Contains(settings[name], strconv.Itoa(agent.ProgramUser))) {
 			return "--" + name
 		}
 	}
@@ -282,7 +287,9 @@ func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.
 			since = "  since " + clock(p.Since)
 		}
 		fmt.Fprintf(w, "%s  %s%s\n", strings.ToUpper(string(p.Severity)), printable(p.What), since)
-		for _, line := range [][2]string{{"evidence", p.Evidence}, {"effect", p.Effect}, {"mend", p.Mend}, {"rows", strings.Join(p.Rows, " ")}} {
+		for _, line := range [][2]string{
+			{"evidence", p.Evidence}, {"effect", p.Effect}, {"mend", p.Mend}, {"rows", strings.Join(p.Rows, " ")},
+		} {
 			fmt.Fprintf(w, "  %-8s  %s\n", line[0], printable(strings.ReplaceAll(line[1], "\n", "; ")))
 		}
 	}
@@ -328,7 +335,8 @@ func (b *bundle) add(name string, content []byte, err error) {
 
 // writeBundle writes what is known of the agent to a new file.
 func (d *doctorCommand) writeBundle(ctx context.Context, status agent.Status, report problems.Report) (err error) {
-	file, err := os.OpenFile(d.bundle, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // follows no link that another user has put there
+	// It follows no link that another user has put there.
+	file, err := os.OpenFile(d.bundle, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("--bundle: %w", err)
 	}
@@ -347,7 +355,11 @@ func (d *doctorCommand) writeBundle(ctx context.Context, status agent.Status, re
 	for _, reply := range []struct {
 		name, path string
 		query      url.Values
-	}{{"settings.json", "/debug/settings", nil}, {"failures.json", "/debug/tail", failures}, {"metrics.txt", "/metrics", nil}} {
+	}{
+		{"settings.json", "/debug/settings", nil},
+		{"failures.json", "/debug/tail", failures},
+		{"metrics.txt", "/metrics", nil},
+	} {
 		text, err := d.status.read(ctx, http.MethodGet, reply.path, reply.query)
 		b.add(reply.name, text, err)
 	}

@@ -39,7 +39,8 @@ The exit code is 1 if the documents say nothing about it.`,
 			}
 			found := explain.Find(all, args)
 			if len(found) == 0 {
-				return fmt.Errorf("the documents of version %s say nothing about %q: want a row such as N9, a code such as 22, or a message or words in it",
+				return fmt.Errorf("the documents of version %s say nothing about %q: want a row such as N9, a code such as 22, "+
+					"or a message or words in it",
 					version.String(), strings.Join(args, " "))
 			}
 			return output.print(command.OutOrStdout(), found, func(w io.Writer) { printExplained(w, found) })

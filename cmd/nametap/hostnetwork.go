@@ -35,11 +35,14 @@ func (o *options) ownNetwork() error {
 	sign, err := o.nodesNetwork()
 	switch {
 	case err != nil:
-		return fmt.Errorf("capture: cannot find out whether this pod has the network of its node; --%s captures in any case: %w", hostNetworkFlag, err)
+		return fmt.Errorf("capture: cannot find out whether this pod has the network of its node; --%s captures "+
+			"in any case: %w", hostNetworkFlag, err)
 	case sign == "":
 		return nil
 	}
-	return fmt.Errorf("capture: this pod has the network of its node (hostNetwork: %s), so the rules would capture the DNS of the whole node, even after the pod has ended: give the pod its own network, or capture the node's DNS with --%s", sign, hostNetworkFlag)
+	return fmt.Errorf("capture: this pod has the network of its node (hostNetwork: %s), so the rules would capture the "+
+		"DNS of the whole node, even after the pod has ended: give the pod its own network, or capture the node's "+
+		"DNS with --%s", sign, hostNetworkFlag)
 }
 
 // nodesNetwork returns the sign by which this process knows that it has its node's network, or "".

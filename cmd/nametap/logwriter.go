@@ -68,7 +68,8 @@ func (w *logWriter) writeLine(line []byte) {
 		if inJournal(w.to) {
 			prefix = journalWarning
 		}
-		if _, err := fmt.Fprintf(w.to, prefix+"%d lines of the log are lost because they could not be written\n", lost); err != nil {
+		_, err := fmt.Fprintf(w.to, prefix+"%d lines of the log are lost because they could not be written\n", lost)
+		if err != nil {
 			w.lost.Add(lost)
 		}
 	}

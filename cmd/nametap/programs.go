@@ -33,7 +33,8 @@ func programsAt(addr string) (found []problems.Taken) {
 				continue
 			}
 			if program, own := programOf(s.inode); !own {
-				found = append(found, problems.Taken{Address: strings.TrimSuffix(table, "6") + " " + s.addr.String(), Program: program})
+				found = append(found,
+					problems.Taken{Address: strings.TrimSuffix(table, "6") + " " + s.addr.String(), Program: program})
 			}
 		}
 	}
@@ -71,7 +72,8 @@ func parseSockets(table string) (found []boundSocket) {
 			continue
 		}
 		if addr, ok := parseHexAddr(row[local]); ok {
-			found = append(found, boundSocket{addr, strings.Trim(row[peer], "0:") != "", row[state] == listen, row[uid], row[inode]})
+			found = append(found,
+				boundSocket{addr, strings.Trim(row[peer], "0:") != "", row[state] == listen, row[uid], row[inode]})
 		}
 	}
 	return found
@@ -124,7 +126,8 @@ func alone(inodes map[string]bool) error {
 			return err
 		}
 		if user, found := squatter(sockets, inodes); found {
-			return fmt.Errorf("a program of the user %s has a UDP socket at the address of nametap.socket, and may receive its queries; find it with `ss -lunp`", user)
+			return fmt.Errorf("a program of the user %s has a UDP socket at the address of nametap.socket, and may receive "+
+				"its queries; find it with `ss -lunp`", user)
 		}
 	}
 	return nil

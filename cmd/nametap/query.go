@@ -87,7 +87,8 @@ answered it.`,
 	c.declare(flags)
 	c.status.declareDNS()
 	flags.BoolVar(&c.trace, "trace", false, "show how the answer came about: search list, cache, nameservers")
-	flags.BoolVar(&c.captured, "captured", false, "query as a client does, by the first nameserver of resolv.conf, and say what answers")
+	flags.BoolVar(&c.captured, "captured", false,
+		"query as a client does, by the first nameserver of resolv.conf, and say what answers")
 	return command
 }
 
@@ -225,14 +226,17 @@ func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 	resp, protocol, err := a.exchange(ctx, req)
 	switch {
 	case err != nil && a.user != nil:
-		return queryResult{}, fmt.Errorf("no answer from %s over %s, nor do clients get one: `nametap capture check` and `nametap status` show why: %w", a.addr, protocol, err)
+		return queryResult{}, fmt.Errorf("no answer from %s over %s, nor do clients get one: `nametap capture check` and "+
+			"`nametap status` show why: %w", a.addr, protocol, err)
 	case err != nil:
-		return queryResult{}, fmt.Errorf("no answer from %s over %s: is the agent running? --dns-addr names another address: %w", a.addr, protocol, err)
+		return queryResult{}, fmt.Errorf(
+			"no answer from %s over %s: is the agent running? --dns-addr names another address: %w", a.addr, protocol, err)
 	}
 	extra := slices.DeleteFunc(slices.Clone(resp.Extra), func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	result := queryResult{
 		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: wire.RcodeName(resp.Rcode),
-		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra), Errors: extendedErrors(resp),
+		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra),
+		Errors:   extendedErrors(resp),
 		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),
 	}
 	result.readFrom(resp)
@@ -379,7 +383,7 @@ const nobody = 65534
 // without rights.
 func clientUser(c *iptables.Config) (*socketUser, error) {
 	passes := func(id int, lists ...[]uint32) bool {
-		return slices.ContainsFunc(lists, func(ids []uint32) bool { return slices.Contains(ids, uint32(id)) }) //nolint:gosec // an id
+		return slices.Contains(slices.Concat(lists...), uint32(id)) //nolint:gosec // an id
 	}
 	user := &socketUser{os.Geteuid(), os.Getegid()}
 	if user.uid == 0 {
@@ -392,7 +396,8 @@ func clientUser(c *iptables.Config) (*socketUser, error) {
 		}
 	}
 	if passes(user.uid, c.AgentUIDs, c.ExcludeUIDs) || passes(user.gid, c.AgentGIDs, c.ExcludeGIDs) {
-		return nil, fmt.Errorf("queries of this user (uid %d, gid %d) are not captured, since it is the agent's, or excluded by --capture-exclude-uid or --capture-exclude-gid: run this command as root or as another user",
+		return nil, fmt.Errorf("queries of this user (uid %d, gid %d) are not captured, since it is the agent's, or "+
+			"excluded by --capture-exclude-uid or --capture-exclude-gid: run this command as root or as another user",
 			user.uid, user.gid)
 	}
 	return user, nil
@@ -438,7 +443,8 @@ func (c *capturedQuery) print(w io.Writer) {
 	by := map[string]string{
 		byAgent:      fmt.Sprintf("this agent (%s): queries of clients reach it", c.ID),
 		byOtherAgent: fmt.Sprintf("another agent of nametap (%s), not the one at --dns-addr", c.ID),
-		byServer:     "another server, not an agent of nametap: queries of clients are not captured; `nametap capture check` and `nametap status` show why",
+		byServer: "another server, not an agent of nametap: queries of clients are not captured; `nametap capture " +
+			"check` and `nametap status` show why",
 	}[c.By]
 	fmt.Fprintf(w, "  captured: the query of uid %d to %s was answered by %s\n", c.UID, c.Server, by)
 }

@@ -174,7 +174,8 @@ func (t *queryTrace) print(w io.Writer, r *queryResult) {
 		if t.Table.Stale {
 			stale = ", from the snapshot"
 		}
-		fmt.Fprintf(w, "  table: version %q, %s old%s\n", t.Table.Version, ago(time.Duration(t.Table.Age*float64(time.Second))), stale)
+		fmt.Fprintf(w, "  table: version %q, %s old%s\n", t.Table.Version,
+			ago(time.Duration(t.Table.Age*float64(time.Second))), stale)
 	}
 	if r.From != nil && r.From.Source != "table" && r.From.Source != "self" {
 		fmt.Fprintf(w, "  cache before: %s\n", cacheText(t.Cache))
@@ -221,7 +222,8 @@ func cacheText(e *forward.CacheEntry) string {
 func (t *queryTrace) printAttempts(w io.Writer, r *queryResult) {
 	if len(r.From.Attempts) == 0 {
 		if r.From.Source == "upstream" {
-			fmt.Fprintln(w, "  nameservers: unknown: another client has sent the same query at this time, or the agent is of another version")
+			fmt.Fprintln(w,
+				"  nameservers: unknown: another client has sent the same query at this time, or the agent is of another version")
 		}
 		return
 	}

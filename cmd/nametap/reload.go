@@ -174,7 +174,8 @@ type settingsRead struct {
 // that the agent was started with, and checks those that the agent takes.
 func (r *reloader) read() (next settingsRead, err error) {
 	next.read = newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
-	err = cmp.Or(settings.CheckRereadable(r.running.flags), settings.Copy(next.read.flags, r.running.flags, settings.Given))
+	err = cmp.Or(settings.CheckRereadable(r.running.flags),
+		settings.Copy(next.read.flags, r.running.flags, settings.Given))
 	if err == nil {
 		err = next.read.resolve()
 	}

@@ -196,7 +196,8 @@ func printEgress(w io.Writer, status *egress.Status) {
 		if h.PortsUnknown {
 			unknown = ", ports not known"
 		}
-		fmt.Fprintf(w, "\t%s: %s to %s, %d open of %d, %d bytes sent, %d received%s\n", name, h.VIP, h.Address, h.Open, h.Total, h.Sent, h.Received, unknown)
+		fmt.Fprintf(w, "\t%s: %s to %s, %d open of %d, %d bytes sent, %d received%s\n", name, h.VIP, h.Address, h.Open,
+			h.Total, h.Sent, h.Received, unknown)
 	}
 	for _, r := range status.Refused {
 		fmt.Fprintf(w, "\trefused, %s: %d, last %s: %s\n", r.Reason, r.Count, r.Last.Format(time.RFC3339), r.Error)

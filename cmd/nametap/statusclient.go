@@ -24,7 +24,8 @@ import (
 type statusClient struct{ options *options }
 
 // errNoTable means that the agent has no table yet.
-var errNoTable = errors.New("the agent has no table yet; `nametap status` shows whether it is connected to a control plane")
+var errNoTable = errors.New(
+	"the agent has no table yet; `nametap status` shows whether it is connected to a control plane")
 
 // errNoAgent means that no agent accepts the connection.
 var errNoAgent = errors.New("no agent answers")
@@ -176,7 +177,8 @@ func (c *statusClient) request(ctx context.Context, method, path string, query u
 	case errors.Is(err, fs.ErrPermission):
 		return nil, fmt.Errorf("%w; run this command with sudo", cause(err))
 	case err != nil:
-		return nil, fmt.Errorf("%w at %s: is it running? --status-addr names another address: %w", errNoAgent, c.options.agent.StatusAddr, cause(err))
+		return nil, fmt.Errorf("%w at %s: is it running? --status-addr names another address: %w", errNoAgent,
+			c.options.agent.StatusAddr, cause(err))
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil

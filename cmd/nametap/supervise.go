@@ -23,7 +23,8 @@ const removeTimeout = 30 * time.Second
 // superviseAgent runs this command again as a child process, which answers on the sockets of this process.
 func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals) error {
 	if os.Getenv("NOTIFY_SOCKET") != "" {
-		return usageError{errors.New("supervise: systemd restarts the agent itself, and nametap.socket holds its sockets: want --supervise=false under systemd")}
+		return usageError{errors.New("supervise: systemd restarts the agent itself, and nametap.socket holds its sockets: " +
+			"want --supervise=false under systemd")}
 	}
 	if err := fixedPorts(cfg); err != nil {
 		return usageError{err}

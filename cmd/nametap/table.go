@@ -102,7 +102,8 @@ func newTableCommand() *cobra.Command {
 	}
 	c.declare(command.Flags())
 	command.Flags().BoolVar(&shortNames, "short-names", false, "also show the short names of each host, as entries")
-	command.Flags().StringVar(&diff, "diff", "", "show the difference from a `file` that --output json wrote; exit code 1 if there is one")
+	command.Flags().StringVar(&diff, "diff", "",
+		"show the difference from a `file` that --output json wrote; exit code 1 if there is one")
 	return command
 }
 

@@ -46,7 +46,8 @@ The exit code is 1 if --for found no query.`,
 	}
 	flags := command.Flags()
 	t.declare(flags)
-	flags.Var(settings.OneOf(&t.by, keyName, keyClient, keyServer, keyRcode), "by", "what to count `by`: name, client, server or rcode")
+	flags.Var(settings.OneOf(&t.by, keyName, keyClient, keyServer, keyRcode), "by",
+		"what to count `by`: name, client, server or rcode")
 	flags.IntVarP(&t.rows, "count", "n", 20, "show this `number` of rows")
 	return command
 }

@@ -54,7 +54,8 @@ func (u unitSettings) describe(unasked error) string {
 func showUnit(ctx context.Context, properties string) string {
 	ctx, cancel := context.WithTimeout(ctx, unitTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "systemctl", "show", "--property=LoadState,"+properties, unitName).Output() //nolint:gosec // constants
+	show := exec.CommandContext(ctx, "systemctl", "show", "--property=LoadState,"+properties, unitName) //nolint:gosec // constants
+	out, err := show.Output()
 	if err != nil || !strings.Contains("\n"+string(out), "\nLoadState=loaded\n") {
 		return ""
 	}

@@ -245,7 +245,8 @@ func (f *Forwarder) receive(answered *flight, answer upstream.Answer, err error)
 		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
 	}
 	switch {
-	case result.Err == nil && answer.Plain && answered.key.DO: // not cached: it lacks signatures, which other clients may get
+	case result.Err == nil && answer.Plain && answered.key.DO:
+		// Not cached: it lacks signatures, which other clients may get.
 	case result.Err == nil:
 		value.Reply, value.Server, value.Provisional = result.Reply, result.Server, answer.Provisional
 		value.Failure = result.Failure()

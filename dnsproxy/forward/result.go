@@ -166,7 +166,8 @@ func unpack(packed []byte) (*dns.Msg, error) {
 	if err := msg.Unpack(header); err != nil {
 		return nil, err
 	}
-	sections := map[int]*[]dns.RR{wire.AnswerSection: &msg.Answer, wire.AuthoritySection: &msg.Ns, wire.AdditionalSection: &msg.Extra}
+	sections := map[int]*[]dns.RR{wire.AnswerSection: &msg.Answer, wire.AuthoritySection: &msg.Ns,
+		wire.AdditionalSection: &msg.Extra}
 	w := wire.Walk(packed, questionEnd)
 	for w.Next() {
 		rr, err := unpackRecord(packed, &w)

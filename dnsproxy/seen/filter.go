@@ -59,7 +59,8 @@ func sources() []string {
 // ParseFilter returns the filter with these parameters; a missing parameter selects all queries. An error says which
 // parameter is wrong.
 func ParseFilter(params url.Values) (f *Filter, err error) {
-	f = &Filter{noteworthy: params.Get(ParamFailed) != "", source: params.Get(ParamSource), who: params.Get(ParamWho) != ""}
+	f = &Filter{noteworthy: params.Get(ParamFailed) != "", source: params.Get(ParamSource),
+		who: params.Get(ParamWho) != ""}
 	if text := params.Get(ParamName); text != "" {
 		if f.name, err = parseName(text); err != nil {
 			return nil, err

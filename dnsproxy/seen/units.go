@@ -161,7 +161,8 @@ func unitOf(path string) string {
 	parts := strings.Split(path, "/")
 	unit := parts[len(parts)-1]
 	for i := len(parts) - 1; i > 0; i-- {
-		if strings.HasSuffix(parts[i], ".service") || strings.HasSuffix(parts[i], ".scope") || containerID.MatchString(parts[i]) {
+		if strings.HasSuffix(parts[i], ".service") || strings.HasSuffix(parts[i], ".scope") ||
+			containerID.MatchString(parts[i]) {
 			unit = parts[i]
 			break
 		}
@@ -175,5 +176,6 @@ func unitOf(path string) string {
 // isContainer reports whether the path of a cgroup has a container whose number begins with id, which has the digits
 // that the tools of containers show, or more.
 func isContainer(path, id string) bool {
-	return len(id) >= shortID && slices.ContainsFunc(containerID.FindAllString(path, -1), func(number string) bool { return strings.HasPrefix(number, id) })
+	return len(id) >= shortID && slices.ContainsFunc(containerID.FindAllString(path, -1),
+		func(number string) bool { return strings.HasPrefix(number, id) })
 }

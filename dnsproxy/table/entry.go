@@ -155,7 +155,8 @@ type destinationInfo struct {
 
 // parse parses a NameInfo in wire form. It reuses the capacity of the lists.
 func (info *nameInfo) parse(b []byte) error {
-	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0], ports: info.ports[:0], destinations: info.destinations[:0]}
+	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0], ports: info.ports[:0],
+		destinations: info.destinations[:0]}
 	f := fields{message: "NameInfo", rest: b}
 	for f.next() {
 		switch f.tag {

@@ -366,7 +366,8 @@ func (e *exchange) answer() (Answer, error) {
 	} else {
 		reply = restore(reply, e.query, e.question)
 	}
-	return Answer{Reply: reply, Server: e.servers[s.winner].name, Provisional: s.provisional, Plain: s.plain, Attempts: e.attempts(time.Now())}, nil
+	return Answer{Reply: reply, Server: e.servers[s.winner].name, Provisional: s.provisional, Plain: s.plain,
+		Attempts: e.attempts(time.Now())}, nil
 }
 
 // attempts returns [Answer.Attempts] of an exchange that has a reply.

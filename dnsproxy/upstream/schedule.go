@@ -387,7 +387,8 @@ func (s *schedule) outranked(i int) bool {
 
 // awaits reports whether a server before the winner owes its reply.
 func (s *schedule) awaits() bool {
-	return s.inOrder() && slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && !t.done && t.mayKnow() })
+	return s.inOrder() &&
+		slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && !t.done && t.mayKnow() })
 }
 
 // hold keeps a negative answer until the servers before its server have answered, failed or

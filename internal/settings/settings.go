@@ -117,7 +117,8 @@ func Adopt(flags *pflag.FlagSet, values map[string][]string, source string) erro
 			continue
 		}
 		if err := setChecked(flag, values[name]); err != nil {
-			failed = append(failed, fmt.Errorf("%s of %s: %q: %w", name, source, strings.Join(values[name], ","), expected(flag, err)))
+			failed = append(failed,
+				fmt.Errorf("%s of %s: %q: %w", name, source, strings.Join(values[name], ","), expected(flag, err)))
 			continue
 		}
 		failed = append(failed, flags.SetAnnotation(name, annotationSource, []string{source}))
@@ -252,7 +253,8 @@ func fromFile(flags *pflag.FlagSet, path string, text []byte) []error {
 		first, twice := seen[flag]
 		switch {
 		case flag == nil || flag.Name == ConfigFlag || flag.Name == MeshConfigFlag:
-			failed = append(failed, fmt.Errorf("line %d: no such setting: %s; `--help` lists them, without the dashes", key.Line, key.Value))
+			failed = append(failed,
+				fmt.Errorf("line %d: no such setting: %s; `--help` lists them, without the dashes", key.Line, key.Value))
 			continue
 		case twice:
 			failed = append(failed, fmt.Errorf("line %d: %s is already set on line %d", key.Line, flag.Name, first))

@@ -320,7 +320,8 @@ func (l *list[T]) read(texts []string) ([]T, error) {
 	return values, nil
 }
 
-// Reachable returns an address to connect to for an address to listen on, "host:port": localhost for all addresses of the host.
+// Reachable returns an address to connect to for an address to listen on, "host:port": localhost for all addresses of
+// the host.
 func Reachable(addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil {
