@@ -51,13 +51,22 @@ type shard struct {
 	ring       entry             // before the newest and after the oldest
 	hand       *entry            // where the search for an entry to evict continues
 	bytes      int64
-	max        int64
+	limits     *Config
+	max        int64 // bounds bytes
 	stats      Stats // Hits, Stale, Failures and Evictions
 }
 
-func (s *shard) init(maxBytes int64) {
-	s.max = maxBytes
-	s.clear()
+// configure is [Cache.Configure] for one shard.
+func (s *shard) configure(cfg *Config, now time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.limits, s.max = cfg, cfg.MaxBytes/shardCount
+	for _, e := range s.entries {
+		if e.reply != nil {
+			e.keep(cfg.lifetime(e.reply, e.provisional, e.stored))
+		}
+	}
+	s.evict(now)
 }
 
 func (s *shard) clear() {
@@ -83,34 +92,16 @@ func (s *shard) flush(match func(Key) bool, generation uint64) {
 	}
 }
 
+// addStats adds the counts of the shard.
 func (s *shard) addStats(sum *Stats) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	sum.Entries += len(s.entries)
 	sum.Bytes += s.bytes
-	s.mu.Unlock()
-	s.addCounts(sum)
-}
-
-// addCounts adds the counts of what has happened.
-func (s *shard) addCounts(sum *Stats) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	sum.Hits += s.stats.Hits
 	sum.Stale += s.stats.Stale
 	sum.Failures += s.stats.Failures
 	sum.Evictions += s.stats.Evictions
-}
-
-// appendCopies appends a copy of every entry to entries. The copies are in no ring.
-func (s *shard) appendCopies(entries []*entry) []*entry {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for e := s.ring.prev; e != &s.ring; e = e.prev { // the oldest first
-		copied := *e
-		copied.prev, copied.next, copied.size = nil, nil, 0
-		entries = append(entries, &copied)
-	}
-	return entries
 }
 
 // find returns the entry for k, or nil.
