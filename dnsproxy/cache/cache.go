@@ -18,7 +18,6 @@
 package cache
 
 import (
-	"cmp"
 	"hash/maphash"
 	"sync"
 	"sync/atomic"
@@ -120,12 +119,10 @@ type Cache struct {
 // room for the longest reply.
 const shardCount = 16
 
-// The defaults of a [Config].
+// The bounds of the TTLs of positive and negative answers, also of the TTLs that clients see.
 const (
-	// DefaultMaxTTL is the bound that RFC 8767, section 4, suggests.
-	DefaultMaxTTL = 7 * 24 * time.Hour
-	// DefaultMaxNegativeTTL is the longest that RFC 2308, section 5, has found to work well.
-	DefaultMaxNegativeTTL = 3 * time.Hour
+	maxTTL         = 7 * 24 * time.Hour // RFC 8767, section 4, suggests it
+	maxNegativeTTL = 3 * time.Hour      // the longest that RFC 2308, section 5, has found to work well
 )
 
 // A Config tells how much a cache keeps, and for how long.
@@ -134,9 +131,6 @@ type Config struct {
 	MaxBytes int64
 	// Stale is how long answers are kept after they have expired.
 	Stale time.Duration
-	// MaxTTL and MaxNegativeTTL bound the TTLs of positive and negative answers, also
-	// the TTLs that clients see. 0 means the default.
-	MaxTTL, MaxNegativeTTL time.Duration
 }
 
 // New returns a cache.
@@ -153,13 +147,11 @@ func New(cfg Config) *Cache {
 // and the cache evicts entries for which there is no room. Get and Put wait only while one shard is changed.
 func (c *Cache) Configure(cfg Config, now time.Time) {
 	cfg.MaxBytes = max(cfg.MaxBytes, 0)
-	cfg.MaxTTL = cmp.Or(cfg.MaxTTL, DefaultMaxTTL)
-	cfg.MaxNegativeTTL = cmp.Or(cfg.MaxNegativeTTL, DefaultMaxNegativeTTL)
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	c.off.Store(cfg.MaxBytes == 0)
 	for i := range c.shards {
-		c.shards[i].configure(&cfg, now.Sub(c.origin))
+		c.shards[i].configure(cfg, now.Sub(c.origin))
 	}
 }
 
@@ -218,17 +210,17 @@ func (c *Cache) Put(k Key, v Value, now time.Time) {
 		s.putFailure(hash, k, v.Failure, t)
 		return
 	}
-	s.putReply(hash, k, v, s.limits.lifetime(v.Reply, v.Provisional, t))
+	s.putReply(hash, k, v, lifetimeOf(v.Reply, v.Provisional, t))
 }
 
-// lifetime returns how long r is kept.
-func (cfg *Config) lifetime(r *reply.Reply, provisional bool, received time.Duration) lifetime {
-	life := lifetime{received: received, stale: cfg.Stale, max: cfg.MaxTTL, provisional: provisional}
+// lifetimeOf returns how long r is kept.
+func lifetimeOf(r *reply.Reply, provisional bool, received time.Duration) lifetime {
+	life := lifetime{received: received, max: maxTTL, provisional: provisional}
 	if r.Negative() {
-		life.max = cfg.MaxNegativeTTL
+		life.max = maxNegativeTTL
 	}
 	if provisional {
-		life.max, life.stale = min(life.max, MaxProvisional), 0
+		life.max = min(life.max, MaxProvisional)
 	}
 	ttl, _ := r.TTL()
 	life.ttl = min(ttl, life.max)

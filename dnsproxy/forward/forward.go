@@ -52,9 +52,8 @@ func New(cfg Config) (*Forwarder, error) {
 	return f, nil
 }
 
-// Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize, CacheMaxTTL,
-// CacheMaxNegativeTTL and ServeStale, and ignores the other fields of cfg. Queries that arrive after it has
-// returned are answered by the new settings. Cached replies stay, except those to questions for which
+// Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize and ServeStale, and ignores the other fields of
+// cfg. Queries that arrive after it has returned are answered by the new settings. Cached replies stay, except those to questions for which
 // other nameservers are asked now. On an error nothing changes.
 func (f *Forwarder) Configure(cfg Config) error {
 	next, err := newSettings(cfg)
