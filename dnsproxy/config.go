@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strconv"
 	"time"
 
 	"github.com/miekg/dns"
@@ -144,7 +143,7 @@ func (c Config) Validate() error {
 
 // check returns the names of a Config with defaults, or an error if a setting is wrong.
 func (c *Config) check() (names configNames, err error) {
-	if _, _, err = splitAddr(c.Addr); err != nil {
+	if _, _, err = sockets.SplitAddr(addrSetting, c.Addr); err != nil {
 		return names, err
 	}
 	if err = errors.Join(c.validate(), c.Forward.Validate()); err != nil {
@@ -177,20 +176,4 @@ func (c *Config) validate() error {
 		return fmt.Errorf("before-sync %q: %w", c.BeforeSync, err)
 	}
 	return nil
-}
-
-// splitAddr returns the IP addresses and the port of a [Config.Addr]. The port is empty if
-// the kernel is to choose one.
-func splitAddr(addr string) (hosts []string, port string, err error) {
-	addrs, number, err := sockets.SplitAddr("DNS address", addr)
-	if err != nil {
-		return nil, "", err
-	}
-	for _, a := range addrs {
-		hosts = append(hosts, a.String())
-	}
-	if number != 0 {
-		port = strconv.Itoa(int(number))
-	}
-	return hosts, port, nil
 }

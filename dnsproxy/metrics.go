@@ -149,7 +149,7 @@ func (m *metrics) countFast(qtype uint16, over transport, result outcome) {
 // countQuery counts an answered query. A nameserver chooses the response code, which has
 // twelve bits, so codes without a name share one label value.
 func (m *metrics) countQuery(qtype uint16, over transport, result outcome) {
-	code := "other"
+	code := "OTHER"
 	if _, named := dns.RcodeToString[result.rcode]; named {
 		code = wire.RcodeName(result.rcode)
 	}

@@ -63,16 +63,12 @@ type udpTask struct {
 	message *sockets.Message
 }
 
-// listenUDP opens a socket on address, host:port.
-func listenUDP(ctx context.Context, h *front, network, address string) (*udpListener, error) {
-	config := net.ListenConfig{Control: func(_, address string, conn syscall.RawConn) error {
-		bound, err := netip.ParseAddrPort(address)
-		if err != nil {
-			return err
-		}
-		return configureUDP(conn, bound.Addr()) // before the first packet can arrive
+// listenUDP opens a socket.
+func listenUDP(ctx context.Context, h *front, addr netip.AddrPort) (*udpListener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
+		return configureUDP(conn, addr.Addr()) // before the first packet can arrive
 	}}
-	conn, err := config.ListenPacket(ctx, network, address)
+	conn, err := config.ListenPacket(ctx, "udp"+familyOf(addr), addr.String())
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
@@ -112,11 +110,12 @@ func (t *queryTrace) findCandidates(ctx context.Context, a *asker, name string, 
 	if _, reverse := dns.ReverseAddr(name); reverse == nil || strings.HasSuffix(name, ".") {
 		return
 	}
-	text, err := os.ReadFile(a.resolvConf)
+	libc, err := dns.ClientConfigFromFile(a.resolvConf)
 	if !t.note("search list", err) {
 		return
 	}
-	for _, full := range candidatesOf(name, resolvconf.Parse(text).Search, ndots(text)) {
+	libc.Search = slices.DeleteFunc(libc.Search, func(domain string) bool { return domain == "." }) // the name alone
+	for _, full := range libc.NameList(name) {
 		result, err := a.ask(ctx, dns.Question{Name: full, Qtype: qtype, Qclass: dns.ClassINET})
 		if !t.note("candidate "+full, err) {
 			return
@@ -130,38 +129,6 @@ func (t *queryTrace) findCandidates(ctx context.Context, a *asker, name string, 
 			return
 		}
 	}
-}
-
-// candidatesOf returns the names that libc queries for a name without a dot at its end, in the order of libc. See
-// resolv.conf(5).
-func candidatesOf(name string, search []string, ndots int) []string {
-	var names []string
-	for _, domain := range search {
-		names = append(names, dns.Fqdn(name+"."+strings.TrimPrefix(domain, ".")))
-	}
-	if strings.Count(name, ".") >= ndots {
-		return append([]string{dns.Fqdn(name)}, names...)
-	}
-	return append(names, dns.Fqdn(name))
-}
-
-// ndots returns the option ndots of a resolv.conf, which concerns clients alone.
-func ndots(text []byte) int {
-	const most = 15 // RES_MAXNDOTS
-	n := 1
-	for line := range strings.Lines(string(text)) {
-		words := strings.Fields(line)
-		if len(words) == 0 || words[0] != "options" {
-			continue
-		}
-		for _, word := range words[1:] {
-			value, ok := strings.CutPrefix(word, "ndots:")
-			if number, err := strconv.Atoi(value); ok && err == nil && number >= 0 {
-				n = min(number, most)
-			}
-		}
-	}
-	return n
 }
 
 // print prints the trace. It prints nothing if t is nil.

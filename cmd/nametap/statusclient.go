@@ -61,6 +61,15 @@ func (c *statusClient) resolve() error {
 	return nil
 }
 
+// find reads the settings that say where the agent is. It may be called again.
+func (c *statusClient) find() error {
+	if err := c.resolve(); err != nil {
+		return err
+	}
+	_, err := reachable(statusAddrFlag, c.options.agent.StatusAddr)
+	return err
+}
+
 // dnsAddr returns the address at which the agent answers queries.
 func (c *statusClient) dnsAddr() (string, error) {
 	if err := c.resolve(); err != nil {
@@ -88,10 +97,7 @@ func (c *statusClient) await(ctx context.Context, limit time.Duration) error {
 	if limit <= 0 {
 		return nil
 	}
-	if err := c.resolve(); err != nil {
-		return err
-	}
-	if _, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err != nil {
+	if err := c.find(); err != nil {
 		return err
 	}
 	waiting, cancel := context.WithTimeout(ctx, limit)
@@ -160,10 +166,7 @@ func (c *statusClient) tail(
 // request makes a request, and returns the response if it was successful. The caller closes the body of the
 // response.
 func (c *statusClient) request(ctx context.Context, method, path string, query url.Values) (*http.Response, error) {
-	if err := c.resolve(); err != nil {
-		return nil, err
-	}
-	if _, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err != nil {
+	if err := c.find(); err != nil {
 		return nil, err
 	}
 	address := url.URL{Scheme: "http", Host: "localhost", Path: path, RawQuery: query.Encode()}

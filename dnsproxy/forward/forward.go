@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +25,7 @@ type Forwarder struct {
 	client  *upstream.Client
 	cache   *cache.Cache
 	flights *flights
-	long    longQueries
+	long    atomic.Int64 // bytes of the long queries that wait
 	metrics *metrics
 	clock   *clock.Clock
 }
@@ -352,12 +353,31 @@ func (f *Forwarder) Overflows() uint64 { return f.metrics.overflows.Load() }
 // silent.
 func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).Full() }
 
+const (
+	// shortQuery is the length in bytes up to which queries are bounded by their number
+	// alone, as nearly all are.
+	shortQuery = 1 << 10
+	// maxLongQueries bounds the bytes of all longer queries that wait. A query is copied
+	// about five times on its way to nameservers.
+	maxLongQueries = 8 << 20
+)
+
 // ReserveMemory reserves memory for a query of n bytes that waits, unless long queries
 // have too much of it already. If it reports true, the caller must call [Forwarder.ReleaseMemory].
-func (f *Forwarder) ReserveMemory(n int) bool { return f.long.take(n) }
+func (f *Forwarder) ReserveMemory(n int) bool {
+	if n > shortQuery && f.long.Add(int64(n)) > maxLongQueries {
+		f.long.Add(-int64(n))
+		return false
+	}
+	return true
+}
 
 // ReleaseMemory releases the memory that [Forwarder.ReserveMemory] has reserved.
-func (f *Forwarder) ReleaseMemory(n int) { f.long.release(n) }
+func (f *Forwarder) ReleaseMemory(n int) {
+	if n > shortQuery {
+		f.long.Add(-int64(n))
+	}
+}
 
 // Status returns the state of each nameserver that was ever configured, except addresses of this
 // agent.
