@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/miekg/dns"
@@ -95,18 +96,9 @@ const (
 	BeforeSyncServfail BeforeSync = "servfail"
 )
 
-// MarshalText returns what UnmarshalText reads.
-func (b BeforeSync) MarshalText() ([]byte, error) { return []byte(b), nil }
-
-// UnmarshalText reads one of the values. The error says what was expected; the caller
-// names the setting and its value.
-func (b *BeforeSync) UnmarshalText(text []byte) error {
-	switch v := BeforeSync(text); v {
-	case BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail:
-		*b = v
-		return nil
-	}
-	return fmt.Errorf("want %s, %s or %s", BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail)
+// BeforeSyncs returns the values of BeforeSync.
+func BeforeSyncs() []BeforeSync {
+	return []BeforeSync{BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail}
 }
 
 // DefaultConfig returns the Config that the zero value stands for.
@@ -171,9 +163,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("EDNS UDP size %d: want %d to %d bytes", c.EDNSUDPSize, dns.MinMsgSize, dns.MaxMsgSize-1)
 	case c.MaxTCPConns < 1:
 		return fmt.Errorf("limit of %d TCP connections: want 1 or more", c.MaxTCPConns)
-	}
-	if err := new(BeforeSync).UnmarshalText([]byte(c.BeforeSync)); err != nil {
-		return fmt.Errorf("before-sync %q: %w", c.BeforeSync, err)
+	case !slices.Contains(BeforeSyncs(), c.BeforeSync):
+		return fmt.Errorf("before-sync %q: want one of %q", c.BeforeSync, BeforeSyncs())
 	}
 	return nil
 }

@@ -147,7 +147,7 @@ const askTimeout = time.Second
 // client returns a client of the running agent. unit is the environment of the agent's unit, which may say where
 // the agent is.
 func (c *captureCommand) client(unit []string) statusClient {
-	client := statusClient{newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))}
+	client := statusClient{looseOptions()}
 	// Mistakes are reported when the settings are resolved.
 	_ = settings.Copy(client.options.flags, c.options.flags, settings.Given)
 	_ = settings.FromEnvironment(client.options.flags, os.Environ())

@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/problems"
@@ -139,7 +138,7 @@ func (d *doctorCommand) readAbsent(ctx context.Context, host *problems.Host, err
 	host.Absent, host.Unit = err.Error(), unitState(ctx)
 	if os.Getenv(inPod) == "" {
 		unit := readUnit(ctx)
-		own := newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
+		own := looseOptions()
 		err := settings.Resolve(own.flags, append(unit.environ, os.Environ()...))
 		if err == nil {
 			_, err = own.config()

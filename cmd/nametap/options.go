@@ -93,6 +93,9 @@ func newOptions(flags *pflag.FlagSet) *options {
 	return o
 }
 
+// looseOptions returns settings that belong to no command.
+func looseOptions() *options { return newOptions(pflag.NewFlagSet("", pflag.ContinueOnError)) }
+
 // declareControlPlane declares the identity of the workload, and where its table comes from.
 func (o *options) declareControlPlane(g settings.Group) {
 	xds, node := &o.agent.XDS, &o.agent.XDS.Node
@@ -132,7 +135,7 @@ func (o *options) declareDNS(g settings.Group) {
 	g.String(&dns.Addr, dnsAddrFlag, "listen for DNS on `host:port`, UDP and TCP; localhost is 127.0.0.1 and ::1, no "+
 		"host is all addresses").Env("DNS_PROXY_ADDR")
 	g.Var(settings.Duration(&dns.TTL, settings.ZeroRefused), "ttl", "TTL of mesh names, in whole seconds")
-	g.Text(&dns.BeforeSync, "before-sync",
+	g.Var(settings.OneOf(&dns.BeforeSync, dnsproxy.BeforeSyncs()...), "before-sync",
 		"how to answer before the first table: forward, hold (for up to 2s) or servfail")
 	g.Var(settings.List(&dns.Bypass, settings.ParseString), "bypass",
 		"`suffix` whose names are forwarded even if the table has them; may be repeated")

@@ -173,7 +173,7 @@ type settingsRead struct {
 // read reads the settings of the files, with the command line and the environment
 // that the agent was started with, and checks those that the agent takes.
 func (r *reloader) read() (next settingsRead, err error) {
-	next.read = newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
+	next.read = looseOptions()
 	err = cmp.Or(settings.CheckRereadable(r.running.flags),
 		settings.Copy(next.read.flags, r.running.flags, settings.Given))
 	if err == nil {
@@ -182,7 +182,7 @@ func (r *reloader) read() (next settingsRead, err error) {
 	if err != nil {
 		return next, err
 	}
-	next.inUse = newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
+	next.inUse = looseOptions()
 	if err := cmp.Or(
 		settings.Copy(next.inUse.flags, next.read.flags, func(flag *pflag.Flag) bool { return isLive(flag.Name) }),
 		settings.Copy(next.inUse.flags, r.running.flags, func(flag *pflag.Flag) bool { return !isLive(flag.Name) }),

@@ -15,21 +15,6 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// text is a setting that is a text.
-type text string
-
-// String returns the text.
-func (t *text) String() string { return string(*t) }
-
-// Set takes any text.
-func (t *text) Set(s string) error {
-	*t = text(s)
-	return nil
-}
-
-// Type names the kind of value in the help.
-func (t *text) Type() string { return "string" }
-
 // yesNo is a setting that is true or false.
 type yesNo struct {
 	p       *bool
@@ -77,7 +62,7 @@ func (v textual) Set(s string) error { return v.UnmarshalText([]byte(s)) }
 // Type names the kind of value in the help.
 func (v textual) Type() string { return "string" }
 
-// OneOf returns the value of a setting that is one of a few texts.
+// OneOf returns the value of a setting that is one of a few texts; any text if there are none.
 func OneOf[T ~string](p *T, values ...T) pflag.Value { return oneOf[T]{p, values} }
 
 // oneOf is a setting of [OneOf].
@@ -91,7 +76,7 @@ func (v oneOf[T]) String() string { return string(*v.p) }
 
 // Set reads one of the values.
 func (v oneOf[T]) Set(s string) error {
-	if !slices.Contains(v.values, T(s)) {
+	if len(v.values) > 0 && !slices.Contains(v.values, T(s)) {
 		texts := make([]string, len(v.values))
 		for i, value := range v.values {
 			texts[i] = string(value)
