@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"net/netip"
@@ -89,17 +87,9 @@ func onInterface(address netip.Addr) (bool, error) {
 // kubeletSaysHostNetwork reports whether kubelet wrote a file for a pod on its node's
 // network. If the file is absent, it did not.
 func kubeletSaysHostNetwork(path string) (bool, error) {
-	file, err := os.Open(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
-	case err != nil:
-		return false, err
 	}
-	defer file.Close()
-	first, err := bufio.NewReader(file).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return false, err
-	}
-	return strings.HasPrefix(first, kubeletsHostNetwork), nil
+	return strings.HasPrefix(string(text), kubeletsHostNetwork), err
 }
