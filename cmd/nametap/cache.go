@@ -16,46 +16,49 @@ import (
 )
 
 func newCacheCommand() *cobra.Command {
-	command := cacheCommand(http.MethodGet, "/debug/cache", printCache)
-	command.Use, command.Short = "cache [NAME]", "Show the replies of nameservers that the agent keeps, or flush them"
-	command.Example = `  nametap cache
+	command := &cobra.Command{
+		Use:   "cache [NAME]",
+		Short: "Show the replies of nameservers that the agent keeps, or flush them",
+		Example: `  nametap cache
   nametap cache www.example.org
-  nametap cache flush --suffix corp.example`
-	flush := cacheCommand(http.MethodPost, "/cache/flush", printFlushed)
-	flush.Use, flush.Short = "flush [NAME]", "Remove all replies from the cache, or those for a name or a suffix"
+  nametap cache flush --suffix corp.example`,
+	}
+	requestCache(command, http.MethodGet, "/debug/cache", printCache)
+	flush := &cobra.Command{
+		Use:   "flush [NAME]",
+		Short: "Remove all replies from the cache, or those for a name or a suffix",
+	}
+	requestCache(flush, http.MethodPost, "/cache/flush", printFlushed)
 	command.AddCommand(flush)
 	return command
 }
 
-// cacheCommand returns a command that makes a request about the replies for a name or a suffix, or about all replies,
-// and prints the result.
-func cacheCommand[T any](method, path string, text func(w io.Writer, result *T)) *cobra.Command {
+// requestCache makes a command request something about the replies for a name or a suffix, or about all replies, and
+// print the result.
+func requestCache[T any](command *cobra.Command, method, path string, text func(w io.Writer, result *T)) {
 	var (
 		c      agentCommand
 		suffix string
 	)
-	command := &cobra.Command{
-		Args: usageArgs(cobra.MaximumNArgs(1)),
-		RunE: func(command *cobra.Command, args []string) error {
-			selection := url.Values{}
-			switch {
-			case len(args) > 0 && suffix != "":
-				return usageError{errors.New("want NAME or --suffix, not both")}
-			case len(args) > 0:
-				selection.Set("name", args[0])
-			case suffix != "":
-				selection.Set("suffix", suffix)
-			}
-			result := new(T)
-			if err := c.status.do(command.Context(), method, path, selection, result); err != nil {
-				return err
-			}
-			return c.output.print(command.OutOrStdout(), result, func(w io.Writer) { text(w, result) })
-		},
+	command.Args = usageArgs(cobra.MaximumNArgs(1))
+	command.RunE = func(command *cobra.Command, args []string) error {
+		selection := url.Values{}
+		switch {
+		case len(args) > 0 && suffix != "":
+			return usageError{errors.New("want NAME or --suffix, not both")}
+		case len(args) > 0:
+			selection.Set("name", args[0])
+		case suffix != "":
+			selection.Set("suffix", suffix)
+		}
+		result := new(T)
+		if err := c.status.do(command.Context(), method, path, selection, result); err != nil {
+			return err
+		}
+		return c.output.print(command.OutOrStdout(), result, func(w io.Writer) { text(w, result) })
 	}
 	c.declare(command.Flags())
 	command.Flags().StringVar(&suffix, "suffix", "", "only the names of this `suffix`")
-	return command
 }
 
 func printCache(w io.Writer, content *forward.CacheContent) {
