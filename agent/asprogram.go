@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 const (
@@ -62,19 +60,14 @@ func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []pro
 	return found
 }
 
-// askAs is like ask, but the rules treat its socket as a socket of ProgramUser: they compare the user and the group of
-// the thread that has made the socket.
+// askAs is like ask, but root asks from a socket of ProgramUser, which the rules treat as a program's.
 func askAs(ctx context.Context, q question) (text string, err error) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // without UnlockOSThread, the thread ends with the goroutine
-		if os.Geteuid() == 0 {
-			_, _ = unix.SetfsgidRetGid(ProgramUser)
-			_, _ = unix.SetfsuidRetUid(ProgramUser)
-		}
+	if os.Geteuid() != 0 {
+		return ask(ctx, q)
+	}
+	err = sockets.AsUser(ProgramUser, ProgramUser, func() error {
 		text, err = ask(ctx, q)
-	}()
-	<-done
+		return err
+	})
 	return text, err
 }

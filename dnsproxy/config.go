@@ -1,12 +1,12 @@
 package dnsproxy
 
 import (
-	"encoding"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"strconv"
+	"slices"
 	"time"
 
 	"github.com/miekg/dns"
@@ -96,18 +96,9 @@ const (
 	BeforeSyncServfail BeforeSync = "servfail"
 )
 
-// MarshalText returns what UnmarshalText reads.
-func (b BeforeSync) MarshalText() ([]byte, error) { return []byte(b), nil }
-
-// UnmarshalText reads one of the values. The error says what was expected; the caller
-// names the setting and its value.
-func (b *BeforeSync) UnmarshalText(text []byte) error {
-	switch v := BeforeSync(text); v {
-	case BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail:
-		*b = v
-		return nil
-	}
-	return fmt.Errorf("want %s, %s or %s", BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail)
+// BeforeSyncs returns the values of BeforeSync.
+func BeforeSyncs() []BeforeSync {
+	return []BeforeSync{BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail}
 }
 
 // DefaultConfig returns the Config that the zero value stands for.
@@ -117,45 +108,20 @@ func DefaultConfig() Config {
 	return c
 }
 
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
 // configNames are the names of a Config.
 type configNames struct {
 	cluster  table.Cluster
 	suffixes table.Suffixes
 }
 
-// A textValue has one of a few texts.
-type textValue interface {
-	encoding.TextMarshaler
-	encoding.TextUnmarshaler
-}
-
-// checkText returns an error that names the setting unless v is one of its values.
-func checkText(setting string, v textValue) error {
-	text, err := v.MarshalText()
-	if err == nil {
-		err = v.UnmarshalText(text)
-	}
-	if err != nil {
-		return fmt.Errorf("%s %q: %w", setting, text, err)
-	}
-	return nil
-}
-
 func (c *Config) setDefaults() {
-	setDefault(&c.Addr, defaultAddr)
-	setDefault(&c.Domain, defaultDomain)
-	setDefault(&c.TTL, defaultTTL)
-	setDefault(&c.EDNSUDPSize, DefaultEDNSUDPSize)
-	setDefault(&c.MaxTCPConns, defaultMaxTCPConns)
-	setDefault(&c.BeforeSync, BeforeSyncForward)
-	setDefault(&c.Logger, slog.Default())
+	c.Addr = cmp.Or(c.Addr, defaultAddr)
+	c.Domain = cmp.Or(c.Domain, defaultDomain)
+	c.TTL = cmp.Or(c.TTL, defaultTTL)
+	c.EDNSUDPSize = cmp.Or(c.EDNSUDPSize, DefaultEDNSUDPSize)
+	c.MaxTCPConns = cmp.Or(c.MaxTCPConns, defaultMaxTCPConns)
+	c.BeforeSync = cmp.Or(c.BeforeSync, BeforeSyncForward)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	c.Forward.Logger, c.Forward.Registerer = c.Logger, c.Registerer
 	c.Forward.SetDefaults()
 }
@@ -169,7 +135,7 @@ func (c Config) Validate() error {
 
 // check returns the names of a Config with defaults, or an error if a setting is wrong.
 func (c *Config) check() (names configNames, err error) {
-	if _, _, err = splitAddr(c.Addr); err != nil {
+	if _, _, err = sockets.SplitAddr(addrSetting, c.Addr); err != nil {
 		return names, err
 	}
 	if err = errors.Join(c.validate(), c.Forward.Validate()); err != nil {
@@ -197,22 +163,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("EDNS UDP size %d: want %d to %d bytes", c.EDNSUDPSize, dns.MinMsgSize, dns.MaxMsgSize-1)
 	case c.MaxTCPConns < 1:
 		return fmt.Errorf("limit of %d TCP connections: want 1 or more", c.MaxTCPConns)
+	case !slices.Contains(BeforeSyncs(), c.BeforeSync):
+		return fmt.Errorf("before-sync %q: want one of %q", c.BeforeSync, BeforeSyncs())
 	}
-	return checkText("before-sync", &c.BeforeSync)
-}
-
-// splitAddr returns the IP addresses and the port of a [Config.Addr]. The port is empty if
-// the kernel is to choose one.
-func splitAddr(addr string) (hosts []string, port string, err error) {
-	addrs, number, err := sockets.SplitAddr("DNS address", addr)
-	if err != nil {
-		return nil, "", err
-	}
-	for _, a := range addrs {
-		hosts = append(hosts, a.String())
-	}
-	if number != 0 {
-		port = strconv.Itoa(int(number))
-	}
-	return hosts, port, nil
+	return nil
 }

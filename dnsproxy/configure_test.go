@@ -144,7 +144,7 @@ func TestConfigureKeepsReplies(t *testing.T) { // R10, F8, F17
 	}{
 		{"nothing", forward.Config{Upstreams: one, Routes: suffix("a.example")}, [3]string{"0.2", "0.1", "0.1"}},
 		{"limits", forward.Config{
-			Upstreams: one, Routes: suffix("a.example"), CacheSize: 1 << 20, CacheMaxTTL: 50 * time.Second,
+			Upstreams: one, Routes: suffix("a.example"), CacheSize: 1 << 20,
 			ServeStale: -1, Timeout: wait.Limit, Order: forward.OrderFastest,
 		}, [3]string{"0.2", "0.1", "0.1"}},
 		{"the suffix", forward.Config{Upstreams: one, Routes: suffix("b.example")}, [3]string{"3.1", "3.2", "0.1"}},

@@ -189,7 +189,7 @@ func (w *world) compareServed(q *refQuery, over transport) error {
 	if want == nil && w.seen["passed on"]%8 != 0 { // there are many and they are alike
 		return nil
 	}
-	got := w.server.handler.slow(w.task)
+	got := w.task.handler.slow(w.task)
 	if want == nil {
 		if rcode := got[3] & 0xF; rcode != dns.RcodeServerFailure {
 			return fmt.Errorf("not forwarded:\n%s", printable(got))

@@ -13,8 +13,7 @@
 //	udp.go         the same for UDP sockets; clients that wait for nameservers; workers
 //	listener.go    what the sockets of both transports have in common
 //	front.go       gives each query to the handler in use
-//	slow.go        the slow path: queries that are forwarded or held; rare and malformed ones,
-//	               as dns.Msg
+//	slow.go        the slow path: queries that are forwarded or held; rare and malformed ones
 //	fast.go        the fast path: parse, decide, answer from the table or the cache
 //	note.go        records and times of queries, for nametap tail and metrics
 //	handler.go     what both paths share: a query on its way (task), how it came (arrival), and

@@ -19,14 +19,6 @@ func (f *front) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
 	return t.handler.fast(dst, t, s)
 }
 
-// slow is [handler.slow], for a task that fast has left for later.
-func (f *front) slow(t *task) []byte { return t.handler.slow(t) }
-
-// refuse is [handler.refuse], for a task that fast has left for later.
-func (f *front) refuse(dst []byte, t *task) (response []byte, ok bool) {
-	return t.handler.refuse(dst, t)
-}
-
 // newPacer returns the pacer of a listener's retries after transient errors.
 func newPacer(h *front, listener Addr) *sockets.Pacer {
 	return &sockets.Pacer{Log: h.log, Listener: listener.String(), Count: h.metrics.listenerErrors.Inc}

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -20,14 +19,18 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
+// addrSetting names [Config.Addr] in errors.
+const addrSetting = "DNS address"
+
 // portAttempts is how many more ports are tried if the first port that the kernel chose is not
 // free for all sockets.
 const portAttempts = 10
 
 // A missingListener is a listener that could not be opened, and why.
 type missingListener struct {
-	network, host, port string
-	err                 error
+	network string
+	addr    netip.AddrPort
+	err     error
 }
 
 // listeners opens the sockets of a Server and serves them.
@@ -35,65 +38,59 @@ type listeners struct {
 	config  *Config
 	handler *front
 	clients *tcpClients // of all TCP listeners; nil before open
-	missing []missingListener
 
 	mu      sync.Mutex
 	opened  []listener // IPv4 before IPv6, UDP before TCP
-	stopped bool       // run has ended all listeners
-	lacking []string   // why listeners in missing are not open, except for families that the host lacks
+	missing []missingListener
+	stopped bool // run has ended all listeners
 }
 
 // open opens UDP and TCP sockets on every address of [Config.Addr], all on one port. It logs
 // the sockets that it could not open, and fails if it could open none.
 func (ls *listeners) open(ctx context.Context) error {
-	hosts, port, err := splitAddr(ls.config.Addr)
+	hosts, port, err := sockets.SplitAddr(addrSetting, ls.config.Addr)
 	if err != nil {
 		return err
 	}
 	ls.clients = newTCPClients(ls.config.MaxTCPConns, ls.config.Logger)
-	if len(ls.config.Sockets) > 0 {
-		ls.opened, ls.missing, err = ls.adoptAndOpen(ctx, hosts, port)
-	} else {
-		ls.opened, ls.missing, err = ls.openOnOnePort(ctx, hosts, port)
+	var missing []missingListener
+	if ls.opened, err = ls.adopt(port); err == nil && (len(ls.opened) == 0 || ls.config.OpenOthers) {
+		ls.opened, missing, err = ls.openOnOnePort(ctx, hosts, port)
 	}
 	if err != nil {
 		ls.close()
 		return err
 	}
 	ls.changed()
-	ls.noteMissing()
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.missing = missing
 	return nil
 }
 
-// noteMissing stores the reasons why listeners are missing, for other goroutines.
-func (ls *listeners) noteMissing() {
-	var lacking []string
+// unopened returns why listeners are missing, except for families that the host lacks.
+func (ls *listeners) unopened() (reasons []string) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
 	for _, m := range ls.missing {
 		if !noFamily(m.err) {
-			lacking = append(lacking, m.err.Error())
+			reasons = append(reasons, m.err.Error())
 		}
 	}
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	ls.lacking = lacking
-}
-
-// unopened returns why listeners are missing, except for families that the host lacks.
-func (ls *listeners) unopened() []string {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return slices.Clone(ls.lacking)
+	return reasons
 }
 
 // close releases spare descriptors. It must be called after all listeners have ended.
 func (ls *listeners) close() { ls.clients.close() }
 
-// openOnOnePort opens all sockets. For an empty port the kernel chooses one that is free for
-// every address, UDP and TCP.
-func (ls *listeners) openOnOnePort(ctx context.Context, hosts []string, port string) ([]listener, []missingListener, error) {
+// openOnOnePort opens all sockets that were not adopted: a port that was taken when those were opened may be free now.
+// For port 0 the kernel chooses one that is free for every address, UDP and TCP.
+func (ls *listeners) openOnOnePort(
+	ctx context.Context, hosts []netip.Addr, port uint16,
+) ([]listener, []missingListener, error) {
 	opened, missing, err := ls.openAll(ctx, hosts, port)
 	for range portAttempts {
-		if port != "" || !errors.Is(err, syscall.EADDRINUSE) {
+		if port != 0 || !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
 		for _, l := range opened {
@@ -172,32 +169,6 @@ func noFamily(err error) bool {
 	return errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)
 }
 
-// adoptAndOpen adopts [Config.Sockets] and, with [Config.OpenOthers], opens the other
-// listeners: a port that was taken when the sockets were opened may be free now.
-func (ls *listeners) adoptAndOpen(ctx context.Context, hosts []string, port string) ([]listener, []missingListener, error) {
-	listeners, err := ls.adopt(port)
-	if err != nil || !ls.config.OpenOthers {
-		return listeners, nil, err
-	}
-	var missing []missingListener
-	for _, host := range hosts {
-		for _, network := range []string{"udp", "tcp"} {
-			wanted := Addr{Network: network, Address: net.JoinHostPort(host, port)}
-			if slices.ContainsFunc(listeners, func(l listener) bool { return l.addr() == wanted }) {
-				continue
-			}
-			l, err := ls.openOne(ctx, network, host, port)
-			if err != nil {
-				missing = append(missing, missingListener{network: network, host: host, port: port, err: err})
-				continue
-			}
-			listeners = append(listeners, l)
-		}
-	}
-	ls.logMissing(missing)
-	return listeners, missing, nil
-}
-
 // reopenInterval is the time between attempts to open missing listeners.
 const reopenInterval = time.Second
 
@@ -206,20 +177,24 @@ const reopenInterval = time.Second
 func (ls *listeners) openMissing(ctx context.Context, group *errgroup.Group) {
 	ticker := time.NewTicker(reopenInterval)
 	defer ticker.Stop()
-	for len(ls.missing) > 0 {
+	for missing := ls.missing; len(missing) > 0; { // only this goroutine changes it
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
 			return
 		}
-		ls.missing = slices.DeleteFunc(ls.missing, func(m missingListener) bool {
-			l, err := ls.openOne(ctx, m.network, m.host, m.port)
-			if err == nil {
+		var left []missingListener
+		for _, m := range missing {
+			if l, err := ls.openOne(ctx, m.network, m.addr); err != nil {
+				left = append(left, m)
+			} else {
 				ls.add(group, l)
 			}
-			return err == nil
-		})
-		ls.noteMissing()
+		}
+		missing = left
+		ls.mu.Lock()
+		ls.missing = left
+		ls.mu.Unlock()
 	}
 }
 
@@ -239,41 +214,44 @@ func (ls *listeners) add(group *errgroup.Group, l listener) {
 	ls.changed()
 }
 
-// openAll opens UDP and TCP sockets on every host. It returns the listeners, the listeners
+// openAll opens the UDP and TCP sockets of every host that were not adopted. It returns all listeners, the listeners
 // it could not open, and the joined errors of the listeners that it could not open.
-func (ls *listeners) openAll(ctx context.Context, hosts []string, port string) (listeners []listener, missing []missingListener, err error) {
+func (ls *listeners) openAll(
+	ctx context.Context, hosts []netip.Addr, port uint16,
+) (listeners []listener, missing []missingListener, err error) {
+	listeners = slices.Clone(ls.opened)
 	for _, host := range hosts {
 		for _, network := range []string{"udp", "tcp"} {
-			l, openErr := ls.openOne(ctx, network, host, port)
+			addr := netip.AddrPortFrom(host, port)
+			wanted := Addr{Network: network, Address: addr.String()}
+			if slices.ContainsFunc(ls.opened, func(l listener) bool { return l.addr() == wanted }) {
+				continue
+			}
+			l, openErr := ls.openOne(ctx, network, addr)
 			if openErr != nil {
-				missing = append(missing, missingListener{network: network, host: host, err: openErr})
+				missing = append(missing, missingListener{network, addr, openErr})
 				err = errors.Join(err, openErr)
 				continue
 			}
 			listeners = append(listeners, l)
-			if port == "" { // the others get the port that the kernel chose for the first
-				_, port, _ = net.SplitHostPort(l.addr().Address) // never fails on a net.Addr's text
+			if port == 0 { // the others get the port that the kernel chose for the first
+				port = l.addr().port()
 			}
 		}
 	}
 	for i := range missing {
-		missing[i].port = port
+		missing[i].addr = netip.AddrPortFrom(missing[i].addr.Addr(), port)
 	}
 	return listeners, missing, err
 }
 
-// openOne opens one socket; for an empty port the kernel chooses one.
-func (ls *listeners) openOne(ctx context.Context, network, host, port string) (listener, error) {
-	if port == "" {
-		port = "0"
-	}
-	family := familyOf(host)
-	address := net.JoinHostPort(host, port)
+// openOne opens one socket; for port 0 the kernel chooses one.
+func (ls *listeners) openOne(ctx context.Context, network string, addr netip.AddrPort) (listener, error) {
 	if network == "udp" {
-		return listenUDP(ctx, ls.handler, network+family, address)
+		return listenUDP(ctx, ls.handler, addr)
 	}
 	config := tcpConfig()
-	opened, err := config.Listen(ctx, network+family, address)
+	opened, err := config.Listen(ctx, network+familyOf(addr), addr.String())
 	if err != nil {
 		return nil, err
 	}
@@ -303,11 +281,11 @@ func (ls *listeners) tcpListener(opened net.Listener) (listener, error) {
 // disabled family, too; they receive queries once the family is enabled. It logs the
 // sockets that it cannot open, and fails if it can open none. The caller closes the files.
 func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*os.File, err error) {
-	hosts, port, err := splitAddr(addr)
+	hosts, port, err := sockets.SplitAddr(addrSetting, addr)
 	if err != nil {
 		return nil, err
 	}
-	if port == "" {
+	if port == 0 {
 		return nil, fmt.Errorf("DNS address %q: want a port other than 0 with --supervise", addr)
 	}
 	config := tcpConfig()
@@ -317,7 +295,7 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*o
 	var errs []error
 	for _, host := range hosts {
 		for _, network := range []string{"udp", "tcp"} {
-			file, err := openSocket(ctx, config, network+familyOf(host), net.JoinHostPort(host, port))
+			file, err := openSocket(ctx, config, network, netip.AddrPortFrom(host, port))
 			if err != nil {
 				errs = append(errs, err)
 				continue
@@ -337,19 +315,19 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*o
 }
 
 // openSocket opens one socket and returns it as a file.
-func openSocket(ctx context.Context, config net.ListenConfig, network, address string) (*os.File, error) {
+func openSocket(ctx context.Context, config net.ListenConfig, network string, addr netip.AddrPort) (*os.File, error) {
 	var socket interface {
 		File() (*os.File, error)
 		Close() error
 	}
-	if strings.HasPrefix(network, "udp") {
-		conn, err := config.ListenPacket(ctx, network, address)
+	if network == "udp" {
+		conn, err := config.ListenPacket(ctx, network+familyOf(addr), addr.String())
 		if err != nil {
 			return nil, err
 		}
 		socket = conn.(*net.UDPConn)
 	} else {
-		listener, err := config.Listen(ctx, network, address)
+		listener, err := config.Listen(ctx, network+familyOf(addr), addr.String())
 		if err != nil {
 			return nil, err
 		}
@@ -359,9 +337,9 @@ func openSocket(ctx context.Context, config net.ListenConfig, network, address s
 	return socket.File()
 }
 
-// familyOf returns the suffix by which the net package names the family of an IP address.
-func familyOf(host string) string {
-	if net.ParseIP(host).To4() != nil {
+// familyOf returns the suffix by which the net package names the family of an address.
+func familyOf(addr netip.AddrPort) string {
+	if addr.Addr().Is4() {
 		return "4"
 	}
 	return "6"
@@ -369,7 +347,7 @@ func familyOf(host string) string {
 
 // adopt returns the listeners of [Config.Sockets], all of which must be on the port of
 // [Config.Addr].
-func (ls *listeners) adopt(port string) (listeners []listener, err error) {
+func (ls *listeners) adopt(port uint16) (listeners []listener, err error) {
 	defer func() {
 		if err != nil {
 			for _, l := range listeners {
@@ -383,8 +361,9 @@ func (ls *listeners) adopt(port string) (listeners []listener, err error) {
 			return listeners, fmt.Errorf("inherited DNS socket %s: want a UDP or a listening TCP socket: %w", file.Name(), err)
 		}
 		listeners = append(listeners, l)
-		if _, have, _ := net.SplitHostPort(l.addr().Address); port != "" && have != port {
-			return listeners, fmt.Errorf("inherited DNS socket %s is on %s: want the port of %s", file.Name(), l.addr(), ls.config.Addr)
+		if port != 0 && l.addr().port() != port {
+			return listeners, fmt.Errorf("inherited DNS socket %s is on %s: want the port of %s", file.Name(), l.addr(),
+				ls.config.Addr)
 		}
 	}
 	return listeners, nil

@@ -13,6 +13,12 @@ type Addr struct {
 // String returns the network and the address, as logs show them.
 func (a Addr) String() string { return a.Network + " " + a.Address }
 
+// port returns the port.
+func (a Addr) port() uint16 {
+	addr, _ := netip.ParseAddrPort(a.Address) // never fails for a listener
+	return addr.Port()
+}
+
 // order is the sort key of listeners: IPv4 before IPv6, UDP before TCP.
 func order(a Addr) int {
 	place := 0

@@ -1,13 +1,13 @@
 package dnsproxy
 
 import (
-	"strings"
 	"time"
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // metrics are the metrics of a Server, without its Forwarder's; docs/metrics.md
@@ -58,7 +58,8 @@ func newMetrics() *metrics {
 			"DNS requests received."),
 		queries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nametap_dns_queries_total",
-			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, stale, cached_failure, upstream, self, probe).",
+			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, stale, cached_failure, " +
+				"upstream, self, probe).",
 		}, []string{"type", "protocol", "rcode", "source"}),
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "nametap_dns_request_duration_seconds",
@@ -148,14 +149,11 @@ func (m *metrics) countFast(qtype uint16, over transport, result outcome) {
 // countQuery counts an answered query. A nameserver chooses the response code, which has
 // twelve bits, so codes without a name share one label value.
 func (m *metrics) countQuery(qtype uint16, over transport, result outcome) {
-	code, named := dns.RcodeToString[result.rcode]
-	switch {
-	case result.rcode == dns.RcodeBadVers:
-		code = "BADVERS" // miekg/dns has the name that the number has in TSIG records
-	case !named:
-		code = "other"
+	code := "OTHER"
+	if _, named := dns.RcodeToString[result.rcode]; named {
+		code = wire.RcodeName(result.rcode)
 	}
-	m.queries.WithLabelValues(typeLabel(qtype), over.String(), strings.ToUpper(code), result.source).Inc()
+	m.queries.WithLabelValues(typeLabel(qtype), over.String(), code, result.source).Inc()
 }
 
 // typeLabel returns the label value of a type. A client chooses the type, so rare types

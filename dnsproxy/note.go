@@ -14,7 +14,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// note is called when the response to a query of the usual shape is made, before it is sent. It measures the query, and
+// note is called when the response to a query is made, before it is sent. It measures the query, and
 // records it if it is noteworthy or a reader wants it. For other queries it does not allocate.
 func (h *handler) note(t *task, result outcome, response []byte) {
 	took := h.took(t)
@@ -104,7 +104,7 @@ func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.K
 func queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
 		TCP: t.from.over == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
-		Truncated: truncated(response), Class: dns.ClassINET,
+		Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
 		Request: t.packet, Response: response,
 	}
 	if found := t.found; found != nil {
@@ -181,31 +181,6 @@ func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	case missing:
 		q.Reason = why(*d, "")
 	}
-}
-
-// noteUnusual is note for a message that is not of the usual shape.
-func (h *handler) noteUnusual(req *dns.Msg, t *task, result outcome, response []byte) {
-	q := queryOf(t, result, response)
-	q.Took = h.took(t)
-	h.measure(t, q.Took, result.source, response)
-	q.Kind, q.Opcode = kindOf(t, result, q.Took, response), uint8(req.Opcode) //nolint:gosec // four bits
-	if len(req.Question) > 0 {
-		if name, err := wire.PackName(req.Question[0].Name); err == nil {
-			q.Name = wire.Fold(name)
-		}
-		q.Type, q.Class = req.Question[0].Qtype, req.Question[0].Qclass
-	}
-	wanted, who := h.seen.Wants(&q)
-	if q.Kind == seen.Ordinary && !wanted {
-		return
-	}
-	if q.Rows, q.Reason = reasonOf(t.found, q.Took >= seen.Slow); q.Rows == nil {
-		q.Rows = t.decision.rows(wire.Question{Name: q.Name, Type: q.Type, Class: q.Class})
-	}
-	if q.Reason == "" && q.Kind == seen.Failure && t.decision.reason != nil {
-		q.Reason = t.decision.reason.Error()
-	}
-	h.record(&q, t.from, who)
 }
 
 // took returns how long a query took; the result is negative if the clock was not read.

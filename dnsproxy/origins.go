@@ -14,14 +14,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/internal/conntrack"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // errOrigin is the error for a query whose original destination cannot be looked up. The query
 // is not sent to resolv.conf's nameservers, because they may give another answer.
 var errOrigin = errors.New("the kernel did not say which nameserver the query was sent to")
-
-// originsInterval is the time between attempts to open the connection to the kernel.
-const originsInterval = time.Second
 
 // originPauses are the pauses between attempts to look up an original destination: short
 // for a client, long enough for a shortage of kernel buffers to end.
@@ -87,15 +85,12 @@ func isUnsupported(err error) bool {
 
 // keepOpening calls tryOpen until its result is final or ctx ends.
 func (o *origins) keepOpening(ctx context.Context) {
-	ticker := time.NewTicker(originsInterval)
-	defer ticker.Stop()
-	for final := false; !final; final = o.tryOpen() {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
+	sockets.Retry(ctx, func() error {
+		if !o.tryOpen() {
+			return errOrigin
 		}
-	}
+		return nil
+	})
 }
 
 // close closes the connection to the kernel. No other method may be called after it.

@@ -37,26 +37,27 @@ type Provenance struct {
 }
 
 // errNoProvenance is the error of ReadProvenance for a response without an option.
-var errNoProvenance = errors.New("the server does not say where its answer comes from: it may be another version, or no nametap agent")
+var errNoProvenance = errors.New(
+	"the server does not say where its answer comes from: it may be another version, or no nametap agent")
 
-// AskProvenance makes a query ask where its answer comes from. The query must have an OPT record.
-func AskProvenance(query *dns.Msg) {
+// AskProvenance makes a query ask where its answer comes from and, if trace is true, for Attempts. The query must have
+// an OPT record.
+func AskProvenance(query *dns.Msg, trace bool) {
+	mark := wire.ProvenanceMark
+	if trace {
+		mark = wire.TraceMark
+	}
 	opt := query.IsEdns0()
-	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(wire.ProvenanceMark)})
+	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(mark)})
 }
 
-// AskTrace does what AskProvenance does, and makes the query ask for Attempts, too.
-func AskTrace(query *dns.Msg) {
-	opt := query.IsEdns0()
-	opt.Option = append(opt.Option, &dns.EDNS0_LOCAL{Code: wire.Provenance, Data: []byte(wire.TraceMark)})
-}
-
-// ReadProvenance returns the provenance in the response to a query that [AskProvenance] or [AskTrace] prepared.
+// ReadProvenance returns the provenance in the response to a query that [AskProvenance] prepared.
 func ReadProvenance(response *dns.Msg) (p Provenance, err error) {
 	if opt := response.IsEdns0(); opt != nil {
 		for _, option := range opt.Option {
 			local, ok := option.(*dns.EDNS0_LOCAL)
-			if ok && local.Code == wire.Provenance && len(local.Data) > len(wire.ProvenanceMark) && string(local.Data) != wire.TraceMark {
+			if ok && local.Code == wire.Provenance && len(local.Data) > len(wire.ProvenanceMark) &&
+				string(local.Data) != wire.TraceMark {
 				if err := json.Unmarshal(local.Data[len(wire.ProvenanceMark):], &p); err != nil {
 					return p, fmt.Errorf("reading where the answer comes from: %w", err)
 				}
@@ -106,7 +107,8 @@ func (p Provenance) String() string {
 	case sourceCache:
 		text = fmt.Sprintf("the cache: nameserver %s replied %s ago", p.Server, seconds(p.AgeSeconds))
 	case sourceStale:
-		text = fmt.Sprintf("the cache: nameserver %s replied %s ago, expired %s ago", p.Server, seconds(p.AgeSeconds), seconds(p.ExpiredSeconds))
+		text = fmt.Sprintf("the cache: nameserver %s replied %s ago, expired %s ago", p.Server, seconds(p.AgeSeconds),
+			seconds(p.ExpiredSeconds))
 	case forward.SourceCachedFailure:
 		text = "the cache: nameservers failed a moment ago"
 	}

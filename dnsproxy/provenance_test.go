@@ -22,7 +22,7 @@ func (p *proxy) provenance(tb testing.TB, network, ask string) dnsproxy.Provenan
 	tb.Helper()
 	name, qtype, _ := strings.Cut(ask, " ")
 	query := withEDNS(question(name, dns.StringToType[qtype]), dnsproxy.DefaultEDNSUDPSize)
-	dnsproxy.AskProvenance(query)
+	dnsproxy.AskProvenance(query, false)
 	resp := p.exchange(tb, network, query)
 	from, err := dnsproxy.ReadProvenance(resp)
 	if err != nil {
@@ -66,7 +66,7 @@ func TestProvenance(t *testing.T) { // R12
 	// Without RD the query is relayed.
 	query := withEDNS(question("www.example", dns.TypeA), 1232)
 	query.RecursionDesired = false
-	dnsproxy.AskProvenance(query)
+	dnsproxy.AskProvenance(query, false)
 	got, err := dnsproxy.ReadProvenance(p.exchange(t, "udp", query))
 	if err != nil || got.Source != "upstream" || got.Server != server {
 		t.Errorf("without RD: %+v, %v", got, err)
@@ -161,10 +161,10 @@ func TestTrace(t *testing.T) { // R18
 	refuses, silent := nameserver(t, fakedns.Rcode(dns.RcodeRefused)), nameserver(t, fakedns.Silence)
 	fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
 	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Timeout: 2 * time.Second, Upstreams: servers(refuses, silent, fake)}})
-	trace := func(name string, size uint16, ask func(*dns.Msg)) dnsproxy.Provenance {
+	trace := func(name string, size uint16, attempts bool) dnsproxy.Provenance {
 		t.Helper()
 		query := withEDNS(question(name, dns.TypeA), size)
-		ask(query)
+		dnsproxy.AskProvenance(query, attempts)
 		resp := p.exchange(t, "udp", query)
 		from, err := dnsproxy.ReadProvenance(resp)
 		if err != nil || resp.Truncated {
@@ -172,7 +172,7 @@ func TestTrace(t *testing.T) { // R18
 		}
 		return from
 	}
-	got := trace("www.example", 1232, dnsproxy.AskTrace).Attempts
+	got := trace("www.example", 1232, true).Attempts
 	if len(got) < 3 {
 		t.Fatalf("attempts: %+v", got)
 	}
@@ -189,17 +189,17 @@ func TestTrace(t *testing.T) { // R18
 		t.Errorf("times: %+v", got)
 	}
 	// One that does not ask for it, and an answer of the cache, have none.
-	for _, ask := range []func(*dns.Msg){dnsproxy.AskProvenance, dnsproxy.AskTrace} {
-		if from := trace("www.example", 1232, ask); from.Source != "cache" || from.Attempts != nil {
+	for _, attempts := range []bool{false, true} {
+		if from := trace("www.example", 1232, attempts); from.Source != "cache" || from.Attempts != nil {
 			t.Errorf("of the cache: %+v", from)
 		}
 	}
-	if from := trace("other.example", 1232, dnsproxy.AskProvenance); from.Attempts != nil {
+	if from := trace("other.example", 1232, false); from.Attempts != nil {
 		t.Errorf("without asking: %+v", from)
 	}
 	// Attempts that do not fit are counted.
 	fake.Handle(fakedns.Silence)
-	if from := trace("silent.example", 512, dnsproxy.AskTrace); from.MoreAttempts == 0 || from.Source != "upstream" {
+	if from := trace("silent.example", 512, true); from.MoreAttempts == 0 || from.Source != "upstream" {
 		t.Errorf("in 512 bytes: %+v", from)
 	}
 }
@@ -227,7 +227,7 @@ func TestTraceMeetings(t *testing.T) { // R18
 	trace := func(name string) []upstream.Attempt {
 		t.Helper()
 		query := withEDNS(question(name, dns.TypeA), 1232)
-		dnsproxy.AskTrace(query)
+		dnsproxy.AskProvenance(query, true)
 		from, err := dnsproxy.ReadProvenance(p.exchange(t, "udp", query))
 		if err != nil {
 			t.Fatal(err)
@@ -263,7 +263,7 @@ func TestTraceOfStale(t *testing.T) { // R18, F9
 		return err == nil && content.Entries[0].TTL < 0
 	})
 	query := withEDNS(question("www.example", dns.TypeA), 1232)
-	dnsproxy.AskTrace(query)
+	dnsproxy.AskProvenance(query, true)
 	from, err := dnsproxy.ReadProvenance(p.exchange(t, "udp", query))
 	if err != nil || from.Source != "stale" || len(from.Attempts) == 0 || from.Attempts[0].Server != fake.Addr.String() || from.Attempts[0].Result != "" || from.Attempts[0].Usual <= 0 {
 		t.Errorf("%+v, %v", from, err)

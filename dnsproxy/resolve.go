@@ -19,7 +19,9 @@ import (
 // Local-only names have no addresses. If there are no addresses, err gives the reason. An answer from
 // the cache takes no other goroutine; with onlyCached, known is false if the cache has no answer.
 // Resolve returns at once when ctx ends.
-func (s *Server) Resolve(ctx context.Context, hostname string, rrtype uint16, onlyCached bool) (addrs []netip.Addr, known bool, err error) {
+func (s *Server) Resolve(
+	ctx context.Context, hostname string, rrtype uint16, onlyCached bool,
+) (addrs []netip.Addr, known bool, err error) {
 	r, err := s.newResolution(hostname, rrtype)
 	if err != nil {
 		return nil, true, err
@@ -89,7 +91,8 @@ func addressesIn(response []byte, rrtype uint16) (addrs []netip.Addr, err error)
 	end, err := wire.WalkQuestions(response)
 	records := wire.Walk(response, end)
 	for err == nil && records.Next() && records.Section == wire.AnswerSection {
-		if ip, ok := netip.AddrFromSlice(response[records.Fixed+wire.FixedLen : records.End]); ok && records.Type() == rrtype && ip.BitLen()/8 == wire.AddressLen(rrtype) {
+		if ip, ok := netip.AddrFromSlice(response[records.Fixed+wire.FixedLen : records.End]); ok &&
+			records.Type() == rrtype && ip.BitLen()/8 == wire.AddressLen(rrtype) {
 			addrs = append(addrs, ip.Unmap())
 		}
 	}
@@ -100,7 +103,7 @@ func addressesIn(response []byte, rrtype uint16) (addrs []netip.Addr, err error)
 		return addrs, nil
 	}
 	if rcode := int(response[wire.FlagsOffset+1] & wire.RcodeMask); rcode != dns.RcodeSuccess {
-		return nil, fmt.Errorf("nameservers answer %s", dns.RcodeToString[rcode])
+		return nil, fmt.Errorf("nameservers answer %s", wire.RcodeName(rcode))
 	}
 	return nil, errors.New("the name has no " + dns.TypeToString[rrtype] + " records")
 }

@@ -70,7 +70,8 @@ func (d *decision) typeRow(q wire.Question) string {
 		return "D22"
 	case !answersAlways(q.Type):
 		return "A4"
-	case d.match.BaseRule() == table.RulePort, q.Type == dns.TypeA && len(d.match.Host.V4) == 0, q.Type == dns.TypeAAAA && len(d.match.Host.V6) == 0:
+	case d.match.BaseRule() == table.RulePort, q.Type == dns.TypeA && len(d.match.Host.V4) == 0,
+		q.Type == dns.TypeAAAA && len(d.match.Host.V6) == 0:
 		return "A2"
 	default:
 		return "A1"

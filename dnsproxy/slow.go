@@ -15,14 +15,14 @@ import (
 // slow is the slow path: it returns the response to a query that [handler.fast] has left for
 // later. It blocks for as long as a nameserver, or the first table, takes.
 func (h *handler) slow(t *task) []byte {
-	probe := t.usual && t.decision.action == actChaos
-	if !probe { // a probe is no request of a client
+	if !t.usual || t.decision.action != actChaos { // a probe is no request of a client
 		h.metrics.requests.Inc()
 	}
-	if !t.usual || probe {
-		return h.respondUnusual(t)
+	respond := h.respondSlow
+	if !t.usual {
+		respond = h.respondUnusual
 	}
-	response, result := h.respondSlow(t)
+	response, result := respond(t)
 	h.note(t, result, response)
 	h.metrics.countQuery(t.query.Type, t.from.over, result)
 	return h.withProvenance(response, 0, t, result)
@@ -37,10 +37,30 @@ func (h *handler) respondSlow(t *task) ([]byte, outcome) {
 			return response, result
 		}
 	}
-	if t.decision.forwards() {
+	switch {
+	case t.decision.forwards():
 		return h.forward(t)
+	case t.decision.action == actChaos:
+		return h.respondChaos(t)
 	}
 	return h.respondFailure(nil, &t.query, t.decision.failure()), outcome{t.decision.rcode, sourceSelf}
+}
+
+// respondChaos answers questions of class CH for the server's version and identity (RFC 4892), and refuses all others.
+func (h *handler) respondChaos(t *task) ([]byte, outcome) {
+	q, text := &t.query, ""
+	switch q.Name.String() {
+	case "version.bind.", "version.server.":
+		text = h.version
+	case "id.server.", "hostname.bind.":
+		text = h.id
+	}
+	if text == "" || q.Type != dns.TypeTXT && q.Type != dns.TypeANY {
+		t.decision = decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
+		why := failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass}
+		return h.respondFailure(nil, q, why), outcome{why.rcode, sourceProbe}
+	}
+	return h.respondText(q, text, h.limit(q.UDPSize, t.from.over)), outcome{dns.RcodeSuccess, sourceProbe}
 }
 
 // hold waits for the first table and decides again. A held query counts as in flight.
@@ -94,25 +114,89 @@ func (h *handler) sendTransferred(t *task) func([]byte) error {
 	return func(message []byte) error { return t.from.send(reply.Hop(message, edns, h.ednsUDPSize)) }
 }
 
-// respondUnusual answers, with the DNS library, messages that do not have the shape that
-// [wire.Query] describes, and questions of class CH. It is part of the slow path.
-func (h *handler) respondUnusual(t *task) []byte {
-	t.decision = decision{}
+// respondUnusual returns the response to a message that does not have the shape that [wire.Query] describes. It replaces
+// the query of t by one that has the message's first question, so that answers equal the answers to the same query of
+// the usual shape.
+func (h *handler) respondUnusual(t *task) ([]byte, outcome) {
 	req := new(dns.Msg)
-	if err := req.Unpack(t.packet); err != nil {
-		response := bareFailure(t.packet, dns.RcodeFormatError)
-		h.noteUnusual(req, t, outcome{dns.RcodeFormatError, sourceSelf}, response)
-		return response
+	malformed := req.Unpack(t.packet)
+	usual := makeUsual(&t.query, req)
+	t.query.Sent = t.packet
+	d, decided := screen(req)
+	switch {
+	case malformed != nil:
+		t.decision = decision{action: actReject, rcode: dns.RcodeFormatError}
+	case decided && d.action == actForward:
+		t.decision = decision{}
+		return h.respondOther(t)
+	case decided:
+		t.decision = d
+	case !usual:
+		t.decision = decision{action: actReject, rcode: dns.RcodeFormatError, reason: errQuestionName}
+	default: // a query with more than a question and an OPT record, such as a signed one
+		t.decision = h.decide(t.query.Question, h.table.Load(), new(table.Scratch))
+		if response, result, ok := h.respond(nil, t); ok {
+			return response, result
+		}
 	}
-	response, source := h.respondMessage(req, t)
-	qtype := dns.TypeNone
-	if len(req.Question) > 0 {
-		qtype = req.Question[0].Qtype
+	return h.respondSlow(t)
+}
+
+// respondOther forwards a message with an opcode other than QUERY to its original destination
+// or, if it was not captured, to a nameserver for its name.
+func (h *handler) respondOther(t *task) ([]byte, outcome) {
+	found := forward.Result{Source: sourceSelf}
+	t.found = &found
+	var server netip.AddrPort
+	if t.from.original != nil {
+		server, found.Err = t.from.original()
 	}
-	result := outcome{reply.Rcode(response), source}
-	h.noteUnusual(req, t, result, response)
-	h.metrics.countQuery(qtype, t.from.over, result)
-	return response
+	if found.Err == nil {
+		found = h.forwarder.Answer(&forward.Query{
+			Name: t.query.Name, Message: t.packet, Server: server, Client: t.from.client(), How: t.from.over.how(),
+		})
+	}
+	if found.Err != nil {
+		why := failureOf(found.Err)
+		return h.respondFailure(nil, &t.query, why), outcome{why.rcode, found.Source}
+	}
+	relayed := reply.Hop(found.Relayed, t.query.EDNS, h.ednsUDPSize)
+	copy(relayed, t.packet[:2]) // the ID
+	response := reply.Cut(relayed, h.limit(t.query.UDPSize, t.from.over))
+	return response, outcome{reply.Rcode(response), found.Source}
+}
+
+// makeUsual makes q a query with the first question of req, and with the OPT record of req without its options. It
+// reports false if the result does not have the usual shape: q then serves for a failure alone.
+func makeUsual(q *wire.Query, req *dns.Msg) bool {
+	*q = wire.Query{}
+	msg := new(dns.Msg)
+	msg.Id, msg.Opcode = req.Id, req.Opcode
+	msg.RecursionDesired, msg.CheckingDisabled = req.RecursionDesired, req.CheckingDisabled
+	msg.Question = req.Question[:min(len(req.Question), 1)]
+	opt := req.IsEdns0()
+	if opt != nil {
+		msg.SetEdns0(opt.UDPSize(), opt.Do())
+	}
+	packet, err := msg.Pack()
+	if err != nil { // the name cannot be packed again
+		msg.Question = nil
+		packet, _ = msg.Pack() // a header and an OPT record
+	}
+	if q.Parse(packet) {
+		return true
+	}
+	q.Packet, q.QuestionEnd = packet, len(packet)
+	if opt != nil {
+		q.QuestionEnd -= wire.OPTLen
+		q.EDNS, q.DO, q.UDPSize = true, opt.Do(), opt.UDPSize()
+	}
+	for _, question := range msg.Question {
+		if name, err := wire.PackName(question.Name); err == nil {
+			q.Name, q.Type, q.Class = wire.Fold(name), question.Qtype, question.Qclass
+		}
+	}
+	return false
 }
 
 // bareFailure returns a response with the header alone. The packet must be long enough for
@@ -123,105 +207,4 @@ func bareFailure(packet []byte, rcode byte) []byte {
 	resp[wire.FlagsOffset] = wire.QR | packet[wire.FlagsOffset]&(wire.OpcodeMask|wire.RD)
 	resp[wire.FlagsOffset+1] = rcode
 	return resp
-}
-
-// respondMessage returns the response to a message, and its source.
-func (h *handler) respondMessage(req *dns.Msg, t *task) (response []byte, source string) {
-	own := func(resp *dns.Msg) ([]byte, string) { return h.pack(resp, req, t.from.over), sourceSelf }
-	d, decided := screen(req)
-	switch {
-	case decided && d.action == actForward:
-		return h.respondOther(req, t)
-	case decided:
-		t.decision = d
-		return own(h.failureMessage(req, d.failure()))
-	case req.Question[0].Qclass == dns.ClassCHAOS:
-		resp := h.chaosMessage(req, h.version, h.id)
-		if resp.Rcode != dns.RcodeSuccess {
-			t.decision = decision{action: actReject, rcode: resp.Rcode, reason: errOtherClass}
-		}
-		response, _ = own(resp)
-		return response, sourceProbe
-	}
-	// A query with more than a question and an OPT record, such as a signed one. Answers
-	// that are not forwarded equal the answers to the same query of the usual shape.
-	again := &task{from: t.from, usual: true}
-	if err := makeUsual(&again.query, req); err != nil {
-		t.decision = decision{action: actReject, rcode: dns.RcodeFormatError, reason: err}
-		return own(h.failureMessage(req, t.decision.failure()))
-	}
-	again.query.Sent = t.packet
-	again.decision = h.decide(again.query.Question, h.table.Load(), new(table.Scratch))
-	response, result, ok := h.respond(nil, again)
-	if !ok {
-		response, result = h.respondSlow(again)
-		t.held = again.held
-	}
-	t.found, t.decision = again.found, again.decision
-	return response, result.source
-}
-
-// respondOther forwards a message with an opcode other than QUERY to its original destination
-// or, if it was not captured, to a nameserver for its name. It returns the response and its source.
-func (h *handler) respondOther(req *dns.Msg, t *task) (response []byte, source string) {
-	failed := func(err error, source string) ([]byte, string) {
-		return h.pack(h.failureMessage(req, failureOf(err)), req, t.from.over), source
-	}
-	var name wire.Name
-	if len(req.Question) > 0 {
-		if packed, err := wire.PackName(req.Question[0].Name); err == nil {
-			name = wire.Fold(packed)
-		}
-	}
-	var server netip.AddrPort
-	if t.from.original != nil {
-		var err error
-		if server, err = t.from.original(); err != nil {
-			t.found = &forward.Result{Err: err, Source: sourceSelf}
-			return failed(err, sourceSelf)
-		}
-	}
-	found := h.forwarder.Answer(&forward.Query{
-		Name: name, Message: t.packet, Server: server, Client: t.from.client(), How: t.from.over.how(),
-	})
-	t.found = &found
-	if found.Err != nil {
-		return failed(found.Err, found.Source)
-	}
-	relayed := reply.Hop(found.Relayed, req.IsEdns0() != nil, h.ednsUDPSize)
-	copy(relayed, t.packet[:2]) // the ID
-	return reply.Cut(relayed, h.limit(offered(req), t.from.over)), found.Source
-}
-
-// pack returns a response in wire form, within the bounds of its transport.
-func (h *handler) pack(resp, req *dns.Msg, over transport) []byte {
-	resp.Truncate(h.limit(offered(req), over))
-	packed, err := resp.Pack()
-	if err != nil { // not reached: it is made of a request that was unpacked
-		return nil
-	}
-	return packed
-}
-
-// offered returns the UDP payload size that the client offers, 0 if it does not say.
-func offered(req *dns.Msg) uint16 {
-	if opt := req.IsEdns0(); opt != nil {
-		return opt.UDPSize()
-	}
-	return 0
-}
-
-// makeUsual makes q the query of the usual shape that has the question of req.
-func makeUsual(q *wire.Query, req *dns.Msg) error {
-	msg := new(dns.Msg)
-	msg.Id, msg.RecursionDesired, msg.CheckingDisabled = req.Id, req.RecursionDesired, req.CheckingDisabled
-	msg.Question = req.Question
-	if opt := req.IsEdns0(); opt != nil {
-		msg.SetEdns0(opt.UDPSize(), opt.Do())
-	}
-	packet, err := msg.Pack()
-	if err != nil || !q.Parse(packet) {
-		return errQuestionName
-	}
-	return nil
 }

@@ -105,22 +105,6 @@ func TestBeforeSyncTimesOut(t *testing.T) { // C6
 	}
 }
 
-func TestBeforeSyncText(t *testing.T) { // C6
-	t.Parallel()
-	for _, s := range []string{"forward", "hold", "servfail"} {
-		var b dnsproxy.BeforeSync
-		if err := b.UnmarshalText([]byte(s)); err != nil || string(b) != s {
-			t.Errorf("%q: %v, %v", s, b, err)
-		}
-	}
-	for _, s := range []string{"", "Forward", "drop"} {
-		err := new(dnsproxy.BeforeSync).UnmarshalText([]byte(s))
-		if err == nil || err.Error() != "want forward, hold or servfail" {
-			t.Errorf("%q: %v", s, err)
-		}
-	}
-}
-
 // generation returns a table in which every address begins with 10.N.
 func generation(n int) hosts {
 	h := hosts{}

@@ -294,7 +294,7 @@ func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 		reserved = c.pending.Load() < tcpMaxPending && c.handler.forwarder.ReserveMemory(len(query))
 		if !reserved {
 			var ok bool
-			if response, ok = c.handler.refuse(append(answers, 0, 0), c.task); ok {
+			if response, ok = c.task.handler.refuse(append(answers, 0, 0), c.task); ok {
 				verdict = answered
 			}
 		}
@@ -385,7 +385,7 @@ func (c *tcpConn) pass(query []byte) {
 	c.waiting.Go(func() {
 		defer c.finish(cost)
 		defer c.handler.forwarder.ReleaseMemory(len(t.packet))
-		response := c.handler.slow(t)
+		response := t.handler.slow(t)
 		defer func() { c.release(t.held) }()
 		if response == nil {
 			return

@@ -63,16 +63,12 @@ type udpTask struct {
 	message *sockets.Message
 }
 
-// listenUDP opens a socket on address, host:port.
-func listenUDP(ctx context.Context, h *front, network, address string) (*udpListener, error) {
-	config := net.ListenConfig{Control: func(_, address string, conn syscall.RawConn) error {
-		bound, err := netip.ParseAddrPort(address)
-		if err != nil {
-			return err
-		}
-		return configureUDP(conn, bound.Addr()) // before the first packet can arrive
+// listenUDP opens a socket.
+func listenUDP(ctx context.Context, h *front, addr netip.AddrPort) (*udpListener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
+		return configureUDP(conn, addr.Addr()) // before the first packet can arrive
 	}}
-	conn, err := config.ListenPacket(ctx, network, address)
+	conn, err := config.ListenPacket(ctx, "udp"+familyOf(addr), addr.String())
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +202,8 @@ func (l *udpListener) newReader() udpReader {
 	in := sockets.NewMessage(dns.MaxMsgSize, l.wildcard)
 	return udpReader{
 		udpListener: l, task: newTask(), left: udpLastPackets,
-		from: l.arrival(func() *sockets.Message { return in }, (*origins).ofUDP), in: in, out: make([]byte, 0, dns.MaxMsgSize),
+		from: l.arrival(func() *sockets.Message { return in }, (*origins).ofUDP), in: in, out: make([]byte, 0,
+			dns.MaxMsgSize),
 		scratch: new(table.Scratch),
 	}
 }
@@ -247,7 +244,7 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 			return
 		}
 		var ok bool
-		if response, ok = r.handler.refuse(r.out[:0], r.task); !ok {
+		if response, ok = r.task.handler.refuse(r.out[:0], r.task); !ok {
 			r.handler.forwarder.Overflow()
 			r.task.handler.noteRefused(r.task, seen.Dropped, nil)
 			return
@@ -275,7 +272,8 @@ func (r *udpReader) ask(n int) bool {
 	h.askFor(t)
 	t.ask.Client, t.ask.How = t.from.client(), overUDP.how()
 	r.waiting.Add(1)
-	h.forwarder.Begin(&t.ask, &udpClient{listener: r.udpListener, handler: h, message: r.in.Clone(n), server: server, began: t.began})
+	h.forwarder.Begin(&t.ask,
+		&udpClient{listener: r.udpListener, handler: h, message: r.in.Clone(n), server: server, began: t.began})
 	return true
 }
 
@@ -381,7 +379,7 @@ func (l *udpListener) work(t udpTask) {
 		if l.starting.Add(-1) > fewStarting {
 			l.readFirst()
 		}
-		if response := l.handler.slow(t.task); response != nil {
+		if response := t.handler.slow(t.task); response != nil {
 			l.send(t.message, response)
 		}
 		l.handler.forwarder.ReleaseMemory(len(t.packet))
@@ -418,7 +416,9 @@ func growStack() {
 // arrival returns the arrival of the query in a message. find looks up the query's original
 // destination when it is needed. A client on the loopback interface sent the query to the agent or to
 // a stub resolver on this host, so its queries count as not captured.
-func (l *udpListener) arrival(message func() *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error)) *arrival {
+func (l *udpListener) arrival(
+	message func() *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error),
+) *arrival {
 	return &arrival{
 		over:   overUDP,
 		client: func() netip.AddrPort { return message().Client() },

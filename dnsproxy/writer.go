@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"slices"
-	"strings"
 
 	"github.com/miekg/dns"
 
@@ -51,6 +50,18 @@ func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit 
 func (a *answerer) respondFailure(dst []byte, q *wire.Query, why failure) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
 	w.failure(why)
+	return w.buf
+}
+
+// respondText returns the response to q with a TXT record, whose TTL is 0.
+func (a *answerer) respondText(q *wire.Query, text string, limit int) []byte {
+	w := writer{answerer: &answerer{ednsUDPSize: a.ednsUDPSize}, query: q, limit: limit}
+	w.begin()
+	if w.record(questionName, dns.TypeTXT, 1+len(text)) {
+		w.buf = append(append(w.buf, byte(len(text))), text...) //nolint:gosec // an identity or a version
+		w.answers++
+	}
+	w.end(wire.AA, dns.RcodeSuccess, nil)
 	return w.buf
 }
 
@@ -229,9 +240,9 @@ func (w *writer) negative(n negative) {
 // end writes the OPT record with option and completes the header.
 func (w *writer) end(aa byte, rcode int, option []byte) {
 	if w.query.EDNS {
-		var ttl uint32
+		ttl := uint32(rcode>>4) << 24 //nolint:gosec // twelve bits
 		if w.query.DO {
-			ttl = wire.OPTDO
+			ttl |= wire.OPTDO
 		}
 		w.buf = wire.AppendOPT(w.buf, w.ednsUDPSize, ttl)
 		binary.BigEndian.PutUint16(w.buf[len(w.buf)-2:], uint16(len(option))) //nolint:gosec // at most maxReason
@@ -239,12 +250,12 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 		w.additional++
 	}
 	header := w.buf[w.start:]
-	header[wire.FlagsOffset] = wire.QR | aa | header[wire.FlagsOffset]&wire.RD
+	header[wire.FlagsOffset] = wire.QR | aa | header[wire.FlagsOffset]&(wire.OpcodeMask|wire.RD)
 	// Over TCP, which has the longest limit, a client could do nothing about TC.
 	if w.truncated && w.limit < dns.MaxMsgSize-wire.OPTLen {
 		header[wire.FlagsOffset] |= wire.TC
 	}
-	header[wire.FlagsOffset+1] = wire.RA | header[wire.FlagsOffset+1]&wire.CD | byte(rcode) //nolint:gosec // at most 15
+	header[wire.FlagsOffset+1] = wire.RA | header[wire.FlagsOffset+1]&wire.CD | byte(rcode&wire.RcodeMask)
 	wire.PutCount(header, wire.AnswerSection, w.answers)
 	wire.PutCount(header, wire.AuthoritySection, w.authority)
 	wire.PutCount(header, wire.AdditionalSection, w.additional)
@@ -259,7 +270,7 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 	}
 	w.buf = binary.BigEndian.AppendUint16(w.buf, owner)
 	w.buf = binary.BigEndian.AppendUint16(w.buf, rrtype)
-	w.buf = binary.BigEndian.AppendUint16(w.buf, dns.ClassINET)
+	w.buf = binary.BigEndian.AppendUint16(w.buf, w.query.Class)
 	w.buf = binary.BigEndian.AppendUint32(w.buf, w.ttl)
 	w.buf = binary.BigEndian.AppendUint16(w.buf, uint16(dataLen)) //nolint:gosec // at most 300
 	return true
@@ -522,48 +533,4 @@ func (w *writer) targetAddresses(name int, target *table.Target) bool {
 // hasServices reports whether there are SRV records for name. m is its match in t; t may be nil.
 func hasServices(m *table.Match, name wire.Name, t *table.Table) bool {
 	return t != nil && t.CountTargets(t.Aliased(m, name)) > 0
-}
-
-// chaosMessage answers queries of class CH for the server's version and identity (RFC 4892), and
-// refuses all others.
-func (a *answerer) chaosMessage(req *dns.Msg, version, id string) *dns.Msg {
-	q := req.Question[0]
-	text := ""
-	switch strings.ToLower(q.Name) {
-	case "version.bind.", "version.server.":
-		text = version
-	case "id.server.", "hostname.bind.":
-		text = id
-	}
-	if text == "" || q.Qtype != dns.TypeTXT && q.Qtype != dns.TypeANY {
-		return a.failureMessage(req, failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass})
-	}
-	resp := a.message(req, dns.RcodeSuccess)
-	resp.Authoritative = true
-	hdr := dns.RR_Header{Name: q.Name, Rrtype: dns.TypeTXT, Class: dns.ClassCHAOS}
-	resp.Answer = []dns.RR{&dns.TXT{Hdr: hdr, Txt: []string{text}}}
-	return resp
-}
-
-// failureMessage returns a response without records. For clients with EDNS it has an Extended DNS
-// Error that says why.
-func (a *answerer) failureMessage(req *dns.Msg, why failure) *dns.Msg {
-	resp := a.message(req, why.rcode)
-	if opt := resp.IsEdns0(); opt != nil && why.err != nil {
-		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: why.code, ExtraText: why.text()})
-	}
-	return resp
-}
-
-// message returns a response to req without records, except an OPT record if req has one
-// (RFC 6891, section 6.1.1).
-func (a *answerer) message(req *dns.Msg, rcode int) *dns.Msg {
-	resp := new(dns.Msg).SetRcode(req, rcode)
-	resp.RecursionAvailable = true
-	resp.CheckingDisabled = req.CheckingDisabled
-	resp.Compress = true
-	if opt := req.IsEdns0(); opt != nil {
-		resp.SetEdns0(a.ednsUDPSize, opt.Do())
-	}
-	return resp
 }

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -32,10 +30,10 @@ const (
 	demoNdots     = 5
 )
 
-// The ports that the demo uses if they are free.
+// The addresses that the demo uses if their ports are free.
 const (
-	demoDNSPort    = 15053
-	demoStatusPort = 15020
+	demoDNSAddr    = "127.0.0.1:15053"
+	demoStatusAddr = "127.0.0.1:15020"
 )
 
 // A demo is a control plane, an agent and a nameserver in one process.
@@ -82,10 +80,7 @@ func runDemo(ctx context.Context, out *printer, once bool) (err error) {
 		}
 		return nil
 	})
-	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-		return err
-	}
-	return nil
+	return group.Wait()
 }
 
 // start starts control plane and agent in group, and returns when the agent answers from a
@@ -120,17 +115,10 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*ag
 		Logger:     logger,
 	}
 	change(&cfg)
-	if cfg.DNS.Addr == "" {
-		if cfg.DNS.Addr, cfg.DNS.Sockets, err = d.dnsSockets(); err != nil {
-			return err
-		}
-	}
-	err = untilFree(func() (err error) {
-		cfg.StatusAddr = d.freeStatus(ctx)
-		d.agent, err = agent.New(ctx, cfg)
+	if err := d.takePorts(ctx, &cfg); err != nil {
 		return err
-	})
-	if err != nil {
+	}
+	if d.agent, err = agent.New(ctx, cfg); err != nil {
 		return err
 	}
 	group.Go(func() error { return d.agent.Run(ctx) })
@@ -185,64 +173,29 @@ func searchList() []string {
 	return []string{demoNamespace + ".svc.cluster.local", "svc.cluster.local", "cluster.local"}
 }
 
-// untilFree calls open again while another program takes a port that has just been free.
-func untilFree(open func() error) error {
-	const attempts = 5
-	var err error
-	for range attempts {
-		if err = open(); !errors.Is(err, syscall.EADDRINUSE) {
-			break
+// takePorts opens the agent's sockets on the usual ports. If another program has a port, it prints so, and the agent
+// gets a free one.
+func (d *demo) takePorts(ctx context.Context, cfg *agent.Config) error {
+	taken := func(what, addr string) string {
+		d.out.printf("(%s: %s is in use, so the demo uses a free port)\n", what, addr)
+		return "127.0.0.1:0"
+	}
+	if cfg.DNS.Addr == "" {
+		files, err := dnsproxy.OpenSockets(ctx, demoDNSAddr, cfg.Logger)
+		if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+			return err
+		}
+		cfg.DNS.Addr, cfg.DNS.Sockets = demoDNSAddr, files
+		if len(files) < 2 { // UDP and TCP
+			for _, file := range files {
+				_ = file.Close() // nothing was read
+			}
+			cfg.DNS.Addr, cfg.DNS.Sockets = taken("DNS", demoDNSAddr), nil
 		}
 	}
+	files, err := agent.OpenStatusSockets(ctx, demoStatusAddr, cfg.Logger)
+	if cfg.StatusAddr, cfg.StatusSockets = demoStatusAddr, files; len(files) == 0 {
+		cfg.StatusAddr = taken("status", demoStatusAddr)
+	}
 	return err
-}
-
-// freeStatus returns the usual address for the status. If that is taken, it prints so and returns
-// an address with port 0.
-func (d *demo) freeStatus(ctx context.Context) string {
-	var config net.ListenConfig
-	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(demoStatusPort))
-	listener, err := config.Listen(ctx, "tcp", address)
-	if err == nil {
-		_ = listener.Close() // nothing was accepted
-		return address
-	}
-	d.printTaken("status", demoStatusPort)
-	return "127.0.0.1:0"
-}
-
-// dnsSockets opens the agent's sockets on loopback, which opens its own only when it runs. If
-// their port is taken, it prints so and uses another one.
-func (d *demo) dnsSockets() (address string, sockets []*os.File, err error) {
-	address, sockets, err = listenDNS(demoDNSPort)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		d.printTaken("DNS", demoDNSPort)
-		err = untilFree(func() (err error) {
-			address, sockets, err = listenDNS(0)
-			return err
-		})
-	}
-	return address, sockets, err
-}
-
-// listenDNS opens a UDP and a TCP socket with one port, any free one if it is 0.
-func listenDNS(port int) (address string, sockets []*os.File, err error) {
-	tcp, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-	if err != nil {
-		return "", nil, err
-	}
-	defer tcp.Close()
-	address = tcp.Addr().String()
-	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(address)))
-	if err != nil {
-		return "", nil, err
-	}
-	defer udp.Close()
-	tcpFile, tcpErr := tcp.File()
-	udpFile, udpErr := udp.File()
-	return address, []*os.File{udpFile, tcpFile}, errors.Join(tcpErr, udpErr)
-}
-
-func (d *demo) printTaken(what string, port int) {
-	d.out.printf("(%s: port %d is in use, so the demo uses a free one)\n", what, port)
 }

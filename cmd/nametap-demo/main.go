@@ -40,11 +40,13 @@ func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	show := func() error { return runDemo(ctx, newPrinter(os.Stdout), *once) }
-	if vips {
-		show = func() error { return runVIPs(ctx, flags.Arg(1)) }
+	var err error
+	if out := newPrinter(os.Stdout); vips {
+		err = runVIPs(ctx, out, flags.Arg(1))
+	} else {
+		err = runDemo(ctx, out, *once)
 	}
-	if err := show(); err != nil {
+	if err != nil && ctx.Err() == nil { // an error after a signal is its consequence
 		fmt.Fprintf(os.Stderr, "nametap-demo: %v\n", err)
 		return exitFailed
 	}

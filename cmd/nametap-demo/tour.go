@@ -24,13 +24,16 @@ const (
 	demoDatabase1 = "mysql-instance1.us-east-1.rds.amazonaws.com"
 	demoDatabase2 = "mysql-instance2.us-east-1.rds.amazonaws.com"
 	demoOutside   = "www.example.org"
+
+	demoAddress1 = "203.0.113.11" // of demoDatabase1
+	demoAddress2 = "203.0.113.12" // of demoDatabase2
 )
 
 // upstreamRecords are the records of the demo's nameserver, for names outside the mesh.
 var upstreamRecords = []string{ //nolint:gochecknoglobals // a constant list
 	demoPartner + ". 60 IN A 203.0.113.20",
-	demoDatabase1 + ". 60 IN A 203.0.113.11",
-	demoDatabase2 + ". 60 IN A 203.0.113.12",
+	demoDatabase1 + ". 60 IN A " + demoAddress1,
+	demoDatabase2 + ". 60 IN A " + demoAddress2,
 	demoOutside + ". 300 IN A 203.0.113.80",
 	demoOutside + ". 300 IN AAAA 2001:db8::80",
 }
@@ -144,7 +147,8 @@ func (d *demo) showEdit(ctx context.Context) error {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	d.out.printf("  answered %s after the file was written\n", d.out.bold(time.Since(start).Round(time.Millisecond).String()))
+	d.out.printf("  answered %s after the file was written\n",
+		d.out.bold(time.Since(start).Round(time.Millisecond).String()))
 	return d.query(ctx, demoService)
 }
 
@@ -185,7 +189,8 @@ func (d *demo) stayUp(ctx context.Context) {
 	d.out.heading("The demo keeps running. Try in another terminal:")
 	d.out.printf("  dig @%s -p %s %s\n", host, port, demoService)
 	d.out.printf("  dig @%s -p %s any.objects.example.com +tcp\n", host, port)
-	d.out.printf("  bin/nametap query --dns-addr %s --status-addr %s --state-dir %s %s\n", d.dnsAddr, d.agent.StatusAddr(), d.path("agent"), demoNeighbour)
+	d.out.printf("  bin/nametap query --dns-addr %s --status-addr %s --state-dir %s %s\n", d.dnsAddr,
+		d.agent.StatusAddr(), d.path("agent"), demoNeighbour)
 	d.out.printf("  bin/nametap table --status-addr %s --state-dir %s\n", d.agent.StatusAddr(), d.path("agent"))
 	d.out.printf("or edit the files in %s\n\nPress ^C to end the demo.\n", d.path("shop"))
 	<-ctx.Done()

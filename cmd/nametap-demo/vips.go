@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -31,49 +29,20 @@ const vipsCommand = "vips"
 // Ports of the part of the demo that shows connections to VIPs.
 const (
 	demoEgressPort   = 15054
-	demoDatabasePort = 3306
+	demoDatabasePort = "3306"
 )
 
-// visitTimeout is how long a client may take to reach a database.
+// visitTimeout is how long it may take to reach the databases.
 const visitTimeout = 10 * time.Second
 
-// A visit is what a client sees that connects to a database by its name.
-type visit struct {
-	Name     string
-	VIP      netip.AddrPort
-	Greeting string
-}
-
-// visits is what `nametap-demo vips` prints, as JSON.
-type visits struct {
-	Visits  []visit
-	LeftOut string // why there are none: this machine does not allow it
-}
-
-// showVIPs shows what a client of an agent with --egress sees.
+// showVIPs shows what a client of an agent with --egress sees. It runs `nametap-demo vips` in a network
+// namespace of its own, because capture rules in the demo's namespace would concern other programs,
+// too. As root of a user namespace it needs no rights.
 func (d *demo) showVIPs(ctx context.Context) error {
 	d.out.heading("The same databases with --egress: each has a VIP, and connections reach it")
-	seen, err := d.visit(ctx)
-	if err != nil {
-		return err
-	}
-	if seen.LeftOut != "" {
-		d.out.paragraph(2, "left out on this machine: "+seen.LeftOut)
-	}
-	for _, v := range seen.Visits {
-		d.out.printf("  %s port %d\n      %-5s  %s\n", d.out.bold(v.Name), v.VIP.Port(), "A", v.VIP.Addr())
-		d.out.paragraph(6, fmt.Sprintf("the server greets: %q", v.Greeting))
-	}
-	return nil
-}
-
-// visit runs `nametap-demo vips` in a network namespace of its own, because capture rules in the
-// demo's namespace would concern other programs, too. As root of a user namespace it needs no
-// rights.
-func (d *demo) visit(ctx context.Context) (seen visits, err error) {
 	path, err := os.Executable()
 	if err != nil {
-		return visits{}, fmt.Errorf("finding the program of the demo: %w", err)
+		return fmt.Errorf("finding the program of the demo: %w", err)
 	}
 	cmd := exec.CommandContext(ctx, path, vipsCommand, d.dir)
 	cmd.Args[0] = os.Args[0]
@@ -82,26 +51,21 @@ func (d *demo) visit(ctx context.Context) (seen visits, err error) {
 		UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}},
 	}
-	var output, problem bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &problem
-	err = cmd.Start()
-	if errno, ok := errors.AsType[syscall.Errno](err); ok && isForbidden(errno) {
-		return visits{LeftOut: fmt.Sprintf("user namespaces are not allowed: %v", errno)}, nil
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	err = cmd.Run()
+	switch errno, isErrno := errors.AsType[syscall.Errno](err); {
+	case ctx.Err() != nil:
+		return ctx.Err() // the process was killed
+	case isErrno && isForbidden(errno):
+		d.leftOut("user namespaces are not allowed: " + errno.Error())
+	case err != nil:
+		return fmt.Errorf("connecting to VIPs in a network namespace: %w", err)
 	}
-	if err == nil {
-		err = cmd.Wait()
-	}
-	if err == nil {
-		err = json.Unmarshal(output.Bytes(), &seen)
-	}
-	if ctx.Err() != nil {
-		return visits{}, ctx.Err() // the process was killed
-	}
-	if err != nil {
-		return visits{}, fmt.Errorf("connecting to VIPs in a network namespace: %w\n%s", err, &problem)
-	}
-	return seen, nil
+	return nil
 }
+
+// leftOut prints why this machine cannot show connections to VIPs.
+func (d *demo) leftOut(reason string) { d.out.paragraph(2, "left out on this machine: "+reason) }
 
 // isForbidden reports whether an error of clone(2) means that this machine has or allows no user
 // namespaces.
@@ -113,29 +77,25 @@ func isForbidden(errno syscall.Errno) bool {
 	return false
 }
 
-// runVIPs is `nametap-demo vips`: a demo whose agent has --capture and --egress, and whose client
-// is in a network namespace of its own, like a container. Its child processes end with the process,
-// and the rules with its namespace.
-func runVIPs(ctx context.Context, dir string) error {
-	client, err := newClient(ctx)
-	if err == nil {
-		err = checkCapture(ctx)
+// runVIPs is `nametap-demo vips`: a demo whose agent has --capture and --egress, and whose client is in a network
+// namespace of its own, like a container. The rules end with the process's namespace.
+func runVIPs(ctx context.Context, out *printer, dir string) error {
+	interfaces, err := net.Interfaces()
+	switch {
+	case err != nil:
+		return fmt.Errorf("listing interfaces: %w", err)
+	case len(interfaces) != 1 || interfaces[0].Flags&(net.FlagLoopback|net.FlagUp) != net.FlagLoopback:
+		return fmt.Errorf("%s: want a new network namespace, which the demo makes; run nametap-demo without arguments",
+			vipsCommand)
 	}
-	if reason, ok := errors.AsType[unsupported](err); ok {
-		return json.NewEncoder(os.Stdout).Encode(visits{LeftOut: string(reason)})
-	}
+	d := &demo{dir: dir, out: out}
+	client, err := setUp(ctx)
 	if err != nil {
-		return err
+		d.leftOut(err.Error())
+		return nil
 	}
-	d := &demo{dir: dir, out: newPrinter(os.Stderr)}
 	if d.upstream, err = fakedns.Listen(fakedns.Answer(upstreamRecords...)); err != nil {
 		return err
-	}
-	seen := visits{Visits: []visit{{Name: demoDatabase1}, {Name: demoDatabase2}}}
-	for _, v := range seen.Visits {
-		if err := startDatabase(ctx, v.Name); err != nil {
-			return err
-		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, visitTimeout)
 	defer cancel()
@@ -143,16 +103,32 @@ func runVIPs(ctx context.Context, dir string) error {
 	if err := d.start(ctx, group, carryVIPs); err != nil {
 		return err
 	}
-	for i := range seen.Visits {
-		if err := client.run(func() error { return seen.Visits[i].connect(ctx) }); err != nil {
-			return err
-		}
-	}
-	return json.NewEncoder(os.Stdout).Encode(seen)
+	return client.run(func() error { return errors.Join(d.visit(ctx, demoDatabase1), d.visit(ctx, demoDatabase2)) })
 }
 
-// captureConfig returns a configuration that captures the client's queries and its connections to
-// VIPs.
+// setUp makes the client and starts the databases. An error says what this machine lacks.
+func setUp(ctx context.Context) (*client, error) {
+	// Where distributions have the tools, whatever the user's PATH is.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
+		return nil, err
+	}
+	c, err := newClient(ctx)
+	if err != nil {
+		return nil, err
+	}
+	capture, err := iptables.New(captureConfig(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range capture.Check(ctx) {
+		if f.Needed && !f.OK {
+			return nil, fmt.Errorf("%s: %s", f.What, f.Detail)
+		}
+	}
+	return c, errors.Join(startDatabase(ctx, demoDatabase1, demoAddress1), startDatabase(ctx, demoDatabase2, demoAddress2))
+}
+
+// captureConfig returns a configuration that captures the client's queries and its connections to VIPs.
 func captureConfig() iptables.Config {
 	cfg := iptables.DefaultConfig()
 	cfg.AgentUIDs, cfg.AgentGIDs = []uint32{0}, []uint32{0} // the namespace has no others
@@ -162,38 +138,24 @@ func captureConfig() iptables.Config {
 	return cfg
 }
 
-// checkCapture returns unsupported if the rules of captureConfig cannot be installed.
-func checkCapture(ctx context.Context) error {
-	capture, err := iptables.New(captureConfig(), discard())
-	if err != nil {
-		return err
-	}
-	for _, f := range capture.Check(ctx) {
-		if f.Needed && !f.OK {
-			return unsupported(fmt.Sprintf("%s: %s", f.What, f.Detail))
-		}
-	}
-	return nil
-}
-
-// carryVIPs changes the configuration of the demo's agent as --capture, --capture-interfaces and
-// --egress do.
+// carryVIPs changes the configuration of the demo's agent as --capture, --capture-virtual-interface and --egress do.
 func carryVIPs(cfg *agent.Config) {
-	cfg.DNS.Addr = fmt.Sprintf(":%d", demoDNSPort)
-	cfg.XDS.StateDir = "" // the other agent uses it
+	cfg.DNS.Addr = ":15053" // the client's gateway is the agent's host
+	cfg.XDS.StateDir = ""   // the other agent uses it
 	cfg.XDS.Node.AutoAllocate = true
-	cfg.Capture = &agent.CaptureConfig{On: true, Because: "the demo", Config: captureConfig(), ResolvConf: cfg.DNS.Forward.ResolvConf}
+	cfg.Capture = &agent.CaptureConfig{
+		On: true, Because: "the demo", Config: captureConfig(), ResolvConf: cfg.DNS.Forward.ResolvConf,
+	}
 	carried := egress.DefaultConfig()
 	carried.Addr = fmt.Sprintf(":%d", demoEgressPort)
 	cfg.Egress = &carried
 }
 
-// startDatabase starts a server that greets clients at once, on the address of name at the demo's
-// nameserver.
-func startDatabase(ctx context.Context, name string) error {
+// startDatabase starts a server that greets clients at once.
+func startDatabase(ctx context.Context, name, addr string) error {
 	short, _, _ := strings.Cut(name, ".")
 	var config net.ListenConfig
-	listener, err := config.Listen(ctx, "tcp", netip.AddrPortFrom(databaseAddr(name), demoDatabasePort).String())
+	listener, err := config.Listen(ctx, "tcp", net.JoinHostPort(addr, demoDatabasePort))
 	if err != nil {
 		return err
 	}
@@ -210,57 +172,39 @@ func startDatabase(ctx context.Context, name string) error {
 	return nil
 }
 
-// databaseAddr returns the address that the demo's nameserver has for a name.
-func databaseAddr(name string) netip.Addr {
-	for _, text := range upstreamRecords {
-		record, err := dns.NewRR(text)
-		if a, ok := record.(*dns.A); err == nil && ok && a.Hdr.Name == dns.Fqdn(name) {
-			addr, _ := netip.AddrFromSlice(a.A.To4())
-			return addr
-		}
-	}
-	return netip.Addr{}
-}
-
-// connect queries the name, connects to its address and reads what the server sends.
-func (v *visit) connect(ctx context.Context) error {
-	answer, err := v.query(ctx)
+// visit resolves a name, connects to its address and shows what the server sends.
+func (d *demo) visit(ctx context.Context, name string) error {
+	addr, err := awaitAddress(ctx, name)
 	if err != nil {
 		return err
 	}
-	for _, record := range answer.Answer {
-		if a, ok := record.(*dns.A); ok {
-			addr, _ := netip.AddrFromSlice(a.A.To4())
-			v.VIP = netip.AddrPortFrom(addr, demoDatabasePort)
-		}
-	}
 	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "tcp", v.VIP.String())
+	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(addr, demoDatabasePort))
 	if err != nil {
-		return fmt.Errorf("connecting to %s: %w", v.Name, err)
+		return fmt.Errorf("connecting to %s: %w", name, err)
 	}
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	greeting, err := io.ReadAll(conn)
 	if err != nil {
-		return fmt.Errorf("reading the greeting of %s: %w", v.Name, err)
+		return fmt.Errorf("reading the greeting of %s: %w", name, err)
 	}
-	v.Greeting = string(greeting)
+	d.out.printf("  %s port %s\n      %-5s  %s\n", d.out.bold(name), demoDatabasePort, "A", addr)
+	d.out.paragraph(6, fmt.Sprintf("the server greets: %q", greeting))
 	return nil
 }
 
-// query queries the client's nameserver for the name. No program listens there, so it repeats the query
+// awaitAddress queries the client's nameserver for a name. No program listens there, so it repeats the query
 // until the capture rules are installed.
-func (v *visit) query(ctx context.Context) (*dns.Msg, error) {
-	client := dns.Client{Timeout: time.Second}
+func awaitAddress(ctx context.Context, name string) (string, error) {
+	resolver := stubResolver{server: net.JoinHostPort(hostAddr, "53")}
 	for {
-		query := new(dns.Msg).SetQuestion(dns.Fqdn(v.Name), dns.TypeA)
-		answer, _, err := client.ExchangeContext(ctx, query, net.JoinHostPort(hostAddr, "53"))
-		if err == nil {
-			return answer, nil
-		}
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("querying the agent for %s: %w", v.Name, err)
+		addrs, err := resolver.lookup(ctx, dns.Fqdn(name), dns.TypeA)
+		switch {
+		case err == nil && len(addrs) > 0:
+			return addrs[0], nil
+		case ctx.Err() != nil:
+			return "", fmt.Errorf("querying the agent for %s: %w", name, errors.Join(ctx.Err(), err))
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

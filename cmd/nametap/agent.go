@@ -108,7 +108,8 @@ func servesUnit(cfg *agent.Config) bool {
 		return true
 	}
 	if filepath.Base(os.Getenv("RUNTIME_DIRECTORY")) == "nametap" && os.Getenv("NOTIFY_SOCKET") != "" {
-		cfg.Logger.Warn("systemd has no sockets for this agent, so queries are lost in a restart; run: systemctl restart nametap.socket")
+		cfg.Logger.Warn(
+			"systemd has no sockets for this agent, so queries are lost in a restart; run: systemctl restart nametap.socket")
 	}
 	return false
 }

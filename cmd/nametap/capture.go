@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,7 +38,8 @@ flags, the environment and these files count.`,
 func newCaptureRemove() *cobra.Command {
 	c := new(captureCommand)
 	afterAgent, unlessLeased := false, false
-	command := c.declared("remove", "Remove the rules", `Remove all rules of nametap from both backends, whatever settings installed them.
+	command := c.declared("remove", "Remove the rules",
+		`Remove all rules of nametap from both backends, whatever settings installed them.
 Queries go to nameservers again at once; the command ends when no reply can be in flight
 to the agent. If rules of nametap may remain in a backend that cannot be read, the exit
 code is 1.
@@ -67,8 +67,10 @@ agent may take over, because the kernel is about to end the capture by itself. W
 		unregister(logger)
 		return capture.Remove(command.Context())
 	}
-	command.Flags().BoolVar(&afterAgent, "after-agent", false, "remove the rules of an agent that has ended, for service managers")
-	command.Flags().BoolVar(&unlessLeased, "unless-leased", false, "with --after-agent: leave rules that the kernel ends within 2 s")
+	command.Flags().BoolVar(&afterAgent, "after-agent", false,
+		"remove the rules of an agent that has ended, for service managers")
+	command.Flags().BoolVar(&unlessLeased, "unless-leased", false,
+		"with --after-agent: leave rules that the kernel ends within 2 s")
 	return command
 }
 
@@ -124,23 +126,25 @@ func (c *captureCommand) resolveForRemoval() (failOpen bool, logger *slog.Logger
 func newCapturePrint() *cobra.Command {
 	c := new(captureCommand)
 	clean := false
-	command := c.subcommand("print", "Print what apply would do", `Print the programs that apply would run now, such as iptables-restore, and their input.
+	command := c.subcommand("print", "Print what apply would do",
+		`Print the programs that apply would run now, such as iptables-restore, and their input.
 Nothing is changed. With --clean, or if the rules of this machine cannot be read, print
 the input for a machine without rules of nametap.`,
 		func(ctx context.Context, w io.Writer) error {
 			steps, err := c.capture.Plan(ctx)
 			if err != nil || clean {
 				if err != nil {
-					fmt.Fprintf(os.Stderr, "printing the rules for a machine without rules of nametap: those of this machine cannot be read: %v\n", err)
+					fmt.Fprintf(os.Stderr,
+						"printing the rules for a machine without rules of nametap: those of this machine cannot be read: %v\n", err)
 				}
 				if steps, err = c.cleanSteps(); err != nil {
 					return err
 				}
 			}
 			all := append([]iptables.Step{}, steps...) // [] rather than null
-			return c.print(w, all, func(w io.Writer) error {
+			return c.output.print(w, all, func(w io.Writer) {
 				fmt.Fprintf(w, "# settings: %s\n", c.source)
-				return printSteps(w, all)
+				printSteps(w, all)
 			})
 		})
 	command.Flags().BoolVar(&clean, "clean", false, "print the rules for a machine without rules of nametap")
@@ -165,22 +169,19 @@ func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
 	return steps, nil
 }
 
-func printSteps(w io.Writer, steps []iptables.Step) error {
+func printSteps(w io.Writer, steps []iptables.Step) {
 	if len(steps) == 0 {
-		_, err := fmt.Fprintln(w, "# the rules are in place")
-		return err
+		fmt.Fprintln(w, "# the rules are in place")
 	}
 	for _, step := range steps {
-		if _, err := fmt.Fprintf(w, "# %s\n%s", step.Program, step.Text); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "# %s\n%s", step.Program, step.Text)
 	}
-	return nil
 }
 
 func newCaptureStatus() *cobra.Command {
 	c := new(captureCommand)
-	return c.subcommand("status", "Show the rules that are installed", `Show which rules of nametap are installed, in which backend, how they differ from the
+	return c.subcommand("status", "Show the rules that are installed",
+		`Show which rules of nametap are installed, in which backend, how they differ from the
 settings, and whether an agent answers where they redirect queries. If they differ, or if no
 agent answers, the exit code is 1. In a pod that was injected with mode resolv there are no
 rules, and the command says so.
@@ -206,18 +207,16 @@ func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread er
 		Error      string              `json:"error"`
 		Redirected []agent.Redirection `json:"redirected"`
 	}{c.source, unread.Error(), agent.Redirections(ctx, c.wanted())}
-	err := c.print(w, result, func(w io.Writer) error {
-		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(lines, "settings\t%s\n", c.source)
-		fmt.Fprintf(lines, "switch\t%s\n", onOff(c.config.On, c.config.Because))
-		printRedirections(lines, result.Redirected)
-		return lines.Flush()
+	err := c.output.print(w, result, func(w io.Writer) {
+		c.printSettings(w)
+		printRedirections(w, result.Redirected)
 	})
 	for _, r := range result.Redirected {
 		redirected := r.State == agent.Redirected
 		switch {
 		case c.config.On && (r.State == agent.NotRedirected || !redirected && c.config.Config.Needs(r.Family)):
-			return errors.Join(err, fmt.Errorf("DNS over %s is not captured: %s; the rules cannot be read: %w", r.Family, r.Detail, unread))
+			return errors.Join(err,
+				fmt.Errorf("DNS over %s is not captured: %s; the rules cannot be read: %w", r.Family, r.Detail, unread))
 		case redirected && !c.config.On:
 			return errors.Join(err, fmt.Errorf("DNS is captured despite %s", c.config.Because))
 		}
@@ -232,8 +231,10 @@ func (c *captureCommand) check(status iptables.Status) error {
 		installed = installed || f.State == iptables.InPlace
 		switch {
 		case f.State == iptables.Drifted, f.OtherBackend:
-			return errors.New("the rules differ from these settings; `nametap capture print` shows what apply would do, and `nametap status` how they differ from the settings of the running agent")
-		case c.config.On && (f.State == iptables.Absent || f.State == iptables.Unavailable && c.config.Config.Needs(f.Family)):
+			return errors.New("the rules differ from these settings; `nametap capture print` shows what apply would do, and " +
+				"`nametap status` how they differ from the settings of the running agent")
+		case c.config.On &&
+			(f.State == iptables.Absent || f.State == iptables.Unavailable && c.config.Config.Needs(f.Family)):
 			return fmt.Errorf("DNS over %s is not captured", f.Family)
 		}
 	}
@@ -244,21 +245,25 @@ func (c *captureCommand) check(status iptables.Status) error {
 }
 
 // printStatus prints the rules, and the listeners that they redirect to.
-func (c *captureCommand) printStatus(ctx context.Context, w io.Writer, status iptables.Status, listeners []agent.Listener) error {
+func (c *captureCommand) printStatus(
+	ctx context.Context, w io.Writer, status iptables.Status, listeners []agent.Listener,
+) error {
 	all := struct {
 		Settings string `json:"settings"`
 		iptables.Status
 		Listeners []agent.Listener `json:"listeners,omitempty"`
 	}{c.source, status, listeners}
-	return c.print(w, all, func(w io.Writer) error {
-		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(lines, "settings\t%s\n", c.source)
-		fmt.Fprintf(lines, "switch\t%s\n", onOff(c.config.On, c.config.Because))
-		printRules(lines, status)
-		printListeners(lines, listeners)
-		printResolved(lines, resolved.Inspect(ctx))
-		return lines.Flush()
+	return c.output.print(w, all, func(w io.Writer) {
+		c.printSettings(w)
+		printRules(w, status)
+		printListeners(w, listeners)
+		printResolved(w, resolved.Inspect(ctx))
 	})
+}
+
+// printSettings prints where the settings come from, and the switch.
+func (c *captureCommand) printSettings(w io.Writer) {
+	fmt.Fprintf(w, "settings\t%s\nswitch\t%s\n", c.source, onOff(c.config.On, c.config.Because))
 }
 
 // onOff returns the state of the switch of capture, and what sets the switch.
@@ -306,7 +311,8 @@ func printRules(w io.Writer, status iptables.Status) {
 		case iptables.LeaseEnded:
 			text += ", captures nothing: no agent has answered for some seconds, so queries go to the nameservers"
 		case iptables.LeaseUnknown:
-			text += ", ends with the agent, or captures nothing: a firewall drops packets to loopback, UDP port 4, and maybe those that renew the lease (ports 1 to 3)"
+			text += ", ends with the agent, or captures nothing: a firewall drops packets to loopback, UDP port 4, and maybe " +
+				"those that renew the lease (ports 1 to 3)"
 		}
 		if f.OtherBackend {
 			text += ", with rules of nametap in the other backend too"
@@ -332,7 +338,8 @@ func printRules(w io.Writer, status iptables.Status) {
 
 func newCaptureCheck() *cobra.Command {
 	c := new(captureCommand)
-	return c.subcommand("check", "Check whether this machine supports the rules", `Check what this machine supports, and show how to get what is missing. The command tries
+	return c.subcommand("check", "Check whether this machine supports the rules",
+		`Check what this machine supports, and show how to get what is missing. The command tries
 the rules in a new network namespace and changes nothing else. If nothing could be
 captured, or if rules are installed and no agent answers where they redirect queries, the exit
 code is 1.`,
@@ -340,7 +347,7 @@ code is 1.`,
 			findings := append([]iptables.Finding{{What: "settings", OK: true, Detail: c.source}}, c.capture.Check(ctx)...)
 			listeners, installed := c.checkedListeners(ctx)
 			all := slices.Concat(findings, fullTable(), c.listenerFindings(listeners, installed))
-			err := c.print(w, all, func(w io.Writer) error { return printFindings(w, all) })
+			err := c.output.print(w, all, func(w io.Writer) { printFindings(w, all) })
 			if installed {
 				err = errors.Join(err, unanswered(listeners))
 			} else {
@@ -355,8 +362,7 @@ code is 1.`,
 		})
 }
 
-func printFindings(w io.Writer, findings []iptables.Finding) error {
-	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+func printFindings(w io.Writer, findings []iptables.Finding) {
 	for _, f := range findings {
 		verdict := "ok"
 		switch {
@@ -365,17 +371,17 @@ func printFindings(w io.Writer, findings []iptables.Finding) error {
 		case !f.OK:
 			verdict = "without"
 		}
-		fmt.Fprintf(lines, "%s\t%s\t%s\n", verdict, f.What, strings.ReplaceAll(f.Detail, "\n", "; "))
+		fmt.Fprintf(w, "%s\t%s\t%s\n", verdict, f.What, strings.ReplaceAll(f.Detail, "\n", "; "))
 		if f.Advice != "" {
-			fmt.Fprintf(lines, "\t\t→ %s\n", f.Advice)
+			fmt.Fprintf(w, "\t\t→ %s\n", f.Advice)
 		}
 	}
-	return lines.Flush()
 }
 
 func newCaptureApply() *cobra.Command {
 	c := new(captureCommand)
-	return c.subcommand("apply", "Install the rules", `Install the rules, and remove all other rules of nametap. Rules that are already
+	return c.subcommand("apply", "Install the rules",
+		`Install the rules, and remove all other rules of nametap. Rules that are already
 installed stay unchanged. A family (IPv4 or IPv6) gets all of its rules or none, and a
 family that this machine does not support is left out. Errors that
 may be temporary are retried for some seconds. If a supported family then still lacks
@@ -397,9 +403,8 @@ func (c *captureCommand) apply(ctx context.Context, w io.Writer) error {
 			On      bool   `json:"on"`
 			Because string `json:"because"`
 		}{c.config.On, c.config.Because}
-		return c.print(w, nothing, func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "no rules installed: %s\n", c.config.Because)
-			return err
+		return c.output.print(w, nothing, func(w io.Writer) {
+			fmt.Fprintf(w, "no rules installed: %s\n", c.config.Because)
 		})
 	}
 	if err := c.options.ownNetwork(); err != nil {
@@ -448,7 +453,8 @@ func (c *captureCommand) awaitAgent(ctx context.Context) error {
 	case errors.Is(err, agent.ErrCapturesItself):
 		return fmt.Errorf("no rules are installed, because %w", err)
 	case err != nil:
-		return fmt.Errorf("no rules are installed, because no agent has answered for %v (--%s): look at the log of the container that runs `nametap agent`, which has to start before this one with the same --%s: %w",
+		return fmt.Errorf("no rules are installed, because no agent has answered for %v (--%s): look at the log of the "+
+			"container that runs `nametap agent`, which has to start before this one with the same --%s: %w",
 			c.options.captureWait, captureWaitFlag, dnsAddrFlag, err)
 	}
 	c.config.Config = rules

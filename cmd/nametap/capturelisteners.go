@@ -42,7 +42,8 @@ func (c *captureCommand) checkedListeners(ctx context.Context) (found []agent.Li
 // failing returns the listeners where no agent answers. Listeners of a family that the host lacks get no queries,
 // so they count only if no agent answers at any listener.
 func failing(listeners []agent.Listener) []agent.Listener {
-	failed := slices.DeleteFunc(slices.Clone(listeners), func(l agent.Listener) bool { return l.State == agent.ListenerAnswers })
+	failed := slices.DeleteFunc(slices.Clone(listeners),
+		func(l agent.Listener) bool { return l.State == agent.ListenerAnswers })
 	if len(failed) == len(listeners) {
 		return failed
 	}
@@ -59,14 +60,17 @@ func unanswered(listeners []agent.Listener) error {
 	for _, l := range failed {
 		addresses = append(addresses, l.String())
 	}
-	return fmt.Errorf("no agent answers where the rules redirect queries (%s): %s", strings.Join(addresses, ", "), agentAdvice)
+	return fmt.Errorf("no agent answers where the rules redirect queries (%s): %s", strings.Join(addresses, ", "),
+		agentAdvice)
 }
 
 // agentAdvice says what to do if rules are installed and no agent answers.
-const agentAdvice = "start it (on a VM `systemctl restart nametap`, in a pod the log of its container says why it does not run), or remove the rules with `nametap capture remove`"
+const agentAdvice = "start it (on a VM `systemctl restart nametap`, in a pod the log of its container says why it " +
+	"does not run), or remove the rules with `nametap capture remove`"
 
 // portAdvice says what to do about another program on the agent's port.
-const portAdvice = "end that program, or set another port for the agent with --dns-addr (in a pod, in both containers): Istio's agent listens on port 15053, and in a pod of Istio's ambient mode so does ztunnel's DNS proxy"
+const portAdvice = "end that program, or set another port for the agent with --dns-addr (in a pod, in both " +
+	"containers): Istio's agent listens on port 15053, and in a pod of Istio's ambient mode so does ztunnel's DNS proxy"
 
 // fullTable returns a finding if conntrack is full or nearly so: no probe reaches a listener then.
 func fullTable() (findings []iptables.Finding) {
@@ -120,7 +124,8 @@ func printListeners(w io.Writer, listeners []agent.Listener) {
 
 // wanted returns the families that the settings do not switch off.
 func (c *captureCommand) wanted() []iptables.Family {
-	return slices.DeleteFunc([]iptables.Family{iptables.IPv4, iptables.IPv6}, func(f iptables.Family) bool { return c.config.Config.Family(f) == iptables.Off })
+	return slices.DeleteFunc([]iptables.Family{iptables.IPv4, iptables.IPv6},
+		func(f iptables.Family) bool { return c.config.Config.Family(f) == iptables.Off })
 }
 
 // printRedirections prints what rules of another process capture, as test queries show.

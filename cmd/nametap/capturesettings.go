@@ -23,7 +23,7 @@ import (
 // and the agent can use one environment and one file.
 type captureCommand struct {
 	options *options
-	output  string
+	output  outputFormat
 	source  string // where the settings come from
 
 	config  agent.CaptureConfig
@@ -31,9 +31,11 @@ type captureCommand struct {
 }
 
 // subcommand returns a subcommand that reads the settings before it runs.
-func (c *captureCommand) subcommand(use, short, long string, run func(ctx context.Context, w io.Writer) error) *cobra.Command {
+func (c *captureCommand) subcommand(
+	use, short, long string, run func(ctx context.Context, w io.Writer) error,
+) *cobra.Command {
 	command := c.declared(use, short, long)
-	declareOutput(command.Flags(), &c.output)
+	c.output.declare(command.Flags())
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		log := newLogWriter(os.Stderr)
 		defer log.close()
@@ -65,11 +67,6 @@ func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 		flag.Hidden = !affectsCapture(flag.Name) && !slices.Contains(others, flag.Name)
 	})
 	return command
-}
-
-// print prints v as --output says.
-func (c *captureCommand) print(w io.Writer, v any, text func(w io.Writer) error) error {
-	return printOutput(w, c.output, v, text)
 }
 
 // affectsCapture reports whether a setting of the agent affects the rules, or says how the commands for rules
@@ -137,7 +134,8 @@ func (c *captureCommand) findSettings(ctx context.Context, all bool) error {
 		c.source = onlyEnvironment + ", then " + runningAgent
 		return errors.Join(own, settings.Adopt(flags, values, runningAgent))
 	case unit.err != nil && all:
-		return fmt.Errorf("%w: run this as root, or name a file with all settings by --%s: %w", errUnitUnread, settings.ConfigFlag, unit.err)
+		return fmt.Errorf("%w: run this as root, or name a file with all settings by --%s: %w", errUnitUnread,
+			settings.ConfigFlag, unit.err)
 	}
 	c.source = onlyEnvironment + unit.describe(err)
 	return settings.Resolve(flags, append(unit.environ, os.Environ()...))
@@ -149,7 +147,7 @@ const askTimeout = time.Second
 // client returns a client of the running agent. unit is the environment of the agent's unit, which may say where
 // the agent is.
 func (c *captureCommand) client(unit []string) statusClient {
-	client := statusClient{newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))}
+	client := statusClient{looseOptions()}
 	// Mistakes are reported when the settings are resolved.
 	_ = settings.Copy(client.options.flags, c.options.flags, settings.Given)
 	_ = settings.FromEnvironment(client.options.flags, os.Environ())
@@ -184,10 +182,10 @@ func (c *captureCommand) printWithoutRules(w io.Writer) error {
 		Mode    string `json:"mode"`
 		DNSAddr string `json:"dns_addr"`
 	}{"resolv", c.options.agent.DNS.Addr}
-	return c.print(w, result, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "mode resolv: there are no rules, because the agent is on port 53 (%s %s)\n"+
+	return c.output.print(w, result, func(w io.Writer) {
+		fmt.Fprintf(w, "mode resolv: there are no rules, because the agent is on port 53 (%s %s)\n"+
 			"Programs that read resolv.conf send it their queries, if resolv.conf has that address.\n"+
-			"Queries to other nameservers are not captured; mode rules of injection captures them.\n", dnsAddrFlag, result.DNSAddr)
-		return err
+			"Queries to other nameservers are not captured; mode rules of injection captures them.\n",
+			dnsAddrFlag, result.DNSAddr)
 	})
 }

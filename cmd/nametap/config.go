@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -23,6 +21,7 @@ import (
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/cgroup"
 	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
 )
@@ -124,17 +123,19 @@ func (o *options) completeNode(cfg *agent.Config) error {
 
 // logger returns a logger as the settings say.
 func (o *options) logger() *slog.Logger {
-	to, options := cmp.Or[io.Writer](o.logTo, os.Stderr), &slog.HandlerOptions{Level: o.logLevel.LevelVar}
-	newHandler := func(to io.Writer) slog.Handler {
-		if o.logFormat == formatJSON {
-			return slog.NewJSONHandler(to, options)
-		}
-		return slog.NewTextHandler(to, options)
-	}
+	to, journal := cmp.Or[io.Writer](o.logTo, os.Stderr), &prefixWriter{}
 	if inJournal(os.Stderr) {
-		return slog.New(newJournalHandler(to, newHandler))
+		journal.to, to = to, journal
 	}
-	return slog.New(newHandler(to))
+	options := &slog.HandlerOptions{Level: o.logLevel.LevelVar}
+	var handler slog.Handler = slog.NewTextHandler(to, options)
+	if o.logFormat == formatJSON {
+		handler = slog.NewJSONHandler(to, options)
+	}
+	if journal.to != nil {
+		handler = journalHandler{handler, journal}
+	}
+	return slog.New(handler)
 }
 
 // logParallel logs what parallelEnv means, if its value is in use.
@@ -168,26 +169,27 @@ func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
 // the settings, and what follows from the address on which the agent listens.
 func (o *options) rulesConfig() (iptables.Config, error) {
 	cfg, addr := o.capture.Config, o.agent.DNS.Addr
-	host, _, err := net.SplitHostPort(addr)
+	hosts, port, err := sockets.SplitAddr(dnsAddrFlag, addr)
 	if err != nil {
-		return cfg, fmt.Errorf("%s %q: want host:port: %w", dnsAddrFlag, addr, err)
-	}
-	if cfg.Port, err = portFor(dnsAddrFlag, addr); err != nil {
 		return cfg, err
 	}
+	cfg.Port = port
 	if o.carries {
-		if cfg.EgressPort, err = portFor(egressAddrFlag, o.egress.Addr); err != nil {
+		hosts, port, err := sockets.SplitAddr(egressAddrFlag, o.egress.Addr)
+		if err != nil {
 			return cfg, err
 		}
-		if host, _, _ := net.SplitHostPort(o.egress.Addr); host == "localhost" && len(cfg.VirtualInterfaces) > 0 {
-			return cfg, fmt.Errorf("%s %q: connections from capture-virtual-interface %v are redirected to the address of that interface: want no host before the port",
+		cfg.EgressPort = port
+		if hosts[0].IsLoopback() && len(cfg.VirtualInterfaces) > 0 {
+			return cfg, fmt.Errorf("%s %q: connections from capture-virtual-interface %v are redirected to the address of "+
+				"that interface: want no host before the port",
 				egressAddrFlag, o.egress.Addr, cfg.VirtualInterfaces)
 		}
 		cfg.VIPs = egress.VIPs()
 	}
 	cfg.Pod = os.Getenv(inPod) != "" && !o.hostNetwork
 	cfg.Settle = o.agent.DNS.Forward.Timeout + time.Second // the time of nameservers, and a little for the agent
-	if cfg, err = servedFamilies(cfg, host); err != nil {
+	if cfg, err = servedFamilies(cfg, hosts); err != nil {
 		return cfg, fmt.Errorf("%s %q: %w", dnsAddrFlag, addr, err)
 	}
 	// iptables checks the rules themselves.
@@ -195,35 +197,18 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 	return cfg, err
 }
 
-// portFor returns the port of addr, the value of a setting.
-func portFor(setting, addr string) (uint16, error) {
-	_, port, err := net.SplitHostPort(addr)
-	number, numberErr := strconv.ParseUint(port, 10, 16)
-	if err != nil || numberErr != nil {
-		return 0, fmt.Errorf("%s %q: want a port from 1 to 65535", setting, addr)
-	}
-	return uint16(number), nil
-}
-
-// servedFamilies leaves out the families for which an agent that listens on host does not listen where the rules
+// servedFamilies leaves out the families for which an agent that listens on hosts does not listen where the rules
 // redirect queries. It returns an error if no family is left.
-func servedFamilies(cfg iptables.Config, host string) (iptables.Config, error) {
-	hosts := []string{host}
-	switch host {
-	case "":
-		hosts = []string{"0.0.0.0", "::"}
-	case "localhost":
-		hosts = []string{"127.0.0.1", "::1"}
-	}
+func servedFamilies(cfg iptables.Config, hosts []netip.Addr) (iptables.Config, error) {
 	served := map[iptables.Family]bool{}
 	for _, host := range hosts {
-		addr, err := netip.ParseAddr(host)
-		if err == nil && cfg.Serves(netip.AddrPortFrom(addr, cfg.Port)) {
-			served[iptables.FamilyOf(addr)] = true
+		if cfg.Serves(netip.AddrPortFrom(host, cfg.Port)) {
+			served[iptables.FamilyOf(host)] = true
 		}
 	}
 	if len(served) == 0 && len(cfg.VirtualInterfaces) > 0 {
-		return cfg, fmt.Errorf("queries of capture-virtual-interface %v are redirected to the address of that interface: want no host before the port, to listen on all addresses", cfg.VirtualInterfaces)
+		return cfg, fmt.Errorf("queries of capture-virtual-interface %v are redirected to the address of that interface: "+
+			"want no host before the port, to listen on all addresses", cfg.VirtualInterfaces)
 	}
 	if len(served) == 0 {
 		return cfg, errors.New("the rules redirect to 127.0.0.1 and ::1: want localhost, or no host before the port")
@@ -242,6 +227,7 @@ func ownQueriesPass(cfg iptables.Config) error {
 	if slices.Contains(cfg.AgentUIDs, uid) || slices.Contains(cfg.AgentGIDs, gid) {
 		return nil
 	}
-	return fmt.Errorf("capture: this process has uid %d and gid %d, so the rules would redirect its own queries to itself: run it as a user or group of --capture-agent-uid %v or --capture-agent-gid %v",
+	return fmt.Errorf("capture: this process has uid %d and gid %d, so the rules would redirect its own queries to "+
+		"itself: run it as a user or group of --capture-agent-uid %v or --capture-agent-gid %v",
 		uid, gid, cfg.AgentUIDs, cfg.AgentGIDs)
 }

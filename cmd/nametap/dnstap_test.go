@@ -360,7 +360,7 @@ func testDnstap(t *testing.T, r *tapReceiver) {
 			}
 		}
 	}
-	if formErr := []byte("\x12\x34\x81\x01\x00\x00\x00\x00\x00\x00\x00\x00"); !bytes.Contains(frames[11], formErr) {
+	if formErr := []byte("\x12\x34\x81\x81\x00\x00\x00\x00\x00\x00\x00\x00"); !bytes.Contains(frames[11], formErr) {
 		t.Errorf("the response to a malformed query is not in %q", frames[11])
 	}
 	if reason, _ := extraOf(t, frames[7])["reason"].(string); !strings.Contains(reason, "no reply in time") {

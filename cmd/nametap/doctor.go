@@ -16,14 +16,12 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/problems"
@@ -38,8 +36,8 @@ const exitWarnings = 3
 
 // A doctorCommand is one run of nametap doctor.
 type doctorCommand struct {
-	client statusClient
-	output string
+	agentCommand
+
 	all    bool
 	bundle string
 }
@@ -66,24 +64,24 @@ not ask the agent.`,
 			return d.run(command.Context(), command.OutOrStdout())
 		},
 	}
-	d.client.declare(command.Flags())
+	d.declare(command.Flags())
 	flag := command.Flags().Lookup("resolv-conf")
 	flag.Hidden, flag.Usage = false, "`path` of the resolv.conf that programs read"
-	declareOutput(command.Flags(), &d.output)
 	command.Flags().BoolVar(&d.all, "all", false, "list the checks that passed and those that were skipped, too")
-	command.Flags().StringVar(&d.bundle, "bundle", "", "also write a new tar `file` for a ticket: the problems, status, settings, metrics, queries that failed, and a digest of the table")
+	command.Flags().StringVar(&d.bundle, "bundle", "", "also write a new tar `file` for a ticket: the problems, status, "+
+		"settings, metrics, queries that failed, and a digest of the table")
 	return command
 }
 
 func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	var status agent.Status
 	host := new(problems.Host)
-	wrong := d.client.options.resolve() // the settings may be the problem that doctor finds
+	wrong := d.status.options.resolve() // the settings may be the problem that doctor finds
 	err := wrong
 	if wrong != nil {
 		host.Settings, host.SettingsOf = wrong.Error(), "a setting of this command"
 	} else {
-		err = d.client.get(ctx, "/debug/status", nil, &status)
+		err = d.status.get(ctx, "/debug/status", nil, &status)
 	}
 	switch {
 	case errors.Is(err, fs.ErrPermission) && wrong == nil:
@@ -91,7 +89,8 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	case errors.As(err, new(usageError)), ctx.Err() != nil:
 		return err
 	}
-	host.Domain, host.MDNS, host.Hosts = d.client.options.agent.DNS.Domain, exists("/run/avahi-daemon/socket"), hostsServices()
+	host.Domain, host.Hosts = d.status.options.agent.DNS.Domain, hostsServices()
+	host.MDNS = exists("/run/avahi-daemon/socket")
 	host.Version, host.Running = version.String(), strings.TrimPrefix(status.Version, "nametap ")
 	unread := map[problems.Code]string{}
 	for _, s := range status.Diagnosis.Skipped {
@@ -117,7 +116,7 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	unread[problems.QueriesGoElsewhere], unread[problems.QueriesGoUnanswered] = skipped, skipped
 	found := append(problems.Find(&problems.Readings{Now: time.Now(), Host: host}), status.Diagnosis.Problems...)
 	report := problems.Judge(found, status.Diagnosis.Suspected, unread)
-	if err := printOutput(w, d.output, report, func(w io.Writer) error { return d.print(w, status, report) }); err != nil {
+	if err := d.output.print(w, report, func(w io.Writer) { d.print(w, status, report) }); err != nil {
 		return err
 	}
 	if d.bundle != "" {
@@ -139,7 +138,7 @@ func (d *doctorCommand) readAbsent(ctx context.Context, host *problems.Host, err
 	host.Absent, host.Unit = err.Error(), unitState(ctx)
 	if os.Getenv(inPod) == "" {
 		unit := readUnit(ctx)
-		own := newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
+		own := looseOptions()
 		err := settings.Resolve(own.flags, append(unit.environ, os.Environ()...))
 		if err == nil {
 			_, err = own.config()
@@ -148,7 +147,7 @@ func (d *doctorCommand) readAbsent(ctx context.Context, host *problems.Host, err
 			host.Settings, host.SettingsOf = err.Error(), "a setting of nametap.service ("+strings.Join(unit.files, ", ")+")"
 		}
 	}
-	host.Taken = programsAt(d.client.options.agent.DNS.Addr)
+	host.Taken = programsAt(d.status.options.agent.DNS.Addr)
 }
 
 // exists reports whether there is a file.
@@ -162,7 +161,7 @@ const nsswitchConf = "/etc/nsswitch.conf"
 
 // resolvConf returns the path of the file that programs read.
 func (d *doctorCommand) resolvConf() string {
-	return cmp.Or(d.client.options.agent.DNS.Forward.ResolvConf, resolvconf.DefaultPath)
+	return cmp.Or(d.status.options.agent.DNS.Forward.ResolvConf, resolvconf.DefaultPath)
 }
 
 // hostsServices returns the services of the line "hosts" of nsswitch.conf; nil without that line.
@@ -182,14 +181,12 @@ func hostsServices() []string {
 
 // unitState returns the state of nametap.service, as systemd says it; "" without systemd or the unit.
 func unitState(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, unitTimeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "systemctl", "show", "--property=LoadState,ActiveState,SubState,Result,NRestarts", unitName).Output()
-	if err != nil || !strings.Contains("\n"+string(out), "\nLoadState=loaded\n") {
+	shown := showUnit(ctx, "ActiveState,SubState,Result,NRestarts")
+	if shown == "" {
 		return ""
 	}
 	has := map[string]string{}
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(shown) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		has[key] = value
 	}
@@ -221,7 +218,7 @@ func (d *doctorCommand) readResolvConf(host *problems.Host) []netip.AddrPort {
 // redirected returns the families whose queries are not redirected to the agent of this pod, as the agent's test
 // queries show, and why each is not. skipped says why this is not known.
 func (d *doctorCommand) redirected(status agent.Status) (without map[string]string, skipped string) {
-	capture, err := d.client.options.captureConfig()
+	capture, err := d.status.options.captureConfig()
 	switch {
 	case err != nil:
 		return nil, "the settings of capture are wrong: " + err.Error()
@@ -238,7 +235,9 @@ func (d *doctorCommand) redirected(status agent.Status) (without map[string]stri
 }
 
 // ways queries a nameserver of resolv.conf as programs do. skipped says why it sends no query.
-func (d *doctorCommand) ways(ctx context.Context, status agent.Status, server netip.AddrPort) (sent []problems.Sent, skipped string) {
+func (d *doctorCommand) ways(
+	ctx context.Context, status agent.Status, server netip.AddrPort,
+) (sent []problems.Sent, skipped string) {
 	own := status.OnlyNameserverOf != ""
 	switch {
 	case status.Capture != nil && !status.Capture.On:
@@ -260,13 +259,14 @@ func (d *doctorCommand) ways(ctx context.Context, status agent.Status, server ne
 
 // excluded returns a setting of the agent that may exclude the query of ways from capture.
 func (d *doctorCommand) excluded(ctx context.Context) string {
-	var settings map[string][]string
-	if d.client.get(ctx, "/debug/settings", nil, &settings) != nil {
+	settings, err := askSettings(ctx, d.status)
+	if err != nil {
 		return ""
 	}
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		byUser := name == "capture-exclude-uid" || name == "capture-exclude-gid"
-		if strings.HasPrefix(name, "capture-exclude-") && (!byUser || slices.Contains(settings[name], strconv.Itoa(agent.ProgramUser))) {
+		if strings.HasPrefix(name, "capture-exclude-") &&
+			(!byUser || slices.Contains(settings[name], strconv.Itoa(agent.ProgramUser))) {
 			return "--" + name
 		}
 	}
@@ -274,57 +274,68 @@ func (d *doctorCommand) excluded(ctx context.Context) string {
 }
 
 // print prints a report: the problems, and how many checks found none.
-func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.Report) error {
-	var text strings.Builder
-	fmt.Fprintf(&text, "nametap %s", version.Release())
+func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.Report) {
+	fmt.Fprintf(w, "nametap %s", version.Release())
 	if status.Uptime != "" {
-		fmt.Fprintf(&text, ", agent up %s, control plane %s", status.Uptime, status.XDS.Address)
+		fmt.Fprintf(w, ", agent up %s, control plane %s", status.Uptime, status.XDS.Address)
 	}
-	text.WriteString("\n\n")
+	fmt.Fprint(w, "\n\n")
 	for _, p := range report.Problems {
 		since := ""
 		if !p.Since.IsZero() {
 			since = "  since " + clock(p.Since)
 		}
-		fmt.Fprintf(&text, "%s  %s%s\n", strings.ToUpper(string(p.Severity)), printable(p.What), since)
-		for _, line := range [][2]string{{"evidence", p.Evidence}, {"effect", p.Effect}, {"mend", p.Mend}, {"rows", strings.Join(p.Rows, " ")}} {
-			fmt.Fprintf(&text, "  %-8s  %s\n", line[0], printable(strings.ReplaceAll(line[1], "\n", "; ")))
+		fmt.Fprintf(w, "%s  %s%s\n", strings.ToUpper(string(p.Severity)), printable(p.What), since)
+		for _, line := range [][2]string{
+			{"evidence", p.Evidence}, {"effect", p.Effect}, {"mend", p.Mend}, {"rows", strings.Join(p.Rows, " ")},
+		} {
+			fmt.Fprintf(w, "  %-8s  %s\n", line[0], printable(strings.ReplaceAll(line[1], "\n", "; ")))
 		}
 	}
 	for _, p := range report.Suspected {
-		fmt.Fprintf(&text, "suspected since %s, a problem after %v: %s\n", clock(p.Since), problems.Lasting, printable(p.What))
+		fmt.Fprintf(w, "suspected since %s, a problem after %v: %s\n", clock(p.Since), problems.Lasting, printable(p.What))
 	}
 	if d.all {
 		for _, title := range report.Passed {
-			fmt.Fprintf(&text, "ok       %s\n", title)
+			fmt.Fprintf(w, "ok       %s\n", title)
 		}
 		for _, s := range report.Skipped {
-			fmt.Fprintf(&text, "skipped  %s: %s\n", s.Check, printable(s.Reason))
+			fmt.Fprintf(w, "skipped  %s: %s\n", s.Check, printable(s.Reason))
 		}
 	}
-	fmt.Fprintf(&text, "%d checks passed, %d skipped", len(report.Passed), len(report.Skipped))
+	fmt.Fprintf(w, "%d checks passed, %d skipped", len(report.Passed), len(report.Skipped))
 	if !d.all {
-		text.WriteString("; --all lists them")
+		fmt.Fprint(w, "; --all lists them")
 	}
-	text.WriteString("\n")
+	fmt.Fprintln(w)
 	if len(report.Problems) == 0 {
-		text.WriteString("queries for single names may fail all the same: nametap tail --failed --since 10m\n")
+		fmt.Fprintln(w, "queries for single names may fail all the same: nametap tail --failed --since 10m")
 	}
-	_, err := io.WriteString(w, text.String())
-	return err
 }
 
 // A bundle is a tar file for a ticket. It does not have the names of the table; it has the queries that failed,
-// and their clients.
+// and their clients. If a file cannot be written, closing the tar file returns the error.
 type bundle struct {
-	client *statusClient
-	tar    *tar.Writer
-	errs   []error // why parts are missing
+	tar     *tar.Writer
+	missing bytes.Buffer // why parts are missing
+}
+
+// add adds a file or, if err says why its content is not known, notes that.
+func (b *bundle) add(name string, content []byte, err error) {
+	if err != nil {
+		fmt.Fprintln(&b.missing, err)
+		return
+	}
+	header := &tar.Header{Name: "nametap/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: time.Now()}
+	if b.tar.WriteHeader(header) == nil {
+		_, _ = b.tar.Write(content)
+	}
 }
 
 // writeBundle writes what is known of the agent to a new file.
 func (d *doctorCommand) writeBundle(ctx context.Context, status agent.Status, report problems.Report) (err error) {
-	file, err := os.OpenFile(d.bundle, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // follows no link that another user has put there
+	// It follows no link that another user has put there.
+	file, err := os.OpenFile(d.bundle, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("--bundle: %w", err)
 	}
@@ -333,82 +344,30 @@ func (d *doctorCommand) writeBundle(ctx context.Context, status agent.Status, re
 			_ = os.Remove(d.bundle)
 		}
 	}()
-	b := &bundle{client: &d.client, tar: tar.NewWriter(file)}
-	err = errors.Join(
-		b.add("version.txt", []byte(version.String()+"\n")),
-		b.addJSON("problems.json", report),
-		b.addJSON("status.json", status),
-		b.addReply(ctx, "settings.json", "/debug/settings", nil),
-		b.addReply(ctx, "failures.json", "/debug/tail", url.Values{agent.ParamSince: {allOf.String()}, agent.ParamOnce: {"true"}}),
-		b.addReply(ctx, "metrics.txt", "/metrics", nil),
-		b.addDigest(ctx),
-		b.addFile("resolv.conf", d.resolvConf()),
-		b.addFile("nsswitch.conf", nsswitchConf),
-	)
-	var missing bytes.Buffer
-	for _, e := range b.errs {
-		fmt.Fprintln(&missing, e)
+	b := &bundle{tar: tar.NewWriter(file)}
+	b.add("version.txt", []byte(version.String()+"\n"), nil)
+	for name, v := range map[string]any{"problems.json": report, "status.json": status} {
+		text, err := json.MarshalIndent(v, "", "  ")
+		b.add(name, append(text, '\n'), err)
 	}
-	return errors.Join(err, b.add("missing.txt", missing.Bytes()), b.tar.Close())
-}
-
-// add adds a file.
-func (b *bundle) add(name string, content []byte) error {
-	header := &tar.Header{Name: "nametap/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: time.Now()}
-	if err := b.tar.WriteHeader(header); err != nil {
-		return err
+	failures := url.Values{agent.ParamSince: {allOf.String()}, agent.ParamOnce: {"true"}}
+	for _, reply := range []struct {
+		name, path string
+		query      url.Values
+	}{
+		{"settings.json", "/debug/settings", nil},
+		{"failures.json", "/debug/tail", failures},
+		{"metrics.txt", "/metrics", nil},
+	} {
+		text, err := d.status.read(ctx, http.MethodGet, reply.path, reply.query)
+		b.add(reply.name, text, err)
 	}
-	_, err := b.tar.Write(content)
-	return err
-}
-
-// addJSON adds a value.
-func (b *bundle) addJSON(name string, v any) error {
-	text, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
+	table, err := d.status.read(ctx, http.MethodGet, "/debug/ndsz", nil)
+	b.add("table.txt", fmt.Appendf(nil, "sha256 of /debug/ndsz: %x, %d bytes\n", sha256.Sum256(table), len(table)), err)
+	for name, path := range map[string]string{"resolv.conf": d.resolvConf(), "nsswitch.conf": nsswitchConf} {
+		text, err := os.ReadFile(path)
+		b.add(name, text, err)
 	}
-	return b.add(name, append(text, '\n'))
-}
-
-// addFile adds a file of this host, or notes why it cannot be read.
-func (b *bundle) addFile(name, path string) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		b.errs = append(b.errs, err)
-		return nil
-	}
-	return b.add(name, text)
-}
-
-// addReply adds the agent's reply to a request, or notes why there is none.
-func (b *bundle) addReply(ctx context.Context, name, path string, query url.Values) error {
-	text, err := b.reply(ctx, path, query)
-	if err != nil {
-		b.errs = append(b.errs, err)
-		return nil
-	}
-	return b.add(name, text)
-}
-
-// addDigest adds a digest of the table, which shows whether two agents have the same table.
-func (b *bundle) addDigest(ctx context.Context) error {
-	text, err := b.reply(ctx, "/debug/ndsz", nil)
-	if err != nil {
-		b.errs = append(b.errs, err)
-		return nil
-	}
-	return b.add("table.txt", fmt.Appendf(nil, "sha256 of /debug/ndsz: %x, %d bytes\n", sha256.Sum256(text), len(text)))
-}
-
-// reply returns the agent's reply to a request.
-func (b *bundle) reply(ctx context.Context, path string, query url.Values) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	resp, err := b.client.request(ctx, http.MethodGet, path, query)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	return io.ReadAll(resp.Body)
+	b.add("missing.txt", b.missing.Bytes(), nil)
+	return b.tar.Close()
 }

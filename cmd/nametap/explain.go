@@ -19,7 +19,7 @@ const (
 )
 
 func newExplainCommand() *cobra.Command {
-	var output string
+	var output outputFormat
 	command := &cobra.Command{
 		Use:   "explain ROW|CODE|TEXT",
 		Short: "Explain a row, an error code or a message that nametap prints",
@@ -39,60 +39,58 @@ The exit code is 1 if the documents say nothing about it.`,
 			}
 			found := explain.Find(all, args)
 			if len(found) == 0 {
-				return fmt.Errorf("the documents of version %s say nothing about %q: want a row such as N9, a code such as 22, or a message or words in it",
+				return fmt.Errorf("the documents of version %s say nothing about %q: want a row such as N9, a code such as 22, "+
+					"or a message or words in it",
 					version.String(), strings.Join(args, " "))
 			}
-			return printOutput(command.OutOrStdout(), output, found, func(w io.Writer) error { return printExplained(w, found) })
+			return output.print(command.OutOrStdout(), found, func(w io.Writer) { printExplained(w, found) })
 		},
 	}
-	declareOutput(command.Flags(), &output)
+	output.declare(command.Flags())
 	return command
 }
 
-func printExplained(w io.Writer, entries []explain.Entry) error {
-	var text strings.Builder
+func printExplained(w io.Writer, entries []explain.Entry) {
 	for i, e := range entries {
 		if i > 0 {
-			text.WriteByte('\n')
+			fmt.Fprintln(w)
 		}
 		if i == maxExplained {
-			fmt.Fprintf(&text, "and %d more: use more words\n", len(entries)-i)
+			fmt.Fprintf(w, "and %d more: use more words\n", len(entries)-i)
 			break
 		}
 		switch e.Kind {
 		case explain.Row:
-			wrap(&text, "", fmt.Sprintf("%s (%s): %s", e.ID, e.Section, e.Text))
+			wrap(w, "", fmt.Sprintf("%s (%s): %s", e.ID, e.Section, e.Text))
 		case explain.Code:
-			wrap(&text, "", fmt.Sprintf("Extended DNS Error %s, %s: %s", e.ID, e.Title, e.Text))
+			wrap(w, "", fmt.Sprintf("Extended DNS Error %s, %s: %s", e.ID, e.Title, e.Text))
 		case explain.Symptom:
-			wrap(&text, "", e.Title+":")
-			wrap(&text, "  ", e.Text)
+			wrap(w, "", e.Title+":")
+			wrap(w, "  ", e.Text)
 		}
 		if e.Why != "" {
-			wrap(&text, "  ", "why: "+e.Why)
+			wrap(w, "  ", "why: "+e.Why)
 		}
 		if e.Document != "" {
-			fmt.Fprintf(&text, "  see: %s\n", version.Document(e.Document))
+			fmt.Fprintf(w, "  see: %s\n", version.Document(e.Document))
 		}
 	}
-	_, err := io.WriteString(w, text.String())
-	return err
 }
 
 // wrap writes a text in lines of up to explainWidth. The first line begins with indent, the others two columns
 // further right.
-func wrap(w io.StringWriter, indent, text string) {
+func wrap(w io.Writer, indent, text string) {
 	line := indent
 	for i, word := range strings.Fields(text) {
 		switch {
 		case i == 0:
 			line += word
 		case len(line)+1+len(word) > explainWidth:
-			_, _ = w.WriteString(line + "\n") // a strings.Builder does not fail
+			fmt.Fprintln(w, line)
 			line = indent + "  " + word
 		default:
 			line += " " + word
 		}
 	}
-	_, _ = w.WriteString(line + "\n")
+	fmt.Fprintln(w, line)
 }

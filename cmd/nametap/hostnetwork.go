@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"net/netip"
@@ -35,11 +33,14 @@ func (o *options) ownNetwork() error {
 	sign, err := o.nodesNetwork()
 	switch {
 	case err != nil:
-		return fmt.Errorf("capture: cannot find out whether this pod has the network of its node; --%s captures in any case: %w", hostNetworkFlag, err)
+		return fmt.Errorf("capture: cannot find out whether this pod has the network of its node; --%s captures "+
+			"in any case: %w", hostNetworkFlag, err)
 	case sign == "":
 		return nil
 	}
-	return fmt.Errorf("capture: this pod has the network of its node (hostNetwork: %s), so the rules would capture the DNS of the whole node, even after the pod has ended: give the pod its own network, or capture the node's DNS with --%s", sign, hostNetworkFlag)
+	return fmt.Errorf("capture: this pod has the network of its node (hostNetwork: %s), so the rules would capture the "+
+		"DNS of the whole node, even after the pod has ended: give the pod its own network, or capture the node's "+
+		"DNS with --%s", sign, hostNetworkFlag)
 }
 
 // nodesNetwork returns the sign by which this process knows that it has its node's network, or "".
@@ -86,17 +87,9 @@ func onInterface(address netip.Addr) (bool, error) {
 // kubeletSaysHostNetwork reports whether kubelet wrote a file for a pod on its node's
 // network. If the file is absent, it did not.
 func kubeletSaysHostNetwork(path string) (bool, error) {
-	file, err := os.Open(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
-	case err != nil:
-		return false, err
 	}
-	defer file.Close()
-	first, err := bufio.NewReader(file).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return false, err
-	}
-	return strings.HasPrefix(first, kubeletsHostNetwork), nil
+	return strings.HasPrefix(string(text), kubeletsHostNetwork), err
 }

@@ -23,11 +23,13 @@ func newInjectCommand() *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			program, err := programBeside(controlPlane)
 			if err != nil {
-				return fmt.Errorf("the program %s does the work: install it beside nametap or in PATH, or run its image: %w", controlPlane, err)
+				return fmt.Errorf("the program %s does the work: install it beside nametap or in PATH, or run its image: %w",
+					controlPlane, err)
 			}
 			// The other program takes the place of this process, so it has the output, the signals and the exit
 			// code. Its first argument makes it speak as nametap.
-			return fmt.Errorf("running %s: %w", program, syscall.Exec(program, append([]string{"nametap", "inject"}, args...), os.Environ()))
+			return fmt.Errorf("running %s: %w", program,
+				syscall.Exec(program, append([]string{"nametap", "inject"}, args...), os.Environ()))
 		},
 	}
 }

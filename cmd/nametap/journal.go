@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 )
 
@@ -59,54 +60,38 @@ func prefixLines(prefix, text string) string {
 // A prefixWriter puts a prefix before the lines of each text.
 type prefixWriter struct {
 	to     io.Writer
+	mu     sync.Mutex // held while a record is written
 	prefix string
 }
 
 // Write writes the lines in one piece.
-func (w prefixWriter) Write(text []byte) (int, error) {
+func (w *prefixWriter) Write(text []byte) (int, error) {
 	if _, err := io.WriteString(w.to, prefixLines(w.prefix, string(text))); err != nil {
 		return 0, err
 	}
 	return len(text), nil
 }
 
-// A journalHandler passes each record to the handler for its priority.
-type journalHandler map[string]slog.Handler
-
-// newJournalHandler returns a handler that writes lines from which journald reads their priorities. newHandler
-// returns the handler that formats the lines.
-func newJournalHandler(to io.Writer, newHandler func(io.Writer) slog.Handler) journalHandler {
-	h := journalHandler{}
-	for _, prefix := range []string{journalError, journalWarning, journalInfo, journalDebug} {
-		h[prefix] = newHandler(prefixWriter{to, prefix})
-	}
-	return h
-}
-
-// Enabled implements [slog.Handler].
-func (h journalHandler) Enabled(ctx context.Context, level slog.Level) bool {
-	return h[journalPrefix(level)].Enabled(ctx, level)
+// A journalHandler formats records by another handler, which writes to to. Each line has the prefix of its priority.
+type journalHandler struct {
+	slog.Handler
+	to *prefixWriter
 }
 
 // Handle implements [slog.Handler].
 func (h journalHandler) Handle(ctx context.Context, record slog.Record) error {
-	return h[journalPrefix(record.Level)].Handle(ctx, record)
+	h.to.mu.Lock()
+	defer h.to.mu.Unlock()
+	h.to.prefix = journalPrefix(record.Level)
+	return h.Handler.Handle(ctx, record)
 }
 
 // WithAttrs implements [slog.Handler].
 func (h journalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return h.each(func(inner slog.Handler) slog.Handler { return inner.WithAttrs(attrs) })
+	return journalHandler{h.Handler.WithAttrs(attrs), h.to}
 }
 
 // WithGroup implements [slog.Handler].
 func (h journalHandler) WithGroup(name string) slog.Handler {
-	return h.each(func(inner slog.Handler) slog.Handler { return inner.WithGroup(name) })
-}
-
-func (h journalHandler) each(change func(slog.Handler) slog.Handler) journalHandler {
-	changed := journalHandler{}
-	for prefix, inner := range h {
-		changed[prefix] = change(inner)
-	}
-	return changed
+	return journalHandler{h.Handler.WithGroup(name), h.to}
 }

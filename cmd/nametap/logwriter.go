@@ -68,7 +68,8 @@ func (w *logWriter) writeLine(line []byte) {
 		if inJournal(w.to) {
 			prefix = journalWarning
 		}
-		if _, err := fmt.Fprintf(w.to, prefix+"%d lines of the log are lost because they could not be written\n", lost); err != nil {
+		_, err := fmt.Fprintf(w.to, prefix+"%d lines of the log are lost because they could not be written\n", lost)
+		if err != nil {
 			w.lost.Add(lost)
 		}
 	}
@@ -91,13 +92,7 @@ func printError(to io.Writer, message string) {
 	if inJournal(to) {
 		message = prefixLines(journalError, message)
 	}
-	printed := make(chan struct{})
-	go func() {
-		defer close(printed)
-		_, _ = io.WriteString(to, message) // there is no other place for it
-	}()
-	select {
-	case <-printed:
-	case <-time.After(logCloseTimeout):
-	}
+	w := newLogWriter(to)
+	_, _ = w.Write([]byte(message)) // it does not fail
+	w.close()
 }

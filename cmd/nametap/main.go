@@ -88,7 +88,10 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
 	root.SetUsageFunc(settings.PrintUsage)
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newTailCommand(), newTopCommand(), newStatusCommand(),
-		newDoctorCommand(), newExplainCommand(), newInjectCommand(), newVersionCommand(), newResolvedHelperCommand())
+	root.AddCommand(
+		newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newTailCommand(),
+		newTopCommand(), newStatusCommand(), newDoctorCommand(), newExplainCommand(), newInjectCommand(),
+		newVersionCommand(), newResolvedHelperCommand(),
+	)
 	return root
 }

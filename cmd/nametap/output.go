@@ -1,54 +1,61 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
+	"text/tabwriter"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/settings"
 )
 
-// Values of --output.
-const (
-	outputText = "text"
-	outputJSON = "json"
-)
-
-// An outputFormat is the value of --output. An unknown format is refused before the command
-// does anything.
+// An outputFormat is the value of --output.
 type outputFormat string
 
-// String returns the format.
-func (o *outputFormat) String() string { return string(*o) }
+// The values of outputFormat.
+const (
+	outputText outputFormat = "text"
+	outputJSON outputFormat = "json"
+)
 
-// Set reads a format.
-func (o *outputFormat) Set(s string) error {
-	if s != outputText && s != outputJSON {
-		return fmt.Errorf("want %s or %s", outputText, outputJSON)
-	}
-	*o = outputFormat(s)
-	return nil
+// declare declares --output.
+func (o *outputFormat) declare(flags *pflag.FlagSet) {
+	*o = outputText
+	flags.VarP(settings.OneOf(o, outputText, outputJSON), "output", "o", "`format` of the output: text or json")
 }
 
-// Type names the kind of value in the help.
-func (o *outputFormat) Type() string { return "string" }
-
-// declareOutput declares --output.
-func declareOutput(flags *pflag.FlagSet, output *string) {
-	*output = outputText
-	flags.VarP((*outputFormat)(output), "output", "o", "`format` of the output: text or json")
+// print prints v as JSON, or as the text that write writes. In a text, tabs separate columns.
+func (o outputFormat) print(to io.Writer, v any, write func(w io.Writer)) error {
+	var all bytes.Buffer
+	if o == outputJSON {
+		encoder := json.NewEncoder(&all)
+		encoder.SetIndent("", "  ")
+		if err := encoder.Encode(v); err != nil {
+			return err
+		}
+	} else {
+		columns := tabwriter.NewWriter(&all, 0, 0, 2, ' ', 0)
+		write(columns)
+		_ = columns.Flush() // a buffer does not fail
+	}
+	_, err := to.Write(all.Bytes())
+	return err
 }
 
-// printOutput prints v as JSON, or calls text to print it, as --output says.
-func printOutput(w io.Writer, output string, v any, text func(w io.Writer) error) error {
-	if output != outputJSON {
-		return text(w)
-	}
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(v)
+// An agentCommand has what the commands about the agent on this host have in common.
+type agentCommand struct {
+	status statusClient
+	output outputFormat
+}
+
+// declare declares the flags.
+func (c *agentCommand) declare(flags *pflag.FlagSet) {
+	c.status.declare(flags)
+	c.output.declare(flags)
 }
 
 // isTerminal reports whether w is a terminal.

@@ -6,36 +6,35 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // programsAt returns the programs other than nametap that have the port of a DNS address: at that address, at
 // loopback or at all addresses. Only root sees the programs of other users.
 func programsAt(addr string) (found []problems.Taken) {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return nil
-	}
-	number, err := strconv.ParseUint(port, 10, 16)
+	hosts, port, err := sockets.SplitAddr("address", addr)
 	if err != nil {
 		return nil
 	}
 	for _, table := range []string{"udp", "tcp", "udp6", "tcp6"} {
-		sockets, _ := readSockets(table) // a table that cannot be read names no program
-		for _, s := range sockets {
-			all := s.addr.Addr().IsUnspecified()
-			if s.connected || s.addr.Port() != uint16(number) || !all && host != "" && !s.addr.Addr().IsLoopback() && s.addr.Addr().String() != host {
+		bound, _ := readSockets(table) // a table that cannot be read names no program
+		for _, s := range bound {
+			at := s.addr.Addr()
+			same := at.IsUnspecified() || at.IsLoopback() || hosts[0].IsUnspecified() || slices.Contains(hosts, at)
+			if s.connected || s.addr.Port() != port || !same {
 				continue
 			}
 			if program, own := programOf(s.inode); !own {
-				found = append(found, problems.Taken{Address: strings.TrimSuffix(table, "6") + " " + s.addr.String(), Program: program})
+				found = append(found,
+					problems.Taken{Address: strings.TrimSuffix(table, "6") + " " + s.addr.String(), Program: program})
 			}
 		}
 	}
@@ -73,7 +72,8 @@ func parseSockets(table string) (found []boundSocket) {
 			continue
 		}
 		if addr, ok := parseHexAddr(row[local]); ok {
-			found = append(found, boundSocket{addr, strings.Trim(row[peer], "0:") != "", row[state] == listen, row[uid], row[inode]})
+			found = append(found,
+				boundSocket{addr, strings.Trim(row[peer], "0:") != "", row[state] == listen, row[uid], row[inode]})
 		}
 	}
 	return found
@@ -126,7 +126,8 @@ func alone(inodes map[string]bool) error {
 			return err
 		}
 		if user, found := squatter(sockets, inodes); found {
-			return fmt.Errorf("a program of the user %s has a UDP socket at the address of nametap.socket, and may receive its queries; find it with `ss -lunp`", user)
+			return fmt.Errorf("a program of the user %s has a UDP socket at the address of nametap.socket, and may receive "+
+				"its queries; find it with `ss -lunp`", user)
 		}
 	}
 	return nil

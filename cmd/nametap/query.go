@@ -2,14 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"net/url"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -17,12 +15,12 @@ import (
 	"github.com/miekg/dns"
 	"github.com/spf13/cobra"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
 )
@@ -53,8 +51,8 @@ type queryResult struct {
 
 // A queryCommand is one run of nametap query.
 type queryCommand struct {
-	status          statusClient
-	output          string
+	agentCommand
+
 	trace, captured bool
 }
 
@@ -86,11 +84,11 @@ answered it.`,
 		},
 	}
 	flags := command.Flags()
-	c.status.declare(flags)
+	c.declare(flags)
 	c.status.declareDNS()
 	flags.BoolVar(&c.trace, "trace", false, "show how the answer came about: search list, cache, nameservers")
-	flags.BoolVar(&c.captured, "captured", false, "query as a client does, by the first nameserver of resolv.conf, and say what answers")
-	declareOutput(flags, &c.output)
+	flags.BoolVar(&c.captured, "captured", false,
+		"query as a client does, by the first nameserver of resolv.conf, and say what answers")
 	return command
 }
 
@@ -121,7 +119,7 @@ func (c *queryCommand) run(ctx context.Context, w io.Writer, args []string) erro
 		}
 		results = append(results, result)
 	}
-	return printOutput(w, c.output, results, func(w io.Writer) error { return printResults(w, results) })
+	return c.output.print(w, results, func(w io.Writer) { printResults(w, results) })
 }
 
 // answer asks one question, and adds what the agent knows about the answer.
@@ -206,35 +204,39 @@ func (a *asker) exchange(ctx context.Context, req *dns.Msg) (resp *dns.Msg, prot
 	return resp, protocol, err
 }
 
-func (a *asker) dial(ctx context.Context, network string) (net.Conn, error) {
-	if a.user != nil {
-		return a.user.dial(ctx, network, a.addr)
+func (a *asker) dial(ctx context.Context, network string) (conn net.Conn, err error) {
+	dial := func() error {
+		conn, err = (&net.Dialer{}).DialContext(ctx, network, a.addr)
+		return err
 	}
-	dialer := net.Dialer{}
-	return dialer.DialContext(ctx, network, a.addr)
+	if a.user == nil || a.user.uid == os.Geteuid() {
+		err = dial()
+	} else {
+		err = sockets.AsUser(a.user.uid, a.user.gid, dial)
+	}
+	return conn, err
 }
 
 // ask asks one question.
 func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 	req := &dns.Msg{MsgHdr: dns.MsgHdr{Id: dns.Id(), RecursionDesired: true}, Question: []dns.Question{q}}
 	req.SetEdns0(dnsproxy.DefaultEDNSUDPSize, false)
-	if a.trace {
-		dnsproxy.AskTrace(req)
-	} else {
-		dnsproxy.AskProvenance(req)
-	}
+	dnsproxy.AskProvenance(req, a.trace)
 	start := time.Now()
 	resp, protocol, err := a.exchange(ctx, req)
 	switch {
 	case err != nil && a.user != nil:
-		return queryResult{}, fmt.Errorf("no answer from %s over %s, nor do clients get one: `nametap capture check` and `nametap status` show why: %w", a.addr, protocol, err)
+		return queryResult{}, fmt.Errorf("no answer from %s over %s, nor do clients get one: `nametap capture check` and "+
+			"`nametap status` show why: %w", a.addr, protocol, err)
 	case err != nil:
-		return queryResult{}, fmt.Errorf("no answer from %s over %s: is the agent running? --dns-addr names another address: %w", a.addr, protocol, err)
+		return queryResult{}, fmt.Errorf(
+			"no answer from %s over %s: is the agent running? --dns-addr names another address: %w", a.addr, protocol, err)
 	}
 	extra := slices.DeleteFunc(slices.Clone(resp.Extra), func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	result := queryResult{
-		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: rcodeName(resp.Rcode),
-		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra), Errors: extendedErrors(resp),
+		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: wire.RcodeName(resp.Rcode),
+		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra),
+		Errors:   extendedErrors(resp),
 		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),
 	}
 	result.readFrom(resp)
@@ -256,18 +258,6 @@ func (r *queryResult) seeRows(rows []string) {
 	for _, row := range rows {
 		r.See = append(r.See, version.Document("docs/behaviour.md#"+strings.ToLower(row)))
 	}
-}
-
-// rcodeName returns the name of a response code. The library calls 16 BADSIG, which is its meaning in a TSIG
-// record; in a message it is BADVERS.
-func rcodeName(rcode int) string {
-	if rcode == dns.RcodeBadVers {
-		return "BADVERS"
-	}
-	if name, ok := dns.RcodeToString[rcode]; ok {
-		return name
-	}
-	return fmt.Sprintf("RCODE%d", rcode)
 }
 
 func recordTexts(rrs []dns.RR) []string {
@@ -302,40 +292,37 @@ func (r *queryResult) explain(ctx context.Context, status *statusClient) {
 	r.seeRows(explanation.Rows)
 }
 
-func printResults(w io.Writer, results []queryResult) error {
-	var text strings.Builder
+func printResults(w io.Writer, results []queryResult) {
 	for i, r := range results {
 		if i > 0 {
-			text.WriteByte('\n')
+			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(&text, "%s %s: %s in %s over %s\n", r.Name, r.Type, r.Rcode, r.Duration, r.Protocol)
+		fmt.Fprintf(w, "%s %s: %s in %s over %s\n", r.Name, r.Type, r.Rcode, r.Duration, r.Protocol)
 		for _, record := range r.Answer {
-			fmt.Fprintf(&text, "  %s\n", record)
+			fmt.Fprintf(w, "  %s\n", record)
 		}
 		for _, record := range r.Authority {
-			fmt.Fprintf(&text, "  authority: %s\n", record)
+			fmt.Fprintf(w, "  authority: %s\n", record)
 		}
 		for _, record := range r.Additional {
-			fmt.Fprintf(&text, "  additional: %s\n", record)
+			fmt.Fprintf(w, "  additional: %s\n", record)
 		}
 		for _, e := range r.Errors {
-			fmt.Fprintf(&text, "  error: %s\n", e)
+			fmt.Fprintf(w, "  error: %s\n", e)
 		}
-		r.Captured.print(&text)
-		r.printFrom(&text)
+		r.Captured.print(w)
+		r.printFrom(w)
 		if r.Rule == nil {
-			fmt.Fprintf(&text, "  rule: unknown: %s\n", r.NoRule)
+			fmt.Fprintf(w, "  rule: unknown: %s\n", r.NoRule)
 		} else {
-			fmt.Fprintf(&text, "  rule: %s (%s): %s\n", r.Rule.Rule, strings.Join(r.Rule.Rows, ", "), r.Rule.Why)
+			fmt.Fprintf(w, "  rule: %s (%s): %s\n", r.Rule.Rule, strings.Join(r.Rule.Rows, ", "), r.Rule.Why)
 		}
-		r.Trace.print(&text, &r)
+		r.Trace.print(w, &r)
 		for _, address := range r.See {
-			fmt.Fprintf(&text, "  see: %s\n", address)
+			fmt.Fprintf(w, "  see: %s\n", address)
 		}
-		r.Egress.print(&text)
+		r.Egress.print(w)
 	}
-	_, err := io.WriteString(w, text.String())
-	return err
 }
 
 // printFrom prints where the answer came from, if that was a nameserver or the cache.
@@ -396,7 +383,7 @@ const nobody = 65534
 // without rights.
 func clientUser(c *iptables.Config) (*socketUser, error) {
 	passes := func(id int, lists ...[]uint32) bool {
-		return slices.ContainsFunc(lists, func(ids []uint32) bool { return slices.Contains(ids, uint32(id)) }) //nolint:gosec // an id
+		return slices.Contains(slices.Concat(lists...), uint32(id)) //nolint:gosec // an id
 	}
 	user := &socketUser{os.Geteuid(), os.Getegid()}
 	if user.uid == 0 {
@@ -409,32 +396,11 @@ func clientUser(c *iptables.Config) (*socketUser, error) {
 		}
 	}
 	if passes(user.uid, c.AgentUIDs, c.ExcludeUIDs) || passes(user.gid, c.AgentGIDs, c.ExcludeGIDs) {
-		return nil, fmt.Errorf("queries of this user (uid %d, gid %d) are not captured, since it is the agent's, or excluded by --capture-exclude-uid or --capture-exclude-gid: run this command as root or as another user",
+		return nil, fmt.Errorf("queries of this user (uid %d, gid %d) are not captured, since it is the agent's, or "+
+			"excluded by --capture-exclude-uid or --capture-exclude-gid: run this command as root or as another user",
 			user.uid, user.gid)
 	}
 	return user, nil
-}
-
-// dial opens a socket of the user. The kernel takes the owner of a socket from the thread that opens it.
-func (u *socketUser) dial(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-	dialer := net.Dialer{}
-	if u.uid == os.Geteuid() {
-		return dialer.DialContext(ctx, network, addr)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err = errors.Join(unix.Setfsgid(u.gid), unix.Setfsuid(u.uid))
-		if now, _ := unix.SetfsuidRetUid(-1); now != u.uid {
-			err = fmt.Errorf("opening a socket of the user %d: CAP_SETUID is missing", u.uid)
-		}
-		if err == nil {
-			conn, err = dialer.DialContext(ctx, network, addr)
-		}
-	}()
-	<-done
-	return conn, err
 }
 
 // findCaptured finds out which server has answered a query.
@@ -477,7 +443,8 @@ func (c *capturedQuery) print(w io.Writer) {
 	by := map[string]string{
 		byAgent:      fmt.Sprintf("this agent (%s): queries of clients reach it", c.ID),
 		byOtherAgent: fmt.Sprintf("another agent of nametap (%s), not the one at --dns-addr", c.ID),
-		byServer:     "another server, not an agent of nametap: queries of clients are not captured; `nametap capture check` and `nametap status` show why",
+		byServer: "another server, not an agent of nametap: queries of clients are not captured; `nametap capture " +
+			"check` and `nametap status` show why",
 	}[c.By]
 	fmt.Fprintf(w, "  captured: the query of uid %d to %s was answered by %s\n", c.UID, c.Server, by)
 }

@@ -2,14 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +16,6 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
@@ -92,30 +88,21 @@ func (t *queryTrace) note(what string, err error) bool {
 
 // readRecent returns the queries for a name that the agent has kept.
 func readRecent(ctx context.Context, status *statusClient, name string) (*recentQueries, error) {
-	resp, err := status.request(ctx, http.MethodGet, "/debug/tail", url.Values{
+	recent := &recentQueries{Rcodes: map[string]int{}}
+	err := status.tail(ctx, url.Values{
 		seen.ParamName: {name}, agent.ParamSince: {traceBack.String()}, agent.ParamOnce: {"true"},
+	}, func(line *agent.TailLine) (more bool, err error) {
+		if r := line.Record; r != nil && strings.EqualFold(r.Name, name) {
+			recent.Count++
+			recent.Rcodes[tailResult(r)]++
+			recent.Last = r
+		}
+		return true, nil
 	})
-	if err != nil {
+	if !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	defer resp.Body.Close()
-	recent := &recentQueries{Rcodes: map[string]int{}}
-	for lines := json.NewDecoder(resp.Body); ; {
-		var line agent.TailLine
-		switch err := lines.Decode(&line); {
-		case errors.Is(err, io.EOF):
-			return recent, nil
-		case err != nil:
-			return nil, err
-		}
-		r := line.Record
-		if r == nil || !strings.EqualFold(r.Name, name) {
-			continue
-		}
-		recent.Count++
-		recent.Rcodes[tailResult(r)]++
-		recent.Last = r
-	}
+	return recent, nil
 }
 
 // findCandidates asks the questions that libc asks for a name, unless libc asks only one.
@@ -123,11 +110,12 @@ func (t *queryTrace) findCandidates(ctx context.Context, a *asker, name string, 
 	if _, reverse := dns.ReverseAddr(name); reverse == nil || strings.HasSuffix(name, ".") {
 		return
 	}
-	text, err := os.ReadFile(a.resolvConf)
+	libc, err := dns.ClientConfigFromFile(a.resolvConf)
 	if !t.note("search list", err) {
 		return
 	}
-	for _, full := range candidatesOf(name, resolvconf.Parse(text).Search, ndots(text)) {
+	libc.Search = slices.DeleteFunc(libc.Search, func(domain string) bool { return domain == "." }) // the name alone
+	for _, full := range libc.NameList(name) {
 		result, err := a.ask(ctx, dns.Question{Name: full, Qtype: qtype, Qclass: dns.ClassINET})
 		if !t.note("candidate "+full, err) {
 			return
@@ -143,38 +131,6 @@ func (t *queryTrace) findCandidates(ctx context.Context, a *asker, name string, 
 	}
 }
 
-// candidatesOf returns the names that libc queries for a name without a dot at its end, in the order of libc. See
-// resolv.conf(5).
-func candidatesOf(name string, search []string, ndots int) []string {
-	var names []string
-	for _, domain := range search {
-		names = append(names, dns.Fqdn(name+"."+strings.TrimPrefix(domain, ".")))
-	}
-	if strings.Count(name, ".") >= ndots {
-		return append([]string{dns.Fqdn(name)}, names...)
-	}
-	return append(names, dns.Fqdn(name))
-}
-
-// ndots returns the option ndots of a resolv.conf, which concerns clients alone.
-func ndots(text []byte) int {
-	const most = 15 // RES_MAXNDOTS
-	n := 1
-	for line := range strings.Lines(string(text)) {
-		words := strings.Fields(line)
-		if len(words) == 0 || words[0] != "options" {
-			continue
-		}
-		for _, word := range words[1:] {
-			value, ok := strings.CutPrefix(word, "ndots:")
-			if number, err := strconv.Atoi(value); ok && err == nil && number >= 0 {
-				n = min(number, most)
-			}
-		}
-	}
-	return n
-}
-
 // print prints the trace. It prints nothing if t is nil.
 func (t *queryTrace) print(w io.Writer, r *queryResult) {
 	if t == nil {
@@ -185,7 +141,8 @@ func (t *queryTrace) print(w io.Writer, r *queryResult) {
 		if t.Table.Stale {
 			stale = ", from the snapshot"
 		}
-		fmt.Fprintf(w, "  table: version %q, %s old%s\n", t.Table.Version, ago(time.Duration(t.Table.Age*float64(time.Second))), stale)
+		fmt.Fprintf(w, "  table: version %q, %s old%s\n", t.Table.Version,
+			ago(time.Duration(t.Table.Age*float64(time.Second))), stale)
 	}
 	if r.From != nil && r.From.Source != "table" && r.From.Source != "self" {
 		fmt.Fprintf(w, "  cache before: %s\n", cacheText(t.Cache))
@@ -232,7 +189,8 @@ func cacheText(e *forward.CacheEntry) string {
 func (t *queryTrace) printAttempts(w io.Writer, r *queryResult) {
 	if len(r.From.Attempts) == 0 {
 		if r.From.Source == "upstream" {
-			fmt.Fprintln(w, "  nameservers: unknown: another client has sent the same query at this time, or the agent is of another version")
+			fmt.Fprintln(w,
+				"  nameservers: unknown: another client has sent the same query at this time, or the agent is of another version")
 		}
 		return
 	}

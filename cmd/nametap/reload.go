@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,39 +19,18 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// A taker is the part of a running agent that takes changed values of a setting.
-type taker uint8
+// isLive reports whether a running agent takes changed values of a setting. It is the only place that says which
+// settings take effect while the agent runs; for all others the next process takes the value.
+func isLive(name string) bool {
+	return isOfDNS(name) || strings.HasPrefix(name, "capture-") ||
+		slices.Contains([]string{"log-level", "query-log", "dnstap"}, name)
+}
 
-// The takers.
-const (
-	byRestart taker = iota // no part: the next process takes the value
-	byLog
-	byCapture
-	byDNS
-	byRecords
-)
-
-// takenBy returns the part of a running agent that takes changed values of a setting. It is the only place
-// that says which settings take effect while the agent runs.
-func takenBy(name string) taker {
+// isOfDNS reports whether [dnsproxy.Server.Configure] takes changed values of a setting.
+func isOfDNS(name string) bool {
 	group, _, _ := strings.Cut(name, "-")
-	switch {
-	case name == "capture":
-		return byRestart
-	case name == "log-level":
-		return byLog
-	case name == "query-log", name == "dnstap":
-		return byRecords
-	case group == "capture":
-		return byCapture
-	case group == "upstream", group == "cache":
-		return byDNS
-	}
-	switch name {
-	case "serve-stale", "ttl", "before-sync", "bypass", "local-only":
-		return byDNS
-	}
-	return byRestart
+	return slices.Contains([]string{"upstream", "cache"}, group) ||
+		slices.Contains([]string{"serve-stale", "ttl", "before-sync", "bypass", "local-only"}, name)
 }
 
 // A configurable is an [agent.Agent].
@@ -93,7 +73,7 @@ func (r *reloader) showIn(cfg *agent.Config) {
 	cfg.FileSettings = func() problems.Settings { return *r.files.Load() }
 	cfg.Settings = func() map[string][]string { return r.values(affectsCapture) }
 	cfg.DNSSettings = func() map[string][]string {
-		return r.values(func(name string) bool { return takenBy(name) == byDNS })
+		return r.values(isOfDNS)
 	}
 }
 
@@ -140,7 +120,7 @@ func (r *reloader) reload() {
 	r.failed = ""
 	for _, c := range changes(r.last, next.read) {
 		switch {
-		case takenBy(c.name) != byRestart:
+		case isLive(c.name):
 			r.log.Info("setting changed", "name", c.name, "from", c.from, "to", c.to)
 		case c.to != r.running.flags.Lookup(c.name).Value.String():
 			r.log.Warn("setting changed: it takes effect after a restart", "name", c.name, "from", c.from, "to", c.to)
@@ -158,7 +138,7 @@ func (r *reloader) reload() {
 // pending returns the settings that were last read with new values which take effect only after a restart.
 func (r *reloader) pending() (names []string) {
 	for _, c := range changes(r.running, r.last) {
-		if takenBy(c.name) == byRestart {
+		if !isLive(c.name) {
 			names = append(names, "--"+c.name)
 		}
 	}
@@ -169,14 +149,10 @@ func (r *reloader) pending() (names []string) {
 func (r *reloader) apply(next settingsRead) {
 	previous := r.inUse.Swap(next.inUse)
 	r.running.logLevel.Set(next.inUse.logLevel.Level())
-	for _, c := range changes(previous, next.inUse) {
-		if takenBy(c.name) != byDNS {
-			continue
-		}
+	if slices.ContainsFunc(changes(previous, next.inUse), func(c settingChange) bool { return isOfDNS(c.name) }) {
 		if err := r.agent().Configure(next.dns); err != nil {
 			r.log.Error("the settings of DNS stay unchanged", "error", err)
 		}
-		break
 	}
 	r.agent().SetRecords(next.inUse.agent.Records)
 	if !r.running.installRules {
@@ -197,18 +173,19 @@ type settingsRead struct {
 // read reads the settings of the files, with the command line and the environment
 // that the agent was started with, and checks those that the agent takes.
 func (r *reloader) read() (next settingsRead, err error) {
-	next.read = newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
-	err = cmp.Or(settings.CheckRereadable(r.running.flags), settings.Copy(next.read.flags, r.running.flags, settings.Given))
+	next.read = looseOptions()
+	err = cmp.Or(settings.CheckRereadable(r.running.flags),
+		settings.Copy(next.read.flags, r.running.flags, settings.Given))
 	if err == nil {
 		err = next.read.resolve()
 	}
 	if err != nil {
 		return next, err
 	}
-	next.inUse = newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
+	next.inUse = looseOptions()
 	if err := cmp.Or(
-		settings.Copy(next.inUse.flags, next.read.flags, func(flag *pflag.Flag) bool { return takenBy(flag.Name) != byRestart }),
-		settings.Copy(next.inUse.flags, r.running.flags, func(flag *pflag.Flag) bool { return takenBy(flag.Name) == byRestart }),
+		settings.Copy(next.inUse.flags, next.read.flags, func(flag *pflag.Flag) bool { return isLive(flag.Name) }),
+		settings.Copy(next.inUse.flags, r.running.flags, func(flag *pflag.Flag) bool { return !isLive(flag.Name) }),
 	); err != nil {
 		return next, err
 	}

@@ -63,7 +63,8 @@ func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 		case dns[port]:
 			cfg.DNS.Sockets = append(cfg.DNS.Sockets, file)
 		default:
-			cfg.Logger.Warn("a TCP socket of nametap.socket is not used: its ListenStream and --"+egressAddrFlag+" have different ports; change one of them",
+			cfg.Logger.Warn("a TCP socket of nametap.socket is not used: its ListenStream and --"+egressAddrFlag+" have "+
+				"different ports; change one of them",
 				"ListenStream", sockets.TCPAddr(file), egressAddrFlag, egressAddr)
 			_ = file.Close() // systemd holds it, too
 		}
@@ -96,7 +97,7 @@ func exclusive(files []*os.File) error {
 	for _, file := range files {
 		conn, err := file.SyscallConn() // unlike Fd, it does not make the socket block
 		if err == nil {
-			err = errors.Join(err, conn.Control(func(fd uintptr) { errs = append(errs, exclude(int(fd))) })) //nolint:gosec // a descriptor
+			err = conn.Control(func(fd uintptr) { errs = append(errs, exclude(int(fd))) }) //nolint:gosec // a descriptor
 		}
 		errs = append(errs, err)
 	}

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,9 +18,8 @@ import (
 
 func newStatusCommand() *cobra.Command {
 	var (
-		client statusClient
-		output string
-		wait   time.Duration
+		c    agentCommand
+		wait time.Duration
 	)
 	command := &cobra.Command{
 		Use:   "status",
@@ -34,23 +32,21 @@ the start of a pod, as a postStart hook of the agent's container.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			var status agent.Status
-			if err := client.await(command.Context(), wait); err != nil {
+			if err := c.status.await(command.Context(), wait); err != nil {
 				return err
 			}
-			if err := client.get(command.Context(), "/debug/status", nil, &status); err != nil {
+			if err := c.status.get(command.Context(), "/debug/status", nil, &status); err != nil {
 				return err
 			}
-			return printOutput(command.OutOrStdout(), output, status, func(w io.Writer) error { return printAgentStatus(w, status) })
+			return c.output.print(command.OutOrStdout(), status, func(w io.Writer) { printAgentStatus(w, status) })
 		},
 	}
-	client.declare(command.Flags())
-	declareOutput(command.Flags(), &output)
+	c.declare(command.Flags())
 	command.Flags().DurationVar(&wait, "wait", 0, "wait up to this `duration` until the agent is ready")
 	return command
 }
 
-func printAgentStatus(w io.Writer, status agent.Status) error {
-	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+func printAgentStatus(w io.Writer, status agent.Status) {
 	ready := "yes"
 	if !status.Ready {
 		ready = "no: " + status.Reason
@@ -59,19 +55,18 @@ func printAgentStatus(w io.Writer, status agent.Status) error {
 	for _, addr := range status.DNS {
 		listeners = append(listeners, addr.Network+" "+addr.Address)
 	}
-	fmt.Fprintf(lines, "ready\t%s\n", ready)
-	fmt.Fprintf(lines, "up for\t%s\n", status.Uptime)
-	fmt.Fprintf(lines, "DNS\t%s\n", strings.Join(listeners, ", "))
-	printProblems(lines, status.Diagnosis)
-	printSettings(lines, status.Settings)
-	printUpstreams(lines, status.Upstreams)
-	fmt.Fprintf(lines, "hosts\t%d\n", status.Hosts)
-	printXDS(lines, status)
-	printCapture(lines, status.Capture)
-	printNameserver(lines, status.OnlyNameserverOf)
-	printRedirections(lines, status.Redirected)
-	printEgress(lines, status.Egress)
-	return lines.Flush()
+	fmt.Fprintf(w, "ready\t%s\n", ready)
+	fmt.Fprintf(w, "up for\t%s\n", status.Uptime)
+	fmt.Fprintf(w, "DNS\t%s\n", strings.Join(listeners, ", "))
+	printProblems(w, status.Diagnosis)
+	printSettings(w, status.Settings)
+	printUpstreams(w, status.Upstreams)
+	fmt.Fprintf(w, "hosts\t%d\n", status.Hosts)
+	printXDS(w, status)
+	printCapture(w, status.Capture)
+	printNameserver(w, status.OnlyNameserverOf)
+	printRedirections(w, status.Redirected)
+	printEgress(w, status.Egress)
 }
 
 // printProblems prints a line for each problem, and one for each suspected problem, which has not lasted long
@@ -201,7 +196,8 @@ func printEgress(w io.Writer, status *egress.Status) {
 		if h.PortsUnknown {
 			unknown = ", ports not known"
 		}
-		fmt.Fprintf(w, "\t%s: %s to %s, %d open of %d, %d bytes sent, %d received%s\n", name, h.VIP, h.Address, h.Open, h.Total, h.Sent, h.Received, unknown)
+		fmt.Fprintf(w, "\t%s: %s to %s, %d open of %d, %d bytes sent, %d received%s\n", name, h.VIP, h.Address, h.Open,
+			h.Total, h.Sent, h.Received, unknown)
 	}
 	for _, r := range status.Refused {
 		fmt.Fprintf(w, "\trefused, %s: %d, last %s: %s\n", r.Reason, r.Count, r.Last.Format(time.RFC3339), r.Error)

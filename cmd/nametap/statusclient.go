@@ -24,7 +24,8 @@ import (
 type statusClient struct{ options *options }
 
 // errNoTable means that the agent has no table yet.
-var errNoTable = errors.New("the agent has no table yet; `nametap status` shows whether it is connected to a control plane")
+var errNoTable = errors.New(
+	"the agent has no table yet; `nametap status` shows whether it is connected to a control plane")
 
 // errNoAgent means that no agent accepts the connection.
 var errNoAgent = errors.New("no agent answers")
@@ -60,6 +61,15 @@ func (c *statusClient) resolve() error {
 	return nil
 }
 
+// find reads the settings that say where the agent is. It may be called again.
+func (c *statusClient) find() error {
+	if err := c.resolve(); err != nil {
+		return err
+	}
+	_, err := reachable(statusAddrFlag, c.options.agent.StatusAddr)
+	return err
+}
+
 // dnsAddr returns the address at which the agent answers queries.
 func (c *statusClient) dnsAddr() (string, error) {
 	if err := c.resolve(); err != nil {
@@ -87,10 +97,7 @@ func (c *statusClient) await(ctx context.Context, limit time.Duration) error {
 	if limit <= 0 {
 		return nil
 	}
-	if err := c.resolve(); err != nil {
-		return err
-	}
-	if _, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err != nil {
+	if err := c.find(); err != nil {
 		return err
 	}
 	waiting, cancel := context.WithTimeout(ctx, limit)
@@ -109,16 +116,9 @@ func (c *statusClient) await(ctx context.Context, limit time.Duration) error {
 //
 //nolint:revive // one parameter more than get
 func (c *statusClient) do(ctx context.Context, method, path string, query url.Values, v any) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	resp, err := c.request(ctx, method, path, query)
+	body, err := c.read(ctx, method, path, query)
 	if err != nil {
 		return err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return fmt.Errorf("reading %s: %w", path, err)
 	}
 	if err := json.Unmarshal(body, v); err != nil {
 		return fmt.Errorf("the reply to %s is not that of a nametap agent: %w", path, err)
@@ -126,13 +126,47 @@ func (c *statusClient) do(ctx context.Context, method, path string, query url.Va
 	return nil
 }
 
+// read makes a request and returns the body of the reply.
+func (c *statusClient) read(ctx context.Context, method, path string, query url.Values) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	resp, err := c.request(ctx, method, path, query)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return body, nil
+}
+
+// tail requests queries, and calls take with each line of the reply until take returns false or an error. At the end of
+// the reply the error is [io.EOF].
+func (c *statusClient) tail(
+	ctx context.Context, params url.Values, take func(line *agent.TailLine) (more bool, err error),
+) error {
+	resp, err := c.request(ctx, http.MethodGet, "/debug/tail", params)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	for lines := json.NewDecoder(resp.Body); ; {
+		var line agent.TailLine
+		if err := lines.Decode(&line); err != nil {
+			return err
+		}
+		if more, err := take(&line); err != nil || !more {
+			return err
+		}
+	}
+}
+
 // request makes a request, and returns the response if it was successful. The caller closes the body of the
 // response.
 func (c *statusClient) request(ctx context.Context, method, path string, query url.Values) (*http.Response, error) {
-	if err := c.resolve(); err != nil {
-		return nil, err
-	}
-	if _, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err != nil {
+	if err := c.find(); err != nil {
 		return nil, err
 	}
 	address := url.URL{Scheme: "http", Host: "localhost", Path: path, RawQuery: query.Encode()}
@@ -146,7 +180,8 @@ func (c *statusClient) request(ctx context.Context, method, path string, query u
 	case errors.Is(err, fs.ErrPermission):
 		return nil, fmt.Errorf("%w; run this command with sudo", cause(err))
 	case err != nil:
-		return nil, fmt.Errorf("%w at %s: is it running? --status-addr names another address: %w", errNoAgent, c.options.agent.StatusAddr, cause(err))
+		return nil, fmt.Errorf("%w at %s: is it running? --status-addr names another address: %w", errNoAgent,
+			c.options.agent.StatusAddr, cause(err))
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil

@@ -14,6 +14,7 @@ import (
 	"github.com/nametap/nametap/agent/supervise"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // removeTimeout bounds the removal of rules that redirect to an agent that does not start.
@@ -22,13 +23,14 @@ const removeTimeout = 30 * time.Second
 // superviseAgent runs this command again as a child process, which answers on the sockets of this process.
 func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals) error {
 	if os.Getenv("NOTIFY_SOCKET") != "" {
-		return usageError{errors.New("supervise: systemd restarts the agent itself, and nametap.socket holds its sockets: want --supervise=false under systemd")}
+		return usageError{errors.New("supervise: systemd restarts the agent itself, and nametap.socket holds its sockets: " +
+			"want --supervise=false under systemd")}
 	}
 	if err := fixedPorts(cfg); err != nil {
 		return usageError{err}
 	}
 	runtime.GOMAXPROCS(1) // Go would wake another thread at each probe
-	sockets, err := dnsproxy.OpenSockets(ctx, cfg.DNS.Addr, cfg.Logger)
+	files, err := dnsproxy.OpenSockets(ctx, cfg.DNS.Addr, cfg.Logger)
 	if err != nil {
 		return err
 	}
@@ -36,17 +38,17 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 	if err != nil {
 		return err
 	}
-	sockets = append(sockets, status...)
+	files = append(files, status...)
 	if cfg.Egress != nil {
 		more, err := egress.OpenSockets(ctx, cfg.Egress.Addr, cfg.Logger)
 		if err != nil {
 			return err
 		}
-		sockets = append(sockets, more...)
+		files = append(files, more...)
 	}
 	running := supervise.Config{
 		// The program of this process, even if the file was replaced since.
-		Path: "/proc/self/exe", Args: os.Args, Env: os.Environ(), Sockets: sockets,
+		Path: "/proc/self/exe", Args: os.Args, Env: os.Environ(), Sockets: files,
 		EndSignals: signals.end, Log: cfg.Logger,
 	}
 	if cfg.Capture != nil {
@@ -69,7 +71,7 @@ func fixedPorts(cfg agent.Config) error {
 		addrs[egressAddrFlag] = cfg.Egress.Addr
 	}
 	for setting, addr := range addrs {
-		port, err := portFor(setting, addr)
+		_, port, err := sockets.SplitAddr(setting, addr)
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 )
@@ -76,8 +75,7 @@ var errDiffers = errors.New("the tables differ")
 
 func newTableCommand() *cobra.Command {
 	var (
-		status     statusClient
-		output     string
+		c          agentCommand
 		diff       string
 		shortNames bool
 	)
@@ -90,22 +88,22 @@ func newTableCommand() *cobra.Command {
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			var table hostTable
-			if err := status.get(command.Context(), "/debug/ndsz", nil, &table); err != nil {
+			if err := c.status.get(command.Context(), "/debug/ndsz", nil, &table); err != nil {
 				return err
 			}
 			if !shortNames {
 				maps.DeleteFunc(table.Table, isShortName)
 			}
 			if diff != "" {
-				return printDiff(command, output, diff, table)
+				return printDiff(command.OutOrStdout(), c.output, diff, table)
 			}
-			return printOutput(command.OutOrStdout(), output, table, table.print)
+			return c.output.print(command.OutOrStdout(), table, table.print)
 		},
 	}
-	status.declare(command.Flags())
+	c.declare(command.Flags())
 	command.Flags().BoolVar(&shortNames, "short-names", false, "also show the short names of each host, as entries")
-	command.Flags().StringVar(&diff, "diff", "", "show the difference from a `file` that --output json wrote; exit code 1 if there is one")
-	declareOutput(command.Flags(), &output)
+	command.Flags().StringVar(&diff, "diff", "",
+		"show the difference from a `file` that --output json wrote; exit code 1 if there is one")
 	return command
 }
 
@@ -115,18 +113,16 @@ func isShortName(key string, info hostInfo) bool {
 	return strings.HasSuffix(key, ".") && info.Shortname == "" && info.Registry == "Kubernetes"
 }
 
-func (t hostTable) print(w io.Writer) error {
-	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(columns, "HOST\tREGISTRY\tADDRESSES")
+func (t hostTable) print(w io.Writer) {
+	fmt.Fprintln(w, "HOST\tREGISTRY\tADDRESSES")
 	for _, host := range slices.Sorted(maps.Keys(t.Table)) {
 		info := t.Table[host]
-		fmt.Fprintf(columns, "%s\t%s\t%s", host, info.Registry, strings.Join(info.IPs, " "))
+		fmt.Fprintf(w, "%s\t%s\t%s", host, info.Registry, strings.Join(info.IPs, " "))
 		if details := info.details(); details != "" {
-			fmt.Fprint(columns, "\t", details)
+			fmt.Fprint(w, "\t", details)
 		}
-		fmt.Fprintln(columns)
+		fmt.Fprintln(w)
 	}
-	return columns.Flush()
 }
 
 // line returns the line of a diff for an entry.
@@ -168,7 +164,7 @@ func diffTables(before, after hostTable) tableDiff {
 	return diff
 }
 
-func printDiff(command *cobra.Command, output, path string, after hostTable) error {
+func printDiff(w io.Writer, output outputFormat, path string, after hostTable) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("reading the table to compare with: %w", err)
@@ -178,7 +174,7 @@ func printDiff(command *cobra.Command, output, path string, after hostTable) err
 		return fmt.Errorf("%s: want the output of `nametap table --output json`", path)
 	}
 	diff := diffTables(before, after)
-	if err := printOutput(command.OutOrStdout(), output, diff, diff.print); err != nil {
+	if err := output.print(w, diff, diff.print); err != nil {
 		return err
 	}
 	if n := len(diff.Added) + len(diff.Removed) + len(diff.Changed); n > 0 {
@@ -187,7 +183,7 @@ func printDiff(command *cobra.Command, output, path string, after hostTable) err
 	return nil
 }
 
-func (d tableDiff) print(w io.Writer) error {
+func (d tableDiff) print(w io.Writer) {
 	lines := map[string]string{}
 	for host, info := range d.Removed {
 		lines[host] = info.line("-", host)
@@ -199,9 +195,6 @@ func (d tableDiff) print(w io.Writer) error {
 		lines[host] = c.Before.line("-", host) + c.After.line("+", host)
 	}
 	for _, host := range slices.Sorted(maps.Keys(lines)) {
-		if _, err := io.WriteString(w, lines[host]); err != nil {
-			return err
-		}
+		fmt.Fprint(w, lines[host])
 	}
-	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"os"
 	"os/user"
@@ -27,8 +26,8 @@ const allOf = 10 * 365 * 24 * time.Hour
 
 // A seenQueries has what the commands that read the queries of the agent have in common.
 type seenQueries struct {
-	status statusClient
-	output string
+	agentCommand
+
 	filter map[string]*string
 	failed bool
 	who    bool
@@ -39,7 +38,7 @@ type seenQueries struct {
 
 // declare declares the flags.
 func (s *seenQueries) declare(flags *pflag.FlagSet) {
-	s.status.declare(flags)
+	s.agentCommand.declare(flags)
 	flags.BoolVar(&s.failed, "failed", false, "only failures and other queries worth a look")
 	s.filter = map[string]*string{}
 	for _, f := range []struct{ param, usage string }{
@@ -53,7 +52,6 @@ func (s *seenQueries) declare(flags *pflag.FlagSet) {
 		s.filter[f.param] = flags.String(f.param, "", f.usage)
 	}
 	flags.DurationVar(&s.limit, "for", 0, "end after this `duration`")
-	declareOutput(flags, &s.output)
 }
 
 // params returns the parameters of the request. The only argument is a name, which may be missing.
@@ -90,29 +88,17 @@ func (s *seenQueries) limited(ctx context.Context) (context.Context, context.Can
 	return context.WithTimeout(ctx, s.limit)
 }
 
-// read requests queries, and calls take with each until take returns false or an error. At the end of the response
-// the error is [io.EOF].
-func (s *seenQueries) read(ctx context.Context, params url.Values, take func(*seen.Record) (more bool, err error)) error {
-	resp, err := s.status.request(ctx, http.MethodGet, "/debug/tail", params)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	lines := json.NewDecoder(resp.Body)
-	for more := true; more; {
-		var line agent.TailLine
-		if err := lines.Decode(&line); err != nil {
-			return err
-		}
+// read is [statusClient.tail] with the queries alone. It counts the queries that were lost.
+func (s *seenQueries) read(
+	ctx context.Context, params url.Values, take func(*seen.Record) (more bool, err error),
+) error {
+	return s.status.tail(ctx, params, func(line *agent.TailLine) (more bool, err error) {
 		s.lost += line.Lost
 		if line.Record == nil {
-			continue
+			return true, nil
 		}
-		if more, err = take(line.Record); err != nil {
-			return err
-		}
-	}
-	return nil
+		return take(line.Record)
+	})
 }
 
 // tailEnded returns the error of read for people, to whom it does not matter how the agent has ended the response.
@@ -162,7 +148,8 @@ The exit code is 1 if --no-follow or --for found no query.`,
 		RunE: func(command *cobra.Command, args []string) error {
 			t.colour = isTerminal(command.OutOrStdout()) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 			err := t.run(command.Context(), command.OutOrStdout(), args)
-			if err == nil || errors.Is(err, errTailEnded) || errors.Is(err, exitError(exitFailed)) { // the command has read queries
+			// With these errors the command has read queries, too.
+			if err == nil || errors.Is(err, errTailEnded) || errors.Is(err, exitError(exitFailed)) {
 				t.printEnd(command.Context(), command.ErrOrStderr())
 			}
 			return err
@@ -170,7 +157,8 @@ The exit code is 1 if --no-follow or --for found no query.`,
 	}
 	flags := command.Flags()
 	t.declare(flags)
-	flags.BoolVar(&t.who, "who", false, "look up the client of every query, not only of failures: this costs the agent up to 2 % more of a processor")
+	flags.BoolVar(&t.who, "who", false,
+		"look up the client of every query, not only of failures: this costs the agent up to 2 % more of a processor")
 	flags.DurationVar(&t.since, "since", 0, "begin with the queries of this last `duration` that the agent has kept")
 	flags.IntVarP(&t.count, "count", "n", 0, "end after this `number` of queries")
 	flags.BoolVar(&t.noFollow, "no-follow", false, "end after the queries that the agent has kept")
@@ -201,7 +189,8 @@ func (t *tailCommand) params(args []string) (url.Values, error) {
 }
 
 // errTailEnded is the error if the agent ends while its queries are shown.
-var errTailEnded = errors.New("the agent has ended the connection: it was restarted, or this command read nothing for a minute")
+var errTailEnded = errors.New(
+	"the agent has ended the connection: it was restarted, or this command read nothing for a minute")
 
 func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error {
 	params, err := t.params(args)
@@ -236,7 +225,8 @@ func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 		if t.since == allOf {
 			text += fmt.Sprintf("-- %d of the queries that the agent has kept", t.shown)
 		} else {
-			text += fmt.Sprintf("-- %d queries since %s; %d lost", t.shown, strings.TrimSuffix(clock(since), since.Local().Format(".000")), t.lost)
+			text += fmt.Sprintf("-- %d queries since %s; %d lost",
+				t.shown, strings.TrimSuffix(clock(since), since.Local().Format(".000")), t.lost)
 		}
 		if t.hidden > 0 {
 			text += fmt.Sprintf("; %d repeats within a second are not shown", t.hidden)
@@ -330,10 +320,12 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 		t.header = true
 	}
 	result := t.coloured(fmt.Sprintf("%-*s", resultColumn, tailResult(r)), tailColour(r))
-	fmt.Fprintf(&text, tailRow, clock(r.Time), t.names.of(r), r.Question(), result, tailFrom(r), tailTook(r)+repeatText(before))
+	fmt.Fprintf(&text, tailRow, clock(r.Time), t.names.of(r), r.Question(), result, tailFrom(r),
+		tailTook(r)+repeatText(before))
 	if r.Reason != "" {
 		t.reasons = true
-		fmt.Fprintf(&text, "%14s%s\n", "", t.coloured(fmt.Sprintf("%s  [%s]", printable(r.Reason), strings.Join(r.Rows, " ")), faint))
+		fmt.Fprintf(&text, "%14s%s\n", "",
+			t.coloured(fmt.Sprintf("%s  [%s]", printable(r.Reason), strings.Join(r.Rows, " ")), faint))
 	}
 	_, err := io.WriteString(w, text.String())
 	return err

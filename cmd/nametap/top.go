@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
 	"fmt"
 	"io"
@@ -15,18 +14,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/internal/settings"
 )
 
 // A topCommand is one run of nametap top.
 type topCommand struct {
 	seenQueries
-	by      string
+	by      topKey
 	rows    int
 	counted *top
 }
 
 func newTopCommand() *cobra.Command {
-	t := &topCommand{counted: newTop()}
+	t := &topCommand{by: keyName, counted: newTop()}
 	command := &cobra.Command{
 		Use:   "top [NAME]",
 		Short: "Show which names, clients, nameservers or response codes have most queries",
@@ -46,17 +46,29 @@ The exit code is 1 if --for found no query.`,
 	}
 	flags := command.Flags()
 	t.declare(flags)
-	flags.StringVar(&t.by, "by", "name", "what to count `by`: name, client, server or rcode")
+	flags.Var(settings.OneOf(&t.by, keyName, keyClient, keyServer, keyRcode), "by",
+		"what to count `by`: name, client, server or rcode")
 	flags.IntVarP(&t.rows, "count", "n", 20, "show this `number` of rows")
 	return command
 }
 
+// A topKey says what queries are counted by.
+type topKey string
+
+// The values of topKey.
+const (
+	keyName   topKey = "name"
+	keyClient topKey = "client"
+	keyServer topKey = "server"
+	keyRcode  topKey = "rcode"
+)
+
 // key returns the key under which a query is counted.
 func (t *topCommand) key(r *seen.Record) string {
 	switch t.by {
-	case "client":
+	case keyClient:
 		return t.names.of(r)
-	case "server":
+	case keyServer:
 		switch {
 		case r.Source != "upstream":
 			return r.Source
@@ -64,20 +76,18 @@ func (t *topCommand) key(r *seen.Record) string {
 			return "none answered"
 		}
 		return r.Server
-	case "rcode":
+	case keyRcode:
 		return r.Rcode
+	case keyName:
 	}
 	return printable(r.Question())
 }
 
 func (t *topCommand) run(ctx context.Context, w io.Writer, args []string) error {
-	if !slices.Contains([]string{"name", "client", "server", "rcode"}, t.by) {
-		return usageError{fmt.Errorf("--by=%q: want name, client, server or rcode", t.by)}
-	}
 	if t.rows <= 0 {
 		return usageError{fmt.Errorf("--count=%d: want a number of rows", t.rows)}
 	}
-	t.who = t.by == "client"
+	t.who = t.by == keyClient
 	params, err := t.params(args)
 	if err != nil {
 		return err
@@ -110,7 +120,7 @@ func (t *topCommand) follow(ctx, limited context.Context, w io.Writer, params ur
 			t.counted.add(t.key(r), r)
 		case <-tick.C:
 			if live {
-				if err := t.print(w, clearScreen); err != nil {
+				if err := t.output.print(w, nil, func(w io.Writer) { t.print(w, clearScreen) }); err != nil {
 					return err
 				}
 			}
@@ -122,7 +132,7 @@ func (t *topCommand) follow(ctx, limited context.Context, w io.Writer, params ur
 	if !stopped && t.counted.queries == 0 {
 		return tailEnded(err)
 	}
-	if err := printOutput(w, t.output, t.result(), func(w io.Writer) error { return t.print(w, "") }); err != nil {
+	if err := t.output.print(w, t.result(), func(w io.Writer) { t.print(w, "") }); err != nil {
 		return err
 	}
 	switch {
@@ -136,7 +146,7 @@ func (t *topCommand) follow(ctx, limited context.Context, w io.Writer, params ur
 
 // A topResult is the table in JSON.
 type topResult struct {
-	By      string      `json:"by"`
+	By      topKey      `json:"by"`
 	Seconds float64     `json:"seconds"`
 	Queries int         `json:"queries"`
 	Lost    uint64      `json:"lost"`
@@ -154,22 +164,19 @@ func (t *topCommand) result() topResult {
 const clearScreen = "\x1b[H\x1b[2J"
 
 // print prints before, and then the table.
-func (t *topCommand) print(w io.Writer, before string) error {
-	var text strings.Builder
+func (t *topCommand) print(w io.Writer, before string) {
 	took := time.Since(t.counted.began)
-	fmt.Fprintf(&text, "%s%d queries in %v\n", before, t.counted.queries, took.Round(100*time.Millisecond))
+	fmt.Fprintf(w, "%s%d queries in %v\n", before, t.counted.queries, took.Round(100*time.Millisecond))
 	const row = "%9s  %9s  %8s  %9s  %7s  %s\n"
-	fmt.Fprintf(&text, row, "QUERIES", "PER S", "FAILED", "TOOK", "OVER", strings.ToUpper(t.by))
+	fmt.Fprintf(w, row, "QUERIES", "PER S", "FAILED", "TOOK", "OVER", strings.ToUpper(string(t.by)))
 	for _, c := range t.counted.most(t.rows) {
 		mean := "-"
 		if c.Mean != nil {
 			mean = time.Duration(*c.Mean * float64(time.Second)).Round(time.Microsecond).String()
 		}
-		fmt.Fprintf(&text, row, strconv.Itoa(c.Queries), strconv.FormatFloat(float64(c.Queries)/took.Seconds(), 'f', 1, 64),
+		fmt.Fprintf(w, row, strconv.Itoa(c.Queries), strconv.FormatFloat(float64(c.Queries)/took.Seconds(), 'f', 1, 64),
 			strconv.Itoa(c.Failed), mean, strconv.Itoa(c.Over), c.Key)
 	}
-	_, err := io.WriteString(w, text.String())
-	return err
 }
 
 // maxKeys is how many keys are counted at a time.
@@ -182,7 +189,7 @@ type top struct {
 	began   time.Time
 	queries int
 	byKey   map[string]*topCount
-	least   leastFirst
+	all     []*topCount // of byKey
 }
 
 // A topCount is the count of one key.
@@ -197,7 +204,6 @@ type topCount struct {
 
 	took     float64
 	measured int
-	index    int // index in leastFirst
 }
 
 func newTop() *top { return &top{began: time.Now(), byKey: map[string]*topCount{}} }
@@ -208,13 +214,13 @@ func (t *top) add(key string, r *seen.Record) {
 	c, known := t.byKey[key]
 	switch {
 	case known:
-	case len(t.least) < maxKeys:
+	case len(t.all) < maxKeys:
 		c = &topCount{Key: key}
-		heap.Push(&t.least, c)
+		t.all = append(t.all, c)
 	default:
-		c = t.least[0]
+		c = slices.MinFunc(t.all, func(a, b *topCount) int { return a.Queries - b.Queries })
 		delete(t.byKey, c.Key)
-		*c = topCount{Key: key, Queries: c.Queries, Over: c.Queries, index: c.index}
+		*c = topCount{Key: key, Queries: c.Queries, Over: c.Queries}
 	}
 	t.byKey[key] = c
 	c.Queries++
@@ -224,12 +230,11 @@ func (t *top) add(key string, r *seen.Record) {
 	if r.Took != nil {
 		c.took, c.measured = c.took+*r.Took, c.measured+1
 	}
-	heap.Fix(&t.least, c.index)
 }
 
 // most returns the most frequent keys, up to n.
 func (t *top) most(n int) []*topCount {
-	sorted := slices.Clone([]*topCount(t.least))
+	sorted := slices.Clone(t.all)
 	slices.SortFunc(sorted, func(a, b *topCount) int {
 		return cmp.Or(cmp.Compare(b.Queries, a.Queries), strings.Compare(a.Key, b.Key))
 	})
@@ -241,28 +246,4 @@ func (t *top) most(n int) []*topCount {
 		}
 	}
 	return sorted
-}
-
-// leastFirst is a heap with the least frequent key first.
-type leastFirst []*topCount
-
-func (h leastFirst) Len() int           { return len(h) }
-func (h leastFirst) Less(i, j int) bool { return h[i].Queries < h[j].Queries }
-func (h leastFirst) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-
-// Push appends a count.
-func (h *leastFirst) Push(x any) {
-	c := x.(*topCount) // only top pushes
-	c.index = len(*h)
-	*h = append(*h, c)
-}
-
-// Pop is not used: a top only grows.
-func (h *leastFirst) Pop() any {
-	last := (*h)[len(*h)-1]
-	*h = (*h)[:len(*h)-1]
-	return last
 }

@@ -24,7 +24,7 @@ func TestTop(t *testing.T) { // R17
 			add(fmt.Sprintf("rare-%d", 3*round+i))
 		}
 	}
-	if len(counted.byKey) != maxKeys || len(counted.least) != maxKeys {
+	if len(counted.byKey) != maxKeys || len(counted.all) != maxKeys {
 		t.Errorf("%d keys are counted, want %d", len(counted.byKey), maxKeys)
 	}
 	all := counted.most(maxKeys)

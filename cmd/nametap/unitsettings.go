@@ -50,14 +50,23 @@ func (u unitSettings) describe(unasked error) string {
 	return text
 }
 
-// readUnit returns the settings of nametap.service, including those of drop-ins.
-func readUnit(ctx context.Context) (unit unitSettings) {
+// showUnit returns properties of nametap.service as `systemctl show` prints them; "" without systemd or the unit.
+func showUnit(ctx context.Context, properties string) string {
 	ctx, cancel := context.WithTimeout(ctx, unitTimeout)
 	defer cancel()
+	show := exec.CommandContext(ctx, "systemctl", "show", "--property=LoadState,"+properties, unitName) //nolint:gosec // constants
+	out, err := show.Output()
+	if err != nil || !strings.Contains("\n"+string(out), "\nLoadState=loaded\n") {
+		return ""
+	}
+	return string(out)
+}
+
+// readUnit returns the settings of nametap.service, including those of drop-ins.
+func readUnit(ctx context.Context) (unit unitSettings) {
 	files := unitFiles()
-	cmd := exec.CommandContext(ctx, "systemctl", "show", "--property=LoadState,Environment,EnvironmentFiles", unitName)
-	if out, err := cmd.Output(); err == nil && strings.Contains("\n"+string(out), "\nLoadState=loaded\n") {
-		unit.environ, files = parseUnit(string(out))
+	if text := showUnit(ctx, "Environment,EnvironmentFiles"); text != "" {
+		unit.environ, files = parseUnit(text)
 	}
 	for _, pattern := range files {
 		found, err := filepath.Glob(pattern)

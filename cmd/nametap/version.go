@@ -10,19 +10,18 @@ import (
 )
 
 func newVersionCommand() *cobra.Command {
-	var output string
+	var output outputFormat
 	command := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			build := version.Read()
-			return printOutput(command.OutOrStdout(), output, build, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "nametap %s (%s)\n", build, build.Go)
-				return err
+			return output.print(command.OutOrStdout(), build, func(w io.Writer) {
+				fmt.Fprintf(w, "nametap %s (%s)\n", build, build.Go)
 			})
 		},
 	}
-	declareOutput(command.Flags(), &output)
+	output.declare(command.Flags())
 	return command
 }

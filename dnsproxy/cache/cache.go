@@ -18,9 +18,7 @@
 package cache
 
 import (
-	"cmp"
 	"hash/maphash"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -106,9 +104,10 @@ type Stats struct {
 type Cache struct {
 	seed   maphash.Seed
 	origin time.Time // entries hold times since then, in 8 bytes each instead of 24
-	store  atomic.Pointer[store]
+	shards [shardCount]shard
+	off    atomic.Bool // the cache keeps nothing
 
-	changing sync.Mutex // held by Flush and Configure, which replaces store
+	changing sync.Mutex // held by Flush and Configure
 	// generation counts calls of Flush. Each shard has its own copy, which changes
 	// with its content.
 	generation atomic.Uint64
@@ -116,19 +115,14 @@ type Cache struct {
 	misses, staleAsked atomic.Uint64 // counted by CountMiss
 }
 
-// A store has the entries of a cache and their limits, which never change.
-type store struct {
-	limits Config  // with defaults
-	shards []shard // none if the cache keeps nothing
-	past   Stats   // of the stores before, except Entries and Bytes
-}
+// shardCount is the number of shards. With 16 of them readers rarely wait for a lock, and one of the default size has
+// room for the longest reply.
+const shardCount = 16
 
-// The defaults of a [Config].
+// The bounds of the TTLs of positive and negative answers, also of the TTLs that clients see.
 const (
-	// DefaultMaxTTL is the bound that RFC 8767, section 4, suggests.
-	DefaultMaxTTL = 7 * 24 * time.Hour
-	// DefaultMaxNegativeTTL is the longest that RFC 2308, section 5, has found to work well.
-	DefaultMaxNegativeTTL = 3 * time.Hour
+	maxTTL         = 7 * 24 * time.Hour // RFC 8767, section 4, suggests it
+	maxNegativeTTL = 3 * time.Hour      // the longest that RFC 2308, section 5, has found to work well
 )
 
 // A Config tells how much a cache keeps, and for how long.
@@ -137,76 +131,39 @@ type Config struct {
 	MaxBytes int64
 	// Stale is how long answers are kept after they have expired.
 	Stale time.Duration
-	// MaxTTL and MaxNegativeTTL bound the TTLs of positive and negative answers, also
-	// the TTLs that clients see. 0 means the default.
-	MaxTTL, MaxNegativeTTL time.Duration
 }
 
 // New returns a cache.
 func New(cfg Config) *Cache {
 	c := &Cache{seed: maphash.MakeSeed(), origin: time.Now()}
-	c.store.Store(newStore(cfg))
+	for i := range c.shards {
+		c.shards[i].clear()
+	}
+	c.Configure(cfg, c.origin)
 	return c
 }
 
-func newStore(cfg Config) *store {
-	// A shard has room for the longest reply. With 16 of them readers rarely wait for a
-	// lock.
-	const maxShards, minShardBytes = 16, 128 << 10
-	cfg.MaxTTL = cmp.Or(cfg.MaxTTL, DefaultMaxTTL)
-	cfg.MaxNegativeTTL = cmp.Or(cfg.MaxNegativeTTL, DefaultMaxNegativeTTL)
-	if cfg.MaxBytes <= 0 {
-		return &store{limits: cfg}
-	}
-	n := min(maxShards, max(1, cfg.MaxBytes/minShardBytes))
-	st := &store{limits: cfg, shards: make([]shard, n)}
-	for i := range st.shards {
-		st.shards[i].init(cfg.MaxBytes / n)
-	}
-	return st
-}
-
 // Configure changes the limits. The entries are then as if they had been stored with these limits,
-// and the cache evicts entries for which there is no room. Get and Put wait only while one shard is
-// copied; what they store and count before all shards are copied may be lost.
+// and the cache evicts entries for which there is no room. Get and Put wait only while one shard is changed.
 func (c *Cache) Configure(cfg Config, now time.Time) {
+	cfg.MaxBytes = max(cfg.MaxBytes, 0)
 	c.changing.Lock()
 	defer c.changing.Unlock()
-	previous, next := c.store.Load(), newStore(cfg)
-	next.past = previous.past
-	var moved []*entry
-	for i := range previous.shards {
-		s := &previous.shards[i]
-		s.addCounts(&next.past)
-		moved = s.appendCopies(moved)
+	c.off.Store(cfg.MaxBytes == 0)
+	for i := range c.shards {
+		c.shards[i].configure(cfg, now.Sub(c.origin))
 	}
-	slices.SortStableFunc(moved, func(x, y *entry) int { return cmp.Compare(x.stored, y.stored) })
-	for i := range next.shards {
-		next.shards[i].generation = c.generation.Load()
-	}
-	for _, e := range moved {
-		if e.reply != nil {
-			e.keep(next.lifetime(e.reply, e.provisional, e.stored))
-		}
-		if s := next.shard(e.hash); s != nil {
-			s.insert(e, now.Sub(c.origin))
-		}
-	}
-	c.store.Store(next)
 }
 
 // Off reports whether the cache keeps nothing.
-func (c *Cache) Off() bool { return len(c.store.Load().shards) == 0 }
+func (c *Cache) Off() bool { return c.off.Load() }
 
 // Get returns the hit for the question k. It counts the states that are answers. For the
 // others, Miss and Stale, a caller that asks nameservers calls [Cache.CountMiss]. Get does not
 // allocate.
 func (c *Cache) Get(k Key, now time.Time) Hit {
 	hash := c.hash(k)
-	s := c.store.Load().shard(hash)
-	if s == nil {
-		return Hit{}
-	}
+	s := c.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	hit := s.get(hash, k, now.Sub(c.origin))
@@ -241,11 +198,8 @@ func (c *Cache) Generation() uint64 { return c.generation.Load() }
 // Put stores v, which was received now, for as long as it may be kept. It does not store the result of a question that
 // was asked before the last Flush, because the result may come from nameservers that are no longer in use.
 func (c *Cache) Put(k Key, v Value, now time.Time) {
-	hash, st := c.hash(k), c.store.Load()
-	s := st.shard(hash)
-	if s == nil {
-		return
-	}
+	hash := c.hash(k)
+	s := c.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if v.Generation < s.generation {
@@ -256,17 +210,17 @@ func (c *Cache) Put(k Key, v Value, now time.Time) {
 		s.putFailure(hash, k, v.Failure, t)
 		return
 	}
-	s.putReply(hash, k, v, st.lifetime(v.Reply, v.Provisional, t))
+	s.putReply(hash, k, v, lifetimeOf(v.Reply, v.Provisional, t))
 }
 
-// lifetime returns how long r is kept.
-func (st *store) lifetime(r *reply.Reply, provisional bool, received time.Duration) lifetime {
-	life := lifetime{received: received, stale: st.limits.Stale, max: st.limits.MaxTTL, provisional: provisional}
+// lifetimeOf returns how long r is kept.
+func lifetimeOf(r *reply.Reply, provisional bool, received time.Duration) lifetime {
+	life := lifetime{received: received, max: maxTTL, provisional: provisional}
 	if r.Negative() {
-		life.max = st.limits.MaxNegativeTTL
+		life.max = maxNegativeTTL
 	}
 	if provisional {
-		life.max, life.stale = min(life.max, MaxProvisional), 0
+		life.max = min(life.max, MaxProvisional)
 	}
 	ttl, _ := r.TTL()
 	life.ttl = min(ttl, life.max)
@@ -280,19 +234,16 @@ func (c *Cache) Flush(match func(Key) bool) {
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	generation := c.generation.Add(1)
-	shards := c.store.Load().shards
-	for i := range shards {
-		shards[i].flush(match, generation)
+	for i := range c.shards {
+		c.shards[i].flush(match, generation)
 	}
 }
 
 // Stats returns the counts. Shards are read one after the other.
 func (c *Cache) Stats() Stats {
-	st := c.store.Load()
-	sum := st.past
-	sum.Misses, sum.Stale = c.misses.Load(), sum.Stale+c.staleAsked.Load()
-	for i := range st.shards {
-		st.shards[i].addStats(&sum)
+	sum := Stats{Misses: c.misses.Load(), Stale: c.staleAsked.Load()}
+	for i := range c.shards {
+		c.shards[i].addStats(&sum)
 	}
 	return sum
 }
@@ -312,10 +263,5 @@ func (c *Cache) hash(k Key) uint64 {
 	return maphash.String(c.seed, k.Name) ^ rest*odd
 }
 
-// shard returns the shard for keys with a hash, nil if there are no shards.
-func (st *store) shard(hash uint64) *shard {
-	if len(st.shards) == 0 {
-		return nil
-	}
-	return &st.shards[hash>>32*uint64(len(st.shards))>>32]
-}
+// shard returns the shard for keys with a hash.
+func (c *Cache) shard(hash uint64) *shard { return &c.shards[hash>>32%shardCount] }

@@ -18,9 +18,8 @@ type Entry struct {
 // Entries returns up to limit entries of questions for which match is true, in no order, and
 // the number of all such entries. It does not count as a use of the entries.
 func (c *Cache) Entries(match func(Key) bool, limit int, now time.Time) (entries []Entry, total int) {
-	shards := c.store.Load().shards
-	for i := range shards {
-		s := &shards[i]
+	for i := range c.shards {
+		s := &c.shards[i]
 		s.mu.Lock()
 		for _, e := range s.entries {
 			left := e.expires - now.Sub(c.origin)

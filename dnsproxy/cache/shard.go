@@ -51,13 +51,28 @@ type shard struct {
 	ring       entry             // before the newest and after the oldest
 	hand       *entry            // where the search for an entry to evict continues
 	bytes      int64
-	max        int64
-	stats      Stats // Hits, Stale, Failures and Evictions
+	max        int64         // bounds bytes
+	stale      time.Duration // how long answers are kept after they have expired
+	stats      Stats         // Hits, Stale, Failures and Evictions
 }
 
-func (s *shard) init(maxBytes int64) {
-	s.max = maxBytes
-	s.clear()
+// configure is [Cache.Configure] for one shard.
+func (s *shard) configure(cfg Config, now time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.max, s.stale = cfg.MaxBytes/shardCount, cfg.Stale
+	for _, e := range s.entries {
+		e.until = s.untilOf(e)
+	}
+	s.evict(now)
+}
+
+// untilOf returns when the reply of an entry can no longer be used.
+func (s *shard) untilOf(e *entry) time.Duration {
+	if e.answer && !e.provisional {
+		return e.expires + s.stale
+	}
+	return e.expires
 }
 
 func (s *shard) clear() {
@@ -83,34 +98,16 @@ func (s *shard) flush(match func(Key) bool, generation uint64) {
 	}
 }
 
+// addStats adds the counts of the shard.
 func (s *shard) addStats(sum *Stats) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	sum.Entries += len(s.entries)
 	sum.Bytes += s.bytes
-	s.mu.Unlock()
-	s.addCounts(sum)
-}
-
-// addCounts adds the counts of what has happened.
-func (s *shard) addCounts(sum *Stats) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	sum.Hits += s.stats.Hits
 	sum.Stale += s.stats.Stale
 	sum.Failures += s.stats.Failures
 	sum.Evictions += s.stats.Evictions
-}
-
-// appendCopies appends a copy of every entry to entries. The copies are in no ring.
-func (s *shard) appendCopies(entries []*entry) []*entry {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for e := s.ring.prev; e != &s.ring; e = e.prev { // the oldest first
-		copied := *e
-		copied.prev, copied.next, copied.size = nil, nil, 0
-		entries = append(entries, &copied)
-	}
-	return entries
 }
 
 // find returns the entry for k, or nil.
@@ -177,19 +174,8 @@ func (e *entry) aging(now time.Duration) bool {
 type lifetime struct {
 	received    time.Duration
 	ttl         time.Duration // until it expires; 0: it must not be kept
-	stale       time.Duration // how much longer an answer is kept
 	max         time.Duration // bounds the TTLs that clients see
 	provisional bool
-}
-
-// keep sets the times of an entry with a reply.
-func (e *entry) keep(life lifetime) {
-	e.stored, e.expires = life.received, life.received+life.ttl
-	e.until, e.provisional = e.expires, life.provisional
-	e.maxTTL = uint32(life.max / time.Second) //nolint:gosec // at most 68 years
-	if e.answer {
-		e.until += life.stale
-	}
 }
 
 // putReply stores a reply. An answer that must not be kept removes the previous reply. A
@@ -208,8 +194,11 @@ func (s *shard) putReply(hash uint64, k Key, v Value, life lifetime) {
 	case !answer && old != nil && old.answer && life.received < old.until:
 		s.fail(old, life.received, v.Failure)
 	default:
-		e := &entry{reply: r, server: v.Server, answer: answer}
-		e.keep(life)
+		e := &entry{
+			reply: r, server: v.Server, answer: answer, provisional: life.provisional,
+			stored: life.received, expires: life.received + life.ttl, maxTTL: uint32(life.max / time.Second),
+		}
+		e.until = s.untilOf(e)
 		s.put(hash, k, e)
 	}
 }

@@ -66,7 +66,7 @@ func newCacheContent(kept []cache.Entry, total int) CacheContent {
 			Server: e.Server, Failure: e.Failure,
 		}
 		if e.Reply != nil {
-			entry.Rcode, entry.Records = dns.RcodeToString[e.Reply.Rcode()], e.Reply.Answers()
+			entry.Rcode, entry.Records = wire.RcodeName(e.Reply.Rcode()), e.Reply.Answers()
 			entry.TTL = int(e.Left / time.Second)
 		}
 		content.Entries = append(content.Entries, entry)

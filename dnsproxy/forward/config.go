@@ -57,9 +57,6 @@ type Config struct {
 	// CacheSize bounds the memory of the cache in bytes; negative disables the cache.
 	// Default 8 MiB.
 	CacheSize int
-	// CacheMaxTTL and CacheMaxNegativeTTL bound how long positive and negative answers are
-	// cached, and their TTLs when they are answered from the cache. Default 7 days and 3 h.
-	CacheMaxTTL, CacheMaxNegativeTTL time.Duration
 	// ServeStale is how long after its expiry a cached reply may be used if no nameserver
 	// answers; negative means never. Default 24 h.
 	ServeStale time.Duration
@@ -84,8 +81,6 @@ func (c *Config) SetDefaults() {
 	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
 	c.MaxInflight = cmp.Or(c.MaxInflight, defaultMaxInflight)
 	c.CacheSize = cmp.Or(c.CacheSize, defaultCacheSize)
-	c.CacheMaxTTL = cmp.Or(c.CacheMaxTTL, cache.DefaultMaxTTL)
-	c.CacheMaxNegativeTTL = cmp.Or(c.CacheMaxNegativeTTL, cache.DefaultMaxNegativeTTL)
 	c.ServeStale = cmp.Or(c.ServeStale, defaultServeStale)
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.Clock == nil {
@@ -100,14 +95,9 @@ func (c Config) Validate() error {
 }
 
 func (c *Config) validate() error {
-	const maxTTL = (1<<31 - 1) * time.Second // RFC 2181, section 8
 	switch {
 	case c.MaxInflight < 1:
 		return fmt.Errorf("limit of %d queries in flight: want 1 or more", c.MaxInflight)
-	case c.CacheMaxTTL < time.Second || c.CacheMaxTTL > maxTTL:
-		return fmt.Errorf("maximum TTL in the cache %s: want 1s to %s", c.CacheMaxTTL, maxTTL)
-	case c.CacheMaxNegativeTTL < time.Second || c.CacheMaxNegativeTTL > maxTTL:
-		return fmt.Errorf("maximum negative TTL in the cache %s: want 1s to %s", c.CacheMaxNegativeTTL, maxTTL)
 	case c.Timeout < 0:
 		return fmt.Errorf("upstream timeout %s: want more than 0", c.Timeout)
 	}
@@ -181,10 +171,7 @@ func (s *settings) client() upstream.Config {
 
 // limits returns the settings of the cache.
 func (s *settings) limits() cache.Config {
-	return cache.Config{
-		MaxBytes: int64(max(s.CacheSize, 0)), Stale: max(s.ServeStale, 0),
-		MaxTTL: s.CacheMaxTTL, MaxNegativeTTL: s.CacheMaxNegativeTTL,
-	}
+	return cache.Config{MaxBytes: int64(max(s.CacheSize, 0)), Stale: max(s.ServeStale, 0)}
 }
 
 // A suffixRoute is a [Route] as the configuration has it, its suffix in wire form.

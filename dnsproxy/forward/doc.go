@@ -9,7 +9,6 @@
 //	forward.go       the Forwarder: answers queries from the cache or by asking nameservers
 //	metrics.go       counters
 //	cachecontent.go  what the cache has, for commands
-//	bounds.go        the bound of queries that wait, in bytes
 //	flight.go        questions in flight, each for all clients that ask the same; the limit of clients
 //	query.go         a query, and what the cache had for it
 //	result.go        the result of a query; a reply as a message of the DNS library

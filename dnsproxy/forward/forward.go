@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +25,7 @@ type Forwarder struct {
 	client  *upstream.Client
 	cache   *cache.Cache
 	flights *flights
-	long    longQueries
+	long    atomic.Int64 // bytes of the long queries that wait
 	metrics *metrics
 	clock   *clock.Clock
 }
@@ -52,9 +53,8 @@ func New(cfg Config) (*Forwarder, error) {
 	return f, nil
 }
 
-// Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize, CacheMaxTTL,
-// CacheMaxNegativeTTL and ServeStale, and ignores the other fields of cfg. Queries that arrive after it has
-// returned are answered by the new settings. Cached replies stay, except those to questions for which
+// Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize and ServeStale, and ignores the other fields of
+// cfg. Queries that arrive after it has returned are answered by the new settings. Cached replies stay, except those to questions for which
 // other nameservers are asked now. On an error nothing changes.
 func (f *Forwarder) Configure(cfg Config) error {
 	next, err := newSettings(cfg)
@@ -245,7 +245,8 @@ func (f *Forwarder) receive(answered *flight, answer upstream.Answer, err error)
 		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
 	}
 	switch {
-	case result.Err == nil && answer.Plain && answered.key.DO: // not cached: it lacks signatures, which other clients may get
+	case result.Err == nil && answer.Plain && answered.key.DO:
+		// Not cached: it lacks signatures, which other clients may get.
 	case result.Err == nil:
 		value.Reply, value.Server, value.Provisional = result.Reply, result.Server, answer.Provisional
 		value.Failure = result.Failure()
@@ -352,12 +353,31 @@ func (f *Forwarder) Overflows() uint64 { return f.metrics.overflows.Load() }
 // silent.
 func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).Full() }
 
+const (
+	// shortQuery is the length in bytes up to which queries are bounded by their number
+	// alone, as nearly all are.
+	shortQuery = 1 << 10
+	// maxLongQueries bounds the bytes of all longer queries that wait. A query is copied
+	// about five times on its way to nameservers.
+	maxLongQueries = 8 << 20
+)
+
 // ReserveMemory reserves memory for a query of n bytes that waits, unless long queries
 // have too much of it already. If it reports true, the caller must call [Forwarder.ReleaseMemory].
-func (f *Forwarder) ReserveMemory(n int) bool { return f.long.take(n) }
+func (f *Forwarder) ReserveMemory(n int) bool {
+	if n > shortQuery && f.long.Add(int64(n)) > maxLongQueries {
+		f.long.Add(-int64(n))
+		return false
+	}
+	return true
+}
 
 // ReleaseMemory releases the memory that [Forwarder.ReserveMemory] has reserved.
-func (f *Forwarder) ReleaseMemory(n int) { f.long.release(n) }
+func (f *Forwarder) ReleaseMemory(n int) {
+	if n > shortQuery {
+		f.long.Add(-int64(n))
+	}
+}
 
 // Status returns the state of each nameserver that was ever configured, except addresses of this
 // agent.

@@ -48,8 +48,6 @@ func TestConfigIsChecked(t *testing.T) { // R7
 	for want, cfg := range map[string]forward.Config{
 		"limit of -1 queries":       {MaxInflight: -1},
 		"upstream timeout -1s":      {Timeout: -1e9},
-		"maximum TTL in the cache":  {CacheMaxTTL: -1},
-		"maximum negative TTL":      {CacheMaxNegativeTTL: 1},
 		`upstream-order "random"`:   {Order: "random"},
 		`route for "a.example"`:     {Routes: []forward.Route{{Suffix: "a.example"}}},
 		`upstream for "a..example"`: {Routes: []forward.Route{{Suffix: "a..example", Servers: []upstream.Spec{{}}}}},

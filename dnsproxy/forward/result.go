@@ -92,7 +92,7 @@ func (r *Result) Failure() string {
 	case r.Err != nil:
 		return r.Err.Error()
 	}
-	return r.Server + ": " + upstream.RcodeName(r.Rcode())
+	return r.Server + ": " + wire.RcodeName(r.Rcode())
 }
 
 // Size returns how many bytes the reply has, about; Err must be nil.
@@ -166,7 +166,8 @@ func unpack(packed []byte) (*dns.Msg, error) {
 	if err := msg.Unpack(header); err != nil {
 		return nil, err
 	}
-	sections := map[int]*[]dns.RR{wire.AnswerSection: &msg.Answer, wire.AuthoritySection: &msg.Ns, wire.AdditionalSection: &msg.Extra}
+	sections := map[int]*[]dns.RR{wire.AnswerSection: &msg.Answer, wire.AuthoritySection: &msg.Ns,
+		wire.AdditionalSection: &msg.Extra}
 	w := wire.Walk(packed, questionEnd)
 	for w.Next() {
 		rr, err := unpackRecord(packed, &w)

@@ -25,7 +25,7 @@ type router struct {
 	config  Config // as New got it; the settings that Configure changes are in settings
 	client  *upstream.Client
 	failed  func()                           // called when resolv.conf becomes unusable
-	changed func(match func(cache.Key) bool) // called when the nameservers of the questions that match change; nil matches all
+	changed func(match func(cache.Key) bool) // called when the nameservers of questions that match change; nil: of all
 	routing atomic.Pointer[routing]
 
 	mu        sync.Mutex       // held while the routing is made
@@ -48,7 +48,8 @@ func (r *router) readResolvConf() {
 			"path", r.config.ResolvConf, "error", err)
 		conf = kept
 	case err != nil:
-		r.config.Logger.Warn("resolv.conf cannot be used: there is no search list, and only nameservers of --upstream are used",
+		r.config.Logger.Warn(
+			"resolv.conf cannot be used: there is no search list, and only nameservers of --upstream are used",
 			"path", r.config.ResolvConf, "error", err)
 		conf = resolvconf.Parse(nil)
 	default:
@@ -158,7 +159,8 @@ func (r *router) Groups() []Group {
 	current := r.routing.Load()
 	groups := []Group{{Servers: slices.Clone(current.fallback.servers)}}
 	for _, route := range current.routes {
-		groups = append(groups, Group{Suffix: strings.TrimSuffix(route.suffix.String(), "."), Servers: slices.Clone(route.servers)})
+		groups = append(groups,
+			Group{Suffix: strings.TrimSuffix(route.suffix.String(), "."), Servers: slices.Clone(route.servers)})
 	}
 	return groups
 }
@@ -282,7 +284,8 @@ func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 		next.routes = append(next.routes, newRoute(sr.suffix, sr.servers))
 	}
 	if len(next.fallback.servers) == 0 && r.listeners != nil {
-		r.config.Logger.Warn("there is no nameserver: only names of the mesh are answered; name one in resolv.conf or with --upstream",
+		r.config.Logger.Warn(
+			"there is no nameserver: only names of the mesh are answered; name one in resolv.conf or with --upstream",
 			"path", r.config.ResolvConf)
 	}
 	previous := r.routing.Swap(next)

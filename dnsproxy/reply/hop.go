@@ -59,7 +59,8 @@ func Signed(msg []byte) bool {
 
 // addCount adds n to the number of additional records in the header.
 func addCount(msg []byte, n int) {
-	wire.PutCount(msg, wire.AdditionalSection, uint16(wire.Count(msg, wire.AdditionalSection)+n)) //nolint:gosec // wraps as the field does
+	n += wire.Count(msg, wire.AdditionalSection)
+	wire.PutCount(msg, wire.AdditionalSection, uint16(n)) //nolint:gosec // wraps as the field does
 }
 
 // dropExtendedRcode adapts the header of msg, whose OPT record was removed. The header has only

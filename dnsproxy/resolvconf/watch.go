@@ -65,7 +65,8 @@ const changeTime = 2 * time.Second
 func (w *Watcher) identify() identity {
 	id := identity{settled: true}
 	now := time.Now()
-	for path, file := range map[string]*fileIdentity{cmp.Or(w.Path, DefaultPath): &id.path, cmp.Or(w.Uplink, defaultUplink): &id.uplink} {
+	for path, file := range map[string]*fileIdentity{cmp.Or(w.Path, DefaultPath): &id.path,
+		cmp.Or(w.Uplink, defaultUplink): &id.uplink} {
 		var stat syscall.Stat_t
 		if syscall.Stat(path, &stat) != nil {
 			continue

@@ -107,7 +107,8 @@ const maxLookup = time.Millisecond
 // lookup.
 func threadTime() time.Duration {
 	var at unix.Timespec
-	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&at)), 0); errno != 0 {
+	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&at)),
+		0); errno != 0 {
 		return 0
 	}
 	return time.Duration(at.Nano())

@@ -113,12 +113,9 @@ func (e *Exchanges) Poll() *Exchange {
 // take returns a query that has left the queue.
 func (e *Exchanges) take(w *waiting) *Exchange {
 	e.bytes.Add(-int64(len(w.messages)))
-	q, path := w.unpack(), ""
-	if cgroup := w.cgroup(); cgroup != 0 {
-		path = e.reader.recorder.units.path(cgroup, q.Time)
-	}
+	q := w.unpack()
 	return &Exchange{
-		Record: record(&q, path), Local: w.local,
+		Record: record(&q, e.reader.recorder.units.path(&q)), Local: w.local,
 		Request: w.messages[:w.request:w.request], Response: w.messages[w.request:],
 	}
 }

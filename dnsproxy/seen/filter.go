@@ -59,7 +59,8 @@ func sources() []string {
 // ParseFilter returns the filter with these parameters; a missing parameter selects all queries. An error says which
 // parameter is wrong.
 func ParseFilter(params url.Values) (f *Filter, err error) {
-	f = &Filter{noteworthy: params.Get(ParamFailed) != "", source: params.Get(ParamSource), who: params.Get(ParamWho) != ""}
+	f = &Filter{noteworthy: params.Get(ParamFailed) != "", source: params.Get(ParamSource),
+		who: params.Get(ParamWho) != ""}
 	if text := params.Get(ParamName); text != "" {
 		if f.name, err = parseName(text); err != nil {
 			return nil, err
@@ -136,7 +137,7 @@ func parseRcode(text string) (*uint16, error) {
 		return &small, nil
 	}
 	const bits = 12
-	if code, err := strconv.ParseUint(strings.TrimPrefix(upper, numberedRcode), 10, bits); err == nil {
+	if code, err := strconv.ParseUint(strings.TrimPrefix(upper, wire.NumberedRcode), 10, bits); err == nil {
 		small := uint16(code)
 		return &small, nil
 	}

@@ -156,8 +156,6 @@ func (b *packed) time() time.Time {
 	return time.Unix(0, int64(binary.LittleEndian.Uint64(b[8:]))) //nolint:gosec // bits
 }
 
-func (b *packed) cgroup() uint64 { return binary.LittleEndian.Uint64(b[56:]) }
-
 // texts returns the texts in their order: name, source, server, rows, reason.
 func (b *packed) texts() (texts [5]string) {
 	rest := b[headSize:]

@@ -59,17 +59,17 @@ func (r *Reader) Past(since time.Time) []Record {
 			}
 			r.past[b.id()] = struct{}{}
 			if q := b.unpack(); r.filter.may(&q) && r.filter.is(&q) {
-				records = r.append(records, b, &q)
+				records = r.append(records, &q)
 			}
 		})
 	}
-	r.cut, _ = r.recorder.cut.overdue(0, time.Now(), func(b *packed, q *Query) {
+	r.cut, _ = r.recorder.cut.overdue(0, time.Now(), func(q *Query) {
 		if q.Time.Before(since) {
 			return
 		}
 		r.past[q.id] = struct{}{}
 		if r.filter.may(q) && r.filter.is(q) {
-			records = r.append(records, b, q)
+			records = r.append(records, q)
 		}
 	})
 	sort.SliceStable(records, func(i, j int) bool { return records[i].Time.Before(records[j].Time) })
@@ -77,11 +77,8 @@ func (r *Reader) Past(since time.Time) []Record {
 }
 
 // append appends the record of a query, unless the filter selects another unit.
-func (r *Reader) append(records []Record, b *packed, q *Query) []Record {
-	path := ""
-	if cgroup := b.cgroup(); cgroup != 0 {
-		path = r.recorder.units.path(cgroup, q.Time)
-	}
+func (r *Reader) append(records []Record, q *Query) []Record {
+	path := r.recorder.units.path(q)
 	if !r.filter.isUnit(path) {
 		return records
 	}
@@ -95,9 +92,9 @@ func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 	if !r.filter.noteworthy {
 		return records, due
 	}
-	r.cut, due = r.recorder.cut.overdue(r.cut, time.Now(), func(b *packed, q *Query) {
+	r.cut, due = r.recorder.cut.overdue(r.cut, time.Now(), func(q *Query) {
 		if r.filter.may(q) && r.filter.is(q) {
-			records = r.append(records, b, q)
+			records = r.append(records, q)
 		}
 	})
 	return records, due
@@ -180,7 +177,7 @@ func (r *Reader) drain() (records []Record) {
 			continue
 		}
 		q := b.unpack()
-		records = r.append(records, &b, &q)
+		records = r.append(records, &q)
 	}
 	return records
 }

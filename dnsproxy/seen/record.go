@@ -47,7 +47,7 @@ func (b *packed) unpack() Query {
 		TCP:    b[42]&flagTCP != 0, Truncated: b[42]&flagTruncated != 0,
 		Type: order.Uint16(b[44:]), Class: order.Uint16(b[46:]), Rcode: order.Uint16(b[48:]), Opcode: b[50],
 		Age: time.Duration(order.Uint32(b[64:])) * time.Second, Expired: time.Duration(order.Uint32(b[68:])) * time.Second,
-		Who:  Who{Known: b[42]&flagKnown != 0, UID: order.Uint32(b[52:]), Cgroup: b.cgroup()},
+		Who:  Who{Known: b[42]&flagKnown != 0, UID: order.Uint32(b[52:]), Cgroup: order.Uint64(b[56:])},
 		Name: wire.Name(texts[0]), Source: texts[1], Server: texts[2], Reason: texts[4],
 	}
 	if texts[3] != "" {
@@ -126,11 +126,8 @@ func opcodeName(opcode uint8) string {
 	return "OPCODE" + strconv.Itoa(int(opcode))
 }
 
-// The prefixes of numbers that have no name (for types: RFC 3597, section 5).
-const (
-	numberedType  = "TYPE"
-	numberedRcode = "RCODE"
-)
+// numberedType is the prefix of numbers of types that have no name (RFC 3597, section 5).
+const numberedType = "TYPE"
 
 // typeName returns the name of a record type. The DNS library has texts for the two types that never have a name.
 func typeName(code uint16) string {
@@ -140,16 +137,10 @@ func typeName(code uint16) string {
 	return numberedType + strconv.Itoa(int(code))
 }
 
-// rcodeName returns the name of a response code. The DNS library calls 16 BADSIG, its name in TSIG records.
+// rcodeName returns the name of a response code.
 func rcodeName(rcode uint16) string {
-	name, named := dns.RcodeToString[int(rcode)]
-	switch {
-	case rcode == dns.RcodeBadVers:
-		return "BADVERS"
-	case rcode == Dropped:
+	if rcode == Dropped {
 		return droppedName
-	case !named:
-		return numberedRcode + strconv.Itoa(int(rcode))
 	}
-	return name
+	return wire.RcodeName(int(rcode))
 }

@@ -6,7 +6,6 @@ import (
 	"hash/maphash"
 	"net/netip"
 	"slices"
-	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -144,19 +143,8 @@ func (r *Recorder) Retried(client netip.Addr, name wire.Name, qtype uint16) {
 }
 
 // Failures returns the failures that are kept and were not answered before since, sorted by time.
-func (r *Recorder) Failures(since time.Time) (records []Record) {
-	r.recent[Failure].all(func(b *packed) {
-		if b.time().Before(since) {
-			return
-		}
-		q, path := b.unpack(), ""
-		if q.Who.Cgroup != 0 {
-			path = r.units.path(q.Who.Cgroup, q.Time)
-		}
-		records = append(records, record(&q, path))
-	})
-	sort.SliceStable(records, func(i, j int) bool { return records[i].Time.Before(records[j].Time) })
-	return records
+func (r *Recorder) Failures(since time.Time) []Record {
+	return newReader(r, Failures()).Past(since)
 }
 
 // Read adds a reader for a client. The caller must close the reader.

@@ -248,19 +248,19 @@ func TestUnits(t *testing.T) { // R13
 	}
 	u := newUnits(root)
 	gitea := id("system.slice/gitea.service")
-	if path := u.path(gitea, time.Now()); path != "/system.slice/gitea.service" {
+	if path := u.path(&Query{Time: time.Now(), Who: Who{Cgroup: gitea}}); path != "/system.slice/gitea.service" {
 		t.Error(path)
 	}
-	if path := u.path(id("later.slice"), time.Now()); path != "/later.slice" {
+	if path := u.path(&Query{Time: time.Now(), Who: Who{Cgroup: id("later.slice")}}); path != "/later.slice" {
 		t.Error(path)
 	}
 	if err := os.RemoveAll(filepath.Join(root, "system.slice")); err != nil {
 		t.Fatal(err)
 	}
-	if path := u.path(1<<60, time.Now()); path != "" {
+	if path := u.path(&Query{Time: time.Now(), Who: Who{Cgroup: 1 << 60}}); path != "" {
 		t.Error(path)
 	}
-	if path := u.path(gitea, time.Now()); path != "/system.slice/gitea.service" {
+	if path := u.path(&Query{Time: time.Now(), Who: Who{Cgroup: gitea}}); path != "/system.slice/gitea.service" {
 		t.Error(path)
 	}
 }

@@ -61,7 +61,7 @@ func (t *truncated) retried(client netip.Addr, name wire.Name, qtype uint16) {
 // overdue looks at the queries from a number on that are older than retryWait. It calls visit with each query that the
 // client did not ask again, as a query of the kind Odd. next is the number of the first query that is not old enough, and
 // due when it will be; due is zero if there is none.
-func (t *truncated) overdue(number uint64, now time.Time, visit func(b *packed, q *Query)) (next uint64, due time.Time) {
+func (t *truncated) overdue(number uint64, now time.Time, visit func(q *Query)) (next uint64, due time.Time) {
 	end := t.next.Load()
 	number = max(number, end-min(end, truncatedSize))
 	for ; number < end; number++ {
@@ -78,7 +78,7 @@ func (t *truncated) overdue(number uint64, now time.Time, visit func(b *packed, 
 		}
 		q := b.unpack()
 		q.Kind, q.Rows, q.Reason = Odd, []string{"A9"}, "truncated, and not asked again over TCP within 5s"
-		visit(&b, &q)
+		visit(&q)
 	}
 	return number, time.Time{}
 }

@@ -91,10 +91,11 @@ func (u *units) run(ctx context.Context) {
 	}
 }
 
-// path returns the path of a cgroup that a socket was in at a time, such as /system.slice/gitea.service, or "" if it
-// is unknown. It may wait for walkInterval.
-func (u *units) path(id uint64, at time.Time) string {
-	if u.root == "" {
+// path returns the path of the cgroup that a client's socket was in at the time of q, such as
+// /system.slice/gitea.service, or "" if it is unknown. It may wait for walkInterval.
+func (u *units) path(q *Query) string {
+	id, at := q.Who.Cgroup, q.Time
+	if u.root == "" || id == 0 {
 		return ""
 	}
 	for {
@@ -160,7 +161,8 @@ func unitOf(path string) string {
 	parts := strings.Split(path, "/")
 	unit := parts[len(parts)-1]
 	for i := len(parts) - 1; i > 0; i-- {
-		if strings.HasSuffix(parts[i], ".service") || strings.HasSuffix(parts[i], ".scope") || containerID.MatchString(parts[i]) {
+		if strings.HasSuffix(parts[i], ".service") || strings.HasSuffix(parts[i], ".scope") ||
+			containerID.MatchString(parts[i]) {
 			unit = parts[i]
 			break
 		}
@@ -174,5 +176,6 @@ func unitOf(path string) string {
 // isContainer reports whether the path of a cgroup has a container whose number begins with id, which has the digits
 // that the tools of containers show, or more.
 func isContainer(path, id string) bool {
-	return len(id) >= shortID && slices.ContainsFunc(containerID.FindAllString(path, -1), func(number string) bool { return strings.HasPrefix(number, id) })
+	return len(id) >= shortID && slices.ContainsFunc(containerID.FindAllString(path, -1),
+		func(number string) bool { return strings.HasPrefix(number, id) })
 }

@@ -113,7 +113,8 @@ type builder struct {
 // shard builds one shard.
 func (b *builder) shard(entries [][]byte) (shard, error) {
 	var s shard
-	b.candidates, b.names, b.packed, b.encoded, s.records = b.candidates[:0], b.names[:0], b.packed[:0], b.encoded[:0], b.records[:0]
+	b.candidates, b.names, b.packed, b.encoded = b.candidates[:0], b.names[:0], b.packed[:0], b.encoded[:0]
+	s.records = b.records[:0]
 	size := 0
 	for _, raw := range entries {
 		size += len(raw)
@@ -239,7 +240,8 @@ func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, near uint3
 	})
 	end := len(b.packed)
 	b.pack(others)
-	return b.packed[start:len(b.packed):len(b.packed)], uint32((end - start) / len(first[0].AsSlice())) //nolint:gosec // below the limit of a push
+	near = uint32((end - start) / len(first[0].AsSlice())) //nolint:gosec // below the limit of a push
+	return b.packed[start:len(b.packed):len(b.packed)], near
 }
 
 // pack appends the bytes of addrs, all of one family, to b.packed and returns them, sorted

@@ -44,20 +44,69 @@ const (
 	fieldDestinationEndpoints = 3<<3 | bytesType
 )
 
+// fields reads the fields of a message in wire form, in their order.
+type fields struct {
+	message string // its name, for errors
+	rest    []byte // what follows the current field
+
+	// The current field: value is the content of a length-delimited field, and all bytes after the tag of another one.
+	tag   fieldTag
+	value []byte
+
+	err error // why next has reported false; nil at the end of the message
+}
+
+// next goes to the next field. It reports false after the last one, and after an error.
+func (f *fields) next() bool {
+	if len(f.rest) == 0 || f.err != nil {
+		return false
+	}
+	number, kind, n := protowire.ConsumeTag(f.rest)
+	if n >= 0 {
+		f.tag, f.rest = fieldTag(protowire.EncodeTag(number, kind)), f.rest[n:]
+		if kind == protowire.BytesType {
+			f.value, n = protowire.ConsumeBytes(f.rest)
+		} else if n = protowire.ConsumeFieldValue(number, kind, f.rest); n >= 0 {
+			f.value = f.rest[:n]
+		}
+	}
+	if n < 0 {
+		f.err = protowire.ParseError(n)
+		return false
+	}
+	f.rest = f.rest[n:]
+	return true
+}
+
+// text returns the current field as a view of the message. A text that is not UTF-8 is an error.
+func (f *fields) text() string {
+	if !utf8.Valid(f.value) {
+		f.err = fmt.Errorf("field %d of a %s: %q is not UTF-8", f.tag>>3, f.message, f.value)
+	}
+	return viewString(f.value)
+}
+
+// varint returns the current field as a number.
+func (f *fields) varint() uint64 {
+	n, _ := protowire.ConsumeVarint(f.value)
+	return n
+}
+
+// number returns the current field as a uint32 is decoded.
+func (f *fields) number() uint64 { return f.varint() & math.MaxUint32 }
+
 // wireEntries yields the entries of a NameTable in wire form, as views of it. An error is
 // the last thing it yields.
 func wireEntries(table []byte) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
-		for len(table) > 0 {
-			field, value, n := consumeField(table)
-			if n < 0 {
-				yield(nil, protowire.ParseError(n))
+		f := fields{rest: table}
+		for f.next() {
+			if f.tag == fieldTable && !yield(f.value, nil) {
 				return
 			}
-			table = table[n:]
-			if field == fieldTable && !yield(value, nil) {
-				return
-			}
+		}
+		if f.err != nil {
+			yield(nil, f.err)
 		}
 	}
 }
@@ -67,39 +116,16 @@ type wireEntry struct{ key, info []byte }
 
 // parseWireEntry splits an entry of the map into key and value.
 func parseWireEntry(b []byte) (entry wireEntry, err error) {
-	for len(b) > 0 {
-		field, value, n := consumeField(b)
-		if n < 0 {
-			return wireEntry{}, protowire.ParseError(n)
-		}
-		switch field {
+	f := fields{rest: b}
+	for f.next() {
+		switch f.tag {
 		case fieldMapKey:
-			entry.key = value
+			entry.key = f.value
 		case fieldMapValue:
-			entry.info = value
+			entry.info = f.value
 		}
-		b = b[n:]
 	}
-	return entry, nil
-}
-
-// consumeField parses the field at the start of b. value is the content of a length-delimited
-// field, and all bytes after the tag of another one. n is the field's length in bytes, negative
-// for an error.
-func consumeField(b []byte) (field fieldTag, value []byte, n int) {
-	number, kind, tagLen := protowire.ConsumeTag(b)
-	if tagLen < 0 {
-		return 0, nil, tagLen
-	}
-	if kind == protowire.BytesType {
-		value, n = protowire.ConsumeBytes(b[tagLen:])
-	} else if n = protowire.ConsumeFieldValue(number, kind, b[tagLen:]); n >= 0 {
-		value = b[tagLen:][:n]
-	}
-	if n < 0 {
-		return 0, nil, n
-	}
-	return fieldTag(protowire.EncodeTag(number, kind)), value, tagLen + n
+	return entry, f.err
 }
 
 // A nameInfo is a parsed NameInfo. Its strings are views of the push.
@@ -129,110 +155,70 @@ type destinationInfo struct {
 
 // parse parses a NameInfo in wire form. It reuses the capacity of the lists.
 func (info *nameInfo) parse(b []byte) error {
-	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0], ports: info.ports[:0], destinations: info.destinations[:0]}
-	for len(b) > 0 {
-		field, value, n := consumeField(b)
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
-		switch field {
-		case fieldIPs, fieldRegistry, fieldShortname, fieldNamespace, fieldAltHosts, fieldAlias:
-			if !utf8.Valid(value) {
-				return fmt.Errorf("field %d of a NameInfo: %q is not UTF-8", field>>3, value)
-			}
-			info.setText(field, viewString(value))
+	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0], ports: info.ports[:0],
+		destinations: info.destinations[:0]}
+	f := fields{message: "NameInfo", rest: b}
+	for f.next() {
+		switch f.tag {
+		case fieldIPs:
+			info.ips = append(info.ips, f.text())
+		case fieldRegistry:
+			info.registry = f.text()
+		case fieldShortname:
+			info.shortname = f.text()
+		case fieldNamespace:
+			info.namespace = f.text()
+		case fieldAltHosts:
+			info.altHosts = append(info.altHosts, f.text())
+		case fieldAlias:
+			info.alias = f.text()
 		case fieldHeadless:
-			headless, _ := protowire.ConsumeVarint(value)
-			info.headless = headless != 0
+			info.headless = f.varint() != 0
 		case fieldNear:
-			info.near, _ = protowire.ConsumeVarint(value)
-			info.near &= math.MaxUint32 // as a uint32 is decoded
+			info.near = f.number()
 		case fieldPorts:
 			var port portInfo
-			if err := port.parse(value); err != nil {
-				return err
-			}
+			port, f.err = parsePort(f.value)
 			info.ports = append(info.ports, port)
 		case fieldDestinations:
 			var d destinationInfo
-			if err := d.parse(value); err != nil {
-				return err
-			}
+			d, f.err = parseDestination(f.value)
 			info.destinations = append(info.destinations, d)
 		}
 	}
-	return nil
+	return f.err
 }
 
-// setText sets a field that is a text.
-func (info *nameInfo) setText(field fieldTag, text string) {
-	switch field {
-	case fieldIPs:
-		info.ips = append(info.ips, text)
-	case fieldRegistry:
-		info.registry = text
-	case fieldShortname:
-		info.shortname = text
-	case fieldNamespace:
-		info.namespace = text
-	case fieldAltHosts:
-		info.altHosts = append(info.altHosts, text)
-	case fieldAlias:
-		info.alias = text
-	}
-}
-
-// parse parses a Port in wire form.
-func (p *portInfo) parse(b []byte) error {
-	for len(b) > 0 {
-		field, value, n := consumeField(b)
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
-		switch field {
-		case fieldPortName, fieldPortProtocol, fieldPortIPs:
-			if !utf8.Valid(value) {
-				return fmt.Errorf("field %d of a Port: %q is not UTF-8", field>>3, value)
-			}
-		}
-		switch text := viewString(value); field {
+// parsePort parses a Port in wire form.
+func parsePort(b []byte) (p portInfo, err error) {
+	f := fields{message: "Port", rest: b}
+	for f.next() {
+		switch f.tag {
 		case fieldPortName:
-			p.name = text
+			p.name = f.text()
 		case fieldPortNumber:
-			p.number, _ = protowire.ConsumeVarint(value)
-			p.number &= math.MaxUint32 // as a uint32 is decoded
+			p.number = f.number()
 		case fieldPortProtocol:
-			p.protocol = text
+			p.protocol = f.text()
 		case fieldPortIPs:
-			p.ips = append(p.ips, text)
+			p.ips = append(p.ips, f.text())
 		}
 	}
-	return nil
+	return p, f.err
 }
 
-// parse parses a Destination in wire form.
-func (d *destinationInfo) parse(b []byte) error {
-	for len(b) > 0 {
-		field, value, n := consumeField(b)
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
-		switch field {
+// parseDestination parses a Destination in wire form.
+func parseDestination(b []byte) (d destinationInfo, err error) {
+	f := fields{message: "Destination", rest: b}
+	for f.next() {
+		switch f.tag {
 		case fieldDestinationPort:
-			d.port, _ = protowire.ConsumeVarint(value)
-			d.port &= math.MaxUint32 // as a uint32 is decoded
+			d.port = f.number()
 		case fieldDestinationTarget:
-			d.target, _ = protowire.ConsumeVarint(value)
-			d.target &= math.MaxUint32 // the same
+			d.target = f.number()
 		case fieldDestinationEndpoints:
-			if !utf8.Valid(value) {
-				return fmt.Errorf("field %d of a Destination: %q is not UTF-8", field>>3, value)
-			}
-			d.endpoints = append(d.endpoints, viewString(value))
+			d.endpoints = append(d.endpoints, f.text())
 		}
 	}
-	return nil
+	return d, f.err
 }

@@ -25,8 +25,8 @@ func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool)
 		info := h.info(&t.Cluster)
 		if !yield(info.key, &api.NameTable_NameInfo{
 			Ips: addressTexts(&h.addresses), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
-			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Ports: portMessages(&h), Near: h.near[0] + h.near[1],
-			Destinations: destinationMessages(&h),
+			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Near: h.near[0] + h.near[1],
+			Ports: portMessages(&h), Destinations: destinationMessages(&h),
 		}) {
 			return
 		}

@@ -228,7 +228,8 @@ func (g *Group) Transfer(query []byte, send func(message []byte) error) (last An
 func (g *Group) dialAny() (net.Conn, *server, error) {
 	now := time.Now()
 	servers := slices.Clone(g.servers)
-	slices.SortStableFunc(servers, func(a, b *server) int { return int(a.standing(now).state) - int(b.standing(now).state) })
+	slices.SortStableFunc(servers,
+		func(a, b *server) int { return int(a.standing(now).state) - int(b.standing(now).state) })
 	err := ErrNoServers
 	for _, s := range servers {
 		if s.standing(now).state == Looping {

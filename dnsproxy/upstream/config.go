@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"crypto/x509"
 	"log/slog"
 	"syscall"
 	"time"
@@ -21,10 +20,8 @@ type Config struct {
 	// of an exchange. A parsed reply cannot travel with the answer as it is, since the ID and
 	// the question of the answer are restored later.
 	Check func(reply []byte) (rcode int, negative bool, err error)
-	// TLSRoots are the certificate authorities for TLS servers; nil means the system's.
-	TLSRoots *x509.CertPool
-	// TLSRootsFile is a PEM file with certificate authorities, which is read for every new
-	// connection; if it is empty TLSRoots are used.
+	// TLSRootsFile is a PEM file with certificate authorities for TLS servers, which is read for every new
+	// connection; if it is empty, the system's are used.
 	TLSRootsFile string
 	// Control is called for each socket before the socket is connected, like the Control function of
 	// a net.Dialer. It may be nil.

@@ -26,7 +26,9 @@ func newElsewhere() elsewhere {
 }
 
 // serverOf returns the server of an element of the list.
-func serverOf(e *list.Element) *server { return e.Value.(*Group).servers[0] } //nolint:forcetypeassert // no other type is put in
+func serverOf(e *list.Element) *server {
+	return e.Value.(*Group).servers[0] //nolint:forcetypeassert // no other type is put in
+}
 
 func (e *elsewhere) servers() []*server {
 	servers := make([]*server, 0, e.recent.Len())

@@ -293,7 +293,7 @@ func (e *exchange) carryOut(now time.Time) {
 		case actMalformed:
 			s.noteMalformed(t.err)
 		case actFailure:
-			s.note(RcodeName(t.code))
+			s.note(wire.RcodeName(t.code))
 		}
 	}
 	e.schedule.actions = e.schedule.actions[:0]
@@ -366,7 +366,8 @@ func (e *exchange) answer() (Answer, error) {
 	} else {
 		reply = restore(reply, e.query, e.question)
 	}
-	return Answer{Reply: reply, Server: e.servers[s.winner].name, Provisional: s.provisional, Plain: s.plain, Attempts: e.attempts(time.Now())}, nil
+	return Answer{Reply: reply, Server: e.servers[s.winner].name, Provisional: s.provisional, Plain: s.plain,
+		Attempts: e.attempts(time.Now())}, nil
 }
 
 // attempts returns [Answer.Attempts] of an exchange that has a reply.
@@ -393,9 +394,9 @@ func (e *exchange) attempts(now time.Time) []Attempt {
 		}
 		switch {
 		case made.Used:
-			made.Result = RcodeName(int(s.reply[wire.FlagsOffset+1] & 0x0f))
+			made.Result = wire.RcodeName(int(s.reply[wire.FlagsOffset+1] & 0x0f))
 		case t.failure != nil:
-			made.Result = RcodeName(t.code)
+			made.Result = wire.RcodeName(t.code)
 		case t.err != nil:
 			made.Result = t.err.Error()
 		case t.asked == 0:

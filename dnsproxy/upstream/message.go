@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"errors"
-	"strconv"
 
 	"github.com/miekg/dns"
 
@@ -111,15 +110,6 @@ func hasOPT(reply []byte) bool {
 		}
 	}
 	return false
-}
-
-// RcodeName returns the name of a response code, or a text with its number. It does so for 16, too: the DNS library
-// calls it BADSIG, but in a reply to a query it is BADVERS (RFC 6895, section 2.3).
-func RcodeName(code int) string {
-	if name, named := dns.RcodeToString[code]; named && code != dns.RcodeBadVers {
-		return name
-	}
-	return "response code " + strconv.Itoa(code)
 }
 
 // read reads a reply; check is [Config.Check].

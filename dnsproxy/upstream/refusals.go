@@ -53,7 +53,8 @@ func rcodeNames() [rcodes]string {
 // rcodeIndex returns the index of a response code in rcodeNames.
 func rcodeIndex(code int) int {
 	for i, named := range [...]int{
-		dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError,
+		dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented,
+		dns.RcodeFormatError,
 	} {
 		if code == named {
 			return i

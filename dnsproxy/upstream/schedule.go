@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A schedule decides for one query which server is asked when, which reply is the answer,
@@ -385,7 +387,8 @@ func (s *schedule) outranked(i int) bool {
 
 // awaits reports whether a server before the winner owes its reply.
 func (s *schedule) awaits() bool {
-	return s.inOrder() && slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && !t.done && t.mayKnow() })
+	return s.inOrder() &&
+		slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && !t.done && t.mayKnow() })
 }
 
 // hold keeps a negative answer until the servers before its server have answered, failed or
@@ -442,7 +445,7 @@ func (o *outcome) text() string {
 	case o.reading.err != nil:
 		return ErrMalformed.Error() + ": " + o.reading.err.Error()
 	}
-	text := RcodeName(o.reading.code)
+	text := wire.RcodeName(o.reading.code)
 	if o.reading.truncated {
 		text += ", truncated"
 	}

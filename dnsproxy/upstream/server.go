@@ -253,7 +253,8 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 	rose := s.loggedDown
 	s.loggedDown = false
-	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a, r) && now.Sub(s.turned) >= turnedEvery
+	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a, r) &&
+		now.Sub(s.turned) >= turnedEvery
 	if turned {
 		s.turned = now
 	}

@@ -69,8 +69,7 @@ func (c *shared) keepPacket(buffer *[]byte) {
 // tlsConfig returns the configuration for a connection to a TLS server.
 func (c *shared) tlsConfig(spec Spec) (*tls.Config, error) {
 	config := &tls.Config{
-		MinVersion: tls.VersionTLS12, ServerName: spec.ServerName, RootCAs: c.config.TLSRoots,
-		ClientSessionCache: c.tickets,
+		MinVersion: tls.VersionTLS12, ServerName: spec.ServerName, ClientSessionCache: c.tickets,
 	}
 	if config.ServerName == "" {
 		config.ServerName = spec.Addr.Addr().WithZone("").String()

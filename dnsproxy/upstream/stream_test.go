@@ -8,9 +8,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"math/big"
 	"net"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,9 +22,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// certificate returns a self-signed certificate for dns.example and 127.0.0.1, and a pool
+// certificate returns a self-signed certificate for dns.example and 127.0.0.1, and a file
 // with it.
-func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
+func certificate(t *testing.T) (cert tls.Certificate, roots string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -37,12 +40,10 @@ func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
+	roots = filepath.Join(t.TempDir(), "roots.pem")
+	if err := os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(leaf)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, roots
 }
 
@@ -52,7 +53,7 @@ func TestTLS(t *testing.T) {
 	t.Parallel()
 	cert, roots := certificate(t)
 	s := serveTLS(t, answers(3), &tls.Config{Certificates: []tls.Certificate{cert}})
-	c := client(t, upstream.Config{TLSRoots: roots})
+	c := client(t, upstream.Config{TLSRootsFile: roots})
 	for _, name := range []string{"dns.example", ""} { // without a name, the address
 		g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: true, ServerName: name}}, upstream.Options{})
 		for _, how := range []upstream.How{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPOnly} {
@@ -65,7 +66,7 @@ func TestTLS(t *testing.T) {
 		t.Errorf("%d connections", n)
 	}
 	for name, c := range map[string]*upstream.Client{
-		"other.example": c, "dns.example": client(t, upstream.Config{TLSRoots: x509.NewCertPool()}),
+		"other.example": c, "dns.example": client(t, upstream.Config{}),
 	} {
 		g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: true, ServerName: name}}, upstream.Options{})
 		_, _, err := g.Exchange(context.Background(), query(), 0)
@@ -164,7 +165,7 @@ func TestConnectionSwallows(t *testing.T) {
 				}
 				return [][]byte{reply(query, 0)}
 			})
-			c := client(t, upstream.Config{Timeout: deadline, TLSRoots: roots})
+			c := client(t, upstream.Config{Timeout: deadline, TLSRootsFile: roots})
 			g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: config != nil}}, upstream.Options{UseVC: true})
 			for round := range 3 {
 				ask(t, g, 0)

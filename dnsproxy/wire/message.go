@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -28,6 +29,22 @@ const (
 	OpcodeMask = 0x78 // in the first of these bytes
 	RcodeMask  = 0x0F // in the second
 )
+
+// NumberedRcode begins the name of a response code that has no other name.
+const NumberedRcode = "RCODE"
+
+// RcodeName returns the name of a response code. The DNS library calls 16 BADSIG, its name in TSIG records; in a message
+// it is BADVERS (RFC 6895, section 2.3).
+func RcodeName(rcode int) string {
+	name, named := dns.RcodeToString[rcode]
+	switch {
+	case rcode == dns.RcodeBadVers:
+		return "BADVERS"
+	case !named:
+		return NumberedRcode + strconv.Itoa(rcode)
+	}
+	return name
+}
 
 // AppendQuestion appends a question to dst (RFC 1035, section 4.1.2).
 func AppendQuestion(dst []byte, name Name, qtype, class uint16) []byte {

@@ -47,26 +47,6 @@ type Entry struct {
 	Document string `json:"document,omitempty"`
 }
 
-// Pack returns entries as the package keeps them.
-func Pack(entries []Entry) ([]byte, error) {
-	text, err := json.Marshal(entries)
-	if err != nil {
-		return nil, err
-	}
-	var out bytes.Buffer
-	w, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := w.Write(text); err != nil {
-		return nil, err
-	}
-	if err := w.Close(); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
-}
-
 // Entries returns all entries, in the order of the documents.
 func Entries() ([]Entry, error) {
 	r, err := gzip.NewReader(bytes.NewReader(packed))

@@ -55,9 +55,11 @@ func Write(root *cobra.Command, dir string, date time.Time) error {
 		path string
 		gen  func(*strings.Builder) error
 	}{
-		{"bash-completion/completions/" + root.Name(), func(b *strings.Builder) error { return root.GenBashCompletionV2(b, true) }},
+		{"bash-completion/completions/" + root.Name(),
+			func(b *strings.Builder) error { return root.GenBashCompletionV2(b, true) }},
 		{"zsh/site-functions/_" + root.Name(), func(b *strings.Builder) error { return root.GenZshCompletion(b) }},
-		{"fish/vendor_completions.d/" + root.Name() + ".fish", func(b *strings.Builder) error { return root.GenFishCompletion(b, true) }},
+		{"fish/vendor_completions.d/" + root.Name() + ".fish",
+			func(b *strings.Builder) error { return root.GenFishCompletion(b, true) }},
 	} {
 		var text strings.Builder
 		if err := shell.gen(&text); err != nil {
@@ -105,7 +107,8 @@ func Page(command *cobra.Command, date time.Time) string {
 		short, _, _ = strings.Cut(command.Long, ".")
 	}
 	fmt.Fprintf(&page, ".TH %s 1 %q %s\n", escape(strings.ToUpper(pageName(command))), day, escape(command.Root().Name()))
-	fmt.Fprintf(&page, ".SH NAME\n%s \\- %s\n", escape(pageName(command)), escape(strings.Join(strings.Fields(short), " ")))
+	fmt.Fprintf(&page, ".SH NAME\n%s \\- %s\n", escape(pageName(command)),
+		escape(strings.Join(strings.Fields(short), " ")))
 	fmt.Fprintf(&page, ".SH SYNOPSIS\n\\fB%s\\fR", escape(command.CommandPath()))
 	if _, arguments, found := strings.Cut(command.Use, " "); found {
 		page.WriteString(" " + escape(arguments))
@@ -192,7 +195,9 @@ func writeLines(page *strings.Builder, text string) {
 
 // escape returns a text as roff prints it. A dot or a quote at its begin would be a macro.
 func escape(text string) string {
-	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`, "\n", " ").Replace(text)
+	text = strings.NewReplacer(
+		`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`, "\n", " ",
+	).Replace(text)
 	if strings.HasPrefix(text, ".") {
 		text = `\&` + text
 	}

@@ -34,7 +34,7 @@ func (g Group) Var(value pflag.Value, name, usage string) Setting {
 
 // String declares a setting that is a text.
 func (g Group) String(p *string, name, usage string) Setting {
-	return g.Var((*text)(p), name, usage)
+	return g.Var(OneOf(p), name, usage)
 }
 
 // Bool declares a setting that is true or false.

@@ -96,12 +96,8 @@ func FromEnvironment(flags *pflag.FlagSet, environ []string) error {
 func Values(flags *pflag.FlagSet, wanted func(name string) bool) map[string][]string {
 	values := map[string][]string{}
 	flags.VisitAll(func(flag *pflag.Flag) {
-		switch list, isList := flag.Value.(pflag.SliceValue); {
-		case !flag.Changed || !wanted(flag.Name):
-		case isList:
-			values[flag.Name] = list.GetSlice()
-		default:
-			values[flag.Name] = []string{flag.Value.String()}
+		if flag.Changed && wanted(flag.Name) {
+			values[flag.Name] = textsOf(flag)
 		}
 	})
 	return values
@@ -117,10 +113,11 @@ func Adopt(flags *pflag.FlagSet, values map[string][]string, source string) erro
 			continue
 		}
 		if err := setChecked(flag, values[name]); err != nil {
-			failed = append(failed, fmt.Errorf("%s of %s: %q: %w", name, source, strings.Join(values[name], ","), expected(flag, err)))
+			failed = append(failed,
+				fmt.Errorf("%s of %s: %q: %w", name, source, strings.Join(values[name], ","), expected(flag, err)))
 			continue
 		}
-		failed = append(failed, flags.SetAnnotation(name, annotationSource, []string{source}))
+		setSource(flag, source)
 	}
 	return errors.Join(failed...)
 }
@@ -134,14 +131,10 @@ func Copy(to, from *pflag.FlagSet, wanted func(flag *pflag.Flag) bool) error {
 		if !flag.Changed || copied == nil || !wanted(flag) {
 			return
 		}
-		if list, ok := flag.Value.(pflag.SliceValue); ok {
-			failed = append(failed, copied.Value.(pflag.SliceValue).Replace(list.GetSlice()))
-		} else {
-			failed = append(failed, copied.Value.Set(flag.Value.String()))
-		}
+		failed = append(failed, setTexts(copied, textsOf(flag)))
 		copied.Changed = true
 		if source := flag.Annotations[annotationSource]; len(source) > 0 {
-			failed = append(failed, to.SetAnnotation(flag.Name, annotationSource, source))
+			setSource(copied, source[0])
 		}
 	})
 	return errors.Join(failed...)
@@ -197,7 +190,16 @@ func set(flags *pflag.FlagSet, flag *pflag.Flag, value, source string) error {
 	if err := flags.Set(flag.Name, value); err != nil {
 		return err
 	}
-	return flags.SetAnnotation(flag.Name, annotationSource, []string{source})
+	setSource(flag, source)
+	return nil
+}
+
+// setSource notes where the value of a flag came from.
+func setSource(flag *pflag.Flag, source string) {
+	if flag.Annotations == nil {
+		flag.Annotations = map[string][]string{}
+	}
+	flag.Annotations[annotationSource] = []string{source}
 }
 
 func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
@@ -252,7 +254,8 @@ func fromFile(flags *pflag.FlagSet, path string, text []byte) []error {
 		first, twice := seen[flag]
 		switch {
 		case flag == nil || flag.Name == ConfigFlag || flag.Name == MeshConfigFlag:
-			failed = append(failed, fmt.Errorf("line %d: no such setting: %s; `--help` lists them, without the dashes", key.Line, key.Value))
+			failed = append(failed,
+				fmt.Errorf("line %d: no such setting: %s; `--help` lists them, without the dashes", key.Line, key.Value))
 			continue
 		case twice:
 			failed = append(failed, fmt.Errorf("line %d: %s is already set on line %d", key.Line, flag.Name, first))
@@ -272,18 +275,12 @@ func setFromNode(flag *pflag.Flag, path string, value *yaml.Node) error {
 	if err != nil {
 		return fmt.Errorf("line %d: %s: %w", value.Line, flag.Name, err)
 	}
-	if _, isList := flag.Value.(pflag.SliceValue); len(texts) != 1 && !isList {
-		return fmt.Errorf("line %d: %s: want one value, found %d", value.Line, flag.Name, len(texts))
-	}
 	changed := flag.Changed
 	if err := setChecked(flag, texts); err != nil {
 		return fmt.Errorf("line %d: %s: %q: %w", value.Line, flag.Name, strings.Join(texts, ","), expected(flag, err))
 	}
 	if !changed {
-		if flag.Annotations == nil {
-			flag.Annotations = map[string][]string{}
-		}
-		flag.Annotations[annotationSource] = []string{path}
+		setSource(flag, path)
 	}
 	return nil
 }
@@ -292,26 +289,32 @@ func setFromNode(flag *pflag.Flag, path string, value *yaml.Node) error {
 // value: a mistake in the file should not stay hidden until the command line no longer sets
 // the flag.
 func setChecked(flag *pflag.Flag, texts []string) error {
-	list, isList := flag.Value.(pflag.SliceValue)
-	if !isList && len(texts) != 1 {
-		return fmt.Errorf("want one value, found %d", len(texts))
-	}
-	if !isList {
-		previous := flag.Value.String()
-		err := flag.Value.Set(texts[0])
-		if flag.Changed && err == nil {
-			err = flag.Value.Set(previous)
-		}
-		flag.Changed = true
-		return err
-	}
-	previous := list.GetSlice()
-	err := list.Replace(texts)
+	previous := textsOf(flag)
+	err := setTexts(flag, texts)
 	if flag.Changed && err == nil {
-		err = list.Replace(previous)
+		err = setTexts(flag, previous)
 	}
 	flag.Changed = true
 	return err
+}
+
+// textsOf returns the value of a flag as texts: the values of a list, or one.
+func textsOf(flag *pflag.Flag) []string {
+	if list, ok := flag.Value.(pflag.SliceValue); ok {
+		return list.GetSlice()
+	}
+	return []string{flag.Value.String()}
+}
+
+// setTexts gives a flag a value in the form of textsOf.
+func setTexts(flag *pflag.Flag, texts []string) error {
+	if list, ok := flag.Value.(pflag.SliceValue); ok {
+		return list.Replace(texts)
+	}
+	if len(texts) != 1 {
+		return fmt.Errorf("want one value, found %d", len(texts))
+	}
+	return flag.Value.Set(texts[0])
 }
 
 // scalars returns the text of a scalar, or the texts of a list of scalars.

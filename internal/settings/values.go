@@ -7,27 +7,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 )
-
-// text is a setting that is a text.
-type text string
-
-// String returns the text.
-func (t *text) String() string { return string(*t) }
-
-// Set takes any text.
-func (t *text) Set(s string) error {
-	*t = text(s)
-	return nil
-}
-
-// Type names the kind of value in the help.
-func (t *text) Type() string { return "string" }
 
 // yesNo is a setting that is true or false.
 type yesNo struct {
@@ -75,6 +61,35 @@ func (v textual) Set(s string) error { return v.UnmarshalText([]byte(s)) }
 
 // Type names the kind of value in the help.
 func (v textual) Type() string { return "string" }
+
+// OneOf returns the value of a setting that is one of a few texts; any text if there are none.
+func OneOf[T ~string](p *T, values ...T) pflag.Value { return oneOf[T]{p, values} }
+
+// oneOf is a setting of [OneOf].
+type oneOf[T ~string] struct {
+	p      *T
+	values []T
+}
+
+// String returns the text.
+func (v oneOf[T]) String() string { return string(*v.p) }
+
+// Set reads one of the values.
+func (v oneOf[T]) Set(s string) error {
+	if len(v.values) > 0 && !slices.Contains(v.values, T(s)) {
+		texts := make([]string, len(v.values))
+		for i, value := range v.values {
+			texts[i] = string(value)
+		}
+		last := len(texts) - 1
+		return fmt.Errorf("want %s or %s", strings.Join(texts[:last], ", "), texts[last])
+	}
+	*v.p = T(s)
+	return nil
+}
+
+// Type names the kind of value in the help.
+func (v oneOf[T]) Type() string { return "string" }
 
 // A Zero says what a user means by 0. The Configs take a zero value for their default, so
 // it needs saying.
@@ -290,7 +305,8 @@ func (l *list[T]) read(texts []string) ([]T, error) {
 	return values, nil
 }
 
-// Reachable returns an address to connect to for an address to listen on, "host:port": localhost for all addresses of the host.
+// Reachable returns an address to connect to for an address to listen on, "host:port": localhost for all addresses of
+// the host.
 func Reachable(addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil {

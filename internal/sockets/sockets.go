@@ -1,12 +1,14 @@
 // Package sockets reads and sends UDP messages without allocation, reads addresses to listen on,
 // distinguishes permanent errors of a listening socket from temporary ones, paces the attempts to
-// use the socket after temporary errors, and keeps a reserve of descriptors.
+// use the socket after temporary errors, keeps a reserve of descriptors, and opens sockets as another user.
 package sockets
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -46,6 +48,24 @@ func Waiting(listener syscall.Conn, within time.Duration) bool {
 		waiting = err != nil || n > 0
 	})
 	return waiting
+}
+
+// AsUser calls f on a thread whose new sockets belong to a user and a group: the kernel takes the owner of a socket from
+// the thread that opens it. AsUser returns the error of f. It needs CAP_SETUID and CAP_SETGID.
+func AsUser(uid, gid int, f func() error) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		err := errors.Join(unix.Setfsgid(gid), unix.Setfsuid(uid))
+		if now, _ := unix.SetfsuidRetUid(-1); now != uid {
+			err = fmt.Errorf("opening a socket of the user %d: CAP_SETUID is missing", uid)
+		}
+		if err == nil {
+			err = f()
+		}
+		result <- err
+	}()
+	return <-result
 }
 
 // The pause after an error doubles from minPause up to maxPause. After calm without an

@@ -1,4 +1,5 @@
-package manual
+// Package manpages checks the manual pages and the shell completion that package manual writes.
+package manpages
 
 import (
 	"fmt"
@@ -10,12 +11,14 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/internal/manual"
 )
 
 // Missing lists the visible commands and flags that the pages and the completion of a command
-// lack. It is for tests. The commands of newRoot are used once each.
+// lack. The commands of newRoot are used once each.
 func Missing(newRoot func() *cobra.Command, dir string) ([]string, error) {
-	if err := Write(newRoot(), dir, time.Time{}); err != nil {
+	if err := manual.Write(newRoot(), dir, time.Time{}); err != nil {
 		return nil, err
 	}
 	var missing []string
@@ -49,7 +52,7 @@ func missingFlags(command *cobra.Command, page, completed string) []string {
 		if flag.Hidden {
 			return
 		}
-		if !strings.Contains(page, fmt.Sprintf("\\fB\\-\\-%s\\fR", escape(flag.Name))) {
+		if !strings.Contains(page, fmt.Sprintf("\\fB\\-\\-%s\\fR", roff(flag.Name))) {
 			missing = append(missing, fmt.Sprintf("page of %s: --%s", command.CommandPath(), flag.Name))
 		}
 		if !strings.Contains("\n"+completed, "\n--"+flag.Name+"\t") {
@@ -65,7 +68,7 @@ func missingCommands(command *cobra.Command, page, completed string) []string {
 		if !sub.IsAvailableCommand() {
 			continue
 		}
-		if !strings.Contains(page, escape(pageName(sub))+`\fR(1)`) {
+		if !strings.Contains(page, roff(pageName(sub))+`\fR(1)`) {
 			missing = append(missing, fmt.Sprintf("page of %s: %s", command.CommandPath(), sub.Name()))
 		}
 		if !strings.Contains("\n"+completed, "\n"+sub.Name()+"\t") {
@@ -84,3 +87,22 @@ func complete(root *cobra.Command, args []string) (string, error) {
 	err := root.Execute()
 	return out.String(), err
 }
+
+// commands returns a command and all visible commands below it.
+func commands(command *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{command}
+	for _, sub := range command.Commands() {
+		if sub.IsAvailableCommand() {
+			all = append(all, commands(sub)...)
+		}
+	}
+	return all
+}
+
+// pageName returns the name of a command's page, such as nametap-capture-apply.
+func pageName(command *cobra.Command) string {
+	return strings.ReplaceAll(command.CommandPath(), " ", "-")
+}
+
+// roff returns a name as a page has it.
+func roff(name string) string { return strings.ReplaceAll(name, "-", `\-`) }
