@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -131,6 +132,38 @@ func TestResetAfterAnswer(t *testing.T) {
 			t.Errorf("%q", got)
 		}
 	})
+}
+
+// E9: a reset that comes while a busy direction is copied is passed on as a reset, not as the end of the data.
+func TestResetWhileBusy(t *testing.T) {
+	t.Parallel()
+	for name, ends := range map[string]func(*carried) (from, to net.Conn, near *socket){
+		"client": func(c *carried) (net.Conn, net.Conn, *socket) { return c.client, c.host, c.pair.client },
+		"host":   func(c *carried) (net.Conn, net.Conn, *socket) { return c.host, c.client, c.pair.host },
+	} {
+		s := sweeper(t, time.Minute)
+		c := carries(t, s)
+		from, to, near := ends(c)
+		data := bytes.Repeat([]byte("x"), 3*bufferSize)
+		s.loop.post(func() {
+			// The loop gets the event of the data. The reset comes before it reads them.
+			sends(t, from, data)
+			near.note(unix.EPOLLIN)
+			if err := from.(*net.TCPConn).SetLinger(0); err != nil {
+				t.Error(err)
+			}
+			from.Close()
+			c.move()
+		})
+		runs(t, s, func() {
+			if err := to.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
+				t.Error(err)
+			}
+			if got, err := io.ReadAll(to); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("%s: %d of %d bytes, then %v, want a reset", name, len(got), len(data), err)
+			}
+		})
+	}
 }
 
 // E13: the listeners are closed once: another part of the process may have their descriptors while connections drain.
