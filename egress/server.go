@@ -183,7 +183,7 @@ func (s *Server) Run(ctx context.Context) error {
 		select {
 		case <-s.config.Synced:
 			s.loop.post(s.loop.wakeAll) // tasks wait for the first table
-		case <-opening.Done():
+		case <-s.loop.ctx.Done(): // not opening: tasks wait for it during the drain, too
 		}
 	})
 	drained := make(chan struct{})
