@@ -198,6 +198,40 @@ func TestListenersClosedOnce(t *testing.T) {
 	}
 }
 
+// E17: a descriptor that was spent for a client, and that another part of the process has taken, is replaced when there
+// are descriptors again.
+func TestReserveRefilled(t *testing.T) {
+	t.Parallel()
+	cfg := DefaultConfig()
+	cfg.Addr, cfg.Logger = "127.0.0.1:0", slog.New(slog.DiscardHandler)
+	s, err := New(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !s.reserve.Spend() {
+		t.Fatal("there is no reserve")
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(context.WithoutCancel(t.Context())) }()
+	client, err := net.Dial("tcp", s.Addrs()[0].String())
+	if err == nil {
+		defer client.Close()
+		_, err = client.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a client of no VIP: %v, want a reset", err)
+	}
+	refilled := make(chan bool, 1)
+	s.loop.post(func() { refilled <- s.reserve.Spend() })
+	if !wait.For(t, "the reserve is looked at", refilled) {
+		t.Error("the reserve stays empty")
+	}
+	s.End(false)
+	if err := wait.For(t, "the server ends", ended); err != nil {
+		t.Error(err)
+	}
+}
+
 // E10: while nameservers do not say whether the network has NAT64, other connections go on, and all dials share a lookup.
 func TestNAT64Silent(t *testing.T) {
 	t.Parallel()
