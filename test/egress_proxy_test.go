@@ -70,7 +70,7 @@ func TestEgressProxyResponses(t *testing.T) {
 	if got := e.greeting(vipA, "7"); !strings.Contains(got, "reset") {
 		t.Errorf("a refusal: %q, want a reset", got)
 	}
-	// Without waiting for the rest of the body: the end of --egress-dial-timeout would be another error.
+	// Without waiting for the rest of the body: the end of the time for the dial would be another error.
 	if status := e.get("/debug/status"); !strings.Contains(status, `the proxy answers \"403 Forbidden\""`) {
 		t.Errorf("want only the answer of the proxy as the reason in:\n%s", status)
 	}
