@@ -44,8 +44,8 @@ func newTCPClients(maxConns int, log *slog.Logger) *tcpClients {
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
 	if err == nil && limit.Cur/2 < uint64(maxConns) { //nolint:gosec // validate bounds it
 		bound := max(int(limit.Cur/2), 1) //nolint:gosec // less than maxConns
-		log.Warn("degraded: the limit of open files does not allow the configured number of TCP connections",
-			"bound", bound, "configured", maxConns, "open files", limit.Cur)
+		log.Warn("degraded: the limit of open files allows fewer TCP connections; raise it, such as by LimitNOFILE= of the unit",
+			"bound", bound, "wanted", maxConns, "open files", limit.Cur)
 		maxConns = bound
 	}
 	return &tcpClients{max: maxConns, origin: time.Now(), reserve: sockets.NewReserve(tcpReserve),

@@ -273,10 +273,13 @@ func (p *pair) fill(d *direction) (n int, err error) {
 	}
 	pipe.held, err = retry(func() (int, error) { return splice(d.from.fd, pipe.w, chunkSize) })
 	if err != nil || pipe.held == 0 {
-		// read(2) knows the reason: before urgent data, 0 is not the end of the data.
 		pipe.held, d.busy = 0, false
 		p.leavePipe(pipe)
-		return 0, nil //nolint:nilerr // see above
+		if err != nil && !errors.Is(err, unix.EAGAIN) { // the kernel reports the error of a connection only once
+			d.from.failed = true
+			return 0, err
+		}
+		return 0, nil // read(2) knows the reason: before urgent data, splice(2) returns 0 or EAGAIN
 	}
 	d.busy = pipe.held >= bufferSize
 	d.pipe = pipe

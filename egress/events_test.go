@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -133,6 +134,38 @@ func TestResetAfterAnswer(t *testing.T) {
 	})
 }
 
+// E9: a reset that comes while a busy direction is copied is passed on as a reset, not as the end of the data.
+func TestResetWhileBusy(t *testing.T) {
+	t.Parallel()
+	for name, ends := range map[string]func(*carried) (from, to net.Conn, near *socket){
+		"client": func(c *carried) (net.Conn, net.Conn, *socket) { return c.client, c.host, c.pair.client },
+		"host":   func(c *carried) (net.Conn, net.Conn, *socket) { return c.host, c.client, c.pair.host },
+	} {
+		s := sweeper(t, time.Minute)
+		c := carries(t, s)
+		from, to, near := ends(c)
+		data := bytes.Repeat([]byte("x"), 3*bufferSize)
+		s.loop.post(func() {
+			// The loop gets the event of the data. The reset comes before it reads them.
+			sends(t, from, data)
+			near.note(unix.EPOLLIN)
+			if err := from.(*net.TCPConn).SetLinger(0); err != nil {
+				t.Error(err)
+			}
+			from.Close()
+			c.move()
+		})
+		runs(t, s, func() {
+			if err := to.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
+				t.Error(err)
+			}
+			if got, err := io.ReadAll(to); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("%s: %d of %d bytes, then %v, want a reset", name, len(got), len(data), err)
+			}
+		})
+	}
+}
+
 // E13: the listeners are closed once: another part of the process may have their descriptors while connections drain.
 func TestListenersClosedOnce(t *testing.T) {
 	cfg := DefaultConfig()
@@ -162,6 +195,40 @@ func TestListenersClosedOnce(t *testing.T) {
 	}
 	if err := unix.Close(fd); err != nil {
 		t.Errorf("the descriptor of another part of the process: %v", err)
+	}
+}
+
+// E17: a descriptor that was spent for a client, and that another part of the process has taken, is replaced when there
+// are descriptors again.
+func TestReserveRefilled(t *testing.T) {
+	t.Parallel()
+	cfg := DefaultConfig()
+	cfg.Addr, cfg.Logger = "127.0.0.1:0", slog.New(slog.DiscardHandler)
+	s, err := New(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !s.reserve.Spend() {
+		t.Fatal("there is no reserve")
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(context.WithoutCancel(t.Context())) }()
+	client, err := net.Dial("tcp", s.Addrs()[0].String())
+	if err == nil {
+		defer client.Close()
+		_, err = client.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a client of no VIP: %v, want a reset", err)
+	}
+	refilled := make(chan bool, 1)
+	s.loop.post(func() { refilled <- s.reserve.Spend() })
+	if !wait.For(t, "the reserve is looked at", refilled) {
+		t.Error("the reserve stays empty")
+	}
+	s.End(false)
+	if err := wait.For(t, "the server ends", ended); err != nil {
+		t.Error(err)
 	}
 }
 

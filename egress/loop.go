@@ -150,6 +150,7 @@ func resetOnClose(fd int) {
 
 // run waits for events, and calls the functions of their sockets, until done returns true. Then it ends the tasks.
 func (l *loop) run(done func() bool) error {
+	defer l.abort()
 	events := make([]unix.EpollEvent, eventsAtOnce)
 	for !done() {
 		n, err := unix.EpollWait(l.epoll, events, l.timeout())
@@ -170,7 +171,6 @@ func (l *loop) run(done func() bool) error {
 		}
 		l.runTimers()
 	}
-	l.abort()
 	return nil
 }
 

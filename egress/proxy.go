@@ -23,7 +23,10 @@ func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.Ad
 		if err == nil {
 			return conn, to, nil
 		}
-		if errs = append(errs, err); t.over() != nil || !t.now.Before(until) {
+		if over := t.over(); over != nil { // err only follows from it
+			return nil, to, over
+		}
+		if errs = append(errs, err); !t.now.Before(until) {
 			break
 		}
 	}

@@ -183,7 +183,7 @@ func (s *Server) Run(ctx context.Context) error {
 		select {
 		case <-s.config.Synced:
 			s.loop.post(s.loop.wakeAll) // tasks wait for the first table
-		case <-opening.Done():
+		case <-s.loop.ctx.Done(): // not opening: tasks wait for it during the drain, too
 		}
 	})
 	drained := make(chan struct{})
@@ -270,8 +270,8 @@ func (s *Server) accept(l *socket, pacer *sockets.Pacer) {
 		}
 	}
 	switch {
-	case err == nil:
-	case errors.Is(err, unix.EAGAIN): // the client has gone, or another process has accepted its connection
+	case err == nil, errors.Is(err, unix.EAGAIN): // EAGAIN: all clients are accepted, or have gone
+		s.reserve.Refill() // another part of the process may have taken the descriptor when it was spent
 	case sockets.Dead(err):
 		s.failed = fmt.Errorf("the listener for connections to VIPs %s failed: %w", pacer.Listener, err)
 		s.end()

@@ -16,7 +16,7 @@ var (
 	errExtension = errors.New("no such match or target in this kernel or iptables")
 	// These are permanent too, but the machine supports what is needed.
 	errPermission   = errors.New("not permitted")
-	errIncompatible = errors.New("has rules that only the nft tool can read; choose the backend legacy, or keep them in a table of another name")
+	errIncompatible = errors.New("has rules that only the nft tool can read: keep them in a table of another name")
 	// The tool has waited for the lock already.
 	errLocked = errors.New("lock is held")
 	// Keep removes these rules later.

@@ -66,7 +66,7 @@ func TestParseSaveErrors(t *testing.T) {
 		"*nat\n: ACCEPT\n":            "line 2",
 		"*nat\n-A\n":                  "line 2",
 		"*nat\nCOMMIT\n:A ACCEPT [0]": "line 3",
-		"# Table `nat' is incompatible, use 'nft' tool.\n": "choose the backend legacy",
+		"# Table `nat' is incompatible, use 'nft' tool.\n": "keep them in a table of another name",
 	} {
 		if _, err := parseSave([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)

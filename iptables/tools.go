@@ -263,7 +263,7 @@ func explain(tool string, err error, stderr string) error {
 		return fmt.Errorf("running %s: %w (%w: %q): %s", tool, why, err, message, advice)
 	}
 	const (
-		forTable     = "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw), or use the other backend"
+		forTable     = "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw)"
 		forExtension = "load the kernel's modules (modprobe -a xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_hl xt_recent xt_tcpudp nft_compat), and install all extensions of the package iptables"
 	)
 	switch {
@@ -275,7 +275,7 @@ func explain(tool string, err error, stderr string) error {
 	case has("Address family not supported by protocol"):
 		return fail(errNoFamily, "the other family is captured without it")
 	case has("is incompatible, use 'nft' tool"):
-		return fail(errNoTable, "the nft tool wrote rules into a table that iptables uses; choose the backend legacy")
+		return fail(errNoTable, "the nft tool wrote rules into a table that iptables uses: keep them in a table of another name")
 	case has("Table does not exist", "iptables who?", "ip6tables who?", "iptables: who?"):
 		return fail(errNoTable, forTable)
 	case has("unable to initialize table"): // legacy does not say why

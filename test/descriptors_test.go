@@ -2,9 +2,11 @@ package test
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -103,5 +105,38 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	wait.Until(t, "errors are counted", func() bool { return h.metric("nametap_dns_listener_errors_total") > 0 })
 	if n := a.log.Count("reading from a listener failed"); n == 0 || n > 100 {
 		t.Errorf("the log reports it in %d lines", n)
+	}
+}
+
+// TestProbesOutOfDescriptors checks that probes and nametap doctor are answered soon while no descriptor is free and
+// other clients of the status address send nothing, or take no response.
+func TestProbesOutOfDescriptors(t *testing.T) { // R3, R9
+	t.Parallel()
+	h := newHost(t)
+	h.sameUser = true // otherwise the test could not change the limits of the agent
+	a := h.start()
+	for _, free := range []uint64{0, 3} {
+		a.limitFiles(a.freeFile() + free)
+		for i := range 100 {
+			conn := h.dialStatus(statusAddr)
+			defer conn.Close()
+			if request := []string{"", "GET /metrics HTTP/1.1\r\n", "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"}[i%3]; request != "" {
+				if _, err := io.WriteString(conn, request); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for range 20 {
+			began := time.Now()
+			if got := h.raw("GET /healthz/ready HTTP/1.0\r\nHost: localhost\r\n\r\n"); got != "HTTP/1.0 200 OK" {
+				t.Errorf("%d free descriptors: a probe: %s", free, got)
+			}
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("%d free descriptors: a probe took %v", free, took)
+			}
+		}
+		if r := h.root("doctor", "--status-addr", statusAddr); !strings.Contains(r.stdout, "no free descriptors") {
+			t.Errorf("%d free descriptors: doctor: %d %s %s", free, r.code, r.stdout, r.stderr)
+		}
 	}
 }

@@ -1,10 +1,12 @@
 package test
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/nametap/nametap/api"
@@ -68,7 +70,7 @@ func TestEgressProxyResponses(t *testing.T) {
 	if got := e.greeting(vipA, "7"); !strings.Contains(got, "reset") {
 		t.Errorf("a refusal: %q, want a reset", got)
 	}
-	// Without waiting for the rest of the body: the end of --egress-dial-timeout would be another error.
+	// Without waiting for the rest of the body: the end of the time for the dial would be another error.
 	if status := e.get("/debug/status"); !strings.Contains(status, `the proxy answers \"403 Forbidden\""`) {
 		t.Errorf("want only the answer of the proxy as the reason in:\n%s", status)
 	}
@@ -102,5 +104,33 @@ func TestEgressProxyForbidden(t *testing.T) {
 		t.Errorf("the proxy was asked for a host that is refused")
 	} else if _, err := io.ReadAll(conn); err != nil {
 		t.Error(err)
+	}
+}
+
+// E15, E17: a client's reset while the proxy connects ends that, and counts as closed by the client, not as a failure of
+// the proxy.
+func TestEgressProxyReset(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	asked, ended := make(chan string, 1), make(chan error, 1)
+	e.serve(serverB+":3128", func(conn *net.TCPConn) {
+		target, _ := readConnect(conn)
+		asked <- target
+		_, err := io.Copy(io.Discard, conn) // without an answer
+		ended <- err
+	})
+	e.capture("--egress-proxy", serverB+":3128")
+	conn := e.mustDial(vipA, "7")
+	wait.For(t, "the proxy is asked", asked)
+	if err := conn.SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	if err := wait.For(t, "the connection to the proxy ends", ended); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the connection to the proxy: %v, want a reset", err)
+	}
+	wait.Until(t, "no connection is open", func() bool { return e.metric("nametap_egress_open_connections") == 0 })
+	if closed, failed := e.refusals("closed"), e.refusals("connect"); closed != 1 || failed != 0 {
+		t.Errorf("%v closed by the client, %v failures to connect: %s", closed, failed, e.get("/debug/status"))
 	}
 }

@@ -2,6 +2,9 @@ package test
 
 import (
 	"errors"
+	"io"
+	"net"
+	"sync"
 	"syscall"
 	"testing"
 )
@@ -26,4 +29,36 @@ func TestEgressDrainMany(t *testing.T) {
 	if e.captured() {
 		t.Error("rules are left")
 	}
+}
+
+// E9: a host's reset is passed on as a reset, whenever it comes, so that no client takes what it has for whole.
+func TestEgressResetsMany(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", func(conn *net.TCPConn) {
+		for range 24 {
+			if _, err := conn.Write(make([]byte, 50_000)); err != nil {
+				return
+			}
+		}
+		_ = conn.SetLinger(0)
+	})
+	e.capture()
+	var clients sync.WaitGroup
+	for range 60 {
+		clients.Go(func() {
+			for range 30 {
+				conn, err := e.dialTCP(vipA, "7")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if n, err := io.Copy(io.Discard, conn); err == nil {
+					t.Errorf("the data ended after %d bytes, want a reset", n)
+				}
+				conn.Close()
+			}
+		})
+	}
+	clients.Wait()
 }

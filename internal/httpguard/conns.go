@@ -16,6 +16,10 @@ import (
 // only if a client comes.
 const acceptWait = time.Second
 
+// requestTime is how long a connection has for a request and its response before it may be closed for want of a
+// descriptor.
+const requestTime = 50 * time.Millisecond
+
 // reserveSize is how many clients can be accepted while the process has no descriptors left and no connection here
 // can be closed.
 const reserveSize = 2
@@ -53,13 +57,24 @@ func (c *conns) Accept() (net.Conn, error) {
 		case sockets.Dead(err):
 			return nil, err
 		}
-		l, ok := c.Listener.(syscall.Conn)
-		lacking := ok && sockets.OutOfDescriptors(err) && sockets.Waiting(l, acceptWait)
-		if lacking && !c.makeRoom() && c.reserve.Spend() {
-			c.pacer.Note(err)
-			continue
+		pause := c.pacer.Note(err)
+		if l, ok := c.Listener.(syscall.Conn); ok && sockets.OutOfDescriptors(err) && sockets.Waiting(l, acceptWait) {
+			if c.freeDescriptor() {
+				continue // at once, before another part of the process takes the descriptor
+			}
+			pause = min(pause, requestTime)
 		}
-		c.pacer.Wait(err, c.closed)
+		c.wait(pause)
+	}
+}
+
+// wait returns after pause, or when the listener is closed.
+func (c *conns) wait(pause time.Duration) {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.closed:
 	}
 }
 
@@ -76,24 +91,24 @@ func (c *conns) add(added net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.open) >= c.max {
-		c.makeRoomLocked()
+		c.makeRoomLocked(0)
 	}
 	c.open[added] = client{since: time.Now(), local: local}
 }
 
-// makeRoom closes a connection, and returns false if there is none.
-func (c *conns) makeRoom() bool {
+// freeDescriptor closes a connection that has had requestTime for a request, or spends a descriptor of the reserve. It
+// returns false if there is none of either.
+func (c *conns) freeDescriptor() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	found := len(c.open) > 0
-	c.makeRoomLocked()
-	return found
+	return c.makeRoomLocked(requestTime) || c.reserve.Spend()
 }
 
 // makeRoomLocked closes the connection that has been without a request for longest. If all have a request, it
 // closes the oldest one from another host, or the oldest one if all are from this host: probes and operators
-// connect from this host.
-func (c *conns) makeRoomLocked() {
+// connect from this host. It spares connections that are not idle and whose state is newer than spared, and returns
+// false if there are no others.
+func (c *conns) makeRoomLocked(spared time.Duration) bool {
 	rank := func(c client) int {
 		switch {
 		case c.state == http.StateIdle || c.state == http.StateNew:
@@ -105,16 +120,21 @@ func (c *conns) makeRoomLocked() {
 	}
 	var evicted net.Conn
 	for other, candidate := range c.open {
+		if candidate.state != http.StateIdle && time.Since(candidate.since) < spared {
+			continue
+		}
 		best := c.open[evicted]
 		if evicted == nil || rank(candidate) < rank(best) ||
 			rank(candidate) == rank(best) && candidate.since.Before(best.since) {
 			evicted = other
 		}
 	}
-	if evicted != nil {
-		delete(c.open, evicted)
-		_ = evicted.Close() // the server's goroutine for the connection ends
+	if evicted == nil {
+		return false
 	}
+	delete(c.open, evicted)
+	_ = evicted.Close() // the server's goroutine for the connection ends
+	return true
 }
 
 // changed takes the new state of a connection from the server ([http.Server].ConnState).
