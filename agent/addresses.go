@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // InstanceIPs returns the addresses of the node: first, if it is valid, then the global
@@ -65,10 +67,7 @@ func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
 			return fmt.Errorf("watching the addresses of the interfaces: %w", err)
 		}
 		for _, to := range changed {
-			select {
-			case to <- struct{}{}:
-			default:
-			}
+			chans.Wake(to)
 		}
 	}
 }

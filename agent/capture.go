@@ -18,6 +18,7 @@ import (
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/iptables"
 )
@@ -380,9 +381,7 @@ func (c *capture) reading() *problems.Capture {
 	in := c.current()
 	stats := c.kernel.Stats()
 	found := &problems.Capture{On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{}, Repairs: stats.Repairs, Drift: stats.Drift}
-	select {
-	case <-c.kernel.Begun():
-	default:
+	if !chans.Closed(c.kernel.Begun()) {
 		found.Active = true // no rules were wanted yet
 	}
 	for f, level := range c.kernel.Levels() {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/nds"
 )
@@ -29,45 +30,25 @@ type core struct {
 }
 
 // open reports whether the DNS listeners are open.
-func (c *core) open() bool {
-	select {
-	case <-c.proxy.Ready():
-		return true
-	default:
-		return false
-	}
-}
+func (c *core) open() bool { return chans.Closed(c.proxy.Ready()) }
 
 // notReady returns why queries should not be sent to this agent yet, or any longer; "" if they should be sent.
 func (c *core) notReady() string {
-	if c.draining.Load() {
+	switch {
+	case c.draining.Load():
 		return "draining"
-	}
-	select {
-	case <-c.proxy.Ready():
-	default:
+	case !c.open():
 		return "the DNS listeners are not open yet"
+	case !chans.Closed(c.proxy.Synced()) && time.Since(c.started) < c.config.ReadyTimeout:
+		return "no table of mesh hosts has been received yet"
 	}
-	select {
-	case <-c.proxy.Synced():
-		return ""
-	default:
-	}
-	if time.Since(c.started) >= c.config.ReadyTimeout {
-		return ""
-	}
-	return "no table of mesh hosts has been received yet"
+	return ""
 }
 
 // hangs returns an error if queries to the open UDP listeners get no answer, so that a restart
 // would help. It returns nil while the agent starts or ends.
 func (c *core) hangs(ctx context.Context) error {
-	select {
-	case <-c.proxy.Ready():
-	default:
-		return nil
-	}
-	if c.draining.Load() {
+	if !c.open() || c.draining.Load() {
 		return nil
 	}
 	return anyAnswers(ctx, udpListeners(c.proxy))

@@ -10,6 +10,7 @@ import (
 	"github.com/nametap/nametap/agent/dnstap"
 	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // records runs the query log and the dnstap sender as the settings say.
@@ -31,10 +32,7 @@ func newRecords(cfg *Config, registry prometheus.Registerer) *records {
 // set changes the settings.
 func (r *records) set(cfg RecordsConfig) {
 	r.config.Store(&cfg)
-	select {
-	case r.changed <- struct{}{}:
-	default: // a wake-up is still in changed, after which run loads cfg
-	}
+	chans.Wake(r.changed)
 }
 
 // run runs the query log and the dnstap sender until ctx ends.

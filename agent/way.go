@@ -12,11 +12,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nametap/nametap/internal/logonce"
-
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/logonce"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -300,12 +300,8 @@ func (w *ways) noteLease(f iptables.Family, err error) {
 	if w.renewal[f].Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
 	}
-	select {
-	case <-w.begun:
-		if err == nil {
-			w.once.Do(func() { close(w.alive) })
-		}
-	default:
+	if err == nil && chans.Closed(w.begun) {
+		w.once.Do(func() { close(w.alive) })
 	}
 }
 

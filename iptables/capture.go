@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/logonce"
 )
 
@@ -105,7 +106,7 @@ func (c *Capture) aim(t *target) error {
 		}
 	}
 	c.target.Store(t)
-	wake(c.changed)
+	chans.Wake(c.changed)
 	return nil
 }
 
@@ -123,7 +124,7 @@ func (c *Capture) Renew(f Family) error {
 	begins, err := c.lease.renew(f)
 	if begins { // connections to VIPs that began before have no reply yet
 		c.begins.Store(true)
-		wake(c.rules)
+		chans.Wake(c.rules)
 	}
 	return err
 }
@@ -134,7 +135,7 @@ func (c *Capture) Installed() <-chan struct{} { return c.installed }
 
 // Look makes Keep check the rules soon, as a change of nft rules does that the kernel announces: the caller has seen that
 // they may be gone. It returns at once.
-func (c *Capture) Look() { wake(c.rules) }
+func (c *Capture) Look() { chans.Wake(c.rules) }
 
 // Begun returns a channel that is closed when Keep has installed the rules of the first desired
 // value, or has begun to remove rules if capture is off.
@@ -160,10 +161,10 @@ func (c *Capture) Keep(ctx context.Context) error {
 	defer stop()
 	if announced, err := c.watch.start(); err == nil {
 		watcher.Go(func() {
-			err := c.watch.follow(watching, announced, func() { wake(c.rules) })
+			err := c.watch.follow(watching, announced, func() { chans.Wake(c.rules) })
 			if watching.Err() == nil {
 				c.log.Warn("the kernel no longer announces changes of rules, so only checks find them", "error", err)
-				wake(c.rules)
+				chans.Wake(c.rules)
 			}
 		})
 	}
@@ -588,7 +589,7 @@ func (c *Capture) publish() {
 	c.report.Store(r)
 	if c.changes {
 		c.changes = false
-		wake(c.installed)
+		chans.Wake(c.installed)
 	}
 }
 
@@ -675,12 +676,4 @@ func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 func (c *Capture) Check(ctx context.Context) []Finding {
 	goal := c.report.Load().goal
 	return checkMachine(ctx, goal.Config, goal.variants)
-}
-
-// wake sends to a channel, unless a value already waits there: one value stands for several.
-func wake(channel chan<- struct{}) {
-	select {
-	case channel <- struct{}{}:
-	default:
-	}
 }

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/logonce"
-
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -100,10 +100,7 @@ func (s *snapshotSaver) put(next snapshot, changed saving) {
 		s.changes, s.size = nil, 0
 	}
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	chans.Wake(s.wake)
 }
 
 // saveAgain is how long after a failure the saver tries again without another push: a control plane

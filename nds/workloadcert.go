@@ -17,8 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/logonce"
-
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -158,12 +158,7 @@ func (r *certRenewer) markRefused(certificate *tls.Certificate) {
 }
 
 // check makes run check at once whether to renew the certificate.
-func (r *certRenewer) check() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-}
+func (r *certRenewer) check() { chans.Wake(r.wake) }
 
 // markAccepted records that a server accepted the certificate.
 func (r *certRenewer) markAccepted(certificate *tls.Certificate) { r.setRefused(certificate, false) }

@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"github.com/godbus/dbus/v5"
+
+	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // A Config configures a [Registrar].
@@ -91,21 +94,14 @@ func New(cfg Config) *Registrar {
 // Set sets whether the agent should be registered.
 func (r *Registrar) Set(on bool) {
 	if r.on.Swap(on) != on {
-		r.awake()
+		chans.Wake(r.wake)
 	}
 }
 
 // Note makes Run read the names again, because they may have changed. It does not block.
 func (r *Registrar) Note() {
 	if !r.noted.Swap(true) {
-		r.awake()
-	}
-}
-
-func (r *Registrar) awake() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
+		chans.Wake(r.wake)
 	}
 }
 
@@ -312,10 +308,8 @@ func (r *Registrar) await(ctx context.Context, index int) (link, error) {
 		if !errors.Is(err, errUnknownLink) || time.Since(start) > seenWithin {
 			return l, err
 		}
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, pause) {
 			return link{}, ctx.Err()
-		case <-time.After(pause):
 		}
 	}
 }

@@ -1,0 +1,21 @@
+// Package chans has what is done again and again with a channel whose values carry nothing.
+package chans
+
+// Wake sends to channel, which has a buffer of one, unless a value already waits there: one value stands for several
+// events. It does not block.
+func Wake(channel chan<- struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default:
+	}
+}
+
+// Closed reports whether channel, to which nothing is sent, is closed.
+func Closed(channel <-chan struct{}) bool {
+	select {
+	case <-channel:
+		return true
+	default:
+		return false
+	}
+}
