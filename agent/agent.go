@@ -28,7 +28,7 @@ type Agent struct {
 	quitting  chan struct{}    // closed when the agent must end
 	handOver  atomic.Bool      // whether the rules stay for the next agent
 	changed   [2]chan struct{} // for the query path and the push path; receive when addresses of interfaces have changed
-	memory    *memory
+	memory    *time.Timer      // calls freeMemory after each pause in pushes
 	records   *records
 	ready     chan struct{} // closed when queries are answered from a table
 }
@@ -65,7 +65,6 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		quitting: make(chan struct{}),
 		hastened: make(chan struct{}),
 		changed:  changed,
-		memory:   newMemory(),
 		ready:    make(chan struct{}),
 	}
 	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
@@ -101,7 +100,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 // noteTable is called after a push. large is true if the push leaves garbage as large as the table.
 func (a *Agent) noteTable(large bool) {
 	if large {
-		a.memory.note()
+		a.memory.Reset(freeAfter)
 	}
 	if a.capture != nil {
 		a.capture.registrar.Note()
@@ -117,6 +116,8 @@ func (a *Agent) noteTable(large bool) {
 // nil unless one of them failed.
 func (a *Agent) Run(ctx context.Context) error {
 	a.started = time.Now()
+	a.memory = time.AfterFunc(freeAfter, freeMemory) // the start counts as a push
+	defer a.memory.Stop()
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	group, serving := errgroup.WithContext(serving)
@@ -125,10 +126,6 @@ func (a *Agent) Run(ctx context.Context) error {
 		return a.proxy.Run(serving)
 	})
 	group.Go(func() error { return a.client.Run(serving) })
-	group.Go(func() error {
-		a.memory.run(serving, freeMemory)
-		return nil
-	})
 	group.Go(func() error {
 		if err := watchAddresses(serving, a.changed[0], a.changed[1]); err != nil {
 			a.log.Info("changes of the host's addresses take effect after up to 10 s", "error", err)

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"runtime"
 	"runtime/debug"
 	"time"
@@ -11,41 +10,9 @@ import (
 // other faster, the next push needs the memory again.
 const freeAfter = 2 * time.Second
 
-// A memory returns to the kernel the memory that a push has used. A push needs several times
-// the size of the table, and Go keeps that memory until its next garbage collection, which may
-// be far off in an agent that answers without allocating. `make bench ARGS=-memory` measures
-// the memory.
-type memory struct {
-	pushed chan struct{}
-}
-
-func newMemory() *memory { return &memory{pushed: make(chan struct{}, 1)} }
-
-// note tells run that a push was loaded. It does not block.
-func (m *memory) note() {
-	select {
-	case m.pushed <- struct{}{}:
-	default:
-	}
-}
-
-// run calls free after each pause in pushes until ctx ends.
-func (m *memory) run(ctx context.Context, free func()) {
-	timer := time.NewTimer(freeAfter) // the start counts as a push
-	defer timer.Stop()
-	for {
-		select {
-		case <-m.pushed:
-			timer.Reset(freeAfter)
-		case <-timer.C:
-			free()
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// freeMemory collects garbage and returns free memory to the kernel. It takes a few milliseconds, during which queries
+// freeMemory collects garbage and returns free memory to the kernel. A push needs several times the size of the table,
+// and Go keeps that memory until its next garbage collection, which may be far off in an agent that answers without
+// allocating. `make bench ARGS=-memory` measures the memory. freeMemory takes a few milliseconds, during which queries
 // are answered. It collects twice, because the contents of a sync.Pool survive one collection.
 func freeMemory() {
 	runtime.GC()
