@@ -50,10 +50,10 @@
 //	                     that ends the stream when the node changes; one that writes the
 //	                     snapshot; one that obtains and renews the workload certificate
 //	clock.Clock          one that polls for all parts: files, addresses, the node; with capture, one more for the ways
-//	Agent                one that takes readings for package problems, one that follows the addresses of the interfaces (rtnetlink), three of the
-//	                     status server (status address, private socket, readings), the drain,
+//	Agent                one that takes readings for package problems, one that follows the addresses of the interfaces (rtnetlink), two of the
+//	                     status server (status address, private socket), the drain,
 //	                     the announcement of readiness, systemd's watchdog,
-//	                     one that returns memory when pushes pause, one for the records of queries, the query log,
+//	                     one for the records of queries, the query log,
 //	                     one or two for dnstap; with capture one that keeps
 //	                     the rules as desired, one that keeps the registration with
 //	                     systemd-resolved (two more while that runs), one that probes the way of clients' queries and

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -20,47 +21,22 @@ const readingAge = time.Second
 // readings takes one reading at a time. All requests that wait share the reading, and so do requests in
 // the next second. So the cost does not grow with the number of requests.
 type readings struct {
-	take    func(ctx context.Context) reading
-	waiting chan chan<- reading
+	take func(ctx context.Context) reading
+
+	mu    sync.Mutex
+	kept  reading   // guarded by mu
+	taken time.Time // guarded by mu
 }
 
-func newReadings(take func(ctx context.Context) reading) *readings {
-	return &readings{take: take, waiting: make(chan chan<- reading)}
-}
-
-// run gives readings to requests until ctx ends.
-func (r *readings) run(ctx context.Context) {
-	var kept reading
-	var taken time.Time
-	for {
-		var answer chan<- reading
-		select {
-		case answer = <-r.waiting:
-		case <-ctx.Done():
-			return
-		}
-		if taken.IsZero() || time.Since(taken) >= readingAge {
-			kept, taken = r.take(ctx), time.Now()
-		}
-		answer <- kept
+// current returns a reading that is at most readingAge old. If there is none, it takes one, even if ctx ends
+// meanwhile: other requests may wait for it.
+func (r *readings) current(ctx context.Context) reading {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.taken.IsZero() || time.Since(r.taken) >= readingAge {
+		r.kept, r.taken = r.take(context.WithoutCancel(ctx)), time.Now()
 	}
-}
-
-// current returns a reading that is at most readingAge old, or takes a new one. It returns an error
-// if ctx ends first.
-func (r *readings) current(ctx context.Context) (reading, error) {
-	answer := make(chan reading, 1)
-	select {
-	case r.waiting <- answer:
-	case <-ctx.Done():
-		return reading{}, ctx.Err()
-	}
-	select {
-	case found := <-answer:
-		return found, nil
-	case <-ctx.Done():
-		return reading{}, ctx.Err()
-	}
+	return r.kept
 }
 
 // read takes a reading for c.

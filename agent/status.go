@@ -33,7 +33,7 @@ import (
 type statusServer struct {
 	core      *core
 	diagnosis *diagnosis
-	readings  *readings
+	readings  readings
 	dumps     dumps
 	// public are the parts on the status address: one, or one for each inherited socket.
 	public  []*statusPart
@@ -47,7 +47,7 @@ type statusServer struct {
 // another program has the address, or the private socket cannot be opened, Run opens that part later.
 func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Registry) (*statusServer, error) {
 	c := d.core
-	s := &statusServer{core: c, diagnosis: d, dumps: newDumps(), readings: newReadings(func(ctx context.Context) reading { return read(ctx, c) })}
+	s := &statusServer{core: c, diagnosis: d, dumps: newDumps(), readings: readings{take: func(ctx context.Context) reading { return read(ctx, c) }}}
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	public := http.NewServeMux()
 	s.handlePublic(public, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
@@ -143,17 +143,13 @@ func (s *statusServer) openPublic(ctx context.Context, handler http.Handler) err
 
 // Run serves until ctx ends and the requests in flight are done.
 func (s *statusServer) Run(ctx context.Context) error {
-	reading, stop := context.WithCancel(context.WithoutCancel(ctx))
-	var beside, serving sync.WaitGroup
-	beside.Go(func() { s.readings.run(reading) })
+	var serving sync.WaitGroup
 	defer context.AfterFunc(ctx, s.end)()
 	defer s.end()
 	for _, e := range s.parts() {
 		serving.Go(func() { e.run(ctx) })
 	}
 	serving.Wait()
-	stop()
-	beside.Wait()
 	return nil
 }
 
@@ -265,10 +261,7 @@ type Upstream struct {
 
 func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	c := s.core
-	read, err := s.readings.current(r.Context())
-	if err != nil {
-		return // the client has disconnected
-	}
+	read := s.readings.current(r.Context())
 	status := Status{
 		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).String(),
 		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(), Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
