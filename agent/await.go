@@ -91,12 +91,12 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	var since time.Time // when a family first answered
 	var silent error    // why listeners did not answer the last probe that ended before ctx
 	for logged := false; ; {
-		found := probeBy(ctx, w.listeners(), probeAgent)
+		errs := probeAll(ctx, w.listeners(), probeAgent)
 		if ctx.Err() != nil && silent != nil {
-			return w.Rules, silent // the errors in found only say that ctx ended
+			return w.Rules, silent // errs only say that ctx ended
 		}
-		rules, served, late := w.fit(found)
-		silent = errors.Join(found[iptables.IPv4].err, found[iptables.IPv6].err)
+		rules, served, late := w.fit(errs)
+		silent = errors.Join(errs...)
 		if served && since.IsZero() {
 			since = time.Now()
 		}
@@ -117,15 +117,17 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 }
 
 // fit returns the rules without the families that do not answer, whether any family answers, and why the
-// others do not. A family of which the host has no address is not late: it has no queries.
-func (w Awaited) fit(found map[iptables.Family]health) (rules iptables.Config, served bool, late error) {
+// others do not. errs are the errors of w.listeners. A family of which the host has no address is not late: it has no
+// queries, even if a socket on ::1 stays open when IPv6 is switched off.
+func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late error) {
 	rules = w.Rules
-	for _, f := range w.families() {
-		switch h := found[f]; {
-		case h.answers():
+	for i, f := range w.families() {
+		both := errs[2*i : 2*i+2]
+		switch err := errors.Join(both...); {
+		case err == nil:
 			served = true
-		case !h.absent():
-			rules, late = rules.Without(f), errors.Join(late, h.err)
+		case !noRoute(err) || slices.Contains(both, nil): // if one listener answers, no local port may have been free for the other
+			rules, late = rules.Without(f), errors.Join(late, err)
 		}
 	}
 	return rules, served, late
@@ -136,7 +138,8 @@ func (w Awaited) families() []iptables.Family {
 	return slices.DeleteFunc(families(), func(f iptables.Family) bool { return w.Rules.Family(f) == iptables.Off })
 }
 
-// listeners returns the listeners to which queries of this host are redirected.
+// listeners returns the listeners to which queries of this host are redirected: for each family the one for UDP, and then
+// the one for TCP.
 func (w Awaited) listeners() []dnsproxy.Addr {
 	var all []dnsproxy.Addr
 	for _, f := range w.families() {

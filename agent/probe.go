@@ -28,54 +28,20 @@ const (
 	probeRetry = probeTimeout / 10
 )
 
-// health is the result of a probe of the listeners of one family.
-type health struct {
-	answering int   // number of listeners that answer
-	probed    int   // number of listeners to which a query was sent
-	err       error // why the other listeners do not answer, nil if all answer
-}
-
-// answers reports whether the family has listeners and all of them answer.
-func (h health) answers() bool { return h.answering > 0 && h.err == nil }
-
-// absent reports whether the host now lacks the addresses of the family. The listeners may still be open: a socket on
-// ::1 stays open when IPv6 is switched off.
-func (h health) absent() bool {
-	return h.answering == 0 && noRoute(h.err) // if a listener answers, the error may mean that no local port was free
-}
-
-// probe queries all listeners at the same time and returns the health of each family. It
-// asks for id.server (RFC 4892): the answer needs neither a table nor a nameserver.
-func probe(ctx context.Context, listeners []dnsproxy.Addr) map[iptables.Family]health {
-	return probeBy(ctx, listeners, probeOne)
-}
-
-// probeBy is like probe, but probes each listener with probeOne.
-func probeBy(ctx context.Context, listeners []dnsproxy.Addr, probeOne func(context.Context, dnsproxy.Addr) error) map[iptables.Family]health {
-	var mu sync.Mutex
-	found := map[iptables.Family]health{}
+// probeAll probes all listeners at the same time. It returns the results of probe in the order of listeners: nil for a
+// listener that answers.
+func probeAll(ctx context.Context, listeners []dnsproxy.Addr, probe func(context.Context, dnsproxy.Addr) error) []error {
+	errs := make([]error, len(listeners))
 	var probing sync.WaitGroup
-	for _, l := range listeners {
-		probing.Go(func() {
-			err := probeOne(ctx, l)
-			mu.Lock()
-			defer mu.Unlock()
-			h := found[family(l)]
-			if err == nil {
-				h.answering++
-			}
-			if !unsent(err) {
-				h.probed++
-			}
-			h.err = errors.Join(h.err, err)
-			found[family(l)] = h
-		})
+	for i, l := range listeners {
+		probing.Go(func() { errs[i] = probe(ctx, l) })
 	}
 	probing.Wait()
-	return found
+	return errs
 }
 
-// probeOne returns an error unless a listener answers.
+// probeOne returns an error unless a listener answers. It asks for id.server (RFC 4892): the answer needs neither a
+// table nor a nameserver.
 func probeOne(ctx context.Context, l dnsproxy.Addr) error {
 	_, err := ask(ctx, listenerQuestion(l, askID))
 	return err
@@ -93,15 +59,8 @@ func probeAgent(ctx context.Context, l dnsproxy.Addr) error {
 }
 
 // silent returns a text for each listener that does not answer, with the reason.
-func silent(ctx context.Context, listeners []dnsproxy.Addr) []string {
-	errs := make([]error, len(listeners))
-	var probing sync.WaitGroup
-	for i, l := range listeners {
-		probing.Go(func() { errs[i] = probeOne(ctx, l) })
-	}
-	probing.Wait()
-	var texts []string
-	for _, err := range errs {
+func silent(ctx context.Context, listeners []dnsproxy.Addr) (texts []string) {
+	for _, err := range probeAll(ctx, listeners, probeOne) {
 		if err != nil {
 			texts = append(texts, err.Error())
 		}
@@ -111,16 +70,9 @@ func silent(ctx context.Context, listeners []dnsproxy.Addr) []string {
 
 // anyAnswers returns an error if queries were sent to UDP listeners and none answered.
 func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
-	var errs []error
-	probed := 0
-	for _, h := range probe(ctx, listeners) {
-		if h.answering > 0 {
-			return nil
-		}
-		probed += h.probed
-		errs = append(errs, h.err)
-	}
-	if probed == 0 {
+	errs := probeAll(ctx, listeners, probeOne)
+	sent := slices.ContainsFunc(errs, func(err error) bool { return !unsent(err) })
+	if !sent || slices.Contains(errs, nil) {
 		return nil
 	}
 	return errors.Join(errs...)
