@@ -85,7 +85,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		}
 		a.capture.registrar = newRegistrar(a.core, cfg.Capture.Config.Interval)
 	}
-	a.capture.register(registry)
+	registry.MustRegister(captureMetrics{a.capture})
 	if a.vips, err = newVIPCarrier(ctx, a.core); err != nil {
 		return nil, err
 	}

@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
@@ -417,51 +415,4 @@ func (c *capture) status(ctx context.Context) *CaptureStatus {
 	}
 	status.Rules = &rules
 	return status
-}
-
-// register registers the metrics. If c is nil, their values are the values of a capture that is off.
-func (c *capture) register(registry prometheus.Registerer) {
-	count := func(name, help string, of func(iptables.Stats) uint64) {
-		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
-			func() float64 {
-				if c == nil {
-					return 0
-				}
-				return float64(of(c.kernel.Stats()))
-			}))
-	}
-	count("nametap_capture_checks_total", "Checks of the capture rules.",
-		func(s iptables.Stats) uint64 { return s.Checks })
-	count("nametap_capture_repairs_total", "Repairs of capture rules that had drifted.",
-		func(s iptables.Stats) uint64 { return s.Repairs })
-	count("nametap_capture_failures_total", "Checks and repairs of the capture rules that failed.",
-		func(s iptables.Stats) uint64 { return s.Failures })
-	registry.MustRegister(captureLevels(func() map[iptables.Family]iptables.Level {
-		if c == nil {
-			return map[iptables.Family]iptables.Level{iptables.IPv4: iptables.LevelOff, iptables.IPv6: iptables.LevelOff}
-		}
-		return c.kernel.Levels()
-	}))
-	registry.MustRegister(captureWays(func() []WayStatus {
-		if c == nil {
-			return nil
-		}
-		return c.ways.states()
-	}))
-	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "nametap_resolved_registered", Help: "1 while systemd-resolved asks the agent for mesh names.",
-	}, func() float64 {
-		if c != nil && c.registrar.Status().State == resolved.Registered {
-			return 1
-		}
-		return 0
-	}))
-	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "nametap_capture_on", Help: "1 while queries are captured.",
-	}, func() float64 {
-		if c != nil && c.kernel.Active() {
-			return 1
-		}
-		return 0
-	}))
 }

@@ -23,41 +23,51 @@ type CaptureStatus struct {
 	Resolved resolved.Status `json:"resolved"`
 }
 
-// captureLevels is a collector of the level at which each family is captured.
-type captureLevels func() map[iptables.Family]iptables.Level
+// captureMetrics is a collector of the metrics of a capture. Their values without a capture are the values of a capture
+// that is off.
+type captureMetrics struct{ *capture }
 
 // Describe describes no metric, so the registry does not check collected metrics against descriptions.
-func (captureLevels) Describe(chan<- *prometheus.Desc) {}
+func (captureMetrics) Describe(chan<- *prometheus.Desc) {}
 
-// Collect makes a metric for the level of each family.
-func (l captureLevels) Collect(metrics chan<- prometheus.Metric) {
-	desc := prometheus.NewDesc("nametap_capture_level", "1 for the level at which a family is captured.", []string{"family", "level"}, nil)
-	for family, current := range l() {
-		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, 1, family.String(), string(current))
+// Collect implements [prometheus.Collector].
+func (m captureMetrics) Collect(metrics chan<- prometheus.Metric) {
+	var stats iptables.Stats
+	levels := map[iptables.Family]iptables.Level{iptables.IPv4: iptables.LevelOff, iptables.IPv6: iptables.LevelOff}
+	var ways []WayStatus
+	var registered, active bool
+	if c := m.capture; c != nil {
+		stats, levels, ways = c.kernel.Stats(), c.kernel.Levels(), c.ways.states()
+		registered, active = c.registrar.Status().State == resolved.Registered, c.kernel.Active()
 	}
-}
-
-// captureWays is a collector of whether queries of clients reach the agent.
-type captureWays func() []WayStatus
-
-// Describe describes no metric, so the registry does not check collected metrics against descriptions.
-func (captureWays) Describe(chan<- *prometheus.Desc) {}
-
-// Collect makes a metric for each nameserver of resolv.conf, or one for "none".
-func (w captureWays) Collect(metrics chan<- prometheus.Metric) {
-	desc := prometheus.NewDesc("nametap_capture_reached", "1 while queries of clients to a nameserver reach the agent.", []string{"nameserver"}, nil)
-	add := func(nameserver string, value float64) {
-		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, nameserver)
+	add := func(kind prometheus.ValueType, name, help string, value float64, labels prometheus.Labels) {
+		metrics <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, labels), kind, value)
 	}
-	ways := w()
-	for _, way := range ways {
+	count := func(name, help string, n uint64) { add(prometheus.CounterValue, name, help, float64(n), nil) }
+	flag := func(name, help string, on bool, labels prometheus.Labels) {
 		value := 0.0
-		if way.State == WayReached {
+		if on {
 			value = 1
 		}
-		add(way.Nameserver.String(), value)
+		add(prometheus.GaugeValue, name, help, value, labels)
+	}
+	count("nametap_capture_checks_total", "Checks of the capture rules.", stats.Checks)
+	count("nametap_capture_repairs_total", "Repairs of capture rules that had drifted.", stats.Repairs)
+	count("nametap_capture_failures_total", "Checks and repairs of the capture rules that failed.", stats.Failures)
+	for f, level := range levels {
+		flag("nametap_capture_level", "1 for the level at which a family is captured.", true,
+			prometheus.Labels{"family": f.String(), "level": string(level)})
+	}
+	reached := func(nameserver string, is bool) {
+		flag("nametap_capture_reached", "1 while queries of clients to a nameserver reach the agent.", is,
+			prometheus.Labels{"nameserver": nameserver})
+	}
+	for _, way := range ways {
+		reached(way.Nameserver.String(), way.State == WayReached)
 	}
 	if len(ways) == 0 {
-		add("none", 0)
+		reached("none", false)
 	}
+	flag("nametap_resolved_registered", "1 while systemd-resolved asks the agent for mesh names.", registered, nil)
+	flag("nametap_capture_on", "1 while queries are captured.", active, nil)
 }
