@@ -378,7 +378,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 func (c *capture) reading() *problems.Capture {
 	in := c.current()
 	stats := c.kernel.Stats()
-	found := &problems.Capture{On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{}, Repairs: stats.Repairs, Drift: stats.Drift}
+	found := &problems.Capture{On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{}, Ways: c.ways.states(), Repairs: stats.Repairs, Drift: stats.Drift}
 	if !chans.Closed(c.kernel.Begun()) {
 		found.Active = true // no rules were wanted yet
 	}
@@ -391,9 +391,6 @@ func (c *capture) reading() *problems.Capture {
 			why = err.Error()
 		}
 		found.Failed[f.String()] = why
-	}
-	for _, way := range c.ways.states() {
-		found.Elsewise = append(found.Elsewise, problems.Way{Nameserver: way.Nameserver, State: string(way.State), Detail: way.Detail})
 	}
 	return found
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/iptables"
 )
@@ -18,7 +19,7 @@ type CaptureStatus struct {
 	Rules *iptables.Status `json:"rules,omitempty"`
 	Error string           `json:"error,omitempty"`
 	// Ways says for each nameserver whether clients' queries to it reach the agent.
-	Ways []WayStatus `json:"ways,omitempty"`
+	Ways []problems.Way `json:"ways,omitempty"`
 	// Resolved is the registration with systemd-resolved.
 	Resolved resolved.Status `json:"resolved"`
 }
@@ -34,7 +35,7 @@ func (captureMetrics) Describe(chan<- *prometheus.Desc) {}
 func (m captureMetrics) Collect(metrics chan<- prometheus.Metric) {
 	var stats iptables.Stats
 	levels := map[iptables.Family]iptables.Level{iptables.IPv4: iptables.LevelOff, iptables.IPv6: iptables.LevelOff}
-	var ways []WayStatus
+	var ways []problems.Way
 	var registered, active bool
 	if c := m.capture; c != nil {
 		stats, levels, ways = c.kernel.Stats(), c.kernel.Levels(), c.ways.states()
@@ -63,7 +64,7 @@ func (m captureMetrics) Collect(metrics chan<- prometheus.Metric) {
 			prometheus.Labels{"nameserver": nameserver})
 	}
 	for _, way := range ways {
-		reached(way.Nameserver.String(), way.State == WayReached)
+		reached(way.Nameserver.String(), way.State == problems.WayReached)
 	}
 	if len(ways) == 0 {
 		reached("none", false)

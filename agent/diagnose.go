@@ -147,11 +147,8 @@ func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
 	for _, group := range c.proxy.UpstreamGroups() {
 		for _, spec := range group.Servers {
 			s := states[spec]
-			servers = append(servers, problems.Server{
-				Name: spec.String(), Suffix: group.Suffix, State: s.State.String(), Refuses: s.Refusing, RefusedAt: d.refusedAt(now, s), Responses: s.Responses,
-				Error: s.LastError, ErrorAt: s.LastErrorAt, Barred: s.Barred,
-				TCPError: s.TCP.LastError, TCPSince: s.TCP.Since, TCPErrorAt: s.TCP.LastErrorAt,
-			})
+			s.Spec = spec // also before the first query
+			servers = append(servers, problems.Server{Status: s, Suffix: group.Suffix, RefusedAt: d.refusedAt(now, s)})
 		}
 	}
 	return servers

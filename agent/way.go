@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/logonce"
@@ -30,27 +31,6 @@ const (
 	wayMisses = 3
 	wayMissed = wayInterval * 3 / 4
 )
-
-// WayState says where queries of clients to a nameserver go, according to the last probes.
-type WayState string
-
-// The states of a way.
-const (
-	WayUnknown   WayState = "unknown"   // not probed yet, or the host lacks a route or the address of the agent
-	WayReached   WayState = "reached"   // the agent answers the queries
-	WayElsewhere WayState = "elsewhere" // another server answers the probe: the probe is not redirected
-	WayBroken    WayState = "broken"    // the agent answers, but not on this way: the queries pass through
-	WayBarred    WayState = "barred"    // the agent answers, but may query no nameserver: the queries pass through
-	WaySilent    WayState = "silent"    // the agent does not answer at all
-)
-
-// A WayStatus is the way of clients' queries to a nameserver.
-type WayStatus struct {
-	Nameserver netip.Addr `json:"nameserver"`
-	State      WayState   `json:"state"`
-	// Detail says why the state is not [WayReached].
-	Detail string `json:"detail,omitempty"`
-}
 
 // ways probes the way that a client's query takes to each nameserver of resolv.conf: a probe has the route, the
 // source address and the filters of a client's query, and passes the same rules. The agent's own queries are not
@@ -77,7 +57,7 @@ type ways struct {
 
 	known   map[netip.Addr]*way
 	results chan probed
-	status  atomic.Pointer[[]WayStatus]
+	status  atomic.Pointer[[]problems.Way]
 	once    sync.Once
 	renewal map[iptables.Family]*logonce.Failure
 	alive   chan struct{} // closed when a lease was renewed after the rules were installed
@@ -85,7 +65,7 @@ type ways struct {
 
 // A way is the state of the way to one nameserver.
 type way struct {
-	WayStatus
+	problems.Way
 	misses  int       // failed probes in a row
 	missed  time.Time // when the last failure was counted
 	probing bool      // a probe is in flight
@@ -94,12 +74,12 @@ type way struct {
 }
 
 // passes reports whether queries to the nameserver pass through.
-func (w *way) passes() bool { return w.State == WayBroken || w.State == WayBarred }
+func (w *way) passes() bool { return w.State == problems.WayBroken || w.State == problems.WayBarred }
 
 // probed is the result of a probe.
 type probed struct {
 	nameserver netip.Addr
-	state      WayState
+	state      problems.WayState
 	err        error
 	kept       bool  // the agent has answered, so keep has called renew
 	lease      error // the error of renew
@@ -168,7 +148,7 @@ func (w *ways) next(ctx context.Context, f iptables.Family) {
 	}
 	for _, addr := range targets {
 		if w.known[addr] == nil {
-			w.known[addr] = &way{WayStatus: WayStatus{Nameserver: addr, State: WayUnknown}}
+			w.known[addr] = &way{Way: problems.Way{Nameserver: addr, State: problems.WayUnknown}}
 		}
 	}
 	ready := slices.DeleteFunc(slices.Clone(targets), func(a netip.Addr) bool { return w.known[a].probing })
@@ -195,26 +175,26 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 		for _, network := range networks {
 			before := r
 			r.state, r.err = w.ask(ctx, network, nameserver)
-			if r.state == WayReached {
+			if r.state == problems.WayReached {
 				r.keep(w.renew, f)
 				continue
 			}
 			silent := w.direct(ctx, f, network)
-			if silent == nil && r.state != WayBroken {
+			if silent == nil && r.state != problems.WayBroken {
 				r.keep(w.renew, f)
 			}
 			switch {
 			case noRoute(silent):
-				r.state, r.err = WayUnknown, silent
-			case silent == nil || r.state != WayBroken || errors.Is(silent, unix.EPERM): // EPERM: a firewall drops the direct probe, too
+				r.state, r.err = problems.WayUnknown, silent
+			case silent == nil || r.state != problems.WayBroken || errors.Is(silent, unix.EPERM): // EPERM: a firewall drops the direct probe, too
 			case network == "tcp": // the agent accepts no connection; queries over UDP still reach it
 				r = before
 			default:
-				r.state, r.err = WaySilent, silent
+				r.state, r.err = problems.WaySilent, silent
 			}
 			break
 		}
-		if r.state == WayReached && w.barred() {
+		if r.state == problems.WayReached && w.barred() {
 			r.state, r.err = forwards(ctx, nameserver)
 		}
 		w.results <- r
@@ -222,29 +202,29 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 }
 
 // ask sends a probe to a nameserver as a client would, and returns the state that its answer shows.
-func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (WayState, error) {
+func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (problems.WayState, error) {
 	to := netip.AddrPortFrom(nameserver, 53).String()
 	text, err := ask(ctx, question{what: "probing the way to " + to + " over " + network, network: network, to: to, name: askID, hops: iptables.ProbeHops})
 	switch {
 	case network == "udp" && undialled(err), err != nil && ctx.Err() != nil:
-		return WayUnknown, err
+		return problems.WayUnknown, err
 	case err != nil:
-		return WayBroken, err
+		return problems.WayBroken, err
 	case text != w.id:
-		return WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before the rules of nametap sends it there, or changes its TTL")
+		return problems.WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before the rules of nametap sends it there, or changes its TTL")
 	}
-	return WayReached, nil
+	return problems.WayReached, nil
 }
 
-// forwards sends a nameserver a query as the agent forwards queries. It returns [WayBarred] if a firewall of this host
-// drops the query, and otherwise [WayReached], whether or not there is a reply.
-func forwards(ctx context.Context, nameserver netip.Addr) (WayState, error) {
+// forwards sends a nameserver a query as the agent forwards queries. It returns [problems.WayBarred] if a firewall of this host
+// drops the query, and otherwise [problems.WayReached], whether or not there is a reply.
+func forwards(ctx context.Context, nameserver netip.Addr) (problems.WayState, error) {
 	_, err := ask(ctx, question{what: "querying a nameserver", network: "udp", to: netip.AddrPortFrom(nameserver, 53).String(),
 		name: askID, hops: queryHops, limit: probeRetry})
 	if errors.Is(err, unix.EPERM) {
-		return WayBarred, err
+		return problems.WayBarred, err
 	}
-	return WayReached, nil
+	return problems.WayReached, nil
 }
 
 // undialled reports whether err means that a UDP socket has no route to a server. A firewall that rejects packets causes
@@ -266,7 +246,7 @@ func (w *ways) note(ctx context.Context, r probed) {
 		w.noteLease(f, r.lease)
 	}
 	before := known.State
-	if r.state == WayReached {
+	if r.state == problems.WayReached {
 		known.misses = 0
 	} else if now := time.Now(); known.misses == 0 || now.Sub(known.missed) >= wayMissed {
 		known.misses, known.missed = known.misses+1, now
@@ -274,7 +254,7 @@ func (w *ways) note(ctx context.Context, r probed) {
 			w.missed()
 		}
 	}
-	if r.state == WayReached || known.misses >= wayMisses {
+	if r.state == problems.WayReached || known.misses >= wayMisses {
 		known.State, known.Detail = r.state, ""
 		if r.err != nil {
 			known.Detail = r.err.Error()
@@ -285,7 +265,7 @@ func (w *ways) note(ctx context.Context, r probed) {
 		w.pass(f)
 	}
 	w.publish()
-	if r.state != WayReached && known.misses <= wayMisses {
+	if r.state != problems.WayReached && known.misses <= wayMisses {
 		for _, addr := range w.targets(f) {
 			if other := w.known[addr]; other != nil && !other.probing && time.Since(other.last) >= wayInterval/2 {
 				w.probe(ctx, addr)
@@ -308,19 +288,19 @@ func (w *ways) noteLease(f iptables.Family, err error) {
 // changed logs the new state of a way.
 func (w *ways) changed(now *way) {
 	switch now.State {
-	case WayReached:
+	case problems.WayReached:
 		w.log.Info("queries of clients to a nameserver reach the agent", "nameserver", now.Nameserver)
-	case WayBroken:
+	case problems.WayBroken:
 		w.log.Warn("queries of clients to a nameserver do not reach the agent, although it answers: a firewall of this host drops them after the redirection. They go to the nameserver itself until the agent is reached again; `nametap capture check` lists what to look at",
 			"nameserver", now.Nameserver, "error", now.Detail)
-	case WayBarred:
+	case problems.WayBarred:
 		w.log.Warn("a firewall of this host drops the queries that the agent forwards to nameservers. Queries of clients go to the nameserver itself until the agent may query it; allow it for the agent's user",
 			"nameserver", now.Nameserver, "error", now.Detail)
-	case WayElsewhere:
+	case problems.WayElsewhere:
 		w.log.Warn("whether queries of clients reach the agent cannot be checked", "nameserver", now.Nameserver, "error", now.Detail)
-	case WaySilent:
+	case problems.WaySilent:
 		w.log.Warn("the agent does not answer its own probes", "nameserver", now.Nameserver, "error", now.Detail)
-	case WayUnknown:
+	case problems.WayUnknown:
 	}
 }
 
@@ -342,16 +322,16 @@ func (w *ways) pass(f iptables.Family) {
 
 // publish makes the states visible to other goroutines.
 func (w *ways) publish() {
-	all := make([]WayStatus, 0, len(w.known))
+	all := make([]problems.Way, 0, len(w.known))
 	for _, known := range w.known {
-		all = append(all, known.WayStatus)
+		all = append(all, known.Way)
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].Nameserver.Less(all[j].Nameserver) })
 	w.status.Store(&all)
 }
 
 // states returns the states of all ways, by nameserver.
-func (w *ways) states() []WayStatus {
+func (w *ways) states() []problems.Way {
 	if all := w.status.Load(); all != nil {
 		return *all
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -16,23 +17,23 @@ func TestPassing(t *testing.T) {
 	one, two := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	for name, test := range map[string]struct {
 		targets []netip.Addr
-		known   map[netip.Addr]WayState
+		known   map[netip.Addr]problems.WayState
 		want    []netip.Prefix
 	}{
-		"reached":                       {[]netip.Addr{one}, map[netip.Addr]WayState{one: WayReached}, nil},
-		"one of two is broken":          {[]netip.Addr{one, two}, map[netip.Addr]WayState{one: WayReached, two: WayBroken}, []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32")}},
-		"one is broken, one is unknown": {[]netip.Addr{one, two}, map[netip.Addr]WayState{two: WayBroken}, []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32")}},
-		"all are broken":                {[]netip.Addr{one, two}, map[netip.Addr]WayState{one: WayBroken, two: WayBroken}, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
-		"the agent may not forward":     {[]netip.Addr{one}, map[netip.Addr]WayState{one: WayBarred}, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
-		"the agent is silent":           {[]netip.Addr{one}, map[netip.Addr]WayState{one: WaySilent}, nil},
-		"capture is off":                {nil, map[netip.Addr]WayState{one: WayBroken}, nil},
-		"the broken one is not probed":  {[]netip.Addr{two}, map[netip.Addr]WayState{one: WayBroken, two: WayReached}, nil},
+		"reached":                       {[]netip.Addr{one}, map[netip.Addr]problems.WayState{one: problems.WayReached}, nil},
+		"one of two is broken":          {[]netip.Addr{one, two}, map[netip.Addr]problems.WayState{one: problems.WayReached, two: problems.WayBroken}, []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32")}},
+		"one is broken, one is unknown": {[]netip.Addr{one, two}, map[netip.Addr]problems.WayState{two: problems.WayBroken}, []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32")}},
+		"all are broken":                {[]netip.Addr{one, two}, map[netip.Addr]problems.WayState{one: problems.WayBroken, two: problems.WayBroken}, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
+		"the agent may not forward":     {[]netip.Addr{one}, map[netip.Addr]problems.WayState{one: problems.WayBarred}, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
+		"the agent is silent":           {[]netip.Addr{one}, map[netip.Addr]problems.WayState{one: problems.WaySilent}, nil},
+		"capture is off":                {nil, map[netip.Addr]problems.WayState{one: problems.WayBroken}, nil},
+		"the broken one is not probed":  {[]netip.Addr{two}, map[netip.Addr]problems.WayState{one: problems.WayBroken, two: problems.WayReached}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			known := make(map[netip.Addr]*way)
 			for addr, state := range test.known {
-				known[addr] = &way{WayStatus: WayStatus{Nameserver: addr, State: state}}
+				known[addr] = &way{Way: problems.Way{Nameserver: addr, State: state}}
 			}
 			var got []netip.Prefix
 			w := ways{known: known,

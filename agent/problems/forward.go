@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
 const (
@@ -32,7 +33,7 @@ func unanswered() []Code {
 func forwardChecks() []check {
 	return []check{
 		{code: NameserversNone, title: "there is a nameserver", grounds: []Code{ResolvConfUnread, ResolvConfEmpty}, find: nameserversNone},
-		{code: CaptureBarred, title: "the agent may query nameservers while it captures", grounds: []Code{ListenerSilent}, find: ways(CaptureBarred)},
+		{code: CaptureBarred, title: "the agent may query nameservers while it captures", grounds: []Code{ListenerSilent}, find: ways(WayBarred)},
 		{code: NameserverBarred, title: "the agent may query nameservers", grounds: []Code{ListenerSilent, CaptureBarred}, find: nameserverBarred},
 		{code: NameserverLoops, title: "no nameserver forwards to the agent", find: nameserverLoops},
 		{code: NameserverDown, title: "all nameservers reply", grounds: []Code{ConntrackFull, ListenerSilent, CaptureBarred, NameserverBarred}, find: nameserverDown},
@@ -73,14 +74,14 @@ func ill(r *Readings, match func(Server) bool, problem func(s Server) Problem) (
 			continue
 		}
 		group := slices.DeleteFunc(slices.Clone(r.Agent.Servers), func(other Server) bool { return other.Suffix != s.Suffix })
-		i := slices.IndexFunc(group, func(other Server) bool { return other.Name == s.Name })
+		i := slices.IndexFunc(group, func(other Server) bool { return other.Spec == s.Spec })
 		names, of := "outside of the mesh", ""
 		if s.Suffix != "" {
 			names, of = "below "+s.Suffix, " of "+s.Suffix
 		}
-		p := problem(s)
-		p.Subject, p.Severity = s.Name+of, Severe
-		p.What = s.Name + ", " + ordinal(i, len(group)) + of + ", " + p.What
+		p, name := problem(s), s.Spec.String()
+		p.Subject, p.Severity = name+of, Severe
+		p.What = name + ", " + ordinal(i, len(group)) + of + ", " + p.What
 		p.Effect = "no name " + names + " resolves, except those in the cache"
 		if r.Agent.up(s) {
 			p.Severity, p.Effect = Minor, "none while another nameserver answers"
@@ -116,11 +117,11 @@ const tcpFails = 10 * time.Second
 
 func nameserverTCP(r *Readings) []Problem {
 	found := ill(r, func(s Server) bool {
-		return s.State == "up" && s.TCPError != "" && s.TCPErrorAt.Sub(s.TCPSince) >= tcpFails && r.Now.Sub(s.TCPErrorAt) <= serverLast
+		return s.State == upstream.Up && s.TCP.LastError != "" && s.TCP.LastErrorAt.Sub(s.TCP.Since) >= tcpFails && r.Now.Sub(s.TCP.LastErrorAt) <= serverLast
 	}, func(s Server) Problem {
 		return Problem{
-			What: "does not reply over TCP", Evidence: fmt.Sprintf("%s, %v ago; no reply over TCP for %v", s.TCPError, r.Now.Sub(s.TCPErrorAt).Round(time.Second), r.Now.Sub(s.TCPSince).Round(time.Second)),
-			Mend: "dig +tcp @" + dig(s.Name) + " example.org; allow TCP to that nameserver in the firewalls on the way", Rows: []string{"F2"},
+			What: "does not reply over TCP", Evidence: fmt.Sprintf("%s, %v ago; no reply over TCP for %v", s.TCP.LastError, r.Now.Sub(s.TCP.LastErrorAt).Round(time.Second), r.Now.Sub(s.TCP.Since).Round(time.Second)),
+			Mend: "dig +tcp @" + dig(s.Spec) + " example.org; allow TCP to that nameserver in the firewalls on the way", Rows: []string{"F2"},
 		}
 	})
 	for i := range found {
@@ -129,20 +130,22 @@ func nameserverTCP(r *Readings) []Problem {
 	return found
 }
 
-// dig returns server, an address or an address:port, in the form of the arguments of dig.
-func dig(server string) string { return strings.Replace(server, ":", " -p ", 1) }
+// dig returns a nameserver in the form of the arguments of dig.
+func dig(server upstream.Spec) string { return strings.Replace(server.String(), ":", " -p ", 1) }
 
 func nameserverDown(r *Readings) []Problem {
-	return ill(r, func(s Server) bool { return s.State == "down" && !s.Barred && r.Now.Sub(s.ErrorAt) <= serverLast }, func(s Server) Problem {
+	return ill(r, func(s Server) bool {
+		return s.State == upstream.Down && !s.Barred && r.Now.Sub(s.LastErrorAt) <= serverLast
+	}, func(s Server) Problem {
 		return Problem{
 			What: "does not reply", Evidence: s.said(r.Now),
-			Mend: "dig @" + dig(s.Name) + " example.org; if there is no reply, name another nameserver in resolv.conf or --upstream", Rows: []string{"F4"},
+			Mend: "dig @" + dig(s.Spec) + " example.org; if there is no reply, name another nameserver in resolv.conf or --upstream", Rows: []string{"F4"},
 		}
 	})
 }
 
 func nameserverLoops(r *Readings) []Problem {
-	return ill(r, func(s Server) bool { return s.State == "looping" }, func(Server) Problem {
+	return ill(r, func(s Server) bool { return s.State == upstream.Looping }, func(Server) Problem {
 		return Problem{
 			What: "forwards to this agent", Evidence: "a probe for it came back",
 			Mend: "nametap agent --capture-exclude-uid with the user of that nameserver, or name another one with --upstream", Rows: []string{"F6"},
@@ -151,7 +154,9 @@ func nameserverLoops(r *Readings) []Problem {
 }
 
 func nameserverRefuses(r *Readings) []Problem {
-	return ill(r, func(s Server) bool { return s.State == "up" && s.Refuses && r.Now.Sub(s.RefusedAt) <= serverLast }, func(s Server) Problem {
+	return ill(r, func(s Server) bool {
+		return s.State == upstream.Up && s.Refusing && r.Now.Sub(s.RefusedAt) <= serverLast
+	}, func(s Server) Problem {
 		var counts []string
 		for _, code := range slices.Sorted(maps.Keys(s.Responses)) {
 			if code != "NOERROR" && code != "NXDOMAIN" && s.Responses[code] > 0 {

@@ -28,8 +28,8 @@ func captureChecks() []check {
 		{code: CaptureAbsent, title: "the capture rules are in place", find: captureAbsent},
 		{code: CaptureRepaired, title: "no other program changes the capture rules", grounds: []Code{CaptureAbsent}, find: captureRepaired},
 		{code: CaptureRemains, title: "rules that are not wanted are removed", find: captureRemains},
-		{code: CaptureBroken, title: "captured queries reach the agent", grounds: changed, find: ways(CaptureBroken)},
-		{code: CaptureElsewhere, title: "no other rules redirect queries", grounds: changed, find: ways(CaptureElsewhere)},
+		{code: CaptureBroken, title: "captured queries reach the agent", grounds: changed, find: ways(WayBroken)},
+		{code: CaptureElsewhere, title: "no other rules redirect queries", grounds: changed, find: ways(WayElsewhere)},
 		{code: CaptureEnded, title: "the rules capture", grounds: append(listeners, CaptureAbsent, CaptureBarred, CaptureBroken), find: captureEnded},
 	}
 }
@@ -166,25 +166,24 @@ func captureRemains(r *Readings) []Problem {
 	}}
 }
 
-// ways returns the check that finds ways in the state for code.
-func ways(code Code) func(*Readings) []Problem {
-	texts := map[Code]Problem{
-		CaptureBarred: {Subject: "barred", Severity: Severe, What: "a firewall of this host drops the queries that the agent forwards to %s",
+// ways returns the check that finds ways in a state.
+func ways(state WayState) func(*Readings) []Problem {
+	text := map[WayState]Problem{
+		WayBarred: {Severity: Severe, What: "a firewall of this host drops the queries that the agent forwards to %s",
 			Effect: "queries go to the nameserver itself, which does not know mesh names", Mend: "allow DNS for the agent's user in that firewall"},
-		CaptureBroken: {Subject: "broken", Severity: Severe, What: "queries of programs to %s do not reach the agent, although it answers",
+		WayBroken: {Severity: Severe, What: "queries of programs to %s do not reach the agent, although it answers",
 			Effect: "they go to the nameserver itself, which does not know mesh names", Mend: "nametap capture check lists the firewall rules to look at"},
-		CaptureElsewhere: {Subject: "elsewhere", Severity: Minor, What: "whether queries of programs to %s reach the agent cannot be checked",
+		WayElsewhere: {Severity: Minor, What: "whether queries of programs to %s reach the agent cannot be checked",
 			Effect: "queries may go to another server, which does not know mesh names", Mend: "nametap capture check lists the rules of other programs"},
-		CaptureEnded: {Subject: "silent", Severity: Severe, What: "the agent does not answer queries of programs to %s, nor its own probes",
+		WaySilent: {Severity: Severe, What: "the agent does not answer queries of programs to %s, nor its own probes",
 			Effect: "without an answer the kernel ends the capture: they go to the nameserver itself, which does not know mesh names", Mend: "nametap capture check lists the firewall rules to look at"},
-	}
-	text := texts[code]
+	}[state]
 	return func(r *Readings) (found []Problem) {
 		if r.Agent.Capture == nil {
 			return nil
 		}
-		for _, way := range r.Agent.Capture.Elsewise {
-			if way.State != text.Subject {
+		for _, way := range r.Agent.Capture.Ways {
+			if way.State != state {
 				continue
 			}
 			p := text
@@ -201,7 +200,7 @@ func captureEnded(r *Readings) []Problem {
 		return nil
 	}
 	if c.Active { // the rules of at least one family capture
-		return ways(CaptureEnded)(r)
+		return ways(WaySilent)(r)
 	}
 	return []Problem{{
 		Severity: Severe, What: "the rules capture nothing now", Evidence: "the kernel has ended the capture, or no rules are installed",

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -22,7 +23,7 @@ func healthy() *problems.Readings {
 		Now: now,
 		Agent: &problems.Agent{
 			StateDir: "/var/lib/nametap", XDS: nds.Status{Connected: true, Loaded: true, Address: "istiod:15012", Pushes: 3},
-			Servers: []problems.Server{{Name: "10.96.0.10", State: "up"}, {Name: "10.96.0.11", State: "up"}},
+			Servers: []problems.Server{server("10.96.0.10"), server("10.96.0.11")},
 			Capture: &problems.Capture{On: true, Active: true},
 		},
 		Host: &problems.Host{
@@ -30,6 +31,11 @@ func healthy() *problems.Readings {
 			Ways: []problems.Sent{{To: "10.96.0.10:53", Network: "udp", Agent: true}, {To: "10.96.0.10:53", Network: "tcp", Agent: true}},
 		},
 	}
+}
+
+// server returns a nameserver that answers.
+func server(address string) problems.Server {
+	return problems.Server{Status: upstream.Status{Spec: upstream.Spec{Addr: netip.AddrPortFrom(netip.MustParseAddr(address), 53)}}}
 }
 
 // token is a token that was issued, and expires, a time from now.
@@ -100,7 +106,7 @@ func TestBroken(t *testing.T) {
 		"problem: 10.96.0.10, the first nameserver, does not reply ": func(r *problems.Readings) {
 			r.Agent.XDS = nds.Status{Address: "istiod:15012", LastError: "dial tcp: lookup istiod on 10.96.0.10:53: i/o timeout"}
 			for i := range r.Agent.Servers {
-				r.Agent.Servers[i].State, r.Agent.Servers[i].ErrorAt = "down", r.Now
+				r.Agent.Servers[i].State, r.Agent.Servers[i].LastErrorAt = upstream.Down, r.Now
 			}
 		},
 		"problem: the agent does not accept the certificate of the control plane istiod:15012": func(r *problems.Readings) {
@@ -133,12 +139,12 @@ func TestBroken(t *testing.T) {
 		"warning: the memory of the agent is nearly at its limit": func(r *problems.Readings) { r.Agent.Memory = problems.Resource{Used: 96, Limit: 100} },
 		"problem: 10.96.0.10, the first nameserver, cannot be queried: a firewall of this host drops": func(r *problems.Readings) {
 			for i := range r.Agent.Servers {
-				r.Agent.Servers[i].State, r.Agent.Servers[i].ErrorAt, r.Agent.Servers[i].Barred = "down", r.Now, true
+				r.Agent.Servers[i].State, r.Agent.Servers[i].LastErrorAt, r.Agent.Servers[i].Barred = upstream.Down, r.Now, true
 			}
 		},
 		"warning: 10.96.0.10, the first nameserver, does not reply over TCP": func(r *problems.Readings) {
 			s := &r.Agent.Servers[0]
-			s.TCPError, s.TCPSince, s.TCPErrorAt = "timeout", r.Now.Add(-time.Minute), r.Now
+			s.TCP.LastError, s.TCP.Since, s.TCP.LastErrorAt = "timeout", r.Now.Add(-time.Minute), r.Now
 		},
 		"warning: another program removes or changes the capture rules again and again": func(r *problems.Readings) { repaired(r, 10*time.Second, 4) },
 		// A problem comes before a warning.
@@ -153,18 +159,20 @@ func TestBroken(t *testing.T) {
 		"problem: mesh names are 3h12m0s old: from the snapshot":    func(r *problems.Readings) { r.Agent.XDS.Stale, r.Agent.XDS.TableAge = true, 11520 },
 		"problem: the agent has no nameserver":                      func(r *problems.Readings) { r.Agent.Servers, r.Agent.Self = nil, []string{"127.0.0.1"} },
 		"warning: 10.96.0.11, the second nameserver, does not reply": func(r *problems.Readings) {
-			r.Agent.Servers[1].State, r.Agent.Servers[1].Error, r.Agent.Servers[1].ErrorAt = "down", "connection refused", r.Now
+			r.Agent.Servers[1].State, r.Agent.Servers[1].LastError, r.Agent.Servers[1].LastErrorAt = upstream.Down, "connection refused", r.Now
 		},
 		"problem: 10.96.0.10, the first nameserver, does not reply": func(r *problems.Readings) {
 			for i := range r.Agent.Servers {
-				r.Agent.Servers[i].State, r.Agent.Servers[i].Error, r.Agent.Servers[i].ErrorAt = "down", "no reply in time", r.Now
+				r.Agent.Servers[i].State, r.Agent.Servers[i].LastError, r.Agent.Servers[i].LastErrorAt = upstream.Down, "no reply in time", r.Now
 			}
 			fail(r, "no nameserver answered", "a.example", "b.example", "c.example")
 		},
-		"warning: 10.96.0.10, the first nameserver, forwards to this agent": func(r *problems.Readings) { r.Agent.Servers[0].State = "looping" },
-		"warning: 10.96.0.10, the first nameserver, answers no query":       func(r *problems.Readings) { r.Agent.Servers[0].Refuses, r.Agent.Servers[0].RefusedAt = true, r.Now },
+		"warning: 10.96.0.10, the first nameserver, forwards to this agent": func(r *problems.Readings) { r.Agent.Servers[0].State = upstream.Looping },
+		"warning: 10.96.0.10, the first nameserver, answers no query":       func(r *problems.Readings) { r.Agent.Servers[0].Refusing, r.Agent.Servers[0].RefusedAt = true, r.Now },
 		"problem: 10.1.0.53, the only nameserver of corp.example, does not reply": func(r *problems.Readings) {
-			r.Agent.Servers = append(r.Agent.Servers, problems.Server{Name: "10.1.0.53", Suffix: "corp.example", State: "down", ErrorAt: r.Now})
+			down := server("10.1.0.53")
+			down.Suffix, down.State, down.LastErrorAt = "corp.example", upstream.Down, r.Now
+			r.Agent.Servers = append(r.Agent.Servers, down)
 		},
 		"problem: queries are refused because too many wait": func(r *problems.Readings) { r.Agent.Refusing = true },
 		"warning: queries fail: 10.96.0.10: SERVFAIL":        func(r *problems.Readings) { fail(r, "10.96.0.10: SERVFAIL", "a.example", "b.example", "c.example") },
@@ -173,17 +181,17 @@ func TestBroken(t *testing.T) {
 		},
 		"problem: capture rules cannot be removed; retrying": func(r *problems.Readings) { r.Agent.Capture.Remains = "iptables: busy" },
 		"problem: a firewall of this host drops the queries that the agent forwards to 10.96.0.10": func(r *problems.Readings) {
-			r.Agent.Capture.Elsewise = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "barred", Detail: "operation not permitted"}}
+			r.Agent.Capture.Ways = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "barred", Detail: "operation not permitted"}}
 		},
 		"problem: queries of programs to 10.96.0.10 do not reach the agent": func(r *problems.Readings) {
-			r.Agent.Capture.Elsewise = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "broken", Detail: "timeout"}}
+			r.Agent.Capture.Ways = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "broken", Detail: "timeout"}}
 			r.Host.Ways[0] = problems.Sent{To: "10.96.0.10:53", Network: "udp", Other: true}
 		},
 		"warning: whether queries of programs to 10.96.0.10 reach the agent cannot be checked": func(r *problems.Readings) {
-			r.Agent.Capture.Elsewise = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "elsewhere", Detail: "another server"}}
+			r.Agent.Capture.Ways = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "elsewhere", Detail: "another server"}}
 		},
 		"problem: the agent does not answer queries of programs to 10.96.0.10": func(r *problems.Readings) {
-			r.Agent.Capture.Elsewise = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "silent", Detail: "timeout"}}
+			r.Agent.Capture.Ways = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "silent", Detail: "timeout"}}
 		},
 		"problem: the rules capture nothing now": func(r *problems.Readings) { r.Agent.Capture.Active = false },
 		"problem: another server answers the queries of programs to 10.96.0.10:53 over udp": func(r *problems.Readings) {
@@ -255,7 +263,7 @@ func TestHealthy(t *testing.T) {
 		"rules are repaired each hour": func(r *problems.Readings) { repaired(r, time.Hour, 8) },
 		"a connection over TCP broke": func(r *problems.Readings) {
 			s := &r.Agent.Servers[0]
-			s.TCPError, s.TCPSince, s.TCPErrorAt = "connection reset", r.Now.Add(-time.Second), r.Now
+			s.TCP.LastError, s.TCP.Since, s.TCP.LastErrorAt = "connection reset", r.Now.Add(-time.Second), r.Now
 		},
 		"many flows, files and bytes": func(r *problems.Readings) {
 			many := problems.Resource{Used: 90, Limit: 100}
@@ -266,8 +274,8 @@ func TestHealthy(t *testing.T) {
 			r.Now = r.Now.Add(time.Minute)
 		},
 		"a nameserver was down when the last query came": func(r *problems.Readings) {
-			r.Agent.Servers[0].State, r.Agent.Servers[0].ErrorAt = "down", r.Now.Add(-time.Hour)
-			r.Agent.Servers[1].Refuses, r.Agent.Servers[1].RefusedAt = true, r.Now.Add(-time.Hour)
+			r.Agent.Servers[0].State, r.Agent.Servers[0].LastErrorAt = upstream.Down, r.Now.Add(-time.Hour)
+			r.Agent.Servers[1].Refusing, r.Agent.Servers[1].RefusedAt = true, r.Now.Add(-time.Hour)
 		},
 		"a token that is not needed has expired": func(r *problems.Readings) {
 			r.Agent.Token, r.Agent.XDS.CertificateExpires = token(r, -2*time.Hour, -time.Hour), r.Now.Add(time.Hour)
@@ -347,16 +355,16 @@ func TestAnHourWithLoss(t *testing.T) {
 		r.Now = now
 		for i := range r.Agent.Servers {
 			s := &r.Agent.Servers[i]
-			s.ErrorAt, s.Error = now, "no reply in time"
+			s.LastErrorAt, s.LastError = now, "no reply in time"
 			s.Barred = lost()
 			if lost() {
-				s.State = "down"
+				s.State = upstream.Down
 			}
 			if lost() {
-				s.Refuses, s.RefusedAt = true, now
+				s.Refusing, s.RefusedAt = true, now
 			}
 			if lost() {
-				s.TCPError, s.TCPSince, s.TCPErrorAt = "no reply in time", now.Add(-11*time.Second), now
+				s.TCP.LastError, s.TCP.Since, s.TCP.LastErrorAt = "no reply in time", now.Add(-11*time.Second), now
 			}
 		}
 		if lost() {
@@ -366,9 +374,9 @@ func TestAnHourWithLoss(t *testing.T) {
 			r.Agent.XDS.Connected, r.Agent.XDS.LastError = false, "connection reset"
 		}
 		r.Agent.Refusing, r.Agent.Capture.Active = lost(), !lost()
-		for _, state := range []string{"broken", "barred", "elsewhere"} {
+		for _, state := range []problems.WayState{problems.WayBroken, problems.WayBarred, problems.WayElsewhere} {
 			if lost() {
-				r.Agent.Capture.Elsewise = append(r.Agent.Capture.Elsewise, problems.Way{Nameserver: netip.MustParseAddr("10.96.0.10"), State: state})
+				r.Agent.Capture.Ways = append(r.Agent.Capture.Ways, problems.Way{Nameserver: netip.MustParseAddr("10.96.0.10"), State: state})
 			}
 		}
 		return r

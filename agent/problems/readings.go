@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -99,7 +100,7 @@ func (a *Agent) unreachable() (what, mend string) {
 // up reports whether another nameserver than s, for the same names, answers.
 func (a *Agent) up(s Server) bool {
 	return slices.ContainsFunc(a.Servers, func(other Server) bool {
-		return other.Name != s.Name && other.Suffix == s.Suffix && other.State == "up" && !other.Refuses
+		return other.Spec != s.Spec && other.Suffix == s.Suffix && other.State == upstream.Up && !other.Refusing
 	})
 }
 
@@ -136,28 +137,18 @@ func (r Resource) full(share, free uint64) bool {
 
 // A Server is a nameserver in use.
 type Server struct {
-	Name      string
+	upstream.Status
 	Suffix    string    // it is queried for names below Suffix; "" for all other names
-	State     string    // up, down or looping
-	Refuses   bool      // whether the last replies were no answers
 	RefusedAt time.Time // when the last reply that was no answer was noticed
-	Responses map[string]uint64
-	Error     string    // the last error
-	ErrorAt   time.Time // when it happened
-	Barred    bool      // whether the last query could not be sent: a firewall of this host drops it
-	// TCPError is why the last query over TCP had no reply, TCPErrorAt when it failed, and TCPSince when the first query
-	// failed after the last reply over TCP.
-	TCPError             string
-	TCPSince, TCPErrorAt time.Time
 }
 
 // said returns the last error of a nameserver, and how long ago it happened.
 func (s Server) said(now time.Time) string {
-	return fmt.Sprintf("%s, %v ago", s.Error, now.Sub(s.ErrorAt).Round(time.Second))
+	return fmt.Sprintf("%s, %v ago", s.LastError, now.Sub(s.LastErrorAt).Round(time.Second))
 }
 
 // barred reports whether a firewall of this host dropped a query to the nameserver recently.
-func (s Server) barred(now time.Time) bool { return s.Barred && now.Sub(s.ErrorAt) <= serverLast }
+func (s Server) barred(now time.Time) bool { return s.Barred && now.Sub(s.LastErrorAt) <= serverLast }
 
 // serverLast is how old the evidence against a nameserver may be. A nameserver that is down is probed every 30 s, while
 // queries come; without queries its state is not known.
@@ -165,11 +156,11 @@ const serverLast = 45 * time.Second
 
 // Capture is the state of the rules.
 type Capture struct {
-	On       bool
-	Active   bool              // whether queries are captured
-	Failed   map[string]string // why families are not captured, by family
-	Remains  string            // why rules that should be removed are still there
-	Elsewise []Way             // ways of clients' queries that do not lead to the agent
+	On      bool
+	Active  bool              // whether queries are captured
+	Failed  map[string]string // why families are not captured, by family
+	Remains string            // why rules that should be removed are still there
+	Ways    []Way             // the ways of clients' queries to the nameservers
 	// Repaired has the times of the readings, within the last [RepairsIn], that found further repairs. Repairs is the
 	// number of repairs since the start, and Drift the drift that was repaired last.
 	Repaired []time.Time
@@ -179,10 +170,24 @@ type Capture struct {
 
 // A Way is the way of clients' queries to a nameserver.
 type Way struct {
-	Nameserver netip.Addr
-	State      string
-	Detail     string
+	Nameserver netip.Addr `json:"nameserver"`
+	State      WayState   `json:"state"`
+	// Detail says why the state is not [WayReached].
+	Detail string `json:"detail,omitempty"`
 }
+
+// WayState says where queries of clients to a nameserver go, according to the last probes.
+type WayState string
+
+// The states of a way.
+const (
+	WayUnknown   WayState = "unknown"   // not probed yet, or the host lacks a route or the address of the agent
+	WayReached   WayState = "reached"   // the agent answers the queries
+	WayElsewhere WayState = "elsewhere" // another server answers the probe: the probe is not redirected
+	WayBroken    WayState = "broken"    // the agent answers, but not on this way: the queries pass through
+	WayBarred    WayState = "barred"    // the agent answers, but may query no nameserver: the queries pass through
+	WaySilent    WayState = "silent"    // the agent does not answer at all
+)
 
 // Host has the readings that only the command takes.
 type Host struct {

@@ -205,7 +205,7 @@ func printEgress(w io.Writer, status *egress.Status) {
 }
 
 // printWays prints the nameservers for which clients' queries do not reach the agent, or may not.
-func printWays(w io.Writer, ways []agent.WayStatus) {
+func printWays(w io.Writer, ways []problems.Way) {
 	for _, way := range ways {
 		if way.Detail != "" {
 			fmt.Fprintf(w, "\tqueries to %s: %s: %s\n", way.Nameserver, way.State, way.Detail)
