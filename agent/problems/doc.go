@@ -11,8 +11,9 @@
 //	local.go     settings, listeners, the state directory, capture
 //	host.go      checks of the command alone: the unit, resolv.conf, nsswitch.conf, the way of a query
 //	resource.go  resources that can run out: connection tracking, descriptors, memory
+//	check.go     a check, and the report on the problems that checks have found
 //	readings.go  Readings: the data for the checks
-//	problem.go   Problem, its codes, and Report: the result without problems that others explain
+//	problem.go   Problem, its codes, and Report
 //
 // # What is a problem
 //

@@ -1,10 +1,6 @@
 package problems
 
-import (
-	"cmp"
-	"slices"
-	"time"
-)
+import "time"
 
 // A Problem is something that is wrong.
 type Problem struct {
@@ -85,17 +81,6 @@ const (
 	QueriesGoUnanswered Code = "queries_go_unanswered"
 )
 
-// A check finds the problems with one code.
-type check struct {
-	code Code
-	// title says what is right if the check finds no problem.
-	title string
-	// grounds are the problems that explain what the check would find.
-	grounds []Code
-	find    func(*Readings) []Problem
-	host    bool // whether only the command makes the check, not the agent
-}
-
 // A Report is the result of all checks.
 type Report struct {
 	// Problems are the severe problems and then the warnings, both in the order of causes.
@@ -124,40 +109,4 @@ type Skip struct {
 	Code   Code   `json:"code"`
 	Check  string `json:"check"`
 	Reason string `json:"reason"`
-}
-
-// judge is Judge with the given checks only.
-func judge(checks []check, found, suspected []Problem, unread map[Code]string) Report {
-	report := Report{Problems: []Problem{}, Passed: []string{}}
-	all := slices.Concat(found, suspected)
-	for _, c := range checks {
-		has := func(p Problem) bool { return p.Code == c.code }
-		cause := ""
-		for _, p := range all {
-			if slices.Contains(c.grounds, p.Code) {
-				cause = p.What
-				break
-			}
-		}
-		reason := cmp.Or(unread[c.code], cause)
-		switch {
-		case reason != "":
-			report.Skipped = append(report.Skipped, Skip{c.code, c.title, reason})
-		case !slices.ContainsFunc(all, has):
-			report.Passed = append(report.Passed, c.title)
-		default:
-			report.Problems = append(report.Problems, only(found, has)...)
-			report.Suspected = append(report.Suspected, only(suspected, has)...)
-		}
-	}
-	severe := func(p Problem) bool { return p.Severity == Severe }
-	minor := func(p Problem) bool { return !severe(p) }
-	report.Problems = append(only(report.Problems, severe), only(report.Problems, minor)...)
-	report.Suspected = append(only(report.Suspected, severe), only(report.Suspected, minor)...)
-	return report
-}
-
-// only returns the problems that match.
-func only(all []Problem, match func(Problem) bool) []Problem {
-	return slices.DeleteFunc(slices.Clone(all), func(p Problem) bool { return !match(p) })
 }
