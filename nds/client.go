@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nametap/nametap/internal/logonce"
-
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -20,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/logonce"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -148,7 +147,7 @@ func (c *Client) Run(ctx context.Context) error {
 		c.receiver.restoreAgain()
 		lasted, err := c.connect(ctx)
 		err = advise(c.cfg, c.cfg.Addr, "--xds-addr", err)
-		c.state.setDisconnected(err)
+		c.state.update(func(s *Status) { s.Connected, s.Open, s.LastError = false, false, err.Error() })
 		if errors.Is(err, errResumed) {
 			c.resumed()
 		}
@@ -248,7 +247,7 @@ func (c *Client) wait(ctx context.Context, pause time.Duration) {
 		c.resumed()
 	}
 	if ctx.Err() == nil {
-		c.state.countReconnect()
+		c.state.update(func(s *Status) { s.Reconnects++ })
 	}
 }
 
@@ -316,7 +315,7 @@ func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted t
 	if err != nil {
 		return 0, err
 	}
-	c.state.setOpen()
+	c.state.update(func(s *Status) { s.Open = true })
 	s := &stream{receiver: &c.receiver, rpc: rpc, cancel: cancel, accepted: c.streamAccepted}
 	err = s.run(ctx, c.receiver.firstNode(c.sentNode))
 	if !s.acceptedAt.IsZero() {
@@ -371,7 +370,7 @@ func (c *Client) retryIncremental() {
 // setVariant sets the variant of the next connect.
 func (c *Client) setVariant(v variant) {
 	c.variant = v
-	c.state.setVariant(v)
+	c.state.update(func(s *Status) { s.Variant = v.String() })
 }
 
 // streamEnd describes the end of a stream, or of an attempt to open one.

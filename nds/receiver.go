@@ -11,12 +11,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nametap/nametap/internal/logonce"
-
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/nametap/nametap/internal/logonce"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -201,7 +200,10 @@ func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
 	if r.table != nil && r.table.mode == ModeHosts {
 		r.table = r.table.summed()
 	}
-	r.state.setDifference(err.Error(), r.table.status().digest)
+	r.state.update(func(s *Status) {
+		s.ChecksumDifferences++
+		s.LastChecksumDifference, s.Digest = err.Error(), r.table.status().digest
+	})
 	return nil, err
 }
 
@@ -221,7 +223,11 @@ func (r *receiver) pushed(got response, result string) {
 // reject counts and logs a rejected response.
 func (r *receiver) reject(got response, reason error) {
 	r.metrics.pushed(resultRejected, got.bytes)
-	r.state.setRejected(reason)
+	r.state.update(func(s *Status) {
+		s.Pushes++
+		s.Rejected++
+		s.LastError = reason.Error()
+	})
 	r.log.Warn("push rejected, the current table stays", "version", got.version, "nonce", got.nonce, "error", reason)
 }
 

@@ -120,57 +120,9 @@ func (s *state) setTable(t tableStatus) (first bool) {
 	return first
 }
 
-// setRejected records that a push was rejected.
-func (s *state) setRejected(reason error) {
+// update changes the recorded status.
+func (s *state) update(change func(status *Status)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.status.Pushes++
-	s.status.Rejected++
-	s.status.LastError = reason.Error()
-}
-
-// setDifference records the error for a table with a wrong checksum, and digest, the checksum of the table in use.
-func (s *state) setDifference(reason, digest string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.status.ChecksumDifferences++
-	s.status.LastChecksumDifference = reason
-	s.status.Digest = digest
-}
-
-// setOpen records that the stream was opened.
-func (s *state) setOpen() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.status.Open = true
-}
-
-// setConnected records that a response arrived.
-func (s *state) setConnected(nonce string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.status.Connected = true
-	s.status.Nonce = nonce
-}
-
-// setDisconnected records that the stream ended, or could not be opened.
-func (s *state) setDisconnected(reason error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.status.Connected, s.status.Open = false, false
-	s.status.LastError = reason.Error()
-}
-
-// setVariant records the variant of the next connect.
-func (s *state) setVariant(v variant) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.status.Variant = v.String()
-}
-
-// countReconnect counts an attempt to connect after the first one.
-func (s *state) countReconnect() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.status.Reconnects++
+	change(&s.status)
 }

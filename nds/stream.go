@@ -12,6 +12,8 @@ import (
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // A stream is one ADS stream and its protocol state, which the goroutine of Client.Run
@@ -40,13 +42,13 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 		if r, err = s.rpc.receive(); err != nil {
 			return explainEnd(err)
 		}
-		s.receiver.state.setConnected(r.nonce)
+		s.receiver.state.update(func(status *Status) { status.Connected, status.Nonce = true, r.nonce })
 		began := time.Now()
 		if err = s.handle(r); differs(err) {
 			s.end()
 			return err
 		}
-		rest(ctx, time.Since(began))
+		clock.Sleep(ctx, min(restFactor*time.Since(began), maxRest))
 	}
 	return fmt.Errorf("sending a request: %w", err)
 }
@@ -58,16 +60,6 @@ const (
 	restFactor = 9
 	maxRest    = time.Second
 )
-
-// rest waits after a push that took this long. It returns early if ctx ends.
-func rest(ctx context.Context, took time.Duration) {
-	timer := time.NewTimer(min(restFactor*took, maxRest))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
 
 // handle applies a response and answers it. It returns an error if the answer could not
 // be sent, or a differenceError if the checksum was wrong, which ends the stream.
