@@ -101,7 +101,7 @@ func tokenAdvice(cfg Config) string {
 	}
 	token, err := readToken(cfg.TokenFile)
 	if err == nil && expired(token) {
-		expires, _ := expiry(token)
+		_, expires := claims(token)
 		return fmt.Sprintf("the token in %s (--xds-token-file) has expired at %s: put a new one there", cfg.TokenFile, expires.Format(time.RFC3339))
 	}
 	refused := "the token in " + cfg.TokenFile + " (--xds-token-file) was refused; istiod wants the audience istio-ca"

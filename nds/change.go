@@ -3,6 +3,7 @@ package nds
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -13,11 +14,10 @@ import (
 	"github.com/nametap/nametap/api/digest"
 )
 
-// The fields of a NameTable, and of an entry of its map.
+// The fields of a NameTable.
 const (
 	fieldTable  protowire.Number = 1
 	fieldChange protowire.Number = 1001
-	fieldKey    protowire.Number = 1
 )
 
 // A change is a parsed NameTable with a Change (api/nds.proto), or several joined by then. Its byte slices share the
@@ -105,19 +105,13 @@ func (c *change) then(next change) {
 			}
 		}
 	}
-	for host, raw := range next.hosts {
-		c.hosts[host] = raw
-	}
+	maps.Copy(c.hosts, next.hosts)
 	c.sum, c.revision = next.sum, next.revision
 }
 
 // difference returns the error for a change whose checksum does not match the resulting table.
 func (c *change) difference() error {
-	hosts := make([]string, 0, len(c.hosts))
-	for host := range c.hosts {
-		hosts = append(hosts, host)
-	}
-	slices.Sort(hosts)
+	hosts := slices.Sorted(maps.Keys(c.hosts))
 	return &differenceError{fmt.Sprintf("the change's checksum %s does not match the resulting table: it changes %s", c.sum, someOf("host", hosts))}
 }
 
@@ -177,32 +171,15 @@ func marshalChange(m *api.NameTable_Change) ([]byte, error) {
 // cutEntry returns the key and the length of the entry at the start of b. The entry begins with its tag, which the
 // length includes.
 func cutEntry(b []byte) (key []byte, length int, err error) {
-	number, kind, tag := protowire.ConsumeTag(b)
-	if tag < 0 {
-		return nil, 0, protowire.ParseError(tag)
-	}
-	if number != fieldTable || kind != protowire.BytesType {
+	number, kind, length := protowire.ConsumeField(b)
+	switch {
+	case length < 0:
+		return nil, 0, protowire.ParseError(length)
+	case number != fieldTable || kind != protowire.BytesType:
 		return nil, 0, errors.New("want an entry of the table")
 	}
-	rest, n := protowire.ConsumeBytes(b[tag:])
-	if n < 0 {
-		return nil, 0, protowire.ParseError(n)
-	}
-	for len(rest) > 0 {
-		number, kind, tag := protowire.ConsumeTag(rest)
-		if tag < 0 {
-			return nil, 0, protowire.ParseError(tag)
-		}
-		value := protowire.ConsumeFieldValue(number, kind, rest[tag:])
-		if value < 0 {
-			return nil, 0, protowire.ParseError(value)
-		}
-		if number == fieldKey && kind == protowire.BytesType {
-			key, _ = protowire.ConsumeBytes(rest[tag:])
-		}
-		rest = rest[tag+value:]
-	}
-	return key, tag + n, nil
+	key, err = digest.KeyOf(b[:length])
+	return key, length, err
 }
 
 // appendLower appends key to dst, with ASCII letters in lower case.

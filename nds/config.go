@@ -1,6 +1,7 @@
 package nds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -108,9 +109,7 @@ func (c Config) withDefaults() (Config, error) {
 	if err := c.checkCertificates(); err != nil {
 		return c, err
 	}
-	if c.CAAddr == "" {
-		c.CAAddr = c.Addr
-	}
+	c.CAAddr = cmp.Or(c.CAAddr, c.Addr)
 	node, err := c.Node.withDefaults()
 	if err != nil {
 		return c, err
@@ -119,12 +118,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, err
 	}
 	c.Node = node
-	if c.ServerName == "" {
-		c.ServerName = serverName(c.Addr)
-	}
-	if c.TrustDomain == "" {
-		c.TrustDomain = defaultTrustDomain
-	}
+	c.ServerName = cmp.Or(c.ServerName, serverName(c.Addr))
+	c.TrustDomain = cmp.Or(c.TrustDomain, defaultTrustDomain)
 	if c.Clock == nil {
 		c.Clock = clock.New()
 	}

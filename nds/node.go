@@ -1,6 +1,7 @@
 package nds
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
@@ -53,26 +54,19 @@ type Node struct {
 // withDefaults returns n with defaults for the zero values, or an error that names the
 // invalid field.
 func (n Node) withDefaults() (Node, error) {
+	n.Domain = cmp.Or(n.Domain, n.Namespace+".svc.cluster.local")
 	for _, field := range []struct{ name, flag, value string }{
-		{"pod name", "--pod-name", n.PodName}, {"namespace", "--namespace", n.Namespace},
+		{"pod name", "--pod-name", n.PodName}, {"namespace", "--namespace", n.Namespace}, {"domain", "--domain", n.Domain},
 	} {
-		if field.value == "" {
+		switch {
+		case field.value == "":
 			return n, fmt.Errorf("%s is empty: want the %[1]s of the workload (%[2]s)", field.name, field.flag)
+		case strings.ContainsAny(field.value, "~/ \t\r\n"): // "~" separates the parts of the node id
+			return n, fmt.Errorf("%s %q: want a DNS name (%s)", field.name, field.value, field.flag)
 		}
 	}
 	if strings.Contains(n.Namespace, ".") {
 		return n, fmt.Errorf("namespace %q: want a name without a dot (--namespace)", n.Namespace)
-	}
-	if n.Domain == "" {
-		n.Domain = n.Namespace + ".svc.cluster.local"
-	}
-	for _, field := range []struct{ name, flag, value string }{
-		{"pod name", "--pod-name", n.PodName}, {"namespace", "--namespace", n.Namespace}, {"domain", "--domain", n.Domain},
-	} {
-		// "~" separates the parts of the node id.
-		if strings.ContainsAny(field.value, "~/ \t\r\n") {
-			return n, fmt.Errorf("%s %q: want a DNS name (%s)", field.name, field.value, field.flag)
-		}
 	}
 	if len(n.IPs) == 0 {
 		return n, fmt.Errorf("no IP address given for pod %q: want at least one (--instance-ip)", n.PodName)
@@ -82,9 +76,7 @@ func (n Node) withDefaults() (Node, error) {
 			return n, fmt.Errorf("an invalid IP address given for pod %q (--instance-ip)", n.PodName)
 		}
 	}
-	if n.ClusterID == "" {
-		n.ClusterID = defaultClusterID
-	}
+	n.ClusterID = cmp.Or(n.ClusterID, defaultClusterID)
 	return n, nil
 }
 
@@ -145,11 +137,7 @@ const (
 
 // spiffePath returns the node's SPIFFE identity without the trust domain.
 func (n Node) spiffePath() string {
-	account := n.ServiceAccount
-	if account == "" {
-		account = "default"
-	}
-	return "/ns/" + n.Namespace + "/sa/" + account
+	return "/ns/" + n.Namespace + "/sa/" + cmp.Or(n.ServiceAccount, "default")
 }
 
 // checkCertificate returns an error if a certificate has expired or is for another

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/logonce"
 	"github.com/nametap/nametap/internal/statedir"
 )
@@ -113,20 +114,19 @@ const (
 
 // run writes snapshots until ctx ends, and then writes the last one.
 func (s *snapshotSaver) run(ctx context.Context) {
-	wait := s.again
-	for {
+	for failures := 0; ; {
 		var again <-chan time.Time
 		if s.unsaved {
-			again = time.After(wait)
+			again = time.After(clock.BackOff(failures, s.again, maxSaveAgain))
 		} else {
-			wait = s.again
+			failures = 0
 		}
 		select {
 		case <-s.wake:
 			s.saveNext()
 		case <-again:
 			s.saveNext()
-			wait = min(2*wait, maxSaveAgain)
+			failures++
 		case <-ctx.Done():
 			s.saveNext()
 			return

@@ -63,14 +63,8 @@ func readToken(file string) (string, error) {
 
 // expired reports whether a token is known to have expired.
 func expired(token string) bool {
-	expires, known := expiry(token)
-	return known && time.Now().After(expires)
-}
-
-// expiry returns when a token expires. known is false if the token does not have that claim.
-func expiry(token string) (expires time.Time, known bool) {
-	_, expires = claims(token)
-	return expires, !expires.IsZero()
+	_, expires := claims(token)
+	return !expires.IsZero() && time.Now().After(expires)
 }
 
 // claims returns when a token was issued and when it expires, zero times unless it is a JSON Web Token with these
