@@ -8,11 +8,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/nametap/nametap/internal/logonce"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/conntrack"
+	"github.com/nametap/nametap/internal/logonce"
 )
 
 // entries drops conntrack entries that keep sockets on the path of previous rules.

@@ -10,12 +10,11 @@ import (
 	"net"
 	"time"
 
-	"github.com/nametap/nametap/internal/logonce"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/logonce"
 )
 
 const (
