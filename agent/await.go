@@ -121,7 +121,7 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 // queries, even if a socket on ::1 stays open when IPv6 is switched off.
 func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late error) {
 	rules = w.Rules
-	for i, f := range w.families() {
+	for i, f := range w.Rules.Families() {
 		both := errs[2*i : 2*i+2]
 		switch err := errors.Join(both...); {
 		case err == nil:
@@ -133,16 +133,11 @@ func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late err
 	return rules, served, late
 }
 
-// families returns the families that are captured.
-func (w Awaited) families() []iptables.Family {
-	return slices.DeleteFunc(families(), func(f iptables.Family) bool { return w.Rules.Family(f) == iptables.Off })
-}
-
 // listeners returns the listeners to which queries of this host are redirected: for each family the one for UDP, and then
 // the one for TCP.
 func (w Awaited) listeners() []dnsproxy.Addr {
 	var all []dnsproxy.Addr
-	for _, f := range w.families() {
+	for _, f := range w.Rules.Families() {
 		at := netip.AddrPortFrom(f.Loopback(), w.Rules.Port).String()
 		all = append(all, dnsproxy.Addr{Network: "udp", Address: at}, dnsproxy.Addr{Network: "tcp", Address: at})
 	}

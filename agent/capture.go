@@ -18,6 +18,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -41,7 +42,7 @@ type capture struct {
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.
 func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capture, error) {
 	cfg, log := *agent.Capture, agent.Logger
-	c := &capture{log: log, proxy: proxy, clock: ticks, inputs: inputs{CaptureConfig: cfg, passing: map[iptables.Family][]netip.Prefix{}}}
+	c := &capture{log: log, proxy: proxy, clock: ticks, inputs: inputs{CaptureConfig: cfg, passing: map[family.Family][]netip.Prefix{}}}
 	initial := cfg.Config
 	file, err := readServers(cfg.ResolvConf)
 	switch {
@@ -58,7 +59,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capt
 	}
 	c.ways = &ways{log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, targets: c.probed, direct: c.answers, barred: c.barred, renew: c.kernel.Renew, missed: c.kernel.Look,
 		begun: c.kernel.Begun(), rules: c.kernel.Installed(), tick: c.noteListeners, alive: make(chan struct{}),
-		passing: func(f iptables.Family, to []netip.Prefix) {
+		passing: func(f family.Family, to []netip.Prefix) {
 			c.follow(func(in *inputs) {
 				in.passing = maps.Clone(in.passing)
 				in.passing[f] = to
@@ -98,7 +99,7 @@ func (c *capture) takeOver() (alive bool) { return c.extend(firstStart()) }
 
 // extend reports whether a lease is alive. If renew is true, it also renews these leases.
 func (c *capture) extend(renew bool) (alive bool) {
-	for _, f := range c.wanted() {
+	for _, f := range c.current().Config.Families() {
 		leased, err := iptables.Leased(f)
 		if err != nil || !leased {
 			continue
@@ -135,7 +136,7 @@ func (c *capture) listening(ctx context.Context) {
 	}
 	for logged := ""; ctx.Err() == nil; {
 		var errs []error
-		for _, f := range c.wanted() {
+		for _, f := range c.current().Config.Families() {
 			if c.listens(f) != nil {
 				continue
 			}
@@ -159,13 +160,8 @@ func (c *capture) listening(ctx context.Context) {
 // listenInterval is how often listeners are probed before the first rules.
 const listenInterval = 250 * time.Millisecond
 
-// wanted returns the families that the configuration does not switch off.
-func (c *capture) wanted() []iptables.Family {
-	return slices.DeleteFunc(families(), func(f iptables.Family) bool { return c.current().Config.Family(f) == iptables.Off })
-}
-
 // answers returns an error unless the listener to which the rules of family f redirect answers over network.
-func (c *capture) answers(ctx context.Context, f iptables.Family, network string) error {
+func (c *capture) answers(ctx context.Context, f family.Family, network string) error {
 	if err := c.listens(f); err != nil {
 		return err
 	}
@@ -175,11 +171,11 @@ func (c *capture) answers(ctx context.Context, f iptables.Family, network string
 
 // listens returns an error unless the agent listens, over UDP and TCP, on the address to which the rules of family f
 // redirect.
-func (c *capture) listens(f iptables.Family) error {
+func (c *capture) listens(f family.Family) error {
 	for _, network := range []string{"udp", "tcp"} {
 		if !slices.ContainsFunc(c.proxy.Addrs(), func(l dnsproxy.Addr) bool {
 			addr, err := netip.ParseAddrPort(l.Address)
-			return err == nil && l.Network == network && iptables.FamilyOf(addr.Addr()) == f && c.current().Config.Serves(addr)
+			return err == nil && l.Network == network && family.Of(addr.Addr()) == f && c.current().Config.Serves(addr)
 		}) {
 			return fmt.Errorf("the agent does not listen where the rules redirect to: want %s port %d over %s, have %v",
 				network, c.current().Config.Port, f, c.proxy.Addrs())
@@ -190,9 +186,9 @@ func (c *capture) listens(f iptables.Family) error {
 
 // unserved returns the families that the agent does not listen on, and why. It includes families that the
 // configuration switches off, because the configuration may change.
-func (c *capture) unserved() map[iptables.Family]error {
-	without := make(map[iptables.Family]error)
-	for _, f := range families() {
+func (c *capture) unserved() map[family.Family]error {
+	without := make(map[family.Family]error)
+	for _, f := range family.All() {
 		if err := c.listens(f); err != nil {
 			without[f] = err
 		}
@@ -210,14 +206,14 @@ func (c *capture) noteListeners() {
 
 // probed returns the nameservers of family f whose way is probed: those that clients query while their queries are
 // captured. If there are none, and queries to any server are captured, it returns a loopback address.
-func (c *capture) probed(f iptables.Family) []netip.Addr {
+func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
 	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil || c.kernel.Missing(f) {
 		return nil
 	}
 	var found []netip.Addr
 	for _, server := range in.servers {
-		if iptables.FamilyOf(server) == f && !slices.Contains(found, server) && !iptables.Passes(server) {
+		if family.Of(server) == f && !slices.Contains(found, server) && !iptables.Passes(server) {
 			found = append(found, server)
 		}
 	}
@@ -322,10 +318,10 @@ func (c *capture) followServers(ctx context.Context) {
 // inputs are the values from which the desired state is computed.
 type inputs struct {
 	CaptureConfig
-	servers []netip.Addr                       // the nameservers that resolv.conf has, or last had
-	without map[iptables.Family]error          // families that the agent does not listen on, and why
-	passing map[iptables.Family][]netip.Prefix // destinations: queries to them must pass through
-	vips    []netip.AddrPort                   // the listeners for connections to VIPs
+	servers []netip.Addr                     // the nameservers that resolv.conf has, or last had
+	without map[family.Family]error          // families that the agent does not listen on, and why
+	passing map[family.Family][]netip.Prefix // destinations: queries to them must pass through
+	vips    []netip.AddrPort                 // the listeners for connections to VIPs
 }
 
 // errNoServers is returned if resolv.conf has not had nameservers yet.
@@ -339,13 +335,13 @@ func (in inputs) desired() (iptables.Desired, error) {
 	if !in.On {
 		return d, nil
 	}
-	for _, f := range families() {
+	for _, f := range family.All() {
 		d.Config.ExcludeCIDRs = slices.Concat(d.Config.ExcludeCIDRs, in.passing[f])
 	}
-	for _, f := range families() {
+	for _, f := range family.All() {
 		// Another program may listen on the port, and would get the connections.
 		if !slices.ContainsFunc(in.vips, func(l netip.AddrPort) bool {
-			return iptables.FamilyOf(l.Addr()) == f && l.Port() == in.Config.EgressPort
+			return family.Of(l.Addr()) == f && l.Port() == in.Config.EgressPort
 		}) {
 			d.Config = d.Config.WithoutVIPs(f)
 		}
@@ -358,7 +354,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 	}
 	served := 0
 	var errs []error
-	for _, f := range families() {
+	for _, f := range family.All() {
 		switch choice, err := in.Config.Family(f), in.without[f]; {
 		case choice == iptables.Off:
 		case err == nil:

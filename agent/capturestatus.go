@@ -5,6 +5,7 @@ import (
 
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/resolved"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -34,7 +35,7 @@ func (captureMetrics) Describe(chan<- *prometheus.Desc) {}
 // Collect implements [prometheus.Collector].
 func (m captureMetrics) Collect(metrics chan<- prometheus.Metric) {
 	var stats iptables.Stats
-	levels := map[iptables.Family]iptables.Level{iptables.IPv4: iptables.LevelOff, iptables.IPv6: iptables.LevelOff}
+	levels := map[family.Family]iptables.Level{family.IPv4: iptables.LevelOff, family.IPv6: iptables.LevelOff}
 	var ways []problems.Way
 	var registered, active bool
 	if c := m.capture; c != nil {

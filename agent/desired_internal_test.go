@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -16,12 +17,12 @@ import (
 func TestDesired(t *testing.T) {
 	t.Parallel()
 	silent := errors.New("a listener does not answer")
-	v4, v6 := iptables.IPv4, iptables.IPv6
+	v4, v6 := family.IPv4, family.IPv6
 	without6 := iptables.Config{IPv6: iptables.Off}
 	servers := []netip.Addr{netip.MustParseAddr("192.0.2.53")}
 	loopback, nameserver := netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.0.2.53/32")
-	out := func(families ...iptables.Family) map[iptables.Family]error {
-		without := map[iptables.Family]error{}
+	out := func(families ...family.Family) map[family.Family]error {
+		without := map[family.Family]error{}
 		for _, f := range families {
 			without[f] = silent
 		}
@@ -52,7 +53,7 @@ func TestDesired(t *testing.T) {
 		"the rules stay without an agent":  {in: inputs{CaptureConfig: on(iptables.Config{FailClosed: true})}, want: iptables.Config{FailClosed: true}},
 		"the way to a nameserver is broken": {
 			in: inputs{CaptureConfig: on(iptables.Config{ExcludeCIDRs: []netip.Prefix{loopback}}),
-				passing: map[iptables.Family][]netip.Prefix{v4: {nameserver}}},
+				passing: map[family.Family][]netip.Prefix{v4: {nameserver}}},
 			want: iptables.Config{ExcludeCIDRs: []netip.Prefix{loopback, nameserver}},
 		},
 	} {

@@ -11,6 +11,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/family"
 )
 
 // resetTime is how long it may take to reset the connections after the drain. The rules stay until then: without them,
@@ -36,8 +37,8 @@ func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 	cfg.Drain = c.config.Drain
 	v := &vipCarrier{log: c.log, draining: cfg.Drain, ended: make(chan struct{})}
 	cfg.Table, cfg.Synced, cfg.Logger, cfg.Registerer = proxy.Table, proxy.Synced(), c.log, c.config.DNS.Registerer
-	cfg.Resolve = func(ctx context.Context, name string, family egress.Family, onlyCached bool) ([]netip.Addr, bool, error) {
-		if family == egress.IPv4 {
+	cfg.Resolve = func(ctx context.Context, name string, f family.Family, onlyCached bool) ([]netip.Addr, bool, error) {
+		if f == family.IPv4 {
 			return proxy.Resolve(ctx, name, dns.TypeA, onlyCached)
 		}
 		return proxy.Resolve(ctx, name, dns.TypeAAAA, onlyCached)

@@ -18,7 +18,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/conntrack"
-	"github.com/nametap/nametap/iptables"
+	"github.com/nametap/nametap/internal/family"
 )
 
 const (
@@ -220,21 +220,13 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// families returns both families.
-func families() []iptables.Family { return []iptables.Family{iptables.IPv4, iptables.IPv6} }
-
-// family returns the address family of a listener.
-func family(l dnsproxy.Addr) iptables.Family {
-	if addr, err := netip.ParseAddrPort(l.Address); err == nil && addr.Addr().Is4() {
-		return iptables.IPv4
-	}
-	return iptables.IPv6
-}
-
 // listening returns the families that a query path listens on.
-func listening(proxy *dnsproxy.Server) []iptables.Family {
-	return slices.DeleteFunc(families(), func(f iptables.Family) bool {
-		return !slices.ContainsFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool { return family(l) == f })
+func listening(proxy *dnsproxy.Server) []family.Family {
+	return slices.DeleteFunc(family.All(), func(f family.Family) bool {
+		return !slices.ContainsFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool {
+			at, err := netip.ParseAddrPort(l.Address)
+			return err == nil && family.Of(at.Addr()) == f
+		})
 	})
 }
 

@@ -11,14 +11,15 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
 // A Redirection says whether queries over one family are redirected to the agent, according to a test query.
 // A test query needs no capability, so it works in the agent's container of a pod.
 type Redirection struct {
-	Family iptables.Family `json:"family"`
-	State  RedirectState   `json:"state"`
+	Family family.Family `json:"family"`
+	State  RedirectState `json:"state"`
 	// Detail is the result of the test query.
 	Detail string `json:"detail"`
 }
@@ -38,7 +39,7 @@ const testTimeout = 500 * time.Millisecond
 
 // Redirections sends a test query over each of the families to [iptables.TestAddr]. The rules of
 // nametap redirect the query to the agent's listener, which answers with its version (RFC 4892).
-func Redirections(ctx context.Context, families []iptables.Family) []Redirection {
+func Redirections(ctx context.Context, families []family.Family) []Redirection {
 	found := make([]Redirection, len(families))
 	var testing sync.WaitGroup
 	for i, f := range families {
@@ -76,8 +77,8 @@ func redirection(ctx context.Context, to netip.AddrPort) (state RedirectState, d
 // A Listener is an address to which the rules of this host redirect queries.
 type Listener struct {
 	dnsproxy.Addr
-	Family iptables.Family `json:"family"`
-	State  ListenerState   `json:"state"`
+	Family family.Family `json:"family"`
+	State  ListenerState `json:"state"`
 	// Error says why no agent answers.
 	Error string `json:"error,omitempty"`
 }
@@ -96,7 +97,7 @@ const (
 
 // Listeners queries the listeners, over UDP and TCP, to which the rules of a family redirect if they redirect to port.
 // It returns the state of each. It needs no capability, no table and no nameserver.
-func Listeners(ctx context.Context, f iptables.Family, port uint16) []Listener {
+func Listeners(ctx context.Context, f family.Family, port uint16) []Listener {
 	found := make([]Listener, 0, 2)
 	for _, network := range []string{"udp", "tcp"} {
 		found = append(found, Listener{Family: f, Addr: dnsproxy.Addr{Network: network, Address: netip.AddrPortFrom(f.Loopback(), port).String()}})

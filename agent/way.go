@@ -17,6 +17,7 @@ import (
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/logonce"
 	"github.com/nametap/nametap/iptables"
 )
@@ -44,22 +45,22 @@ type ways struct {
 	log     *slog.Logger
 	clock   *clock.Clock // only for these probes: other polls may wait for a disk
 	id      string       // the agent's answer for id.server
-	targets func(iptables.Family) []netip.Addr
-	direct  func(ctx context.Context, f iptables.Family, network string) error // probes the listener without the rules
-	barred  func() bool                                                        // reports whether all queries of the agent to nameservers have failed to be sent
-	renew   func(iptables.Family) error
+	targets func(family.Family) []netip.Addr
+	direct  func(ctx context.Context, f family.Family, network string) error // probes the listener without the rules
+	barred  func() bool                                                      // reports whether all queries of the agent to nameservers have failed to be sent
+	renew   func(family.Family) error
 	missed  func()          // is called after the first probe of a way that does not reach the agent: the rules may be gone
 	begun   <-chan struct{} // closed when the rules are first installed
 	rules   <-chan struct{} // receives when the rules were installed or changed
 	tick    func()          // is called before each round of probes
 	// passing is called with the destinations of a family to which queries must pass through, when they change.
-	passing func(iptables.Family, []netip.Prefix)
+	passing func(family.Family, []netip.Prefix)
 
 	known   map[netip.Addr]*way
 	results chan probed
 	status  atomic.Pointer[[]problems.Way]
 	once    sync.Once
-	renewal map[iptables.Family]*logonce.Failure
+	renewal map[family.Family]*logonce.Failure
 	alive   chan struct{} // closed when a lease was renewed after the rules were installed
 }
 
@@ -86,7 +87,7 @@ type probed struct {
 }
 
 // keep renews the lease of family f, unless keep has done so for this probe.
-func (r *probed) keep(renew func(iptables.Family) error, f iptables.Family) {
+func (r *probed) keep(renew func(family.Family) error, f family.Family) {
 	if !r.kept {
 		r.kept, r.lease = true, renew(f)
 	}
@@ -96,13 +97,13 @@ func (r *probed) keep(renew func(iptables.Family) error, f iptables.Family) {
 // previous agent are installed already.
 func (w *ways) run(ctx context.Context, installed bool) {
 	w.known, w.results = make(map[netip.Addr]*way), make(chan probed)
-	w.renewal = map[iptables.Family]*logonce.Failure{iptables.IPv4: {}, iptables.IPv6: {}}
+	w.renewal = map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}
 	begun := w.begun
 	due, stop := w.clock.Poll(wayInterval, func() bool { return true })
 	defer stop()
 	for {
 		w.tick()
-		for _, f := range families() {
+		for _, f := range family.All() {
 			if installed {
 				w.next(ctx, f)
 			}
@@ -136,10 +137,10 @@ func (w *ways) drain() {
 
 // next probes the nameserver of family f whose last probe is the oldest, and forgets
 // nameservers that resolv.conf no longer has.
-func (w *ways) next(ctx context.Context, f iptables.Family) {
+func (w *ways) next(ctx context.Context, f family.Family) {
 	targets := w.targets(f)
 	for addr, known := range w.known {
-		if iptables.FamilyOf(addr) == f && !known.probing && !slices.Contains(targets, addr) {
+		if family.Of(addr) == f && !known.probing && !slices.Contains(targets, addr) {
 			delete(w.known, addr)
 			if known.passes() {
 				w.pass(f)
@@ -171,7 +172,7 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 	}
 	go func() {
 		r := probed{nameserver: nameserver}
-		f := iptables.FamilyOf(nameserver)
+		f := family.Of(nameserver)
 		for _, network := range networks {
 			before := r
 			r.state, r.err = w.ask(ctx, network, nameserver)
@@ -237,7 +238,7 @@ func undialled(err error) bool {
 // note records the result of a probe. It logs a new state, tells passing about it, and after a failure probes the other
 // nameservers.
 func (w *ways) note(ctx context.Context, r probed) {
-	known, f := w.known[r.nameserver], iptables.FamilyOf(r.nameserver)
+	known, f := w.known[r.nameserver], family.Of(r.nameserver)
 	known.probing = false
 	if ctx.Err() != nil {
 		return
@@ -276,7 +277,7 @@ func (w *ways) note(ctx context.Context, r probed) {
 
 // noteLease logs err, a failure to renew the lease of a family. After a success it closes alive, if the rules are
 // installed.
-func (w *ways) noteLease(f iptables.Family, err error) {
+func (w *ways) noteLease(f family.Family, err error) {
 	if w.renewal[f].Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
 	}
@@ -306,7 +307,7 @@ func (w *ways) changed(now *way) {
 
 // pass lets queries pass through to the nameservers of family f whose ways are broken or barred. If all ways of the
 // family are, it lets all queries of the family pass through.
-func (w *ways) pass(f iptables.Family) {
+func (w *ways) pass(f family.Family) {
 	targets := w.targets(f)
 	var broken []netip.Prefix
 	for _, addr := range targets {

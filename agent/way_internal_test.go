@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/nametap/nametap/agent/problems"
-	"github.com/nametap/nametap/iptables"
+	"github.com/nametap/nametap/internal/family"
 )
 
 // K19: to which destinations queries pass, for the states of the ways to the nameservers.
@@ -37,9 +37,9 @@ func TestPassing(t *testing.T) {
 			}
 			var got []netip.Prefix
 			w := ways{known: known,
-				targets: func(iptables.Family) []netip.Addr { return test.targets },
-				passing: func(_ iptables.Family, to []netip.Prefix) { got = to }}
-			w.pass(iptables.IPv4)
+				targets: func(family.Family) []netip.Addr { return test.targets },
+				passing: func(_ family.Family, to []netip.Prefix) { got = to }}
+			w.pass(family.IPv4)
 			if diff := cmp.Diff(test.want, got, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("passing (-want +got):\n%s", diff)
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -47,7 +48,7 @@ type Config struct {
 	Synced <-chan struct{}
 	// Resolve returns the addresses that nameservers have for a name, in any order. err says why there are none.
 	// If onlyCached is true, Resolve does not wait: known is false if it would have to.
-	Resolve func(ctx context.Context, name string, family Family, onlyCached bool) (addrs []netip.Addr, known bool, err error)
+	Resolve func(ctx context.Context, name string, f family.Family, onlyCached bool) (addrs []netip.Addr, known bool, err error)
 	// OwnPorts are the ports on which the agent itself listens. They are not dialled at addresses of
 	// this host.
 	OwnPorts []uint16
@@ -86,12 +87,12 @@ func (c *Config) Validate() error {
 	if _, _, err := c.listenAddrs(); err != nil {
 		return err
 	}
-	seen := map[Family]bool{}
+	seen := map[family.Family]bool{}
 	for _, a := range c.Sources {
-		if !a.IsValid() || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || seen[familyOf(a)] {
+		if !a.IsValid() || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || seen[family.Of(a)] {
 			return fmt.Errorf("egress source %s: want an address of this host, at most one for each family", a)
 		}
-		seen[familyOf(a)] = true
+		seen[family.Of(a)] = true
 	}
 	if c.IdleTimeout <= 0 || c.Drain < 0 {
 		return fmt.Errorf("egress idle timeout %v and drain %v: want an idle timeout above 0, and a drain of 0 or more", c.IdleTimeout, c.Drain)
@@ -109,21 +110,4 @@ func (c *Config) Validate() error {
 // listenAddrs splits Addr into its addresses and its port.
 func (c *Config) listenAddrs() (hosts []netip.Addr, port uint16, err error) {
 	return sockets.SplitAddr("egress address", c.Addr)
-}
-
-// A Family is an IP version, 4 or 6.
-type Family int
-
-// The families.
-const (
-	IPv4 Family = 4
-	IPv6 Family = 6
-)
-
-// familyOf returns the family of an address.
-func familyOf(a netip.Addr) Family {
-	if a.Is4() {
-		return IPv4
-	}
-	return IPv6
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -134,11 +135,11 @@ func (r *dialing) lookUp(targets []endpoint, until time.Time) {
 }
 
 // families returns the families for which names are resolved.
-func (d *dialer) families() []Family {
+func (d *dialer) families() []family.Family {
 	if len(d.config.Sources) != 1 {
-		return []Family{IPv6, IPv4}
+		return []family.Family{family.IPv6, family.IPv4}
 	}
-	return []Family{familyOf(d.config.Sources[0])}
+	return []family.Family{family.Of(d.config.Sources[0])}
 }
 
 // found takes the result of a lookup of target's name.
@@ -347,7 +348,7 @@ func (r *dialing) open(addr netip.AddrPort) (*socket, error) {
 	if addr.Addr().Is4() {
 		domain = unix.AF_INET
 	}
-	source := slices.IndexFunc(r.config.Sources, func(a netip.Addr) bool { return familyOf(a) == familyOf(addr.Addr()) })
+	source := slices.IndexFunc(r.config.Sources, func(a netip.Addr) bool { return family.Of(a) == family.Of(addr.Addr()) })
 	if source < 0 && len(r.config.Sources) > 0 {
 		return nil, refuse(ReasonAddress, "%s is refused: there is no --egress-source of its family", addr.Addr())
 	}

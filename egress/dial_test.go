@@ -13,25 +13,27 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // A zone has the addresses of names, and how long each family takes.
 type zone struct {
 	addrs map[string][]string
-	takes map[Family]time.Duration
+	takes map[family.Family]time.Duration
 	asked atomic.Int64 // for nat64Name
 }
 
-func (z *zone) resolve(_ context.Context, name string, family Family, onlyCached bool) (addrs []netip.Addr, known bool, err error) {
+func (z *zone) resolve(_ context.Context, name string, f family.Family, onlyCached bool) (addrs []netip.Addr, known bool, err error) {
 	if name == nat64Name {
 		z.asked.Add(1)
 	}
-	if onlyCached && z.takes[family] > 0 {
+	if onlyCached && z.takes[f] > 0 {
 		return nil, false, nil
 	}
-	time.Sleep(z.takes[family]) //nolint:forbidigo // as a nameserver does
+	time.Sleep(z.takes[f]) //nolint:forbidigo // as a nameserver does
 	for _, text := range z.addrs[name] {
-		if addr := netip.MustParseAddr(text); familyOf(addr) == family {
+		if addr := netip.MustParseAddr(text); family.Of(addr) == f {
 			addrs = append(addrs, addr)
 		}
 	}
@@ -64,14 +66,14 @@ func inLoop(t *testing.T, z *zone, f func(*task, *dialer)) {
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		takes map[Family]time.Duration
+		takes map[family.Family]time.Duration
 		want  string
 		after time.Duration
 	}{
 		"both are cached":     {nil, "::a 1.1.1.1 ::b 1.1.1.2 1.1.1.3", 0},
-		"IPv6 takes a little": {map[Family]time.Duration{IPv6: resolutionDelay / 5}, "::a 1.1.1.1 ::b 1.1.1.2 1.1.1.3", resolutionDelay / 5},
-		"IPv6 takes long":     {map[Family]time.Duration{IPv6: 10 * resolutionDelay}, "1.1.1.1 1.1.1.2 1.1.1.3 ::a ::b", resolutionDelay},
-		"IPv4 takes long":     {map[Family]time.Duration{IPv4: 10 * resolutionDelay}, "::a ::b 1.1.1.1 1.1.1.2 1.1.1.3", resolutionDelay},
+		"IPv6 takes a little": {map[family.Family]time.Duration{family.IPv6: resolutionDelay / 5}, "::a 1.1.1.1 ::b 1.1.1.2 1.1.1.3", resolutionDelay / 5},
+		"IPv6 takes long":     {map[family.Family]time.Duration{family.IPv6: 10 * resolutionDelay}, "1.1.1.1 1.1.1.2 1.1.1.3 ::a ::b", resolutionDelay},
+		"IPv4 takes long":     {map[family.Family]time.Duration{family.IPv4: 10 * resolutionDelay}, "::a ::b 1.1.1.1 1.1.1.2 1.1.1.3", resolutionDelay},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -237,7 +238,7 @@ func TestNAT64Silent(t *testing.T) {
 	t.Parallel()
 	s := sweeper(t, time.Minute)
 	lookups := 0
-	cfg := &Config{Resolve: func(ctx context.Context, _ string, _ Family, _ bool) ([]netip.Addr, bool, error) {
+	cfg := &Config{Resolve: func(ctx context.Context, _ string, _ family.Family, _ bool) ([]netip.Addr, bool, error) {
 		lookups++ // while the guard is locked
 		<-ctx.Done()
 		return nil, true, ctx.Err()

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // An addressRange is a range of addresses to which no connection is made.
@@ -91,7 +93,7 @@ const (
 type guard struct {
 	ranges   []addressRange
 	ownPorts []uint16
-	resolve  func(ctx context.Context, name string, family Family, onlyCached bool) ([]netip.Addr, bool, error)
+	resolve  func(ctx context.Context, name string, f family.Family, onlyCached bool) ([]netip.Addr, bool, error)
 
 	mu    sync.Mutex
 	nat64 []translation // the translations of this network's NAT64
@@ -135,7 +137,7 @@ func (g *guard) nat64Translations(ctx context.Context) []translation {
 func (g *guard) findNAT64(ctx context.Context) (found []translation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nat64Timeout)
 	defer cancel()
-	addrs, _, err := g.resolve(ctx, nat64Name, IPv6, false)
+	addrs, _, err := g.resolve(ctx, nat64Name, family.IPv6, false)
 	for _, addr := range addrs {
 		for _, bits := range []int{32, 40, 48, 56, 64, 96} {
 			v4 := embedded(addr, bits/8)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -222,7 +223,7 @@ func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, str
 	config := sockets.TCPConfig()
 	config.KeepAlive = -1 // pair.probe sets it
 	config.Control = control
-	l, err := config.Listen(ctx, fmt.Sprintf("tcp%d", familyOf(addr.Addr())), addr.String())
+	l, err := config.Listen(ctx, fmt.Sprintf("tcp%d", family.Of(addr.Addr())), addr.String())
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -116,7 +117,7 @@ func listenQUIC(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, error) 
 		})
 		return errors.Join(controlErr, err)
 	}}
-	conn, err := config.ListenPacket(ctx, fmt.Sprintf("udp%d", familyOf(addr.Addr())), addr.String())
+	conn, err := config.ListenPacket(ctx, fmt.Sprintf("udp%d", family.Of(addr.Addr())), addr.String())
 	if err != nil {
 		return nil, err
 	}

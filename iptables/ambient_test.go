@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/istiocni"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/iptables"
@@ -13,7 +14,7 @@ import (
 // enroll installs the rules of istio-cni's ambient mode.
 func (l *lab) enroll() {
 	l.t.Helper()
-	text := istiocni.Ambient(l.family == iptables.IPv6)
+	text := istiocni.Ambient(l.family == family.IPv6)
 	l.ns.Pipe(text, l.pick("iptables-", "ip6tables-")+string(l.backend)+"-restore", "--noflush", "-w", "5")
 }
 

@@ -6,15 +6,17 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // A side is what one backend has in the kernel. Reading it changes nothing: above all, it does not make the kernel
 // create a table of legacy.
 type side struct {
 	backend Backend
-	tools   map[Family]tools // the tools of the families that have some
-	saved   map[Family]saved // the rules of the families that could be read
-	reason  map[Family]error // why the other families could not be read
+	tools   map[family.Family]tools // the tools of the families that have some
+	saved   map[family.Family]saved // the rules of the families that could be read
+	reason  map[family.Family]error // why the other families could not be read
 }
 
 // inspect reads a backend.
@@ -26,12 +28,12 @@ func inspect(ctx context.Context, cfg Config, b Backend) *side {
 func inspecting(ctx context.Context, x toolbox, b Backend) (wait func() *side) {
 	s := &side{
 		backend: b,
-		tools:   make(map[Family]tools),
-		saved:   make(map[Family]saved),
-		reason:  make(map[Family]error),
+		tools:   make(map[family.Family]tools),
+		saved:   make(map[family.Family]saved),
+		reason:  make(map[family.Family]error),
 	}
-	readings := make(map[Family]func() (saved, error))
-	for _, f := range families() {
+	readings := make(map[family.Family]func() (saved, error))
+	for _, f := range family.All() {
 		if t, err := x.find(ctx, b, f); err != nil {
 			s.reason[f] = err
 		} else {
@@ -55,11 +57,11 @@ func (s *side) usable() bool { return len(s.saved) > 0 }
 
 // unclear reports whether the backend may be usable later: it could not be read, for a reason that may pass.
 func (s *side) unclear() bool {
-	return !s.usable() && (temporary(s.reason[IPv4]) || temporary(s.reason[IPv6]))
+	return !s.usable() && (temporary(s.reason[family.IPv4]) || temporary(s.reason[family.IPv6]))
 }
 
 // place returns the place of a family's rules in this backend.
-func (s *side) place(f Family, attempts int) place {
+func (s *side) place(f family.Family, attempts int) place {
 	return place{backend: s.backend, family: f, tools: s.tools[f], attempts: attempts}
 }
 
@@ -68,7 +70,7 @@ func (s *side) place(f Family, attempts int) place {
 func (s *side) remove(ctx context.Context, attempts int, made map[site]map[string]bool) (bool, error) {
 	changed := false
 	var errs []error
-	for _, f := range families() {
+	for _, f := range family.All() {
 		p := s.place(f, attempts)
 		p.made = made[site{s.backend, f}]
 		if s.saved[f] == nil || !s.saved[f].hasOwn() && !p.untidy(s.saved[f]) {
@@ -116,13 +118,13 @@ func (s *side) foreign() int {
 // err returns why no family can be used.
 func (s *side) err() error {
 	return fmt.Errorf("iptables backend %s cannot be used: %w",
-		s.backend, errors.Join(s.reason[IPv4], s.reason[IPv6]))
+		s.backend, errors.Join(s.reason[family.IPv4], s.reason[family.IPv6]))
 }
 
 // unseen returns an error if a family of the backend could not be read and may have rules of nametap: an
 // [ErrUnseen] if the family can never be read.
 func (s *side) unseen() error {
-	for _, f := range families() {
+	for _, f := range family.All() {
 		switch err := s.reason[f]; {
 		case err == nil || knownEmpty(s.backend, f, err):
 		case temporary(err):
@@ -136,7 +138,7 @@ func (s *side) unseen() error {
 
 // knownEmpty reports whether the kernel itself says that backend b has nothing of nametap in family f. unread is
 // why the tools could not read the family.
-func knownEmpty(b Backend, f Family, unread error) bool {
+func knownEmpty(b Backend, f family.Family, unread error) bool {
 	if isAny(unread, errNoFamily) {
 		return true
 	}
@@ -155,7 +157,7 @@ func knownEmpty(b Backend, f Family, unread error) bool {
 // A site is one family in one backend.
 type site struct {
 	backend Backend
-	family  Family
+	family  family.Family
 }
 
 // A machine has what both backends have in the kernel. plain is the backend of the iptables-restore without a

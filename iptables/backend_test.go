@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -70,7 +71,7 @@ func TestRemoveBothBackends(t *testing.T) {
 	}
 	alone(t, func(l *lab) {
 		for _, tool := range []string{"iptables-nft-restore", "iptables-legacy-restore"} {
-			l.ns.Pipe(rules.Text(iptables.IPv4), tool, "--noflush", "-w", "5")
+			l.ns.Pipe(rules.Text(family.IPv4), tool, "--noflush", "-w", "5")
 		}
 		c := l.capture(auto)
 		status, err := c.Status(t.Context())

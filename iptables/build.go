@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // Build returns the rules for a configuration, or an error that says what is wrong with the configuration.
@@ -12,10 +14,10 @@ func Build(cfg Config) (Rules, error) {
 	if err := cfg.validate(); err != nil {
 		return Rules{}, err
 	}
-	return Rules{v4: buildFamily(cfg, IPv4), v6: buildFamily(cfg, IPv6)}, nil
+	return Rules{v4: buildFamily(cfg, family.IPv4), v6: buildFamily(cfg, family.IPv6)}, nil
 }
 
-func buildFamily(cfg Config, f Family) []table {
+func buildFamily(cfg Config, f family.Family) []table {
 	destinations := destinations(cfg, f)
 	if cfg.Family(f) == Off || len(destinations) == 0 {
 		return nil
@@ -45,8 +47,8 @@ func buildFamily(cfg Config, f Family) []table {
 // TestAddr returns the test address of a family. The rules redirect UDP queries to it for all users, also for the
 // agent, so that the agent can find out without a capability whether it captures. No nameserver has these
 // addresses: the IPv4 one is on loopback, and every router discards packets to the IPv6 one (RFC 6666).
-func TestAddr(f Family) netip.Addr {
-	if f == IPv4 {
+func TestAddr(f family.Family) netip.Addr {
+	if f == family.IPv4 {
 		return netip.AddrFrom4([4]byte{127, 15, 0, 53})
 	}
 	return netip.AddrFrom16([16]byte{0: 1, 15: 53})
@@ -61,7 +63,7 @@ const ProbeHops = 217
 // builder makes the chains of one family.
 type builder struct {
 	cfg          Config
-	family       Family
+	family       family.Family
 	destinations []destination
 }
 
@@ -106,7 +108,7 @@ func (b builder) chains(to action) []chain {
 
 // hops returns the match of a TTL or hop limit, without its value.
 func (b builder) hops() string {
-	if b.family == IPv4 {
+	if b.family == family.IPv4 {
 		return "-m ttl --ttl-eq"
 	}
 	return "-m hl --hl-eq"
@@ -159,11 +161,11 @@ func owned(what string, ids []uint32) (matches []string) {
 // outside alike.
 func (b builder) exclusions() []string {
 	var rules []string
-	if b.family == IPv6 && len(b.cfg.Servers) == 0 {
+	if b.family == family.IPv6 && len(b.cfg.Servers) == 0 {
 		rules = append(rules, b.rule("-d "+linkLocal, "link-local", "RETURN"))
 	}
 	for _, p := range b.cfg.ExcludeCIDRs {
-		if p.Addr().Is4() != (b.family == IPv4) {
+		if p.Addr().Is4() != (b.family == family.IPv4) {
 			continue
 		}
 		d := p.Masked().String()
@@ -191,13 +193,13 @@ type destination struct {
 
 // destinations returns the destinations whose queries are captured; a single empty one
 // means all.
-func destinations(cfg Config, f Family) []destination {
+func destinations(cfg Config, f family.Family) []destination {
 	if len(cfg.Servers) == 0 {
 		return []destination{{}}
 	}
 	var ds []destination
 	for _, a := range cfg.Servers {
-		if a.Is4() == (f == IPv4) && !Passes(a) {
+		if a.Is4() == (f == family.IPv4) && !Passes(a) {
 			p := netip.PrefixFrom(a.WithZone(""), a.BitLen())
 			ds = append(ds, destination{address: p.String(), out: a.Zone()})
 		}
@@ -266,7 +268,7 @@ func (b builder) vipJumps(chain string) (jumps []string) {
 // vipRanges returns the VIPs of the family that are redirected.
 func (b builder) vipRanges() (ranges []string) {
 	for _, p := range b.cfg.VIPs {
-		if b.cfg.EgressPort != 0 && p.Addr().Is4() == (b.family == IPv4) {
+		if b.cfg.EgressPort != 0 && p.Addr().Is4() == (b.family == family.IPv4) {
 			ranges = append(ranges, p.Masked().String())
 		}
 	}

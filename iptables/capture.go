@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/logonce"
 )
 
@@ -120,7 +121,7 @@ func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.ope
 
 // Renew makes the rules of a family match for [LeaseTime] from now on, if they have a lease, even if an earlier
 // agent installed them. It is no error if there are no rules.
-func (c *Capture) Renew(f Family) error {
+func (c *Capture) Renew(f family.Family) error {
 	begins, err := c.lease.renew(f)
 	if begins { // connections to VIPs that began before have no reply yet
 		c.begins.Store(true)
@@ -405,7 +406,7 @@ func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 // unhookAll takes the step unhook. If replies may be in flight, the chains stay for the settle time.
 func (c *Capture) unhookAll(ctx context.Context) error {
 	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, filterRepair{}
-	for _, f := range families() {
+	for _, f := range family.All() {
 		if err := c.lease.end(f); err != nil {
 			c.log.Warn("the lease of the capture rules cannot be ended: queries are captured until the rules are removed", "error", err)
 		}
@@ -579,11 +580,11 @@ func (c *Capture) logRemoval(had bool, err error) {
 
 // publish makes the state of c visible to other goroutines.
 func (c *Capture) publish() {
-	r := &report{goal: c.goal, in: c.in, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured, levels: make(map[Family]Level)}
+	r := &report{goal: c.goal, in: c.in, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured, levels: make(map[family.Family]Level)}
 	if c.retries.reported != nil {
 		r.remaining = c.retries.reported.Error()
 	}
-	for _, f := range families() {
+	for _, f := range family.All() {
 		r.levels[f] = c.level(f)
 	}
 	c.report.Store(r)
@@ -594,13 +595,13 @@ func (c *Capture) publish() {
 }
 
 // Levels returns how much of each family is captured since the last step. It does not read the kernel.
-func (c *Capture) Levels() map[Family]Level { return c.report.Load().levels }
+func (c *Capture) Levels() map[family.Family]Level { return c.report.Load().levels }
 
 // Missing reports whether the last attempt to install the rules of a family has failed.
-func (c *Capture) Missing(f Family) bool { return c.Failure(f) != nil }
+func (c *Capture) Missing(f family.Family) bool { return c.Failure(f) != nil }
 
 // Failure returns why the last attempt to install the rules of a family has failed, nil if it has not.
-func (c *Capture) Failure(f Family) error { return c.report.Load().in.missing[f] }
+func (c *Capture) Failure(f family.Family) error { return c.report.Load().in.missing[f] }
 
 // Captured reports whether rules were installed and not removed since.
 func (c *Capture) Captured() bool { return c.report.Load().captured }

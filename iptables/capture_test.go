@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/iptables"
 )
@@ -119,7 +120,7 @@ func TestVirtualInterface(t *testing.T) {
 func TestStubResolver(t *testing.T) {
 	t.Parallel()
 	const stubAddress = "127.0.0.53:53" // of IPv4 alone
-	labs(t, []kind{{iptables.NFT, iptables.IPv4}, {iptables.Legacy, iptables.IPv4}}, func(l *lab) {
+	labs(t, []kind{{iptables.NFT, family.IPv4}, {iptables.Legacy, family.IPv4}}, func(l *lab) {
 		t := l.t
 		l.sh("echo 0 >/proc/sys/net/ipv4/ip_unprivileged_port_start")
 		stub := startPeer(t, l.ns)
@@ -148,7 +149,7 @@ func TestDockerResolver(t *testing.T) {
 -A DOCKER_OUTPUT -d 127.0.0.11/32 -p tcp -m tcp --dport 53 -j DNAT --to-destination 127.0.0.11:41053
 COMMIT
 `
-	labs(t, []kind{{iptables.NFT, iptables.IPv4}, {iptables.Legacy, iptables.IPv4}}, func(l *lab) {
+	labs(t, []kind{{iptables.NFT, family.IPv4}, {iptables.Legacy, family.IPv4}}, func(l *lab) {
 		t := l.t
 		resolver := startPeer(t, l.ns)
 		resolver.do("serve S 10.77.0.2:53 - 127.0.0.11:41053")

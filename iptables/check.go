@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/conntrack"
+	"github.com/nametap/nametap/internal/family"
 )
 
 // Finding is one thing that capture needs or can use, and whether this machine has it.
@@ -67,7 +68,7 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 	findings[len(findings)-1].Detail = fmt.Sprintf("%s: %s", s.backend, reason)
 	findings = append(findings, checkRoutes(ctx, cfg)...)
 	findings = append(findings, checkOthers(m.nft, m.legacy)...)
-	for _, f := range families() {
+	for _, f := range family.All() {
 		if len(vs[0].rules.tables(f)) == 0 {
 			continue
 		}
@@ -155,7 +156,7 @@ func capability(name string, bit int, needed bool) Finding {
 
 // checkConntrack reports whether conntrack entries can be listed. Deleting them needs CAP_NET_ADMIN.
 func checkConntrack() Finding {
-	err := conntrack.Dump(IPv4.number(), func(conntrack.Entry) {}, conntrack.Filter{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort})
+	err := conntrack.Dump(family.IPv4.Number(), func(conntrack.Entry) {}, conntrack.Filter{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort})
 	return Finding{What: "conntrack over netlink",
 		Advice: "modprobe nf_conntrack_netlink; without it, sockets that were used before may bypass the agent until they are closed"}.after(err)
 }
@@ -164,7 +165,7 @@ func checkConntrack() Finding {
 // kernel looks for a route before a packet reaches the rules of OUTPUT.
 func checkRoutes(ctx context.Context, cfg Config) (findings []Finding) {
 	for _, p := range cfg.VIPs {
-		family := FamilyOf(p.Addr())
+		family := family.Of(p.Addr())
 		if cfg.EgressPort == 0 || cfg.Family(family) == Off || !hasAddress(family) {
 			continue
 		}
@@ -181,11 +182,11 @@ func checkRoutes(ctx context.Context, cfg Config) (findings []Finding) {
 
 // hasAddress reports whether this host has an address of a family that other hosts can reach. Without one,
 // the control plane sends no VIPs of the family.
-func hasAddress(f Family) bool {
+func hasAddress(f family.Family) bool {
 	addrs, err := net.InterfaceAddrs()
 	return err != nil || slices.ContainsFunc(addrs, func(a net.Addr) bool {
 		prefix, err := netip.ParsePrefix(a.String())
-		return err == nil && FamilyOf(prefix.Addr()) == f && prefix.Addr().IsGlobalUnicast()
+		return err == nil && family.Of(prefix.Addr()) == f && prefix.Addr().IsGlobalUnicast()
 	})
 }
 
@@ -254,7 +255,7 @@ func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Fi
 	ctx, cancel := context.WithTimeout(ctx, p.tools.limit)
 	defer cancel()
 	protocol := goiptables.ProtocolIPv4
-	if p.family == IPv6 {
+	if p.family == family.IPv6 {
 		protocol = goiptables.ProtocolIPv6
 	}
 	path := strings.TrimSuffix(p.tools.restore, "-restore")
@@ -280,7 +281,7 @@ func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Fi
 }
 
 // installedVariant returns the variant that is installed, or the best one if none is.
-func installedVariant(f Family, have saved, vs []variant) variant {
+func installedVariant(f family.Family, have saved, vs []variant) variant {
 	for _, v := range vs {
 		if len(v.rules.drift(f, have)) == 0 {
 			return v
@@ -292,7 +293,7 @@ func installedVariant(f Family, have saved, vs []variant) variant {
 // A ruleCheck looks for single rules of a family.
 type ruleCheck struct {
 	tool   *goiptables.IPTables
-	family Family
+	family family.Family
 	have   saved
 }
 
@@ -369,7 +370,7 @@ func limited(ctx context.Context, f func() error) error {
 func checkOthers(sides ...*side) []Finding {
 	var findings []Finding
 	for _, s := range sides {
-		for _, f := range families() {
+		for _, f := range family.All() {
 			if found := istioRules(s.saved[f]); len(found) > 0 {
 				advice := istioAdvice
 				if hasAmbient(s.saved[f]) {

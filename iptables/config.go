@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // Config says what is captured. [DefaultConfig] is a good start: the zero value
@@ -111,19 +113,24 @@ func DefaultConfig() Config {
 }
 
 // Family returns the choice for a family.
-func (c Config) Family(f Family) Choice {
-	if f == IPv4 {
+func (c Config) Family(f family.Family) Choice {
+	if f == family.IPv4 {
 		return c.IPv4
 	}
 	return c.IPv6
 }
 
+// Families returns the families whose queries are captured.
+func (c Config) Families() []family.Family {
+	return slices.DeleteFunc(family.All(), func(f family.Family) bool { return c.Family(f) == Off })
+}
+
 // Needs reports whether it is a failure if this machine lacks f: f is IPv4, or the other family is Off.
-func (c Config) Needs(f Family) bool { return f == IPv4 || c.Family(f.other()) == Off }
+func (c Config) Needs(f family.Family) bool { return f == family.IPv4 || c.Family(f.Other()) == Off }
 
 // Without returns the configuration without a family.
-func (c Config) Without(f Family) Config {
-	if f == IPv4 {
+func (c Config) Without(f family.Family) Config {
+	if f == family.IPv4 {
 		c.IPv4 = Off
 	} else {
 		c.IPv6 = Off
@@ -136,19 +143,19 @@ func (c Config) Without(f Family) Config {
 // interface.
 func (c Config) Serves(listener netip.AddrPort) bool {
 	addr := listener.Addr()
-	loopback := addr == FamilyOf(addr).Loopback()
+	loopback := addr == family.Of(addr).Loopback()
 	return listener.Port() == c.Port && (addr.IsUnspecified() || loopback && len(c.VirtualInterfaces) == 0)
 }
 
 // WithoutVIPs returns the configuration without the VIPs of a family; packets to them then pass through.
-func (c Config) WithoutVIPs(f Family) Config {
-	c.VIPs = slices.DeleteFunc(slices.Clone(c.VIPs), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == f })
+func (c Config) WithoutVIPs(f family.Family) Config {
+	c.VIPs = slices.DeleteFunc(slices.Clone(c.VIPs), func(p netip.Prefix) bool { return family.Of(p.Addr()) == f })
 	return c
 }
 
 // hasVIPs reports whether rules redirect VIPs of a family.
-func (c Config) hasVIPs(f Family) bool {
-	return c.EgressPort != 0 && slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == f })
+func (c Config) hasVIPs(f family.Family) bool {
+	return c.EgressPort != 0 && slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return family.Of(p.Addr()) == f })
 }
 
 // withDefaults returns c with its empty fields set to their defaults.
@@ -204,7 +211,7 @@ func (c Config) validateEgress() error {
 }
 
 func (c Config) validateModes() error {
-	for _, f := range families() {
+	for _, f := range family.All() {
 		if choice := c.Family(f); choice != "" && choice != IfAvailable && choice != Off {
 			return fmt.Errorf("capture of %s %q: want %s or %s", f, choice, IfAvailable, Off)
 		}

@@ -3,6 +3,8 @@ package iptables
 import (
 	"reflect"
 	"time"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // Desired tells whether DNS is to be captured, and how.
@@ -29,7 +31,7 @@ func (t *target) same(other *target) bool {
 
 // variantsFor returns the variants of the rules of a family, best first. If the rules in the kernel have a lease,
 // an agent renews it, so the variants have a lease, too, unless the configuration wants rules that stay.
-func (t *target) variantsFor(f Family, have saved) []variant {
+func (t *target) variantsFor(f family.Family, have saved) []variant {
 	if have.leased(f) && !t.Config.FailClosed {
 		return t.leased
 	}

@@ -2,7 +2,7 @@
 // agent, and lets the agent's own queries to nameservers pass through.
 //
 //	rules, err := iptables.Build(iptables.DefaultConfig())
-//	fmt.Print(rules.Text(iptables.IPv4))
+//	fmt.Print(rules.Text(family.IPv4))
 //
 //	capture, err := iptables.New(iptables.DefaultConfig(), slog.Default())
 //	err = capture.Apply(ctx)  // install the rules, by one iptables-restore a family
@@ -78,7 +78,6 @@
 //	permission.go   capabilities, and what else may refuse the tools
 //	fault.go        kinds of errors: a lack, a lasting fault, or one that may pass
 //	config.go       what is captured, and what is excluded
-//	family.go       IPv4 and IPv6
 //	names.go        the names of nametap's chains and tables
 //
 // A restore is atomic for each table, and nat is before raw. A flow that begins between the two is redirected, but

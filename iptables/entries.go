@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/conntrack"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/logonce"
 )
 
@@ -20,12 +21,12 @@ type entries struct {
 	leftovers map[string]time.Time // when the entries that are dropped later were first seen, by key
 	replies   time.Time            // until then replies to queries of dropped entries may arrive; zero if none may
 	closing   time.Time            // until then connections from before the last change may be reset
-	logged    map[Family]*logonce.Failure
+	logged    map[family.Family]*logonce.Failure
 	failed    bool // the last sweep failed
 }
 
 func newEntries(log *slog.Logger) entries {
-	return entries{log: log, logged: map[Family]*logonce.Failure{IPv4: {}, IPv6: {}}}
+	return entries{log: log, logged: map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}}
 }
 
 // pending reports whether a sweep is due although the rules have not changed since the last one.
@@ -92,7 +93,7 @@ func (e *entries) settled(key string, previous map[string]time.Time, by time.Tim
 }
 
 // drop drops the entries of family f in class c, and returns how many it dropped. It logs a failure once.
-func (e *entries) drop(f Family, c class) (dropped int, ok bool) {
+func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
 	dropped, err := c.drop(f)
 	if e.logged[f].Differs(err) {
 		e.log.Warn("dropping conntrack entries failed: open sockets may keep their previous path until they are closed",
@@ -112,8 +113,8 @@ type class struct {
 }
 
 // visit calls visit with each entry of family f in the class, perhaps more than once.
-func (c class) visit(f Family, visit func(conntrack.Entry)) error {
-	return conntrack.Dump(f.number(), func(e conntrack.Entry) {
+func (c class) visit(f family.Family, visit func(conntrack.Entry)) error {
+	return conntrack.Dump(f.Number(), func(e conntrack.Entry) {
 		if c.match(e) {
 			visit(e)
 		}
@@ -121,11 +122,11 @@ func (c class) visit(f Family, visit func(conntrack.Entry)) error {
 }
 
 // drop deletes the entries of a family in the class, and returns how many it deleted.
-func (c class) drop(f Family) (deleted int, err error) {
+func (c class) drop(f family.Family) (deleted int, err error) {
 	var matched []conntrack.Entry
 	err = c.visit(f, func(e conntrack.Entry) { matched = append(matched, e) })
 	if err == nil {
-		deleted, err = conntrack.Delete(f.number(), matched)
+		deleted, err = conntrack.Delete(f.Number(), matched)
 	}
 	if err != nil {
 		err = fmt.Errorf("%s: %w", f, err)
@@ -274,7 +275,7 @@ func (s sweep) redirected(e conntrack.Entry) bool {
 }
 
 // inUse reports whether queries were captured recently. It is true if that cannot be read.
-func inUse(f Family, have saved) bool {
+func inUse(f family.Family, have saved) bool {
 	s := sweep{ports: ports(have.redirections())}
 	used := false
 	every := func(conntrack.Entry) bool { return true }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -145,7 +146,7 @@ func TestIncomplete(t *testing.T) {
 				if !errors.Is(err, iptables.ErrIncomplete) || !strings.Contains(err.Error(), "Resource temporarily unavailable") {
 					t.Fatalf("apply: %v", err)
 				}
-				if levels := c.Levels(); levels[iptables.IPv4] != iptables.LevelComplete || levels[iptables.IPv6] != test.level {
+				if levels := c.Levels(); levels[family.IPv4] != iptables.LevelComplete || levels[family.IPv6] != test.level {
 					t.Errorf("levels %v", levels)
 				}
 				status, err := c.Status(t.Context())
@@ -159,7 +160,7 @@ func TestIncomplete(t *testing.T) {
 					t.Errorf("said %d times:\n%s", n, l.log)
 				}
 				working()
-				wait.Until(t, "all is in", func() bool { return c.Levels()[iptables.IPv6] == iptables.LevelComplete })
+				wait.Until(t, "all is in", func() bool { return c.Levels()[family.IPv6] == iptables.LevelComplete })
 				l.complete(c)
 			})
 		})
@@ -173,12 +174,12 @@ func TestFamilyAppears(t *testing.T) {
 		name := "ip6tables-" + string(l.backend)
 		working := l.tools(map[string]string{name + "-save": noIPv6, name + "-restore": noIPv6})
 		c := l.apply(quick)
-		if level := c.Levels()[iptables.IPv6]; level != iptables.LevelUnavailable {
+		if level := c.Levels()[family.IPv6]; level != iptables.LevelUnavailable {
 			l.t.Errorf("level %s", level)
 		}
 		l.keep(c)
 		working()
-		wait.Until(l.t, "IPv6 is captured", func() bool { return c.Levels()[iptables.IPv6] == iptables.LevelComplete })
+		wait.Until(l.t, "IPv6 is captured", func() bool { return c.Levels()[family.IPv6] == iptables.LevelComplete })
 		l.complete(c)
 		if n := c.Stats().Failures; n != 0 {
 			l.t.Errorf("%d failures", n)
@@ -326,7 +327,7 @@ func TestDropWithReplyInFlight(t *testing.T) {
 // K13: what the kernel does not support is tried again ever more rarely, because each attempt interrupts the capture.
 func TestWithoutTable(t *testing.T) {
 	t.Parallel()
-	labs(t, []kind{{iptables.NFT, iptables.IPv4}}, func(l *lab) {
+	labs(t, []kind{{iptables.NFT, family.IPv4}}, func(l *lab) {
 		t := l.t
 		runs, scripts := filepath.Join(t.TempDir(), "runs"), map[string]string{}
 		for _, family := range []string{"iptables", "ip6tables"} {

@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // A fingerprint tells whether rules may have changed in the kernel. If two are equal, no rule
@@ -25,7 +27,7 @@ func takeFingerprint(seed maphash.Seed) (fingerprint, error) {
 	}
 	var hash maphash.Hash
 	hash.SetSeed(seed)
-	for _, f := range families() {
+	for _, f := range family.All() {
 		if err := legacyPrint(&hash, f); err != nil {
 			return fingerprint{}, err
 		}
@@ -34,7 +36,7 @@ func takeFingerprint(seed maphash.Seed) (fingerprint, error) {
 }
 
 // legacyPrint adds the tables of legacy that nametap uses to a hash, without the counters.
-func legacyPrint(hash *maphash.Hash, f Family) error {
+func legacyPrint(hash *maphash.Hash, f family.Family) error {
 	tables, err := legacyTables(f)
 	if errors.Is(err, os.ErrPermission) {
 		return nil // iptables-legacy-save cannot read them either
@@ -64,10 +66,10 @@ func legacyPrint(hash *maphash.Hash, f Family) error {
 // hashEntries adds the entries of a table to a hash, without their counters. An entry
 // (struct ipt_entry, ip6t_entry) is the packet that it matches, then the offsets of its
 // target and of the next entry, then its counters, then matches and target.
-func hashEntries(hash *maphash.Hash, f Family, entries []byte) {
+func hashEntries(hash *maphash.Hash, f family.Family, entries []byte) {
 	const counters = 16
 	packet := 84 // struct ipt_ip
-	if f == IPv6 {
+	if f == family.IPv6 {
 		packet = 136 // struct ip6t_ip6
 	}
 	next := packet + 4 + 2 // after nfcache and target_offset

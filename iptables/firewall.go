@@ -2,6 +2,8 @@ package iptables
 
 import (
 	"time"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 const (
@@ -21,8 +23,8 @@ const (
 // queries are not captured, are repaired at once. A table filter without rules of other programs refuses either no
 // packet or all of them, so its repair can wait longer.
 type filterRepair struct {
-	lacks  map[Family]lack // the repairs that wait
-	spared map[Family]bool // the families whose table filter the current step leaves as it is
+	lacks  map[family.Family]lack // the repairs that wait
+	spared map[family.Family]bool // the families whose table filter the current step leaves as it is
 }
 
 // A lack describes a table filter whose repair waits.
@@ -35,8 +37,8 @@ type lack struct {
 // announced a change of nft rules; zero if it announces none. Unless changed is zero, a table that was complete at
 // the last step is left: a firewall may begin while it is read.
 func (w *filterRepair) look(changed time.Time) {
-	w.spared = make(map[Family]bool)
-	for _, f := range families() {
+	w.spared = make(map[family.Family]bool)
+	for _, f := range family.All() {
 		l, waits := w.lacks[f]
 		pause := firewallPause
 		if l.empty {
@@ -47,7 +49,7 @@ func (w *filterRepair) look(changed time.Time) {
 }
 
 // spare returns the table that the current step leaves as it is, "" for none.
-func (w *filterRepair) spare(f Family) string {
+func (w *filterRepair) spare(f family.Family) string {
 	if w.spared[f] {
 		return filterTable
 	}
@@ -67,7 +69,7 @@ func (w *filterRepair) due() bool {
 // note records the repairs that the current step leaves to a later one. m is what the kernel has now.
 func (w *filterRepair) note(m machine, in installed) {
 	previous := w.lacks
-	w.lacks = make(map[Family]lack)
+	w.lacks = make(map[family.Family]lack)
 	for f, have := range m.side(in.backend).saved {
 		filter := have[filterTable]
 		if !w.spared[f] || len(in.families[f].rules.table(f, filterTable).drift(filter)) == 0 {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -42,7 +43,7 @@ func TestFirewallInsertsByNumber(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, kind{iptables.NFT, iptables.IPv4})
+			l := newLab(t, kind{iptables.NFT, family.IPv4})
 			l.ns.Run(func() {
 				c := l.apply()
 				l.set(c, true, l.config())
@@ -71,7 +72,7 @@ func TestFirewallInsertsByNumber(t *testing.T) {
 // K10: table filter is repaired even if another program changes rules all the time.
 func TestFirewallWithoutPause(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, kind{iptables.NFT, iptables.IPv4})
+	l := newLab(t, kind{iptables.NFT, family.IPv4})
 	l.ns.Run(func() {
 		c := l.apply()
 		l.set(c, true, l.config())

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // An installer installs and removes the rules of both families in both backends. It knows what this process has
@@ -84,8 +86,8 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 // none; otherwise it keeps the rules that work.
 func (i *installer) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
 	in := installed{backend: s.backend, reason: reason,
-		families: make(map[Family]variant), missing: make(map[Family]error), reduced: make(map[Family]error)}
-	for _, f := range families() {
+		families: make(map[family.Family]variant), missing: make(map[family.Family]error), reduced: make(map[family.Family]error)}
+	for _, f := range family.All() {
 		variants := i.goal.variantsFor(f, s.saved[f])
 		p := s.place(f, attempts)
 		wanted := len(variants[0].rules.tables(f)) > 0
@@ -176,7 +178,7 @@ func (i *installer) place(at site) (made map[string]bool) {
 
 // logMissing logs how in differs from the rules installed before in what is missing.
 func (i *installer) logMissing(in installed) {
-	for _, f := range families() {
+	for _, f := range family.All() {
 		was, is := i.in.families[f], in.families[f]
 		switch err, before := in.missing[f], i.in.missing[f]; {
 		case err != nil && before == nil:
@@ -208,7 +210,7 @@ func (i *installer) drifted(m machine) ([]string, error) {
 	s, other := m.side(i.in.backend), m.side(i.in.backend.other())
 	var drifts []string
 	var errs []error
-	for _, f := range families() {
+	for _, f := range family.All() {
 		v, ok := i.in.families[f]
 		if ok && s.reason[f] != nil {
 			errs = append(errs, s.reason[f])
@@ -268,7 +270,7 @@ func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 // ownFirst returns both backends, first the one in which this process has installed rules: a tool of the other one
 // may hang until no time is left.
 func (i *installer) ownFirst() []Backend {
-	if i.placed[site{Legacy, IPv4}] || i.placed[site{Legacy, IPv6}] {
+	if i.placed[site{Legacy, family.IPv4}] || i.placed[site{Legacy, family.IPv6}] {
 		return []Backend{Legacy, NFT}
 	}
 	return []Backend{NFT, Legacy}
@@ -316,7 +318,7 @@ func (i *installer) removeSides(ctx context.Context) (again bool, err error) {
 
 // hasMade reports whether this process has made tables in a backend.
 func (i *installer) hasMade(b Backend) bool {
-	return slices.ContainsFunc(families(), func(f Family) bool { return len(i.made[site{b, f}]) > 0 })
+	return slices.ContainsFunc(family.All(), func(f family.Family) bool { return len(i.made[site{b, f}]) > 0 })
 }
 
 // unread returns an error if a backend that may have rules of nametap could not be read. The error is unseen, an
@@ -351,7 +353,7 @@ func (i *installer) onlyOthers(err error) bool {
 }
 
 // level returns the level of a family.
-func (i *installer) level(f Family) Level {
+func (i *installer) level(f family.Family) Level {
 	v, ok := i.in.families[f]
 	switch {
 	case !i.goal.On || len(i.goal.variants[0].rules.tables(f)) == 0:

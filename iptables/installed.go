@@ -5,15 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // installed is what this process has put into the kernel.
 type installed struct {
 	backend  Backend
 	reason   string // why this backend
-	families map[Family]variant
-	missing  map[Family]error // why families that are wanted are not installed
-	reduced  map[Family]error // why installed families do not have the best variant
+	families map[family.Family]variant
+	missing  map[family.Family]error // why families that are wanted are not installed
+	reduced  map[family.Family]error // why installed families do not have the best variant
 }
 
 // complete reports whether everything is installed that the configuration asks for.
@@ -23,7 +25,7 @@ func (in installed) complete() bool {
 
 // failed reports whether anything is missing that this machine may support.
 func (in installed) failed() bool {
-	for _, f := range families() {
+	for _, f := range family.All() {
 		if err := cmp.Or(in.missing[f], in.reduced[f]); err != nil && !unsupported(err) {
 			return true
 		}
@@ -45,7 +47,7 @@ func (in installed) unleased() bool {
 // may support.
 func (in installed) acceptable() error {
 	var refused, passing []error
-	for _, f := range families() {
+	for _, f := range family.All() {
 		if err := in.missing[f]; err != nil {
 			err = fmt.Errorf("capturing DNS over %s: %w", f, err)
 			switch {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/iptables"
@@ -26,24 +27,24 @@ type lab struct {
 	nameservers *peer
 	dir         string           // scripts in place of tools
 	backend     iptables.Backend // "" for both
-	family      iptables.Family
+	family      family.Family
 	log         *testlog.Buffer
 }
 
 // kind is a backend and a family of a lab.
 type kind struct {
 	backend iptables.Backend
-	family  iptables.Family
+	family  family.Family
 }
 
 // all has every pair.
 func all() []kind {
-	return append(diagonal(), kind{iptables.NFT, iptables.IPv6}, kind{iptables.Legacy, iptables.IPv4})
+	return append(diagonal(), kind{iptables.NFT, family.IPv6}, kind{iptables.Legacy, family.IPv4})
 }
 
 // diagonal has each backend and each family once.
 func diagonal() []kind {
-	return []kind{{iptables.NFT, iptables.IPv4}, {iptables.Legacy, iptables.IPv6}}
+	return []kind{{iptables.NFT, family.IPv4}, {iptables.Legacy, family.IPv6}}
 }
 
 // labs runs a test in labs with nameservers.
@@ -65,7 +66,7 @@ func backends(t *testing.T, test func(l *lab)) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
 			t.Parallel()
-			l := newLab(t, kind{backend, iptables.IPv4})
+			l := newLab(t, kind{backend, family.IPv4})
 			l.ns.Run(func() { test(l) })
 		})
 	}
@@ -74,7 +75,7 @@ func backends(t *testing.T, test func(l *lab)) {
 // alone runs a test in one lab without nameservers, with any backend.
 func alone(t *testing.T, test func(l *lab)) {
 	t.Helper()
-	l := newLab(t, kind{"", iptables.IPv4})
+	l := newLab(t, kind{"", family.IPv4})
 	l.ns.Run(func() { test(l) })
 }
 
@@ -134,14 +135,14 @@ func (l *lab) eth0(port int) string {
 }
 
 func (l *lab) pick(v4, v6 string) string {
-	if l.family == iptables.IPv4 {
+	if l.family == family.IPv4 {
 		return v4
 	}
 	return v6
 }
 
 // server returns the nameserver of a digit.
-func (l *lab) server(digit byte) string { return nameserver(l.family == iptables.IPv4, digit) }
+func (l *lab) server(digit byte) string { return nameserver(l.family == family.IPv4, digit) }
 
 // agent starts an agent, as uid and gid 1337.
 func (l *lab) agent() *peer { return l.agentAs("1337 1337", "same", "-", 15053) }

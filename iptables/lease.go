@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // LeaseTime is how long the rules with a lease match after the last [Capture.Renew].
@@ -32,10 +34,10 @@ const (
 
 // leaseName returns the name of the list of match recent that holds the lease of a family. The mask of [recent]
 // makes all addresses equal, so the list has one entry or none: the time of the last renewal.
-func leaseName(f Family) string { return ownPrefix + strings.ToUpper(f.String()) }
+func leaseName(f family.Family) string { return ownPrefix + strings.ToUpper(f.String()) }
 
 // recent returns the match recent with a command for the lease of a family.
-func recent(f Family, command string) string {
+func recent(f family.Family, command string) string {
 	every := netip.PrefixFrom(f.Loopback(), 0).Masked().Addr()
 	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", command, leaseName(f), every)
 }
@@ -44,7 +46,7 @@ func recent(f Family, command string) string {
 var leaseAlive = fmt.Sprintf("--rcheck --seconds %d", LeaseTime/time.Second) //nolint:gochecknoglobals // a constant
 
 // Leased reports whether the rules of a family have a lease with time left.
-func Leased(f Family) (bool, error) {
+func Leased(f family.Family) (bool, error) {
 	var l lease
 	defer l.close()
 	alive, err := l.request(f, leaseQuery)
@@ -61,13 +63,13 @@ func Leased(f Family) (bool, error) {
 // safe for concurrent use.
 type lease struct {
 	mu      sync.Mutex
-	sockets map[Family]int       // opened by the first request, closed after an error
-	renewed map[Family]time.Time // the last renewals
+	sockets map[family.Family]int       // opened by the first request, closed after an error
+	renewed map[family.Family]time.Time // the last renewals
 }
 
 // renew renews the lease of a family for [LeaseTime]. begins is true if the lease may have ended before. renew
 // does nothing if there are no rules with a lease.
-func (l *lease) renew(f Family) (begins bool, err error) {
+func (l *lease) renew(f family.Family) (begins bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	done, err := l.request(f, leaseRenewal)
@@ -76,14 +78,14 @@ func (l *lease) renew(f Family) (begins bool, err error) {
 	}
 	begins = !l.aliveLocked(f)
 	if l.renewed == nil {
-		l.renewed = make(map[Family]time.Time)
+		l.renewed = make(map[family.Family]time.Time)
 	}
 	l.renewed[f] = time.Now()
 	return begins, nil
 }
 
 // end ends the lease of a family at once. It is no error if there is no lease.
-func (l *lease) end(f Family) error {
+func (l *lease) end(f family.Family) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.renewed, f)
@@ -92,20 +94,20 @@ func (l *lease) end(f Family) error {
 }
 
 // alive reports whether the lease of a family was renewed in time.
-func (l *lease) alive(f Family) bool {
+func (l *lease) alive(f family.Family) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.aliveLocked(f)
 }
 
-func (l *lease) aliveLocked(f Family) bool {
+func (l *lease) aliveLocked(f family.Family) bool {
 	renewed, ok := l.renewed[f]
 	return ok && time.Since(renewed) < LeaseTime
 }
 
 // request sends a request, and reports whether a rule has carried it out. If this host does not have the family,
 // there is no such rule.
-func (l *lease) request(f Family, r leaseRequest) (done bool, err error) {
+func (l *lease) request(f family.Family, r leaseRequest) (done bool, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("sending a request about the lease of the capture rules to %s: %w", f.Loopback(), err)
@@ -113,18 +115,18 @@ func (l *lease) request(f Family, r leaseRequest) (done bool, err error) {
 	}()
 	socket, ok := l.sockets[f]
 	if !ok {
-		socket, err = unix.Socket(int(f.number()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		socket, err = unix.Socket(int(f.Number()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if isAny(err, unix.EAFNOSUPPORT) {
 			return false, nil
 		} else if err != nil {
 			return false, err
 		}
 		if l.sockets == nil {
-			l.sockets = make(map[Family]int)
+			l.sockets = make(map[family.Family]int)
 		}
 		l.sockets[f] = socket
 	}
-	err = unix.Sendto(socket, nil, 0, f.loopbackPort(uint16(r)))
+	err = unix.Sendto(socket, nil, 0, loopbackPort(f, uint16(r)))
 	switch {
 	case errors.Is(err, unix.EPERM):
 		return true, nil
@@ -137,6 +139,14 @@ func (l *lease) request(f Family, r leaseRequest) (done bool, err error) {
 	return false, err
 }
 
+// loopbackPort returns the socket address of a UDP port of loopback.
+func loopbackPort(f family.Family, port uint16) unix.Sockaddr {
+	if f == family.IPv4 {
+		return &unix.SockaddrInet4{Port: int(port), Addr: f.Loopback().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(port), Addr: f.Loopback().As16()}
+}
+
 // close closes the sockets.
 func (l *lease) close() {
 	l.mu.Lock()
@@ -146,7 +156,7 @@ func (l *lease) close() {
 	}
 }
 
-func (l *lease) closeSocket(f Family) {
+func (l *lease) closeSocket(f family.Family) {
 	_ = unix.Close(l.sockets[f]) // nothing was written that could be lost
 	delete(l.sockets, f)
 }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -131,7 +132,7 @@ func TestLeaseOfEarlierAgent(t *testing.T) {
 // K10: a change of nft rules is repaired when the kernel announces it, long before the next check.
 func TestRepairAtOnce(t *testing.T) {
 	t.Parallel()
-	labs(t, []kind{{iptables.NFT, iptables.IPv4}}, func(l *lab) {
+	labs(t, []kind{{iptables.NFT, family.IPv4}}, func(l *lab) {
 		t := l.t
 		l.agent()
 		c := l.capture(leased, func(c *iptables.Config) { c.Interval = time.Hour })
@@ -154,7 +155,7 @@ func TestRepairAtOnce(t *testing.T) {
 // K10: a program that changes nft rules all the time does not make nametap read them all the time.
 func TestChangesAllTheTime(t *testing.T) {
 	t.Parallel()
-	labs(t, []kind{{iptables.NFT, iptables.IPv4}}, func(l *lab) {
+	labs(t, []kind{{iptables.NFT, family.IPv4}}, func(l *lab) {
 		t := l.t
 		l.agent()
 		rare := func(c *iptables.Config) { c.Interval = time.Hour }

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // The options of getsockopt(2) with which iptables-legacy reads from the kernel (linux/netfilter_ipv4/ip_tables.h,
@@ -20,8 +22,8 @@ const (
 )
 
 // legacyRevisions returns the options that ask for the revision of a match and of a target.
-func legacyRevisions(f Family) (match, target int) {
-	if f == IPv6 {
+func legacyRevisions(f family.Family) (match, target int) {
+	if f == family.IPv6 {
 		return 68, 69
 	}
 	return 66, 67
@@ -36,9 +38,9 @@ const (
 )
 
 // askLegacy passes buffer to the kernel, which writes its answer there.
-func askLegacy(f Family, option int, buffer []byte) error {
+func askLegacy(f family.Family, option int, buffer []byte) error {
 	domain, level := unix.AF_INET, unix.SOL_IP
-	if f == IPv6 {
+	if f == family.IPv6 {
 		domain, level = unix.AF_INET6, unix.SOL_IPV6
 	}
 	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -57,7 +59,7 @@ func askLegacy(f Family, option int, buffer []byte) error {
 
 // lacksLegacyTable reports whether the kernel has no such table. Asking makes the kernel create the table, so
 // lacksLegacyTable is called only after a tool had to create it anyway.
-func lacksLegacyTable(f Family, table string) bool {
+func lacksLegacyTable(f family.Family, table string) bool {
 	if table == "" || len(table) >= tableNameSize {
 		return false
 	}
@@ -68,7 +70,7 @@ func lacksLegacyTable(f Family, table string) bool {
 
 // missingLegacyExtension returns the first match or target in a text for iptables-restore that the kernel says it
 // does not have, or "". iptables-legacy does not say what is missing when a commit fails, so the kernel is asked.
-func missingLegacyExtension(f Family, text string) string {
+func missingLegacyExtension(f family.Family, text string) string {
 	match, target := legacyRevisions(f)
 	asked := map[string]bool{}
 	for line := range strings.Lines(text) {
@@ -100,9 +102,9 @@ func builtin(target string) bool {
 
 // legacyTables returns those tables of nametap that legacy has in the kernel. Without ip_tables in the kernel
 // there are none.
-func legacyTables(f Family) ([]string, error) {
+func legacyTables(f family.Family) ([]string, error) {
 	name := "/proc/thread-self/net/ip_tables_names"
-	if f == IPv6 {
+	if f == family.IPv6 {
 		name = "/proc/thread-self/net/ip6_tables_names"
 	}
 	text, err := os.ReadFile(name)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/conntrack"
+	"github.com/nametap/nametap/internal/family"
 )
 
 // Messages of nf_tables (linux/netfilter/nf_tables.h). The tools can neither delete a table nor return the
@@ -56,14 +57,14 @@ func generationNow() (generation uint32, known bool) {
 }
 
 // askNFTTable asks nft for a table. It returns nil if the table exists.
-func askNFTTable(f Family, table string) error {
+func askNFTTable(f family.Family, table string) error {
 	return askNetfilter(func([]byte) {}, conntrack.Request{
-		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: f.number(), Attributes: tableName(table)})
+		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: f.Number(), Attributes: tableName(table)})
 }
 
 // deleteNFTTables deletes tables with everything in them, all or none. If the rules of any table have changed
 // since generation, it deletes none, and the kernel's error is ERESTART.
-func deleteNFTTables(f Family, generation uint32, tables ...string) error {
+func deleteNFTTables(f family.Family, generation uint32, tables ...string) error {
 	c, err := conntrack.Dial()
 	if err != nil {
 		return err
@@ -72,7 +73,7 @@ func deleteNFTTables(f Family, generation uint32, tables ...string) error {
 	expect := nl.NewRtAttr(nfBatchGeneration, nl.BEUint32Attr(generation)).Serialize()
 	batch := []conntrack.Request{{Type: unix.NFNL_MSG_BATCH_BEGIN, Resource: unix.NFNL_SUBSYS_NFTABLES, Attributes: expect}}
 	for _, table := range tables {
-		batch = append(batch, conntrack.Request{Type: nftDeleteTable, Flags: unix.NLM_F_ACK, Family: f.number(), Attributes: tableName(table)})
+		batch = append(batch, conntrack.Request{Type: nftDeleteTable, Flags: unix.NLM_F_ACK, Family: f.Number(), Attributes: tableName(table)})
 	}
 	batch = append(batch, conntrack.Request{Type: unix.NFNL_MSG_BATCH_END, Resource: unix.NFNL_SUBSYS_NFTABLES})
 	if err := c.Batch(batch...); err != nil {

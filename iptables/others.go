@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/conntrack"
+	"github.com/nametap/nametap/internal/family"
 )
 
 const (
@@ -95,7 +96,7 @@ func sortedKeys(set map[string]bool) []string {
 }
 
 // others describes the rules of Istio for port 53 in both backends.
-func others(f Family, sides ...*side) []string {
+func others(f family.Family, sides ...*side) []string {
 	var found []string
 	for _, s := range sides {
 		found = append(found, istioRules(s.saved[f])...)

@@ -7,12 +7,13 @@ import (
 	"slices"
 
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/family"
 )
 
 // place is where rules are written to: one family in one backend.
 type place struct {
 	backend  Backend
-	family   Family
+	family   family.Family
 	tools    tools
 	attempts int // how often to write, 1 or more
 	// made has the tables that this process has made; nil if it has made none. Another program may delete their marks.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -106,7 +107,7 @@ func TestRemoveAfterFlush(t *testing.T) {
 // between reading and writing, as netfilter-persistent does when it flushes all rules.
 func TestRemoveAfterFlushMeanwhile(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, kind{iptables.NFT, iptables.IPv4})
+	l := newLab(t, kind{iptables.NFT, family.IPv4})
 	l.ns.Run(func() {
 		untouched := l.saves()
 		c := l.with(l.config())
@@ -135,7 +136,7 @@ func TestRemoveAfterFlushMeanwhile(t *testing.T) {
 // when it starts. Tables that another program has made stay.
 func TestRemoveAfterLastFlush(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, kind{iptables.NFT, iptables.IPv4})
+	l := newLab(t, kind{iptables.NFT, family.IPv4})
 	l.ns.Run(func() {
 		l.sh("%s -w 5 -t filter -P OUTPUT ACCEPT", tool(t, "iptables-nft")) // makes a table
 		untouched := l.saves()

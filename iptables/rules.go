@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // Rules are the rules that capture DNS, for both families, as text. The zero value captures
@@ -22,15 +24,15 @@ func (r Rules) tableNames() []string {
 }
 
 // tables returns the rules of a family.
-func (r Rules) tables(f Family) []table {
-	if f == IPv4 {
+func (r Rules) tables(f family.Family) []table {
+	if f == family.IPv4 {
 		return r.v4
 	}
 	return r.v6
 }
 
 // table returns the rules of a family in one table.
-func (r Rules) table(f Family, name string) table {
+func (r Rules) table(f family.Family, name string) table {
 	for _, t := range r.tables(f) {
 		if t.name == name {
 			return t
@@ -42,12 +44,12 @@ func (r Rules) table(f Family, name string) table {
 // Text returns the rules of a family as iptables-restore --noflush reads them, for a machine
 // without rules of nametap; "" if that family has none. The text that Apply restores also
 // removes previous rules: see [Capture.Plan].
-func (r Rules) Text(f Family) string { return r.change(f, saved{}, noMark) }
+func (r Rules) Text(f family.Family) string { return r.change(f, saved{}, noMark) }
 
 // drift lists how the saved rules of a family differ from r, as text for a log; the list is empty if they match.
 // Rules are compared as text and in order: in another order, the agent's queries might come back to it, and a rule
 // before nametap's jump might let queries bypass the agent.
-func (r Rules) drift(f Family, s saved) []string {
+func (r Rules) drift(f family.Family, s saved) []string {
 	var ds []string
 	for _, name := range r.tableNames() {
 		ds = append(ds, r.table(f, name).drift(s[name])...)
@@ -59,7 +61,7 @@ func (r Rules) drift(f Family, s saved) []string {
 // family into r, table by table; "" if they match. It changes nothing of other programs. A table
 // for which mark is true gets the mark of nametap; a mark that is there stays. If a table lacks only
 // its mark, the mark was lost while the table was written: the chains of nametap were deleted with the mark.
-func (r Rules) change(f Family, s saved, mark func(name string, have *savedTable) bool) string {
+func (r Rules) change(f family.Family, s saved, mark func(name string, have *savedTable) bool) string {
 	var b strings.Builder
 	for _, name := range r.tableNames() {
 		t, have := r.table(f, name), s[name]

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -59,7 +60,7 @@ func TestText(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
+			for _, f := range []family.Family{family.IPv4, family.IPv6} {
 				golden := filepath.Join("testdata", name+"."+strings.ToLower(f.String()))
 				if *update {
 					if err := os.WriteFile(golden, []byte(rules.Text(f)), 0o600); err != nil {
@@ -144,7 +145,7 @@ func TestNeeds(t *testing.T) {
 	} {
 		cfg := iptables.DefaultConfig()
 		cfg.IPv4, cfg.IPv6 = test.v4, test.v6
-		if got := cfg.Needs(iptables.IPv6); got != test.want || !cfg.Needs(iptables.IPv4) {
+		if got := cfg.Needs(family.IPv6); got != test.want || !cfg.Needs(family.IPv4) {
 			t.Errorf("IPv4 %s, IPv6 %s: needs IPv6: %v, want %v", test.v4, test.v6, got, test.want)
 		}
 	}

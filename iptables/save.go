@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // saved is the parsed output of iptables-save for one family in one backend: tables by name.
@@ -216,7 +218,7 @@ func (s saved) hasOwn() bool {
 }
 
 // leased reports whether nametap's rules of a family have a lease.
-func (s saved) leased(f Family) bool {
+func (s saved) leased(f family.Family) bool {
 	for _, chain := range s["nat"].ownChains() {
 		for _, rule := range s["nat"].in(chain) {
 			if strings.Contains(rule, "--name "+leaseName(f)+" ") {

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // The output of iptables-save may have any rule of any program. Whatever it has, the input
@@ -38,7 +40,7 @@ func FuzzParseSave(f *testing.F) {
 			lines[strings.TrimRight(line, " \r\n")] = true
 		}
 		for _, change := range []string{
-			rules.change(IPv4, s, place{backend: NFT}.marks), Rules{}.change(IPv4, s, noMark), unhookText(s),
+			rules.change(family.IPv4, s, place{backend: NFT}.marks), Rules{}.change(family.IPv4, s, noMark), unhookText(s),
 		} {
 			for line := range strings.Lines(change) {
 				if line == "COMMIT\n" || line[0] == '*' {
@@ -52,7 +54,7 @@ func FuzzParseSave(f *testing.F) {
 				}
 			}
 		}
-		if taken := (Rules{}).change(IPv4, s, noMark); unhookText(s) != "" && taken == "" {
+		if taken := (Rules{}).change(family.IPv4, s, noMark); unhookText(s) != "" && taken == "" {
 			t.Fatal("jumps to us would stay")
 		}
 	})

@@ -3,6 +3,8 @@ package iptables
 import (
 	"errors"
 	"slices"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // Status describes the rules that are in the kernel now, whatever program installed them.
@@ -16,8 +18,8 @@ type Status struct {
 
 // FamilyStatus is one family of a Status.
 type FamilyStatus struct {
-	Family Family `json:"family"`
-	State  State  `json:"state"`
+	Family family.Family `json:"family"`
+	State  State         `json:"state"`
 	// Port is the port of this host to which the rules redirect queries; 0 without such rules.
 	Port uint16 `json:"port,omitempty"`
 	// Zone reports whether captured queries have a conntrack zone of their own.
@@ -67,7 +69,7 @@ const (
 )
 
 // leaseState reads the state of the lease of a family.
-func leaseState(f Family) LeaseState {
+func leaseState(f family.Family) LeaseState {
 	switch alive, err := Leased(f); {
 	case err != nil:
 		return LeaseUnknown
@@ -85,7 +87,7 @@ type report struct {
 	unleased  bool // rules were installed that capture without an agent
 	captured  bool
 	remaining string
-	levels    map[Family]Level
+	levels    map[family.Family]Level
 }
 
 // status returns the status of the rules in the kernel, which has m.
@@ -95,7 +97,7 @@ func (r *report) status(m machine) (Status, error) {
 		return Status{}, withoutCapability(err)
 	}
 	status := Status{Backend: s.backend, Because: reason}
-	for _, f := range families() {
+	for _, f := range family.All() {
 		fs := FamilyStatus{Family: f, OtherBackend: other.saved[f].hasOwn(),
 			Others: others(f, s, other)}
 		if err := s.reason[f]; err != nil {
@@ -146,7 +148,7 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 			if v.lease {
 				fs.Lease = leaseState(f)
 			}
-			if f == IPv6 {
+			if f == family.IPv6 {
 				fs.Passes = []string{"queries to link-local nameservers (" + linkLocal + ")"}
 			}
 			return
@@ -173,16 +175,16 @@ func (r *report) plan(m machine) ([]Step, error) {
 			steps = append(steps, Step{Program: t.restore + " --noflush -w " + lockWait, Text: text})
 		}
 	}
-	for _, f := range families() {
+	for _, f := range family.All() {
 		if have, ok := s.saved[f]; ok {
 			add(s.tools[f], r.goal.variantsFor(f, have)[0].rules.change(f, have, s.place(f, 1).marks))
 		}
 	}
-	for _, f := range families() {
+	for _, f := range family.All() {
 		add(other.tools[f], Rules{}.change(f, other.saved[f], noMark))
 	}
 	if len(s.saved) == 0 {
-		return nil, errors.Join(s.reason[IPv4], s.reason[IPv6])
+		return nil, errors.Join(s.reason[family.IPv4], s.reason[family.IPv6])
 	}
 	return steps, nil
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/family"
 )
 
 const (
@@ -40,7 +41,7 @@ type tools struct {
 	toolbox
 	save, restore string
 	backend       Backend
-	family        Family
+	family        family.Family
 }
 
 // A toolbox finds the tools, and bounds how long one may run.
@@ -54,9 +55,9 @@ func newToolbox(c Config) toolbox { return toolbox{c.ToolDir, c.Patience} }
 
 // find returns the tools with the backend in their names. If there are none, it returns the tools without a
 // backend in their names, if they are of that backend.
-func (x toolbox) find(ctx context.Context, b Backend, f Family) (tools, error) {
+func (x toolbox) find(ctx context.Context, b Backend, f family.Family) (tools, error) {
 	base := "iptables"
-	if f == IPv6 {
+	if f == family.IPv6 {
 		base = "ip6tables"
 	}
 	for _, prefix := range []string{base + "-" + string(b), base} {
@@ -299,11 +300,11 @@ func explain(tool string, err error, stderr string) error {
 }
 
 // toolFamily returns the family of a tool by its name.
-func toolFamily(tool string) Family {
+func toolFamily(tool string) family.Family {
 	if strings.HasPrefix(tool, "ip6") {
-		return IPv6
+		return family.IPv6
 	}
-	return IPv4
+	return family.IPv4
 }
 
 // between returns the part of text between before and after, or "".

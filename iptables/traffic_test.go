@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
@@ -255,7 +256,7 @@ func TestApplyTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text := rules.Text(iptables.IPv4)
+		text := rules.Text(family.IPv4)
 		timed := func(script string, args ...any) time.Duration {
 			start := time.Now()
 			l.sh(script, args...)

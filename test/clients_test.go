@@ -13,6 +13,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -134,7 +135,7 @@ func (v *vm) becomes(server, want string) {
 }
 
 // leased reports whether rules of a family capture queries now.
-func (v *vm) leased(f iptables.Family) (alive bool) {
+func (v *vm) leased(f family.Family) (alive bool) {
 	v.tb.Helper()
 	v.Run(func() {
 		var err error

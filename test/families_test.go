@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/wait"
-	"github.com/nametap/nametap/iptables"
 )
 
 // switchIPv6 switches IPv6 on or off, as users do by sysctl.
@@ -123,7 +123,7 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 				wait.Until(t, "IPv6 is captured", func() bool { return v.dig("@"+named6, mesh) == meshIP })
 				v.asked(named, meshIP)
 				v.switchIPv6(false)
-				wait.Until(t, "IPv6 is not captured", func() bool { return !v.leased(iptables.IPv6) })
+				wait.Until(t, "IPv6 is not captured", func() bool { return !v.leased(family.IPv6) })
 				v.asked(named, meshIP)
 				wellFor(3)
 			}

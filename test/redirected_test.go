@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
@@ -55,7 +56,7 @@ func TestStatusInPod(t *testing.T) { // I0, K11
 		var status struct {
 			Capture    *struct{}
 			Redirected []struct {
-				Family iptables.Family
+				Family family.Family
 				State  string
 			}
 		}
@@ -77,7 +78,7 @@ func TestQueryToTestAddress(t *testing.T) { // F6, F14
 	v := newVM(t, "nft")
 	v.Exec("ip", "-6", "route", "add", "default", "via", named6)
 	v.capture("--upstream-timeout", "10s")
-	for i, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
+	for i, f := range []family.Family{family.IPv4, family.IPv6} {
 		before := v.metric("istio_agent_dns_requests_total")
 		name := []string{"www4.example.org", "www6.example.org"}[i]
 		source := []string{self, self6}[i]

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/resolved"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -97,7 +98,7 @@ func removeAfterAgent(ctx context.Context, unlessLeased bool, logger *slog.Logge
 
 // leased reports whether an agent has renewed the lease of the rules lately.
 func leased() bool {
-	for _, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
+	for _, f := range []family.Family{family.IPv4, family.IPv6} {
 		if alive, err := iptables.Leased(f); err == nil && alive {
 			return true
 		}
@@ -159,9 +160,9 @@ func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
 	}
 	var steps []iptables.Step
 	for _, family := range []struct {
-		family  iptables.Family
+		family  family.Family
 		program string
-	}{{iptables.IPv4, "iptables-restore"}, {iptables.IPv6, "ip6tables-restore"}} {
+	}{{family.IPv4, "iptables-restore"}, {family.IPv6, "ip6tables-restore"}} {
 		if text := rules.Text(family.family); text != "" {
 			steps = append(steps, iptables.Step{Program: family.program + " --noflush -w", Text: text})
 		}
@@ -206,7 +207,7 @@ func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread er
 		Settings   string              `json:"settings"`
 		Error      string              `json:"error"`
 		Redirected []agent.Redirection `json:"redirected"`
-	}{c.source, unread.Error(), agent.Redirections(ctx, c.wanted())}
+	}{c.source, unread.Error(), agent.Redirections(ctx, c.config.Config.Families())}
 	err := c.output.print(w, result, func(w io.Writer) {
 		c.printSettings(w)
 		printRedirections(w, result.Redirected)

@@ -33,7 +33,7 @@ func (c *captureCommand) checkedListeners(ctx context.Context) (found []agent.Li
 	if len(found) > 0 {
 		return found, true
 	}
-	for _, f := range c.wanted() {
+	for _, f := range c.config.Config.Families() {
 		found = append(found, agent.Listeners(ctx, f, c.config.Config.Port)...)
 	}
 	return found, false
@@ -120,12 +120,6 @@ func printListeners(w io.Writer, listeners []agent.Listener) {
 	if len(failed) == 0 && len(listeners) > 0 {
 		fmt.Fprintf(w, "%s\tanswers where the rules redirect queries\n", label)
 	}
-}
-
-// wanted returns the families that the settings do not switch off.
-func (c *captureCommand) wanted() []iptables.Family {
-	return slices.DeleteFunc([]iptables.Family{iptables.IPv4, iptables.IPv6},
-		func(f iptables.Family) bool { return c.config.Config.Family(f) == iptables.Off })
 }
 
 // printRedirections prints what rules of another process capture, as test queries show.

@@ -20,6 +20,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/cgroup"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/internal/version"
@@ -200,10 +201,10 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 // servedFamilies leaves out the families for which an agent that listens on hosts does not listen where the rules
 // redirect queries. It returns an error if no family is left.
 func servedFamilies(cfg iptables.Config, hosts []netip.Addr) (iptables.Config, error) {
-	served := map[iptables.Family]bool{}
+	served := map[family.Family]bool{}
 	for _, host := range hosts {
 		if cfg.Serves(netip.AddrPortFrom(host, cfg.Port)) {
-			served[iptables.FamilyOf(host)] = true
+			served[family.Of(host)] = true
 		}
 	}
 	if len(served) == 0 && len(cfg.VirtualInterfaces) > 0 {
@@ -213,7 +214,7 @@ func servedFamilies(cfg iptables.Config, hosts []netip.Addr) (iptables.Config, e
 	if len(served) == 0 {
 		return cfg, errors.New("the rules redirect to 127.0.0.1 and ::1: want localhost, or no host before the port")
 	}
-	for _, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
+	for _, f := range []family.Family{family.IPv4, family.IPv6} {
 		if !served[f] {
 			cfg = cfg.Without(f)
 		}
