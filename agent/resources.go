@@ -1,15 +1,12 @@
 package agent
 
 import (
-	"bytes"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/internal/cgroup"
 	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/internal/sockets"
 )
@@ -47,45 +44,8 @@ func descriptors() problems.Resource {
 	return found
 }
 
-// The files of control groups.
-const (
-	ownGroup  = "/proc/self/cgroup"
-	groupRoot = "/sys/fs/cgroup"
-)
-
-// cgroupMemory returns the memory that the control group of the process uses and the kernel cannot free, and the limit
-// of the group. It supports only cgroup v2, and ignores limits of parent groups.
-func cgroupMemory() (found problems.Resource) {
-	text, err := os.ReadFile(ownGroup)
-	if err != nil {
-		return found
-	}
-	_, group, v2 := strings.Cut("\n"+string(text), "\n0::")
-	if !v2 {
-		return found
-	}
-	group, _, _ = strings.Cut(group, "\n")
-	read := func(name string) string {
-		value, err := os.ReadFile(filepath.Join(groupRoot, group, name))
-		if err != nil {
-			return ""
-		}
-		return string(bytes.TrimSpace(value))
-	}
-	limit, err := strconv.ParseUint(read("memory.max"), 10, 64) // or "max"
-	if err != nil {
-		return found
-	}
-	used, err := strconv.ParseUint(read("memory.current"), 10, 64)
-	if err != nil {
-		return found
-	}
-	for line := range strings.Lines(read("memory.stat")) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if name == "active_file" || name == "inactive_file" || name == "slab_reclaimable" {
-			free, _ := strconv.ParseUint(value, 10, 64) // 0 on an error
-			used -= min(free, used)
-		}
-	}
-	return problems.Resource{Used: used, Limit: limit}
+// cgroupMemory returns the memory of the cgroup of the process that the kernel cannot free, and the limit.
+func cgroupMemory() problems.Resource {
+	used, limit := cgroup.Memory("/")
+	return problems.Resource{Used: uint64(used), Limit: uint64(limit)} //nolint:gosec // not negative
 }

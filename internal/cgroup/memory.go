@@ -1,4 +1,4 @@
-// Package cgroup finds out how much memory this process may use.
+// Package cgroup finds out how much memory this process may use, and how much is in use.
 package cgroup
 
 import (
@@ -12,35 +12,62 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MemoryLimit returns the memory limit of the cgroup of this process, in bytes, as the file system at root shows it; 0
-// for none. Limits of the cgroups around it count, too.
-func MemoryLimit(root string) (limit int64) {
+// files are the names of one version of cgroups.
+type files struct {
+	mount, limit, used string
+	freeable           []string // the lines of memory.stat with memory that the kernel can free
+}
+
+// MemoryLimit returns the limit that [Memory] returns.
+func MemoryLimit(root string) int64 {
+	_, limit := Memory(root)
+	return limit
+}
+
+// Memory returns the lowest memory limit of the cgroup of this process and the cgroups around it, in bytes, as the
+// file system at root shows it; 0 for none. used is the memory of the cgroup with that limit that the kernel cannot
+// free.
+func Memory(root string) (used, limit int64) {
 	text, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {
-		return 0 // not Linux, or there is no /proc
+		return 0, 0 // not Linux, or there is no /proc
 	}
 	for line := range strings.Lines(string(text)) {
 		id, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
 		controllers, group, _ := strings.Cut(rest, ":")
-		mount, file := "sys/fs/cgroup", "memory.max"
+		names := files{"sys/fs/cgroup", "memory.max", "memory.current", []string{"active_file", "inactive_file", "slab_reclaimable"}}
 		switch {
 		case id == "0" && controllers == "": // version 2
 		case slices.Contains(strings.Split(controllers, ","), "memory"): // version 1
-			mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+			names = files{"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", []string{"total_active_file", "total_inactive_file"}}
 		default:
 			continue
 		}
 		// In a container, the path of a cgroup of version 1 is the one on the host, and is missing.
 		for group = path.Clean("/" + group); ; group = path.Dir(group) {
-			if n := readLimit(filepath.Join(root, mount, group, file)); n > 0 && (limit == 0 || n < limit) {
-				limit = n
+			dir := filepath.Join(root, names.mount, group)
+			if n := readNumber(filepath.Join(dir, names.limit)); n > 0 && (limit == 0 || n < limit) {
+				used, limit = names.usedIn(dir), n
 			}
 			if group == "/" {
 				break
 			}
 		}
 	}
-	return limit
+	return used, limit
+}
+
+// usedIn returns the memory of the cgroup at dir that the kernel cannot free.
+func (f files) usedIn(dir string) int64 {
+	used := readNumber(filepath.Join(dir, f.used))
+	stat, _ := os.ReadFile(filepath.Join(dir, "memory.stat")) // without it, nothing counts as free
+	for line := range strings.Lines(string(stat)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if slices.Contains(f.freeable, name) {
+			used -= number(value)
+		}
+	}
+	return max(used, 0)
 }
 
 // MachineMemory returns the memory of the machine, in bytes; 0 if it cannot be read.
@@ -52,15 +79,17 @@ func MachineMemory() int64 {
 	return int64(info.Totalram) * int64(info.Unit) //nolint:gosec // of another type on other architectures
 }
 
-// readLimit returns the limit in a file of a cgroup; 0 for none.
-func readLimit(name string) int64 {
-	text, err := os.ReadFile(name)
-	if err != nil {
+// readNumber returns the number in a file of a cgroup; 0 for no limit.
+func readNumber(name string) int64 {
+	text, _ := os.ReadFile(name) // no limit if it is missing
+	return number(strings.TrimSpace(string(text)))
+}
+
+// number returns the number in text; 0 for no limit: "max", or the largest number of version 1.
+func number(text string) int64 {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n > 1<<60 {
 		return 0
 	}
-	limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil || limit > 1<<60 { // "max", or the largest number of version 1
-		return 0
-	}
-	return limit
+	return n
 }
