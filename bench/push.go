@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/bench/lab"
-
 	"github.com/nametap/nametap/bench/report"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // Names of the figures of pushes. The names for the sink, the client that only
@@ -267,10 +267,6 @@ func pushRegularly(ctx context.Context, c *lab.Control, files []string) error {
 
 // sleep waits, unless ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
+	clock.Sleep(ctx, d)
+	return ctx.Err()
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/nametap/nametap/bench/agents/cluster"
 	"github.com/nametap/nametap/bench/agents/fleet"
 	"github.com/nametap/nametap/bench/lab"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // A source has the objects of a control plane.
@@ -223,14 +224,10 @@ func ownProcessor() (time.Duration, error) { return lab.ProcessorClock(lab.Clock
 
 // sleep waits, unless ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
+	if !clock.Sleep(ctx, d) {
 		return fmt.Errorf("waiting: %w", ctx.Err())
-	case <-timer.C:
-		return nil
 	}
+	return nil
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

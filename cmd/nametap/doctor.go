@@ -283,7 +283,7 @@ func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.
 	for _, p := range report.Problems {
 		since := ""
 		if !p.Since.IsZero() {
-			since = "  since " + clock(p.Since)
+			since = "  since " + timeOfDay(p.Since)
 		}
 		fmt.Fprintf(w, "%s  %s%s\n", strings.ToUpper(string(p.Severity)), printable(p.What), since)
 		for _, line := range [][2]string{
@@ -293,7 +293,7 @@ func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.
 		}
 	}
 	for _, p := range report.Suspected {
-		fmt.Fprintf(w, "suspected since %s, a problem after %v: %s\n", clock(p.Since), problems.Lasting, printable(p.What))
+		fmt.Fprintf(w, "suspected since %s, a problem after %v: %s\n", timeOfDay(p.Since), problems.Lasting, printable(p.What))
 	}
 	if d.all {
 		for _, title := range report.Passed {

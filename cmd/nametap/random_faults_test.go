@@ -15,6 +15,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -281,14 +282,7 @@ func (w *randomWorld) disturb(ctx context.Context, g *serverGroup, random *rand.
 
 // pause waits for a random time, and reports whether ctx has not ended before.
 func pause(ctx context.Context, random *rand.Rand, shortest, longest time.Duration) bool {
-	timer := time.NewTimer(shortest + time.Duration(random.Int64N(int64(longest-shortest))))
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
+	return clock.Sleep(ctx, shortest+time.Duration(random.Int64N(int64(longest-shortest))))
 }
 
 // nameserverBlock returns an address of this host for nameservers, other than that of all other tests, with port 53

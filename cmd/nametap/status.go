@@ -73,7 +73,7 @@ func printAgentStatus(w io.Writer, status agent.Status) {
 // enough yet.
 func printProblems(w io.Writer, report problems.Report) {
 	print := func(p problems.Problem, label string) {
-		fmt.Fprintf(w, "%s\t%s, since %s: %s\n", label, p.What, clock(p.Since), strings.ReplaceAll(p.Evidence, "\n", "; "))
+		fmt.Fprintf(w, "%s\t%s, since %s: %s\n", label, p.What, timeOfDay(p.Since), strings.ReplaceAll(p.Evidence, "\n", "; "))
 	}
 	for _, p := range report.Problems {
 		print(p, string(p.Severity))

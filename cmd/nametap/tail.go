@@ -226,7 +226,7 @@ func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 			text += fmt.Sprintf("-- %d of the queries that the agent has kept", t.shown)
 		} else {
 			text += fmt.Sprintf("-- %d queries since %s; %d lost",
-				t.shown, strings.TrimSuffix(clock(since), since.Local().Format(".000")), t.lost)
+				t.shown, strings.TrimSuffix(timeOfDay(since), since.Local().Format(".000")), t.lost)
 		}
 		if t.hidden > 0 {
 			text += fmt.Sprintf("; %d repeats within a second are not shown", t.hidden)
@@ -320,7 +320,7 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 		t.header = true
 	}
 	result := t.coloured(fmt.Sprintf("%-*s", resultColumn, tailResult(r)), tailColour(r))
-	fmt.Fprintf(&text, tailRow, clock(r.Time), t.names.of(r), r.Question(), result, tailFrom(r),
+	fmt.Fprintf(&text, tailRow, timeOfDay(r.Time), t.names.of(r), r.Question(), result, tailFrom(r),
 		tailTook(r)+repeatText(before))
 	if r.Reason != "" {
 		t.reasons = true
@@ -339,8 +339,8 @@ func repeatText(repeats int) string {
 	return fmt.Sprintf(", %d more before", repeats)
 }
 
-// clock returns the time of day, after the date if that is not today.
-func clock(at time.Time) string {
+// timeOfDay returns the time of day, after the date if that is not today.
+func timeOfDay(at time.Time) string {
 	at = at.Local()
 	if at.Format(time.DateOnly) != time.Now().Format(time.DateOnly) {
 		return at.Format("Jan _2 15:04:05.000")

@@ -15,6 +15,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/netns"
@@ -317,11 +318,11 @@ func (a *alertAgent) query(ctx context.Context) {
 	go func() {
 		for buffer := make([]byte, 2048); ctx.Err() == nil; {
 			if _, err := conn.Read(buffer); err != nil { // while no agent runs
-				sleep(ctx, 100*time.Millisecond)
+				clock.Sleep(ctx, 100*time.Millisecond)
 			}
 		}
 	}()
-	for n := 0; sleep(ctx, 100*time.Millisecond); n++ {
+	for n := 0; clock.Sleep(ctx, 100*time.Millisecond); n++ {
 		name := fmt.Sprintf("n%d.works%d.example.", n, n%7) // a nameserver is not blamed for names of one domain
 		if n%5 == 0 {
 			name = fmt.Sprintf("n%d.fails%d.example.", n, n%7)

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -59,7 +60,7 @@ func TestAlerts(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), f.longest()+fires)
 	defer cancel()
-	for !f.firing() && sleep(ctx, time.Second) {
+	for !f.firing() && clock.Sleep(ctx, time.Second) {
 		f.watch()
 	}
 	f.checkFired()
@@ -70,10 +71,10 @@ func TestAlerts(t *testing.T) {
 		}
 	}
 	t.Logf("all faults ended within %v", time.Since(ended).Round(time.Millisecond))
-	for !f.over() && time.Since(ended) < clears+quiet && sleep(t.Context(), time.Second) {
+	for !f.over() && time.Since(ended) < clears+quiet && clock.Sleep(t.Context(), time.Second) {
 		f.watch()
 	}
-	for until := time.Now().Add(quiet); time.Now().Before(until) && sleep(t.Context(), time.Second); {
+	for until := time.Now().Add(quiet); time.Now().Before(until) && clock.Sleep(t.Context(), time.Second); {
 		f.watch()
 	}
 	f.checkEnded(ended)
@@ -244,7 +245,7 @@ func (f *fleet) watch() {
 		case s.state == "firing":
 			s.ended = now
 		}
-		f.tb.Logf("%s %s of %s: %q, before %q", now.Format(clock), key.name, key.agent, state, s.state)
+		f.tb.Logf("%s %s of %s: %q, before %q", now.Format(timeFormat), key.name, key.agent, state, s.state)
 		s.state = state
 	}
 }

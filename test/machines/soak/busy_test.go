@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // The machine is busy if tasks have waited for a processor in this share of the time.
@@ -32,7 +34,7 @@ func (w *world) watchPressure(ctx context.Context) {
 		}
 	}
 	defer end()
-	for sleep(ctx, interval) {
+	for clock.Sleep(ctx, interval) {
 		total, now := waited(), time.Now()
 		switch {
 		case float64(total-last) > busyShare*float64(now.Sub(at)):

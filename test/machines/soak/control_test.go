@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"syscall"
 	"time"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // pushes writes a generation every second.
@@ -29,13 +31,13 @@ func (w *world) pushes(ctx context.Context) {
 
 // disturbControl restarts the control plane at random times. It is away for up to 8 s.
 func (w *world) disturbControl(ctx context.Context, random *rand.Rand) {
-	for sleep(ctx, between(random, 10*time.Second, 30*time.Second)) {
+	for clock.Sleep(ctx, between(random, 10*time.Second, 30*time.Second)) {
 		signal := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[random.IntN(2)]
 		pause := between(random, 0, 8*time.Second)
 		w.timeline.note(fmt.Sprintf("the control plane ends by %v and is away for %v", signal, pause))
 		thaw := w.tables.freeze()
 		w.control.restart(ctx, signal, pause)
-		for !w.controlReady(ctx) && sleep(ctx, 200*time.Millisecond) {
+		for !w.controlReady(ctx) && clock.Sleep(ctx, 200*time.Millisecond) {
 		}
 		thaw()
 	}
@@ -60,18 +62,6 @@ func (w *world) controlReady(ctx context.Context) bool {
 	}
 	_ = response.Body.Close() // it is not read
 	return response.StatusCode == http.StatusOK
-}
-
-// sleep waits for d, and reports whether ctx has not ended before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // between returns a random duration.

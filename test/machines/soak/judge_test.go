@@ -223,7 +223,7 @@ func (l *timeline) write(w io.Writer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range l.notes {
-		_, _ = fmt.Fprintln(w, n.at.Format(clock), n.text)
+		_, _ = fmt.Fprintln(w, n.at.Format(timeFormat), n.text)
 	}
 	for _, q := range l.bad {
 		_, _ = fmt.Fprintln(w, "bad:", q.kind, q.Example, "cause:", l.cause(q))

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // A sample is the state of the processes at a time. A value of -1 is unknown.
@@ -50,7 +52,7 @@ func newLevels(w *world) *levels {
 
 // run samples every 5 s.
 func (l *levels) run(ctx context.Context) {
-	for ok := true; ok; ok = sleep(ctx, 5*time.Second) {
+	for ok := true; ok; ok = clock.Sleep(ctx, 5*time.Second) {
 		s := l.sample()
 		l.mu.Lock()
 		l.list = append(l.list, s)
@@ -197,7 +199,7 @@ func (l *levels) compare(t *testing.T, early, recent span, strict bool) {
 }
 
 // String returns the span as text.
-func (s span) String() string { return s.from.Format(clock) + " to " + s.until.Format(clock) }
+func (s span) String() string { return s.from.Format(timeFormat) + " to " + s.until.Format(timeFormat) }
 
 // table logs a line for every minute or so.
 func (l *levels) table(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/test/machines/load"
 )
@@ -32,7 +33,7 @@ type nameservers struct {
 // disturbNameservers lets nameservers fail and changes resolv.conf, one after the other.
 func (w *world) disturbNameservers(ctx context.Context, random *rand.Rand) {
 	n := &nameservers{world: w, random: random, down: map[string]bool{}, conf: []string{a4, a6, b4}}
-	for sleep(ctx, between(random, 3*time.Second, 8*time.Second)) {
+	for clock.Sleep(ctx, between(random, 3*time.Second, 8*time.Second)) {
 		switch random.IntN(6) {
 		case 0, 1:
 			n.fail(ctx, "a")
@@ -77,7 +78,7 @@ func (n *nameservers) fail(ctx context.Context, groups ...string) {
 			}
 		}
 	}
-	sleep(ctx, d)
+	clock.Sleep(ctx, d)
 	for _, group := range groups {
 		for _, server := range n.servers(group) {
 			server.Reset()
@@ -132,7 +133,7 @@ func (n *nameservers) rewrite(ctx context.Context) error {
 			return err
 		}
 		began := time.Now()
-		sleep(ctx, between(n.random, 0, 2*time.Second))
+		clock.Sleep(ctx, between(n.random, 0, 2*time.Second))
 		defer n.noteAbsent(began)
 	}
 	return os.Rename(next, n.resolvConf)

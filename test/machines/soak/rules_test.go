@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"time"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // repairTime is how long queries may reach nameservers after the rules were flushed, or after
@@ -41,7 +43,7 @@ func flushes() []flush {
 // disturbRules flushes rules at random times.
 func (w *world) disturbRules(ctx context.Context, random *rand.Rand) {
 	list := flushes()
-	for sleep(ctx, between(random, 8*time.Second, 20*time.Second)) {
+	for clock.Sleep(ctx, between(random, 8*time.Second, 20*time.Second)) {
 		f := list[random.IntN(len(list))]
 		what := strings.Join(f.args, " ")
 		w.timeline.note(what)

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -80,7 +81,7 @@ func (s *service) run(fail func(format string, args ...any)) {
 		s.setLocked(0)
 		pause := s.pause
 		s.mu.Unlock()
-		sleep(s.stopping, pause)
+		clock.Sleep(s.stopping, pause)
 	}
 }
 
@@ -162,7 +163,7 @@ const leaseTime = 2 * time.Second
 
 // disturbAgent restarts, kills and stops the agent at random times.
 func (w *world) disturbAgent(ctx context.Context, random *rand.Rand) {
-	for sleep(ctx, between(random, 4*time.Second, 12*time.Second)) {
+	for clock.Sleep(ctx, between(random, 4*time.Second, 12*time.Second)) {
 		thaw := w.tables.freeze()
 		switch kind := random.IntN(10); {
 		case kind < 4:
@@ -175,7 +176,7 @@ func (w *world) disturbAgent(ctx context.Context, random *rand.Rand) {
 			w.killAgent(ctx)
 		case kind < 8: // also while it starts
 			w.killAgent(ctx)
-			if sleep(ctx, between(random, 0, 300*time.Millisecond)) {
+			if clock.Sleep(ctx, between(random, 0, 300*time.Millisecond)) {
 				w.killAgent(ctx)
 			}
 		default:
@@ -183,7 +184,7 @@ func (w *world) disturbAgent(ctx context.Context, random *rand.Rand) {
 			w.timeline.note(fmt.Sprintf("the agent is stopped for %v", d))
 			began := time.Now()
 			w.agent.signal(syscall.SIGSTOP, restartPause)
-			sleep(ctx, d)
+			clock.Sleep(ctx, d)
 			w.agent.signal(syscall.SIGCONT, restartPause)
 			w.timeline.withoutAgent(began, time.Now())
 			w.timeline.add(outage{what: "forwarded, while the agent was stopped", from: began, until: time.Now(), covers: stopped})

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/test/machines/load"
 )
@@ -50,13 +51,13 @@ func TestSoak(t *testing.T) {
 	}
 	active := *duration - quietTime
 	stable := time.Duration(float64(active) * 0.6)
-	sleep(ctx, stable)
+	clock.Sleep(ctx, stable)
 	steady := time.Now()
 	lanes.Go(func() { w.disturbAgent(disturbed, rand.New(rand.NewPCG(*seed, 99))) })
-	sleep(ctx, active-stable)
+	clock.Sleep(ctx, active-stable)
 	calm()
 	w.timeline.note("no more disturbances")
-	sleep(ctx, quietTime)
+	clock.Sleep(ctx, quietTime)
 	w.timeline.note("the loads end")
 	queries := 0
 	for _, l := range loads {
@@ -162,7 +163,7 @@ func (w *world) checkLeaks(t *testing.T, levels *levels, idle sample) {
 	// A nameserver over TCP keeps its connection for 30 s.
 	var last sample
 	deadline := time.Now().Add(wait.Limit)
-	for ok := true; ok && time.Now().Before(deadline); ok = sleep(t.Context(), time.Second) {
+	for ok := true; ok && time.Now().Before(deadline); ok = clock.Sleep(t.Context(), time.Second) {
 		last = levels.sample()
 		if last.goroutines >= 0 && last.goroutines <= idle.goroutines+2 && last.descriptors <= idle.descriptors+2 {
 			break

@@ -188,7 +188,7 @@ func (t *tables) orderedLocked(a load.Answer, generation int) error {
 			t.lags.back = max(t.lags.back, later-generation)
 			return nil
 		}
-		return fmt.Errorf("generation %d, after an answer of %d at %s", generation, later, seen.Format(clock))
+		return fmt.Errorf("generation %d, after an answer of %d at %s", generation, later, seen.Format(timeFormat))
 	}
 	return nil
 }
@@ -218,5 +218,5 @@ func (t *tables) recentLocked(a load.Answer, generation int) error {
 	return nil
 }
 
-// clock is the format of times.
-const clock = "15:04:05.000"
+// timeFormat is the format of times.
+const timeFormat = "15:04:05.000"
