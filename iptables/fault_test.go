@@ -167,6 +167,25 @@ func TestIncomplete(t *testing.T) {
 	}
 }
 
+// K2: an apply that fails over both families leaves the rules that were installed before.
+func TestFailureKeepsRules(t *testing.T) {
+	t.Parallel()
+	backends(t, func(l *lab) {
+		l.apply()
+		before := l.saves()
+		for _, name := range []string{"iptables", "ip6tables"} {
+			l.failing(name, "--to-ports")
+		}
+		err := l.capture(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{7} }).Apply(l.t.Context())
+		if err == nil || errors.Is(err, iptables.ErrIncomplete) {
+			l.t.Errorf("apply: %v", err)
+		}
+		if after := l.saves(); after != before {
+			l.t.Errorf("left:\n%s\nbefore:\n%s", after, before)
+		}
+	})
+}
+
 // K13: a family that the machine does not support at first, and supports later.
 func TestFamilyAppears(t *testing.T) {
 	t.Parallel()

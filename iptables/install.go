@@ -56,12 +56,10 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 	changed, err = i.install(ctx, chosen, reason, attempts)
 	if cfg.Backend == Auto && errors.Is(err, errNoTable) && !errors.Is(err, ErrIncomplete) && other.usable() {
 		chosen, other = other, chosen
-		var err2 error
-		changed, err2 = i.install(ctx, chosen, "the kernel has no tables for "+string(other.backend), attempts)
-		if err2 != nil {
-			err2 = errors.Join(err2, err)
+		first := err
+		if changed, err = i.install(ctx, chosen, "the kernel has no tables for "+string(other.backend), attempts); err != nil {
+			err = errors.Join(err, first)
 		}
-		err = err2
 	}
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		if cfg.Backend == Auto && !other.usable() { // the error of the other backend may say what confines this process
@@ -82,8 +80,8 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 	return changed, errors.Join(err, otherErr)
 }
 
-// install installs the rules in one backend. If that fails and this process had no rules installed, it leaves
-// none; otherwise it keeps the rules that work.
+// install installs the rules in one backend, and keeps the rules of a family if those of the other family fail. If both
+// fail, each has the rules that it had before, or none.
 func (i *installer) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
 	in := installed{backend: s.backend, reason: reason,
 		families: make(map[family.Family]variant), missing: make(map[family.Family]error), reduced: make(map[family.Family]error)}
@@ -121,11 +119,6 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 	}
 	err = in.acceptable()
 	if err != nil && !errors.Is(err, ErrIncomplete) {
-		if i.in.backend == "" {
-			ctx := context.WithoutCancel(ctx)
-			_, removeErr := inspect(ctx, i.goal.Config, s.backend).remove(ctx, brief, i.made)
-			err = errors.Join(err, removeErr)
-		}
 		return changed, err
 	}
 	if ctx.Err() == nil {
@@ -281,7 +274,7 @@ func (i *installer) ownFirst() []Backend {
 // the zone, so they are dropped first. Without a zone, and over TCP, sockets use them until the jumps are deleted,
 // so they are dropped after that, too.
 func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error {
-	s := sweep{ports: ports(have.redirections())}
+	s := sweep{ports: have.redirections()}
 	if len(have["raw"].ownChains()) > 0 {
 		i.entries.drop(p.family, s.orphans())
 	}
