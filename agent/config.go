@@ -17,6 +17,7 @@ import (
 	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/choice"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/iptables"
@@ -180,12 +181,7 @@ func (s CaptureServers) MarshalText() ([]byte, error) { return []byte(s), nil }
 // UnmarshalText reads one of the values. The error names the values; the caller adds
 // the name of the setting and its value.
 func (s *CaptureServers) UnmarshalText(text []byte) error {
-	switch v := CaptureServers(text); v {
-	case AllServers, ResolvConfServers:
-		*s = v
-		return nil
-	}
-	return fmt.Errorf("want %s or %s", AllServers, ResolvConfServers)
+	return choice.Parse(s, text, AllServers, ResolvConfServers)
 }
 
 // A RecordsConfig says which queries are logged, and where dnstap messages are sent.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nametap/nametap/internal/choice"
 	"github.com/nametap/nametap/internal/family"
 )
 
@@ -212,8 +213,8 @@ func (c Config) validateEgress() error {
 
 func (c Config) validateModes() error {
 	for _, f := range family.All() {
-		if choice := c.Family(f); choice != "" && choice != IfAvailable && choice != Off {
-			return fmt.Errorf("capture of %s %q: want %s or %s", f, choice, IfAvailable, Off)
+		if on := c.Family(f); on != "" && on != IfAvailable && on != Off {
+			return fmt.Errorf("capture of %s %q: want %s or %s", f, on, IfAvailable, Off)
 		}
 	}
 	if c.Lease && c.FailClosed {
@@ -289,12 +290,7 @@ func (b Backend) MarshalText() ([]byte, error) { return []byte(b), nil }
 // UnmarshalText reads "auto", "nft" or "legacy". The error says what was expected; the
 // caller names the setting and its value.
 func (b *Backend) UnmarshalText(text []byte) error {
-	switch v := Backend(text); v {
-	case Auto, NFT, Legacy:
-		*b = v
-		return nil
-	}
-	return errors.New("want auto, nft or legacy")
+	return choice.Parse(b, text, Auto, NFT, Legacy)
 }
 
 // Choice tells whether something is wanted.

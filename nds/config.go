@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/internal/choice"
 	"github.com/nametap/nametap/internal/clock"
 )
 
@@ -200,10 +201,5 @@ func (w WorkloadCert) MarshalText() ([]byte, error) { return []byte(w), nil }
 // UnmarshalText parses "auto", "on" or "off". The error names the three values; the caller
 // adds the name of the setting and its value.
 func (w *WorkloadCert) UnmarshalText(text []byte) error {
-	switch v := WorkloadCert(text); v {
-	case WorkloadCertAuto, WorkloadCertOn, WorkloadCertOff:
-		*w = v
-		return nil
-	}
-	return errors.New("want auto, on or off")
+	return choice.Parse(w, text, WorkloadCertAuto, WorkloadCertOn, WorkloadCertOff)
 }

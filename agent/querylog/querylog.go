@@ -9,11 +9,11 @@ package querylog
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/internal/choice"
 )
 
 // A Mode says which queries are logged.
@@ -35,12 +35,7 @@ func (m Mode) MarshalText() ([]byte, error) { return []byte(m), nil }
 
 // UnmarshalText reads one of the modes. The error names the modes.
 func (m *Mode) UnmarshalText(text []byte) error {
-	switch v := Mode(text); v {
-	case Off, Failed, All:
-		*m = v
-		return nil
-	}
-	return fmt.Errorf("want %s, %s or %s", Off, Failed, All)
+	return choice.Parse(m, text, Off, Failed, All)
 }
 
 // Filter returns the filter that selects the queries to log.
