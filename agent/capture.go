@@ -208,7 +208,7 @@ func (c *capture) noteListeners() {
 // captured. If there are none, and queries to any server are captured, it returns a loopback address.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
-	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil || c.kernel.Missing(f) {
+	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil || c.kernel.Failure(f) != nil {
 		return nil
 	}
 	var found []netip.Addr
@@ -244,11 +244,10 @@ func (c *capture) awaitBegun(ctx context.Context) {
 	if !c.current().On {
 		return
 	}
-	limit := time.NewTimer(iptables.LeaseTime)
-	defer limit.Stop()
+	ctx, cancel := context.WithTimeout(ctx, iptables.LeaseTime)
+	defer cancel()
 	select {
 	case <-c.ways.alive:
-	case <-limit.C:
 	case <-ctx.Done():
 	}
 }

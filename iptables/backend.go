@@ -147,7 +147,7 @@ func knownEmpty(b Backend, f family.Family, unread error) bool {
 		return err == nil && len(tables) == 0
 	}
 	for _, table := range tableNames() {
-		if !isAny(askNFTTable(f, table), unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
+		if !isAny(askNFTTable(f.Number(), table), unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
 			return false
 		}
 	}
@@ -190,14 +190,10 @@ func (m machine) choose(asked Backend) (*side, string, error) {
 	nft, legacy := m.nft, m.legacy
 	switch {
 	case asked == NFT || asked == Legacy:
-		s := nft
-		if asked == Legacy {
-			s = legacy
+		if s := m.side(asked); s.usable() {
+			return s, "as configured", nil
 		}
-		if !s.usable() {
-			return nil, "", s.err()
-		}
-		return s, "as configured", nil
+		return nil, "", m.side(asked).err()
 	case !nft.usable() && !legacy.usable():
 		return nil, "", errors.Join(nft.err(), legacy.err())
 	case nft.unclear(): // no rules yet are better than rules in the wrong backend
@@ -219,11 +215,8 @@ func (m machine) choose(asked Backend) (*side, string, error) {
 		return nft, "it has rules of nametap", nil
 	case legacy.hasOwn() && !nft.hasOwn():
 		return legacy, "it has rules of nametap", nil
-	case m.plain == Legacy:
-		return legacy, "it is what iptables-restore uses", nil
-	default:
-		return nft, "it is what iptables-restore uses", nil
 	}
+	return m.side(m.plain), "it is what iptables-restore uses", nil
 }
 
 // endsByItself reports whether there are rules of nametap and all of them have a lease.

@@ -14,7 +14,11 @@ func Build(cfg Config) (Rules, error) {
 	if err := cfg.validate(); err != nil {
 		return Rules{}, err
 	}
-	return Rules{v4: buildFamily(cfg, family.IPv4), v6: buildFamily(cfg, family.IPv6)}, nil
+	rules := Rules{families: make(map[family.Family][]table)}
+	for _, f := range family.All() {
+		rules.families[f] = buildFamily(cfg, f)
+	}
+	return rules, nil
 }
 
 func buildFamily(cfg Config, f family.Family) []table {

@@ -147,8 +147,8 @@ func (c *Capture) Begun() <-chan struct{} { return c.begun }
 // and replaces rules that differ. At the end it removes the rules, unless Config.FailClosed is
 // set or SetEnding says otherwise.
 //
-// If the first desired value is on and its rules cannot be installed, Keep leaves none and
-// returns the error. It logs and counts later failures.
+// If the first desired value is on and its rules cannot be installed, Keep ends and returns the error. It logs and
+// counts later failures.
 //
 // A removal takes two steps. After the first, no query is captured. If queries were captured recently, the chains
 // stay for Config.Settle, without jumps to them: once no rule needs it, the kernel stops tracking connections and
@@ -160,9 +160,9 @@ func (c *Capture) Keep(ctx context.Context) error {
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	defer stop()
-	if announced, err := c.watch.start(); err == nil {
+	if socket, err := c.watch.start(); err == nil {
 		watcher.Go(func() {
-			err := c.watch.follow(watching, announced, func() { chans.Wake(c.rules) })
+			err := c.watch.follow(watching, socket, func() { chans.Wake(c.rules) })
 			if watching.Err() == nil {
 				c.log.Warn("the kernel no longer announces changes of rules, so only checks find them", "error", err)
 				chans.Wake(c.rules)
@@ -181,7 +181,7 @@ func (c *Capture) Keep(ctx context.Context) error {
 //
 // A family or a part of the rules that this machine does not support is left out, and logged. Any other failure is
 // retried for about 2 s. After that the rules that work are installed, and Apply returns [ErrIncomplete]. After
-// any other error the first Apply leaves no rules.
+// any other error each family has the rules that it had before, or none.
 func (c *Capture) Apply(ctx context.Context) error { return c.once(ctx, true) }
 
 // Remove removes all rules and chains of nametap, in both backends and families, whatever configuration they were
@@ -596,9 +596,6 @@ func (c *Capture) publish() {
 
 // Levels returns how much of each family is captured since the last step. It does not read the kernel.
 func (c *Capture) Levels() map[family.Family]Level { return c.report.Load().levels }
-
-// Missing reports whether the last attempt to install the rules of a family has failed.
-func (c *Capture) Missing(f family.Family) bool { return c.Failure(f) != nil }
 
 // Failure returns why the last attempt to install the rules of a family has failed, nil if it has not.
 func (c *Capture) Failure(f family.Family) error { return c.report.Load().in.missing[f] }

@@ -147,8 +147,8 @@ func inNewNetwork(f func() error) error {
 // capability reports whether this process has a capability.
 func capability(name string, bit int, needed bool) Finding {
 	const advice = "add it to the container's securityContext.capabilities, or run as root in the namespace's own user namespace"
-	effective, err := effectiveCapabilities()
-	if err == nil && effective&(1<<bit) == 0 {
+	var err error
+	if !capable(bit) {
 		err = errors.New("this process does not have it")
 	}
 	return Finding{What: name, Needed: needed, Advice: advice}.after(err)
@@ -381,9 +381,8 @@ func checkOthers(sides ...*side) []Finding {
 			}
 		}
 	}
-	if nativeAmbient() == nil {
-		findings = append(findings, Finding{What: "no other capture of DNS",
-			Advice: nativeAmbientAdvice}.after(errors.New("ztunnel (Istio's ambient mode) may capture port 53 too: nft table inet "+ambientTable)))
+	if native := nativeAmbient(); native != "" {
+		findings = append(findings, Finding{What: "no other capture of DNS", Detail: native, Advice: nativeAmbientAdvice})
 	}
 	return findings
 }

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -154,8 +153,8 @@ func (s sweep) bypassing(changed bool, settled func(conntrack.Entry) bool) class
 			{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort}, // bypassed
 		},
 		match: func(e conntrack.Entry) bool {
-			stale := ofReply(e) || (changed || s.zone != 0) && s.stale(e)
-			return stale || s.bypassed(e, changed) || s.leftover(e) && settled(e)
+			stale := (changed || s.zone != 0) && s.stale(e)
+			return ofReply(e) || stale || s.bypassed(e, changed) || s.leftover(e) && settled(e)
 		},
 	}
 }
@@ -191,14 +190,7 @@ func bypassingVIPs(cfg Config) class {
 //
 // Without a zone, an entry that is not redirected may belong to any of them.
 func (s sweep) stale(e conntrack.Entry) bool {
-	switch {
-	case ofReply(e):
-		return true
-	case e.Original.Protocol != unix.IPPROTO_UDP, e.Original.Destination.Port() != dnsPort:
-		return false
-	default:
-		return e.Zone == s.zone && !s.redirected(e) // 0 without a zone
-	}
+	return isDNS(e, unix.IPPROTO_UDP) && e.Zone == s.zone && !s.redirected(e) // the zone is 0 without one
 }
 
 // ofReply reports whether an entry was made by a reply that arrived after the entry of its query was dropped. In
@@ -211,19 +203,21 @@ func ofReply(e conntrack.Entry) bool {
 // unanswered reports whether an entry belongs to a TCP connection whose SYN has no reply. The
 // entry stays for two minutes, and repetitions of the SYN and further connections from the
 // same port follow it. If it is dropped, the next SYN is the first packet of a new entry.
-func unanswered(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPSynSent }
+func unanswered(e conntrack.Entry) bool {
+	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPSynSent
+}
 
 // reset reports whether an entry belongs to a TCP connection that a RST has ended. The entry
 // stays for 10 s, and if the last packet was the server's, the next connection from the same port
 // follows it. After all other ends the kernel makes a new entry for the next connection.
-func reset(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPClose }
+func reset(e conntrack.Entry) bool { return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPClose }
 
 // pickedUp reports whether an entry was made by a packet in the middle of a TCP connection,
 // without a reply. The kernel makes such entries when it begins to track connections again, as
 // after `nft flush ruleset`. They stay for five minutes, and further connections from the same
 // port follow them. If the connection goes on after all, its next packet makes the entry again.
 func pickedUp(e conntrack.Entry) bool {
-	return tcpDNS(e) && e.TCP == conntrack.TCPEstablished && !e.Replied()
+	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPEstablished && !e.Replied()
 }
 
 // bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped. After a change
@@ -243,9 +237,9 @@ func bypassesVIPs(cfg Config, e conntrack.Entry) bool {
 	return vip && connects && to.Port() != dnsPort && from != cfg.EgressPort && from != refusedPort && !e.Replied()
 }
 
-// tcpDNS reports whether an entry belongs to a TCP connection to port 53.
-func tcpDNS(e conntrack.Entry) bool {
-	return e.Original.Protocol == unix.IPPROTO_TCP && e.Original.Destination.Port() == dnsPort
+// isDNS reports whether an entry belongs to a flow of a protocol to port 53.
+func isDNS(e conntrack.Entry, protocol uint8) bool {
+	return e.Original.Protocol == protocol && e.Original.Destination.Port() == dnsPort
 }
 
 // leftover reports whether an entry has to be dropped some time after rules with a zone were installed. It is
@@ -266,7 +260,7 @@ func (s sweep) orphaned(e conntrack.Entry) bool {
 
 // toAgent reports whether an entry belongs to a UDP query that is redirected to the agent.
 func (s sweep) toAgent(e conntrack.Entry) bool {
-	return e.Original.Protocol == unix.IPPROTO_UDP && e.Original.Destination.Port() == dnsPort && s.redirected(e)
+	return isDNS(e, unix.IPPROTO_UDP) && s.redirected(e)
 }
 
 // redirected reports whether an entry is redirected to the agent.
@@ -276,20 +270,9 @@ func (s sweep) redirected(e conntrack.Entry) bool {
 
 // inUse reports whether queries were captured recently. It is true if that cannot be read.
 func inUse(f family.Family, have saved) bool {
-	s := sweep{ports: ports(have.redirections())}
+	s := sweep{ports: have.redirections()}
 	used := false
 	every := func(conntrack.Entry) bool { return true }
 	err := s.captured(every).visit(f, func(conntrack.Entry) { used = true })
 	return err != nil || used
-}
-
-// ports parses ports, and leaves out what is not a port.
-func ports(texts []string) []uint16 {
-	var ps []uint16
-	for _, t := range texts {
-		if p, err := strconv.ParseUint(t, 10, 16); err == nil {
-			ps = append(ps, uint16(p))
-		}
-	}
-	return ps
 }

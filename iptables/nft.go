@@ -56,10 +56,10 @@ func generationNow() (generation uint32, known bool) {
 	return generation, err == nil
 }
 
-// askNFTTable asks nft for a table. It returns nil if the table exists.
-func askNFTTable(f family.Family, table string) error {
+// askNFTTable asks nft for a table of a family, by the kernel's number. It returns nil if the table exists.
+func askNFTTable(family uint8, table string) error {
 	return askNetfilter(func([]byte) {}, conntrack.Request{
-		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: f.Number(), Attributes: tableName(table)})
+		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: family, Attributes: tableName(table)})
 }
 
 // deleteNFTTables deletes tables with everything in them, all or none. If the rules of any table have changed

@@ -2,12 +2,10 @@ package iptables
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/internal/family"
 )
 
@@ -53,7 +51,7 @@ func istioRules(s saved) []string {
 		if ztunnel {
 			what = "the rules for ztunnel (Istio's ambient mode) capture port 53 too"
 		}
-		for _, chain := range sortedKeys(chains) {
+		for _, chain := range slices.Sorted(maps.Keys(chains)) {
 			found = append(found, fmt.Sprintf("%s: table %s, chain %s", what, name, chain))
 		}
 	}
@@ -79,20 +77,13 @@ func hasAmbient(s saved) bool {
 	})
 }
 
-// nativeAmbient returns nil if istio-cni has rules for ztunnel in nft that the tools of iptables do not show, and
-// an error otherwise.
-func nativeAmbient() error {
-	return askNetfilter(func([]byte) {}, conntrack.Request{
-		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: nfprotoInet, Attributes: tableName(ambientTable)})
-}
-
-func sortedKeys(set map[string]bool) []string {
-	var keys []string
-	for key := range set {
-		keys = append(keys, key)
+// nativeAmbient describes the rules of istio-cni for ztunnel in nft that the tools of iptables do not show; "" if there
+// are none.
+func nativeAmbient() string {
+	if askNFTTable(nfprotoInet, ambientTable) != nil {
+		return ""
 	}
-	slices.Sort(keys)
-	return keys
+	return "the rules for ztunnel (Istio's ambient mode) may capture port 53 too: nft table inet " + ambientTable
 }
 
 // others describes the rules of Istio for port 53 in both backends.
@@ -101,8 +92,8 @@ func others(f family.Family, sides ...*side) []string {
 	for _, s := range sides {
 		found = append(found, istioRules(s.saved[f])...)
 	}
-	if nativeAmbient() == nil {
-		found = append(found, "the rules for ztunnel (Istio's ambient mode) may capture port 53 too: nft table inet "+ambientTable)
+	if native := nativeAmbient(); native != "" {
+		found = append(found, native)
 	}
 	return found
 }

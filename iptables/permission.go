@@ -1,10 +1,8 @@
 package iptables
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -12,8 +10,10 @@ import (
 
 // capable reports whether this process has a capability. If that cannot be read, it returns true.
 func capable(bit int) bool {
-	effective, err := effectiveCapabilities()
-	return err != nil || effective&(1<<bit) != 0
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData // of capabilities 0 to 31, and of the others
+	err := unix.Capget(&header, &sets[0])
+	return err != nil || sets[bit/32].Effective&(1<<(bit%32)) != 0
 }
 
 // Permitted returns [ErrCapability] if this process lacks CAP_NET_ADMIN. Some tools read the
@@ -68,17 +68,4 @@ func confinement() []string {
 		found = append(found, "a user namespace (in a pod, hostUsers: false), which has to own the network namespace")
 	}
 	return found
-}
-
-func effectiveCapabilities() (uint64, error) {
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(status)) {
-		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
-		}
-	}
-	return 0, errors.New("/proc/self/status has no CapEff")
 }

@@ -11,8 +11,8 @@ import (
 // Rules are the rules that capture DNS, for both families, as text. The zero value captures
 // nothing: applying it removes all rules of nametap. Rules never change.
 type Rules struct {
-	v4, v6 []table
-	spare  string // a table that the rules leave as it is, "" for none
+	families map[family.Family][]table
+	spare    string // a table that the rules leave as it is, "" for none
 }
 
 // sparing returns the rules without those of a table, which they leave as it is.
@@ -24,12 +24,7 @@ func (r Rules) tableNames() []string {
 }
 
 // tables returns the rules of a family.
-func (r Rules) tables(f family.Family) []table {
-	if f == family.IPv4 {
-		return r.v4
-	}
-	return r.v6
-}
+func (r Rules) tables(f family.Family) []table { return r.families[f] }
 
 // table returns the rules of a family in one table.
 func (r Rules) table(f family.Family, name string) table {

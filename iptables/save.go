@@ -249,11 +249,10 @@ func (s saved) foreign() int {
 }
 
 // redirections returns the ports to which nametap's rules in table nat redirect.
-func (s saved) redirections() []string {
-	var ports []string
+func (s saved) redirections() (ports []uint16) {
 	for _, chain := range s["nat"].ownChains() {
 		for _, spec := range s["nat"].in(chain) {
-			if port := redirection(spec); port != "" && !slices.Contains(ports, port) {
+			if port := redirection(spec); port != 0 && !slices.Contains(ports, port) {
 				ports = append(ports, port)
 			}
 		}
@@ -261,13 +260,14 @@ func (s saved) redirections() []string {
 	return ports
 }
 
-// redirection returns the port to which a rule redirects, "" if it does not.
-func redirection(spec string) string {
+// redirection returns the port to which a rule redirects, 0 if it does not.
+func redirection(spec string) uint16 {
 	ws := words(spec)
 	if i := slices.Index(ws, "--to-ports"); i >= 0 && i+1 < len(ws) {
-		return ws[i+1]
+		port, _ := strconv.ParseUint(ws[i+1], 10, 16) // 0 for a range, which nametap never writes
+		return uint16(port)
 	}
-	return ""
+	return 0
 }
 
 // equal reports whether two tables have the same chains and rules in the same order.
@@ -286,9 +286,8 @@ func (s saved) port() uint16 {
 		return 0
 	}
 	for _, spec := range nat.in(outputChain) {
-		if text := redirection(spec); text != "" {
-			port, _ := strconv.ParseUint(text, 10, 16) // 0 for a range, which nametap never writes
-			return uint16(port)
+		if port := redirection(spec); port != 0 {
+			return port
 		}
 	}
 	return 0

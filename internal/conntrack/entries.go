@@ -133,7 +133,6 @@ func uint16Of(b []byte) uint16 {
 type Filter struct {
 	Protocol                    uint8
 	SourcePort, DestinationPort uint16 // ports of the original direction; only with a protocol
-	Zone                        uint16 // zone of the original direction
 	// An entry passes if its status equals Status in the bits of StatusMask.
 	Status, StatusMask Status
 }
@@ -143,18 +142,14 @@ func (f Filter) passes(e Entry) bool {
 	return (f.Protocol == 0 || e.Original.Protocol == f.Protocol) &&
 		(f.SourcePort == 0 || e.Original.Source.Port() == f.SourcePort) &&
 		(f.DestinationPort == 0 || e.Original.Destination.Port() == f.DestinationPort) &&
-		(f.Zone == 0 || e.Zone == f.Zone) &&
 		e.Status&f.StatusMask == f.Status&f.StatusMask
 }
 
 // attributes returns the filter as attributes of a request. Kernels ignore attributes that they do not know:
-// CTA_FILTER before Linux 5.8, CTA_STATUS before 5.15, CTA_ZONE before 6.8.
+// CTA_FILTER before Linux 5.8, and CTA_STATUS before 5.15.
 func (f Filter) attributes() (b []byte) {
 	if f.Protocol != 0 {
 		b = append(b, f.tuple()...)
-	}
-	if f.Zone != 0 {
-		b = append(b, nl.NewRtAttr(nl.CTA_ZONE, nl.BEUint16Attr(f.Zone)).Serialize()...)
 	}
 	if f.StatusMask != 0 {
 		b = append(b, nl.NewRtAttr(nl.CTA_STATUS, nl.BEUint32Attr(uint32(f.Status))).Serialize()...)
