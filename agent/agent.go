@@ -178,11 +178,10 @@ const snapshotTimeout = 2 * time.Second
 // supervisor, queries wait in the sockets during a restart. Without the table they would be
 // forwarded, and nameservers would deny that mesh names exist.
 func (a *Agent) awaitSnapshot(ctx context.Context) {
-	timer := time.NewTimer(snapshotTimeout)
-	defer timer.Stop()
+	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
+	defer cancel()
 	select {
 	case <-a.client.Restored():
-	case <-timer.C:
 	case <-ctx.Done():
 	}
 }

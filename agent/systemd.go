@@ -2,10 +2,15 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // notifySystemd notifies systemd, if systemd started the agent, when the agent is ready: the
@@ -63,18 +68,20 @@ func notifySystemd(ctx context.Context, c *core) error {
 	}
 }
 
-// notify sends state to systemd. It returns nil when ctx ends, even if systemd has not read
-// the state.
+// notify sends state to systemd, if systemd runs the agent. While systemd does not read its socket, notify tries again
+// until ctx ends, and then returns nil.
 func notify(ctx context.Context, state string) error {
-	sent := make(chan error, 1)
-	go func() {
-		_, err := daemon.SdNotify(false, state)
-		sent <- err
-	}()
-	select {
-	case err := <-sent:
-		return err
-	case <-ctx.Done():
+	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return nil
+	}
+	const pause = 20 * time.Millisecond
+	for {
+		err := notifyWith(state, nil)
+		switch {
+		case !errors.Is(err, unix.EAGAIN):
+			return err
+		case !clock.Sleep(ctx, pause):
+			return nil
+		}
 	}
 }
