@@ -152,12 +152,12 @@ func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	defer client.CloseIdleConnections()
 	began := time.Now()
 	for logged := false; ; {
-		reason, said, err := w.notReady(ctx, &client)
+		said, reached, err := w.notReady(ctx, &client)
 		switch {
-		case err == nil && reason == "":
-			return said, nil
 		case err == nil:
-			user, err = said, errors.New(reason)
+			return said, nil
+		case reached:
+			user = said
 		case time.Since(began) >= awaitStatus:
 			return user, fmt.Errorf("the status address does not answer; both containers need the same --status-addr: %w", err)
 		}
@@ -171,26 +171,26 @@ func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	}
 }
 
-// notReady returns why the agent is not ready, "" if it is, and the agent's user. It returns an error if there was no
-// response.
-func (w Awaited) notReady(ctx context.Context, client *http.Client) (reason, user string, err error) {
+// notReady returns an error that says why the agent is not ready, nil if it is. reached is false if there was no
+// response, otherwise user is the agent's user.
+func (w Awaited) notReady(ctx context.Context, client *http.Client) (user string, reached bool, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+w.statusAddr()+"/healthz/ready", http.NoBody)
 	if err != nil {
-		return "", "", err
+		return "", false, err
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return "", "", err
+		return "", false, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<10))
 	switch {
 	case err != nil:
-		return "", "", err
-	case response.StatusCode == http.StatusOK:
-		return "", response.Header.Get(userHeader), nil
+		return "", false, err
+	case response.StatusCode != http.StatusOK:
+		err = errors.New(strings.TrimSpace(string(body)))
 	}
-	return strings.TrimSpace(string(body)), response.Header.Get(userHeader), nil
+	return response.Header.Get(userHeader), true, err
 }
 
 // statusAddr returns the address at which the status endpoints are reached on this host.
@@ -208,14 +208,12 @@ func AwaitReady(ctx context.Context, transport http.RoundTripper) error {
 	defer client.CloseIdleConnections()
 	w, last := Awaited{StatusAddr: "localhost:80"}, errors.New("the time was over before the agent could answer")
 	for {
-		reason, _, err := w.notReady(ctx, &client)
+		_, _, err := w.notReady(ctx, &client)
 		switch {
-		case err == nil && reason == "":
+		case err == nil:
 			return nil
 		case ctx.Err() != nil:
 			return last
-		case err == nil:
-			err = errors.New(reason)
 		}
 		last = err
 		if !clock.Sleep(ctx, awaitInterval) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 )
 
 // contentType is the type of the frames' content: messages of dnstap.proto.
@@ -81,16 +82,11 @@ func expect(r io.Reader, kind uint32) error {
 	if err != nil {
 		return err
 	}
-	if got != kind {
+	switch {
+	case got != kind:
 		return fmt.Errorf("%w: its control frame has the type %d, not %d", errNoControl, got, kind)
-	}
-	for i, accepted := range types {
-		if accepted == contentType {
-			break
-		}
-		if i == len(types)-1 && kind == controlAccept {
-			return errContent
-		}
+	case kind == controlAccept && len(types) > 0 && !slices.Contains(types, contentType):
+		return errContent
 	}
 	return nil
 }

@@ -132,19 +132,12 @@ func (s *Sender) connection(ctx context.Context, to Target, exchanges *seen.Exch
 	}
 	out.timeout = finishTimeout
 	if out.end(exchanges) == nil {
-		await(finished, finishTimeout)
+		select {
+		case <-finished:
+		case <-time.After(finishTimeout):
+		}
 	}
 	return nil
-}
-
-// await waits until closed is closed, but no longer than d.
-func await(closed <-chan struct{}, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-closed:
-	case <-timer.C:
-	}
 }
 
 // dial connects to the receiver and makes the handshake: READY, ACCEPT, START.

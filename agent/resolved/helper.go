@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"time"
 )
@@ -124,10 +123,4 @@ func ownAddress(address netip.Addr) error {
 		}
 	}
 	return fmt.Errorf("%s is no address of this host", address)
-}
-
-// hasHelper reports whether the socket of the helper exists.
-func hasHelper(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }

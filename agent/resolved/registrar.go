@@ -204,7 +204,7 @@ func (r *Registrar) sync(ctx context.Context) (Status, error) {
 		r.disconnect()
 		return Status{State: Off}, r.Remove(ctx)
 	}
-	if !present(r.config.dir) {
+	if !exists(r.config.dir) {
 		r.disconnect()
 		return Status{State: Absent}, nil
 	}
@@ -316,7 +316,7 @@ func (r *Registrar) await(ctx context.Context, index int) (link, error) {
 
 // apply makes a registration: as root directly, as another user with the helper if there is one.
 func (r *Registrar) apply(ctx context.Context, wanted Registration) error {
-	if os.Geteuid() != 0 && hasHelper(r.config.helper) {
+	if os.Geteuid() != 0 && exists(r.config.helper) {
 		return askHelper(ctx, r.config.helper, wanted)
 	}
 	return r.bus.register(ctx, wanted)

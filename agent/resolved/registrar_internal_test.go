@@ -375,7 +375,7 @@ func TestAskHelper(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if hasHelper(path) {
+	if exists(path) {
 		t.Error("there is a helper without a socket")
 	}
 }

@@ -28,15 +28,15 @@ type Status struct {
 // defaultDir exists if systemd-resolved has run since the host was booted.
 const defaultDir = "/run/systemd/resolve"
 
-// present reports whether dir exists: systemd-resolved has run on this host.
-func present(dir string) bool {
-	_, err := os.Stat(dir)
+// exists reports whether there is a file or a directory at path.
+func exists(path string) bool {
+	_, err := os.Stat(path)
 	return err == nil
 }
 
 // Inspect asks systemd-resolved whether any agent is registered. It changes nothing.
 func Inspect(ctx context.Context) Status {
-	if !present(defaultDir) {
+	if !exists(defaultDir) {
 		return Status{State: Absent}
 	}
 	status, err := inspect(ctx)
