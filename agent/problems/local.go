@@ -111,13 +111,11 @@ func stateDir(r *Readings) []Problem {
 }
 
 func captureAbsent(r *Readings) (found []Problem) {
-	if r.Agent.Capture == nil {
-		return nil
-	}
-	for _, family := range slices.Sorted(maps.Keys(r.Agent.Capture.Failed)) {
+	failed := r.Agent.capture().Failed
+	for _, family := range slices.Sorted(maps.Keys(failed)) {
 		found = append(found, Problem{
 			Severity: Severe, Subject: family, What: "the rules for " + family + " cannot be installed; retrying",
-			Evidence: r.Agent.Capture.Failed[family], Effect: "queries over " + family + " go to the nameservers, which do not know mesh names",
+			Evidence: failed[family], Effect: "queries over " + family + " go to the nameservers, which do not know mesh names",
 			Mend: "nametap capture check", Rows: []string{"K9", "K10"},
 		})
 	}
@@ -137,10 +135,8 @@ const (
 )
 
 func captureRepaired(r *Readings) []Problem {
-	if r.Agent.Capture == nil {
-		return nil
-	}
-	times := slices.DeleteFunc(slices.Clone(r.Agent.Capture.Repaired), func(at time.Time) bool { return r.Now.Sub(at) > RepairsIn })
+	capture := r.Agent.capture()
+	times := slices.DeleteFunc(slices.Clone(capture.Repaired), func(at time.Time) bool { return r.Now.Sub(at) > RepairsIn })
 	if len(times) < repairs {
 		return nil
 	}
@@ -150,18 +146,19 @@ func captureRepaired(r *Readings) []Problem {
 	}
 	return []Problem{{
 		Severity: Minor, What: "another program removes or changes the capture rules again and again",
-		Evidence: fmt.Sprintf("%d repairs since the start, the last one up to %v ago: %s", r.Agent.Capture.Repairs, r.Now.Sub(last).Round(time.Second)+time.Second, r.Agent.Capture.Drift),
+		Evidence: fmt.Sprintf("%d repairs since the start, the last one up to %v ago: %s", capture.Repairs, r.Now.Sub(last).Round(time.Second)+time.Second, capture.Drift),
 		Effect:   "until each repair, queries go to the nameservers, which do not know mesh names",
 		Mend:     "nft monitor shows what changes rules; make that program keep the chains NAMETAP_*", Rows: []string{"K10"},
 	}}
 }
 
 func captureRemains(r *Readings) []Problem {
-	if r.Agent.Capture == nil || r.Agent.Capture.Remains == "" {
+	remains := r.Agent.capture().Remains
+	if remains == "" {
 		return nil
 	}
 	return []Problem{{
-		Severity: Severe, What: "capture rules cannot be removed; retrying", Evidence: r.Agent.Capture.Remains,
+		Severity: Severe, What: "capture rules cannot be removed; retrying", Evidence: remains,
 		Effect: "queries are captured although the settings say that they should not be", Mend: "nametap capture remove", Rows: []string{"K10"},
 	}}
 }
@@ -179,10 +176,7 @@ func ways(state WayState) func(*Readings) []Problem {
 			Effect: "without an answer the kernel ends the capture: they go to the nameserver itself, which does not know mesh names", Mend: "nametap capture check lists the firewall rules to look at"},
 	}[state]
 	return func(r *Readings) (found []Problem) {
-		if r.Agent.Capture == nil {
-			return nil
-		}
-		for _, way := range r.Agent.Capture.Ways {
+		for _, way := range r.Agent.capture().Ways {
 			if way.State != state {
 				continue
 			}
@@ -195,11 +189,11 @@ func ways(state WayState) func(*Readings) []Problem {
 }
 
 func captureEnded(r *Readings) []Problem {
-	c := r.Agent.Capture
-	if c == nil || !c.On {
+	capture := r.Agent.capture()
+	if !capture.On {
 		return nil
 	}
-	if c.Active { // the rules of at least one family capture
+	if capture.Active { // the rules of at least one family capture
 		return ways(WaySilent)(r)
 	}
 	return []Problem{{

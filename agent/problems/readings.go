@@ -41,6 +41,14 @@ type Agent struct {
 	Conntrack, Descriptors, Memory Resource
 }
 
+// capture returns the state of the rules. If the agent installs none, capture is off.
+func (a *Agent) capture() Capture {
+	if a.Capture == nil {
+		return Capture{}
+	}
+	return *a.Capture
+}
+
 // connected reports whether there is a stream to the control plane, also before its first push.
 func (a *Agent) connected() bool { return a.XDS.Connected || a.XDS.Open }
 
