@@ -73,8 +73,7 @@ type Client struct {
 	slept time.Duration
 }
 
-// New returns a client that has not connected yet. It returns an error if a setting is invalid, or if
-// the metrics are registered already.
+// New returns a client that has not connected yet. It returns an error if a setting is invalid.
 func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	if apply == nil {
 		return nil, errors.New("no apply function given")
@@ -95,13 +94,8 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 		streamFailures: logonce.New(cfg.Logger),
 	}
 	c.receiver = receiver{
-		cfg: cfg, apply: apply, log: cfg.Logger, metrics: newMetrics(c.Status), state: &c.state, saver: c.saver, dir: dir,
+		cfg: cfg, apply: apply, log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.Status), state: &c.state, saver: c.saver, dir: dir,
 		restoreFailures: logonce.New(cfg.Logger),
-	}
-	if cfg.Registerer != nil {
-		if err := cfg.Registerer.Register(c.receiver.metrics); err != nil {
-			return nil, fmt.Errorf("registering the metrics of the control plane client: %w", err)
-		}
 	}
 	return c, nil
 }
@@ -159,7 +153,7 @@ func (c *Client) Run(ctx context.Context) error {
 			continue
 		}
 		wait := pause(c.failures, rand.Float64())
-		c.logEnd(ctx, streamEnd{err: err, expected: lasted > 0 && c.failures == 0, wait: wait})
+		c.logEnd(ctx, err, lasted > 0 && c.failures == 0, wait)
 		c.failures++
 		c.wait(ctx, wait)
 	}
@@ -373,27 +367,20 @@ func (c *Client) setVariant(v variant) {
 	c.state.update(func(s *Status) { s.Variant = v.String() })
 }
 
-// streamEnd describes the end of a stream, or of an attempt to open one.
-type streamEnd struct {
-	err error
-	// expected is true if the stream worked until its end. istiod ends every stream
-	// after 30 minutes, which deserves no warning.
-	expected bool
-	wait     time.Duration // the pause before the next connect
-}
-
-// logEnd logs that there is no stream, unless Run is about to return.
-func (c *Client) logEnd(ctx context.Context, end streamEnd) {
+// logEnd logs that there is no stream, because of err, unless Run is about to return. expected is true if the stream
+// worked until its end: istiod ends every stream after 30 minutes, which deserves no warning. wait is the pause before
+// the next connect.
+func (c *Client) logEnd(ctx context.Context, err error, expected bool, wait time.Duration) {
 	if ctx.Err() != nil {
 		return
 	}
-	if errors.Is(end.err, errNodeChanged) || errors.Is(end.err, errResumed) {
-		c.log.Info("connecting again: "+end.err.Error(), "address", c.cfg.Addr)
+	if errors.Is(err, errNodeChanged) || errors.Is(err, errResumed) {
+		c.log.Info("connecting again: "+err.Error(), "address", c.cfg.Addr)
 		return
 	}
 	level := slog.LevelWarn
-	if end.expected {
+	if expected {
 		level = slog.LevelInfo
 	}
-	c.streamFailures.Report("no stream to the control plane", level, end.err, "address", c.cfg.Addr, "retry_in", end.wait)
+	c.streamFailures.Report("no stream to the control plane", level, err, "address", c.cfg.Addr, "retry_in", wait)
 }

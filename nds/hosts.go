@@ -43,15 +43,12 @@ func wholeTable(table []byte) (*hostTable, error) {
 	return t, nil
 }
 
-// status returns the status of t, without its version and time. t may be nil.
-func (t *hostTable) status() tableStatus {
-	switch {
-	case t == nil:
-		return tableStatus{}
-	case t.mode == ModeHosts:
-		return tableStatus{mode: ModeHosts, digest: t.sums.Sum().String(), revision: t.revision}
+// digest returns the checksum of the table as Status has it; "" unless the table came as changes. t may be nil.
+func (t *hostTable) digest() string {
+	if t == nil || t.mode != ModeHosts {
+		return ""
 	}
-	return tableStatus{mode: t.mode}
+	return t.sums.Sum().String()
 }
 
 // len returns the number of hosts.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // The values of the label "result" of the counter of pushes.
@@ -14,24 +15,23 @@ const (
 	resultRejected  = "rejected"
 )
 
-// metrics are the metrics of one client. It is a [prometheus.Collector], so either all of
-// them are registered or none.
+// metrics are the metrics of one client.
 type metrics struct {
 	pushes   *prometheus.CounterVec
 	bytes    prometheus.Histogram
 	duration prometheus.Histogram
-	all      []prometheus.Collector
 }
 
-// newMetrics returns the metrics of a client. It reads values that Status has from
-// status.
-func newMetrics(status func() Status) *metrics {
+// newMetrics returns the metrics of a client, and registers them unless registry is nil. It reads values that Status
+// has from status.
+func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
+	auto := promauto.With(registry)
 	m := &metrics{
-		pushes: prometheus.NewCounterVec(prometheus.CounterOpts{
+		pushes: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "nametap_xds_pushes_total",
 			Help: "Responses from the control plane, by result: applied, unchanged or rejected.",
 		}, []string{"result"}),
-		bytes: prometheus.NewHistogram(prometheus.HistogramOpts{
+		bytes: auto.NewHistogram(prometheus.HistogramOpts{
 			Name: "nametap_xds_push_bytes",
 			Help: "Length of the responses from the control plane; 64 MiB is the limit.",
 			// Only one bucket, since each costs a series. Servers that read native histograms get finer buckets.
@@ -40,7 +40,7 @@ func newMetrics(status func() Status) *metrics {
 			NativeHistogramMaxBucketNumber:  64,
 			NativeHistogramMinResetDuration: time.Hour,
 		}),
-		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+		duration: auto.NewHistogram(prometheus.HistogramOpts{
 			Name:                            "nametap_xds_push_duration_seconds",
 			Help:                            "Time to apply a push, from its shards to the table in use.",
 			Buckets:                         []float64{.1, 1},
@@ -52,40 +52,35 @@ func newMetrics(status func() Status) *metrics {
 	for _, result := range []string{resultApplied, resultUnchanged, resultRejected} {
 		m.pushes.WithLabelValues(result) // so that it is exported as 0
 	}
-	gauge := func(name, help string, read func(Status) float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
-			func() float64 { return read(status()) })
+	count := func(name, help string, read func(Status) uint64) {
+		auto.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(read(status())) })
 	}
-	m.all = []prometheus.Collector{
-		m.pushes, m.bytes, m.duration,
-		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "nametap_xds_reconnects_total",
-			Help: "Connection attempts to the control plane after the first.",
-		}, func() float64 { return float64(status().Reconnects) }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "nametap_xds_checksum_differences_total",
-			Help: "Times that the table did not have the checksum of a push; what differed was sent again.",
-		}, func() float64 { return float64(status().ChecksumDifferences) }),
-		gauge("nametap_xds_connected", "1 while a stream to the control plane is open and has received a response.",
-			func(s Status) float64 { return boolValue(s.Connected) }),
-		gauge("nametap_xds_table_timestamp_seconds", "When the control plane last sent the table in use, in Unix time; 0 without a table.",
-			func(s Status) float64 {
-				if !s.Loaded {
-					return 0
-				}
-				// TableAge stays right if the wall clock is set; LastPush does not.
-				return math.Round(float64(time.Now().UnixMilli())/1e3 - s.TableAge)
-			}),
-		gauge("nametap_xds_certificate_expiry_timestamp_seconds", "When the workload certificate expires, in Unix time; 0 without one.",
-			func(s Status) float64 {
-				if s.CertificateExpires.IsZero() {
-					return 0
-				}
-				return float64(s.CertificateExpires.Unix())
-			}),
-		gauge("nametap_xds_table_stale", "1 while the table in use is from the snapshot and no push has confirmed it.",
-			func(s Status) float64 { return boolValue(s.Stale) }),
+	gauge := func(name, help string, read func(Status) float64) {
+		auto.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return read(status()) })
 	}
+	count("nametap_xds_reconnects_total", "Connection attempts to the control plane after the first.",
+		func(s Status) uint64 { return s.Reconnects })
+	count("nametap_xds_checksum_differences_total", "Times that the table did not have the checksum of a push; what differed was sent again.",
+		func(s Status) uint64 { return s.ChecksumDifferences })
+	gauge("nametap_xds_connected", "1 while a stream to the control plane is open and has received a response.",
+		func(s Status) float64 { return boolValue(s.Connected) })
+	gauge("nametap_xds_table_timestamp_seconds", "When the control plane last sent the table in use, in Unix time; 0 without a table.",
+		func(s Status) float64 {
+			if !s.Loaded {
+				return 0
+			}
+			// TableAge stays right if the wall clock is set; LastPush does not.
+			return math.Round(float64(time.Now().UnixMilli())/1e3 - s.TableAge)
+		})
+	gauge("nametap_xds_certificate_expiry_timestamp_seconds", "When the workload certificate expires, in Unix time; 0 without one.",
+		func(s Status) float64 {
+			if s.CertificateExpires.IsZero() {
+				return 0
+			}
+			return float64(s.CertificateExpires.Unix())
+		})
+	gauge("nametap_xds_table_stale", "1 while the table in use is from the snapshot and no push has confirmed it.",
+		func(s Status) float64 { return boolValue(s.Stale) })
 	return m
 }
 
@@ -93,20 +88,6 @@ func newMetrics(status func() Status) *metrics {
 func (m *metrics) pushed(result string, bytes int) {
 	m.pushes.WithLabelValues(result).Inc()
 	m.bytes.Observe(float64(bytes))
-}
-
-// Describe implements [prometheus.Collector].
-func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range m.all {
-		c.Describe(ch)
-	}
-}
-
-// Collect implements [prometheus.Collector].
-func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range m.all {
-		c.Collect(ch)
-	}
 }
 
 // boolValue returns 1 for true and 0 for false.

@@ -84,9 +84,7 @@ func (r *receiver) restore() {
 		r.log.Warn("the last changes in the snapshot of the table are damaged, older hosts are used until the control plane sends newer ones",
 			"path", path, "bytes", s.lost)
 	}
-	t := r.table.status()
-	t.version, t.pushed, t.stale = s.version, s.pushed, true
-	r.state.setTable(t)
+	r.state.setTable(r.table, s.version, s.pushed, true)
 	r.log.Info("using the table of the snapshot until the control plane sends one",
 		"path", path, "version", s.version, "pushed", s.pushed)
 }
@@ -202,7 +200,7 @@ func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
 	}
 	r.state.update(func(s *Status) {
 		s.ChecksumDifferences++
-		s.LastChecksumDifference, s.Digest = err.Error(), r.table.status().digest
+		s.LastChecksumDifference, s.Digest = err.Error(), r.table.digest()
 	})
 	return nil, err
 }
@@ -210,14 +208,11 @@ func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
 // pushed counts and logs an accepted response, whose table is in use.
 func (r *receiver) pushed(got response, result string) {
 	r.metrics.pushed(result, got.bytes)
-	t := r.table.status()
-	t.version, t.pushed = got.version, time.Now()
-	first := r.state.setTable(t)
 	log := r.log.Debug
-	if first {
+	if r.state.setTable(r.table, got.version, time.Now(), false) {
 		log = r.log.Info
 	}
-	log("table pushed", "version", got.version, "result", result, "mode", t.mode, "hosts", r.table.len(), "bytes", got.bytes)
+	log("table pushed", "version", got.version, "result", result, "mode", r.table.mode, "hosts", r.table.len(), "bytes", got.bytes)
 }
 
 // reject counts and logs a rejected response.

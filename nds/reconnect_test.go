@@ -389,20 +389,3 @@ nametap_xds_table_stale 0
 		t.Fatalf("%d series, %v", n, err)
 	}
 }
-
-// Two clients in one process can have a registry each, but not share one.
-func TestRegistries(t *testing.T) {
-	t.Parallel()
-	registry := prometheus.NewRegistry()
-	apply := func(map[int][]byte) error { return nil }
-	for _, tc := range []struct {
-		registry *prometheus.Registry
-		ok       bool
-	}{{registry, true}, {prometheus.NewRegistry(), true}, {registry, false}} {
-		cfg := testConfig("127.0.0.1:1")
-		cfg.Registerer = tc.registry
-		if _, err := nds.New(cfg, apply); (err == nil) != tc.ok {
-			t.Fatalf("registered: %v", err)
-		}
-	}
-}

@@ -88,31 +88,18 @@ func (s *state) now() Status {
 	return status
 }
 
-// tableStatus is the part of Status that describes the table in use.
-type tableStatus struct {
-	version  string
-	pushed   time.Time
-	stale    bool
-	mode     Mode
-	digest   string
-	revision []byte
-}
-
-// setTable records the table in use, and reports whether it is the first one.
-func (s *state) setTable(t tableStatus) (first bool) {
+// setTable records the table in use, and reports whether it is the first one. stale is true if it is from the snapshot.
+func (s *state) setTable(t *hostTable, version string, pushed time.Time, stale bool) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	first = !s.status.Loaded
-	s.status.Loaded = true
-	s.status.Version, s.status.LastPush, s.status.Stale = t.version, t.pushed, t.stale
+	status := &s.status
+	first = !status.Loaded
+	status.Loaded, status.Version, status.LastPush, status.Stale, status.LastError = true, version, pushed, stale, ""
+	status.Mode, status.Digest, status.Revision = t.mode, t.digest(), t.revision
 	s.received = time.Time{}
-	if !t.stale {
+	if !stale {
 		s.received = s.clock.Now()
-	}
-	s.status.Mode, s.status.Digest, s.status.Revision = t.mode, t.digest, t.revision
-	s.status.LastError = ""
-	if !t.stale {
-		s.status.Pushes++
+		status.Pushes++
 	}
 	if first {
 		close(s.ready)
