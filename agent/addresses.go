@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/chans"
@@ -47,19 +47,14 @@ func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 // added or removed, until ctx ends. The channels have a buffer. The receivers then read all
 // addresses, so one value in the buffer is enough for any number of changes.
 func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
-	socket, err := routeSocket()
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return fmt.Errorf("watching the addresses of the interfaces: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = socket.Close() }) // ends Read
-	defer func() {
-		if stop() {
-			_ = socket.Close()
-		}
-	}()
-	buffer := make([]byte, os.Getpagesize())
+	defer socket.Close()
+	defer context.AfterFunc(ctx, socket.Close)() // ends Receive
 	for {
-		_, err := socket.Read(buffer)
+		_, _, err := socket.Receive()
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -70,19 +65,4 @@ func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
 			chans.Wake(to)
 		}
 	}
-}
-
-// routeSocket opens a netlink socket (rtnetlink(7)) that receives changes of addresses of
-// both families. A [conntrack.Conn] would not do: it connects to netfilter, and sends requests.
-func routeSocket() (*os.File, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, os.NewSyscallError("socket", err)
-	}
-	groups := &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR}
-	if err := unix.Bind(fd, groups); err != nil {
-		_ = unix.Close(fd)
-		return nil, os.NewSyscallError("bind", err)
-	}
-	return os.NewFile(uintptr(fd), "rtnetlink"), nil
 }

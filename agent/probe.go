@@ -250,11 +250,8 @@ func addrPorts(proxy *dnsproxy.Server) []netip.AddrPort {
 // all addresses is probed on loopback, which needs no route.
 func reachable(address string) string {
 	host, port, err := net.SplitHostPort(address)
-	if ip := net.ParseIP(host); err == nil && ip.IsUnspecified() {
-		host = "127.0.0.1"
-		if ip.To4() == nil {
-			host = "::1"
-		}
+	if ip, parseErr := netip.ParseAddr(host); err == nil && parseErr == nil && ip.IsUnspecified() {
+		host = family.Of(ip).Loopback().String()
 	}
 	return net.JoinHostPort(host, port)
 }

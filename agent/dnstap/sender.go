@@ -57,9 +57,7 @@ type Sender struct {
 
 // New returns a Sender.
 func New(cfg Config) *Sender {
-	s := &Sender{config: cfg, dialer: net.Dialer{Resolver: cfg.Resolver}, metrics: newMetrics()}
-	s.metrics.register(cfg.Registerer)
-	return s
+	return &Sender{config: cfg, dialer: net.Dialer{Resolver: cfg.Resolver}, metrics: newMetrics(cfg.Registerer)}
 }
 
 // Run sends queries to a receiver until ctx ends. read returns the reader of the queries, which calls lost with the

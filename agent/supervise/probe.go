@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/family"
 )
 
 const (
@@ -52,11 +53,7 @@ func newProber(sockets []*os.File, starts *atomic.Int64) (*prober, error) {
 			return nil, fmt.Errorf("reading the address of a DNS socket: %w", err)
 		}
 		if at.Addr().IsUnspecified() {
-			loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-			if at.Addr().Is6() {
-				loopback = netip.IPv6Loopback()
-			}
-			at = netip.AddrPortFrom(loopback, at.Port())
+			at = netip.AddrPortFrom(family.Of(at.Addr()).Loopback(), at.Port())
 		}
 		p.targets = append(p.targets, at)
 	}

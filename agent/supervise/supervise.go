@@ -120,8 +120,7 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, hung <-chan error) (c
 		if status, over := s.collect(); over {
 			code = exitCode(status)
 			if s.ending || code == 0 {
-				s.leave(code)
-				return code
+				return s.leave(code)
 			}
 			kill, restart = nil, time.After(s.pause(status))
 		}
@@ -130,8 +129,7 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, hung <-chan error) (c
 		case sig := <-signals:
 			s.ending = s.ending || slices.Contains(s.EndSignals, sig)
 			if s.pid == 0 && s.ending {
-				s.leave(code)
-				return code
+				return s.leave(code)
 			}
 			s.signal(sig.(syscall.Signal))
 		case <-restart:
@@ -217,11 +215,12 @@ func (s *supervisor) abandon() {
 	}
 }
 
-// leave calls Abandoned after the last end of the command, unless the exit code is 0.
-func (s *supervisor) leave(code int) {
+// leave calls Abandoned after the last end of the command, unless the exit code is 0, and returns the exit code.
+func (s *supervisor) leave(code int) int {
 	if code != 0 {
 		s.abandon()
 	}
+	return code
 }
 
 // signal sends a signal to the command. The process number of the command cannot belong to another
