@@ -208,7 +208,7 @@ func (c *capture) noteListeners() {
 // captured. If there are none, and queries to any server are captured, it returns a loopback address.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
-	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil || c.kernel.Failure(f) != nil {
+	if !in.On || !in.Config.Has(f) || c.listens(f) != nil || c.kernel.Failure(f) != nil {
 		return nil
 	}
 	var found []netip.Addr
@@ -354,8 +354,8 @@ func (in inputs) desired() (iptables.Desired, error) {
 	served := 0
 	var errs []error
 	for _, f := range family.All() {
-		switch choice, err := in.Config.Family(f), in.without[f]; {
-		case choice == iptables.Off:
+		switch err := in.without[f]; {
+		case !in.Config.Has(f):
 		case err == nil:
 			served++
 		default:
@@ -401,7 +401,7 @@ func (c *capture) status(ctx context.Context) *CaptureStatus {
 		return status
 	}
 	for i, f := range rules.Families {
-		if err := in.without[f.Family]; err != nil && in.Config.Family(f.Family) != iptables.Off && f.State == iptables.NotWanted {
+		if err := in.without[f.Family]; err != nil && in.Config.Has(f.Family) && f.State == iptables.NotWanted {
 			rules.Families[i].Error = err.Error()
 		}
 	}

@@ -18,7 +18,7 @@ func TestDesired(t *testing.T) {
 	t.Parallel()
 	silent := errors.New("a listener does not answer")
 	v4, v6 := family.IPv4, family.IPv6
-	without6 := iptables.Config{IPv6: iptables.Off}
+	without6 := iptables.Config{Only: v4}
 	servers := []netip.Addr{netip.MustParseAddr("192.0.2.53")}
 	loopback, nameserver := netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.0.2.53/32")
 	out := func(families ...family.Family) map[family.Family]error {
@@ -44,8 +44,8 @@ func TestDesired(t *testing.T) {
 		"nameservers":                      {in: inputs{CaptureConfig: resolvConf, servers: servers}, want: iptables.Config{Servers: servers}},
 		"no nameservers":                   {in: inputs{CaptureConfig: resolvConf}, err: errNoServers},
 		"nameservers do not matter":        {in: inputs{CaptureConfig: on(anything), servers: servers}},
-		"IPv6 does not answer":             {in: inputs{CaptureConfig: on(anything), without: out(v6)}, want: iptables.Config{IPv6: iptables.Off}},
-		"IPv4 does not answer":             {in: inputs{CaptureConfig: on(anything), without: out(v4)}, want: iptables.Config{IPv4: iptables.Off}},
+		"IPv6 does not answer":             {in: inputs{CaptureConfig: on(anything), without: out(v6)}, want: iptables.Config{Only: v4}},
+		"IPv4 does not answer":             {in: inputs{CaptureConfig: on(anything), without: out(v4)}, want: iptables.Config{Only: v6}},
 		"none answers":                     {in: inputs{CaptureConfig: on(anything), without: out(v4, v6)}, err: silent},
 		"IPv6 is not wanted, IPv4 answers": {in: inputs{CaptureConfig: on(without6)}, want: without6},
 		"IPv6 is not wanted, nor there":    {in: inputs{CaptureConfig: on(without6), without: out(v6)}, want: without6},

@@ -151,7 +151,7 @@ func TestIPv6Off(t *testing.T) {
 		cfg := l.config()
 		c := l.with(cfg)
 		apply(t, c)
-		cfg.IPv6 = iptables.Off
+		cfg.Only = family.IPv4
 		replace(t, c, cfg)
 		if got, want := l.holders(), "iptables-"+string(backend); got != want {
 			t.Errorf("in %s, want %s", got, want)

@@ -23,7 +23,7 @@ func Build(cfg Config) (Rules, error) {
 
 func buildFamily(cfg Config, f family.Family) []table {
 	destinations := destinations(cfg, f)
-	if cfg.Family(f) == Off || len(destinations) == 0 {
+	if !cfg.Has(f) || len(destinations) == 0 {
 		return nil
 	}
 	b := builder{cfg: cfg, family: f, destinations: destinations}

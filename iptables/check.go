@@ -166,7 +166,7 @@ func checkConntrack() Finding {
 func checkRoutes(ctx context.Context, cfg Config) (findings []Finding) {
 	for _, p := range cfg.VIPs {
 		family := family.Of(p.Addr())
-		if cfg.EgressPort == 0 || cfg.Family(family) == Off || !hasAddress(family) {
+		if cfg.EgressPort == 0 || !cfg.Has(family) || !hasAddress(family) {
 			continue
 		}
 		var dialer net.Dialer

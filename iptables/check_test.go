@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
@@ -125,7 +126,7 @@ func TestNoTools(t *testing.T) {
 	})
 }
 
-func legacyIPv4(c *iptables.Config) { c.Backend, c.IPv6 = iptables.Legacy, iptables.Off }
+func legacyIPv4(c *iptables.Config) { c.Backend, c.Only = iptables.Legacy, family.IPv4 }
 
 // Another program holds legacy's lock.
 func TestLockHeld(t *testing.T) {
@@ -227,7 +228,7 @@ func TestHangingTool(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
-		ipv4 := func(c *iptables.Config) { c.IPv6 = iptables.Off }
+		ipv4 := func(c *iptables.Config) { c.Only = family.IPv4 }
 		c := l.apply(ipv4)
 		name := "iptables-" + string(backend) + "-restore"
 		path, err := exec.LookPath(name)

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -74,7 +75,7 @@ func TestCheckRulesTool(t *testing.T) {
 					scripts["iptables-nft"] = test.script
 				}
 				l.tools(scripts)
-				c := l.apply(func(c *iptables.Config) { c.Backend, c.IPv6 = iptables.NFT, iptables.Off })
+				c := l.apply(func(c *iptables.Config) { c.Backend, c.Only = iptables.NFT, family.IPv4 })
 				f := finding(t, c, "tools for IPv4")
 				if f.OK || f.Needed != test.needed || !strings.Contains(f.Detail, test.want) || !strings.Contains(f.Advice, "1.6.2 or later") {
 					t.Errorf("%+v, want %q", f, test.want)

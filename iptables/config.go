@@ -73,9 +73,9 @@ type Config struct {
 	// NoComments leaves out the comments that explain each rule.
 	NoComments bool
 
-	// IPv4 and IPv6 say whether queries over each family are captured. With IfAvailable (or "") a family that this
-	// machine lacks is left out, as long as the other one works. Only one of them may be Off.
-	IPv4, IPv6 Choice
+	// Only is the only family whose queries are captured; 0 for both. Of both, a family that this machine lacks is left
+	// out, and logged, as long as the other one works.
+	Only family.Family
 	// Backend is where the rules go; "" is Auto.
 	Backend Backend
 	// Interval is how often Keep checks the rules; 0 is 5 s.
@@ -104,8 +104,6 @@ func DefaultConfig() Config {
 		AgentUIDs: []uint32{1337},
 		AgentGIDs: []uint32{1337},
 		Zone:      53,
-		IPv4:      IfAvailable,
-		IPv6:      IfAvailable,
 		Backend:   Auto,
 		Interval:  5 * time.Second,
 		Settle:    5 * time.Second,
@@ -113,29 +111,20 @@ func DefaultConfig() Config {
 	}
 }
 
-// Family returns the choice for a family.
-func (c Config) Family(f family.Family) Choice {
-	if f == family.IPv4 {
-		return c.IPv4
-	}
-	return c.IPv6
-}
+// Has reports whether queries over a family are captured.
+func (c Config) Has(f family.Family) bool { return c.Only == 0 || c.Only == f }
 
 // Families returns the families whose queries are captured.
 func (c Config) Families() []family.Family {
-	return slices.DeleteFunc(family.All(), func(f family.Family) bool { return c.Family(f) == Off })
+	return slices.DeleteFunc(family.All(), func(f family.Family) bool { return !c.Has(f) })
 }
 
-// Needs reports whether it is a failure if this machine lacks f: f is IPv4, or the other family is Off.
-func (c Config) Needs(f family.Family) bool { return f == family.IPv4 || c.Family(f.Other()) == Off }
+// Needs reports whether it is a failure if this machine lacks f: f is IPv4, or the only family.
+func (c Config) Needs(f family.Family) bool { return f == family.IPv4 || c.Only == f }
 
-// Without returns the configuration without a family.
+// Without returns the configuration without a family. The other family must not be left out.
 func (c Config) Without(f family.Family) Config {
-	if f == family.IPv4 {
-		c.IPv4 = Off
-	} else {
-		c.IPv6 = Off
-	}
+	c.Only = f.Other()
 	return c
 }
 
@@ -212,16 +201,8 @@ func (c Config) validateEgress() error {
 }
 
 func (c Config) validateModes() error {
-	for _, f := range family.All() {
-		if on := c.Family(f); on != "" && on != IfAvailable && on != Off {
-			return fmt.Errorf("capture of %s %q: want %s or %s", f, on, IfAvailable, Off)
-		}
-	}
 	if c.Lease && c.FailClosed {
 		return errors.New("capture with both Lease and FailClosed: want at most one of them")
-	}
-	if c.IPv4 == Off && c.IPv6 == Off {
-		return errors.New("capture of neither IPv4 nor IPv6: want at least one of them")
 	}
 	if err := new(Backend).UnmarshalText([]byte(c.Backend)); c.Backend != "" && err != nil {
 		return fmt.Errorf("iptables backend %q: %w", c.Backend, err)
@@ -292,12 +273,3 @@ func (b Backend) MarshalText() ([]byte, error) { return []byte(b), nil }
 func (b *Backend) UnmarshalText(text []byte) error {
 	return choice.Parse(b, text, Auto, NFT, Legacy)
 }
-
-// Choice tells whether something is wanted.
-type Choice string
-
-// The values of a Choice. With IfAvailable, what is missing is left out and logged.
-const (
-	IfAvailable Choice = "auto"
-	Off         Choice = "off"
-)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -242,7 +243,7 @@ func TestKeepRefused(t *testing.T) {
 	backends(t, func(l *lab) {
 		t := l.t
 		l.failing("ip6tables", "*")
-		cfg := l.config(func(c *iptables.Config) { c.IPv4 = iptables.Off })
+		cfg := l.config(func(c *iptables.Config) { c.Only = family.IPv6 })
 		c := l.with(cfg)
 		l.set(c, true, cfg)
 		err := c.Keep(t.Context())

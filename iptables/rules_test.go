@@ -28,7 +28,7 @@ func configs() map[string]iptables.Config {
 	add("lease", func(c *iptables.Config) { c.Lease = true })
 	add("bare", func(c *iptables.Config) {
 		c.NoAccept, c.NoProbe = true, true
-		c.Zone, c.NoComments, c.AgentGIDs, c.IPv6 = 0, true, nil, iptables.Off
+		c.Zone, c.NoComments, c.AgentGIDs, c.Only = 0, true, nil, family.IPv4
 	})
 	add("servers", func(c *iptables.Config) {
 		c.Servers = []netip.Addr{netip.MustParseAddr("127.0.0.53"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fe80::53%eth0"), netip.MustParseAddr("fd00::53")}
@@ -116,7 +116,6 @@ func TestConfigErrors(t *testing.T) {
 		`interface "-j"`:                       func(c *iptables.Config) { c.VirtualInterfaces = []string{"-j"} },
 		`interface "a\nCOMMIT"`:                func(c *iptables.Config) { c.VirtualInterfaces = []string{"a\nCOMMIT"} },
 		`interface "a-name-of-16-by"`:          func(c *iptables.Config) { c.VirtualInterfaces = []string{"a-name-of-16-byt"} },
-		`capture of IPv6 "maybe"`:              func(c *iptables.Config) { c.IPv6 = "maybe" },
 		`iptables backend "nftables"`:          func(c *iptables.Config) { c.Backend = "nftables" },
 		"port 15053 for VIPs":                  func(c *iptables.Config) { c.EgressPort = 15053 },
 		`range of VIPs "0.0.0.0/0"`:            func(c *iptables.Config) { c.VIPs = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")} },
@@ -136,17 +135,11 @@ func TestConfigErrors(t *testing.T) {
 // K4, K17: a missing IPv6 is a failure if it is the only family.
 func TestNeeds(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		v4, v6 iptables.Choice
-		want   bool
-	}{
-		{iptables.IfAvailable, iptables.IfAvailable, false},
-		{iptables.Off, iptables.IfAvailable, true},
-	} {
+	for only, want := range map[family.Family]bool{0: false, family.IPv4: false, family.IPv6: true} {
 		cfg := iptables.DefaultConfig()
-		cfg.IPv4, cfg.IPv6 = test.v4, test.v6
-		if got := cfg.Needs(family.IPv6); got != test.want || !cfg.Needs(family.IPv4) {
-			t.Errorf("IPv4 %s, IPv6 %s: needs IPv6: %v, want %v", test.v4, test.v6, got, test.want)
+		cfg.Only = only
+		if got := cfg.Needs(family.IPv6); got != want || !cfg.Needs(family.IPv4) {
+			t.Errorf("only %v: needs IPv6: %v, want %v", only, got, want)
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/iptables"
 )
@@ -134,7 +135,7 @@ func captureConfig() iptables.Config {
 	cfg.AgentUIDs, cfg.AgentGIDs = []uint32{0}, []uint32{0} // the namespace has no others
 	cfg.VirtualInterfaces = []string{hostInterface}
 	cfg.VIPs, cfg.EgressPort = egress.VIPs(), demoEgressPort
-	cfg.IPv6 = iptables.Off
+	cfg.Only = family.IPv4
 	return cfg
 }
 

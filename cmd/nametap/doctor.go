@@ -28,7 +28,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
-	"github.com/nametap/nametap/iptables"
 )
 
 // exitWarnings is the exit code of doctor if there are only warnings.
@@ -227,7 +226,7 @@ func (d *doctorCommand) redirected(status agent.Status) (without map[string]stri
 	}
 	without = map[string]string{}
 	for _, r := range status.Redirected {
-		if r.State == agent.NotRedirected && capture.Config.Family(r.Family) != iptables.Off {
+		if r.State == agent.NotRedirected && capture.Config.Has(r.Family) {
 			without[r.Family.String()] = r.Detail
 		}
 	}
