@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,8 +31,8 @@ const (
 const (
 	// readAttempts is how often reading the rules is tried.
 	readAttempts = 5
-	// firstPause and longestPause bound the pause between two attempts, before a random part is added.
-	firstPause, longestPause = 10 * time.Millisecond, 250 * time.Millisecond
+	// firstPause and longestPause are the longest pauses after the first failure, and after many.
+	firstPause, longestPause = 20 * time.Millisecond, 500 * time.Millisecond
 )
 
 // tools are the programs for one family in one backend.
@@ -172,10 +171,7 @@ func (t tools) write(ctx context.Context, text string) error {
 
 // backOff returns how long to wait after the nth failure, counted from 0: longer each
 // time, and at random, so that two programs that disturb each other get out of step.
-func backOff(n int) time.Duration {
-	wait := clock.BackOff(n, firstPause, longestPause)
-	return wait + rand.N(wait)
-}
+func backOff(n int) time.Duration { return clock.Jitter(clock.BackOff(n, firstPause, longestPause)) }
 
 // run runs a tool and returns its output.
 func (x toolbox) run(ctx context.Context, stdin []byte, tool string, args ...string) ([]byte, error) {

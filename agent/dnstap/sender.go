@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"time"
 
@@ -85,8 +84,7 @@ func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(message
 		if failure.Differs(err) {
 			log.Warn("dnstap: no receiver takes messages: they are dropped until a receiver does; retrying", "error", err)
 		}
-		pause := clock.BackOff(failures, minPause, maxPause)
-		if !clock.Sleep(ctx, pause/2+rand.N(pause)/2) { //nolint:gosec // no secret
+		if !clock.Sleep(ctx, clock.Jitter(clock.BackOff(failures, minPause, maxPause))) {
 			return
 		}
 		failures++

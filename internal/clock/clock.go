@@ -23,6 +23,7 @@ package clock
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -133,6 +134,10 @@ func BackOff(n int, first, longest time.Duration) time.Duration {
 	}
 	return min(first, longest)
 }
+
+// Jitter returns a random time from half of longest to longest, so that programs that wait for the same reason get out
+// of step.
+func Jitter(longest time.Duration) time.Duration { return longest/2 + rand.N(longest/2+1) }
 
 // Sleep waits for the time length. It returns false if ctx ends first.
 func Sleep(ctx context.Context, length time.Duration) bool {
