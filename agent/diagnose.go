@@ -112,7 +112,7 @@ func (d *diagnosis) add(silent []string) problems.Report {
 		Silent: silent, Missing: c.proxy.Missing(), Unserved: d.unserved(), StateDir: c.config.XDS.StateDir, Domain: c.proxy.ClusterDomain(),
 		XDS: c.client.Status(), Token: c.client.Token(), Servers: d.servers(now), Refusing: refusing, Refused: refused,
 		Failures: c.proxy.Failures(now.Add(-problems.FailuresSince)), Settings: c.fileSettings(),
-		Conntrack: conntrackEntries(), Descriptors: descriptors(), Memory: cgroupMemory(),
+		Conntrack: ConntrackEntries(), Descriptors: descriptors(), Memory: cgroupMemory(),
 	}
 	for _, self := range c.proxy.SelfUpstreams() {
 		reading.Self = append(reading.Self, self.String())

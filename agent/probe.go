@@ -16,8 +16,8 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/internal/family"
 )
 
@@ -178,13 +178,11 @@ func setHops(hops int) func(network, address string, conn syscall.RawConn) error
 // withCause adds to err, the error of a probe, that conntrack is full, if it is. The kernel then drops the first packet
 // of each flow that passes rules of table nat, whether these rules capture or not.
 func withCause(err error) error {
-	if err == nil {
-		return nil
+	table := ConntrackEntries()
+	if err == nil || len(problems.Conntrack(table)) == 0 {
+		return err
 	}
-	if count, limit, full := conntrack.Full(); full {
-		return fmt.Errorf("%w; the kernel drops new flows, because conntrack has %d of at most %d entries: raise net.netfilter.nf_conntrack_max", err, count, limit)
-	}
-	return err
+	return fmt.Errorf("%w; the kernel drops new flows, because conntrack has %d of at most %d entries: raise net.netfilter.nf_conntrack_max", err, table.Used, table.Limit)
 }
 
 // causes returns the causes of failed probes as text, without the ports of the probes, which always differ.

@@ -11,10 +11,10 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// conntrackEntries returns how many entries connection tracking has, and how many it may have.
-func conntrackEntries() problems.Resource {
-	count, limit, _ := conntrack.Full()
-	return problems.Resource{Used: uint64(count), Limit: uint64(limit)}
+// ConntrackEntries returns how many entries connection tracking has, and how many it may have.
+func ConntrackEntries() problems.Resource {
+	entries, limit := conntrack.Usage()
+	return problems.Resource{Used: entries, Limit: limit}
 }
 
 // openFiles is the directory with a file for each open descriptor. Since Linux 6.2, the size of the directory is the

@@ -10,7 +10,6 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/problems"
-	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -74,8 +73,7 @@ const portAdvice = "end that program, or set another port for the agent with --d
 
 // fullTable returns a finding if conntrack is full or nearly so: no probe reaches a listener then.
 func fullTable() (findings []iptables.Finding) {
-	count, limit, _ := conntrack.Full()
-	for _, p := range problems.Conntrack(problems.Resource{Used: uint64(count), Limit: uint64(limit)}) {
+	for _, p := range problems.Conntrack(agent.ConntrackEntries()) {
 		findings = append(findings, iptables.Finding{What: "conntrack", Detail: p.Evidence + ": " + p.Effect, Advice: p.Mend})
 	}
 	return findings
@@ -85,7 +83,7 @@ func fullTable() (findings []iptables.Finding) {
 // listener that no program has.
 func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed bool) (findings []iptables.Finding) {
 	failed := failing(listeners)
-	_, _, full := conntrack.Full()
+	full := len(fullTable()) > 0
 	for _, l := range listeners {
 		finding := iptables.Finding{What: "agent at " + l.String(), OK: l.State == agent.ListenerAnswers,
 			Needed: installed || c.config.Config.Needs(l.Family), Detail: cmp.Or(l.Error, string(l.State))}

@@ -214,7 +214,7 @@ func servedFamilies(cfg iptables.Config, hosts []netip.Addr) (iptables.Config, e
 	if len(served) == 0 {
 		return cfg, errors.New("the rules redirect to 127.0.0.1 and ::1: want localhost, or no host before the port")
 	}
-	for _, f := range []family.Family{family.IPv4, family.IPv6} {
+	for _, f := range family.All() {
 		if !served[f] {
 			cfg = cfg.Without(f)
 		}
