@@ -46,9 +46,12 @@ func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []pro
 	found := make([]problems.Sent, len(networks))
 	for i, network := range networks {
 		sent := problems.Sent{To: server.String(), Network: network}
-		text, err := askAs(ctx, question{what: fmt.Sprintf("querying %s over %s", server, network), network: network, to: server.String(), name: askID, limit: programTimeout})
+		q := question{what: fmt.Sprintf("querying %s over %s", server, network), network: network, to: server.String(), limit: programTimeout}
+		q.name = askID
+		text, err := askAs(ctx, q)
 		if err == nil && text == agent.id { // a nameserver with the same host name may give the same answer
-			text, err = askAs(ctx, question{what: fmt.Sprintf("querying %s over %s", server, network), network: network, to: server.String(), name: askVersion, limit: programTimeout})
+			q.name = askVersion
+			text, err = askAs(ctx, q)
 			sent.Agent = err == nil && text == agent.version
 		}
 		sent.Other = err == nil && !sent.Agent

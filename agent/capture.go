@@ -42,7 +42,10 @@ type capture struct {
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.
 func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capture, error) {
 	cfg, log := *agent.Capture, agent.Logger
-	c := &capture{log: log, proxy: proxy, clock: ticks, inputs: inputs{CaptureConfig: cfg, passing: map[family.Family][]netip.Prefix{}}}
+	c := &capture{
+		log: log, proxy: proxy, clock: ticks,
+		inputs: inputs{CaptureConfig: cfg, passing: map[family.Family][]netip.Prefix{}},
+	}
 	initial := cfg.Config
 	file, err := readServers(cfg.ResolvConf)
 	switch {
@@ -57,14 +60,17 @@ func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capt
 	if c.kernel, err = iptables.New(initial, log); err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
-	c.ways = &ways{log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, targets: c.probed, direct: c.answers, barred: c.barred, renew: c.kernel.Renew, missed: c.kernel.Look,
-		begun: c.kernel.Begun(), rules: c.kernel.Installed(), tick: c.noteListeners, alive: make(chan struct{}),
+	c.ways = &ways{
+		log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, alive: make(chan struct{}),
+		targets: c.probed, direct: c.answers, barred: c.barred, tick: c.noteListeners,
+		renew: c.kernel.Renew, missed: c.kernel.Look, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
 		passing: func(f family.Family, to []netip.Prefix) {
 			c.follow(func(in *inputs) {
 				in.passing = maps.Clone(in.passing)
 				in.passing[f] = to
 			})
-		}}
+		},
+	}
 	return c, nil
 }
 
@@ -373,7 +379,10 @@ func (in inputs) desired() (iptables.Desired, error) {
 func (c *capture) reading() *problems.Capture {
 	in := c.current()
 	stats := c.kernel.Stats()
-	found := &problems.Capture{On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{}, Ways: c.ways.states(), Repairs: stats.Repairs, Drift: stats.Drift}
+	found := &problems.Capture{
+		On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{},
+		Ways: c.ways.states(), Repairs: stats.Repairs, Drift: stats.Drift,
+	}
 	if !chans.Closed(c.kernel.Begun()) {
 		found.Active = true // no rules were wanted yet
 	}

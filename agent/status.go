@@ -47,7 +47,8 @@ type statusServer struct {
 // another program has the address, or the private socket cannot be opened, Run opens that part later.
 func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Registry) (*statusServer, error) {
 	c := d.core
-	s := &statusServer{core: c, diagnosis: d, dumps: newDumps(), readings: readings{take: func(ctx context.Context) reading { return read(ctx, c) }}}
+	s := &statusServer{core: c, diagnosis: d, dumps: newDumps()}
+	s.readings.take = func(ctx context.Context) reading { return read(ctx, c) }
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	public := http.NewServeMux()
 	s.handlePublic(public, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
@@ -264,7 +265,8 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	read := s.readings.current(r.Context())
 	status := Status{
 		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).String(),
-		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(), Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
+		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(),
+		Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
 		Diagnosis: s.diagnosis.add(read.silent),
 		Capture:   read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
 	}

@@ -205,7 +205,9 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 // ask sends a probe to a nameserver as a client would, and returns the state that its answer shows.
 func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (problems.WayState, error) {
 	to := netip.AddrPortFrom(nameserver, 53).String()
-	text, err := ask(ctx, question{what: "probing the way to " + to + " over " + network, network: network, to: to, name: askID, hops: iptables.ProbeHops})
+	text, err := ask(ctx, question{
+		what: "probing the way to " + to + " over " + network, network: network, to: to, name: askID, hops: iptables.ProbeHops,
+	})
 	switch {
 	case network == "udp" && undialled(err), err != nil && ctx.Err() != nil:
 		return problems.WayUnknown, err

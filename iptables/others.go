@@ -61,7 +61,7 @@ func istioRules(s saved) []string {
 // isIstio reports whether a rule is Istio's and for port 53, and whether it matches the mark of ztunnel's packets.
 func isIstio(r savedRule) (istio, ztunnel bool) {
 	ws := words(r.spec)
-	if i := slices.Index(ws, "--dport"); i < 0 || i+1 == len(ws) || ws[i+1] != "53" || strings.HasPrefix(r.chain, ownPrefix) {
+	if valueOf(ws, "--dport") != "53" || strings.HasPrefix(r.chain, ownPrefix) {
 		return false, false
 	}
 	istio = strings.HasPrefix(r.chain, istioPrefix) || strings.HasPrefix(r.target, istioPrefix) ||

@@ -3,6 +3,7 @@ package iptables
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -96,12 +97,14 @@ func (t *savedTable) add(line string) bool {
 
 // targetOf returns the word after -j or -g, but not one in a quoted comment.
 func targetOf(spec string) string {
-	previous := ""
-	for _, word := range words(spec) {
-		if previous == "-j" || previous == "-g" {
-			return word
-		}
-		previous = word
+	ws := words(spec)
+	return cmp.Or(valueOf(ws, "-j"), valueOf(ws, "-g"))
+}
+
+// valueOf returns the word after an option of a rule, "" if the rule does not have the option. ws are its words.
+func valueOf(ws []string, option string) string {
+	if i := slices.Index(ws, option); i >= 0 && i+1 < len(ws) {
+		return ws[i+1]
 	}
 	return ""
 }
@@ -262,12 +265,8 @@ func (s saved) redirections() (ports []uint16) {
 
 // redirection returns the port to which a rule redirects, 0 if it does not.
 func redirection(spec string) uint16 {
-	ws := words(spec)
-	if i := slices.Index(ws, "--to-ports"); i >= 0 && i+1 < len(ws) {
-		port, _ := strconv.ParseUint(ws[i+1], 10, 16) // 0 for a range, which nametap never writes
-		return uint16(port)
-	}
-	return 0
+	port, _ := strconv.ParseUint(valueOf(words(spec), "--to-ports"), 10, 16) // 0 for a range, which nametap never writes
+	return uint16(port)
 }
 
 // equal reports whether two tables have the same chains and rules in the same order.
