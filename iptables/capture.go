@@ -580,12 +580,9 @@ func (c *Capture) logRemoval(had bool, err error) {
 
 // publish makes the state of c visible to other goroutines.
 func (c *Capture) publish() {
-	r := &report{goal: c.goal, in: c.in, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured, levels: make(map[family.Family]Level)}
+	r := &report{goal: c.goal, in: c.in, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured}
 	if c.retries.reported != nil {
 		r.remaining = c.retries.reported.Error()
-	}
-	for _, f := range family.All() {
-		r.levels[f] = c.level(f)
 	}
 	c.report.Store(r)
 	if c.changes {
@@ -595,7 +592,13 @@ func (c *Capture) publish() {
 }
 
 // Levels returns how much of each family is captured since the last step. It does not read the kernel.
-func (c *Capture) Levels() map[family.Family]Level { return c.report.Load().levels }
+func (c *Capture) Levels() map[family.Family]Level {
+	r, levels := c.report.Load(), make(map[family.Family]Level)
+	for _, f := range family.All() {
+		levels[f] = r.level(f)
+	}
+	return levels
+}
 
 // Failure returns why the last attempt to install the rules of a family has failed, nil if it has not.
 func (c *Capture) Failure(f family.Family) error { return c.report.Load().in.missing[f] }
@@ -617,12 +620,7 @@ func (c *Capture) Active() bool {
 // renews it.
 func (c *Capture) Leased() bool {
 	in := c.report.Load().in
-	for _, v := range in.families {
-		if !v.lease {
-			return false
-		}
-	}
-	return len(in.families) > 0
+	return len(in.families) > 0 && !in.unleased()
 }
 
 // Remaining says why rules that were to be removed are still there, or may be. It is "" if no removal has failed.

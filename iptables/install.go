@@ -344,17 +344,3 @@ func (i *installer) unreadPlaced(s *side) error {
 func (i *installer) onlyOthers(err error) bool {
 	return errors.Is(err, ErrUnseen) || errors.Is(err, ErrCapability) && len(i.placed) == 0
 }
-
-// level returns the level of a family.
-func (i *installer) level(f family.Family) Level {
-	v, ok := i.in.families[f]
-	switch {
-	case !i.goal.On || len(i.goal.variants[0].rules.tables(f)) == 0:
-		return LevelOff
-	case !ok && unsupported(i.in.missing[f]):
-		return LevelUnavailable
-	case !ok:
-		return LevelFailed
-	}
-	return v.level()
-}

@@ -87,7 +87,20 @@ type report struct {
 	unleased  bool // rules were installed that capture without an agent
 	captured  bool
 	remaining string
-	levels    map[family.Family]Level
+}
+
+// level returns the level of a family.
+func (r *report) level(f family.Family) Level {
+	v, ok := r.in.families[f]
+	switch {
+	case !r.goal.On || len(r.goal.variants[0].rules.tables(f)) == 0:
+		return LevelOff
+	case !ok && unsupported(r.in.missing[f]):
+		return LevelUnavailable
+	case !ok:
+		return LevelFailed
+	}
+	return v.level()
 }
 
 // status returns the status of the rules in the kernel, which has m.
