@@ -270,7 +270,7 @@ func TestNAT64Silent(t *testing.T) {
 func TestResetWhileDialled(t *testing.T) {
 	t.Parallel()
 	s := sweeper(t, time.Minute)
-	cfg := &Config{Resolve: func(ctx context.Context, _ string, _ Family, onlyCached bool) ([]netip.Addr, bool, error) {
+	cfg := &Config{Resolve: func(ctx context.Context, _ string, _ family.Family, onlyCached bool) ([]netip.Addr, bool, error) {
 		if !onlyCached {
 			<-ctx.Done()
 		}
