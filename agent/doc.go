@@ -50,15 +50,13 @@
 //	                     that ends the stream when the node changes; one that writes the
 //	                     snapshot; one that obtains and renews the workload certificate
 //	clock.Clock          one that polls for all parts: files, addresses, the node; with capture, one more for the ways
-//	Agent                one that takes readings for package problems, one that follows the addresses of the interfaces (rtnetlink), two of the
-//	                     status server (status address, private socket), the drain,
-//	                     the announcement of readiness, systemd's watchdog,
-//	                     one for the records of queries, the query log,
-//	                     one or two for dnstap; with capture one that keeps
-//	                     the rules as desired, one that keeps the registration with
-//	                     systemd-resolved (two more while that runs), one that probes the way of clients' queries and
-//	                     one for each probe, one that follows changes of nft rules, and one that follows
-//	                     resolv.conf
+//	Agent                one that takes readings for package problems, one that follows the addresses of the interfaces
+//	                     (rtnetlink), two of the status server (status address, private socket), the drain, the
+//	                     announcement of readiness, systemd's watchdog, one for the records of queries, the query
+//	                     log, one or two for dnstap; with capture one that keeps the rules as desired, one that keeps
+//	                     the registration with systemd-resolved (two more while that runs), one that probes the way
+//	                     of clients' queries and one for each probe, one that follows changes of nft rules, and one
+//	                     that follows resolv.conf
 //
 // The command nametap agent has more goroutines outside of the errgroup: one that writes the log,
 // one that waits for a second signal, two that follow the settings files, and in a container
