@@ -144,20 +144,29 @@ func (d *Dir) Write(name string, parts ...[]byte) error {
 
 // WriteAt locks the directory and overwrites a part of an existing file.
 func (d *Dir) WriteAt(name string, data []byte, offset int64) error {
-	if err := d.Lock(); err != nil {
+	return d.change(name, func(f *os.File) error {
+		_, err := f.WriteAt(data, offset)
 		return err
-	}
-	f, err := os.OpenFile(d.File(name), os.O_WRONLY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt(data, offset)
-	return errors.Join(err, f.Close())
+	})
 }
 
 // Append locks the directory and appends to an existing file that has size bytes. It fails if the
 // file has another size. It does not wait until the data is on the disk.
 func (d *Dir) Append(name string, data []byte, size int64) error {
+	return d.change(name, func(f *os.File) error {
+		info, err := f.Stat()
+		if err == nil && info.Size() != size {
+			err = fmt.Errorf("%q has %d bytes: want %d", f.Name(), info.Size(), size)
+		}
+		if err == nil {
+			_, err = f.WriteAt(data, size)
+		}
+		return err
+	})
+}
+
+// change locks the directory and calls change with an existing file.
+func (d *Dir) change(name string, change func(f *os.File) error) error {
 	if err := d.Lock(); err != nil {
 		return err
 	}
@@ -165,14 +174,7 @@ func (d *Dir) Append(name string, data []byte, size int64) error {
 	if err != nil {
 		return err
 	}
-	info, err := f.Stat()
-	if err == nil && info.Size() != size {
-		err = fmt.Errorf("%q has %d bytes: want %d", f.Name(), info.Size(), size)
-	}
-	if err == nil {
-		_, err = f.WriteAt(data, size)
-	}
-	return errors.Join(err, f.Close())
+	return errors.Join(change(f), f.Close())
 }
 
 // SetAside renames a file that cannot be used, so that it is neither used nor lost, and returns its new path. The
