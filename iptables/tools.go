@@ -31,7 +31,7 @@ const (
 const (
 	// readAttempts is how often reading the rules is tried.
 	readAttempts = 5
-	// firstPause and longestPause are the longest pauses after the first failure, and after many.
+	// firstPause is the longest pause after the first failure, and longestPause the longest one after many.
 	firstPause, longestPause = 20 * time.Millisecond, 500 * time.Millisecond
 )
 

@@ -13,8 +13,8 @@ import (
 func TestBackOff(t *testing.T) {
 	t.Parallel()
 	for n := range 100 {
-		if wait := backOff(n); wait < firstPause || wait >= 2*longestPause {
-			t.Errorf("after failure %d: %v, want %v to %v", n, wait, firstPause, 2*longestPause)
+		if wait := backOff(n); wait < firstPause/2 || wait > longestPause {
+			t.Errorf("after failure %d: %v, want %v to %v", n, wait, firstPause/2, longestPause)
 		}
 	}
 }
