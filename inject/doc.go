@@ -27,7 +27,7 @@
 //	containers.go  the containers and volumes that are added
 //	decide.go      whether a pod is to be injected, and in which pods nametap would not work
 //	status.go      the annotation that lists what was added
-//	config.go      the settings of injection, for all pods and for one
+//	config.go      the settings of injection, for all pods and for one, and the annotations that replace them
 //	settings.go    settings of the agent
 //	resources.go   the requests and limits of the containers
 //	pod.go         the fields of a pod, and of its namespace, that decide
