@@ -43,44 +43,46 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 			return explainEnd(err)
 		}
 		s.receiver.state.update(func(status *Status) { status.Connected, status.Nonce = true, r.nonce })
-		began := time.Now()
-		if err = s.handle(r); differs(err) {
+		if err = s.handle(ctx, r); differs(err) {
 			s.end()
 			return err
 		}
-		clock.Sleep(ctx, min(restFactor*time.Since(began), maxRest))
 	}
 	return fmt.Errorf("sending a request: %w", err)
 }
 
 // After a push, the client waits restFactor times as long as the push took, at most maxRest, so that pushes use a
 // tenth of a processor: an object with hosts in all shards makes agents build their whole table,
-// and its author may change it again and again. All changes during the wait come in one push.
+// and its author may change it again and again. The client answers the push after the wait, because nametap-discovery
+// then sends all that has changed meanwhile in one push.
 const (
 	restFactor = 9
 	maxRest    = time.Second
 )
 
-// handle applies a response and answers it. It returns an error if the answer could not
+// handle applies a response, waits and answers it. It returns an error if the answer could not
 // be sent, or a differenceError if the checksum was wrong, which ends the stream.
-func (s *stream) handle(r response) error {
+func (s *stream) handle(ctx context.Context, r response) error {
+	began := time.Now()
 	changed, err := s.receiver.use(r, s.acceptedAt.IsZero())
+	reply := answer{nonce: r.nonce, version: s.version}
 	if err != nil {
 		s.receiver.reject(r, err)
-		sent := s.rpc.answer(answer{nonce: r.nonce, version: s.version, rejection: rejection(err)})
-		if differs(err) {
-			return err
+		reply.rejection = rejection(err)
+	} else {
+		if s.acceptedAt.IsZero() {
+			s.acceptedAt = time.Now()
+			s.accepted()
 		}
-		return sent
+		s.version, reply.version = r.version, r.version
+		s.receiver.save(changed)
 	}
-	if s.acceptedAt.IsZero() {
-		s.acceptedAt = time.Now()
-		s.accepted()
+	if differs(err) {
+		_ = s.rpc.answer(reply) // the stream ends in any case
+		return err
 	}
-	s.version = r.version
-	err = s.rpc.answer(answer{nonce: r.nonce, version: s.version})
-	s.receiver.save(changed)
-	return err
+	clock.Sleep(ctx, min(restFactor*time.Since(began), maxRest))
+	return s.rpc.answer(reply)
 }
 
 // maxReason bounds the reason in a NACK, because control planes log it.
