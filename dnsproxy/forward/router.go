@@ -25,7 +25,7 @@ type router struct {
 	config  Config // as New got it; the settings that Configure changes are in settings
 	client  *upstream.Client
 	failed  func()                           // called when resolv.conf becomes unusable
-	changed func(match func(cache.Key) bool) // called when the nameservers of questions that match change; nil: of all
+	changed func(match func(cache.Key) bool) // called when nameservers change; match selects the questions that they are asked, nil all
 	routing atomic.Pointer[routing]
 
 	mu        sync.Mutex       // held while the routing is made
@@ -91,14 +91,14 @@ func (r *router) useResolvConf(conf *resolvconf.Config) {
 	r.useLocked(conf, r.readLocalLocked())
 }
 
-// configure changes the settings. Before it uses the new routing, it calls also, with the previous settings.
-func (r *router) configure(next settings, also func(previous *settings)) {
+// configure changes the settings. Before it uses the new routing, it calls prepare with the previous settings.
+func (r *router) configure(next settings, prepare func(previous *settings)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	previous := r.settings
 	r.settings = next
 	r.client.Configure(next.client())
-	also(&previous)
+	prepare(&previous)
 	r.useLocked(r.routing.Load().conf, r.readLocalLocked())
 }
 
