@@ -126,8 +126,9 @@ func (t *task) keep(packet []byte, from *arrival) {
 	}
 }
 
-// measure marks a query whose time goes into metrics, and reads the clock unless that was done. These are the queries
-// that the fast path leaves for later, because only they may be slow, and a few of the others.
+// measure marks a query whose time goes into metrics, and reads the clock unless that was done. Measured are the
+// queries that the fast path leaves for later, because only these may be slow, and a few of the queries that it
+// answers.
 func (t *task) measure() {
 	t.measured = true
 	if t.began == 0 {

@@ -79,10 +79,10 @@ func (p *tcpClients) add(c *tcpConn) bool {
 	return true
 }
 
-// leastNeededLocked returns the connection that makes room for another one, nil if there is none.
-// It is the connection that has been idle the longest; if none is idle, the connection whose client
-// has taken no part of an answer for the longest. A new connection, whose first query may be on the
-// way, is the last choice. isNew is true if only that is left, or none.
+// leastNeededLocked returns the connection that makes room for another one, nil if there is none. It is the connection
+// that has been idle the longest; if none is idle, the connection whose client has taken no part of an answer for the
+// longest. A new connection, whose first query may be on the way, is the last choice. isNew is true if only new
+// connections are left, or none.
 func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
 	const idle, waiting, fresh = 0, 1, 2
 	kind, since := fresh, p.now()

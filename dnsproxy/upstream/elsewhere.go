@@ -8,10 +8,10 @@ import (
 // Bounds for servers that are asked although they are not configured. Clients choose
 // them, and may choose any number.
 const (
-	// maxElsewhere is how many are remembered.
+	// maxElsewhere is how many such servers are remembered.
 	maxElsewhere = 512
-	// evictElsewhereSockets is the number of open sockets from which on each new server evicts
-	// others, first servers that have not replied.
+	// evictElsewhereSockets is a number of open sockets. While so many are open, each new server evicts other servers,
+	// and first the servers that have not replied.
 	evictElsewhereSockets = 256
 )
 

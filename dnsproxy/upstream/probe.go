@@ -16,9 +16,9 @@ const (
 	probeKnown       // the last question that the server had an answer to
 )
 
-// A server that does not answer a query may be dead, or may be waiting for the nameservers
-// of the query's name, which are dead. Probes tell the two apart: they are questions that a
-// living server answers at once, whatever other nameservers do.
+// A server that does not answer a query may be dead, or may be waiting for the nameservers of the query's name, which
+// are dead. Probes distinguish these cases: they are questions that a living server answers at once, whatever other
+// nameservers do.
 //
 // The questions alternate, since no question is answered like this by all servers. With
 // dead nameservers behind them, dnsmasq 2.90 and unbound 1.17 answer the first two questions,
