@@ -6,7 +6,7 @@
 //	explain.go     the rule by which a question is answered, for nametap query
 //	resolve.go     addresses of names for the agent itself
 //	server.go      Server: New, Run, Ready, Load, which puts a table into use, and Configure, which
-//	               does so with settings
+//	               puts settings into use
 //	listen.go      opening the sockets
 //	tcpclients.go  the limit of TCP connections, and which connection is closed to make room
 //	tcp.go         reading queries from TCP connections, and when a connection is closed

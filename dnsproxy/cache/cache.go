@@ -195,8 +195,9 @@ func (c *Cache) CountMiss(state State) {
 // every [Cache.Flush].
 func (c *Cache) Generation() uint64 { return c.generation.Load() }
 
-// Put stores v, which was received now, for as long as it may be kept. It does not store the result of a question that
-// was asked before the last Flush, because the result may come from nameservers that are no longer in use.
+// Put stores v, which was received at the time now, for as long as it may be kept. It does not store the result of a
+// question that was asked before the last Flush, because the result may come from nameservers that are no longer in
+// use.
 func (c *Cache) Put(k Key, v Value, now time.Time) {
 	hash := c.hash(k)
 	s := c.shard(hash)
@@ -257,8 +258,8 @@ func (c *Cache) hash(k Key) uint64 {
 	if k.CD {
 		rest |= 1
 	}
-	// An odd factor keeps different values different, so that questions for one name never
-	// collide; names collide as rarely as 64 random bits.
+	// An odd factor keeps different values different: questions for one name never collide; names collide as rarely as
+	// 64 random bits.
 	const odd = 0x9E3779B97F4A7C15
 	return maphash.String(c.seed, k.Name) ^ rest*odd
 }

@@ -32,9 +32,8 @@ type Config struct {
 	// that prefers live nameservers can use more. There may be none. glibc would then ask
 	// 127.0.0.1, where the agent itself listens, or nothing does.
 	//
-	// A link-local IPv6 address has the zone that the file gives, others have
-	// none. IPv4-mapped addresses are IPv4, and 0.0.0.0 and :: are the
-	// loopback addresses that the kernel replaces them with.
+	// A link-local IPv6 address has the zone that the file gives; other addresses have none. IPv4-mapped addresses are
+	// IPv4, and 0.0.0.0 and :: are the loopback addresses that the kernel replaces them with.
 	Servers []netip.AddrPort
 	// Search is the search list in its order: the words of the last search or
 	// domain line, whether they are domain names or not. Without such a line it is
@@ -100,7 +99,7 @@ func (p *parser) line(keyword string, values []string) {
 			p.conf.Search = values[:1]
 		}
 	case "search":
-		if len(values) > 0 { // an empty one keeps the list, as in glibc
+		if len(values) > 0 { // an empty search line keeps the list, as in glibc
 			p.conf.Search = values
 		}
 	case "options":

@@ -1,10 +1,10 @@
 // Package seen records which queries were answered, how, and for which client.
 //
-// The last 1,000 failures, and the last 1,000 other noteworthy queries, are kept in two rings, so that slow
-// queries do not push out failures ([Kind] says which is which). A third ring has the last 256 truncated responses. A
-// truncated response becomes noteworthy if its client has not asked again over TCP when a reader looks at it. A
-// [Reader] also gets the queries that are answered from now on, as a [Filter] selects them; clients of the agent may
-// have 8 readers at most. [Exchanges] also reads the messages.
+// The last 1,000 failures, and the last 1,000 other noteworthy queries, are kept in two rings: slow queries do not push
+// out failures ([Kind] says which is which). A third ring has the last 256 truncated responses. A truncated response
+// becomes noteworthy if its client does not ask again over TCP within 5 s. A [Reader] also gets the queries that are
+// answered from now on, as a [Filter] selects them; clients of the agent may have 8 readers at most. [Exchanges] also
+// reads the messages.
 //
 //	query.go      Query: what the query path knows of a query; its form in a slot
 //	ring.go       slots that a writer never waits for

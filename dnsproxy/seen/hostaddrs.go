@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// hostAddrsAge is how long the addresses of this host are used.
+// hostAddrsAge is how long the addresses of this host are used before they are read again.
 const hostAddrsAge = 5 * time.Second
 
 // HostAddrs are the addresses of this host. The zero value reads them when Has is called. Only one goroutine may use it

@@ -26,7 +26,7 @@ type ring struct {
 }
 
 // put writes a packed query of n bytes and returns its number. The query is lost if the slot's previous writer has not
-// finished, while others have written a whole ring of queries.
+// finished, although other writers have filled the whole ring since.
 func (r *ring) put(b *packed, n int) (number uint64) {
 	r.once.Do(func() {
 		r.slots = make([]slot, r.size)
@@ -45,7 +45,7 @@ func (r *ring) put(b *packed, n int) (number uint64) {
 	return number
 }
 
-// The states of a number of a ring.
+// A state says whether a ring has the query with a number.
 type state uint8
 
 const (
