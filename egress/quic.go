@@ -30,9 +30,9 @@ const (
 	reservedVersion, otherReserved uint32 = 0x1a2a3a4a, 0x5a6a7a8a
 )
 
-// versionNegotiation returns the answer to the first packet of a QUIC client: a Version Negotiation packet without
-// a version that the client could use, so that the client uses TCP at once (RFC 9000, section 6.2). That needs
-// neither keys nor state. For any other packet it returns nil.
+// versionNegotiation returns the answer to the first packet of a QUIC client: a Version Negotiation packet without a
+// version that the client could use. The client then uses TCP at once (RFC 9000, section 6.2). That needs neither keys
+// nor state. For any other packet it returns nil.
 func versionNegotiation(packet []byte) []byte {
 	if len(packet) < minQUIC || packet[0]&longHeader == 0 {
 		return nil

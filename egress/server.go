@@ -57,8 +57,8 @@ const (
 	// bytesPerConn is the memory in bytes of a connection that has carried little data. Most of it is in the
 	// kernel, for two sockets. Half of Config.Memory is for connections.
 	bytesPerConn = 24 << 10
-	// attemptShare says which part of the descriptors for connections is for attempts to connect beside a first
-	// one: one in attemptShare.
+	// One in attemptShare of the descriptors for connections is for attempts to connect that run beside a first
+	// attempt.
 	attemptShare = 8
 	// sweepInterval is the longest time between two sweeps over all connections.
 	sweepInterval = 5 * time.Second
@@ -110,7 +110,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 }
 
 // descriptorLimits returns how many connections the limit of descriptors allows, and how many attempts to connect
-// beside the first ones. Both together take at most half of all descriptors, so that enough are left for DNS.
+// beside the first ones. Both together take at most half of all descriptors: enough are left for DNS.
 func descriptorLimits() (conns, attempts int64) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > 1<<30 {
@@ -183,7 +183,7 @@ func (s *Server) Run(ctx context.Context) error {
 		select {
 		case <-s.config.Synced:
 			s.loop.post(s.loop.wakeAll) // tasks wait for the first table
-		case <-s.loop.ctx.Done(): // not opening: tasks wait for it during the drain, too
+		case <-s.loop.ctx.Done(): // this context, and not opening: during the drain tasks still wait for the table
 		}
 	})
 	drained := make(chan struct{})

@@ -19,8 +19,8 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// A statusClient makes requests to the private socket of the agent on this host. It has the agent's settings
-// (flags, environment, Istio's configuration and the --config file), so that it finds the agent by itself.
+// A statusClient makes requests to the private socket of the agent on this host. It has the agent's settings (flags,
+// environment, Istio's configuration and the --config file), and finds the agent by them.
 type statusClient struct{ options *options }
 
 // errNoTable means that the agent has no table yet.
