@@ -126,7 +126,7 @@ func (c *Config) setDefaults() {
 	c.Forward.SetDefaults()
 }
 
-// Validate returns an error if a setting is wrong, the same that [New] returns.
+// Validate returns the error that [New] returns if a setting is wrong.
 func (c Config) Validate() error {
 	c.setDefaults()
 	_, err := c.check()

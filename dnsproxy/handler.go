@@ -114,7 +114,7 @@ func (t *task) begin(packet []byte, from *arrival) {
 	t.packet, t.from, t.located, t.found = packet, from, false, nil
 }
 
-// next returns the task of the next query after t's, for the same goroutine.
+// next returns a task for the query that the goroutine of t reads next.
 func (t *task) next() *task { return &task{turn: t.turn} }
 
 // keep prepares t for the slow path. packet is a copy of t's packet that no other query
@@ -237,7 +237,7 @@ func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome
 	return h.respondReply(nil, q, &derived, limit)
 }
 
-// respondReply appends the response to q with the reply of found, whose question is the same.
+// respondReply appends the response to q with the reply of found. That reply must be to the question of q.
 func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result, limit int) ([]byte, outcome) {
 	request := reply.Request{
 		Query: q.Packet[:q.QuestionEnd], EDNS: q.EDNS, DO: q.DO,

@@ -159,9 +159,9 @@ func (p *tcpClients) stop(l *tcpListener) {
 	}
 }
 
-// freeDescriptor frees a descriptor for a new client: it closes the connection that is needed least. If
-// that is a new one, or there is none, it spends a descriptor of the reserve. It reports whether it freed
-// a descriptor, and whether the descriptor is from the reserve.
+// freeDescriptor frees a descriptor for a new client: it closes the connection that is needed least. If that connection
+// is new, or there is no connection, it spends a descriptor of the reserve. It reports whether it freed a descriptor,
+// and whether the descriptor is from the reserve.
 func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 	p.mu.Lock()
 	other, isNew := p.leastNeededLocked()

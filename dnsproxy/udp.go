@@ -404,8 +404,8 @@ func (l *udpListener) work(t udpTask) {
 	}
 }
 
-// growStack grows the stack of a new goroutine to the size that a forwarded query needs, in
-// one step and while it is empty, so that nothing is copied.
+// growStack grows the stack of a new goroutine to the size that a forwarded query needs, in one step and while it is
+// empty: nothing is copied.
 //
 //go:noinline
 func growStack() {

@@ -357,8 +357,8 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) uint16 {
 	return uint16(n) //nolint:gosec // in a message of at most 64 KiB
 }
 
-// All addresses are shuffled if there are at most maxShuffled for each one that is written. If there are
-// more, a shuffle would draw most random numbers for addresses that are left out.
+// All addresses are shuffled if there are at most maxShuffled for each address that is written. If there are more, a
+// shuffle would draw most random numbers for addresses that are left out.
 const maxShuffled = 2
 
 // shuffle writes n of the packed addresses, from a shuffle of all.

@@ -141,7 +141,7 @@ func helloName(b *beginning) (string, error) {
 	return name, nil
 }
 
-// httpName returns the host of an HTTP/1 request: the host in the target or, without one, that of the Host field
+// httpName returns the host of an HTTP/1 request: the host in the target or, if the target has none, in the Host field
 // (RFC 9112, section 3.2).
 func httpName(b *beginning) (string, error) {
 	request, err := http.ReadRequest(bufio.NewReaderSize(b, firstRead))

@@ -32,7 +32,7 @@ type HostStatus struct {
 	// wildcard.
 	Host string `json:"host"`
 	Name string `json:"name"`
-	// VIP is the address to which a client connected last, and Address the one to which the server connected that
+	// VIP is the address to which a client connected last, and Address the address to which the server connected that
 	// client.
 	VIP     netip.AddrPort `json:"vip"`
 	Address netip.AddrPort `json:"address"`
@@ -104,8 +104,9 @@ func (h *hostCounts) of(name wire.Name, host *vipHost, vip, address netip.AddrPo
 	return c
 }
 
-// forgetLocked forgets the name that was used longest ago, among those without open connections if there are any.
-// It adds the bytes of the name so far to the sums; later bytes of its open connections are not counted.
+// forgetLocked forgets a name: of the names without open connections, or of all if there are none, the name that was
+// used longest ago. It adds the bytes of the name so far to the sums; later bytes of its open connections are not
+// counted.
 func (h *hostCounts) forgetLocked() {
 	var oldest wire.Name
 	var found *counts

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// endSignals returns the signals that end a command in an orderly way. SIGHUP is one of them: by it, a terminal that
-// closes ends the programs in it. Under nohup it stays ignored.
+// endSignals returns the signals that end a command in an orderly way. SIGHUP is one of them, because a terminal that
+// closes sends it to end the programs in the terminal. Under nohup it stays ignored.
 func endSignals() []os.Signal {
 	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

@@ -88,7 +88,7 @@ func (c *Config) SetDefaults() {
 	}
 }
 
-// Validate returns an error if a setting is wrong, the same that [New] returns.
+// Validate returns the error that [New] returns if a setting is wrong.
 func (c Config) Validate() error {
 	_, err := newSettings(c)
 	return err

@@ -12,7 +12,7 @@
 //	flight.go        questions in flight, each for all clients that ask the same; the limit of clients
 //	query.go         a query, and what the cache had for it
 //	result.go        the result of a query; a reply as a message of the DNS library
-//	router.go        makes the routing from the settings, resolv.conf and the addresses of this host, again when they change
+//	router.go        makes the routing, again when the settings, resolv.conf or the addresses of this host change
 //	routing.go       which nameservers are asked for a name
 //	config.go        the settings
 //

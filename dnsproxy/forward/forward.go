@@ -145,7 +145,7 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 		b.flight.traced = q.Trace
 		f.lead(b.flight, state)
 	case b.flight != nil:
-		// Another client asks the same, or a nameserver that forwards to this agent.
+		// Another client, or a nameserver that forwards to this agent, asks the same.
 		f.cache.CountMiss(state)
 		f.flights.suspectLater(b.flight, group)
 	default:

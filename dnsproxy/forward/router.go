@@ -25,7 +25,7 @@ type router struct {
 	config  Config // as New got it; the settings that Configure changes are in settings
 	client  *upstream.Client
 	failed  func()                           // called when resolv.conf becomes unusable
-	changed func(match func(cache.Key) bool) // called when nameservers change; match selects the questions that they are asked, nil all
+	changed func(match func(cache.Key) bool) // called when the nameservers of some questions change; match selects these, nil all
 	routing atomic.Pointer[routing]
 
 	mu        sync.Mutex       // held while the routing is made
@@ -313,7 +313,7 @@ func (r *router) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) (o
 	return others, agent
 }
 
-// readLocalLocked returns the addresses of this host, after an error the previous ones.
+// readLocalLocked returns the addresses of this host or, after an error, the previous addresses.
 func (r *router) readLocalLocked() []netip.Addr {
 	local, err := localAddrs()
 	if err == nil {

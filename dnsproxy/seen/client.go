@@ -220,7 +220,8 @@ func (c *clients) byPortLocked(q *Query) owner {
 }
 
 // askLocked sends a request and returns the owner of the first socket of the reply that is the client's. It does not
-// block: the kernel makes the reply while it takes the request, and the next part of a dump while one is read.
+// block: the kernel makes the reply while it takes the request, and each further part of a dump while the part before
+// it is read.
 func (c *clients) askLocked(q *Query, request []byte) (found owner) {
 	if _, err := unix.Write(c.fd, request); err != nil { // without an address it goes to the kernel
 		return found

@@ -100,8 +100,8 @@ func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 	return records, due
 }
 
-// Next waits for queries and returns them, in the order in which they were answered; for a reader of noteworthy
-// queries, truncated ones come when they have become noteworthy. lost is how many other queries, which the filter
+// Next waits for queries and returns them, in the order in which they were answered; for a reader of noteworthy queries
+// only, truncated responses come when they have become noteworthy. lost is how many other queries, which the filter
 // selects or may select, were lost meanwhile. After the end of ctx, Next returns the error of ctx.
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {

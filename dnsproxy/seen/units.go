@@ -67,7 +67,7 @@ func (u *units) want(id uint64) {
 	}
 }
 
-// run walks over all cgroups when one is wanted, until ctx ends.
+// run walks over all cgroups whenever the name of a cgroup is wanted, until ctx ends.
 func (u *units) run(ctx context.Context) {
 	for {
 		select {

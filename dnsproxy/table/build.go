@@ -259,8 +259,8 @@ func (b *builder) pack(addrs []netip.Addr) []byte {
 	return b.packed[start:len(b.packed):len(b.packed)]
 }
 
-// alias returns the host that b.info, whose name is name, is an alias of, or the root if no valid one is given. It
-// records in s what is wrong with the alias.
+// alias returns the host of which b.info is an alias, or the root if there is no valid one. name is the name of b.info.
+// It records in s what is wrong with the alias.
 func (b *builder) alias(s *shard, name wire.Name) wire.Name {
 	text := b.info.alias
 	if text == "" {

@@ -60,7 +60,8 @@
 //
 // # Files
 //
-// A file uses the files below it. In addition, a server refers to its attempts, and to the group that has only this server.
+// A file uses the files below it. In addition, a server refers to its attempts, and to the group that has only this
+// server.
 //
 //	client.go            Client and Group: starts queries, finds loops, knows servers that are not configured (elsewhere.go)
 //	transfer.go          the end of a zone transfer
@@ -98,9 +99,9 @@
 //
 // A server that answers a query with an OPT record by FORMERR or NOTIMP without an OPT record, or by BADVERS, is asked
 // again without it (RFC 6891, section 6.2.2). When a query is sent to a server for the third time, it has no OPT record
-// if no reply with one has come since the first time: some middleboxes drop packets with OPT records. If the server
-// then answers, and has sent no OPT record for ten minutes, queries to it have no OPT record for the next ten minutes.
-// FORMERR or NOTIMP with an OPT record is a failure for this question, and no sign against EDNS.
+// if no reply with an OPT record has come since the first time: some middleboxes drop packets with OPT records. If the
+// server then answers, and has sent no OPT record for ten minutes, queries to it have no OPT record for the next ten
+// minutes. FORMERR or NOTIMP with an OPT record is a failure for this question, and no sign against EDNS.
 //
 // Servers that are not configured, to which clients send queries of their own choice
 // ([Client.Elsewhere]), follow the same rules within bounds of their own: 512 servers

@@ -14,9 +14,9 @@ const (
 	// nameservers. That says little about the server that was asked.
 	maxSample = time.Second
 
-	// A reply counts for one eighth (RFC 6298), the first ones equally, and one after a pause
-	// for one half: old replies say little about a server that is asked twice a minute, and a slow
-	// first reply must not count against it for long.
+	// The first eight replies count equally. A later reply counts for one eighth (RFC 6298), a reply after a pause for
+	// one half: old replies say little about a server that is asked twice a minute, and a slow first reply must not
+	// count against it for long.
 	rttGain   = 8
 	pauseGain = 2
 	rttPause  = 15 * time.Second

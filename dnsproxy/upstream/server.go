@@ -366,9 +366,9 @@ func (s *server) answeredPlain(now time.Time) {
 	s.history.answeredPlain(now)
 }
 
-// sendProbe sends a probe (rule 2). The question is that of the last probe that the server has
-// answered; after a probe without an answer, it is the next one. A server that answers over UDP is
-// alive, although TCP to it may be blocked, so probes go over TCP only with use-vc or TLS.
+// sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
+// probe has no answer, it asks the next question. A server that answers over UDP is alive, although TCP to it may be
+// blocked, so probes go over TCP only with use-vc or TLS.
 func (s *server) sendProbe(now time.Time) {
 	s.mu.Lock()
 	asks := max(s.nextProbe, probeID)

@@ -35,7 +35,7 @@ type wheel struct {
 // tick returns the tick at which a timer that is due at a time is looked at.
 func (w *wheel) tick(at time.Time) int64 { return int64(at.Sub(w.origin)/wheelTick) + 1 }
 
-// set sets a timer of an exchange, in place of its previous time. generation is that of the exchange.
+// set sets a timer of an exchange, in place of its previous time. generation is the generation of the exchange.
 func (w *wheel) set(t *timer, at time.Time, generation uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
