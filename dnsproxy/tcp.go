@@ -39,8 +39,8 @@ const tcpDeferAccept = 1
 const tcpReadBuffer = 4096
 
 // tcpMaxPending bounds, in bytes, the queries of one connection that workers have. Each costs its length plus
-// tcpPendingCost, so there are at most about 1,000. Queries beyond the bound get SERVFAIL: then queries for mesh names
-// after them need not wait.
+// tcpPendingCost, so there are at most about 1,000. Beyond the bound, a query that is to be forwarded gets an expired
+// reply or SERVFAIL at once: then queries for mesh names after it need not wait.
 const (
 	tcpMaxPending  = 1 << 20
 	tcpPendingCost = 1 << 10

@@ -51,8 +51,8 @@ type idlePair struct {
 }
 
 const (
-	// descriptorsPerConn is how many descriptors a connection has: one to the client, and one to the host or, while the
-	// host is dialled, of the first attempt.
+	// descriptorsPerConn is how many descriptors a connection has: one for the client, and one for the host or, while
+	// the host is dialled, for the first attempt.
 	descriptorsPerConn = 2
 	// bytesPerConn is the memory in bytes of a connection that has carried little data. Most of it is in the
 	// kernel, for two sockets. Half of Config.Memory is for connections.

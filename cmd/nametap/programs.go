@@ -133,7 +133,8 @@ func alone(inodes map[string]bool) error {
 	return nil
 }
 
-// squatter returns the uid of a user other than root who has a socket at the address of a socket in inodes.
+// squatter returns the uid of a user other than root who has a socket at the address of a socket with one of these
+// inodes.
 func squatter(sockets []boundSocket, inodes map[string]bool) (user string, found bool) {
 	own := map[netip.AddrPort]bool{}
 	anyHost := map[uint16]bool{} // ports of own sockets

@@ -86,8 +86,8 @@ func (r *Reader) append(records []Record, q *Query) []Record {
 }
 
 // overdue appends the truncated responses that have become noteworthy. due is when the next one may become noteworthy,
-// zero if there is none. Unless the filter selects noteworthy queries only, it does nothing: any other reader got these
-// responses when they were sent.
+// zero if there is none. Unless the filter selects noteworthy queries only, it does nothing: any other reader gets
+// these responses when they are sent, if its filter selects them.
 func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 	if !r.filter.noteworthy {
 		return records, due

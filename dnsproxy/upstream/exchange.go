@@ -82,7 +82,7 @@ func (s Started) Attempts() []Attempt { return s.trace.soFar(time.Now()) }
 
 // An exchange is one query in flight: a value that events drive. The events are its start, the outcomes of its
 // attempts, its timer and its cancellation. The goroutine of an event runs the exchange, unless another goroutine is
-// running it at the moment: then that one takes the event, too.
+// running it at the moment: then that goroutine handles the event.
 type exchange struct {
 	shared     *shared
 	generation atomic.Uint64 // of the events that count; changed with mu held
@@ -336,10 +336,10 @@ func (e *exchange) hasFailed(i int) bool {
 	return false
 }
 
-// tryPlain reports whether a server is asked without EDNS this time, since packets with an OPT record may be lost on
-// the way: so it is when the query is sent to the server for the third time, if no reply with an OPT record has come
-// since the first time. A client that wants signatures has little use for an answer without them: for such a client, no
-// reply with an OPT record must have come for rememberQuirk.
+// tryPlain reports whether a server is asked without EDNS this time, because packets with an OPT record may be lost on
+// the way. It is the third time that the query is sent to it, if no reply with an OPT record has come since the first
+// time. A client that wants signatures has little use for an answer without them: for such a client, no reply with an
+// OPT record must have come for rememberQuirk.
 func (e *exchange) tryPlain(i int, now time.Time) bool {
 	const third = 3
 	t := &e.schedule.tries[i]

@@ -136,9 +136,9 @@ func (h *history) sent(now time.Time) {
 // owes reports whether the server has left a query unanswered and has sent nothing since.
 func (h *history) owes() bool { return !h.waiting.IsZero() && !h.looping }
 
-// probeDue reports whether the server is to be probed, and notes the probe. It is if it has owed replies for longer
-// than rule 1 allows, or if the time of its replies is to be measured (rule 2). While the server is full, it gets
-// probes in place of queries (rule 7); then the pauses between probes do not grow.
+// probeDue reports whether the server is to be probed, and notes the probe. A probe is due if the server has owed
+// replies for longer than rule 1 allows, or if the time of its replies is to be measured (rule 2). While the server is
+// full, it gets probes in place of queries (rule 7); then the pauses between probes do not grow.
 func (h *history) probeDue(now time.Time, fastest, full bool) bool {
 	late := h.owes() && now.Sub(h.waiting) >= h.lateAfter()
 	unmeasured := fastest && !h.looping && (h.heard.IsZero() || now.Sub(h.heard) >= refreshTime)

@@ -16,8 +16,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MeshConfigFlag is the flag that names Istio's mesh config file. No file can set it. The file may be absent unless the
-// flag is set.
+// MeshConfigFlag is the flag that names Istio's mesh config file. No file can set the flag. The mesh config may be
+// absent unless the flag is set.
 const MeshConfigFlag = "mesh-config"
 
 // proxyConfigEnv holds the proxy.istio.io/config annotation of the pod.

@@ -120,8 +120,8 @@ func Adopt(flags *pflag.FlagSet, values map[string][]string, source string) erro
 	return errors.Join(failed...)
 }
 
-// Copy gives flags of the set to the values and sources of the flags of the set from that are set and wanted. Flags
-// that to does not have are left out.
+// Copy gives each flag in to the value and the source of the flag with the same name in from, if that flag is set and
+// wanted returns true for it.
 func Copy(to, from *pflag.FlagSet, wanted func(flag *pflag.Flag) bool) error {
 	var failed []error
 	from.VisitAll(func(flag *pflag.Flag) {

@@ -34,8 +34,8 @@ func OutOfDescriptors(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
-// Waiting reports whether a client waits for listener to accept it. It waits for such a client for timeout at most. It
-// also returns true if the caller should call accept for its error.
+// Waiting reports whether a client waits to be accepted by listener. If none does, Waiting waits for one until timeout
+// has passed. It also returns true if the caller should call accept for its error.
 func Waiting(listener syscall.Conn, timeout time.Duration) bool {
 	raw, err := listener.SyscallConn()
 	if err != nil {
