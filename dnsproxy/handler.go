@@ -287,7 +287,7 @@ func failureOf(err error) failure {
 	case errors.As(err, &cached):
 		f.code = dns.ExtendedErrorCodeCachedError
 	case errors.Is(err, forward.ErrEcho):
-		// Refused, since a forwarder that gets no answer asks again.
+		// Refused, because a forwarder that gets no answer asks again.
 		f.rcode, f.code = dns.RcodeRefused, dns.ExtendedErrorCodeOther
 	case errors.Is(err, forward.ErrTooMany), errors.Is(err, errOrigin):
 		f.code = dns.ExtendedErrorCodeOther

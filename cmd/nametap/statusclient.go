@@ -30,8 +30,8 @@ var errNoTable = errors.New(
 // errNoAgent means that no agent accepts the connection.
 var errNoAgent = errors.New("no agent answers")
 
-// declare declares all settings of the agent, since the environment and the file of the agent may have any of
-// them. The help shows only those that say where the agent is.
+// declare declares all settings of the agent, because the environment and the file of the agent may have any of them.
+// The help shows only the settings that say where the agent is.
 func (c *statusClient) declare(flags *pflag.FlagSet) {
 	c.options = newOptions(flags)
 	flags.VisitAll(func(flag *pflag.Flag) {

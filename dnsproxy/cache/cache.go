@@ -30,8 +30,8 @@ import (
 // again: RFC 9520, section 3.2, requires at least 1 s, and clients ask again after 5.
 const failureTTL = 2 * time.Second
 
-// A Key identifies a question. DO and CD belong to it since a
-// nameserver's reply depends on them (RFC 4035, section 3.2).
+// A Key identifies a question. DO and CD belong to it, because a nameserver's reply depends on them (RFC 4035, section
+// 3.2).
 type Key struct {
 	// Name is the question's name in wire form, in lower case. Its memory may be
 	// reused once a method returns.

@@ -37,9 +37,9 @@ type Age struct {
 	Seconds uint32
 	// Max bounds TTLs before they are counted down, in seconds; 0 is no bound.
 	Max uint32
-	// Stale is for a reply that has expired, for which Cached is set too. It makes every TTL
-	// 30, clears AD, since signatures are not valid for longer than the TTL, and adds an
-	// Extended DNS Error for clients with EDNS (RFC 8767, RFC 8914).
+	// Stale is for a reply that has expired, for which Cached is set too. It makes every TTL 30, clears AD, because
+	// signatures are not valid for longer than the TTL, and adds an Extended DNS Error for clients with EDNS (RFC 8767,
+	// RFC 8914).
 	Stale bool
 }
 

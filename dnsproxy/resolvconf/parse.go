@@ -27,10 +27,9 @@ const (
 
 // A Config is the content of a resolv.conf. It never changes.
 type Config struct {
-	// Servers are the nameservers in their order, each once, on port 53. glibc uses only
-	// the first three, since it asks one after another and waits for dead ones; a client
-	// that prefers live nameservers can use more. There may be none. glibc would then ask
-	// 127.0.0.1, where the agent itself listens, or nothing does.
+	// Servers are the nameservers in their order, each once, on port 53. glibc uses only the first three, because it
+	// asks them one after another and waits for dead ones; a client that prefers live nameservers can use more. There
+	// may be none. glibc would then ask 127.0.0.1, where the agent itself listens, or nothing does.
 	//
 	// A link-local IPv6 address has the zone that the file gives; other addresses have none. IPv4-mapped addresses are
 	// IPv4, and 0.0.0.0 and :: are the loopback addresses that the kernel replaces them with.

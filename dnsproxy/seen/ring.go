@@ -8,8 +8,8 @@ import (
 
 const slotWords = slotSize / 8
 
-// A slot holds one packed query. Its words are atomic, since a reader may copy them while a writer replaces them;
-// sequence then tells the reader.
+// A slot holds one packed query. Its words are atomic, because a reader may copy them while a writer replaces them. The
+// reader finds that out by sequence.
 type slot struct {
 	// sequence is 2n+1 while the query with the number n is written, and 2n+2 when it is there.
 	sequence atomic.Uint64

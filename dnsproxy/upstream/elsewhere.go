@@ -42,7 +42,7 @@ func (e *elsewhere) servers() []*server {
 // sockets that were asked even earlier, and appends them to victims. A server that has replied
 // is moved to the front instead, unless all have.
 func (e *elsewhere) evict(victims []*server) []*server {
-	const steps = 32 // a bound, since a flood calls this for each of its queries
+	const steps = 32 // a bound, because a flood calls this for each of its queries
 	for range min(steps, e.recent.Len()) {
 		at := e.recent.Back()
 		s := serverOf(at)

@@ -187,8 +187,8 @@ func (e *exchange) drive() {
 	}
 }
 
-// maxLingering bounds the exchanges that go on after they were answered, since a reply that
-// is late may replace the answer (rule 6).
+// maxLingering bounds the exchanges that go on after they were answered, because a reply that is late may replace the
+// answer (rule 6).
 const maxLingering = 256
 
 // tell gives the receiver the answer, or the answer that replaces it, if there is one that the receiver does
@@ -337,9 +337,9 @@ func (e *exchange) hasFailed(i int) bool {
 }
 
 // tryPlain reports whether a server is asked without EDNS this time, because packets with an OPT record may be lost on
-// the way. It is the third time that the query is sent to it, if no reply with an OPT record has come since the first
-// time. A client that wants signatures has little use for an answer without them: for such a client, no reply with an
-// OPT record must have come for rememberQuirk.
+// the way. It reports true when the query is sent to the server for the third time, if no reply with an OPT record has
+// come since the first time. A client that wants signatures has little use for an answer without them: for such a
+// client, no reply with an OPT record must have come for rememberQuirk.
 func (e *exchange) tryPlain(i int, now time.Time) bool {
 	const third = 3
 	t := &e.schedule.tries[i]

@@ -327,7 +327,7 @@ func (s *server) stray(counter *atomic.Uint64) {
 	s.strayed.Store(&now)
 }
 
-// strayedSince reports whether a packet that stray counts came after since.
+// strayedSince reports whether a packet that stray counts came after the time since.
 func (s *server) strayedSince(since time.Time) bool {
 	at := s.strayed.Load()
 	return at != nil && at.After(since)
@@ -353,7 +353,7 @@ func (s *server) plain(now time.Time) bool {
 	return now.Before(s.history.plainUntil)
 }
 
-// dropsEDNS reports whether no reply with an OPT record has come after since.
+// dropsEDNS reports whether no reply with an OPT record has come after the time since.
 func (s *server) dropsEDNS(since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

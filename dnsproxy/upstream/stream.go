@@ -66,7 +66,7 @@ type survey struct {
 }
 
 // chooseLocked returns the connection with the fewest queries, or a new one if all have many. A connection that has
-// been silent for longer than the server usually takes is left alone, since it may be dead. For a repeated query, a
+// been silent for longer than the server usually takes is left alone, because it may be dead. For a repeated query, a
 // silence of minLate is long enough. A server gets at most maxStreams. If all of them are silent, the longest silent
 // one is retired to make room, but at most every maxLate, because the names may be slow.
 func (p *streams) chooseLocked(a *attempt) (*stream, error) {

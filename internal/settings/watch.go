@@ -94,8 +94,8 @@ func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 	}
 }
 
-// settle waits until the files read the same for a while, since they may be changing still, and
-// then reports whether they differ from the last report.
+// settle waits until the files read the same for a while, because they may be changing still. It then reports whether
+// they differ from the last report.
 func (w *Watcher) settle(ctx context.Context) bool {
 	last, since := readFiles(w.files), time.Now()
 	timer := time.NewTimer(watchSettle)
