@@ -153,8 +153,8 @@ func (r *Result) message(name wire.Name, key cache.Key, limit int) (*dns.Msg, er
 	return unpack(packed)
 }
 
-// unpack unpacks a message that is well-formed, except perhaps for the data of its records. It copies the data
-// of types without compressed names as it is.
+// unpack unpacks a message that is well-formed, except perhaps for the data of its records. It does not parse the data
+// of types without compressed names.
 func unpack(packed []byte) (*dns.Msg, error) {
 	questionEnd, err := wire.WalkQuestions(packed)
 	if err != nil {

@@ -44,7 +44,7 @@ func (r *router) readResolvConf() {
 	conf, err := r.files().Read()
 	switch kept := r.readKept(conf); {
 	case kept != nil:
-		r.config.Logger.Warn("resolv.conf cannot be used: its content of before the restart stays in use",
+		r.config.Logger.Warn("resolv.conf cannot be used: the content that it had before the restart stays in use",
 			"path", r.config.ResolvConf, "error", err)
 		conf = kept
 	case err != nil:

@@ -278,8 +278,8 @@ func (t *Table) Pointer(name wire.Name, suffixes *Suffixes, s *Scratch) Match {
 // pointers returns the FQDNs of the hosts that have a packed address, sorted as text, and at most maxPointers of them.
 // If there are more, it prefers Services. The result is stored in s. In place of a headless Service it has the name of
 // the endpoint with this address: the names of pods or, if no pod has the address, a label with the address followed by
-// the name of the Service. Services of the cluster domain and others, such as ServiceImports, may both have the
-// address: whether pods have it is decided for each of the two groups by itself.
+// the name of the Service. Services of the cluster domain, and Services outside of it such as ServiceImports, may both
+// have the address: pointers decides for each of these two groups whether pods have it.
 func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
 	n := 0

@@ -92,13 +92,13 @@ func (h *history) lateAfter() time.Duration { return h.usual(unknownLate, maxLat
 // in rule 1, but up to a second for a server that is known to be slow.
 func (h *history) patience() time.Duration { return h.usual(maxLate, maxSample) }
 
-// usual returns the time within which nearly all replies come, but no more than most. Before the first
-// reply it returns unknown.
-func (h *history) usual(unknown, most time.Duration) time.Duration {
+// usual returns the time within which nearly all replies come, bounded by limit. Before the first reply it returns
+// unknown.
+func (h *history) usual(unknown, limit time.Duration) time.Duration {
 	if h.srtt == 0 {
 		return unknown
 	}
-	return min(max(h.srtt+4*h.rttvar, minLate), most)
+	return min(max(h.srtt+4*h.rttvar, minLate), limit)
 }
 
 // silence returns how long probes have been unanswered.
