@@ -50,8 +50,8 @@ func (m *Match) BaseRule() Rule {
 	return m.Rule
 }
 
-// If m's host is an alias, Alias returns the target of its CNAME record in the answer for name: the host of which it is
-// an alias. Alias returns the root if m's host is no alias, or if the CNAME record would make a loop because the answer
+// Alias returns the target of the CNAME record of m's host, an alias, in the answer for name: the host of which it is
+// an alias. It returns the root if m's host is no alias, or if the CNAME record would make a loop because the answer
 // already has its target.
 func (m *Match) Alias(name wire.Name) wire.Name {
 	if !m.Host.isAlias() {
