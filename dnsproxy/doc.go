@@ -1,4 +1,4 @@
-// Package dnsproxy answers DNS queries for mesh names from a table, and forwards all others.
+// Package dnsproxy answers DNS queries for mesh names from a table, and forwards all other queries.
 //
 // The files; a file uses the files below it. A query comes in at tcp.go or udp.go, and decide.go decides what is done
 // with it:

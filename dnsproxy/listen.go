@@ -234,7 +234,7 @@ func (ls *listeners) openAll(
 				continue
 			}
 			listeners = append(listeners, l)
-			if port == 0 { // the others get the port that the kernel chose for the first
+			if port == 0 { // the other sockets get the port that the kernel chose for the first
 				port = l.addr().port()
 			}
 		}

@@ -88,7 +88,7 @@ type pair struct {
 type direction struct {
 	from, to *socket
 	copied   *atomic.Int64
-	rest     []byte // bytes that were read and not yet written; at first, those that were read for the name
+	rest     []byte // bytes that were read and not yet written; at first, the bytes that were read for the name
 	pipe     *pipe  // holds bytes that were read and not yet written; nil without any
 	busy     bool
 	ended    bool // the source has ended its data, without a reset
@@ -223,7 +223,7 @@ func (p *pair) moveSome(d *direction) (n int, err error) {
 		return 0, err
 	}
 	d.busy = n == bufferSize
-	d.from.readable = d.busy || d.from.ending || d.from.urgent // else a shorter read has read everything
+	d.from.readable = d.busy || d.from.ending || d.from.urgent // otherwise the read was shorter, and has read everything
 	written, err := p.write(d, p.buffer[:n])
 	if d.rest = nil; written < n && (err == nil || errors.Is(err, unix.EAGAIN)) {
 		d.rest = slices.Clone(p.buffer[written:n])

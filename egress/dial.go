@@ -21,7 +21,7 @@ import (
 const (
 	// connectTimeout is how long the lookup of the name and all attempts to connect may take together.
 	connectTimeout = 10 * time.Second
-	// resolutionDelay is how long the first addresses that are found wait for those of other lookups (RFC 8305,
+	// resolutionDelay is how long the first addresses that are found wait for the addresses of other lookups (RFC 8305,
 	// section 3).
 	resolutionDelay = 50 * time.Millisecond
 	// attemptDelay is how long an attempt to connect runs before the next address is tried beside it (RFC 8305,

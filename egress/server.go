@@ -206,7 +206,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(s.failed, err)
 }
 
-// drain waits until the open connections have ended, at most for Config.Drain, and resets those that are left.
+// drain waits until the open connections have ended, at most for Config.Drain, and resets the rest.
 func (s *Server) drain(drained <-chan struct{}) {
 	timer := time.NewTimer(s.config.Drain)
 	defer timer.Stop()
@@ -395,7 +395,7 @@ func (s *Server) refused(fd int, err error) {
 	_ = unix.Close(fd) // last: a client that sees the reset finds the reason in the status
 }
 
-// sweep ends connections that are idle, and records those that may make room, until the task has to end.
+// sweep ends connections that are idle, and records the connections that may make room, until the task has to end.
 func (s *Server) sweep(t *task) {
 	timeout := s.config.IdleTimeout
 	for t.wait(t.now.Add(min(sweepInterval, max(timeout/newShare, time.Millisecond)))) == nil {

@@ -182,7 +182,7 @@ func (t *topCommand) print(w io.Writer, before string) {
 // maxKeys is how many keys are counted at a time.
 const maxKeys = 1000
 
-// A top counts the most frequent keys of a stream, however many others there are: it is Space-Saving, of Metwally,
+// A top counts the most frequent keys of a stream, however many other keys there are: it is Space-Saving, of Metwally,
 // Agrawal and El Abbadi, 2005. A new key takes the place of the least frequent one and takes over its count, because
 // the new key may have been there before. So no count is too low.
 type top struct {

@@ -158,9 +158,8 @@ func (c *Cache) Configure(cfg Config, now time.Time) {
 // Off reports whether the cache keeps nothing.
 func (c *Cache) Off() bool { return c.off.Load() }
 
-// Get returns the hit for the question k. It counts the states that are answers. For the
-// others, Miss and Stale, a caller that asks nameservers calls [Cache.CountMiss]. Get does not
-// allocate.
+// Get returns the hit for the question k. It counts the states that are answers. For the states Miss and Stale, a
+// caller that asks nameservers calls [Cache.CountMiss]. Get does not allocate.
 func (c *Cache) Get(k Key, now time.Time) Hit {
 	hash := c.hash(k)
 	s := c.shard(hash)

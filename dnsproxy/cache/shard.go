@@ -243,7 +243,7 @@ func (s *shard) put(hash uint64, k Key, e *entry) {
 // insert makes e the newest entry. There is no other entry with its hash.
 func (s *shard) insert(e *entry, now time.Duration) {
 	if int64(size(e)) > s.max {
-		return // it would evict all others, and then itself
+		return // it would evict all other entries, and then itself
 	}
 	e.prev, e.next = &s.ring, s.ring.next
 	e.prev.next, e.next.prev = e, e

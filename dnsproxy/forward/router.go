@@ -165,7 +165,7 @@ func (r *router) Groups() []Group {
 	return groups
 }
 
-// A Group is the nameservers for the names of a suffix, "" for all others.
+// A Group is the nameservers for the names of a suffix. The suffix "" stands for all other names.
 type Group struct {
 	Suffix  string
 	Servers []upstream.Spec

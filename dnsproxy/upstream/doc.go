@@ -23,8 +23,8 @@
 //  3. Servers that live, or were never asked, rank before silent ones, and these before servers
 //     that are down; among equals the order of configuration decides. With Options.Fastest SRTT
 //     decides, and the order of configuration only among servers about as fast as the fastest
-//     (1.5 times its SRTT plus 5 ms). Servers to which a query came back to this host
-//     ([Group.Suspect]) are not asked.
+//     (1.5 times its SRTT plus 5 ms). Servers that have sent a query back to this host ([Group.Suspect]) are
+//     not asked.
 //
 //  4. The best server is asked, and when it is late the next one, round and round until a reply comes or the
 //     time is up. In each round the waits are twice as long, up to 400 ms. A server that is asked again is
@@ -40,10 +40,10 @@
 //
 //  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
 //     an earlier server lives and has neither answered nor failed, until the time is up at most;
-//     earlier servers that were not asked yet are asked. A positive answer is used at once; if an
-//     earlier server is only late, its reply replaces the answer if it comes in time. Any answer is provisional
-//     (kept for 30 s at most) unless all earlier servers have said REFUSED or NOTIMP, as servers
-//     for internal names do.
+//     earlier servers that were not asked yet are asked. A positive answer is used at once; the reply of an
+//     earlier server that is only late replaces the answer if it comes in time. Any answer is provisional
+//     (kept for 30 s at most) unless all earlier servers have said REFUSED or NOTIMP, as servers for internal
+//     names do.
 //
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
 //     double up to 2 s. The first repetition of a query is always sent, unless it would go to a

@@ -38,9 +38,9 @@ func (e *elsewhere) servers() []*server {
 	return servers
 }
 
-// evict removes the server with open sockets that was asked least recently, and servers without
-// sockets that were asked even earlier, and appends them to victims. A server that has replied
-// is moved to the front instead, unless all have.
+// evict removes the server with open sockets that was asked least recently, and servers without sockets that were asked
+// even earlier, and appends them to victims. A server that has replied is moved to the front instead, unless all
+// servers have replied.
 func (e *elsewhere) evict(victims []*server) []*server {
 	const steps = 32 // a bound, because a flood calls this for each of its queries
 	for range min(steps, e.recent.Len()) {
