@@ -87,10 +87,10 @@ type BeforeSync string
 
 // The values of BeforeSync.
 const (
-	// BeforeSyncForward holds names below the cluster domain for up to 2 s, then answers
-	// SERVFAIL, and forwards all others. It is the default.
+	// BeforeSyncForward holds queries for names below the cluster domain, and for local-only names, for up to 2 s, and
+	// then answers SERVFAIL. It forwards all other queries. It is the default.
 	BeforeSyncForward BeforeSync = "forward"
-	// BeforeSyncHold holds every query for up to 2 s, then answers SERVFAIL.
+	// BeforeSyncHold holds every query for up to 2 s, and then answers SERVFAIL.
 	BeforeSyncHold BeforeSync = "hold"
 	// BeforeSyncServfail answers SERVFAIL at once.
 	BeforeSyncServfail BeforeSync = "servfail"
@@ -126,7 +126,7 @@ func (c *Config) setDefaults() {
 	c.Forward.SetDefaults()
 }
 
-// Validate returns an error if a setting is wrong, the same that [New] returns.
+// Validate returns the error that [New] returns if a setting is wrong.
 func (c Config) Validate() error {
 	c.setDefaults()
 	_, err := c.check()

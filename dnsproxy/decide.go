@@ -73,7 +73,7 @@ type rules struct {
 	cluster    table.Cluster
 	beforeSync BeforeSync
 	suffixes   table.Suffixes
-	// meantSpecial lists the suffixes in special-use zones that settings give another meaning.
+	// meantSpecial lists the suffixes in special-use zones to which settings give another meaning.
 	meantSpecial []wire.Name
 }
 
@@ -263,8 +263,8 @@ type failure struct {
 	err   error  // its text; nil for none
 }
 
-// maxReason bounds the text of an Extended DNS Error in bytes, so that a response with the
-// longest question fits in 512 bytes.
+// maxReason bounds the text of an Extended DNS Error in bytes: then a response with the longest question fits in 512
+// bytes.
 const maxReason = 200
 
 // text returns the text of the Extended DNS Error.

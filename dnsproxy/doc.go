@@ -1,4 +1,4 @@
-// Package dnsproxy answers DNS queries for mesh names from a table, and forwards all others.
+// Package dnsproxy answers DNS queries for mesh names from a table, and forwards all other queries.
 //
 // The files; a file uses the files below it. A query comes in at tcp.go or udp.go, and decide.go decides what is done
 // with it:
@@ -6,7 +6,7 @@
 //	explain.go     the rule by which a question is answered, for nametap query
 //	resolve.go     addresses of names for the agent itself
 //	server.go      Server: New, Run, Ready, Load, which puts a table into use, and Configure, which
-//	               does so with settings
+//	               puts settings into use
 //	listen.go      opening the sockets
 //	tcpclients.go  the limit of TCP connections, and which connection is closed to make room
 //	tcp.go         reading queries from TCP connections, and when a connection is closed
@@ -36,22 +36,20 @@
 //  4. Class CH: version.bind and id.server. Every other class except IN: REFUSED.
 //  5. A special-use name (wire/names.go has the list): answered by nametap, unless a
 //     setting names a suffix in that zone (--upstream onion=…, --bypass).
-//  6. A bypassed name: forwarded. The rules below never find a host whose FQDN is
-//     bypassed, by a short name, a search domain or its address.
+//  6. A bypassed name: forwarded. The rules below do not find a host whose FQDN is bypassed: not by a short
+//     name, not by a search domain, and not by its address.
 //  7. No table yet: as [BeforeSync] says.
 //  8. The PTR name of a mesh host's address: the FQDNs of all hosts that have the address,
 //     sorted, at most 64. For a headless Service, it is the FQDN of the endpoint with the
-//     address. Types other than PTR are answered as for other mesh names, as for a Service
-//     if all these hosts are Services.
-//  9. A mesh name. The order of a push's entries does not matter: a. a host's FQDN; of
-//     two hosts with the same FQDN, the host of the registry Kubernetes, then the host
-//     with the smaller key; b. a part of a host (an endpoint of a headless Service, or a
-//     port) followed by the host's FQDN; c. a wildcard, the longest suffix first; d. a short
-//     name: name.namespace, name.namespace.svc, name in the agent's namespace,
-//     alternative names; e. a part of a host followed by the host's short name; f. autopath:
-//     one of a to e, followed by a domain of the search list; the first such domain of the list.
-//     The target of the CNAME record is an FQDN if d or e found it, otherwise the name
-//     without the search domain.
+//     address. Types other than PTR are answered as for the name of a Service if all these hosts are
+//     Services, otherwise as for the name of an external host.
+//  9. A mesh name. The order of a push's entries does not matter: a. a host's FQDN; of two hosts with the
+//     same FQDN, the host of the registry Kubernetes wins, or else the host with the smaller key; b. a part
+//     of a host (an endpoint of a headless Service, or a port) followed by the host's FQDN; c. a wildcard,
+//     the longest suffix first; d. a short name: name.namespace, name.namespace.svc, name in the agent's
+//     namespace, alternative names; e. a part of a host followed by the host's short name; f. autopath: one
+//     of a to e, followed by a domain of the search list; the first such domain of the list. The target of
+//     the CNAME record is an FQDN if d or e found it, otherwise the name without the search domain.
 //  10. A local-only name, also if a search domain follows it: NODATA if it is the suffix
 //     itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
 //  11. Any other name: forwarded, by the rules of package forward.

@@ -120,9 +120,8 @@ func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	return found, ok
 }
 
-// refuse answers a query that fast has left for later if no worker can take it: with an
-// expired reply if the cache has one, otherwise with SERVFAIL. It reports false for queries
-// that are not to be forwarded, which have no response.
+// refuse answers a query that fast has left for later if no worker can take it: with an expired reply if the cache has
+// one, otherwise with SERVFAIL. It reports false for queries that are not to be forwarded: these get no response.
 func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 	if !t.usual || !t.decision.forwards() {
 		return dst, false

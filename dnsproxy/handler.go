@@ -114,7 +114,7 @@ func (t *task) begin(packet []byte, from *arrival) {
 	t.packet, t.from, t.located, t.found = packet, from, false, nil
 }
 
-// next returns the task of the next query after t's, for the same goroutine.
+// next returns a task for the query that the goroutine of t reads next.
 func (t *task) next() *task { return &task{turn: t.turn} }
 
 // keep prepares t for the slow path. packet is a copy of t's packet that no other query
@@ -126,8 +126,9 @@ func (t *task) keep(packet []byte, from *arrival) {
 	}
 }
 
-// measure marks a query whose time goes into metrics, and reads the clock unless that was done. These are the queries
-// that the fast path leaves for later, because only they may be slow, and a few of the others.
+// measure marks a query whose time goes into metrics, and reads the clock unless that was done. Measured are the
+// queries that the fast path leaves for later, because only these may be slow, and a few of the queries that it
+// answers.
 func (t *task) measure() {
 	t.measured = true
 	if t.began == 0 {
@@ -236,7 +237,7 @@ func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome
 	return h.respondReply(nil, q, &derived, limit)
 }
 
-// respondReply appends the response to q with the reply of found, whose question is the same.
+// respondReply appends the response to q with the reply of found. That reply must be to the question of q.
 func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result, limit int) ([]byte, outcome) {
 	request := reply.Request{
 		Query: q.Packet[:q.QuestionEnd], EDNS: q.EDNS, DO: q.DO,
@@ -286,7 +287,7 @@ func failureOf(err error) failure {
 	case errors.As(err, &cached):
 		f.code = dns.ExtendedErrorCodeCachedError
 	case errors.Is(err, forward.ErrEcho):
-		// Refused, since a forwarder that gets no answer asks again.
+		// Refused, because a forwarder that gets no answer asks again.
 		f.rcode, f.code = dns.RcodeRefused, dns.ExtendedErrorCodeOther
 	case errors.Is(err, forward.ErrTooMany), errors.Is(err, errOrigin):
 		f.code = dns.ExtendedErrorCodeOther

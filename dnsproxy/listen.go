@@ -83,8 +83,8 @@ func (ls *listeners) unopened() (reasons []string) {
 // close releases spare descriptors. It must be called after all listeners have ended.
 func (ls *listeners) close() { ls.clients.close() }
 
-// openOnOnePort opens all sockets that were not adopted: a port that was taken when those were opened may be free now.
-// For port 0 the kernel chooses one that is free for every address, UDP and TCP.
+// openOnOnePort opens all sockets that were not adopted: their port may have been taken when the adopted sockets were
+// opened, and be free now. For port 0 the kernel chooses a port that is free for every address, UDP and TCP.
 func (ls *listeners) openOnOnePort(
 	ctx context.Context, hosts []netip.Addr, port uint16,
 ) ([]listener, []missingListener, error) {
@@ -234,7 +234,7 @@ func (ls *listeners) openAll(
 				continue
 			}
 			listeners = append(listeners, l)
-			if port == 0 { // the others get the port that the kernel chose for the first
+			if port == 0 { // the other sockets get the port that the kernel chose for the first
 				port = l.addr().port()
 			}
 		}

@@ -64,7 +64,7 @@ func newMetrics() *metrics {
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "nametap_dns_request_duration_seconds",
 			Help: "Time from reading a query to its answer, by source.",
-			// There are few buckets, since each costs a series for each source. Servers that read native histograms
+			// There are few buckets, because each costs a series for each source. Servers that read native histograms
 			// get finer ones.
 			Buckets:                         []float64{.01, .5},
 			NativeHistogramBucketFactor:     1.2,

@@ -54,11 +54,10 @@ func truncated(response []byte) bool {
 	return len(response) >= wire.HeaderLen && response[wire.FlagsOffset]&wire.TC != 0
 }
 
-// isService reports whether a name has the form of a Service's name, name.namespace.svc.DOMAIN,
-// perhaps with the labels of an SRV record before it. Other names below the cluster domain come from
-// the search list: with ndots:5 a pod asks for three of them before each name outside of the mesh. One
-// of these looks like a Service's name: the expansion of a name with two labels, such as
-// example.org.svc.cluster.local.
+// isService reports whether a name has the form of a Service's name, name.namespace.svc.DOMAIN, perhaps with the labels
+// of an SRV record before it. Other names below the cluster domain come from the search list: with ndots:5 a pod asks
+// for three of them before each name outside of the mesh. One of these three looks like a Service's name: the expansion
+// of a name with two labels, such as example.org.svc.cluster.local.
 func isService(name, domain wire.Name) bool {
 	rest, below := name.CutSuffix(domain)
 	if !below {

@@ -39,9 +39,9 @@ type originFinder interface {
 // origins looks up the original destinations of captured queries. Its methods are safe for
 // concurrent use.
 //
-// For UDP this needs CAP_NET_ADMIN and a kernel module. Without them every query counts as
-// not captured ([origins.ignored]), over TCP, too, so that a name has the same answer over UDP and TCP. After any
-// other error the original destination is unknown, and the lookup is retried.
+// For UDP this needs CAP_NET_ADMIN and a kernel module. Without them every query counts as not captured
+// ([origins.ignored]), over TCP, too: then a name has the same answer over UDP and TCP. After any other error the
+// original destination is unknown, and the lookup is retried.
 type origins struct {
 	log    *slog.Logger
 	errors prometheus.Counter

@@ -29,8 +29,9 @@ type Provenance struct {
 	Failure string `json:"failure,omitempty"`
 	// Rows are the rows of docs/behaviour.md about the cache that apply.
 	Rows []string `json:"rows,omitempty"`
-	// Attempts has what the agent sent to nameservers for this query, if the query asks for attempts. It is empty for an
-	// answer from the cache, and may not have all of them if another client's same query was in flight already.
+	// Attempts has what the agent sent to nameservers for this query, if the query asks for attempts. It is empty for
+	// an answer from the cache, and may lack some attempts if another client's query for the same was in flight
+	// already.
 	Attempts []upstream.Attempt `json:"attempts,omitempty"`
 	// MoreAttempts is the number of attempts that are left out because they do not fit into the response.
 	MoreAttempts int `json:"moreAttempts,omitempty"`

@@ -93,8 +93,8 @@ func (s *Server) Configure(cfg Config) error {
 	defer s.building.Unlock()
 	s.indexAncestors(names.suffixes)
 	previous := s.handler.inUse.Load()
-	// A name that is local-only by one of the two configurations may have nameservers of its own by the
-	// other one. It must not be sent to any others while the forwarder changes.
+	// A name that is local-only by one of the two configurations may have nameservers of its own by the other one. It
+	// must not be sent to other nameservers while the forwarder changes.
 	between := *previous
 	between.suffixes = previous.suffixes.Strictest(names.suffixes)
 	s.handler.inUse.Store(&between)
@@ -251,12 +251,11 @@ func (s *Server) ReadExchanges(lost func(messages int)) *seen.Exchanges {
 	return s.handler.seen.ReadExchanges(seen.All(), lost)
 }
 
-// Load replaces shards of the table and uses the result. shards has, by the number of the shard
-// (digest.ShardOf), all entries of the shard: a NameTable in wire form. The other shards stay. Every
-// query that arrives after Load has returned is answered from the new table. The cost depends only on
-// the shards that differ. On an error the current table stays in use. Load logs entries that the new
-// table leaves out, unless the current one left them out, too. Load must not be called concurrently.
-// It does not keep shards.
+// Load replaces shards of the table and uses the result. shards maps the number of a shard (digest.ShardOf) to all
+// entries of the shard: a NameTable in wire form. The other shards stay. Every query that arrives after Load has
+// returned is answered from the new table. The cost depends only on the shards that differ. On an error the current
+// table stays in use. Load logs entries that the new table leaves out, unless the current one left them out, too. Load
+// must not be called concurrently. It does not keep shards.
 func (s *Server) Load(shards map[int][]byte) error {
 	s.building.Lock()
 	defer s.building.Unlock()

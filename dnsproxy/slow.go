@@ -46,7 +46,8 @@ func (h *handler) respondSlow(t *task) ([]byte, outcome) {
 	return h.respondFailure(nil, &t.query, t.decision.failure()), outcome{t.decision.rcode, sourceSelf}
 }
 
-// respondChaos answers questions of class CH for the server's version and identity (RFC 4892), and refuses all others.
+// respondChaos answers questions of class CH for the server's version and identity (RFC 4892), and refuses all other
+// questions of that class.
 func (h *handler) respondChaos(t *task) ([]byte, outcome) {
 	q, text := &t.query, ""
 	switch q.Name.String() {
@@ -114,9 +115,9 @@ func (h *handler) sendTransferred(t *task) func([]byte) error {
 	return func(message []byte) error { return t.from.send(reply.Hop(message, edns, h.ednsUDPSize)) }
 }
 
-// respondUnusual returns the response to a message that does not have the shape that [wire.Query] describes. It replaces
-// the query of t by one that has the message's first question, so that answers equal the answers to the same query of
-// the usual shape.
+// respondUnusual returns the response to a message that does not have the shape that [wire.Query] describes. It
+// replaces the query of t by one that has the message's first question: then the answer is the same as for that query
+// in the usual shape.
 func (h *handler) respondUnusual(t *task) ([]byte, outcome) {
 	req := new(dns.Msg)
 	malformed := req.Unpack(t.packet)
@@ -166,8 +167,8 @@ func (h *handler) respondOther(t *task) ([]byte, outcome) {
 	return response, outcome{reply.Rcode(response), found.Source}
 }
 
-// makeUsual makes q a query with the first question of req, and with the OPT record of req without its options. It
-// reports false if the result does not have the usual shape: q then serves for a failure alone.
+// makeUsual makes q a query with the first question of req, and with the OPT record of req, but without the record's
+// options. It reports false if the result does not have the usual shape: q then serves for a failure alone.
 func makeUsual(q *wire.Query, req *dns.Msg) bool {
 	*q = wire.Query{}
 	msg := new(dns.Msg)

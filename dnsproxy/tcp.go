@@ -38,16 +38,16 @@ const tcpDeferAccept = 1
 // tcpReadBuffer is the size of the read buffer in bytes, enough for some fifty queries.
 const tcpReadBuffer = 4096
 
-// tcpMaxPending bounds, in bytes, the queries of one connection that workers have. Each costs
-// its length plus tcpPendingCost, so there are at most about 1,000. Queries beyond the bound
-// get SERVFAIL, so that the mesh names after them need not wait.
+// tcpMaxPending bounds, in bytes, the queries of one connection that workers have. Each costs its length plus
+// tcpPendingCost, so there are at most about 1,000. Beyond the bound, a query that is to be forwarded gets an expired
+// reply or SERVFAIL at once: then queries for mesh names after it need not wait.
 const (
 	tcpMaxPending  = 1 << 20
 	tcpPendingCost = 1 << 10
 )
 
-// tcpNotSent bounds, in bytes, the answers of one connection that the kernel keeps because the client has no
-// room for them. Without the bound, it would keep megabytes for each client that does not read.
+// tcpNotSent bounds, in bytes, the answers of one connection that the kernel keeps because the client has no room for
+// them. Without the bound, the kernel would keep megabytes for each client that does not read.
 const tcpNotSent = 16 << 10
 
 // lengthLen is the length of the length prefix over TCP (RFC 1035, section 4.2.2).
@@ -447,8 +447,8 @@ func (c *tcpConn) write(framed []byte) error {
 func (c *tcpConn) writeHeld(framed, more []byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	// This is set before the client sees an answer, so that the connection that was answered first
-	// is the one that has been idle the longest.
+	// This is set before the client sees an answer: then the connection that was answered first has been idle the
+	// longest.
 	c.idleSince.Store(c.listener.clients.now())
 	c.answered.Store(true)
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))

@@ -79,10 +79,10 @@ func (p *tcpClients) add(c *tcpConn) bool {
 	return true
 }
 
-// leastNeededLocked returns the connection that makes room for another one, nil if there is none.
-// It is the connection that has been idle the longest; if none is idle, the connection whose client
-// has taken no part of an answer for the longest. A new connection, whose first query may be on the
-// way, is the last choice. isNew is true if only that is left, or none.
+// leastNeededLocked returns the connection that makes room for another one, nil if there is none. It is the connection
+// that has been idle the longest; if none is idle, the connection whose client has taken no part of an answer for the
+// longest. A new connection, whose first query may be on the way, is the last choice. isNew is true if only new
+// connections are left, or none.
 func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
 	const idle, waiting, fresh = 0, 1, 2
 	kind, since := fresh, p.now()
@@ -159,9 +159,9 @@ func (p *tcpClients) stop(l *tcpListener) {
 	}
 }
 
-// freeDescriptor frees a descriptor for a new client: it closes the connection that is needed least. If
-// that is a new one, or there is none, it spends a descriptor of the reserve. It reports whether it freed
-// a descriptor, and whether the descriptor is from the reserve.
+// freeDescriptor frees a descriptor for a new client: it closes the connection that is needed least. If that connection
+// is new, or there is no connection, it spends a descriptor of the reserve. It reports whether it freed a descriptor,
+// and whether the descriptor is from the reserve.
 func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 	p.mu.Lock()
 	other, isNew := p.leastNeededLocked()

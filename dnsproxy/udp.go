@@ -208,8 +208,8 @@ func (l *udpListener) newReader() udpReader {
 	}
 }
 
-// readAll answers the packets that have arrived. It reports false when there are no more, so
-// that the netpoller waits for the next one, and true if reading has ended.
+// readAll answers the packets that have arrived. It reports true if reading has ended. It reports false when there are
+// no more packets: then the netpoller waits for the next one.
 func (r *udpReader) readAll(fd uintptr) (over bool) {
 	for {
 		packet, errno := r.in.Receive(fd)
@@ -365,8 +365,8 @@ func (l *udpListener) readFirst() {
 	_ = l.raw.Control(func(fd uintptr) { l.second.readAll(fd) })
 }
 
-// workerIdle is how long a worker waits for another task while other workers wait, too. The first idle worker
-// waits without a limit, so that a few queries a minute start no timers and no workers.
+// workerIdle is how long a worker waits for another task while other workers wait, too. The first idle worker waits
+// without a limit: so a few queries a minute start no timers and no workers.
 const workerIdle = time.Second
 
 // work is a worker: it serves a task, and then tasks that are passed to it while it is idle.
@@ -404,8 +404,8 @@ func (l *udpListener) work(t udpTask) {
 	}
 }
 
-// growStack grows the stack of a new goroutine to the size that a forwarded query needs, in
-// one step and while it is empty, so that nothing is copied.
+// growStack grows the stack of a new goroutine to the size that a forwarded query needs, in one step and while it is
+// empty: nothing is copied.
 //
 //go:noinline
 func growStack() {

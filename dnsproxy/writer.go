@@ -122,8 +122,8 @@ type writer struct {
 	buf   []byte // holds the response from start on
 	start int
 	limit int // of the response's length, in bytes
-	// zone is the owner of the SOA record of negative answers: a suffix of the name that
-	// has no records, or the root for that name itself.
+	// zone is the owner of the SOA record of negative answers: a suffix of the name that has no records, or the root,
+	// which stands for that name itself.
 	zone wire.Name
 	// Counts of the records written, and whether one did not fit.
 	answers, authority, additional uint16
@@ -338,9 +338,8 @@ func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
 	}
 }
 
-// shuffled writes a record for each packed address, in uniformly random order, so that clients that use
-// the first address are spread over all addresses. If they do not all fit, it writes a random sample. It
-// returns the number of records.
+// shuffled writes a record for each packed address, in uniformly random order: clients that use the first address are
+// spread over all addresses. If they do not all fit, it writes a random sample. It returns the number of records.
 func (w *writer) shuffled(owner, rrtype uint16, packed []byte) uint16 {
 	size := wire.AddressLen(rrtype)
 	all := len(packed) / size
@@ -358,8 +357,8 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) uint16 {
 	return uint16(n) //nolint:gosec // in a message of at most 64 KiB
 }
 
-// All addresses are shuffled if there are at most maxShuffled for each one that is written. If there are
-// more, a shuffle would draw most random numbers for addresses that are left out.
+// All addresses are shuffled if there are at most maxShuffled for each address that is written. If there are more, a
+// shuffle would draw most random numbers for addresses that are left out.
 const maxShuffled = 2
 
 // shuffle writes n of the packed addresses, from a shuffle of all.
@@ -470,9 +469,9 @@ const srvFixedLen = 6
 // maxPointer is the largest offset that a compression pointer can have (RFC 1035, section 4.1.4).
 const maxPointer = 1<<14 - 1
 
-// services writes the SRV records of the ports of a Service or an endpoint, and the addresses of
-// their targets as additional records. Addresses that do not fit are left out, which truncates
-// nothing (RFC 2181, section 9). Without a table there are no records.
+// services writes the SRV records of the ports of a Service or an endpoint, and the addresses of their targets as
+// additional records. Addresses that do not fit are left out, and the response does not count as truncated (RFC 2181,
+// section 9). Without a table there are no records.
 //
 // Priority and weight are CoreDNS' values: the priority is 0, and all weights are equal. The first
 // target is chosen at random.

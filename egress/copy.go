@@ -88,15 +88,15 @@ type pair struct {
 type direction struct {
 	from, to *socket
 	copied   *atomic.Int64
-	rest     []byte // bytes that were read and not yet written; at first, those that were read for the name
+	rest     []byte // bytes that were read and not yet written; at first, the bytes that were read for the name
 	pipe     *pipe  // holds bytes that were read and not yet written; nil without any
 	busy     bool
 	ended    bool // the source has ended its data, without a reset
 	over     bool // the direction has ended or failed
 }
 
-// newPair returns a pair, whose bytes n counts. From the first call of move on, the pair copies in both directions
-// until both have ended. If one connection fails, the other one is reset.
+// newPair returns a pair; n counts its bytes. From the first call of move on, the pair copies in both directions until
+// both have ended. If one connection fails, the other one is reset.
 func (c *copier) newPair(client, host *socket, n *counts) *pair {
 	p := &pair{copier: c, client: client, host: host, last: c.now}
 	p.up = direction{from: client, to: host, copied: &n.sent}
@@ -223,7 +223,7 @@ func (p *pair) moveSome(d *direction) (n int, err error) {
 		return 0, err
 	}
 	d.busy = n == bufferSize
-	d.from.readable = d.busy || d.from.ending || d.from.urgent // else a shorter read has read everything
+	d.from.readable = d.busy || d.from.ending || d.from.urgent // otherwise the read was shorter, and has read everything
 	written, err := p.write(d, p.buffer[:n])
 	if d.rest = nil; written < n && (err == nil || errors.Is(err, unix.EAGAIN)) {
 		d.rest = slices.Clone(p.buffer[written:n])
@@ -302,10 +302,10 @@ func splice(from, to, n int) (int, error) {
 	return int(moved), err
 }
 
-// probe sets after how much time without data the kernel probes both peers. A peer that has vanished is noticed
-// after about five minutes. Once data has ended in one direction, the kernel probes more often, because connection
-// tracking forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules
-// would then no longer translate its addresses, and what the host sends would not reach the client.
+// probe sets the time without data after which the kernel probes both peers. A peer that has vanished is noticed after
+// about five minutes. Once data has ended in one direction, the kernel probes more often, because connection tracking
+// forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules would then no
+// longer translate its addresses, and what the host sends would not reach the client.
 func (p *pair) probe() {
 	const interval, count = 20 * time.Second, 6
 	idle := 3 * time.Minute

@@ -21,7 +21,7 @@ import (
 const (
 	// connectTimeout is how long the lookup of the name and all attempts to connect may take together.
 	connectTimeout = 10 * time.Second
-	// resolutionDelay is how long the first addresses that are found wait for those of other lookups (RFC 8305,
+	// resolutionDelay is how long the first addresses that are found wait for the addresses of other lookups (RFC 8305,
 	// section 3).
 	resolutionDelay = 50 * time.Millisecond
 	// attemptDelay is how long an attempt to connect runs before the next address is tried beside it (RFC 8305,
@@ -72,7 +72,7 @@ type attempt struct {
 	beside bool // began while another attempt of this dialing ran
 }
 
-// dial connects t to one of targets, until the time until. If allowForbidden is true, it also dials forbidden
+// dial connects t to one of targets. It gives up at the time until. If allowForbidden is true, it also dials forbidden
 // addresses. The task is suspended while it waits. The error is a refusal.
 func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, until time.Time) (*socket, netip.AddrPort, error) {
 	r := &dialing{dialer: d, task: t, allowForbidden: allowForbidden, inTurn: len(targets) == 1}
@@ -101,8 +101,8 @@ func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, until ti
 	}
 }
 
-// lookUp looks up the addresses of targets, both families of a name at the same time. Cached results are there
-// when it returns, others are found later.
+// lookUp looks up the addresses of targets, both families of a name at the same time. Cached results are there when it
+// returns; other results come later.
 func (r *dialing) lookUp(targets []endpoint, until time.Time) {
 	names := 0
 	ctx := r.ctx
@@ -292,8 +292,8 @@ func (r *dialing) wakeTime(until time.Time) time.Time {
 	return until
 }
 
-// failure returns a refusal that says why there is no connection: the errors of the attempts or, without any, that
-// of a lookup.
+// failure returns a refusal that says why there is no connection: the errors of the attempts or, if there was no
+// attempt, the error of a lookup.
 func (r *dialing) failure(targets []endpoint) error {
 	text := targets[0].String()
 	if more := len(targets) - 1; more > 0 {

@@ -16,8 +16,8 @@
 //     Up to [MaxHello] bytes are read, for up to five seconds.
 //  6. Nameservers say which addresses the name has. The table is not asked, so that a VIP does not
 //     lead back to itself. If the table has endpoints for the port, these are used instead of the name:
-//     addresses, or names that nameservers resolve. Some addresses are refused when they are dialled, such
-//     as loopback, link-local ones, those of clouds' metadata, and VIPs.
+//     addresses, or names that nameservers resolve. Some addresses are refused when they are dialled, such as
+//     loopback, link-local addresses, the addresses of clouds' metadata, and VIPs.
 //  7. The addresses are dialled as RFC 8305 says, from [Config.Sources], with [Config.Mark], or through
 //     [Config.Proxy].
 //  8. Both directions are copied until both have ended. Each peer sees what the other one did:

@@ -16,7 +16,7 @@ import (
 // An addressRange is a range of addresses to which no connection is made.
 type addressRange struct {
 	prefix netip.Prefix
-	what   string
+	name   string
 }
 
 // forbidden returns the ranges to which a name may not lead. Whoever owns a name chooses its addresses, and
@@ -67,8 +67,8 @@ func translations() []translation {
 	}
 }
 
-// embedded returns the IPv4 address that begins at byte at of an IPv6 address. Byte 8 is no part of it (RFC 6052,
-// section 2.2).
+// embedded returns the IPv4 address that is contained in an IPv6 address and begins there at the byte with the index
+// at. Byte 8 is no part of it (RFC 6052, section 2.2).
 func embedded(a netip.Addr, at int) netip.Addr {
 	all, found := a.As16(), [4]byte{}
 	for i := range found {
@@ -149,7 +149,7 @@ func (g *guard) findNAT64(ctx context.Context) (found []translation, err error) 
 	return found, err
 }
 
-// forbids returns an error if no connection may be made to the address and port to.
+// forbids returns an error if no connection may be made to the address and the port of to.
 func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 	addr, port := to.Addr().Unmap(), to.Port()
 	plain := addr.WithZone("")
@@ -164,7 +164,7 @@ func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 	for _, a := range all {
 		at := slices.IndexFunc(g.ranges, func(r addressRange) bool { return r.prefix.Contains(a) })
 		if at >= 0 {
-			return fmt.Errorf("%s is %s", addr, g.ranges[at].what)
+			return fmt.Errorf("%s is %s", addr, g.ranges[at].name)
 		}
 	}
 	if slices.Contains(g.ownPorts, port) && ownAddress(plain) {

@@ -36,9 +36,8 @@ type listeners struct {
 }
 
 // open adopts Config.Sockets. Without any, or with Config.OpenOthers, it opens the listeners of Config.Addr, and
-// records those that cannot be opened as missing. It fails if all are missing because the address is wrong. A
-// listener on loopback is opened even if the host does not have the address yet, because IPv6 may be switched on
-// later.
+// records the listeners that it cannot open as missing. It fails if all are missing because the address is wrong. A
+// listener on loopback is opened even if the host does not have the address yet, because IPv6 may be switched on later.
 func (ls *listeners) open(ctx context.Context) error {
 	if err := ls.adopt(); err != nil {
 		return err
@@ -125,7 +124,7 @@ func detached(l net.Listener, err error) (listener, error) {
 	return found, errors.Join(controlErr, err)
 }
 
-// openMissing opens the missing listeners, and calls accept with each that is open, until all are open or ctx
+// openMissing opens the missing listeners, and calls accept with each that it has opened, until all are open or ctx
 // ends.
 func (ls *listeners) openMissing(ctx context.Context, accept func(listener)) {
 	if len(ls.unserved()) == 0 {

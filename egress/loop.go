@@ -243,7 +243,7 @@ func (l *loop) end() {
 	_, _ = unix.Close(l.wake.fd), unix.Close(l.epoll)
 }
 
-// A task is a coroutine: the loop runs its function until that waits, and resumes it when the wait is over.
+// A task is a coroutine: the loop runs its function until the function waits, and resumes it when the wait is over.
 type task struct {
 	*loop
 
@@ -369,7 +369,7 @@ func (s *taskStream) Write(b []byte) (written int, err error) {
 	return written, err
 }
 
-// try calls f until f need not wait for the connection.
+// try calls f until f returns something other than EAGAIN. Before each further call it waits for the connection.
 func (s *taskStream) try(f func() (int, error)) (int, error) {
 	for {
 		n, err := retry(f)

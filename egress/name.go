@@ -19,8 +19,7 @@ const (
 	// MaxHello is how many bytes at the start of a connection are read for a name: the length of the longest
 	// handshake message that crypto/tls accepts. HTTP has the same limit.
 	MaxHello = 64 << 10
-	// maxFraming is how many bytes more are read, for the headers of the records of a ClientHello: some 3,000
-	// records.
+	// maxFraming is how many more bytes are read, for the headers of the records of a ClientHello: some 3,000 records.
 	maxFraming = 16 << 10
 	// helloTimeout is how long a client may take to say the name of a host behind a wildcard.
 	helloTimeout = 5 * time.Second
@@ -102,9 +101,9 @@ func (*beginning) Write(p []byte) (int, error) { return len(p), nil }
 // Close leaves the connection open.
 func (*beginning) Close() error { return nil }
 
-// name returns the name for which the client asks: the server name of a ClientHello (SNI), or the host of an
-// HTTP/1 request, without the port. It reads no more than it needs. The error is errNoName if the client says no
-// name, and another one if the beginning is malformed or could not be read.
+// name returns the name for which the client asks: the server name of a ClientHello (SNI), or the host of an HTTP/1
+// request, without the port. It reads no more than it needs. The error is errNoName if the client says no name, and
+// another error if the beginning is malformed or could not be read.
 func (b *beginning) name() (string, error) {
 	if _, b.err = io.ReadFull(b, make([]byte, 1)); b.err != nil {
 		return "", b.err
@@ -142,7 +141,7 @@ func helloName(b *beginning) (string, error) {
 	return name, nil
 }
 
-// httpName returns the host of an HTTP/1 request: the host in the target or, without one, that of the Host field
+// httpName returns the host of an HTTP/1 request: the host in the target or, if the target has none, in the Host field
 // (RFC 9112, section 3.2).
 func httpName(b *beginning) (string, error) {
 	request, err := http.ReadRequest(bufio.NewReaderSize(b, firstRead))

@@ -24,15 +24,16 @@ const (
 	// longHeader is the bit of the first byte that says that a packet has a version (RFC 8999, section 5.1).
 	// fixedBit is another bit of that byte, which the answer should have, too (RFC 9000, section 17.2.1).
 	longHeader, fixedBit = 0x80, 0x40
-	// versionAt is the byte at which the version of a packet begins, and idsAt that of its connection IDs.
+	// versionAt is the byte at which the version of a packet begins, and idsAt the byte at which its connection IDs
+	// begin.
 	versionAt, idsAt = 1, 5
 	// reservedVersion and otherReserved are versions that no client uses (RFC 9000, section 15).
 	reservedVersion, otherReserved uint32 = 0x1a2a3a4a, 0x5a6a7a8a
 )
 
-// versionNegotiation returns the answer to the first packet of a QUIC client: a Version Negotiation packet without
-// a version that the client could use, so that the client uses TCP at once (RFC 9000, section 6.2). That needs
-// neither keys nor state. For any other packet it returns nil.
+// versionNegotiation returns the answer to the first packet of a QUIC client: a Version Negotiation packet without a
+// version that the client could use. The client then uses TCP at once (RFC 9000, section 6.2). That needs neither keys
+// nor state. For any other packet it returns nil.
 func versionNegotiation(packet []byte) []byte {
 	if len(packet) < minQUIC || packet[0]&longHeader == 0 {
 		return nil

@@ -47,8 +47,8 @@ func (r *route) exact() (wire.Name, bool) {
 	return only, len(r.hosts) == 1 && !isWildcard(only)
 }
 
-// hostOf returns the host of the VIP to which a name belongs: the host of that name, else the wildcard above it.
-// Of several wildcards it is the one with the longest suffix, as in DNS. Without any, hostOf returns nil.
+// hostOf returns the host of the VIP to which a name belongs: the host of that name, else the wildcard above it. Of
+// several wildcards it is the one with the longest suffix, as in DNS. If there is no such host, hostOf returns nil.
 func (r *route) hostOf(name wire.Name) *vipHost {
 	var found *vipHost
 	for i := range r.hosts {

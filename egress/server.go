@@ -51,14 +51,14 @@ type idlePair struct {
 }
 
 const (
-	// descriptorsPerConn is how many descriptors a connection has: the client's and the host's, or that of the
-	// first attempt while the host is dialled.
+	// descriptorsPerConn is how many descriptors a connection has: one for the client, and one for the host or, while
+	// the host is dialled, for the first attempt.
 	descriptorsPerConn = 2
 	// bytesPerConn is the memory in bytes of a connection that has carried little data. Most of it is in the
 	// kernel, for two sockets. Half of Config.Memory is for connections.
 	bytesPerConn = 24 << 10
-	// attemptShare says which part of the descriptors for connections is for attempts to connect beside a first
-	// one: one in attemptShare.
+	// One in attemptShare of the descriptors for connections is for attempts to connect that run beside a first
+	// attempt.
 	attemptShare = 8
 	// sweepInterval is the longest time between two sweeps over all connections.
 	sweepInterval = 5 * time.Second
@@ -110,7 +110,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 }
 
 // descriptorLimits returns how many connections the limit of descriptors allows, and how many attempts to connect
-// beside the first ones. Both together take at most half of all descriptors, so that enough are left for DNS.
+// beside the first ones. Both together take at most half of all descriptors: enough are left for DNS.
 func descriptorLimits() (conns, attempts int64) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > 1<<30 {
@@ -183,7 +183,7 @@ func (s *Server) Run(ctx context.Context) error {
 		select {
 		case <-s.config.Synced:
 			s.loop.post(s.loop.wakeAll) // tasks wait for the first table
-		case <-s.loop.ctx.Done(): // not opening: tasks wait for it during the drain, too
+		case <-s.loop.ctx.Done(): // this context, and not opening: during the drain tasks still wait for the table
 		}
 	})
 	drained := make(chan struct{})
@@ -206,7 +206,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(s.failed, err)
 }
 
-// drain waits until the open connections have ended, at most for Config.Drain, and resets those that are left.
+// drain waits until the open connections have ended, at most for Config.Drain, and resets the rest.
 func (s *Server) drain(drained <-chan struct{}) {
 	timer := time.NewTimer(s.config.Drain)
 	defer timer.Stop()
@@ -395,7 +395,7 @@ func (s *Server) refused(fd int, err error) {
 	_ = unix.Close(fd) // last: a client that sees the reset finds the reason in the status
 }
 
-// sweep ends connections that are idle, and records those that may make room, until the task has to end.
+// sweep ends connections that are idle, and records the connections that may make room, until the task has to end.
 func (s *Server) sweep(t *task) {
 	timeout := s.config.IdleTimeout
 	for t.wait(t.now.Add(min(sweepInterval, max(timeout/newShare, time.Millisecond)))) == nil {

@@ -19,7 +19,7 @@ type Status struct {
 	// Open is the number of open connections, and Max their limit.
 	Open int64 `json:"open"`
 	Max  int64 `json:"max"`
-	// Hosts are the hosts to which clients connected, by name. If there are more than [MaxHosts], it has those
+	// Hosts are the hosts to which clients connected, by name. If there are more than [MaxHosts], Hosts has only those
 	// with open connections and those that were used last.
 	Hosts []HostStatus `json:"hosts,omitempty"`
 	// Refused has the number of refusals and the last one, for each reason.
@@ -28,11 +28,11 @@ type Status struct {
 
 // A HostStatus is what a [Server] knows of a name to which clients connected.
 type HostStatus struct {
-	// Host is the host of the table. Name is the name that the client wanted: it differs from Host only if that is
-	// a wildcard.
+	// Host is the host of the table. Name is the name that the client wanted: it differs from Host only if Host is a
+	// wildcard.
 	Host string `json:"host"`
 	Name string `json:"name"`
-	// VIP is the address to which a client connected last, and Address the one to which the server connected that
+	// VIP is the address to which a client connected last, and Address the address to which the server connected that
 	// client.
 	VIP     netip.AddrPort `json:"vip"`
 	Address netip.AddrPort `json:"address"`
@@ -104,8 +104,9 @@ func (h *hostCounts) of(name wire.Name, host *vipHost, vip, address netip.AddrPo
 	return c
 }
 
-// forgetLocked forgets the name that was used longest ago, among those without open connections if there are any.
-// It adds the bytes of the name so far to the sums; later bytes of its open connections are not counted.
+// forgetLocked forgets a name: of the names without open connections, or of all if there are none, the name that was
+// used longest ago. It adds the bytes of the name so far to the sums; later bytes of its open connections are not
+// counted.
 func (h *hostCounts) forgetLocked() {
 	var oldest wire.Name
 	var found *counts

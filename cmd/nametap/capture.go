@@ -428,7 +428,7 @@ func (c *captureCommand) apply(ctx context.Context, w io.Writer) error {
 	return c.printInstalled(ctx, w)
 }
 
-// printInstalled prints the rules. It does not ask an agent: one may start later.
+// printInstalled prints the rules. It does not ask the agent, which may start later.
 func (c *captureCommand) printInstalled(ctx context.Context, w io.Writer) error {
 	status, err := c.capture.Applied()
 	if err != nil {

@@ -319,7 +319,7 @@ type bundle struct {
 	missing bytes.Buffer // why parts are missing
 }
 
-// add adds a file or, if err says why its content is not known, notes that.
+// add adds a file. If err is not nil, the content is not known, and add notes err instead.
 func (b *bundle) add(name string, content []byte, err error) {
 	if err != nil {
 		fmt.Fprintln(&b.missing, err)

@@ -77,7 +77,7 @@ func printExplained(w io.Writer, entries []explain.Entry) {
 	}
 }
 
-// wrap writes a text in lines of up to explainWidth. The first line begins with indent, the others two columns
+// wrap writes a text in lines of up to explainWidth. The first line begins with indent, each further line two columns
 // further right.
 func wrap(w io.Writer, indent, text string) {
 	line := indent

@@ -95,8 +95,8 @@ func (id *workloadIdentity) addJSON(text string) error {
 	return nil
 }
 
-// refresh returns a function that gives a node its current addresses and labels. The labels are the fixed ones and
-// those in the file that the downward API writes.
+// refresh returns a function that gives a node its current addresses and labels. The labels are the fixed labels and
+// the labels in the file that the downward API writes.
 func (o *options) refresh(fixed map[string]string) func(nds.Node) (nds.Node, error) {
 	return func(node nds.Node) (nds.Node, error) {
 		var err error

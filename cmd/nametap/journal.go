@@ -72,7 +72,8 @@ func (w *prefixWriter) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// A journalHandler formats records by another handler, which writes to to. Each line has the prefix of its priority.
+// A journalHandler formats records by another handler, whose output is a prefixWriter. Each line has the prefix of its
+// priority.
 type journalHandler struct {
 	slog.Handler
 	to *prefixWriter

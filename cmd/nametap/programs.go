@@ -116,9 +116,9 @@ func programOf(inode string) (program string, own bool) {
 	return "", false
 }
 
-// alone returns an error if a program of another user has a UDP socket at the address of a socket of systemd.
-// inodes are those of systemd's sockets. The program may have bound its socket before systemd did, and receives
-// the packets if its socket is bound to an interface.
+// alone returns an error if a program of another user has a UDP socket at the address of a socket of systemd. inodes
+// are the inodes of systemd's sockets. The program may have bound its socket before systemd did, and receives the
+// packets if its socket is bound to an interface.
 func alone(inodes map[string]bool) error {
 	for _, table := range []string{"udp", "udp6"} {
 		sockets, err := readSockets(table)
@@ -133,8 +133,8 @@ func alone(inodes map[string]bool) error {
 	return nil
 }
 
-// squatter returns the uid of a user other than root who has a socket with the address of one of the sockets with
-// these inodes.
+// squatter returns the uid of a user other than root who has a socket at the address of a socket with one of these
+// inodes.
 func squatter(sockets []boundSocket, inodes map[string]bool) (user string, found bool) {
 	own := map[netip.AddrPort]bool{}
 	anyHost := map[uint16]bool{} // ports of own sockets

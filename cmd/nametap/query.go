@@ -179,8 +179,8 @@ type asker struct {
 	trace      bool
 	resolvConf string
 
-	// Only if it asks as a client does: user owns the sockets, agent is the agent's address, and addr a
-	// nameserver's.
+	// These are set if the asker asks as a client does: user owns the sockets, and agent is the agent's address. addr
+	// is then the address of a nameserver.
 	user  *socketUser
 	agent string
 }

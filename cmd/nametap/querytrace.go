@@ -78,10 +78,10 @@ func newTrace(ctx context.Context, status *statusClient, q dns.Question) *queryT
 	return t
 }
 
-// note notes an error in Unknown, and reports whether there is none.
-func (t *queryTrace) note(what string, err error) bool {
+// note notes an error of reading a part in Unknown, and reports whether there is none.
+func (t *queryTrace) note(part string, err error) bool {
 	if err != nil {
-		t.Unknown = append(t.Unknown, what+": "+err.Error())
+		t.Unknown = append(t.Unknown, part+": "+err.Error())
 	}
 	return err == nil
 }

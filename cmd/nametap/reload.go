@@ -50,8 +50,8 @@ type reloader struct {
 	log      *slog.Logger
 	watcher  *settings.Watcher
 	agent    func() configurable
-	// inUse has the settings in use: of those that the agent takes while it runs, the values that were read last;
-	// of the others, the values that the agent was started with.
+	// inUse has the settings in use: for a setting that the agent takes while it runs, the value that was read last;
+	// for any other setting, the value that the agent was started with.
 	inUse atomic.Pointer[options]
 	// files says whether changed files were refused, and which changes need a restart.
 	files atomic.Pointer[problems.Settings]
@@ -77,8 +77,7 @@ func (r *reloader) showIn(cfg *agent.Config) {
 	}
 }
 
-// values returns the settings in use for which wanted returns true, unless they are the defaults. It is safe
-// for concurrent use.
+// values returns the settings in use that were set and for which wanted returns true. It is safe for concurrent use.
 func (r *reloader) values(wanted func(name string) bool) map[string][]string {
 	return settings.Values(r.inUse.Load().flags, wanted)
 }
@@ -135,7 +134,7 @@ func (r *reloader) reload() {
 	r.apply(next)
 }
 
-// pending returns the settings that were last read with new values which take effect only after a restart.
+// pending returns the settings whose new values take effect only after a restart.
 func (r *reloader) pending() (names []string) {
 	for _, c := range changes(r.running, r.last) {
 		if !isLive(c.name) {

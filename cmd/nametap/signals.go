@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// endSignals returns the signals that end a command in an orderly way. SIGHUP is one of them, so that a terminal
-// that closes ends the programs in it. Under nohup it stays ignored.
+// endSignals returns the signals that end a command in an orderly way. SIGHUP is one of them, because a terminal that
+// closes sends it to end the programs in the terminal. Under nohup it stays ignored.
 func endSignals() []os.Signal {
 	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -17,9 +17,9 @@ func endSignals() []os.Signal {
 	return signals
 }
 
-// hangupReloads reports whether SIGHUP asks the agent to read its settings again, as with other daemons. That is
-// so if a service manager runs the agent, or no terminal does: a terminal that closes sends SIGHUP, too, to end
-// the programs in it.
+// hangupReloads reports whether SIGHUP asks the agent to read its settings again, as with other daemons. It does if a
+// service manager runs the agent, or if the agent has no terminal: a terminal that closes sends SIGHUP, too, to end the
+// programs in it.
 func hangupReloads() bool {
 	if signal.Ignored(syscall.SIGHUP) {
 		return false

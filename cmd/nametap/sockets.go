@@ -15,8 +15,8 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// systemdSockets returns the sockets that systemd passes to this process; none without systemd. It keeps programs
-// of other users from their packets.
+// systemdSockets returns the sockets that systemd passes to this process; none without systemd. It keeps programs of
+// other users from the packets of these sockets.
 func systemdSockets() ([]*os.File, error) {
 	files := activation.Files(true)
 	if err := exclusive(files); err != nil || len(files) == 0 {
@@ -35,10 +35,10 @@ func systemdSockets() ([]*os.File, error) {
 	return files, alone(inodes)
 }
 
-// shareSockets gives inherited sockets to the parts of the agent, by their addresses: their order and number do
-// not matter. Sockets of the status address go to the status server, sockets on the port for VIPs to egress (to
-// nobody if egress is off), and the others to DNS. A TCP socket on another port, on which there is no UDP socket,
-// is not used: a setting has changed, and the unit of the sockets has not.
+// shareSockets gives inherited sockets to the parts of the agent, by their addresses: their order and number do not
+// matter. Sockets of the status address go to the status server, sockets on the port for VIPs to egress (to nobody if
+// egress is off), and all other sockets to DNS. A TCP socket on another port, on which there is no UDP socket, is not
+// used: a setting has changed, and the unit of the sockets has not.
 func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 	dns := map[uint16]bool{0: true}
 	for _, file := range inherited {

@@ -19,8 +19,8 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// A statusClient makes requests to the private socket of the agent on this host. It has the agent's settings
-// (flags, environment, Istio's configuration and the --config file), so that it finds the agent by itself.
+// A statusClient makes requests to the private socket of the agent on this host. It has the agent's settings (flags,
+// environment, Istio's configuration and the --config file), and finds the agent by them.
 type statusClient struct{ options *options }
 
 // errNoTable means that the agent has no table yet.
@@ -30,8 +30,8 @@ var errNoTable = errors.New(
 // errNoAgent means that no agent accepts the connection.
 var errNoAgent = errors.New("no agent answers")
 
-// declare declares all settings of the agent, since the environment and the file of the agent may have any of
-// them. The help shows only those that say where the agent is.
+// declare declares all settings of the agent, because the environment and the file of the agent may have any of them.
+// The help shows only the settings that say where the agent is.
 func (c *statusClient) declare(flags *pflag.FlagSet) {
 	c.options = newOptions(flags)
 	flags.VisitAll(func(flag *pflag.Flag) {

@@ -82,8 +82,8 @@ func fixedPorts(cfg agent.Config) error {
 	return nil
 }
 
-// removeRules removes the capture rules of an agent that has crashed, unless the settings say that the rules stay.
-// It runs another process for this, since this one has to stay small.
+// removeRules removes the capture rules of an agent that has crashed, unless the settings say that the rules stay. It
+// runs another process for this, because this process has to stay small.
 func removeRules(ctx context.Context, cfg agent.Config) {
 	if cfg.Capture.Config.FailClosed {
 		return

@@ -107,7 +107,7 @@ func newTableCommand() *cobra.Command {
 	return command
 }
 
-// isShortName reports whether the agent derived an entry from that of a Kubernetes Service. The key of such an
+// isShortName reports whether the agent derived an entry from the entry of a Kubernetes Service. The key of such an
 // entry ends in a dot. The key of a ServiceEntry's host may end in a dot, too, if its author wrote the host so.
 func isShortName(key string, info hostInfo) bool {
 	return strings.HasSuffix(key, ".") && info.Shortname == "" && info.Registry == "Kubernetes"

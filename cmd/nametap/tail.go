@@ -101,7 +101,8 @@ func (s *seenQueries) read(
 	})
 }
 
-// tailEnded returns the error of read for people, to whom it does not matter how the agent has ended the response.
+// tailEnded returns the error of read for people. It is errTailEnded if the agent has ended the response, in whatever
+// way.
 func tailEnded(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errTailEnded
@@ -286,7 +287,8 @@ type repeats struct {
 }
 
 // repeats reports whether r is like a query that was printed a moment ago, and counts it if so. Otherwise, before is
-// how many such queries were not printed since the last one. Programs and forwarders repeat questions that fail.
+// how many such queries were not printed since the last printed one. Programs and forwarders repeat questions that
+// fail.
 func (t *tailCommand) repeats(r *seen.Record) (repeat bool, before int) {
 	if !r.Noteworthy {
 		return false, 0
@@ -422,9 +424,9 @@ type clientNames struct {
 	host  seen.HostAddrs
 }
 
-// of returns the unit that a query came from, or else the name of the user, with the uid. For a client that was
-// not looked up it returns the address. For an address of this host it does not, because nameservers here have
-// such addresses, too.
+// of returns the unit that a query came from, or else the name of the user, with the uid. For a client that was not
+// looked up it returns the address. In place of an address of this host it returns "a local program", because
+// nameservers here have such addresses, too.
 func (c *clientNames) of(r *seen.Record) string {
 	named := *r
 	switch {

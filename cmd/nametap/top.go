@@ -97,7 +97,7 @@ func (t *topCommand) run(ctx context.Context, w io.Writer, args []string) error 
 	return t.follow(ctx, limited, w, params)
 }
 
-// follow counts queries until limited ends, and prints them.
+// follow counts queries until limited ends, and prints the counts.
 func (t *topCommand) follow(ctx, limited context.Context, w io.Writer, params url.Values) error {
 	live := t.output != outputJSON && isTerminal(w)
 	records, ended := make(chan *seen.Record), make(chan error, 1)
@@ -182,9 +182,9 @@ func (t *topCommand) print(w io.Writer, before string) {
 // maxKeys is how many keys are counted at a time.
 const maxKeys = 1000
 
-// A top counts the most frequent keys of a stream, however many others there are: it is Space-Saving, of Metwally,
-// Agrawal and El Abbadi, 2005. A new key takes the place of the least frequent one, and its count, since the new
-// key may have been there before. So no count is too low.
+// A top counts the most frequent keys of a stream, however many other keys there are: it is Space-Saving, of Metwally,
+// Agrawal and El Abbadi, 2005. A new key takes the place of the least frequent one and takes over its count, because
+// the new key may have been there before. So no count is too low.
 type top struct {
 	began   time.Time
 	queries int

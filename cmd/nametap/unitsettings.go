@@ -20,7 +20,7 @@ const (
 	unitTimeout = 2 * time.Second
 )
 
-// unitFiles returns the files with the environment of nametap.service, if systemd cannot be asked. A later file
+// unitFiles returns the files with the environment of nametap.service, for when systemd cannot be asked. A later file
 // wins.
 func unitFiles() []string {
 	return []string{"/var/lib/istio/envoy/cluster.env", "/etc/default/nametap"}
@@ -34,7 +34,7 @@ type unitSettings struct {
 }
 
 // describe returns the end of a text that says where settings come from, and why they are not those of the running
-// agent. unasked is the error of asking it.
+// agent. unasked is the error of asking that agent.
 func (u unitSettings) describe(unasked error) string {
 	why := "no agent answers"
 	if !errors.Is(unasked, errNoAgent) || errors.Is(unasked, fs.ErrPermission) {

@@ -30,8 +30,8 @@ import (
 // again: RFC 9520, section 3.2, requires at least 1 s, and clients ask again after 5.
 const failureTTL = 2 * time.Second
 
-// A Key identifies a question. DO and CD belong to it since a
-// nameserver's reply depends on them (RFC 4035, section 3.2).
+// A Key identifies a question. DO and CD belong to it, because a nameserver's reply depends on them (RFC 4035, section
+// 3.2).
 type Key struct {
 	// Name is the question's name in wire form, in lower case. Its memory may be
 	// reused once a method returns.
@@ -158,9 +158,8 @@ func (c *Cache) Configure(cfg Config, now time.Time) {
 // Off reports whether the cache keeps nothing.
 func (c *Cache) Off() bool { return c.off.Load() }
 
-// Get returns the hit for the question k. It counts the states that are answers. For the
-// others, Miss and Stale, a caller that asks nameservers calls [Cache.CountMiss]. Get does not
-// allocate.
+// Get returns the hit for the question k. It counts the states that are answers. For the states Miss and Stale, a
+// caller that asks nameservers calls [Cache.CountMiss]. Get does not allocate.
 func (c *Cache) Get(k Key, now time.Time) Hit {
 	hash := c.hash(k)
 	s := c.shard(hash)
@@ -195,8 +194,9 @@ func (c *Cache) CountMiss(state State) {
 // every [Cache.Flush].
 func (c *Cache) Generation() uint64 { return c.generation.Load() }
 
-// Put stores v, which was received now, for as long as it may be kept. It does not store the result of a question that
-// was asked before the last Flush, because the result may come from nameservers that are no longer in use.
+// Put stores v, which was received at the time now, for as long as it may be kept. It does not store the result of a
+// question that was asked before the last Flush, because the result may come from nameservers that are no longer in
+// use.
 func (c *Cache) Put(k Key, v Value, now time.Time) {
 	hash := c.hash(k)
 	s := c.shard(hash)
@@ -257,8 +257,8 @@ func (c *Cache) hash(k Key) uint64 {
 	if k.CD {
 		rest |= 1
 	}
-	// An odd factor keeps different values different, so that questions for one name never
-	// collide; names collide as rarely as 64 random bits.
+	// An odd factor keeps different values different: questions for one name never collide; names collide as rarely as
+	// 64 random bits.
 	const odd = 0x9E3779B97F4A7C15
 	return maphash.String(c.seed, k.Name) ^ rest*odd
 }

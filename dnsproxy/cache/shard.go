@@ -212,9 +212,9 @@ func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
 	s.put(hash, k, &entry{stored: now, expires: now, until: now, failed: now + failureTTL, failure: text})
 }
 
-// The time after which a question whose reply could not be replaced is asked again doubles
-// from minRecheck to maxRecheck, the failure recheck timer of RFC 8767, section 5. No client
-// waits meanwhile, so the first times may be shorter.
+// If a reply could not be replaced, its question is asked again after minRecheck. The time doubles with each failure,
+// up to maxRecheck, the failure recheck timer of RFC 8767, section 5. No client waits meanwhile, so the first times may
+// be shorter.
 const (
 	minRecheck = 5 * time.Second
 	maxRecheck = 30 * time.Second
@@ -240,10 +240,10 @@ func (s *shard) put(hash uint64, k Key, e *entry) {
 	s.insert(e, e.stored)
 }
 
-// insert makes e the newest entry. There is no other with its hash.
+// insert makes e the newest entry. There is no other entry with its hash.
 func (s *shard) insert(e *entry, now time.Duration) {
 	if int64(size(e)) > s.max {
-		return // it would evict all others, and then itself
+		return // it would evict all other entries, and then itself
 	}
 	e.prev, e.next = &s.ring, s.ring.next
 	e.prev.next, e.next.prev = e, e
@@ -262,8 +262,8 @@ func (s *shard) remove(e *entry) {
 	s.bytes -= int64(e.size)
 }
 
-// evict makes the shard fit its bound. The hand moves from old entries to new ones, passes
-// entries that were used since it passed them before, and removes the first other one.
+// evict makes the shard fit its bound. The hand moves from old entries to new ones, passes entries that were used since
+// it passed them before, and removes the first entry that was not used since.
 func (s *shard) evict(now time.Duration) {
 	for s.bytes > s.max {
 		e := s.hand

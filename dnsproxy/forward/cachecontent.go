@@ -57,7 +57,7 @@ type CacheContent struct {
 	Entries []CacheEntry `json:"entries"` // some or all of these questions, sorted by name and type
 }
 
-// newCacheContent returns the CacheContent with the entries in kept. total is the number of selected questions.
+// newCacheContent returns the CacheContent with the kept entries. total is the number of selected questions.
 func newCacheContent(kept []cache.Entry, total int) CacheContent {
 	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}
 	for _, e := range kept {

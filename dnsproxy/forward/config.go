@@ -34,8 +34,8 @@ type Config struct {
 	// nameservers and their options. Changes take effect within a second. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// KeptResolvConf is the path of a copy of ResolvConf, which a process that starts uses while
-	// ResolvConf is missing or names no nameserver. Default none.
+	// KeptResolvConf is the path of a copy of ResolvConf. A process uses the copy if ResolvConf is missing or names no
+	// nameserver when the process starts. Default none.
 	KeptResolvConf string
 	// Upstreams replaces the nameservers of ResolvConf. Default none.
 	Upstreams []upstream.Spec
@@ -88,7 +88,7 @@ func (c *Config) SetDefaults() {
 	}
 }
 
-// Validate returns an error if a setting is wrong, the same that [New] returns.
+// Validate returns the error that [New] returns if a setting is wrong.
 func (c Config) Validate() error {
 	_, err := newSettings(c)
 	return err
@@ -117,9 +117,9 @@ type Order string
 
 // The values of Order.
 const (
-	// OrderStrict queries nameservers in the order of resolv.conf or of the settings. When one
-	// is late, the next is queried, too, but a negative answer of the next one does not win, and
-	// its positive answer is cached for 30 s at most. It is the default.
+	// OrderStrict queries nameservers in the order of resolv.conf or of the settings. When a nameserver is late, the
+	// next one is queried, too. A negative answer of the next one does not win; a positive answer is cached for 30 s at
+	// most. It is the default.
 	OrderStrict Order = "strict"
 	// OrderFastest queries the fastest nameserver, and takes the first answer. The option rotate
 	// of resolv.conf(5) has the same effect.

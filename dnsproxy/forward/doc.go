@@ -12,7 +12,7 @@
 //	flight.go        questions in flight, each for all clients that ask the same; the limit of clients
 //	query.go         a query, and what the cache had for it
 //	result.go        the result of a query; a reply as a message of the DNS library
-//	router.go        makes the routing from the settings, resolv.conf and the addresses of this host, again when they change
+//	router.go        makes the routing, again when the settings, resolv.conf or the addresses of this host change
 //	routing.go       which nameservers are asked for a name
 //	config.go        the settings
 //
@@ -23,25 +23,25 @@
 //  1. A message other than a QUERY is relayed as it is, to its original destination if that
 //     is known.
 //  2. A query is also relayed to its original destination if it was captured on its way to
-//     a nameserver that resolv.conf does not name, or on its way past a forwarder on this
-//     host that resolv.conf names. A query whose answer is for its client alone (without
-//     RD, with EDNS options for nameservers, signed, a zone transfer) is relayed, too, to
-//     the nameservers of rule 4 if not to its original destination. A relayed message has
-//     the OPT record of the next hop, in both directions, unless the message is signed. A
-//     zone transfer over TCP is relayed with all of its messages.
+//     a nameserver that resolv.conf does not name, or if resolv.conf names a forwarder on this host and the
+//     query was captured on its way to another host. A query whose answer is for its client alone (without
+//     RD, with EDNS options for nameservers, signed, a zone transfer) is relayed, too: to its original
+//     destination in these two cases, otherwise to the nameservers of rule 4. A relayed message has an OPT
+//     record for the next hop, in both directions, unless the message is signed. A zone transfer over TCP is
+//     relayed with all of its messages.
 //  3. If the cache has a reply, it is the answer.
-//  4. The nameservers of the longest suffix of the name with nameservers of its own are
-//     asked, otherwise the nameservers of resolv.conf. Package upstream decides which of
-//     them is asked when. Clients that ask the same meanwhile wait for the same reply; if
-//     no reply comes soon then, the nameservers are probed for a loop.
+//  4. If suffixes of the name have nameservers of their own, the nameservers of the longest one are asked,
+//     otherwise the nameservers of resolv.conf. Package upstream decides which of them is asked when. Clients
+//     that ask the same meanwhile wait for the same reply. If no reply comes soon after the second of them,
+//     the nameservers are probed for a loop.
 //  5. If no nameserver answers, clients get a stale answer (RFC 8767): all of them 1.8 s
 //     after the first one queried, or at once if nameservers are down or failed to answer
 //     the question the last time. Nameservers are then queried again in the background,
 //     after 5 s, 10 s, 20 s and every 30 s.
 //
-// A reply is cached for 30 s at most, and not served stale, if a nameserver that comes earlier in
-// the order failed to answer: that nameserver may know the name, and may recover soon. A reply without
-// signatures to a client that wants them is not cached if the nameserver was queried without EDNS.
+// If a nameserver that comes earlier in the order failed to answer, the reply of a later one is cached for 30 s at most
+// and not served stale: the earlier one may know the name, and may recover soon. If a client wants signatures and the
+// nameserver was queried without EDNS, the reply is not cached.
 //
 // When resolv.conf or the settings name other nameservers for some questions, the replies to these
 // questions are flushed from the cache, and the cache begins a new generation. A question in flight
@@ -50,9 +50,9 @@
 //
 // # Bounds
 //
-// A client that waits takes one of Config.MaxInflight places. If none is free, the question that has been in
-// flight for longest ends with an error, or with a stale answer, and its clients make room: nameservers answer most
-// questions within milliseconds, so names with dead nameservers never keep other names from being asked.
-// Nameservers that are silent are sent a few queries only (rule 7 of package upstream); a query whose nameservers
-// are all silent takes no place of others. Long queries are also bounded in bytes.
+// A client that waits takes one of Config.MaxInflight places. If none is free, the question that has been in flight for
+// longest ends with an error, or with a stale answer, and its clients make room: nameservers answer most questions
+// within milliseconds, so names with dead nameservers never keep other names from being asked. Nameservers that are
+// silent are sent a few queries only (rule 7 of package upstream); a query whose nameservers are all silent ends no
+// other query. Long queries are also bounded in bytes.
 package forward

@@ -19,18 +19,16 @@ const (
 	// agent, which queries another nameserver after 50 ms at the earliest.
 	suspectAfter = 40 * time.Millisecond
 
-	// suspectForms is the number of relayed messages with one question in flight from which
-	// on the nameservers are probed at once: a forwarder in a loop may change the message
-	// in each round (EDNS options, the case of letters).
+	// suspectForms is a number of relayed messages in flight. When so many have the same question, the nameservers are
+	// probed at once: a forwarder in a loop may change the message in each round (EDNS options, the case of letters).
 	suspectForms = 4
 )
 
 // A flightKey identifies what nameservers are asked: a question, or a message that is relayed.
 type flightKey struct {
 	cache.Key // of a relayed message: the question's name, type and class
-	// relay tells relayed messages apart, by their digest (messages may be long), the client's transport,
-	// and the nameserver if the client chose it. For a question it is empty; without a cache it is the
-	// client's transport.
+	// relay distinguishes relayed messages by their digest (messages may be long), the client's transport, and the
+	// nameserver if the client chose it. For a question it is empty; without a cache it is the client's transport.
 	relay string
 }
 
@@ -97,8 +95,8 @@ type flight struct {
 // Receive takes the nameservers' answer.
 func (l *flight) Receive(answer upstream.Answer, err error) { l.all.receive(l, answer, err) }
 
-// how returns how, the way in which nameservers are asked, with upstream.Traced if the flight is traced.
-func (l *flight) how(how upstream.How) upstream.How {
+// withTrace returns how, and adds upstream.Traced if the flight is traced.
+func (l *flight) withTrace(how upstream.How) upstream.How {
 	if l.traced {
 		return how | upstream.Traced
 	}
@@ -112,7 +110,7 @@ func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
 type boarding struct {
 	flight *flight // nil if there is no place
 	first  bool    // the flight is new: the caller leads it
-	forms  int     // relayed messages with the same question in flight
+	forms  int     // relayed messages in flight with the same question
 	evicted
 }
 
@@ -141,7 +139,7 @@ func (e evicted) end() (clients int) {
 // flight makes room: most nameservers answer within milliseconds, so the oldest question is one that nameservers
 // leave unanswered. So names with dead nameservers never keep other names from being asked.
 type flights struct {
-	places  int                                                       // of all; never changes
+	places  int                                                       // that there are; never changes
 	receive func(answered *flight, answer upstream.Answer, err error) // takes the nameservers' answer; never changes
 
 	mu    sync.Mutex
@@ -252,7 +250,7 @@ func (f *flights) endLocked(ended *flight) []seat {
 	return seats
 }
 
-// lead notes the queries of a flight, so that they can be cancelled.
+// lead notes the queries of a flight, to cancel them if the flight is evicted.
 func (f *flights) lead(led *flight, started upstream.Started) {
 	f.mu.Lock()
 	led.started = started

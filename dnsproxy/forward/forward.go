@@ -53,9 +53,9 @@ func New(cfg Config) (*Forwarder, error) {
 	return f, nil
 }
 
-// Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize and ServeStale, and ignores the other fields of
-// cfg. Queries that arrive after it has returned are answered by the new settings. Cached replies stay, except those to questions for which
-// other nameservers are asked now. On an error nothing changes.
+// Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize and ServeStale, and ignores the other fields
+// of cfg. Queries that arrive after it has returned are answered by the new settings. Cached replies stay, except
+// replies to questions for which other nameservers are asked now. On an error nothing changes.
 func (f *Forwarder) Configure(cfg Config) error {
 	next, err := newSettings(cfg)
 	if err != nil {
@@ -117,9 +117,8 @@ type waiter chan *Result
 // Receive passes the result on.
 func (w waiter) Receive(result *Result) { w <- result }
 
-// resolve answers a question from the cache or by asking nameservers, which are asked once
-// for all clients that wait for the same answer. If nameservers fail or are slow, clients get
-// the stale reply that the cache has (RFC 8767).
+// resolve answers a question from the cache or by asking nameservers. Nameservers are asked once for all clients that
+// wait for the same answer. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
 func (f *Forwarder) resolve(q *Query, client Client) {
 	if q.found.generation != f.cache.Generation() {
 		q.found = lookup{} // flushed since
@@ -146,7 +145,7 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 		b.flight.traced = q.Trace
 		f.lead(b.flight, state)
 	case b.flight != nil:
-		// Another client asks the same, or a nameserver that forwards to this agent.
+		// Another client, or a nameserver that forwards to this agent, asks the same.
 		f.cache.CountMiss(state)
 		f.flights.suspectLater(b.flight, group)
 	default:
@@ -178,14 +177,14 @@ func (f *Forwarder) questionKey(q *Query) flightKey {
 	return key
 }
 
-// lead finds the answer to the question of a new flight. state is what the caller found in the cache: an answer
-// that was found is renewed.
+// lead finds the answer to the question of a new flight. state is what the caller found in the cache. If that is an
+// answer, lead renews it.
 func (f *Forwarder) lead(led *flight, state cache.State) {
 	key := led.key.Key
 	if renew := (&lookup{state: state}).final(); !renew {
-		// Another flight for the question may have landed after the caller looked into
-		// the cache and before it joined this one. The leader looks again, so that a burst
-		// of equal questions is one query to nameservers; no other goroutine does.
+		// Another flight for the question may have landed after the caller looked into the cache and before it joined
+		// this one. So the leader, and no other goroutine, looks again: otherwise a burst of equal questions could
+		// become two queries to nameservers.
 		var again lookup
 		f.look(key, &again)
 		switch {
@@ -203,7 +202,7 @@ func (f *Forwarder) lead(led *flight, state cache.State) {
 		how = upstream.How(led.key.relay[0])
 	}
 	r := f.routing.Load()
-	f.flights.lead(led, r.group(wire.Name(key.Name)).Start(r.query(key), led.how(how), led))
+	f.flights.lead(led, r.group(wire.Name(key.Name)).Start(r.query(key), led.withTrace(how), led))
 }
 
 // look looks a question up in the cache.
@@ -258,9 +257,8 @@ func (f *Forwarder) receive(answered *flight, answer upstream.Answer, err error)
 	f.flights.land(answered, result)
 }
 
-// nameserversFailed reports whether nameservers were asked and failed to answer, so that
-// the question is not asked again for a moment (RFC 9520). A query that was not sent, for
-// example because there is no nameserver, is no such failure.
+// nameserversFailed reports whether nameservers were asked and failed to answer. If so, the question is not asked again
+// for a moment (RFC 9520). A query that was not sent, for example because there is no nameserver, is no such failure.
 func nameserversFailed(err error) bool {
 	for _, failure := range []error{
 		ErrBadReply, upstream.ErrMalformed, upstream.ErrTimeout,
@@ -274,10 +272,9 @@ func nameserversFailed(err error) bool {
 	return false
 }
 
-// relay sends a message as it is, except for its OPT record, which is between neighbours
-// (RFC 6891, section 6.2.1), and gives the client the reply as it is. Clients that send the same
-// message at the same time get the same reply: the message is sent once for all, because it
-// would circle forever otherwise if a nameserver forwards to this agent.
+// relay sends a message as it is, except for its OPT record, which is between neighbours (RFC 6891, section 6.2.1), and
+// gives the client the reply as it is. If several clients send the same message at the same time, it is sent once, and
+// all of them get the reply. Otherwise it would circle forever if a nameserver forwards to this agent.
 func (f *Forwarder) relay(q *Query, client Client) {
 	packet := reply.Hop(q.Message, true, ednsUDPSize)
 	group := func() *upstream.Group {
@@ -302,7 +299,7 @@ func (f *Forwarder) relay(q *Query, client Client) {
 	if q.Server.IsValid() {
 		f.metrics.direct.Inc()
 	}
-	f.flights.lead(b.flight, asked.Start(packet, b.flight.how(q.How|upstream.Verbatim), b.flight))
+	f.flights.lead(b.flight, asked.Start(packet, b.flight.withTrace(q.How|upstream.Verbatim), b.flight))
 }
 
 // board seats a client in a flight. If there is no place, the client gets its old reply, or an error, and the
@@ -349,21 +346,19 @@ func (f *Forwarder) Overflow() { f.metrics.overflows.Add(1) }
 // Overflows returns how many queries were refused because too many were in flight.
 func (f *Forwarder) Overflows() uint64 { return f.metrics.overflows.Load() }
 
-// Full reports whether q would fail at once if it were to ask nameservers now, since all of them are
-// silent.
+// Full reports whether q would fail at once if it asked nameservers now, because all of them are silent.
 func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).Full() }
 
 const (
-	// shortQuery is the length in bytes up to which queries are bounded by their number
-	// alone, as nearly all are.
+	// Queries of up to shortQuery bytes are bounded by their number alone. Nearly all queries are that short.
 	shortQuery = 1 << 10
 	// maxLongQueries bounds the bytes of all longer queries that wait. A query is copied
 	// about five times on its way to nameservers.
 	maxLongQueries = 8 << 20
 )
 
-// ReserveMemory reserves memory for a query of n bytes that waits, unless long queries
-// have too much of it already. If it reports true, the caller must call [Forwarder.ReleaseMemory].
+// ReserveMemory reserves memory for a query of n bytes that waits, unless long queries have too much memory already. If
+// it reports true, the caller must call [Forwarder.ReleaseMemory].
 func (f *Forwarder) ReserveMemory(n int) bool {
 	if n > shortQuery && f.long.Add(int64(n)) > maxLongQueries {
 		f.long.Add(-int64(n))

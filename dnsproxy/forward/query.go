@@ -8,9 +8,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A Query is a query on its way through the forwarder. The caller sets the exported
-// fields. [Forwarder.Lookup] stores its result in the others, and [Forwarder.Begin] and
-// [Forwarder.Answer] continue with that result.
+// A Query is a query on its way through the forwarder. The caller sets the exported fields. [Forwarder.Lookup] stores
+// its result in the other fields, and [Forwarder.Begin] and [Forwarder.Answer] continue with that result.
 type Query struct {
 	// Name is the question's name.
 	Name wire.Name
@@ -25,8 +24,8 @@ type Query struct {
 	Server netip.AddrPort
 	// Client is where the query came from.
 	Client netip.AddrPort
-	// How is the transport of the client's query. Nameservers are asked over the same
-	// transport unless the reply is cached.
+	// How is the transport of the client's query. Nameservers are asked over the same transport unless the reply may be
+	// cached.
 	How upstream.How
 	// Send is set for zone transfers over TCP. It sends the client all messages except
 	// the last.
@@ -65,5 +64,5 @@ type lookup struct {
 	generation uint64
 }
 
-// final reports whether nameservers need not be asked.
+// final reports whether the cache has the answer: then nameservers need not be asked.
 func (l *lookup) final() bool { return l.state != cache.Miss && l.state != cache.Stale }

@@ -103,7 +103,7 @@ func (r *Result) Size() int {
 	return r.Reply.Size()
 }
 
-// because returns r, a stale reply, with the failure of result, because of which it is used.
+// because returns r, a stale reply, with the failure of result as the reason why it is used.
 func (r *Result) because(result *Result) *Result {
 	stale := *r
 	stale.failure, stale.Attempts = result.Failure(), result.Attempts
@@ -115,9 +115,9 @@ func (r *Result) usable() bool {
 	return r.Err == nil && (r.Rcode() == dns.RcodeSuccess || r.Rcode() == dns.RcodeNameError)
 }
 
-// Derive returns r with a reply that edit has changed; the TTLs in it are the ones that are left. r must
-// be the result for name with the type and class of key, and its Relayed and Err must be nil. edit gets
-// as much of r's reply as fits in limit bytes, so that the cost depends on the length of the response.
+// Derive returns r with a reply that edit has changed. The TTLs of that reply are the remaining ones. r must be the
+// result for name with the type and class of key, and its Relayed and Err must be nil. edit gets as much of r's reply
+// as fits in limit bytes; so the cost depends on the length of the response.
 func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns.Msg)) (Result, error) {
 	msg, err := r.message(name, key, limit)
 	if err != nil {
@@ -153,8 +153,8 @@ func (r *Result) message(name wire.Name, key cache.Key, limit int) (*dns.Msg, er
 	return unpack(packed)
 }
 
-// unpack unpacks a message that is well-formed, except perhaps for the data of its records. It copies the data
-// of types without compressed names as it is.
+// unpack unpacks a message that is well-formed, except perhaps for the data of its records. It does not parse the data
+// of types without compressed names.
 func unpack(packed []byte) (*dns.Msg, error) {
 	questionEnd, err := wire.WalkQuestions(packed)
 	if err != nil {

@@ -25,7 +25,7 @@ type router struct {
 	config  Config // as New got it; the settings that Configure changes are in settings
 	client  *upstream.Client
 	failed  func()                           // called when resolv.conf becomes unusable
-	changed func(match func(cache.Key) bool) // called when the nameservers of questions that match change; nil: of all
+	changed func(match func(cache.Key) bool) // called when the nameservers of some questions change; match selects these, nil all
 	routing atomic.Pointer[routing]
 
 	mu        sync.Mutex       // held while the routing is made
@@ -44,7 +44,7 @@ func (r *router) readResolvConf() {
 	conf, err := r.files().Read()
 	switch kept := r.readKept(conf); {
 	case kept != nil:
-		r.config.Logger.Warn("resolv.conf cannot be used: its content of before the restart stays in use",
+		r.config.Logger.Warn("resolv.conf cannot be used: the content that it had before the restart stays in use",
 			"path", r.config.ResolvConf, "error", err)
 		conf = kept
 	case err != nil:
@@ -91,14 +91,14 @@ func (r *router) useResolvConf(conf *resolvconf.Config) {
 	r.useLocked(conf, r.readLocalLocked())
 }
 
-// configure changes the settings. Before it uses the new routing, it calls also, with the previous settings.
-func (r *router) configure(next settings, also func(previous *settings)) {
+// configure changes the settings. Before it uses the new routing, it calls prepare with the previous settings.
+func (r *router) configure(next settings, prepare func(previous *settings)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	previous := r.settings
 	r.settings = next
 	r.client.Configure(next.client())
-	also(&previous)
+	prepare(&previous)
 	r.useLocked(r.routing.Load().conf, r.readLocalLocked())
 }
 
@@ -165,7 +165,7 @@ func (r *router) Groups() []Group {
 	return groups
 }
 
-// A Group is the nameservers for the names of a suffix, "" for all others.
+// A Group is the nameservers for the names of a suffix. The suffix "" stands for all other names.
 type Group struct {
 	Suffix  string
 	Servers []upstream.Spec
@@ -313,7 +313,7 @@ func (r *router) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) (o
 	return others, agent
 }
 
-// readLocalLocked returns the addresses of this host, after an error the previous ones.
+// readLocalLocked returns the addresses of this host or, after an error, the previous addresses.
 func (r *router) readLocalLocked() []netip.Addr {
 	local, err := localAddrs()
 	if err == nil {

@@ -28,7 +28,7 @@ type route struct {
 	suffix  wire.Name
 	group   *upstream.Group
 	servers []upstream.Spec // of group
-	// others are the servers without systemd-resolved's stub; nil if it is not among them.
+	// others are the servers without systemd-resolved's stub; nil if the stub is not among the servers.
 	others *upstream.Group
 }
 
@@ -66,8 +66,8 @@ func (r *routing) group(name wire.Name) *upstream.Group {
 // an IPv6 packet everywhere (DNS flag day 2020).
 const ednsUDPSize = 1232
 
-// query returns the query for a question in wire form, with an OPT record of its own:
-// clients' OPT records are for this hop (RFC 6891, section 6.2.1).
+// query returns the query for a question in wire form, with an OPT record of its own: a client's OPT record is for the
+// hop between client and agent only (RFC 6891, section 6.2.1).
 func (r *routing) query(key cache.Key) []byte {
 	var room [wire.MaxNameLen + 1 + 4]byte // keeps the question off the heap
 	packet := wire.NewQuery(wire.AppendQuestion(room[:0], wire.Name(key.Name), key.Type, key.Class))
@@ -89,9 +89,9 @@ func (r *routing) query(key cache.Key) []byte {
 // destination of a captured query: because server is one of them, is systemd-resolved's stub in front
 // of them, or cannot be asked.
 //
-// If resolv.conf names a forwarder on this host, then a query for another of its
-// nameservers comes from that forwarder, or from a client that has given up on it. In both
-// cases the query is meant for that nameserver, and the forwarder would send it back to the agent.
+// If resolv.conf names a forwarder on this host, then a query for another nameserver of resolv.conf comes from that
+// forwarder, or from a client that has given up on the forwarder. In both cases the query is meant for that other
+// nameserver, and the forwarder would send it back to the agent.
 func (r *routing) standsFor(server netip.AddrPort) bool {
 	if r.conf.Uplink != "" && server.Addr().IsLoopback() {
 		return true // systemd-resolved's stub: the nameservers behind it are asked
@@ -108,8 +108,8 @@ func (r *routing) standsFor(server netip.AddrPort) bool {
 	return slices.Contains(r.conf.Servers, server) && (onHost(server) || !slices.ContainsFunc(r.conf.Servers, onHost))
 }
 
-// testAddrs returns the addresses that the capture rules redirect for all users, to test
-// themselves (iptables.TestAddr). A query that is forwarded to them would come back.
+// testAddrs returns the addresses with which the capture rules are tested (iptables.TestAddr). The rules redirect them
+// for all users. A query that is forwarded to them would come back.
 func testAddrs() (v4, v6 netip.Addr) {
 	return netip.AddrFrom4([4]byte{127, 15, 0, 53}), netip.AddrFrom16([16]byte{0: 1, 15: 53})
 }

@@ -37,9 +37,9 @@ type Age struct {
 	Seconds uint32
 	// Max bounds TTLs before they are counted down, in seconds; 0 is no bound.
 	Max uint32
-	// Stale is for a reply that has expired, for which Cached is set too. It makes every TTL
-	// 30, clears AD, since signatures are not valid for longer than the TTL, and adds an
-	// Extended DNS Error for clients with EDNS (RFC 8767, RFC 8914).
+	// Stale is for a reply that has expired, for which Cached is set too. It makes every TTL 30, clears AD, because
+	// signatures are not valid for longer than the TTL, and adds an Extended DNS Error for clients with EDNS (RFC 8767,
+	// RFC 8914).
 	Stale bool
 }
 
@@ -87,10 +87,9 @@ func (f *fit) leaveOutAdditional(r *Reply) {
 	}
 }
 
-// fit returns the part of the reply that fits. Extended DNS Errors are left out before records are,
-// and TC is set in either case (RFC 8914, section 3). OPT stays (RFC 6891, section 7). If not all
-// additional records fit, none is kept, so that no RRset is there in part; TC is not set because of
-// them (RFC 2181, section 9), except for a referral.
+// fit returns the part of the reply that fits. Extended DNS Errors are left out before records are, and TC is set in
+// either case (RFC 8914, section 3). OPT stays (RFC 6891, section 7). If not all additional records fit, none is kept:
+// an RRset must not be there in part. TC is not set because of them (RFC 2181, section 9), except for a referral.
 func (r *Reply) fit(q *Request, stale bool) fit {
 	whole := fit{records: len(r.records), end: len(r.msg), counts: r.counts}
 	room := q.Limit - len(q.Query) + r.questionEnd // for r.msg up to some record

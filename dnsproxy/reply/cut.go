@@ -6,11 +6,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Cut makes a message of any opcode that is relayed fit limit bytes: it keeps as many whole records
-// as fit, and OPT (RFC 6891, section 7), and sets TC. If only additional records do not fit in a
-// reply to a query that is neither a referral nor signed, it leaves out all additional records but
-// OPT, and TC stays as it is. If a message cannot be walked, Cut keeps the header and the questions,
-// or only the header. A message that fits is unchanged.
+// Cut shortens a relayed message of any opcode to limit bytes: it keeps as many whole records as fit, and OPT (RFC
+// 6891, section 7), and sets TC. If only additional records do not fit in a reply to a query that is neither a referral
+// nor signed, it leaves out all additional records but OPT, and TC stays as it is. If a message cannot be walked, Cut
+// keeps the header and the questions, or only the header. A message that fits is unchanged.
 //
 // The result is in msg's memory, which Cut changes.
 func Cut(msg []byte, limit int) []byte {
@@ -100,8 +99,8 @@ func (c *cutter) records() {
 	}
 }
 
-// leaveOut removes the additional records but OPT, if clients can do without them; the first record
-// that does not fit is in section.
+// leaveOut removes the additional records except OPT, if clients can do without them; the first record that does not
+// fit is in section.
 func (c *cutter) leaveOut(section int) {
 	rcode := int(c.msg[wire.FlagsOffset+1] & wire.RcodeMask)
 	if section != wire.AdditionalSection || c.optInside || c.msg[wire.FlagsOffset]&wire.OpcodeMask != 0 ||

@@ -9,10 +9,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Hop returns a copy of a relayed message of any opcode, with the OPT record of the next
-// hop, since an OPT record is between neighbours (RFC 6891, section 6.2). udpSize replaces
-// the size in it, and options for neighbours are removed; other options, such as the client's
-// subnet, stay. edns is false if the next neighbour does not use EDNS and is sent no OPT record.
+// Hop returns a copy of a relayed message of any opcode, with the OPT record of the next hop, because an OPT record is
+// between neighbours (RFC 6891, section 6.2). udpSize replaces the size in it, and options for neighbours are removed;
+// other options, such as the client's subnet, stay. edns is false if the next neighbour does not use EDNS and is sent
+// no OPT record.
 //
 // A reply without an OPT record gets one if its client sent one: without it the reply would
 // say that this agent does not know EDNS. A message that is signed as a whole, or cannot be

@@ -27,14 +27,12 @@ const (
 
 // A Config is the content of a resolv.conf. It never changes.
 type Config struct {
-	// Servers are the nameservers in their order, each once, on port 53. glibc uses only
-	// the first three, since it asks one after another and waits for dead ones; a client
-	// that prefers live nameservers can use more. There may be none. glibc would then ask
-	// 127.0.0.1, where the agent itself listens, or nothing does.
+	// Servers are the nameservers in their order, each once, on port 53. glibc uses only the first three, because it
+	// asks them one after another and waits for dead ones; a client that prefers live nameservers can use more. There
+	// may be none. glibc would then ask 127.0.0.1, where the agent itself listens, or nothing does.
 	//
-	// A link-local IPv6 address has the zone that the file gives, others have
-	// none. IPv4-mapped addresses are IPv4, and 0.0.0.0 and :: are the
-	// loopback addresses that the kernel replaces them with.
+	// A link-local IPv6 address has the zone that the file gives; other addresses have none. IPv4-mapped addresses are
+	// IPv4, and 0.0.0.0 and :: are the loopback addresses that the kernel replaces them with.
 	Servers []netip.AddrPort
 	// Search is the search list in its order: the words of the last search or
 	// domain line, whether they are domain names or not. Without such a line it is
@@ -100,7 +98,7 @@ func (p *parser) line(keyword string, values []string) {
 			p.conf.Search = values[:1]
 		}
 	case "search":
-		if len(values) > 0 { // an empty one keeps the list, as in glibc
+		if len(values) > 0 { // an empty search line keeps the list, as in glibc
 			p.conf.Search = values
 		}
 	case "options":

@@ -5,12 +5,11 @@ import (
 	"net/netip"
 )
 
-// WithoutSelf returns the servers that are not the agent itself, in their order,
-// and for each of the others a sentence with the reason (F6). A server is the agent if
-// a query to it arrives at one of the listeners: the listener has the server's address and
-// port, or it has the wildcard address of the family and the server's port, and the
-// server's address is loopback or one of local, the addresses of this host. A
-// link-local address in local without a zone counts for every interface.
+// WithoutSelf returns the servers that are not the agent itself, in their order, and for each server that is the agent,
+// a sentence with the reason (F6). A server is the agent if a query to it arrives at one of the listeners. Such a
+// listener has the server's port, and either the server's address or the wildcard address of the family; with the
+// wildcard address, the server's address must be loopback or one of local, the addresses of this host. A link-local
+// address in local without a zone counts for every interface.
 //
 // If no server is left the agent must answer with an error (F7): any of the removed servers
 // would send it its own queries. A forwarder on another host that forwards to the agent is

@@ -83,10 +83,9 @@ type reading struct {
 	err  error // why the file cannot be used; conf is nil then
 }
 
-// Run watches until ctx ends, and then returns nil. A file is unusable if it cannot be read,
-// if it names no nameserver, unless the configuration in use has none either, or if it names
-// systemd-resolved's stub when the servers behind it were in use before and can no longer be
-// read.
+// Run watches until ctx ends, and then returns nil. A file is unusable if it cannot be read; if it names no nameserver,
+// except while a configuration without nameservers is in use; or if it names systemd-resolved's stub, and the servers
+// behind the stub were in use before and can no longer be read.
 func (w *Watcher) Run(ctx context.Context) error {
 	inUse := reading{conf: w.Current}
 	reported := inUse

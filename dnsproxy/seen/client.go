@@ -18,8 +18,8 @@ type Sent interface {
 	SentTo() (addr netip.AddrPort, sure bool)
 }
 
-// A budget bounds the time that lookups take: a flood of failures costs a small part of one processor. It is in
-// time, since a lookup by port takes longer the more sockets there are.
+// A budget bounds the time that lookups take: a flood of failures costs a small part of one processor. It bounds the
+// time, and not the number of lookups, because a lookup by port takes longer the more sockets there are.
 type budget struct {
 	share float64       // of one processor
 	burst time.Duration // that may be used at once
@@ -99,7 +99,7 @@ type owner struct {
 	wildcard bool // the socket is bound to all addresses
 }
 
-// maxLookup bounds what one lookup takes from the budget: Go may continue it on another thread.
+// maxLookup bounds what one lookup takes from the budget, because Go may continue the lookup on another thread.
 const maxLookup = time.Millisecond
 
 // threadTime returns the processor time of this thread, which does not include the time while other threads run on a
@@ -170,8 +170,8 @@ func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []
 	return b
 }
 
-// exactLocked asks for the socket that has the address of the client, and sent as the other address. It also finds a
-// UDP socket that is not connected.
+// exactLocked asks for the socket that has the address of the client, and sent as the address of its peer. It also
+// finds a UDP socket that is not connected.
 func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	if !sent.IsValid() || sent.Addr().Is4() != q.Client.Addr().Is4() {
 		return owner{}
@@ -220,7 +220,8 @@ func (c *clients) byPortLocked(q *Query) owner {
 }
 
 // askLocked sends a request and returns the owner of the first socket of the reply that is the client's. It does not
-// block: the kernel makes the reply while it takes the request, and the next part of a dump while one is read.
+// block: the kernel makes the reply while it takes the request, and each further part of a dump while the part before
+// it is read.
 func (c *clients) askLocked(q *Query, request []byte) (found owner) {
 	if _, err := unix.Write(c.fd, request); err != nil { // without an address it goes to the kernel
 		return found

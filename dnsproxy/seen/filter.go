@@ -208,7 +208,7 @@ func (s server) is(name string) bool {
 	return s.port == 0 || s.port == other.port
 }
 
-// in reports whether a text about nameservers names the selected one.
+// in reports whether a text about nameservers names the selected nameserver.
 func (s server) in(text string) bool {
 	for word := range strings.FieldsSeq(text) {
 		if s.is(strings.TrimSuffix(word, ":")) {
@@ -218,8 +218,8 @@ func (s server) in(text string) bool {
 	return false
 }
 
-// may reports whether a query may be selected, as far as is known without Rows, Reason and Who.
-func (f *Filter) may(q *Query) bool {
+// mayWant reports whether a query may be selected, as far as is known without Rows, Reason and Who.
+func (f *Filter) mayWant(q *Query) bool {
 	switch {
 	case f.noteworthy && !q.Kind.noteworthy(),
 		!q.Kind.noteworthy() && q.Source == probe && f.source != probe,
@@ -237,8 +237,8 @@ func (f *Filter) may(q *Query) bool {
 	return true
 }
 
-// is reports whether a query for which may has returned true is selected, without regard to its unit.
-func (f *Filter) is(q *Query) bool {
+// wants reports whether a query is selected, without regard to its unit. mayWant must have returned true for the query.
+func (f *Filter) wants(q *Query) bool {
 	if f.server.addr.IsValid() && !f.server.is(q.Server) && !f.server.in(q.Reason) {
 		return false
 	}

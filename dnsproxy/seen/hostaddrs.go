@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// hostAddrsAge is how long the addresses of this host are used.
+// hostAddrsAge is how long the addresses of this host are used before they are read again.
 const hostAddrsAge = 5 * time.Second
 
 // HostAddrs are the addresses of this host. The zero value reads them when Has is called. Only one goroutine may use it
@@ -16,7 +16,7 @@ type HostAddrs struct {
 	at  time.Time // when they were read
 }
 
-// Has reports whether an address is one of this host. If the addresses cannot be read, it reports true for loopback
+// Has reports whether an address belongs to this host. If the addresses cannot be read, it reports true for loopback
 // addresses only.
 func (h *HostAddrs) Has(addr netip.Addr, now time.Time) bool {
 	if addr.IsLoopback() {

@@ -16,7 +16,7 @@ const (
 	Ordinary Kind = iota
 	// Failure: a response code that is no answer (neither NOERROR nor NXDOMAIN), or a stale answer.
 	Failure
-	// Odd: not faster than [Slow], truncated over TCP, or NXDOMAIN for the name of a Service.
+	// Odd: at least as slow as [Slow], truncated over TCP, or NXDOMAIN for the name of a Service.
 	Odd
 	// Truncated: a truncated response over UDP. It becomes Odd if the client does not ask again over TCP.
 	Truncated

@@ -58,7 +58,7 @@ func (r *Reader) Past(since time.Time) []Record {
 				return
 			}
 			r.past[b.id()] = struct{}{}
-			if q := b.unpack(); r.filter.may(&q) && r.filter.is(&q) {
+			if q := b.unpack(); r.filter.mayWant(&q) && r.filter.wants(&q) {
 				records = r.append(records, &q)
 			}
 		})
@@ -68,7 +68,7 @@ func (r *Reader) Past(since time.Time) []Record {
 			return
 		}
 		r.past[q.id] = struct{}{}
-		if r.filter.may(q) && r.filter.is(q) {
+		if r.filter.mayWant(q) && r.filter.wants(q) {
 			records = r.append(records, q)
 		}
 	})
@@ -86,22 +86,22 @@ func (r *Reader) append(records []Record, q *Query) []Record {
 }
 
 // overdue appends the truncated responses that have become noteworthy. due is when the next one may become noteworthy,
-// zero if there is none. For a filter that selects other queries, too, it does nothing: such a reader has got these
-// responses when they were sent.
+// zero if there is none. Unless the filter selects noteworthy queries only, it does nothing: any other reader gets
+// these responses when they are sent, if its filter selects them.
 func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 	if !r.filter.noteworthy {
 		return records, due
 	}
 	r.cut, due = r.recorder.cut.overdue(r.cut, time.Now(), func(q *Query) {
-		if r.filter.may(q) && r.filter.is(q) {
+		if r.filter.mayWant(q) && r.filter.wants(q) {
 			records = r.append(records, q)
 		}
 	})
 	return records, due
 }
 
-// Next waits for queries and returns them, in the order in which they were answered; for a reader of noteworthy
-// queries, truncated ones come when they have become noteworthy. lost is how many other queries, which the filter
+// Next waits for queries and returns them, in the order in which they were answered; for a reader of noteworthy queries
+// only, truncated responses come when they have become noteworthy. lost is how many other queries, which the filter
 // selects or may select, were lost meanwhile. After the end of ctx, Next returns the error of ctx.
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {

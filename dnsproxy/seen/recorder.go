@@ -79,7 +79,7 @@ func (r *Recorder) Wants(q *Query) (wanted, who bool) {
 		return false, false
 	}
 	for _, reader := range *readers {
-		if reader.filter.may(q) {
+		if reader.filter.mayWant(q) {
 			wanted, who = true, who || reader.filter.who
 		}
 	}
@@ -116,14 +116,14 @@ func (r *Recorder) Record(q *Query) {
 		if q.Kind == Truncated && reader.filter.noteworthy {
 			reader.wake.send() // so that the reader sets its timer
 		}
-		if !reader.filter.may(q) {
+		if !reader.filter.mayWant(q) {
 			continue
 		}
 		if q.Who.skipped && reader.filter.owner() {
 			reader.miss()
 			continue
 		}
-		if !reader.filter.is(q) {
+		if !reader.filter.wants(q) {
 			continue
 		}
 		if n == 0 {
@@ -142,7 +142,7 @@ func (r *Recorder) Retried(client netip.Addr, name wire.Name, qtype uint16) {
 	r.cut.retried(client, name, qtype)
 }
 
-// Failures returns the failures that are kept and were not answered before since, sorted by time.
+// Failures returns the kept failures from the time since on, sorted by time.
 func (r *Recorder) Failures(since time.Time) []Record {
 	return newReader(r, Failures()).Past(since)
 }

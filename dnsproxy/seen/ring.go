@@ -8,8 +8,8 @@ import (
 
 const slotWords = slotSize / 8
 
-// A slot holds one packed query. Its words are atomic, since a reader may copy them while a writer replaces them;
-// sequence then tells the reader.
+// A slot holds one packed query. Its words are atomic, because a reader may copy them while a writer replaces them. The
+// reader finds that out by sequence.
 type slot struct {
 	// sequence is 2n+1 while the query with the number n is written, and 2n+2 when it is there.
 	sequence atomic.Uint64
@@ -26,7 +26,7 @@ type ring struct {
 }
 
 // put writes a packed query of n bytes and returns its number. The query is lost if the slot's previous writer has not
-// finished, while others have written a whole ring of queries.
+// finished, although other writers have filled the whole ring since.
 func (r *ring) put(b *packed, n int) (number uint64) {
 	r.once.Do(func() {
 		r.slots = make([]slot, r.size)
@@ -45,7 +45,7 @@ func (r *ring) put(b *packed, n int) (number uint64) {
 	return number
 }
 
-// The states of a number of a ring.
+// A state says whether a ring has the query with a number.
 type state uint8
 
 const (

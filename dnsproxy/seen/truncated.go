@@ -41,8 +41,8 @@ func (t *truncated) key(client netip.Addr, name wire.Name, qtype uint16) uint64 
 // keep keeps a packed query of n bytes.
 func (t *truncated) keep(b *packed, n int, q *Query) {
 	number := t.put(b, n)
-	// The key is stored after put, so that a reader that still finds the previous query in the slot has read the
-	// previous key.
+	// The key is stored after put: then a reader that still finds the previous query in the slot has read that query's
+	// key.
 	t.keys[number%truncatedSize].Store(t.key(q.Client.Addr(), q.Name, q.Type))
 }
 

@@ -22,8 +22,8 @@ const (
 	walkInterval = 250 * time.Millisecond
 )
 
-// units finds the names of cgroups. The number of a cgroup is the inode of its directory. The names are kept, so
-// that a record has the name of its cgroup even after the cgroup has ended.
+// units finds the names of cgroups. The number of a cgroup is the inode of its directory. The names are kept: a record
+// has the name of its cgroup even after the cgroup has ended.
 type units struct {
 	root   string // of cgroup v2; empty without one
 	wanted chan struct{}
@@ -67,7 +67,7 @@ func (u *units) want(id uint64) {
 	}
 }
 
-// run walks over all cgroups when one is wanted, until ctx ends.
+// run walks over all cgroups whenever the name of a cgroup is wanted, until ctx ends.
 func (u *units) run(ctx context.Context) {
 	for {
 		select {

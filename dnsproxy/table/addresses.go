@@ -14,7 +14,7 @@ import (
 // addresses are the addresses of a host or of a port.
 type addresses struct {
 	V4, V6 []byte    // packed addresses without duplicates: the near ones, then the others, each sorted
-	near   [2]uint32 // how many of V4 and V6 are near; zero if all addresses are, or none
+	near   [2]uint32 // how many of V4 and V6 are near; zero if all addresses are near, or none is
 }
 
 // Near returns the packed addresses of the family of rrtype in two parts: the addresses in the
@@ -35,7 +35,7 @@ func (a *addresses) alike() bool {
 	return len(others4)+len(others6) == 0
 }
 
-// all yields the addresses of both families, near ones first, and of these IPv4.
+// all yields the near addresses, then the others; in both parts IPv4 comes first.
 func (a *addresses) all() iter.Seq[netip.Addr] {
 	near4, others4 := a.Near(dns.TypeA)
 	near6, others6 := a.Near(dns.TypeAAAA)

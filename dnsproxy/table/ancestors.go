@@ -8,9 +8,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// ancestors has the ancestors of hosts' names and of the short names that are derived from them, in
-// parts by the hash of the ancestor. It maps an ancestor to the number of its children, which are such
-// names or further ancestors. It is immutable: tables share its parts.
+// ancestors maps each ancestor of a host's name, or of a short name that is derived from one, to the number of its
+// children: such names, or further ancestors. The hash of the ancestor says in which part it is. It is immutable:
+// tables share its parts.
 type ancestors [partCount]map[wire.Name]uint32
 
 // newAncestors returns the ancestors of hosts.
@@ -22,8 +22,8 @@ func newAncestors(hosts *hostSet) *ancestors {
 	return &e.result
 }
 
-// next returns the ancestors of after, which differs from before in the shards whose numbers are in changed; nil if a
-// is nil.
+// next returns the ancestors of the hosts in after. after differs from before in the shards whose numbers are in
+// changed. The result is nil if a is nil.
 func (a *ancestors) next(before, after *hostSet, changed []int) *ancestors {
 	if a == nil {
 		return nil
@@ -40,7 +40,7 @@ func (a *ancestors) has(name wire.Name, seed maphash.Seed) bool {
 	return found
 }
 
-// An ancestorEditor makes ancestors out of others. It copies a part before it changes the part.
+// An ancestorEditor makes ancestors from previous ones. It copies a part before it changes the part.
 type ancestorEditor struct {
 	seed   maphash.Seed
 	result ancestors

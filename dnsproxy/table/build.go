@@ -16,9 +16,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// New builds a table from all shards, as [Table.With] takes them. namespace and domain are the
-// agent's, as [NewCluster] takes them. New returns an error for each reason of [Table.With], and if
-// namespace or domain is not valid.
+// New builds a table from all shards, as [Table.With] takes them. namespace and domain are the agent's, as [NewCluster]
+// takes them. New fails for the same reasons as [Table.With], and if namespace or domain is not valid.
 func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 	c, err := NewCluster(namespace, domain)
 	if err != nil {
@@ -30,9 +29,9 @@ func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 // Empty returns a table without hosts, the predecessor of the first one.
 func Empty(c Cluster) *Table { return &Table{hostSet: hostSet{Cluster: c, seed: maphash.MakeSeed()}} }
 
-// With returns a table that has other entries in some shards. shards has, by the number of the shard
-// ([digest.ShardOf]), all its entries: a NameTable in wire form. Shards that are not in it, and shards
-// with the same entries as before, are shared with t; if all shards are, With returns t.
+// With returns a table that has other entries in some shards. shards maps the number of a shard ([digest.ShardOf]) to
+// all entries of the shard: a NameTable in wire form. Shards that are not in this map, and shards with the same entries
+// as before, are shared with t. If all shards are shared, With returns t.
 //
 // Keys that are not valid names and addresses that do not parse are left out and listed by
 // [Table.Skipped]. An error means that no entry is used: the bytes are not a NameTable, or an entry
@@ -152,8 +151,7 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 	return s, nil
 }
 
-// addCandidate makes b.info a candidate if it is valid. It records in s what is wrong with
-// it.
+// addCandidate makes b.info a candidate if it is valid. It records in s what is wrong with b.info.
 func (b *builder) addCandidate(s *shard) {
 	key := b.info.key
 	start := len(b.names)
@@ -223,8 +221,8 @@ func (b *builder) addresses(s *shard, ips []string) {
 	}
 }
 
-// packNear is pack for addresses of which the first n are near: these stay first. It returns the number of
-// near addresses in packed.
+// packNear is pack for addresses of which the first n are near: these stay first. It also returns the number of near
+// addresses in packed.
 func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, near uint32) {
 	if n == 0 {
 		return b.pack(addrs), 0
@@ -261,8 +259,8 @@ func (b *builder) pack(addrs []netip.Addr) []byte {
 	return b.packed[start:len(b.packed):len(b.packed)]
 }
 
-// alias returns the host of which the host name is an alias, or the root if there is no valid one. It
-// records in s what is wrong with the alias.
+// alias returns the host of which b.info is an alias, or the root if there is no valid one. name is the name of b.info.
+// It records in s what is wrong with the alias.
 func (b *builder) alias(s *shard, name wire.Name) wire.Name {
 	text := b.info.alias
 	if text == "" {

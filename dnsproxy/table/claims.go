@@ -6,10 +6,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// claimed are the names that hosts claim besides their FQDNs, each with the FQDN of the host that
-// has it: the first host, in the order of the hosts' keys. An FQDN, or a short name that is derived
-// from an FQDN, hides an equal claimed name, because lookups find it earlier. So claimed names depend on
-// claims only. They are immutable, and tables share them.
+// claimed are the names that hosts claim besides their FQDNs, each with the FQDN of the host that has it. If several
+// hosts claim a name, the first in the order of the hosts' keys has it. An FQDN, or a short name that is derived from
+// an FQDN, hides an equal claimed name, because lookups find it earlier. So claimed names depend on claims only. They
+// are immutable, and tables share them.
 type claimed struct {
 	fqdns map[wire.Name]wire.Name
 	above map[wire.Name]struct{} // the ancestors of all names
@@ -35,8 +35,8 @@ func newClaimed(hosts *hostSet) *claimed {
 	return c
 }
 
-// next returns the claimed names of after, which differs from before in the shards whose numbers are in changed. If
-// these shards have the same claims, it returns c.
+// next returns the claimed names of the hosts in after. after differs from before in the shards whose numbers are in
+// changed. If these shards have the same claims, it returns c.
 func (c *claimed) next(before, after *hostSet, changed []int) *claimed {
 	for _, i := range changed {
 		if !slices.Equal(before.shards[i].claims, after.shards[i].claims) {

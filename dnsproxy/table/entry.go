@@ -49,7 +49,8 @@ type fields struct {
 	message string // its name, for errors
 	rest    []byte // what follows the current field
 
-	// The current field: value is the content of a length-delimited field, and all bytes after the tag of another one.
+	// The current field: value is the content of a length-delimited field, and all bytes after the tag of any other
+	// field.
 	tag   fieldTag
 	value []byte
 
@@ -92,7 +93,7 @@ func (f *fields) varint() uint64 {
 	return n
 }
 
-// number returns the current field as a uint32 is decoded.
+// number returns the current field as a uint32: its low 32 bits.
 func (f *fields) number() uint64 { return f.varint() & math.MaxUint32 }
 
 // wireEntries yields the entries of a NameTable in wire form, as views of it. An error is

@@ -218,15 +218,15 @@ func (h *Host) mayBePod(c *Cluster) bool {
 	return !local || head.Parent() != wire.Root && head.Parent().Parent() != wire.Root
 }
 
-// podOf reports whether the host is a pod of a headless Service.
+// podOf reports whether the host is a pod of service, a headless Service.
 func (h *Host) podOf(service wire.Name) bool {
 	near, far := h.servicesOfPod()
 	return h.Kubernetes() && !h.headless() && (near == service || far == service && far != wire.Root)
 }
 
-// servicesOfPod returns the names of the Services that the host may be a pod of: near if its name is
-// HOST.SERVICE, and far, outside of the cluster domain only, if it is HOST.CLUSTER.SERVICE, as for a
-// ServiceImport.
+// servicesOfPod returns the names of the Services that the host may be a pod of. near is the Service if the host's name
+// is HOST.SERVICE. far is the Service if the name is HOST.CLUSTER.SERVICE, as for a ServiceImport; only a host outside
+// of the cluster domain has it.
 func (h *Host) servicesOfPod() (near, far wire.Name) {
 	if near = h.Name.Parent(); near != wire.Root && h.flags&flagLocal == 0 {
 		far = near.Parent()

@@ -50,9 +50,9 @@ func (m *Match) BaseRule() Rule {
 	return m.Rule
 }
 
-// Alias returns the target of the CNAME record that an alias has in the answer for name: the host
-// of which m's host is an alias. It returns the root if m's host is no alias, or if the answer already
-// has the target, so that the CNAME record would make a loop.
+// Alias returns the target of the CNAME record of m's host, an alias, in the answer for name: the host of which it is
+// an alias. It returns the root if m's host is no alias, or if the CNAME record would make a loop because the answer
+// already has its target.
 func (m *Match) Alias(name wire.Name) wire.Name {
 	if !m.Host.isAlias() {
 		return wire.Root

@@ -71,7 +71,7 @@ func appendPort(dst []byte, p *port) []byte {
 	return dst
 }
 
-// eachPort yields the ports in a field of a host with these addresses.
+// eachPort yields the ports in field. host has the addresses of the host that has the ports.
 func eachPort(field []byte, host *addresses, yield func(port) bool) {
 	for rest := field; len(rest) > 0; {
 		p := port{protocol: protocol(rest[0] &^ somePorts), some: rest[0]&somePorts != 0, addresses: *host}

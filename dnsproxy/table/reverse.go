@@ -15,8 +15,7 @@ import (
 // sorted pointers, and are immutable, so tables share them.
 type reverseIndex [partCount][]pointer
 
-// next returns the index of after, which differs from before in the shards whose numbers are in
-// changed.
+// next returns the index of the hosts in after. after differs from before in the shards whose numbers are in changed.
 func (r reverseIndex) next(before, after *hostSet, changed []int) reverseIndex {
 	var removed, added [partCount][]pointer
 	var was, is []addressed
@@ -56,14 +55,14 @@ type hostRef struct {
 	name  uint64
 }
 
-// newPointer returns the pointer from a key to a host, and the part of the index that holds it. key is
-// the hash of the key.
-func newPointer(key uint64, to hostRef, external bool) (at int, p pointer) {
-	p = keyTag(key) | pointer(to.shard)<<pointerNameBits | pointer(uint32(to.name)) //nolint:gosec // the low half
+// newPointer returns the pointer from a key to a host, and the part of the index that holds it. hash is the hash of the
+// key.
+func newPointer(hash uint64, to hostRef, external bool) (at int, p pointer) {
+	p = keyTag(hash) | pointer(to.shard)<<pointerNameBits | pointer(uint32(to.name)) //nolint:gosec // the low half
 	if external {
 		p |= pointerExternal
 	}
-	return partOf(key), p
+	return partOf(hash), p
 }
 
 // keyTag returns the tag of a key: the bits of its hash below the bits that choose the part.
@@ -89,9 +88,8 @@ func (a addressed) compare(b addressed) int {
 	return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.p, b.p))
 }
 
-// appendPointers appends to dst the pointers to the hosts of the shard with a number, sorted and without
-// duplicates. Aliases have none, because a PTR record's target must not be an alias (RFC 2181,
-// section 10.2).
+// appendPointers appends to dst the pointers to the hosts of a shard, sorted and without duplicates. Aliases have none,
+// because a PTR record's target must not be an alias (RFC 2181, section 10.2).
 func appendPointers(dst []addressed, hosts *hostSet, number int) []addressed {
 	for h := range hosts.shards[number].all {
 		if h.isAlias() {

@@ -50,10 +50,10 @@ func countPacked(v4, v6 []byte) int {
 	return len(v4)/wire.AddressLen(dns.TypeA) + len(v6)/wire.AddressLen(dns.TypeAAAA)
 }
 
-// Targets calls yield for the targets for a match until yield returns false: all hosts for the first
-// port, then all hosts for the next one. A host is left out if an earlier port with the same number had
-// it. The hosts begin at the index first, which may be any number. If there are very many endpoints,
-// some are left out, too.
+// Targets calls yield for the targets for a match until yield returns false: all hosts for the first port, then all
+// hosts for the next one. A host is left out if an earlier port with the same number had it. For each port, the hosts
+// begin with the one at the index first, which may be any number. If there are very many endpoints, some are left out,
+// too.
 func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
 	s := t.newSRV(m)
 	s.targets(first, yield)
@@ -205,9 +205,8 @@ func (s *srv) before(target *Target, nth int, number uint16, looked *effort) boo
 	return false
 }
 
-// endpoints calls yield for each endpoint of a headless Service that has the port p: first endpoints
-// with an IPv4 address, then endpoints with IPv6. It reports false if yield does, or after
-// maxEffort.
+// endpoints calls yield for each endpoint of a headless Service that has the port p: the endpoints with an IPv4 address
+// come before those with IPv6. It reports false if yield does, or once s.looked is over its bound.
 func (s *srv) endpoints(p *port, first int, yield func(Target) bool) bool {
 	for _, list := range [...]struct {
 		packed []byte
@@ -227,8 +226,9 @@ func (s *srv) endpoints(p *port, first int, yield func(Target) bool) bool {
 	return true
 }
 
-// endpoint calls yield for the endpoint with an address: a pod with a host name, once for all its
-// addresses, or the name with that address. It reports false if yield does.
+// endpoint calls yield for the endpoint with an address. If pods with host names have the address, it yields the pods,
+// each once for all its addresses; otherwise it yields the name that is made of the address. It reports false if yield
+// does.
 func (s *srv) endpoint(p *port, packed []byte, yield func(Target) bool) bool {
 	service := s.holder.Name
 	isPod, ok := false, true
@@ -296,8 +296,8 @@ type effort struct {
 	over  bool
 }
 
-// An answer may cost maxEffort, and targetCost more for each of its targets. That is the cost of several pods with
-// addresses of both families, so that the bound leaves out none of the targets that fit in a message.
+// An answer may cost maxEffort, and targetCost more for each of its targets. targetCost is the cost of several pods
+// with addresses of both families: so the bound leaves out none of the targets that fit in a message.
 const (
 	maxEffort      = 200 * endpointCost
 	targetCost     = 8 * endpointCost

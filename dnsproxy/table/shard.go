@@ -58,7 +58,7 @@ const (
 // partOf returns the part of a hash.
 func partOf(hash uint64) int { return int(hash >> (64 - partBits)) } //nolint:gosec // eight bits
 
-// A shard holds the hosts of a shard ([digest.ShardOf]): a push that changes one host of 100,000 builds
+// A shard holds the hosts for which [digest.ShardOf] returns its number: a push that changes one host of 100,000 builds
 // one shard of some 400 hosts. It is immutable; the zero value is empty.
 type shard struct {
 	content content
@@ -90,8 +90,8 @@ func (s *shard) find(hash uint64, name wire.Name) (h Host, ok bool) {
 	return Host{}, false
 }
 
-// having calls yield for the hosts that have a packed address, if low is the low half of the hash of their
-// name. If yield returns false, having ends and returns false, too.
+// having calls yield for the hosts that have a packed address, and a name whose hash has low as its low half. If yield
+// returns false, having ends and returns false, too.
 func (s *shard) having(packed []byte, seed maphash.Seed, low uint32, yield func(Host) bool) bool {
 	if len(s.index) == 0 {
 		return true

@@ -43,9 +43,9 @@ func (s *Suffixes) Local(name wire.Name) (zone wire.Name, found bool) {
 	return zone, found && !s.Bypasses(name)
 }
 
-// LocalSearched is like Local, but also finds a name that a client's resolver has expanded with
-// a domain of its search list: it would tell the nameservers as much. base is then the name
-// without that domain, and zone the suffix followed by the domain.
+// LocalSearched is like Local, but also finds a name to which a client's resolver has added a domain of its search
+// list: the longer name would tell the nameservers as much. base is then the name without that domain, and zone the
+// suffix followed by the domain.
 func (s *Suffixes) LocalSearched(name wire.Name, search []wire.Name) (base, zone wire.Name, found bool) {
 	if len(s.LocalOnly) == 0 {
 		return name, wire.Root, false
@@ -97,8 +97,7 @@ func (s *Suffixes) withoutBypassed(names []wire.Name) []wire.Name {
 	return kept
 }
 
-// ParseSuffixes parses the domain names of the setting of this name and returns them longest
-// first.
+// ParseSuffixes parses names, the domain names of a setting, and returns them, the longest first.
 func ParseSuffixes(setting string, names []string) ([]wire.Name, error) {
 	var suffixes []wire.Name
 	for _, name := range names {

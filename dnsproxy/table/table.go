@@ -275,12 +275,11 @@ func (t *Table) Pointer(name wire.Name, suffixes *Suffixes, s *Scratch) Match {
 	return Match{Rule: RulePTR, Pointers: names}
 }
 
-// pointers returns the FQDNs of the hosts that have a packed address, sorted as text: at most
-// maxPointers, of Services first. The result is stored in s. In place of a headless Service it has
-// the name of the endpoint with this address: the names of pods or, if no pod has the address, a label
-// with the address followed by the name of the Service. Services of the cluster domain and others,
-// such as ServiceImports, may both have the address: whether pods have it is decided for each of the
-// two groups by itself.
+// pointers returns the FQDNs of the hosts that have a packed address, sorted as text, and at most maxPointers of them.
+// If there are more, it prefers Services. The result is stored in s. In place of a headless Service it has the name of
+// the endpoint with this address: the names of pods or, if no pod has the address, a label with the address followed by
+// the name of the Service. Services of the cluster domain, and Services outside of it such as ServiceImports, may both
+// have the address: pointers decides for each of these two groups whether pods have it.
 func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
 	n := 0
@@ -341,12 +340,12 @@ func (t *Table) HostsAt(addr netip.Addr, yield func(Host)) {
 	t.having(packed[:], each)
 }
 
-// having calls yield for the hosts with a packed address, Services first, until it returns false.
+// having calls yield for the hosts with a packed address, Services first, until yield returns false.
 func (t *Table) having(packed []byte, yield func(Host) bool) {
 	t.pointed(maphash.Bytes(t.seed, packed), packed, yield)
 }
 
-// pods calls yield for the pods of a headless Service with a packed address until it returns false.
+// pods calls yield for the pods of a headless Service with a packed address until yield returns false.
 func (t *Table) pods(service wire.Name, packed []byte, yield func(Host) bool) {
 	t.pointed(podKey(t.seed, service, packed), packed, func(h Host) bool { return !h.podOf(service) || yield(h) })
 }
@@ -406,10 +405,9 @@ func (t *Table) WithAncestors() *Table {
 	return &Table{hostSet: t.hostSet, reverse: t.reverse, claimed: t.claimed, ancestors: newAncestors(&t.hostSet)}
 }
 
-// Domains returns domains that all hosts of the table are at or below, except hosts below the
-// cluster domain and a wildcard of the root. A host's own name is such a domain, and so is the
-// suffix of a wildcard; a domain below another host's domain is left out. The domains come in no
-// order, without duplicates.
+// Domains returns a list of domains. Each host of the table is at or below one of them, except hosts below the cluster
+// domain and a wildcard of the root. A host's own name is such a domain, and so is the suffix of a wildcard; a domain
+// below another host's domain is left out. The domains come in no order, without duplicates.
 //
 // The fingerprint covers the names of all hosts: tables with equal names have equal fingerprints,
 // if one was made from the other by [Table.With].

@@ -13,8 +13,8 @@ type attempt struct {
 	server *server
 	sent   time.Time
 
-	// take and current are of the exchange that waits for the reply, as long as its generation is
-	// the one below; nil for probes.
+	// take and current belong to an exchange, which waits for the reply as long as current equals generation. They are
+	// nil for probes.
 	take       func(generation uint64, o outcome)
 	current    *atomic.Uint64 // the generation of the exchange
 	generation uint64
@@ -22,7 +22,7 @@ type attempt struct {
 
 	slot      uint32     // chooses one of the server's UDP sockets
 	stream    bool       // sent over a connection
-	asked     int        // how often the exchange has sent the query to this server, with this one
+	asked     int        // how often the exchange has sent the query to this server, including this time
 	plain     bool       // sent without the OPT record that the query has
 	retried   bool       // sent a second time, on a new connection
 	probe     probe      // which probe of the server's liveness it is, if any

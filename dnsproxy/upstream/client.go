@@ -169,11 +169,10 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 	return g
 }
 
-// Start sends a query in wire form and returns. The receiver gets the first usable reply (NOERROR or
-// NXDOMAIN; any reply to an opcode other than QUERY) and the server that sent it. If all
-// servers fail it gets the best failure: SERVFAIL, REFUSED, NOTIMP, FORMERR, others. If
-// there is no reply at all the error names every server with its cause; errors.Is finds
-// ErrNoServers, ErrLoop, ErrTimeout, ErrSilent and the errors of package net.
+// Start sends a query in wire form and returns. The receiver gets the first usable reply (NOERROR or NXDOMAIN; any
+// reply to an opcode other than QUERY) and the server that sent it. If all servers fail it gets the best failure:
+// SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. If there is no reply at all the error names every server with
+// its cause; errors.Is finds ErrNoServers, ErrLoop, ErrTimeout, ErrSilent and the errors of package net.
 //
 // The query must have at most one question; it belongs to the group and is not changed. The reply belongs to
 // the receiver and has the query's ID and question (but see Verbatim). Without Config.Check it may
@@ -283,19 +282,17 @@ func (g *Group) Full() bool {
 // Echo is to be called with the name of every question below [LoopZone] that the agent
 // receives.
 //
-// It reports whether the question is a probe of this client that comes back to be answered here,
-// or to be forwarded to the same server again. Then the server loops, except if the question came
-// from a socket of this client: without a conntrack zone the kernel takes a query of the agent for
-// a query of the application that used the same port before, and redirects it. That socket is used no
-// more. If several probes in a row are redirected, the capture rules redirect all queries of the
-// agent, and the server counts as one that loops.
+// It reports whether the question is a probe of this client that comes back to be answered here, or to be forwarded to
+// the same server again. Then the server loops, except if the question came from a socket of this client: without a
+// conntrack zone, the kernel mistakes a query of the agent for one of the application if the application has used the
+// same port before, and redirects it. That socket is used no more. If several probes in a row are redirected, the
+// capture rules redirect all queries of the agent, and the server counts as one that loops.
 //
 // Echo reports false for a probe on its way to another server: the probe has passed through a
 // forwarder on this host, which is not a loop.
 //
-// A server that loops is not asked any more until, at least ten seconds later, it answers
-// a probe itself. If Echo reports true, the caller should answer the question with REFUSED, so that
-// the question is not sent again.
+// A server that loops is not asked any more until, at least ten seconds later, it answers a probe itself. If Echo
+// reports true, the caller should answer the question with REFUSED: then it is not sent again.
 func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	const label = 2 * probeLen
 	var id [probeLen]byte

@@ -16,9 +16,9 @@ type Config struct {
 	// whether the reply is a negative answer. A reply for which it returns an error is not used.
 	// If Check is nil only headers are read.
 	//
-	// A caller that parses the answer does so a second time, which costs about 50 ns of the 17 µs
-	// of an exchange. A parsed reply cannot travel with the answer as it is, since the ID and
-	// the question of the answer are restored later.
+	// If the caller parses the answer, the reply is parsed twice. That costs about 50 ns of the 17 µs of an exchange. A
+	// parsed reply cannot travel with the answer as it is, because the ID and the question of the answer are restored
+	// later.
 	Check func(reply []byte) (rcode int, negative bool, err error)
 	// TLSRootsFile is a PEM file with certificate authorities for TLS servers, which is read for every new
 	// connection; if it is empty, the system's are used.
@@ -80,12 +80,11 @@ type Status struct {
 	Malformed uint64 // packets that are not DNS responses, and replies that cannot be parsed
 	Hedges    uint64 // queries sent because a server was late
 
-	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP and FORMERR,
-	// and "other" for all others, since a nameserver could send each of 4,096. Replies to probes do not count.
+	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP and FORMERR, and
+	// "other" for the rest, because there are 4,096 codes. Replies to probes do not count.
 	Responses map[string]uint64
-	// Refusing is true if the last replies to queries, ten at least and for names of three domains,
-	// were no answer. A query does not count if a server that answers other queries has failed for it
-	// before.
+	// Refusing is true if the last replies to queries, ten at least and for names of three domains, were failures. A
+	// query does not count if a server that answers other queries has failed for it before.
 	Refusing bool
 
 	LastError   string // empty if there was none

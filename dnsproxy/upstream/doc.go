@@ -6,31 +6,30 @@
 // The order is strict: it depends on whether servers live, not on what they answer.
 //
 //  1. A server is late for a query after SRTT + 4 RTTVAR (RFC 6298), but not before 50 ms and
-//     at the latest after 400 ms; a server that has never replied, after 200 ms. RTTVAR shrinks
-//     sixteen times slower than in RFC 6298, so that a server of which one reply in fifty takes
-//     long is late for few queries.
+//     at the latest after 400 ms; a server that has never replied, after 200 ms. RTTVAR shrinks sixteen times
+//     slower than in RFC 6298. So a server that takes long for one query in fifty is rarely late.
 //
 //  2. Any reply, to a query or a probe, shows that a server lives. A server that has been late
 //     for a query, and has sent nothing since the query was sent, is probed: it is asked one
 //     question that it can answer itself: id.server, localhost, or the last question that it had
-//     an answer to. Each unanswered probe is followed by the next question, after 250 ms, from
-//     the fourth on after 0.5, 1, 2 ... 30 s; once the server is down, only while queries come. A
-//     server is silent while two probes are unanswered, the second for SRTT + 4 RTTVAR, at least
-//     50 ms and at most a second (400 ms without any reply so far): one probe may be lost. It is
-//     down after three unanswered probes or refused connections, a second after the first of them
-//     at the earliest. A reply ends both states. With Options.Fastest a server is also probed if
-//     nothing has come from it for 30 s.
+//     an answer to. If a probe is unanswered, the next question is asked after 250 ms; after the fourth
+//     unanswered probe and later ones, the pauses are 0.5, 1, 2 ... 30 s. A server that is down is probed
+//     only while queries come. A server is silent while two probes are unanswered, and the second has been
+//     for longer than SRTT + 4 RTTVAR (at least 50 ms, at most a second; 400 ms for a server that has never
+//     replied). One probe does not suffice, because it may be lost. A server is down after three unanswered
+//     probes or refused connections, a second after the first of them at the earliest. A reply ends both
+//     states. With Options.Fastest a server is also probed if nothing has come from it for 30 s.
 //
 //  3. Servers that live, or were never asked, rank before silent ones, and these before servers
 //     that are down; among equals the order of configuration decides. With Options.Fastest SRTT
 //     decides, and the order of configuration only among servers about as fast as the fastest
-//     (1.5 times its SRTT plus 5 ms). Servers to which a query came back to this host
-//     ([Group.Suspect]) are not asked.
+//     (1.5 times its SRTT plus 5 ms). Servers that have sent a query back to this host ([Group.Suspect]) are
+//     not asked.
 //
-//  4. The best server is asked, and when it is late the next, round and round, waiting twice as
-//     long in each round up to 400 ms, until a reply comes or the time is up. A server that is
-//     asked again is asked from another socket with another ID. All attempts stay open. The first
-//     usable reply (NOERROR or NXDOMAIN) is the answer, subject to rule 6.
+//  4. The best server is asked, and when it is late the next one, round and round until a reply comes or the
+//     time is up. In each round the waits are twice as long, up to 400 ms. A server that is asked again is
+//     asked from another socket with another ID. All attempts stay open. The first usable reply (NOERROR or
+//     NXDOMAIN) is the answer, subject to rule 6.
 //
 //  5. A server that fails for a question is not asked again for it, and the next one is asked at
 //     once. Failures are any other response code (with its bits in the OPT record), a malformed
@@ -41,10 +40,10 @@
 //
 //  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
 //     an earlier server lives and has neither answered nor failed, until the time is up at most;
-//     earlier servers that were not asked yet are asked. A positive answer is used at once; if an
-//     earlier server is only late, its reply replaces the answer if it comes in time. Any answer is provisional
-//     (kept for 30 s at most) unless all earlier servers have said REFUSED or NOTIMP, as servers
-//     for internal names do.
+//     earlier servers that were not asked yet are asked. A positive answer is used at once; the reply of an
+//     earlier server that is only late replaces the answer if it comes in time. Any answer is provisional
+//     (kept for 30 s at most) unless all earlier servers have said REFUSED or NOTIMP, as servers for internal
+//     names do.
 //
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
 //     double up to 2 s. The first repetition of a query is always sent, unless it would go to a
@@ -61,7 +60,8 @@
 //
 // # Files
 //
-// A file uses the files below it. In addition, a server refers to its attempts, and to the group that has only this server.
+// A file uses the files below it. In addition, a server refers to its attempts, and to the group that has only this
+// server.
 //
 //	client.go            Client and Group: starts queries, finds loops, knows servers that are not configured (elsewhere.go)
 //	transfer.go          the end of a zone transfer
@@ -83,11 +83,10 @@
 //
 // # Sockets
 //
-// A query over UDP leaves from one of four connected sockets of a server, with an
-// unpredictable ID. A socket is replaced after 128 queries or 5 s, and with it its port,
-// which Linux picks at random from about 28,000 (RFC 5452). A reply must
-// come from the server to this socket and have the ID and the question, whose
-// case some servers fold; all else that arrives is counted and ignored.
+// A query over UDP leaves from one of four connected sockets of a server, with an unpredictable ID. A socket is
+// replaced after 128 queries or 5 s. The new one has another port, which Linux picks at random from about 28,000 (RFC
+// 5452). A reply must come from the server to this socket and have the ID and the question, whose case some servers
+// fold; all else that arrives is counted and ignored.
 //
 // TCP and TLS connections are kept for 30 s after their last query, and up to
 // 128 queries share one (RFC 7766, 7858). The ages of sockets include the time while the machine
@@ -98,12 +97,11 @@
 // the peer's kernel acknowledges nothing for 2 s (TCP_USER_TIMEOUT). It takes no more
 // queries after a query has timed out while nothing at all was received.
 //
-// A server that answers a query with an OPT record by FORMERR or NOTIMP without an OPT record, or by
-// BADVERS, is asked again without it (RFC 6891, section 6.2.2). When a query is sent to a server for
-// the third time, it has no OPT record if no reply with one has come since the first time: some
-// middleboxes drop packets with OPT records. If the server then answers, and has sent no OPT record
-// for ten minutes, queries to it have none for the next ten minutes. FORMERR or NOTIMP with an OPT
-// record is a failure for this question, and no sign against EDNS.
+// A server that answers a query with an OPT record by FORMERR or NOTIMP without an OPT record, or by BADVERS, is asked
+// again without it (RFC 6891, section 6.2.2). When a query is sent to a server for the third time, it has no OPT record
+// if no reply with an OPT record has come since the first time: some middleboxes drop packets with OPT records. If the
+// server then answers, and has sent no OPT record for ten minutes, queries to it have no OPT record for the next ten
+// minutes. FORMERR or NOTIMP with an OPT record is a failure for this question, and no sign against EDNS.
 //
 // Servers that are not configured, to which clients send queries of their own choice
 // ([Client.Elsewhere]), follow the same rules within bounds of their own: 512 servers

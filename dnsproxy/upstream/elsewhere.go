@@ -8,10 +8,10 @@ import (
 // Bounds for servers that are asked although they are not configured. Clients choose
 // them, and may choose any number.
 const (
-	// maxElsewhere is how many are remembered.
+	// maxElsewhere is how many such servers are remembered.
 	maxElsewhere = 512
-	// evictElsewhereSockets is the number of open sockets from which on each new server evicts
-	// others, first servers that have not replied.
+	// evictElsewhereSockets is a number of open sockets. While so many are open, each new server evicts other servers,
+	// and first the servers that have not replied.
 	evictElsewhereSockets = 256
 )
 
@@ -38,11 +38,11 @@ func (e *elsewhere) servers() []*server {
 	return servers
 }
 
-// evict removes the server with open sockets that was asked least recently, and servers without
-// sockets that were asked even earlier, and appends them to victims. A server that has replied
-// is moved to the front instead, unless all have.
+// evict removes the server with open sockets that was asked least recently, and servers without sockets that were asked
+// even earlier, and appends them to victims. A server that has replied is moved to the front instead, unless all
+// servers have replied.
 func (e *elsewhere) evict(victims []*server) []*server {
-	const steps = 32 // a bound, since a flood calls this for each of its queries
+	const steps = 32 // a bound, because a flood calls this for each of its queries
 	for range min(steps, e.recent.Len()) {
 		at := e.recent.Back()
 		s := serverOf(at)

@@ -39,8 +39,8 @@ func (e *noReply) Error() string { return e.text }
 // Unwrap returns the causes.
 func (e *noReply) Unwrap() []error { return e.causes }
 
-// refuses reports whether an error is a sign that the server does not serve. A timeout or
-// an error of this host is none.
+// refuses reports whether an error is a sign that the server does not serve. A timeout or an error of this host is no
+// such sign.
 func refuses(err error) bool {
 	for _, sign := range []error{
 		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN,

@@ -80,9 +80,9 @@ func (s Started) Cancel() {
 // Attempts returns what was sent so far, if the query is Traced.
 func (s Started) Attempts() []Attempt { return s.trace.soFar(time.Now()) }
 
-// An exchange is one query in flight: a value that events drive. They are its start, the outcomes of its
-// attempts, its timer and its cancellation. An event runs the exchange on its own goroutine, or leaves that to
-// the goroutine that is running it at the moment.
+// An exchange is one query in flight: a value that events drive. The events are its start, the outcomes of its
+// attempts, its timer and its cancellation. The goroutine of an event runs the exchange, unless another goroutine is
+// running it at the moment: then that goroutine handles the event.
 type exchange struct {
 	shared     *shared
 	generation atomic.Uint64 // of the events that count; changed with mu held
@@ -187,8 +187,8 @@ func (e *exchange) drive() {
 	}
 }
 
-// maxLingering bounds the exchanges that go on after they were answered, since a reply that
-// is late may replace the answer (rule 6).
+// maxLingering bounds the exchanges that go on after they were answered, because a reply that is late may replace the
+// answer (rule 6).
 const maxLingering = 256
 
 // tell gives the receiver the answer, or the answer that replaces it, if there is one that the receiver does
@@ -336,10 +336,10 @@ func (e *exchange) hasFailed(i int) bool {
 	return false
 }
 
-// tryPlain reports whether a server is asked without EDNS this time, since packets with an
-// OPT record may be lost on the way: it is so the third time, if no reply with an OPT record has
-// come since the first time. A client that wants signatures has little use for an answer without
-// them, so for such a client no reply with an OPT record must have come for rememberQuirk.
+// tryPlain reports whether a server is asked without EDNS this time, because packets with an OPT record may be lost on
+// the way. It reports true when the query is sent to the server for the third time, if no reply with an OPT record has
+// come since the first time. A client that wants signatures has little use for an answer without them: for such a
+// client, no reply with an OPT record must have come for rememberQuirk.
 func (e *exchange) tryPlain(i int, now time.Time) bool {
 	const third = 3
 	t := &e.schedule.tries[i]
@@ -407,7 +407,7 @@ func (e *exchange) attempts(now time.Time) []Attempt {
 	return all
 }
 
-// strays follows the cause of a server that has sent such packets, but no reply.
+// strays is added to the cause for a server that has sent packets, but no reply to a query in flight.
 const strays = ", only packets that are no reply to a query in flight"
 
 // noReply returns the error of an exchange that is over, with the cause for each server.

@@ -10,13 +10,13 @@ const (
 	minLate     = 50 * time.Millisecond
 	maxLate     = 400 * time.Millisecond
 	unknownLate = 200 * time.Millisecond
-	// maxSample bounds the times that are measured. A name may be slow, for seconds at times,
-	// because of its own nameservers, which says little about the server that was asked.
+	// maxSample bounds the times that are measured. A name may be slow, for seconds at times, because of its own
+	// nameservers. That says little about the server that was asked.
 	maxSample = time.Second
 
-	// A reply counts for one eighth (RFC 6298), the first ones equally, and one after a pause
-	// for one half: old replies say little about a server that is asked twice a minute, and a slow
-	// first reply must not count against it for long.
+	// The first eight replies count equally. A later reply counts for one eighth (RFC 6298), a reply after a pause for
+	// one half: old replies say little about a server that is asked twice a minute, and a slow first reply must not
+	// count against it for long.
 	rttGain   = 8
 	pauseGain = 2
 	rttPause  = 15 * time.Second
@@ -77,7 +77,7 @@ type history struct {
 type standing struct {
 	state  State
 	silent bool          // two probes have been unanswered, the second for longer than patience
-	full   bool          // a probe has been unanswered for longer than patience, and it owes many replies (rule 7)
+	full   bool          // a probe has been unanswered for longer than patience, and the server owes many replies (rule 7)
 	rtt    time.Duration // to rank by
 	late   time.Duration // how long after a query it is late
 }
@@ -92,13 +92,13 @@ func (h *history) lateAfter() time.Duration { return h.usual(unknownLate, maxLat
 // in rule 1, but up to a second for a server that is known to be slow.
 func (h *history) patience() time.Duration { return h.usual(maxLate, maxSample) }
 
-// usual returns the time within which nearly all replies come, but no more than most. Before the first
-// reply it returns unknown.
-func (h *history) usual(unknown, most time.Duration) time.Duration {
+// usual returns the time within which nearly all replies come, bounded by limit. Before the first reply it returns
+// unknown.
+func (h *history) usual(unknown, limit time.Duration) time.Duration {
 	if h.srtt == 0 {
 		return unknown
 	}
-	return min(max(h.srtt+4*h.rttvar, minLate), most)
+	return min(max(h.srtt+4*h.rttvar, minLate), limit)
 }
 
 // silence returns how long probes have been unanswered.
@@ -136,9 +136,9 @@ func (h *history) sent(now time.Time) {
 // owes reports whether the server has left a query unanswered and has sent nothing since.
 func (h *history) owes() bool { return !h.waiting.IsZero() && !h.looping }
 
-// probeDue reports whether the server is to be probed, and notes the probe: it has owed replies
-// for longer than rule 1 allows, or its time is to be measured (rule 2). While it is full, probes stand for the queries
-// that are kept from it (rule 7), so they do not back off.
+// probeDue reports whether the server is to be probed, and notes the probe. A probe is due if the server has owed
+// replies for longer than rule 1 allows, or if the time of its replies is to be measured (rule 2). While the server is
+// full, it gets probes in place of queries (rule 7); then the pauses between probes do not grow.
 func (h *history) probeDue(now time.Time, fastest, full bool) bool {
 	late := h.owes() && now.Sub(h.waiting) >= h.lateAfter()
 	unmeasured := fastest && !h.looping && (h.heard.IsZero() || now.Sub(h.heard) >= refreshTime)
@@ -168,8 +168,8 @@ func (h *history) unanswered(at time.Time) {
 	}
 }
 
-// replied notes a reply of any kind to a query or a probe, which took rtt. The time of a
-// failure that took long is not measured: the server has waited for others.
+// replied notes a reply of any kind to a query or a probe, which took rtt. The time of a failure that took long is not
+// measured: the server has waited for other servers.
 func (h *history) replied(now time.Time, rtt time.Duration, r reading) {
 	if r.usable() || h.srtt == 0 || rtt <= h.lateAfter() {
 		h.measure(now, rtt)
@@ -225,7 +225,7 @@ type budget struct {
 	filled time.Time // when spent was last reduced for the time
 }
 
-// take spends one, and reports whether there was one left.
+// take spends one repetition, and reports whether one was left.
 func (b *budget) take(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

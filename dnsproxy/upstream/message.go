@@ -39,8 +39,7 @@ func usable(reply []byte) bool {
 	return !isQuery(reply) || rcode(reply) == dns.RcodeSuccess || rcode(reply) == dns.RcodeNameError
 }
 
-// betterFailure reports whether a failure's response code says more to a client than
-// another.
+// betterFailure reports whether code, the response code of a failure, says more to a client than other.
 func betterFailure(code, other int) bool {
 	weight := [wire.RcodeMask + 1]int{
 		dns.RcodeServerFailure: 4, dns.RcodeRefused: 3, dns.RcodeNotImplemented: 2, dns.RcodeFormatError: 1,
@@ -82,7 +81,7 @@ type reading struct {
 	negative  bool  // NXDOMAIN, or NOERROR without an answer
 	truncated bool  // then it is not negative
 	other     bool  // the opcode is not QUERY; then any response code is an answer
-	edns      bool  // the server knows EDNS: there is an OPT record, and it is not BADVERS
+	edns      bool  // the server knows EDNS: there is an OPT record, and code is not BADVERS
 	err       error // why the reply cannot be used
 }
 

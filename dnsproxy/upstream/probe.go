@@ -16,14 +16,14 @@ const (
 	probeKnown       // the last question that the server had an answer to
 )
 
-// A server that does not answer a query may be dead, or may be waiting for the nameservers
-// of the query's name, which are dead. Probes tell the two apart: they are questions that a
-// living server answers at once, whatever other nameservers do.
+// A server that does not answer a query may be dead, or may be waiting for the nameservers of the query's name, which
+// are dead. Probes distinguish these cases: they are questions that a living server answers at once, whatever other
+// nameservers do.
 //
-// The questions alternate, since no question is answered like this by all servers. With
-// dead nameservers behind them, dnsmasq 2.90 and unbound 1.17 answer the first two questions,
-// and neither answers ". NS", which CoreDNS's health check asks. CoreDNS itself answers for all
-// classes other than IN. Other servers answer the last question that they had an answer to.
+// The questions alternate, because no question is answered like this by all servers. With dead nameservers behind them,
+// dnsmasq 2.90 and unbound 1.17 answer the first two questions, and neither answers ". NS", which CoreDNS's health
+// check asks. CoreDNS itself answers for all classes other than IN. Other servers answer the last question that they
+// had an answer to.
 
 // A probe says which question a probe asks.
 type probe uint8
@@ -45,10 +45,9 @@ func (p probe) question(known []byte) []byte {
 // the server has forwarded it.
 
 const (
-	// LoopZone is the domain of the names of loop probes, which are one label below it.
-	// The names have two labels, since forwarders do not forward names of one label. The
-	// zone is not one of the special names of RFC 6761, which many forwarders do not
-	// forward either.
+	// LoopZone is the domain of the names of loop probes, which are one label below it. The names have two labels,
+	// because forwarders do not forward names of one label. The zone is not one of the special names of RFC 6761, which
+	// many forwarders do not forward either.
 	LoopZone = "nametap-loop-probe."
 
 	probeLen = 16 // bytes; the label has twice as many letters

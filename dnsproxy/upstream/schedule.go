@@ -10,14 +10,12 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A schedule decides for one query which server is asked when, which reply is the answer,
-// and when to give up (rules 3 to 8 of the package comment). It is a plain value like
-// history: it has no clock, no sockets and no goroutines, so that tests can drive it event
-// by event.
+// A schedule decides for one query which server is asked when, which reply is the answer, and when to give up (rules 3
+// to 8 of the package comment). It is a plain value like history: because it has no clock, no sockets and no
+// goroutines, tests can drive it event by event.
 //
-// The exchange calls see with the standing of each server, then start, and then receive
-// for each outcome, wake at wakeAt, and giveUp if the caller cancels the query. After each
-// of these it carries out actions, until the schedule is over.
+// The exchange calls see with the standing of each server, then start, and then receive for each outcome and wake at
+// wakeAt. After each of these calls it carries out actions, until the schedule is over or the caller cancels the query.
 type schedule struct {
 	// Set before start.
 	options  Options
@@ -196,9 +194,8 @@ func (s *schedule) repeat(now time.Time) {
 	s.ask(i, now)
 }
 
-// mayRepeat reports whether the query may be sent again, to a server with this standing,
-// because a server is late (rule 7). The first repetition is free unless that server is
-// silent too.
+// mayRepeat reports whether the query may be sent again, to a server with this standing, because a server is late (rule
+// 7). The first repetition is free if that server lives.
 func (s *schedule) mayRepeat(st *standing, now time.Time) bool {
 	return !s.repeated && st.lives() || s.budget.take(now)
 }
@@ -261,7 +258,8 @@ func (s *schedule) receiveAnswer(o outcome, now time.Time) {
 	s.win(o, now)
 }
 
-// again asks a server once more, and from now on, in the way that way turns on: over a connection or without EDNS.
+// again sets *way, and asks a server once more. From now on the server is asked in this way: over a connection, or
+// without EDNS.
 func (s *schedule) again(i int, now time.Time, way *bool) {
 	if *way {
 		return // another attempt had the same outcome before

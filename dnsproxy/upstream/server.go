@@ -26,15 +26,15 @@ type carrier interface {
 	send(a *attempt, packet []byte)
 	// sweep ends attempts that have had no reply in time and closes idle sockets.
 	sweep(now time.Time)
-	// retireFrom retires the socket with a local address, and reports whether there is one.
+	// retireFrom retires the socket whose address is local, and reports whether there is one.
 	retireFrom(local netip.AddrPort) bool
 	// close ends all attempts and closes all sockets; their goroutines end soon after.
 	close()
 }
 
-// Bounds of sockets to all servers that are not configured. A server that has not replied yet may open
-// a socket while at most newElsewhereSockets are open, others while at most
-// maxElsewhereSockets are. Each socket costs a descriptor and one or two goroutines.
+// Bounds of sockets to all servers that are not configured. A server that has not replied yet may open a socket while
+// fewer than newElsewhereSockets are open, a server that has replied while fewer than maxElsewhereSockets are. Each
+// socket costs a descriptor and one or two goroutines.
 const (
 	newElsewhereSockets = 384
 	maxElsewhereSockets = 512
@@ -201,7 +201,7 @@ func (s *server) follow(options Options) {
 	s.options = options
 }
 
-// maxSilent is how many queries a server that leaves a probe unanswered may owe replies to until it is full (rule 7).
+// A server that leaves a probe unanswered, and owes replies to maxSilent queries, is full (rule 7).
 const maxSilent = 128
 
 // refusesAll reports whether queries that only this server could answer fail at once: it is full, and has been
@@ -273,7 +273,7 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 }
 
-// turnedEvery is the least time between log lines that a server gives no answers, or gives answers again.
+// turnedEvery is the least time between log lines that say that a server gives no answers, or gives answers again.
 const turnedEvery = time.Minute
 
 // countLocked counts a reply to a query, and reports whether refused.all has changed with it. A failure does not count
@@ -327,7 +327,7 @@ func (s *server) stray(counter *atomic.Uint64) {
 	s.strayed.Store(&now)
 }
 
-// strayedSince reports whether a packet that stray counts came after since.
+// strayedSince reports whether a packet that stray counts came after the time since.
 func (s *server) strayedSince(since time.Time) bool {
 	at := s.strayed.Load()
 	return at != nil && at.After(since)
@@ -353,7 +353,7 @@ func (s *server) plain(now time.Time) bool {
 	return now.Before(s.history.plainUntil)
 }
 
-// dropsEDNS reports whether no reply with an OPT record has come after since.
+// dropsEDNS reports whether no reply with an OPT record has come after the time since.
 func (s *server) dropsEDNS(since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -366,9 +366,9 @@ func (s *server) answeredPlain(now time.Time) {
 	s.history.answeredPlain(now)
 }
 
-// sendProbe sends a probe (rule 2). The question is that of the last probe that the server has
-// answered; after a probe without an answer, it is the next one. A server that answers over UDP is
-// alive, although TCP to it may be blocked, so probes go over TCP only with use-vc or TLS.
+// sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
+// probe has no answer, it asks the next question. A server that answers over UDP is alive, although TCP to it may be
+// blocked, so probes go over TCP only with use-vc or TLS.
 func (s *server) sendProbe(now time.Time) {
 	s.mu.Lock()
 	asks := max(s.nextProbe, probeID)
@@ -467,8 +467,7 @@ func (s *server) redirectedAgain() bool {
 	return s.redirected > maxRedirected
 }
 
-// retireFrom retires the socket of the server that has a local address, and reports whether there
-// is one.
+// retireFrom retires the server's socket whose address is local, and reports whether there is one.
 func (s *server) retireFrom(local netip.AddrPort) bool {
 	return s.udp != nil && s.udp.retireFrom(local) || s.stream.retireFrom(local)
 }
@@ -525,8 +524,8 @@ func (s *server) status(now time.Time) Status {
 	}
 }
 
-// sweep sweeps the server's sockets. Until a server that owes replies has sent one or is down, it is
-// probed even if no query follows; then sweep reports true.
+// sweep sweeps the server's sockets. While the server owes replies and is not down, sweep probes it even if no query
+// follows, and reports true.
 func (s *server) sweep(now time.Time) (owes bool) {
 	if s.udp != nil {
 		s.udp.sweep(now)

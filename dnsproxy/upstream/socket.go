@@ -13,8 +13,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// maxPending is how many attempts a socket has at most. It leaves IDs free to be drawn at
-// random.
+// maxPending is how many attempts a socket has at most. Half of the IDs stay free: so drawing at random soon finds a
+// free one.
 const maxPending = 1 << 15
 
 var errTooManyQueries = errors.New("too many queries in flight")
@@ -36,7 +36,7 @@ func isLocal(conn net.Conn, local netip.AddrPort) bool {
 	return err == nil && plain(addr) == local
 }
 
-// plain returns an address without a zone, IPv4-mapped ones as IPv4.
+// plain returns an address without its zone, and an IPv4-mapped address as IPv4.
 func plain(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }

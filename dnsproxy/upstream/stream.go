@@ -65,12 +65,10 @@ type survey struct {
 	youngest time.Time // when the last one was opened
 }
 
-// chooseLocked returns the connection with the fewest queries, or a new one if all have many.
-// A connection that has been silent for longer than the server usually takes is left alone,
-// since it may be dead. A repeated query also leaves alone a connection that has been silent
-// since the first attempt. A server gets at most maxStreams. If all of them are silent, the
-// longest silent one is retired to make room, but at most every maxLate, since it may be the
-// names that are slow.
+// chooseLocked returns the connection with the fewest queries, or a new one if all have many. A connection that has
+// been silent for longer than the server usually takes is left alone, because it may be dead. For a repeated query, a
+// silence of minLate is long enough. A server gets at most maxStreams. If all of them are silent, the longest silent
+// one is retired to make room, but at most every maxLate, because the names may be slow.
 func (p *streams) chooseLocked(a *attempt) (*stream, error) {
 	now, late := time.Now(), minLate
 	if a.asked <= 1 {
@@ -275,7 +273,7 @@ func (s *stream) receive(message []byte) {
 	}
 }
 
-// retireFrom retires the connection if it has a local address, and reports whether it has.
+// retireFrom retires the connection if local is its address, and reports whether it is.
 func (s *stream) retireFrom(local netip.AddrPort) bool {
 	s.mu.Lock()
 	conn := s.conn

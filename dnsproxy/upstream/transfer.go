@@ -65,7 +65,7 @@ type transferEnd struct {
 	records int
 	serial  uint32 // of the zone
 	seen    int    // how often the zone's SOA record was seen
-	want    int    // how often it occurs
+	want    int    // how often the transfer has it
 }
 
 func newTransferEnd(query []byte) (*transferEnd, error) {

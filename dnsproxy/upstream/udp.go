@@ -20,11 +20,10 @@ const (
 	// udpSlots is how many UDP sockets of a server take queries; each query leaves from one
 	// of them at random. With more, a forger would have more sockets to hit.
 	udpSlots = 4
-	// elsewhereSlots is how many sockets of a server that is not configured take queries. They are closed when
-	// nothing is awaited, so that most queries have a socket of their own.
+	// elsewhereSlots is how many sockets of a server that is not configured take queries. They are closed when nothing
+	// is awaited: so most queries have a socket of their own.
 	elsewhereSlots = 1
-	// udpQueries and udpAge bound how long a socket takes queries, so that a port which a
-	// forger has found is soon of no use.
+	// udpQueries and udpAge bound how long a socket takes queries: a port that a forger has found is soon of no use.
 	udpQueries = 128
 	udpAge     = 5 * time.Second
 	// maxUDPSockets bounds the sockets of a server, including sockets that wait for their
@@ -96,8 +95,8 @@ func (p *udpSockets) slotsInUse() uint32 {
 	return udpSlots
 }
 
-// open opens a socket. It is connected, so that the kernel drops what others send, and
-// reports ICMP errors.
+// open opens a socket. The socket is connected: then the kernel drops packets from other senders, and reports ICMP
+// errors.
 func (p *udpSockets) open() (*udpSocket, error) {
 	if err := p.server.opening(); err != nil {
 		return nil, err
@@ -109,7 +108,7 @@ func (p *udpSockets) open() (*udpSocket, error) {
 	return s, err
 }
 
-// dial is open for a socket that is counted.
+// dial opens a socket that is counted already.
 func (p *udpSockets) dial() (*udpSocket, error) {
 	dialer := net.Dialer{Control: p.server.shared.config.Control}
 	conn, err := dialer.DialContext(context.Background(), "udp", p.server.spec.Addr.String())
@@ -190,7 +189,7 @@ func (s *udpSocket) retire() {
 	}
 }
 
-// retireFrom retires the socket if it has a local address, and reports whether it has.
+// retireFrom retires the socket if local is its address, and reports whether it is.
 func (s *udpSocket) retireFrom(local netip.AddrPort) bool {
 	if !isLocal(s.conn, local) {
 		return false
@@ -199,9 +198,9 @@ func (s *udpSocket) retireFrom(local netip.AddrPort) bool {
 	return true
 }
 
-// close makes the reader end, which closes the socket and ends the attempts. It does not wait for the reader, as
-// closing the socket would: the reader may be running an exchange that waits for the caller, or that closes the
-// socket of the caller.
+// close makes the reader end; the reader closes the socket and ends the attempts. It does not wait for the reader, as
+// closing the socket would: the reader may be running an exchange that waits for the caller, or that closes the socket
+// of the caller.
 func (s *udpSocket) close() {
 	s.mu.Lock()
 	first := s.endLocked()
@@ -211,8 +210,8 @@ func (s *udpSocket) close() {
 	}
 }
 
-// sweep ends attempts whose replies did not come. It closes the socket if no attempt is
-// awaited and the socket has had its time, or its server is not configured.
+// sweep ends attempts whose replies did not come. It closes the socket if no attempt is awaited, and if the socket is
+// retired, is older than udpAge, or belongs to a server that is not configured.
 func (s *udpSocket) sweep(now time.Time) {
 	for _, a := range s.removeIf(func(a *attempt) bool { return a.expired(now) }) {
 		a.end(nil, ErrTimeout)

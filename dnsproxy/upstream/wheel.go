@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// The timers of exchanges stand in one wheel. Nearly all of them are stopped before they are due, so that
-// setting and stopping one must cost little, and need not be exact: one is late by up to wheelTick.
+// The timers of exchanges stand in one wheel. Nearly all of them are stopped before they are due: setting and stopping
+// a timer must cost little. A timer need not be exact, and is late by up to wheelTick.
 const (
 	wheelTick  = 5 * time.Millisecond
-	wheelSlots = 1024 // a timer that is due after more than a turn is looked at once in each
+	wheelSlots = 1024 // a timer that is due after more than a turn is looked at once in each turn
 )
 
 // A timer calls notify once it is due. The wheel's mutex guards its other fields.
@@ -35,7 +35,7 @@ type wheel struct {
 // tick returns the tick at which a timer that is due at a time is looked at.
 func (w *wheel) tick(at time.Time) int64 { return int64(at.Sub(w.origin)/wheelTick) + 1 }
 
-// set sets a timer of an exchange, in place of its previous time. generation is that of the exchange.
+// set sets a timer of an exchange, in place of its previous time. generation is the generation of the exchange.
 func (w *wheel) set(t *timer, at time.Time, generation uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -111,7 +111,7 @@ type dueTimer struct {
 	generation uint64
 }
 
-// due removes the timers that are due. If there are none it sets the alarm for the others.
+// due removes the timers that are due. If no timer is due, it sets the alarm for the next one.
 func (w *wheel) due(now time.Time) (due []dueTimer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -151,10 +151,9 @@ func HopByHop(code uint16, option []byte) bool {
 	return isProvenance(code, option)
 }
 
-// An option with the code Provenance, a code for local use (RFC 6891, section 9), asks this agent
-// where its answer comes from; in the response it has the reply to this. Its data begin with
-// ProvenanceMark, since others may use the code for something else. Data that equal TraceMark also
-// ask what was sent to nameservers.
+// An option with the code Provenance, a code for local use (RFC 6891, section 9), asks this agent where its answer
+// comes from; in the response it has the reply to this. Its data begin with ProvenanceMark, because other programs may
+// use the code for something else. Data that equal TraceMark also ask what was sent to nameservers.
 const (
 	Provenance     uint16 = 65353
 	ProvenanceMark        = "nametap"

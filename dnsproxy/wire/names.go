@@ -10,10 +10,9 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A Name is a domain name in the wire form of RFC 1035, section 3.1, folded to lower case
-// and without the root label at its end, so that its first labels and its suffixes are
-// slices of it. Tables and caches are keyed by it: escapes, case and trailing dots are
-// handled once, where a name comes in.
+// A Name is a domain name in the wire form of RFC 1035, section 3.1, folded to lower case and without the root label at
+// its end: its first labels and its suffixes are slices of it. Tables and caches are keyed by it: escapes, case and
+// trailing dots are handled once, where a name comes in.
 type Name string
 
 // WildcardLabel begins the name of a wildcard.
@@ -167,7 +166,7 @@ func (n Name) Below(suffix Name) bool {
 	return n == suffix
 }
 
-// BelowAny returns the first of suffixes that n is or is below.
+// BelowAny returns the first of suffixes that n equals or is below.
 func (n Name) BelowAny(suffixes []Name) (suffix Name, found bool) {
 	for _, suffix := range suffixes {
 		if n.Below(suffix) {

@@ -24,7 +24,7 @@ const (
 )
 
 const (
-	labelType = 0xC0 // the bits of a label's first byte that tell a length from a pointer
+	labelType = 0xC0 // the bits of a label's first byte that distinguish a length from a pointer
 	// maxPointers is the largest number of pointers that the longest name can need. Without
 	// this bound the names of one message could cost 10^7 steps.
 	maxPointers = (MaxNameLen + 1) / 2
@@ -172,8 +172,7 @@ func (w *Walker) Type() uint16 { return binary.BigEndian.Uint16(w.msg[w.Fixed:])
 // walkName walks the name at off and returns where it ends. same reports whether it equals
 // the first question's name, without regard to case; the question must have been walked.
 //
-// The labels that a pointer leads to begin and end before the labels that the pointer
-// follows, so that every walk ends.
+// The labels that a pointer leads to begin and end before the labels that the pointer follows. So every walk ends.
 func walkName(msg []byte, off int) (end int, same bool, err error) {
 	same = true
 	start, bound := off, len(msg) // of the labels that off is among

@@ -69,8 +69,8 @@ var (
 	digits = regexp.MustCompile(`[0-9]+`)
 )
 
-// Find returns the entries for what a command or a log prints: numbers of rows, such as N9, numbers of extended DNS
-// errors, such as 22, or else the text of a message, or words. It returns the entries that match best.
+// Find returns the entries for words that a command or a log prints: numbers of rows, such as N9, numbers of extended
+// DNS errors, such as 22, or other text, such as a message. For other text it returns the entries that match best.
 func Find(entries []Entry, words []string) []Entry {
 	text := strings.Join(words, " ")
 	var found []Entry
@@ -110,7 +110,7 @@ func numbered(entries []Entry, word string) *Entry {
 	return foreign(id)
 }
 
-// foreign returns an entry for an extended DNS error that nametap does not send, nil if there is none.
+// foreign returns an entry for an extended DNS error that nametap does not send, nil if there is no such error.
 func foreign(id string) *Entry {
 	n, err := strconv.ParseUint(id, 10, 16)
 	if err != nil {
@@ -132,10 +132,10 @@ func foreign(id string) *Entry {
 // How well an entry matches a text.
 const (
 	matchNone  = iota
-	matchWords // all words are in it
-	matchTitle // all words are in its title
-	matchPart  // the text is a part of its title
-	matchQuote // it is about a message in the text
+	matchWords // all words are in the entry
+	matchTitle // all words are in the entry's title
+	matchPart  // the text is a part of the entry's title
+	matchQuote // the entry is about a message in the text
 )
 
 // matching returns the entries that match a text best.
@@ -143,7 +143,7 @@ func matching(entries []Entry, text string) []Entry {
 	text = fold(text)
 	var words []*regexp.Regexp
 	for _, word := range strings.Fields(text) {
-		words = append(words, regexp.MustCompile(`(?:^|\W)`+regexp.QuoteMeta(word))) // at its beginning
+		words = append(words, regexp.MustCompile(`(?:^|\W)`+regexp.QuoteMeta(word))) // at the beginning of a word
 	}
 	if len(words) == 0 {
 		return nil
@@ -186,7 +186,8 @@ func match(e *Entry, text string, words []*regexp.Regexp) int {
 	return matchNone
 }
 
-// codeName returns the name of a code as a match of quoted: it precedes the text of an extended DNS error.
+// codeName returns the name of an entry's code in the form of a match of quoted, because the name is printed before the
+// text of an extended DNS error.
 func codeName(e *Entry) [][]string {
 	if e.Kind != Code || len(strings.Fields(e.Title)) < 2 {
 		return nil

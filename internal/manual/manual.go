@@ -193,7 +193,7 @@ func writeLines(page *strings.Builder, text string) {
 	}
 }
 
-// escape returns a text as roff prints it. A dot or a quote at its begin would be a macro.
+// escape escapes a text for roff. A dot or a quote at its beginning would start a macro.
 func escape(text string) string {
 	text = strings.NewReplacer(
 		`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`, "\n", " ",

@@ -11,9 +11,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A Group declares the settings below one heading of the help. The default of a setting
-// is what its variable holds when it is declared, so that it stands in one place: in the
-// Config that the setting belongs to.
+// A Group declares the settings below one heading of the help. The default of a setting is the value of its variable
+// when the setting is declared. So each default stands in one place: in the Config that the setting belongs to.
 type Group struct {
 	flags *pflag.FlagSet
 	title string
@@ -57,8 +56,7 @@ func (g Group) Text(p TextValue, name, usage string) Setting { return g.Var(text
 // A Setting is one declared setting.
 type Setting struct{ flag *pflag.Flag }
 
-// Env gives the setting environment variables of other names than its own: env, which
-// the documents name, and more, over which env wins.
+// Env gives the setting further environment variables: env, which the documents name, and more. env wins over more.
 func (s Setting) Env(env string, more ...string) Setting {
 	s.flag.Usage += " [" + env + "]"
 	s.flag.Annotations[annotationEnv] = append([]string{env}, more...)

@@ -16,21 +16,21 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MeshConfigFlag is the flag that names Istio's mesh config file. No file can set it. The
-// mesh config may be absent unless the flag is set.
+// MeshConfigFlag is the flag that names Istio's mesh config file. No file can set the flag. The mesh config may be
+// absent unless the flag is set.
 const MeshConfigFlag = "mesh-config"
 
 // proxyConfigEnv holds the proxy.istio.io/config annotation of the pod.
 const proxyConfigEnv = "PROXY_CONFIG"
 
-// annotationField is the flag annotation that holds a field of Istio's ProxyConfig.
+// annotationField is the pflag annotation with the name of the ProxyConfig field that sets the flag.
 const annotationField = "nametap/proxy-config"
 
 // discoveryAddress is the one field of ProxyConfig that is a setting of nametap.
 const discoveryAddress = "discoveryAddress"
 
-// A proxyConfig is the part of Istio's ProxyConfig that nametap reads. Its fields may have
-// their names of JSON or of protobuf, as with Istio.
+// A proxyConfig is the part of Istio's ProxyConfig that nametap reads. Its fields may have their JSON names or their
+// protobuf names, as with Istio.
 type proxyConfig struct {
 	DiscoveryAddress string
 	ProxyMetadata    map[string]string
@@ -80,7 +80,7 @@ func fromMeshConfig(flags *pflag.FlagSet) error {
 	return inPlace("mesh config "+path+": ", mistakes)
 }
 
-// readMeshConfig reads defaultConfig of the mesh config. The path is "" if there is none.
+// readMeshConfig reads defaultConfig of the mesh config. The path is "" if no file is named.
 func readMeshConfig(flags *pflag.FlagSet) (config proxyConfig, path string, err error) {
 	flag := flags.Lookup(MeshConfigFlag)
 	if flag == nil {
@@ -131,17 +131,17 @@ func Metadata(flags *pflag.FlagSet, environ []string, prefixes ...string) (map[s
 	return found, nil
 }
 
-// decode reads a YAML document, and ignores fields that into does not have.
+// decode decodes a YAML document into a value, and ignores fields that the value does not have.
 func decode(text []byte, into any) error {
 	err := yaml.NewDecoder(bytes.NewReader(text)).Decode(into)
 	if errors.Is(err, io.EOF) {
-		return nil // an empty one sets nothing
+		return nil // an empty document sets nothing
 	}
 	return err
 }
 
-// apply sets the flags that are not set yet. Metadata has the names of environment
-// variables; most are for other proxies.
+// apply sets the flags that are not set yet. The keys of ProxyMetadata are names of environment variables; most of them
+// are not settings of nametap.
 func (c *proxyConfig) apply(flags *pflag.FlagSet, source string) []error {
 	values := maps.Clone(c.ProxyMetadata)
 	var mistakes []error

@@ -1,17 +1,15 @@
-// Package settings declares a command's settings and gives them their values, so that a
-// setting has one name, one default and one parser wherever its value comes from.
+// Package settings declares a command's settings and gives them their values. A setting has one name, one default and
+// one parser, wherever its value comes from.
 //
-// A setting is declared once, in a [Group]: where its value goes, its name and its help,
-// and its other names if it has any. The flag --foo-bar is the environment variable
-// NAMETAP_FOO_BAR and the key foo-bar of the file. A setting for which Istio's agent has an
-// environment variable takes that, too. The variables may also stand in proxyMetadata of
-// Istio's ProxyConfig: the pod's annotation, which is in the environment variable
-// PROXY_CONFIG, or the default for all pods in the mesh config file.
+// A setting is declared once, in a [Group]: where its value goes, its name and its help, and its other names if it has
+// any. The flag --foo-bar is the environment variable NAMETAP_FOO_BAR and the key foo-bar of the file. If Istio's agent
+// has an environment variable for a setting, the setting takes that variable, too. The variables may also stand in
+// proxyMetadata of Istio's ProxyConfig: the pod's annotation, which is in the environment variable PROXY_CONFIG, or the
+// default for all pods in the mesh config file.
 //
-// The command line wins over the environment, that over the annotation, over the mesh
-// config, over the file, over the default. Unknown names and malformed values are errors.
-// Istio's configuration has settings of other programs, so only unknown names that begin
-// with NAMETAP_ are errors there.
+// The sources are, from the strongest to the weakest: the command line, the environment, the annotation, the mesh
+// config, the file, the default. Unknown names and malformed values are errors. The environment and Istio's
+// configuration also have settings of other programs: there, only unknown names that begin with NAMETAP_ are errors.
 package settings
 
 import (
@@ -85,14 +83,14 @@ func Resolve(flags *pflag.FlagSet, environ []string) error {
 	)
 }
 
-// FromEnvironment gives the flags that are not on the command line the values that environ has for them,
-// also in the pod's annotation. Unlike [Resolve] it reads no file.
+// FromEnvironment gives the flags that are not on the command line their values from environ, and from the pod's
+// annotation in environ. Unlike [Resolve] it reads no file.
 func FromEnvironment(flags *pflag.FlagSet, environ []string) error {
 	return errors.Join(fromEnvironment(flags, environ), fromProxyConfig(flags, environ))
 }
 
-// Values returns the values of flags that differ from the defaults because something set them, by the names
-// of the flags. Flags for which wanted returns false are left out.
+// Values returns the values of the flags that something has set, by the names of the flags. Flags for which wanted
+// returns false are left out.
 func Values(flags *pflag.FlagSet, wanted func(name string) bool) map[string][]string {
 	values := map[string][]string{}
 	flags.VisitAll(func(flag *pflag.Flag) {
@@ -122,8 +120,8 @@ func Adopt(flags *pflag.FlagSet, values map[string][]string, source string) erro
 	return errors.Join(failed...)
 }
 
-// Copy copies the values in from that were set and for which wanted returns true, with their
-// sources. Flags that to does not have are left out.
+// Copy gives each flag in to the value and the source of the flag with the same name in from, if that flag is set and
+// wanted returns true for it.
 func Copy(to, from *pflag.FlagSet, wanted func(flag *pflag.Flag) bool) error {
 	var failed []error
 	from.VisitAll(func(flag *pflag.Flag) {
@@ -161,8 +159,8 @@ func variables(environ []string) map[string]string {
 	return values
 }
 
-// setAll gives the flags that are not set yet the values of variables. Variables that
-// begin with Prefix must be settings; the others may be for other programs.
+// setAll gives the flags that are not set yet the values of their variables. Variables that begin with Prefix must be
+// settings; all others may be for other programs.
 func setAll(flags *pflag.FlagSet, values map[string]string, source func(key string) string) []error {
 	known := map[string]bool{}
 	var failed []error
@@ -207,7 +205,7 @@ func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
 	return inPlace("environment variable ", setAll(flags, variables(environ), source))
 }
 
-// inPlace joins mistakes, and puts their place before each.
+// inPlace joins mistakes, and puts place before each of them.
 func inPlace(place string, mistakes []error) error {
 	for i, err := range mistakes {
 		mistakes[i] = fmt.Errorf("%s%w", place, err)
@@ -298,7 +296,7 @@ func setChecked(flag *pflag.Flag, texts []string) error {
 	return err
 }
 
-// textsOf returns the value of a flag as texts: the values of a list, or one.
+// textsOf returns the value of a flag as texts: the values of a list, or one text.
 func textsOf(flag *pflag.Flag) []string {
 	if list, ok := flag.Value.(pflag.SliceValue); ok {
 		return list.GetSlice()

@@ -2,11 +2,10 @@ package settings
 
 import "strings"
 
-// ParseEnvironmentFile returns the variables ("KEY=value") of a file that a unit of systemd names
-// in EnvironmentFile=, as systemd reads it (systemd.exec(5)): without expansions, with quotes at
-// the beginning of a value only, with a backslash at the end of a line for a value that continues,
-// and without lines that begin with "#" or ";" or have no "=". No library reads this form:
-// libraries for shells and for .env files expand variables and know "export".
+// ParseEnvironmentFile returns the variables ("KEY=value") of a file that a unit of systemd names in EnvironmentFile=,
+// as systemd reads it (systemd.exec(5)): nothing is expanded, quotes count at the beginning of a value only, a
+// backslash at the end of a line continues the value, and lines that begin with "#" or ";" or have no "=" are skipped.
+// No library reads this form: libraries for shells and for .env files expand variables and know "export".
 func ParseEnvironmentFile(text string) []string {
 	var found []string
 	s := scanner{rest: text}
@@ -32,8 +31,8 @@ func ParseEnvironmentFile(text string) []string {
 	}
 }
 
-// ParseEnvironment returns the variables of the property Environment of a unit, as `systemctl show` prints it:
-// words that are in double quotes where they need it.
+// ParseEnvironment returns the variables of the property Environment of a unit, as `systemctl show` prints it: words,
+// in double quotes if they need them.
 func ParseEnvironment(text string) []string {
 	var found []string
 	for s := (scanner{rest: text}); ; {
@@ -88,8 +87,8 @@ func (s *scanner) value() string {
 	}
 }
 
-// double reads a text in double quotes. A backslash keeps its meaning of a shell before the characters that
-// have one there, and joins lines.
+// double reads a text in double quotes. As in a shell, a backslash escapes a double quote, a backslash, a backquote and
+// a dollar sign, and joins lines; before any other character it stays.
 func (s *scanner) double() string {
 	var text strings.Builder
 	i := 1

@@ -37,8 +37,8 @@ func (v yesNo) Set(s string) error {
 // Type names the kind of value in the help.
 func (v yesNo) Type() string { return "bool" }
 
-// A TextValue reads and writes itself as text. The error of UnmarshalText says what was
-// expected; the name and the value of the setting are added.
+// A TextValue reads and writes itself as text. The error of UnmarshalText says what was expected; this package adds the
+// name and the value of the setting.
 type TextValue interface {
 	encoding.TextMarshaler
 	encoding.TextUnmarshaler
@@ -62,7 +62,7 @@ func (v textual) Set(s string) error { return v.UnmarshalText([]byte(s)) }
 // Type names the kind of value in the help.
 func (v textual) Type() string { return "string" }
 
-// OneOf returns the value of a setting that is one of a few texts; any text if there are none.
+// OneOf returns the value of a setting that is one of values, or any text if values is empty.
 func OneOf[T ~string](p *T, values ...T) pflag.Value { return oneOf[T]{p, values} }
 
 // oneOf is a setting of [OneOf].
@@ -91,8 +91,7 @@ func (v oneOf[T]) Set(s string) error {
 // Type names the kind of value in the help.
 func (v oneOf[T]) Type() string { return "string" }
 
-// A Zero says what a user means by 0. The Configs take a zero value for their default, so
-// it needs saying.
+// A Zero says what 0 means as the value of a setting. In a Config, a zero value means the default.
 type Zero int
 
 // The meanings of 0.
@@ -225,16 +224,15 @@ func parseUint[T uint16 | uint32](s string, base int) (T, error) {
 // ParseString takes any text as it is.
 func ParseString(s string) (string, error) { return s, nil }
 
-// list is a setting of several values. The first text replaces the default, further ones
-// add to it.
+// list is a setting of several values. The first call of Set replaces the default; further calls add values.
 type list[T any] struct {
 	p     *[]T
 	parse func(string) (T, error)
 	set   bool
 }
 
-// List returns the value of a setting of several values, written one by one or with
-// commas. Each has to print as parse reads it.
+// List returns the value of a setting of several values, written one by one or with commas. Each value must print as a
+// text that parse reads.
 func List[T any](p *[]T, parse func(string) (T, error)) pflag.Value {
 	return &list[T]{p: p, parse: parse}
 }
@@ -271,7 +269,7 @@ func (l *list[T]) Append(s string) error {
 	return err
 }
 
-// Replace sets the values to these.
+// Replace replaces all values.
 func (l *list[T]) Replace(texts []string) error {
 	values, err := l.read(texts)
 	if err == nil {
@@ -305,8 +303,8 @@ func (l *list[T]) read(texts []string) ([]T, error) {
 	return values, nil
 }
 
-// Reachable returns an address to connect to for an address to listen on, "host:port": localhost for all addresses of
-// the host.
+// Reachable returns the address to connect to if a server listens on addr, a host:port. Its host is localhost if the
+// server listens on all addresses of the host.
 func Reachable(addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil {

@@ -18,8 +18,8 @@ const (
 	// that is written in place is empty for a moment. With [clock.Tick] it bounds how late a
 	// change is noticed: 0.9 s.
 	watchSettle = 100 * time.Millisecond
-	// emptySettle is the same if a file that had text is empty or absent now. A command whose
-	// output goes to a file empties it first, and writes to it later.
+	// emptySettle is that time if a file that had text is empty or absent now. A command whose output goes to a file
+	// empties it first, and writes to it later.
 	emptySettle = 5 * time.Second
 )
 
@@ -94,8 +94,8 @@ func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 	}
 }
 
-// settle waits until the files read the same for a while, since they may be changing still, and
-// then reports whether they differ from the last report.
+// settle waits until the files read the same for a while, because they may be changing still. It then reports whether
+// they differ from the last report.
 func (w *Watcher) settle(ctx context.Context) bool {
 	last, since := readFiles(w.files), time.Now()
 	timer := time.NewTimer(watchSettle)
@@ -122,8 +122,8 @@ func (w *Watcher) settle(ctx context.Context) bool {
 	}
 }
 
-// compare reports whether texts differ from the last report, and how long they must stay so
-// to be reported.
+// compare reports whether texts differ from the last report, and how long the difference must last before it is
+// reported.
 func (w *Watcher) compare(texts map[string]string) (settle time.Duration, changed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

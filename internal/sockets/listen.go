@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SplitAddr returns the IP addresses and the port of addr, a host:port to listen on. The host localhost means
-// 127.0.0.1 and ::1; an empty host means all addresses. Errors begin with what, the name that users know for addr.
-func SplitAddr(what, addr string) (hosts []netip.Addr, port uint16, err error) {
+// SplitAddr returns the IP addresses and the port of addr, a host:port to listen on. The host localhost means 127.0.0.1
+// and ::1; an empty host means all addresses. Errors begin with name, by which users know addr.
+func SplitAddr(name, addr string) (hosts []netip.Addr, port uint16, err error) {
 	host, text, err := net.SplitHostPort(addr)
 	if err != nil {
-		return nil, 0, fmt.Errorf("%s %q: want host:port: %w", what, addr, err)
+		return nil, 0, fmt.Errorf("%s %q: want host:port: %w", name, addr, err)
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
-		return nil, 0, fmt.Errorf("%s %q: want a port from 0 to 65535", what, addr)
+		return nil, 0, fmt.Errorf("%s %q: want a port from 0 to 65535", name, addr)
 	}
 	port = uint16(n)
 	switch host {
@@ -34,7 +34,7 @@ func SplitAddr(what, addr string) (hosts []netip.Addr, port uint16, err error) {
 	}
 	ip, err := netip.ParseAddr(host)
 	if err != nil || ip.Zone() != "" {
-		return nil, 0, fmt.Errorf("%s %q: want an IP address, localhost or nothing before the port", what, addr)
+		return nil, 0, fmt.Errorf("%s %q: want an IP address, localhost or nothing before the port", name, addr)
 	}
 	return []netip.Addr{ip.Unmap()}, port, nil
 }

@@ -16,7 +16,7 @@ const controlLen = 64
 type Message struct {
 	// Packet is the buffer for packets; in a clone it is the packet.
 	Packet  []byte
-	name    unix.RawSockaddrInet6 // the source address; or a RawSockaddrInet4, which is shorter
+	name    unix.RawSockaddrInet6 // the source address; for IPv4 it holds a RawSockaddrInet4, which is shorter
 	nameLen uint32
 	// envelope is nil unless the socket is bound to all addresses.
 	envelope *envelope

@@ -34,9 +34,9 @@ func OutOfDescriptors(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
-// Waiting reports whether a client waits to be accepted by listener, or connects within the time within. It also
-// returns true if the caller should call accept for its error.
-func Waiting(listener syscall.Conn, within time.Duration) bool {
+// Waiting reports whether a client waits to be accepted by listener. If none does, Waiting waits for one until timeout
+// has passed. It also returns true if the caller should call accept for its error.
+func Waiting(listener syscall.Conn, timeout time.Duration) bool {
 	raw, err := listener.SyscallConn()
 	if err != nil {
 		return true // accept returns the error
@@ -44,7 +44,7 @@ func Waiting(listener syscall.Conn, within time.Duration) bool {
 	waiting := true
 	_ = raw.Control(func(fd uintptr) { // fails on a closed socket, for which accept returns the error
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
-		n, err := unix.Poll(poll, int(within.Milliseconds()))
+		n, err := unix.Poll(poll, int(timeout.Milliseconds()))
 		waiting = err != nil || n > 0
 	})
 	return waiting
@@ -68,8 +68,8 @@ func AsUser(uid, gid int, f func() error) error {
 	return <-result
 }
 
-// The pause after an error doubles from minPause up to maxPause. After calm without an
-// error it starts over.
+// The pause after an error doubles from minPause up to maxPause. After the time calm without an error, it starts again
+// at minPause.
 const (
 	minPause = time.Millisecond
 	maxPause = 100 * time.Millisecond
