@@ -89,7 +89,7 @@ func (w Awaited) capturesItself(user string) error {
 func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	began := time.Now()
 	var since time.Time // when a family first answered
-	var silent error    // why listeners did not answer the last probe that ended before ctx
+	var silent error    // why listeners did not answer the last probes, except for probes that the end of ctx has ended
 	for logged := false; ; {
 		errs := probeAll(ctx, w.listeners(), probeAgent)
 		if ctx.Err() != nil && silent != nil {
@@ -116,9 +116,9 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	}
 }
 
-// fit returns the rules without the families that do not answer, whether any family answers, and why the
-// others do not. errs are the errors of w.listeners. A family of which the host has no address is not late: it has no
-// queries, even if a socket on ::1 stays open when IPv6 is switched off.
+// fit returns the rules without the late families, those that do not answer; late says why. served is true if any
+// family answers. errs are the errors of w.listeners. A family of which the host has no address is not late: it has
+// no queries, even if a socket on ::1 stays open when IPv6 is switched off.
 func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late error) {
 	rules = w.Rules
 	for i, f := range w.Rules.Families() {
@@ -126,7 +126,7 @@ func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late err
 		switch err := errors.Join(both...); {
 		case err == nil:
 			served = true
-		case !noRoute(err) || slices.Contains(both, nil): // if one listener answers, no local port may have been free for the other
+		case !noRoute(err) || slices.Contains(both, nil): // if one listener of the two answers, the host has the family; perhaps no local port was free for the other probe
 			rules, late = rules.Without(f), errors.Join(late, err)
 		}
 	}
@@ -145,8 +145,8 @@ func (w Awaited) listeners() []dnsproxy.Addr {
 }
 
 // awaitReady waits until /healthz/ready is 200: the agent has a table, or has waited for one for
-// [Config.ReadyTimeout]. It returns an error if ctx ends first, or if the status address does not answer.
-// user is the agent's "uid:gid" from [userHeader], "" if the agent has not said it.
+// [Config.ReadyTimeout]. It returns an error if ctx ends first, or if the status address does not answer. user is
+// the agent's "uid:gid" from [userHeader], or "" if there was no such header.
 func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
 	defer client.CloseIdleConnections()
@@ -171,8 +171,8 @@ func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	}
 }
 
-// notReady returns an error that says why the agent is not ready, nil if it is. reached is false if there was no
-// response, otherwise user is the agent's user.
+// notReady returns an error that says why the agent is not ready, or nil if it is ready. reached is true if there
+// was a response; then user is the agent's user.
 func (w Awaited) notReady(ctx context.Context, client *http.Client) (user string, reached bool, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+w.statusAddr()+"/healthz/ready", http.NoBody)
 	if err != nil {
