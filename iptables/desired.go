@@ -12,7 +12,7 @@ type Desired struct {
 	On bool
 	// Because says why capture is on or off, for the log.
 	Because string
-	// Config says what is captured. A removal uses its Settle, Patience and tools.
+	// Config says what is captured. A removal uses its Settle, Patience and ToolDir.
 	Config Config
 }
 

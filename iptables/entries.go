@@ -77,14 +77,14 @@ func (e *entries) late(now time.Time, changed bool) bool {
 	return late
 }
 
-// settled reports whether a leftover was first seen before the time limit. Otherwise it records the leftover.
+// settled reports whether a leftover was first seen at latest or before it. Otherwise it records the leftover.
 // previous has the leftovers of the last sweep.
-func (e *entries) settled(key string, previous map[string]time.Time, limit time.Time) bool {
+func (e *entries) settled(key string, previous map[string]time.Time, latest time.Time) bool {
 	seen, ok := previous[key]
 	if !ok {
 		seen = time.Now()
 	}
-	if !seen.After(limit) {
+	if !seen.After(latest) {
 		return true
 	}
 	e.leftovers[key] = seen
