@@ -1,4 +1,4 @@
-// Package logonce logs a failure of something that is tried again and again once.
+// Package logonce logs a failure once, even if what failed is retried and fails again and again.
 package logonce
 
 import (
@@ -80,10 +80,11 @@ func withoutLocalPort(text string) string {
 	return strings.TrimRight(before, "0123456789") + "->" + after
 }
 
-// A Failure is the failure that was logged last, of something that has its own texts. The zero value is no failure.
+// A Failure remembers the failure that was logged last, for callers that log it themselves. The zero value is no
+// failure.
 type Failure struct{ text string }
 
-// Differs reports whether err is to be logged: it is no success, and differs from the previous failure. It remembers
+// Differs reports whether err is to be logged: it is not nil, and differs from the previous failure. It remembers
 // err; nil ends the failure.
 func (f *Failure) Differs(err error) bool {
 	previous := f.text
@@ -94,8 +95,8 @@ func (f *Failure) Differs(err error) bool {
 	return err != nil && f.text != previous
 }
 
-// Ended reports whether a failure was logged that has not ended, although err is nil. Call it before Differs.
+// Ended reports whether err, which is nil, ends a failure that was logged. Call it before Differs.
 func (f *Failure) Ended(err error) bool { return err == nil && f.text != "" }
 
-// Forget ends the failure: the next one is logged, even if it is the same.
+// Forget forgets the failure: the next failure is logged, even if it is the same.
 func (f *Failure) Forget() { f.text = "" }
