@@ -63,7 +63,8 @@ func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []pro
 	return found
 }
 
-// askAs is like ask, but root asks from a socket of ProgramUser, which the rules treat as a program's.
+// askAs is like ask, but if this process is root, it uses a socket of ProgramUser: the rules treat that socket as
+// the socket of a program.
 func askAs(ctx context.Context, q question) (text string, err error) {
 	if os.Geteuid() != 0 {
 		return ask(ctx, q)

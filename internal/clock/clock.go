@@ -14,9 +14,8 @@
 //
 //   - A [Clock] measures the age of something that other machines may have changed during a suspend: TTLs and
 //     staleness of replies, the age of the table, and the age of sockets to nameservers.
-//   - time.Now and timers, which stop during a suspend, measure how long a server has not answered, and how long
-//     to wait for it. A suspend is no delay of the nameserver, and the
-//     clients on this machine do not wait during it.
+//   - time.Now and timers stand still during a suspend. They measure how long a server has not answered, and how long
+//     to wait for it: the nameserver does not cause a suspend, and no client on this machine waits during it.
 //   - The wall clock tells when a certificate or a token expires. It also gives the time of a push in the snapshot
 //     file, which is compared after a reboot.
 package clock
