@@ -53,16 +53,16 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 	return fmt.Errorf("sending a request: %w", err)
 }
 
-// After a push, the client waits restFactor times as long as the push took, at most maxRest, so that pushes use a
-// tenth of a processor: an object with hosts in all shards makes agents build their whole table,
-// and its author may change it again and again. All changes during the wait come in one push.
+// After a push, the client waits restFactor times as long as the push took, but at most maxRest. So pushes use a
+// tenth of a processor, even if an author again and again changes an object with hosts in all shards, which makes
+// agents build their whole table. All changes during the wait come in one push.
 const (
 	restFactor = 9
 	maxRest    = time.Second
 )
 
-// handle applies a response and answers it. It returns an error if the answer could not
-// be sent, or a differenceError if the checksum was wrong, which ends the stream.
+// handle applies a response and answers it. It returns an error if the answer could not be sent. If the checksum
+// was wrong, it returns a differenceError, which ends the stream.
 func (s *stream) handle(r response) error {
 	changed, err := s.receiver.use(r, s.acceptedAt.IsZero())
 	if err != nil {
@@ -86,8 +86,8 @@ func (s *stream) handle(r response) error {
 // maxReason bounds the reason in a NACK, because control planes log it.
 const maxReason = 4 << 10
 
-// rejection returns the error detail of a NACK. It replaces bytes that a protobuf string
-// cannot hold, because the reason may quote any bytes.
+// rejection returns the error detail of a NACK. The reason may quote any bytes, so rejection replaces bytes that a
+// protobuf string cannot hold.
 func rejection(reason error) *rpcstatus.Status {
 	text := reason.Error()
 	if len(text) > maxReason {
@@ -111,7 +111,7 @@ func (s *stream) end() {
 	}
 }
 
-// explainEnd returns err, the reason why a stream ended, with advice for known reasons.
+// explainEnd returns an error that describes err, the reason why a stream ended. For known reasons it adds advice.
 func explainEnd(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):
