@@ -44,8 +44,8 @@ func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 }
 
 // Until ctx ends, watchAddresses sends a value to each channel of changed after an address of an interface was
-// added or removed. The channels have a buffer. The receivers then read all addresses, so one value in the buffer
-// is enough for any number of changes.
+// added or removed. The channels have a buffer. A receiver reads all addresses, so one value in the buffer is
+// enough for any number of changes.
 func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {

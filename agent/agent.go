@@ -274,10 +274,9 @@ func (a *Agent) Configure(cfg dnsproxy.Config) error {
 	return nil
 }
 
-// SetCapture changes which queries are redirected to the agent. It has no effect on an agent
-// that was made without a CaptureConfig, or if cfg equals the current one. After an error, such as a
-// required family without listeners, capture does not change until the cause of the error is
-// removed.
+// SetCapture changes which queries are redirected to the agent. It has no effect on an agent that was made without
+// a CaptureConfig, or if cfg equals the current CaptureConfig. After an error, such as a required family without
+// listeners, capture does not change until the cause of the error is removed.
 func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	if a.capture == nil || reflect.DeepEqual(cfg, a.capture.current().CaptureConfig) {
 		return nil
@@ -295,8 +294,8 @@ func (a *Agent) HandOver() {
 	a.quit()
 }
 
-// Hasten ends the current drain, or the next one, at once. The agent still removes the capture
-// rules.
+// Hasten ends the current drain at once. If there is none yet, the next drain ends at once. The agent still removes
+// the capture rules.
 func (a *Agent) Hasten() {
 	a.hasten()
 	if a.draining.Load() {

@@ -24,7 +24,8 @@ const (
 // An Identity has an agent's answers to questions about itself.
 type Identity struct{ id, version string }
 
-// Identify asks the listeners of an agent for its Identity, one after another, until one answers.
+// Identify queries the listeners of an agent, one after another, until a listener answers. It returns the Identity
+// of the agent.
 func Identify(ctx context.Context, listeners []dnsproxy.Addr) (found Identity, err error) {
 	err = errors.New("it has no DNS listener")
 	for _, l := range listeners {

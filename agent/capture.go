@@ -134,8 +134,8 @@ func (c *capture) begin(ctx context.Context) error {
 	return nil
 }
 
-// listening waits until the listeners are open, and then until one to which the rules redirect answers. It does not
-// wait for an answer if there is no such listener. It returns early if ctx ends.
+// listening waits until the listeners are open, and then until a listener to which the rules redirect answers. If
+// there is no such listener, it does not wait for an answer. It returns early if ctx ends.
 func (c *capture) listening(ctx context.Context) {
 	select {
 	case <-c.proxy.Ready():
@@ -212,9 +212,9 @@ func (c *capture) noteListeners() {
 	}
 }
 
-// probed returns the nameservers of family f to which the way is probed: those of resolv.conf that can be captured.
-// If there are none, and queries to any server are captured, it returns a loopback address. It returns no address
-// while queries over f are not captured.
+// probed returns the nameservers of family f to which the way is probed: the nameservers of resolv.conf whose
+// queries can be captured. If there are none, and queries to any server are captured, it returns a loopback
+// address. It returns no address while queries over f are not captured.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
 	if !in.On || !in.Config.Has(f) || c.listens(f) != nil || c.kernel.Failure(f) != nil {

@@ -52,8 +52,8 @@ type Config struct {
 	Service bool
 	// DrainCaptured makes an agent with Service drain after it has removed its rules.
 	DrainCaptured bool
-	// ReadyTimeout is how long the agent waits for a table. After that the status says that the agent is ready,
-	// because a pod and a VM must start without a control plane too.
+	// ReadyTimeout is how long the agent waits for a table. After that it reports that it is ready, because a pod
+	// and a VM must start without a control plane, too.
 	ReadyTimeout time.Duration
 	// Capture configures the redirection of queries to the agent. If it is nil, the agent redirects none.
 	Capture *CaptureConfig
@@ -139,7 +139,7 @@ func (c *Config) prepareStateDir() {
 }
 
 // setClock gives one clock to the query path and to the push path, unless the caller has given the push path
-// another one. It also gives each of these two paths a channel of changed, which receives when addresses of
+// another clock. It also gives each of these two paths a channel of changed, which receives when addresses of
 // interfaces change.
 func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
 	ticks = clock.ForPolling(clock.Tick)

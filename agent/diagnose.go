@@ -77,7 +77,8 @@ func (d *diagnosis) run(ctx context.Context) {
 const probeEvery = 4
 
 // tick takes a reading. Only every probeEvery-th tick probes the UDP listeners, because probes cost more than the
-// rest. But if a listener was silent in the last reading, also a reading for the status, tick probes all listeners.
+// rest. But if a listener was silent in the last reading, even if that was a reading for the status, tick probes
+// all listeners.
 func (d *diagnosis) tick(ctx context.Context) {
 	refused := d.core.proxy.Overflows()
 	d.mu.Lock()

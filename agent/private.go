@@ -21,8 +21,8 @@ const runtimeDir = "/run/nametap"
 // SocketDirs returns the directories in which the private socket of an agent may be. The agent uses
 // the first directory that it can write to. The commands use the first directory with a socket that an agent serves:
 //
-//  1. the directory that systemd made for the unit (RUNTIME_DIRECTORY), which is /run/nametap for
-//     nametap.service
+//  1. the directory that systemd made for the unit (RUNTIME_DIRECTORY); for nametap.service it is
+//     /run/nametap
 //  2. /run/nametap, which an agent makes if it has the permission
 //  3. the state directory, if there is one: in a pod with a read-only file system it is a volume
 func SocketDirs(stateDir string) []string {

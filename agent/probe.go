@@ -104,8 +104,8 @@ var errOtherServer = errors.New("another DNS server answers")
 
 // ask sends a question. Over UDP it sends the question again every probeRetry until it is answered: like a client's
 // query, the question is lost if the buffer of the listener is full. ask returns the text of the answer, or "" if
-// the answer has another form. [unsent], [isTimeout] and [noRoute] tell the errors apart. The text of an error also
-// says if conntrack is full.
+// the answer has another form. [unsent], [isTimeout] and [noRoute] distinguish the errors. The text of an error
+// also says if conntrack is full.
 func ask(ctx context.Context, q question) (text string, err error) {
 	defer func() {
 		if err = withCause(err); err != nil {
@@ -140,7 +140,7 @@ func ask(ctx context.Context, q question) (text string, err error) {
 	}
 }
 
-// textOf returns the text of a reply that has one TXT record, "" for other replies.
+// textOf returns the text of a reply that has exactly one TXT record. For other replies it returns "".
 func textOf(reply *dns.Msg) string {
 	if len(reply.Answer) != 1 {
 		return ""

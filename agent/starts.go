@@ -30,7 +30,7 @@ func forgetStarts(log *slog.Logger) {
 	}
 }
 
-// firstStart reports whether systemd runs the agent, and this is the first start since an agent was ready for
+// firstStart reports whether systemd runs the agent and this start is the first since an agent was ready for
 // [SteadyTime] or was stopped.
 func firstStart() bool {
 	path := runtimePath("starts")

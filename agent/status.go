@@ -35,7 +35,7 @@ type statusServer struct {
 	diagnosis *diagnosis
 	readings  readings
 	dumps     dumps
-	// public are the parts on the status address: one, or one for each inherited socket.
+	// public are the parts on the status address: a part for each inherited socket, or a single part.
 	public  []*statusPart
 	private *statusPart // nil without a directory for its socket
 

@@ -55,7 +55,7 @@ func (p *statusPart) open(ctx context.Context) error {
 	return nil
 }
 
-// fail records why the part is not open, and logs a reason that differs from the last one.
+// fail records err, the reason why the part is not open. It logs err if it differs from the previous reason.
 func (p *statusPart) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -127,7 +127,7 @@ func (w *ways) run(ctx context.Context, installed bool) {
 	}
 }
 
-// drain receives the results of the probes in flight, so that their goroutines end.
+// drain receives the results of the probes in flight. Then the goroutines of these probes end.
 func (w *ways) drain() {
 	for _, way := range w.known {
 		if way.probing {
@@ -160,8 +160,8 @@ func (w *ways) next(ctx context.Context, f family.Family) {
 	w.probe(ctx, slices.MinFunc(ready, func(a, b netip.Addr) int { return w.known[a].last.Compare(w.known[b].last) }))
 }
 
-// probe probes the way to a nameserver in another goroutine. It probes over UDP and, every wayTCP, also over TCP,
-// because a firewall may drop only queries over TCP. While probes fail, each probe is over UDP and TCP.
+// probe probes the way to a nameserver in another goroutine. It probes over UDP. Every wayTCP it also probes over
+// TCP, because a firewall may drop only queries over TCP. While probes fail, each probe is over UDP and TCP.
 func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 	known := w.known[nameserver]
 	now := time.Now()

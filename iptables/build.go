@@ -50,7 +50,8 @@ func buildFamily(cfg Config, f family.Family) []table {
 
 // TestAddr returns the test address of a family. The rules redirect UDP queries to this address for all users, also
 // for the agent. With such a query the agent finds out, without a capability, whether it captures. No nameserver
-// has these addresses: the IPv4 one is on loopback, and every router discards packets to the IPv6 one (RFC 6666).
+// has these addresses: the IPv4 address is on loopback, and every router discards packets to the IPv6 address (RFC
+// 6666).
 func TestAddr(f family.Family) netip.Addr {
 	if f == family.IPv4 {
 		return netip.AddrFrom4([4]byte{127, 15, 0, 53})

@@ -83,7 +83,7 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 // Otherwise Keep changes the kernel accordingly.
 func (c *Capture) Set(d Desired) error { return c.aim(&target{Desired: d, set: true}) }
 
-// aim completes a target and makes it the current one.
+// aim completes a target and makes it the current target.
 func (c *Capture) aim(t *target) error {
 	t.Config = t.Config.withDefaults()
 	previous := c.target.Load()
@@ -176,8 +176,8 @@ func (c *Capture) Keep(ctx context.Context) error {
 	return errors.Join(err, c.end(ctx))
 }
 
-// Apply installs the rules in place of any others of nametap, and removes nametap's rules in the other backend. If
-// the rules are installed already, it changes nothing. Each family has all of its rules or none.
+// Apply installs the rules, replaces all other rules of nametap, and removes nametap's rules in the other backend.
+// If the rules are installed already, it changes nothing. Each family has all of its rules or none.
 //
 // A family or a part of the rules that this machine does not support is left out, and logged. Any other failure is
 // retried for about 2 s. After that the rules that work are installed, and Apply returns [ErrIncomplete]. If Apply
@@ -547,8 +547,8 @@ func (c *Capture) logCaptured(changed bool, err error) {
 	}
 }
 
-// logFailure counts a failure of a check, a repair or a retry, and logs it unless it is the same
-// as the previous one.
+// logFailure counts a failure of a check, a repair or a retry, and logs it unless it is the same as the previous
+// failure.
 func (c *Capture) logFailure(err error) {
 	if err != nil {
 		c.failures.Add(1)
@@ -652,8 +652,8 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 // be called while rules are changed.
 func (c *Capture) Applied() (Status, error) { return c.report.Load().status(c.applied) }
 
-// EndsByItself reports whether all rules of nametap in the kernel have a lease, so that they capture nothing when
-// no agent renews it. It must not be called while rules are changed.
+// EndsByItself reports whether all rules of nametap in the kernel have a lease, and so capture nothing when no
+// agent renews it. It must not be called while rules are changed.
 func (c *Capture) EndsByItself(ctx context.Context) bool {
 	return inspectAll(ctx, c.goal.Config).endsByItself()
 }

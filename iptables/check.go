@@ -280,7 +280,7 @@ func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Fi
 	return findings
 }
 
-// installedVariant returns the variant that is installed, or the best one if none is.
+// installedVariant returns the variant that is installed. If no variant is installed, it returns the best variant.
 func installedVariant(f family.Family, have saved, vs []variant) variant {
 	for _, v := range vs {
 		if len(v.rules.drift(f, have)) == 0 {

@@ -58,7 +58,7 @@ type Config struct {
 	Pod bool
 
 	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone, the kernel treats queries
-	// of an application and of the agent as one flow if they have the same source port and the same server.
+	// of an application and queries of the agent as one flow if they have the same source port and the same server.
 	Zone uint16
 	// Lease makes the rules match only for [LeaseTime] after each [Capture.Renew]. So the kernel ends the capture
 	// when the agent no longer answers. Lease and FailClosed exclude each other.

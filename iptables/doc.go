@@ -9,7 +9,7 @@
 //	err = capture.Remove(ctx) // remove all rules of nametap, whatever installed them
 //
 //	err = capture.Set(iptables.Desired{On: true, Config: cfg}) // at any time
-//	err = capture.Keep(ctx)                                    // keep the kernel so
+//	err = capture.Keep(ctx)                                    // keep the kernel in the desired state
 //
 // A [Capture] changes the kernel, a [Config] says what it captures, and [Rules] are the
 // rules as text.
@@ -18,8 +18,8 @@
 //
 // [Build] makes the rules of a [Config]. They are in chains of nametap (NAMETAP_OUTPUT, NAMETAP_PREROUTING), whose
 // names alone distinguish them from the rules of other programs. In table nat, a chain redirects the test query
-// ([TestAddr]), returns excluded packets (those of the agent first), and redirects the rest to the agent. In table
-// raw, a chain of the same name does the same for UDP, with the conntrack zone instead of the redirect: an
+// ([TestAddr]), returns excluded packets (packets of the agent first), and redirects the rest to the agent. In
+// table raw, a chain of the same name does the same for UDP, with the conntrack zone instead of the redirect: an
 // application and the agent may use the same source port to the same server, and only the zone distinguishes these
 // two flows. The zone applies only to the original direction, because an ICMP error of a dead agent must reach the
 // client. TCP needs no zone, because the kernel gives no two sockets the same four-tuple. So a TCP connection that
@@ -34,7 +34,7 @@
 // renewed in the last [LeaseTime] (iptables' match recent). The agent renews the lease while it answers: it sends a
 // datagram to loopback, and a rule of table raw records that as a renewal. Sending it needs no capability. So the
 // kernel ends the capture of an agent that was killed, hangs or is missing, and the rules stay in place for the
-// next one. Nothing has to be dropped from conntrack then: table raw decides packet by packet whether a query
+// next agent. Nothing has to be dropped from conntrack then: table raw decides packet by packet whether a query
 // belongs to the zone. So the next query of a client that keeps its socket takes the new path, too.
 //
 // Packets with [ProbeHops] are redirected without a lease: they show whether queries would reach the agent.
@@ -86,7 +86,7 @@
 // can be in flight, and by unhook at once.
 //
 // A TCP connection leaves an entry, too. In three cases the next connection from the same port takes over the
-// entry, with its redirect or without one: the server has reset the connection, its SYN had no reply, or the
-// kernel began to track it in the middle and has seen no reply since. Such entries are dropped when rules change.
-// After all other ends the kernel makes a new entry.
+// entry, with its redirect or without one: the server has reset the connection, the SYN of the connection had no
+// reply, or the kernel began to track the connection in the middle and has seen no reply since. Such entries are
+// dropped when rules change. After all other ends the kernel makes a new entry.
 package iptables

@@ -28,7 +28,7 @@ func newEntries(log *slog.Logger) entries {
 	return entries{log: log, logged: map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}}
 }
 
-// pending reports whether a sweep is due although the rules have not changed since the last one.
+// pending reports whether a sweep is due although the rules have not changed since the last sweep.
 func (e *entries) pending() bool {
 	return e.failed || len(e.leftovers) > 0 || !e.replies.IsZero() || time.Now().Before(e.closing)
 }

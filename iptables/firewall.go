@@ -66,7 +66,7 @@ func (w *filterRepair) due() bool {
 	return false
 }
 
-// note records the repairs that the current step leaves to a later one. m is what the kernel has now.
+// note records the repairs that the current step leaves to a later step. m is what the kernel has now.
 func (w *filterRepair) note(m machine, in installed) {
 	previous := w.lacks
 	w.lacks = make(map[family.Family]lack)

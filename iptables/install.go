@@ -153,9 +153,9 @@ func (i *installer) noteLacks(in installed) {
 // quietInterval is the time between checks of complete nft rules, whose changes the kernel announces.
 const quietInterval = time.Hour
 
-// retryDue reports whether to try again what is missing: at each check if it failed for a reason that may pass,
-// and ever more rarely if this machine does not support it. An attempt may write rules to one table and fail at
-// the next one; queries then pass through until the rules are as before.
+// retryDue reports whether to try again what is missing: at each check if it failed for a reason that may pass, and
+// ever more rarely if this machine does not support it. An attempt may write rules to one table and fail at the
+// next table. Then queries pass through until the rules are as before.
 func (i *installer) retryDue() bool {
 	return !i.in.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
 }
@@ -261,8 +261,8 @@ func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 	return used, again, err
 }
 
-// ownFirst returns both backends, first the one in which this process has installed rules: a tool of the other one
-// may hang until no time is left.
+// ownFirst returns both backends, first the backend in which this process has installed rules: a tool of the other
+// backend may hang until no time is left.
 func (i *installer) ownFirst() []Backend {
 	if i.placed[site{Legacy, family.IPv4}] || i.placed[site{Legacy, family.IPv6}] {
 		return []Backend{Legacy, NFT}

@@ -11,7 +11,7 @@ import (
 // capable reports whether this process has a capability. If that cannot be read, it returns true.
 func capable(bit int) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var sets [2]unix.CapUserData // of capabilities 0 to 31, and of the others
+	var sets [2]unix.CapUserData // of capabilities 0 to 31, and of capabilities 32 to 63
 	err := unix.Capget(&header, &sets[0])
 	return err != nil || sets[bit/32].Effective&(1<<(bit%32)) != 0
 }

@@ -35,7 +35,7 @@ type applied struct {
 	variant variant // the rules that are installed
 	have    saved   // what the kernel has now
 	changed bool
-	reduced error // why a better variant is not installed; nil for the best one
+	reduced error // why a better variant is not installed; nil for the best variant
 }
 
 // apply installs the first variant that works. before is what the kernel has. A variant is written up to p.attempts
@@ -93,10 +93,10 @@ func (p place) marks(name string, have *savedTable) bool {
 	return have == nil || p.made[name] && !have.hasMark() && have.foreign() == 0
 }
 
-// write passes what the kernel has to change, and writes the text that change returns, until that text is empty.
-// have is what the kernel had a moment ago; if it is nil, the kernel is read first. write returns what the kernel
-// has at the end, and whether it wrote anything.
-func (p place) write(ctx context.Context, have saved, change func(saved) string) (reading, bool, error) {
+// write calls repair with what the kernel has, and writes the text that repair returns, until that text is empty.
+// have is what the kernel had a moment ago. If have is nil, write first reads the kernel. write returns what the
+// kernel has at the end, and whether it wrote anything.
+func (p place) write(ctx context.Context, have saved, repair func(saved) string) (reading, bool, error) {
 	var now reading
 	var err error
 	if have == nil {
@@ -106,7 +106,7 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 	}
 	failure := errors.New("another program changes the rules all the time")
 	for n := 0; ; n++ {
-		text := change(have)
+		text := repair(have)
 		switch {
 		case text == "":
 			return reading{saved: have}, n > 0, nil
@@ -119,7 +119,7 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 		if have, err = p.tools.read(ctx); err != nil {
 			return now, true, errors.Join(writeErr, err)
 		}
-		left := change(have)
+		left := repair(have)
 		switch {
 		case left == "":
 			return reading{have, after, stillKnown}, true, nil

@@ -33,7 +33,7 @@ func (w *watch) follow(ctx context.Context, socket *nl.NetlinkSocket, changed fu
 	defer context.AfterFunc(ctx, socket.Close)()
 	for {
 		messages, _, err := socket.Receive()
-		// If the kernel had no room for all messages, a lost one may have announced a change.
+		// If the kernel had no room for all messages, a lost message may have announced a change.
 		if errors.Is(err, unix.ENOBUFS) || slices.ContainsFunc(messages, isChange) {
 			now := time.Now()
 			w.changed.Store(&now)

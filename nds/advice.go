@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// certificateRefused reports whether err is a TLS alert by which a server refuses the
-// client certificate or demands one. Other alerts are about the server itself.
+// certificateRefused reports whether err is a TLS alert by which a server refuses the client certificate or demands
+// a client certificate. Other alerts are about the server itself.
 func certificateRefused(err error) bool {
 	if err == nil {
 		return false

@@ -34,7 +34,7 @@ func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
 		bytes: auto.NewHistogram(prometheus.HistogramOpts{
 			Name: "nametap_xds_push_bytes",
 			Help: "Length of the responses from the control plane; 64 MiB is the limit.",
-			// Only one bucket, since each costs a series. Servers that read native histograms get finer buckets.
+			// Only one bucket, since each bucket costs a series. Servers that read native histograms get finer buckets.
 			Buckets:                         []float64{16 << 20},
 			NativeHistogramBucketFactor:     1.2,
 			NativeHistogramMaxBucketNumber:  64,

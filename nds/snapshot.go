@@ -111,7 +111,7 @@ const (
 	maxSaveAgain = 30 * time.Minute
 )
 
-// run writes snapshots until ctx ends, and then writes the last one.
+// run writes snapshots until ctx ends, and then writes the last snapshot.
 func (s *snapshotSaver) run(ctx context.Context) {
 	for failures := 0; ; {
 		var again <-chan time.Time
@@ -197,8 +197,8 @@ func (s *snapshotSaver) saveTime(pushed time.Time) error {
 // errNoRoom is returned if the changes do not fit in the log. Then the file must be written whole.
 var errNoRoom = errors.New("the changes in the snapshot of the table are too long")
 
-// saveChanges adds changes to the file. It does not wait until they are on the disk: after a power
-// failure the last ones may be missing, and the control plane sends them again.
+// saveChanges adds changes to the file. It does not wait until they are on the disk: after a power failure the last
+// changes may be missing, and the control plane sends them again.
 func (s *snapshotSaver) saveChanges(changes []record) error {
 	var data []byte
 	for i := range changes {

@@ -40,7 +40,7 @@ type Status struct {
 	Rejected   uint64 `json:"rejected"`
 	Reconnects uint64 `json:"reconnects"`
 	// CertificateExpires is when the workload certificate expires; zero without a certificate. CertificateError is
-	// why an attempt to obtain a certificate last failed; a success clears it.
+	// why the last failed attempt to obtain a certificate failed; a success clears it.
 	CertificateExpires time.Time `json:"certificateExpires,omitzero"`
 	CertificateError   string    `json:"certificateError,omitempty"`
 	// SnapshotError is why the table could not be saved; a success clears it.
@@ -88,7 +88,8 @@ func (s *state) now() Status {
 	return status
 }
 
-// setTable records the table in use, and reports whether it is the first one. stale is true if it is from the snapshot.
+// setTable records the table in use, and reports whether it is the first table. stale is true if the table is from
+// the snapshot.
 func (s *state) setTable(t *hostTable, version string, pushed time.Time, stale bool) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

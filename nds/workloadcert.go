@@ -249,7 +249,7 @@ func (r *certRenewer) untilCheck() time.Duration {
 	return min(certificatePoll, time.Until(r.renewal.Round(0)))
 }
 
-// renew obtains a certificate and makes it the current one.
+// renew obtains a certificate and makes it the current certificate.
 func (r *certRenewer) renew(ctx context.Context) error {
 	current := r.certificate()
 	pair, err := requestCertificate(ctx, r.cfg, current)
@@ -293,9 +293,8 @@ func (r *certRenewer) save() {
 	r.saved = true // only the goroutine of run, which calls save, changes pair
 }
 
-// load makes the certificate in the state directory the current one, if there is one. If the file
-// cannot be read now, run calls load again: if the token has expired, the agent has no other
-// credential.
+// If there is a certificate in the state directory, load makes it the current certificate. If the file cannot be
+// read now, run calls load again: if the token has expired, the agent has no other credential.
 func (r *certRenewer) load() {
 	r.unread = false
 	if r.cfg.StateDir == "" || r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff {

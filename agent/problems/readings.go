@@ -199,8 +199,8 @@ const (
 
 // Host has the readings that only the command takes.
 type Host struct {
-	// Settings says why the settings are wrong; "" if they are right. SettingsOf says whose settings are wrong: the
-	// command's, or those in the agent's unit.
+	// Settings says why the settings are wrong; "" if they are right. SettingsOf names the settings that are wrong:
+	// the settings of the command, or of the agent's unit.
 	Settings, SettingsOf string
 	// Absent says why no agent answers the command; "" if an agent answers. Unit is the state of the agent's unit.
 	// Taken has the ports of the agent's DNS listeners that other programs have.

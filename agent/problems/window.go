@@ -12,7 +12,7 @@ import (
 // from all readings before it is cleared.
 const Lasting = 15 * time.Second
 
-// A Window distinguishes lasting problems from passing ones. The zero value is ready. Its methods are safe for
+// A Window distinguishes lasting problems from passing problems. The zero value is ready. Its methods are safe for
 // concurrent use.
 type Window struct {
 	mu     sync.Mutex

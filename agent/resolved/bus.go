@@ -204,10 +204,10 @@ func wantedServers(r Registration) []server {
 	return []server{s}
 }
 
-// register makes a registration. It sets the nameserver last, because the interface has no effect without one. If
-// the nameserver is already set, register changes only the settings that differ. Otherwise it makes all settings,
-// also those that already look right: systemd-resolved reports its default for a setting that was never made, and
-// the default may change.
+// register makes a registration. It sets the nameserver last, because an interface without a nameserver has no
+// effect. If the nameserver is already set, register changes only the settings that differ. Otherwise it makes all
+// settings, also those that already look right: systemd-resolved reports its default for a setting that was never
+// made, and the default may change.
 func (b *bus) register(ctx context.Context, r Registration) error {
 	l, err := b.link(ctx, r.Link)
 	if err != nil {

@@ -15,8 +15,9 @@ const maxDomains = 256
 // queries no nameserver for them. The other domains come last, domains with few labels first.
 //
 // No other domain is replaced by its parent to save room: other names below the parent may have their own
-// nameservers, such as those of a VPN, and would no longer be validated by DNSSEC. A domain below .local is
-// replaced by its last two labels: all other names below .local belong to multicast DNS, which uses no third label.
+// nameservers, such as the nameservers of a VPN, and systemd-resolved would no longer validate them by DNSSEC. A
+// domain below .local is replaced by its last two labels: all other names below .local belong to multicast DNS,
+// which uses no third label.
 func choose(always, domains []string) (chosen []string, others int) {
 	all := make([]string, 0, len(always)+len(domains))
 	for _, name := range always {
@@ -65,7 +66,7 @@ func localParent(name string) string {
 	return name[strings.LastIndexByte(head, '.')+1:]
 }
 
-// covered reports whether a name is one of the known domains, or below one.
+// covered reports whether a name is a known domain or below a known domain.
 func covered(name string, known map[string]bool) bool {
 	for {
 		if known[name] {

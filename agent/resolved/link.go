@@ -115,8 +115,7 @@ func configureLink(index int) error {
 	return routeRequest(unix.RTM_NEWLINK, 0, linkHeader(index, unix.IFF_UP))
 }
 
-// RemoveLink deletes the interface, if there is one that nametap has made. systemd-resolved then
-// forgets the registration.
+// RemoveLink deletes the interface, if nametap has made it. Then systemd-resolved forgets the registration.
 func RemoveLink() error {
 	index, err := findLink()
 	if errors.Is(err, errForeign) {

@@ -198,7 +198,7 @@ func (r *Registrar) flushOnce(ctx context.Context) {
 	}
 }
 
-// sync takes one step from the current state to the desired one.
+// sync takes one step from the current state to the desired state.
 func (r *Registrar) sync(ctx context.Context) (Status, error) {
 	if !r.on.Load() {
 		r.disconnect()

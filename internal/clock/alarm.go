@@ -17,8 +17,8 @@ type alarm interface {
 	stop()
 }
 
-// newAlarm returns an alarm that calls ring. If kernel is true, the alarm is a timer of the kernel, unless the kernel
-// refuses one.
+// newAlarm returns an alarm that calls ring. If kernel is true, the alarm is a timer of the kernel, unless the
+// kernel refuses the timer.
 func newAlarm(kernel bool, ring func()) alarm {
 	if kernel {
 		if a, err := newKernelAlarm(ring); err == nil {

@@ -50,7 +50,7 @@ type Clock struct {
 func New() *Clock { return From(timeAsleep) }
 
 // ForPolling returns a clock with the time tick between its ticks. The ticks come from a timer of the kernel,
-// unless the kernel refuses one, so the clock must not be used in a bubble of testing/synctest.
+// unless the kernel refuses the timer. So the clock must not be used in a bubble of testing/synctest.
 func ForPolling(tick time.Duration) *Clock {
 	c := New()
 	c.ticks.length, c.ticks.kernel = tick, true

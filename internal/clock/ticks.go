@@ -9,8 +9,8 @@ import (
 // including a second reading a moment later, which must find the same contents.
 const Tick = 800 * time.Millisecond
 
-// ticks calls the polls of a clock, all from one alarm and one goroutine: a wake-up of an
-// idle process costs more than reading a file, and Go wakes another thread for each further goroutine.
+// ticks calls all polls of a clock from one alarm and one goroutine, because a wake-up of an idle process costs
+// more than reading a file, and Go wakes another thread for each further goroutine.
 type ticks struct {
 	origin time.Time     // the time of tick 0
 	length time.Duration // from tick to tick

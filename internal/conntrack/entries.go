@@ -209,7 +209,8 @@ func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	return nil
 }
 
-// fewEntries is how many entries the kernel returns in less time than one more walk through its hash table takes.
+// fewEntries is a number of entries that the kernel returns in less time than it needs for one more walk through
+// its hash table.
 const fewEntries = 4096
 
 // count returns how many entries this network namespace has, of all families.

@@ -25,7 +25,7 @@ var _ = nl.NativeEndian()
 const (
 	// exchangeWait is how long the kernel may take for one datagram.
 	exchangeWait = 5 * time.Second
-	// dumpAttempts is how often a dump is tried at most, if it is interrupted each time.
+	// dumpAttempts is how often a dump is tried if it is interrupted each time.
 	dumpAttempts = 5
 )
 

@@ -182,8 +182,8 @@ func (l *lookups) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 	}
 }
 
-// A lookupRequest is the request for the entry whose reply goes from one address to another, of one
-// family. It is serialized once: only its number, the addresses and the ports differ between lookups.
+// A lookupRequest is the request of one family for the entry whose reply goes from one address to another address.
+// It is serialized once: only its number, the addresses and the ports differ between lookups.
 type lookupRequest struct {
 	message                          []byte
 	src, dst, srcPort, dstPort, addr int // where in message the field begins; but addr is the length of an address

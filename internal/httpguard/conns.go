@@ -16,7 +16,7 @@ import (
 // close a connection.
 const acceptWait = time.Second
 
-// requestTime is how long a connection has for a request and its response before it may be closed to free a
+// requestTime is how long a connection has for a request and its response. After that it may be closed to free a
 // descriptor.
 const requestTime = 50 * time.Millisecond
 
@@ -84,7 +84,7 @@ func (c *conns) Close() error {
 	return c.Listener.Close()
 }
 
-// add adds a connection. At the limit, it closes another one first.
+// add adds a connection. At the limit, it closes another connection first.
 func (c *conns) add(added net.Conn) {
 	addr, err := netip.ParseAddrPort(added.RemoteAddr().String())
 	local := err == nil && addr.Addr().Unmap().IsLoopback()
@@ -105,9 +105,10 @@ func (c *conns) freeDescriptor() bool {
 }
 
 // makeRoomLocked closes the connection that has been without a request for longest. If all connections have a
-// request, it closes the one from another host whose state is oldest, because probes and operators connect from
-// this host; if all are from this host, it closes the one whose state is oldest. It spares connections that are not
-// idle and whose state is newer than spared. It returns false if it spares all connections.
+// request, it closes the connection from another host whose state is oldest, because probes and operators connect
+// from this host. If all connections are from this host, it closes the connection whose state is oldest. It spares
+// connections that are not idle and whose state is newer than spared. It returns false if it spares all
+// connections.
 func (c *conns) makeRoomLocked(spared time.Duration) bool {
 	rank := func(c client) int {
 		switch {

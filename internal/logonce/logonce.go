@@ -30,7 +30,7 @@ type Log struct {
 // New returns a Log that has logged nothing.
 func New(log *slog.Logger) Log { return Log{log: log} }
 
-// Report logs a failure with args, or counts it if it is the same as the previous one.
+// Report logs a failure with args. If the failure is the same as the previous failure, Report only counts it.
 func (f *Log) Report(message string, level slog.Level, err error, args ...any) {
 	text := withoutLocalPort(err.Error())
 	if f.message == message && f.text == text && f.level == level {
@@ -55,7 +55,7 @@ func (f *Log) Recover(message string, args ...any) {
 	f.repeats = 0
 }
 
-// Reset forgets the failure; the next one is logged again.
+// Reset forgets the failure: the next failure is logged, even if it is the same.
 func (f *Log) Reset() {
 	f.logRepeats()
 	f.message, f.text = "", ""

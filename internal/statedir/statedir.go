@@ -93,8 +93,8 @@ func unsupported(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOLCK)
 }
 
-// lockInPlaceLocked reports whether the lock file that d holds is still the one in the
-// directory. It is false after the directory, or the file, was removed.
+// lockInPlaceLocked reports whether the lock file that d holds is still in the directory. It is false after the
+// directory, or the file, was removed.
 func (d *Dir) lockInPlaceLocked() bool {
 	held, err := d.lock.Stat()
 	if err != nil {
@@ -118,8 +118,8 @@ func (d *Dir) unlockLocked() {
 	}
 }
 
-// Write locks the directory and replaces the contents of a file in one step: a reader, also after a power failure,
-// finds either the previous contents or the new contents. The new contents are parts, one after the other.
+// Write locks the directory and replaces the contents of a file in one step: a reader finds either the previous
+// contents or the new contents, even after a power failure. The new contents are parts, one after the other.
 func (d *Dir) Write(name string, parts ...[]byte) error {
 	if err := d.Lock(); err != nil {
 		return err
