@@ -74,9 +74,12 @@ func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capt
 	return c, nil
 }
 
-// run keeps the kernel in the desired state until ctx ends. Then it removes the rules, unless they
-// stay for the next agent. If capture is on at the start and no rules can be installed, run
-// returns an error. It logs and retries later failures.
+// run keeps the kernel in the desired state until ctx ends. Then it removes the rules, unless they stay for the
+// next agent. If capture is on at the start and no rules can be installed, run returns an error. It logs and
+// retries later failures.
+//
+// A hand-over to the next agent has three steps. endSoon makes Keep leave rules with a lease in place. [Agent.Run]
+// renews the lease when this agent has answered its last query. takeOver of the next agent renews it once more.
 func (c *capture) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
@@ -348,7 +351,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 		d.Config.ExcludeCIDRs = slices.Concat(d.Config.ExcludeCIDRs, in.passing[f])
 	}
 	for _, f := range family.All() {
-		// No listener, no VIPs: another program may listen on the port, and would get the connections.
+		// Without a listener for VIPs, another program may listen on the port, and would get the connections.
 		if !slices.ContainsFunc(in.vips, func(l netip.AddrPort) bool {
 			return family.Of(l.Addr()) == f && l.Port() == in.Config.EgressPort
 		}) {

@@ -153,9 +153,9 @@ func (i *installer) noteLacks(in installed) {
 // quietInterval is the time between checks of complete nft rules, whose changes the kernel announces.
 const quietInterval = time.Hour
 
-// retryDue reports whether to try again what is missing: at each check if it failed for a reason that may pass, and
-// ever more rarely if this machine does not support it. An attempt may write rules to one table and fail at the
-// next table. Then queries pass through until the rules are as before.
+// retryDue reports whether to try again what is missing. What has failed for a reason that may pass is tried again
+// at each check. What this machine does not support is tried again ever more rarely. An attempt may write rules to
+// one table and fail at the next table. Then queries pass through until the rules are as before.
 func (i *installer) retryDue() bool {
 	return !i.in.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
 }

@@ -80,9 +80,9 @@ func (p place) converge(ctx context.Context, have saved, rules Rules) (reading, 
 	})
 }
 
-// marks reports whether a table is to get the mark of nametap. Only tables of nft get it. A table gets it if the
-// table is new; marks then records the table in p.made. A table in p.made gets it again if it has lost the mark and
-// no other program uses it: another program has deleted all chains.
+// marks reports whether a table is to get the mark of nametap. Only tables of nft get it. A table that does not
+// exist yet gets the mark, and marks records the table in p.made. A table in p.made gets the mark again if the mark
+// is gone and no other program uses the table: another program has deleted all chains.
 func (p place) marks(name string, have *savedTable) bool {
 	if p.backend != NFT {
 		return false
@@ -186,8 +186,8 @@ func (p place) remove(ctx context.Context, have saved) (after saved, changed boo
 	return now.saved, true, p.tidy(ctx, now)
 }
 
-// tidy deletes the tables that nametap has made. If other programs use such a table, it only removes nametap's
-// mark.
+// tidy deletes the tables that nametap has made. It deletes all these tables at once or, if that fails, one by one.
+// If other programs use such a table, it only removes nametap's mark.
 func (p place) tidy(ctx context.Context, now reading) error {
 	var err error
 	if !now.known {

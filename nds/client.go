@@ -365,9 +365,9 @@ func (c *Client) setVariant(v variant) {
 	c.state.update(func(s *Status) { s.Variant = v.String() })
 }
 
-// logEnd logs that there is no stream, because of err, unless Run is about to return. expected is true if the stream
-// worked until its end: istiod ends every stream after 30 minutes, which deserves no warning. wait is the pause before
-// the next connect.
+// logEnd logs that there is no stream, and err as the reason. It logs nothing if Run is about to return. expected
+// is true if the stream worked until its end: istiod ends every stream after 30 minutes, and that needs no warning.
+// wait is the pause before the next connect.
 func (c *Client) logEnd(ctx context.Context, err error, expected bool, wait time.Duration) {
 	if ctx.Err() != nil {
 		return
