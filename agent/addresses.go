@@ -43,9 +43,9 @@ func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 	return ips, nil
 }
 
-// Until ctx ends, watchAddresses sends a value to each channel of changed after an address of an interface was
-// added or removed. The channels have a buffer. A receiver reads all addresses, so one value in the buffer is
-// enough for any number of changes.
+// watchAddresses follows the addresses of the interfaces until ctx ends. After an address was added or removed, it
+// sends a value to each channel of changed. The channels have a buffer. A receiver reads all addresses, so one
+// value in the buffer is enough for any number of changes.
 func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {

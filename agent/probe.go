@@ -175,8 +175,9 @@ func setHops(hops int) func(network, address string, conn syscall.RawConn) error
 	}
 }
 
-// If conntrack is full, withCause adds that to err, the error of a probe. When conntrack is full, the kernel drops
-// the first packet of each flow that passes rules of table nat, whether these rules capture or not.
+// withCause adds to err, the error of a probe, that conntrack is full, unless it has room. When conntrack is full,
+// the kernel drops the first packet of each flow that passes rules of table nat, whether these rules capture or
+// not.
 func withCause(err error) error {
 	table := ConntrackEntries()
 	if err == nil || len(problems.Conntrack(table)) == 0 {
@@ -204,9 +205,9 @@ func noRoute(err error) bool {
 		func(absent error) bool { return errors.Is(err, absent) })
 }
 
-// unsent reports whether a probe failed before its query was sent: the kernel dropped the
-// packet, for example because conntrack is full, the process has no descriptor left, or the host
-// lacks the address. Such an error says nothing about a UDP listener.
+// unsent reports whether a probe failed before its query was sent. That is so if the kernel dropped the packet (for
+// example because conntrack is full), if the process has no descriptor left, or if the host lacks the address. Such
+// an error says nothing about a UDP listener.
 func unsent(err error) bool {
 	op := new(net.OpError)
 	return errors.As(err, &op) && op.Op != "read"

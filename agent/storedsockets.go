@@ -18,8 +18,8 @@ const (
 	VIPsFDName   = "vips"   // for connections to automatic VIPs
 )
 
-// If systemd runs the agent, storeSocket sends a listening socket to systemd, which stores the socket under name.
-// It reports whether the socket was sent.
+// storeSocket sends a listening socket to systemd, which stores the socket under name. It does nothing if systemd
+// does not run the agent. It reports whether the socket was sent.
 func storeSocket(name string, listener net.Listener, log *slog.Logger) bool {
 	tcp, ok := listener.(*net.TCPListener)
 	if !ok || os.Getenv("NOTIFY_SOCKET") == "" {

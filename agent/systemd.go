@@ -13,9 +13,9 @@ import (
 	"github.com/nametap/nametap/internal/clock"
 )
 
-// If systemd runs the agent, notifySystemd notifies it when the agent is ready: the listeners are open, and capture
-// is on or off, as its switch says. It does not wait for a table, because units that need DNS wait for this
-// notification at boot.
+// notifySystemd notifies systemd, if systemd runs the agent. It notifies systemd when the agent is ready: the
+// listeners are open, and capture is on or off, as its switch says. It does not wait for a table, because units
+// that need DNS wait for this notification at boot.
 //
 // Then it notifies the watchdog as long as any UDP listener answers. It also notifies the watchdog if no probe can
 // be sent, because then a restart would not help. A family that is switched off on this host, or TCP listeners that

@@ -27,7 +27,7 @@ func certificateRefused(err error) bool {
 	return false
 }
 
-// If the cause of err is known, advise adds to err the setting to check. addr is the address of the server, and
+// advise adds to err the setting to check, if the cause of err is known. addr is the address of the server, and
 // addrFlag is the flag that sets addr.
 func advise(cfg Config, addr, addrFlag string, err error) error {
 	advice := advice(cfg, addr, addrFlag, err)

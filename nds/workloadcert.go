@@ -178,7 +178,7 @@ func (r *certRenewer) isRefused() bool {
 	return r.refused
 }
 
-// renewAt returns when to renew a certificate: after two thirds of its life, minus part of a tenth of its life.
+// renewAt returns when to renew a certificate: after two thirds of its life, minus part times a tenth of its life.
 // part is random, from 0 to 1: machines that were set up together must not renew together. The life of a new
 // certificate starts when it was obtained: authorities backdate certificates, and the clock of this host may be
 // fast.
@@ -293,8 +293,8 @@ func (r *certRenewer) save() {
 	r.saved = true // only the goroutine of run, which calls save, changes pair
 }
 
-// If there is a certificate in the state directory, load makes it the current certificate. If the file cannot be
-// read now, run calls load again: if the token has expired, the agent has no other credential.
+// load makes the certificate in the state directory, if there is one, the current certificate. If the file cannot
+// be read now, run calls load again: if the token has expired, the agent has no other credential.
 func (r *certRenewer) load() {
 	r.unread = false
 	if r.cfg.StateDir == "" || r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff {
