@@ -175,9 +175,9 @@ func setHops(hops int) func(network, address string, conn syscall.RawConn) error
 	}
 }
 
-// withCause adds to err, the error of a probe, that conntrack is full, unless it has room. When conntrack is full,
-// the kernel drops the first packet of each flow that passes rules of table nat, whether these rules capture or
-// not.
+// withCause adds to err, the error of a probe, that conntrack is full. It returns err unchanged if conntrack has
+// room. When conntrack is full, the kernel drops the first packet of each flow that passes rules of table nat,
+// whether these rules capture or not.
 func withCause(err error) error {
 	table := ConntrackEntries()
 	if err == nil || len(problems.Conntrack(table)) == 0 {

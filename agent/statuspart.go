@@ -24,7 +24,7 @@ const statusGrace = time.Second
 // A statusPart is a part of the status server with its own listener. If the listener cannot be opened, or fails,
 // run opens it again. Meanwhile the agent runs without the part, because DNS does not need it.
 type statusPart struct {
-	what    string // the name of the part in the log
+	what    string // the name of the part in texts
 	handler http.Handler
 	listen  func(ctx context.Context) (net.Listener, error)
 	peers   bool // whether the users of clients are checked: see peersOnly

@@ -154,10 +154,10 @@ func (b builder) agents() []string {
 	return append(owned("uid", b.cfg.AgentUIDs), owned("gid", b.cfg.AgentGIDs)...)
 }
 
-// owned returns one match for the packets of each user ("uid") or group ("gid").
-func owned(what string, ids []uint32) (matches []string) {
+// owned returns one match for the packets of each id. kind is "uid" for users or "gid" for groups.
+func owned(kind string, ids []uint32) (matches []string) {
 	for _, id := range ids {
-		matches = append(matches, fmt.Sprintf("-m owner --%s-owner %d", what, id))
+		matches = append(matches, fmt.Sprintf("-m owner --%s-owner %d", kind, id))
 	}
 	return matches
 }
