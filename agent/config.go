@@ -26,8 +26,8 @@ import (
 
 // A Config configures an [Agent].
 type Config struct {
-	// DNS configures the query path. New sets its Logger and Registerer, and of its Forward the Clock,
-	// AddressesChanged, KeptResolvConf and Control.
+	// DNS configures the query path. New sets its Logger and Registerer, and the fields Clock, AddressesChanged,
+	// KeptResolvConf and Control of its Forward.
 	DNS dnsproxy.Config
 	// XDS configures the push path. New sets its Logger, Registerer, Changed and Resolver, and its Clock if it is
 	// nil.
