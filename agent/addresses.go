@@ -14,9 +14,9 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// InstanceIPs returns the addresses of the node: first, if it is valid, then the global
-// addresses of the interfaces, in the order of the kernel. The control plane sends only addresses
-// of the families that the node has.
+// InstanceIPs returns the addresses of the node. If the address first is valid, it comes first. Then come the
+// global addresses of the interfaces, in the order of the kernel. The control plane sends only addresses of the
+// families that the node has.
 func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 	var ips []netip.Addr
 	if first.IsValid() {
@@ -36,16 +36,16 @@ func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 		}
 	}
 	if len(ips) == 0 {
-		// Control planes need an address in the identity of a node, even if the host has
-		// only loopback.
+		// A control plane needs an address in the identity of a node, even if the host has
+		// only loopback addresses.
 		ips = append(ips, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	}
 	return ips, nil
 }
 
-// watchAddresses sends a value to each channel of changed after an address of an interface was
-// added or removed, until ctx ends. The channels have a buffer. The receivers then read all
-// addresses, so one value in the buffer is enough for any number of changes.
+// watchAddresses follows the addresses of the interfaces until ctx ends. After an address was added or removed, it
+// sends a value to each channel of changed. The channels have a buffer. A receiver reads all addresses, so one
+// value in the buffer is enough for any number of changes.
 func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {

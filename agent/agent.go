@@ -33,10 +33,9 @@ type Agent struct {
 	ready     chan struct{} // closed when queries are answered from a table
 }
 
-// New checks the configuration and opens the sockets of the status endpoints and for VIPs, so that
-// wrong settings are reported before anything runs. An error names the setting and says what it
-// should be. If another program has the port of such a socket, Run opens the socket later: DNS does not
-// need it.
+// New checks the configuration, and opens the sockets of the status endpoints and the sockets for VIPs: wrong
+// settings are reported before anything runs. An error names the setting and says what it should be. If another
+// program has the port of such a socket, Run opens the socket later: DNS does not need it.
 func New(ctx context.Context, cfg Config) (*Agent, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
@@ -97,7 +96,8 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// noteTable is called after a push. large is true if the push leaves garbage as large as the table.
+// noteTable is called after a push. large is true if the push has replaced a large part of the table, and so leaves
+// much garbage.
 func (a *Agent) noteTable(large bool) {
 	if large {
 		a.memory.Reset(freeAfter)
@@ -200,9 +200,9 @@ func (a *Agent) announce(ctx context.Context) error {
 	return nil
 }
 
-// How long queries in flight may take at the end of an agent with Config.Service: stopTimeout after a removal of the
-// rules, because then no reply reaches the clients whose queries were captured; handOverTimeout before a restart,
-// because other queries wait in the sockets during that time.
+// How long queries in flight may take at the end of an agent with Config.Service. After a removal of the rules it
+// is stopTimeout, because replies no longer reach the clients whose queries were captured. Before a restart it is
+// handOverTimeout, because other queries wait in the sockets during that time.
 const (
 	stopTimeout     = 50 * time.Millisecond
 	handOverTimeout = time.Second
@@ -234,7 +234,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 		return handOverTimeout
 	}
 	a.log.Info("draining: queries are still answered", "for", a.config.Drain)
-	if a.capture != nil { // in a pod, the rules stay, so connections are accepted until the end
+	if a.capture != nil { // otherwise, as in a pod, the rules stay, so connections are accepted until the end
 		a.vips.end(true)
 	}
 	release()
@@ -274,10 +274,9 @@ func (a *Agent) Configure(cfg dnsproxy.Config) error {
 	return nil
 }
 
-// SetCapture changes which queries are redirected to the agent. It has no effect on an agent
-// that was made without a CaptureConfig, or if cfg equals the current one. After an error, such as a
-// required family without listeners, capture does not change until the cause of the error is
-// removed.
+// SetCapture changes which queries are redirected to the agent. It has no effect on an agent that was made without
+// a CaptureConfig, or if cfg equals the current CaptureConfig. After an error, such as a required family without
+// listeners, capture does not change until the cause of the error is removed.
 func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	if a.capture == nil || reflect.DeepEqual(cfg, a.capture.current().CaptureConfig) {
 		return nil
@@ -288,15 +287,15 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 // SetRecords changes where the records of queries go. It returns at once.
 func (a *Agent) SetRecords(cfg RecordsConfig) { a.records.set(cfg) }
 
-// HandOver ends the agent and leaves the capture rules to the next agent. If the kernel would not end
-// the capture by itself when no agent follows, the agent removes the rules.
+// HandOver ends the agent and leaves the capture rules to the next agent. The agent removes rules without a lease,
+// because the kernel would not end their capture if no agent followed.
 func (a *Agent) HandOver() {
 	a.handOver.Store(true)
 	a.quit()
 }
 
-// Hasten ends the current drain, or the next one, at once. The agent still removes the capture
-// rules.
+// Hasten ends the current drain at once. If there is none yet, the next drain ends at once. The agent still removes
+// the capture rules.
 func (a *Agent) Hasten() {
 	a.hasten()
 	if a.draining.Load() {
@@ -307,7 +306,7 @@ func (a *Agent) Hasten() {
 // Ready returns a channel that is closed when queries are answered from a table.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }
 
-// Clock returns the clock whose ticks the agent polls at.
+// Clock returns the clock at whose ticks the agent polls.
 func (a *Agent) Clock() *clock.Clock { return a.clock }
 
 // Proxy returns the query path.

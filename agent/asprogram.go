@@ -24,7 +24,8 @@ const (
 // An Identity has an agent's answers to questions about itself.
 type Identity struct{ id, version string }
 
-// Identify asks the listeners of an agent for its Identity, one after another, until one answers.
+// Identify queries the listeners of an agent, one after another, until a listener answers. It returns the Identity
+// of the agent.
 func Identify(ctx context.Context, listeners []dnsproxy.Addr) (found Identity, err error) {
 	err = errors.New("it has no DNS listener")
 	for _, l := range listeners {
@@ -63,7 +64,8 @@ func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []pro
 	return found
 }
 
-// askAs is like ask, but root asks from a socket of ProgramUser, which the rules treat as a program's.
+// askAs is like ask, but if this process is root, it uses a socket of ProgramUser: the rules treat that socket as
+// the socket of a program.
 func askAs(ctx context.Context, q question) (text string, err error) {
 	if os.Geteuid() != 0 {
 		return ask(ctx, q)

@@ -21,7 +21,7 @@ import (
 const (
 	// awaitInterval is the pause between two probes of an agent in another container.
 	awaitInterval = 20 * time.Millisecond
-	// awaitFamily is how long the second family has to answer after the first one.
+	// awaitFamily is how long Await waits for the second family after the first family has answered.
 	awaitFamily = time.Second
 	// awaitStatus is how long the status address may be unreachable after the listeners
 	// answer. The agent opens the status address before the listeners.
@@ -40,10 +40,9 @@ type Awaited struct {
 	Logger *slog.Logger
 }
 
-// Await waits until the listeners to which the rules redirect answer over UDP and TCP, and then
-// until the agent is ready, so that the first captured queries are answered from a table. If the
-// listeners of one family do not answer while the other family's do, it returns the rules
-// without that family.
+// Await waits until the listeners to which the rules redirect answer over UDP and TCP, and then until the agent is
+// ready. Then the first captured queries are answered from a table. If the listeners of one family do not answer
+// while the other family's do, it returns the rules without that family.
 //
 // Await returns an error if ctx ends while it waits for listeners, and [ErrCapturesItself] if the rules would
 // redirect the agent's own queries. If the agent is not ready when ctx ends, or its status address does not answer,
@@ -85,11 +84,11 @@ func (w Awaited) capturesItself(user string) error {
 }
 
 // awaitListeners waits until the listeners of all wanted families answer. If one family has answered for
-// awaitFamily, awaitListeners returns the rules without the other one.
+// awaitFamily, awaitListeners returns the rules without the other family.
 func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	began := time.Now()
 	var since time.Time // when a family first answered
-	var silent error    // why listeners did not answer the last probe that ended before ctx
+	var silent error    // why listeners did not answer the last probes, except for probes that the end of ctx has ended
 	for logged := false; ; {
 		errs := probeAll(ctx, w.listeners(), probeAgent)
 		if ctx.Err() != nil && silent != nil {
@@ -116,9 +115,9 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	}
 }
 
-// fit returns the rules without the families that do not answer, whether any family answers, and why the
-// others do not. errs are the errors of w.listeners. A family of which the host has no address is not late: it has no
-// queries, even if a socket on ::1 stays open when IPv6 is switched off.
+// fit returns the rules without the families that do not answer. late says why these do not answer. served is true
+// if any family answers. errs are the errors of w.listeners. A family of which the host has no address is not late:
+// it has no queries, even if a socket on ::1 stays open when IPv6 is switched off.
 func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late error) {
 	rules = w.Rules
 	for i, f := range w.Rules.Families() {
@@ -126,15 +125,15 @@ func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late err
 		switch err := errors.Join(both...); {
 		case err == nil:
 			served = true
-		case !noRoute(err) || slices.Contains(both, nil): // if one listener answers, no local port may have been free for the other
+		case !noRoute(err) || slices.Contains(both, nil): // if one listener of the two answers, the host has the family; perhaps no local port was free for the other probe
 			rules, late = rules.Without(f), errors.Join(late, err)
 		}
 	}
 	return rules, served, late
 }
 
-// listeners returns the listeners to which queries of this host are redirected: for each family the one for UDP, and then
-// the one for TCP.
+// listeners returns the listeners to which queries of this host are redirected: for each family the UDP listener,
+// and then the TCP listener.
 func (w Awaited) listeners() []dnsproxy.Addr {
 	var all []dnsproxy.Addr
 	for _, f := range w.Rules.Families() {
@@ -144,9 +143,9 @@ func (w Awaited) listeners() []dnsproxy.Addr {
 	return all
 }
 
-// awaitReady waits until /healthz/ready is 200: the agent has a table, or has waited for one for
-// [Config.ReadyTimeout]. It returns an error if ctx ends first, or if the status address does not answer.
-// user is the agent's "uid:gid" from [userHeader], "" if the agent has not said it.
+// awaitReady waits until /healthz/ready is 200: the agent has a table, or has waited for a table for
+// [Config.ReadyTimeout]. It returns an error if ctx ends first, or if the status address does not answer. user is
+// the agent's "uid:gid" from [userHeader], or "" if there was no such header.
 func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
 	defer client.CloseIdleConnections()
@@ -171,8 +170,8 @@ func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	}
 }
 
-// notReady returns an error that says why the agent is not ready, nil if it is. reached is false if there was no
-// response, otherwise user is the agent's user.
+// notReady returns an error that says why the agent is not ready, or nil if it is ready. reached is true if there
+// was a response; then user is the agent's user.
 func (w Awaited) notReady(ctx context.Context, client *http.Client) (user string, reached bool, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+w.statusAddr()+"/healthz/ready", http.NoBody)
 	if err != nil {
@@ -201,8 +200,8 @@ func (w Awaited) statusAddr() string {
 	return reachable(w.StatusAddr)
 }
 
-// AwaitReady waits until the agent that transport reaches is ready: the agent has a table, or has waited for
-// one for [Config.ReadyTimeout]. If ctx ends first, the error says why the agent is not ready.
+// AwaitReady waits until the agent that transport reaches is ready: the agent has a table, or has waited for a
+// table for [Config.ReadyTimeout]. If ctx ends first, the error says why the agent is not ready.
 func AwaitReady(ctx context.Context, transport http.RoundTripper) error {
 	client := http.Client{Transport: transport, Timeout: probeTimeout}
 	defer client.CloseIdleConnections()

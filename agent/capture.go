@@ -22,8 +22,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// A capture computes the desired state from its configuration, the nameservers of resolv.conf
-// and the listeners that answer. Package iptables keeps the kernel in that state.
+// A capture computes the desired state from its configuration, the nameservers of resolv.conf and the open
+// listeners. Package iptables keeps the kernel in that state.
 type capture struct {
 	log    *slog.Logger
 	proxy  *dnsproxy.Server
@@ -74,9 +74,12 @@ func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capt
 	return c, nil
 }
 
-// run keeps the kernel in the desired state until ctx ends. Then it removes the rules, unless they
-// stay for the next agent. If capture is on at the start and no rules can be installed, run
-// returns an error. It logs and retries later failures.
+// run keeps the kernel in the desired state until ctx ends. Then it removes the rules, unless they stay for the
+// next agent. If capture is on at the start and no rules can be installed, run returns an error. It logs and
+// retries later failures.
+//
+// A hand-over to the next agent has three steps. endSoon makes Keep leave rules with a lease in place. [Agent.Run]
+// renews the lease when this agent has answered its last query. takeOver of the next agent renews it once more.
 func (c *capture) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
@@ -98,12 +101,13 @@ func (c *capture) run(ctx context.Context) error {
 	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))
 }
 
-// takeOver renews the lease of the previous agent once, before this agent answers: queries wait in
-// the sockets that systemd holds. After a failed start it does not renew, so that an agent that
-// fails at each start does not keep the capture alive. alive reports whether there is a lease that has not expired.
+// takeOver renews the lease of the previous agent once, before this agent answers: until then queries wait in the
+// sockets that systemd holds. It does not renew after a failed start: an agent that fails at each start must not
+// keep the capture alive. alive reports whether there is a lease that has not expired.
 func (c *capture) takeOver() (alive bool) { return c.extend(firstStart()) }
 
-// extend reports whether a lease is alive. If renew is true, it also renews these leases.
+// extend reports whether the lease of any family is alive. If renew is true, it also renews each lease that is
+// alive.
 func (c *capture) extend(renew bool) (alive bool) {
 	for _, f := range c.current().Config.Families() {
 		leased, err := iptables.Leased(f)
@@ -115,7 +119,7 @@ func (c *capture) extend(renew bool) (alive bool) {
 			continue
 		}
 		if err := c.kernel.Renew(f); err != nil {
-			c.log.Warn("queries may go to nameservers until the next agent answers", "family", f, "error", err)
+			c.log.Warn("the lease was not renewed: queries may go to nameservers until an agent answers", "family", f, "error", err)
 		}
 	}
 	return alive
@@ -133,8 +137,8 @@ func (c *capture) begin(ctx context.Context) error {
 	return nil
 }
 
-// listening waits until a listener to which the rules redirect answers. It returns at once if there is no such
-// listener, and early if ctx ends.
+// listening waits until the listeners are open, and then until a listener to which the rules redirect answers. If
+// there is no such listener, it does not wait for an answer. It returns early if ctx ends.
 func (c *capture) listening(ctx context.Context) {
 	select {
 	case <-c.proxy.Ready():
@@ -166,7 +170,8 @@ func (c *capture) listening(ctx context.Context) {
 // listenInterval is how often listeners are probed before the first rules.
 const listenInterval = 250 * time.Millisecond
 
-// answers returns an error unless the listener to which the rules of family f redirect answers over network.
+// answers probes, over network, the listener to which the rules of family f redirect. It returns an error if there
+// is no such listener or no answer.
 func (c *capture) answers(ctx context.Context, f family.Family, network string) error {
 	if err := c.listens(f); err != nil {
 		return err
@@ -210,8 +215,9 @@ func (c *capture) noteListeners() {
 	}
 }
 
-// probed returns the nameservers of family f whose way is probed: those that clients query while their queries are
-// captured. If there are none, and queries to any server are captured, it returns a loopback address.
+// probed returns the nameservers of family f to which the way is probed: the nameservers of resolv.conf whose
+// queries can be captured. If there are none, and queries to any server are captured, it returns a loopback
+// address. It returns no address while queries over f are not captured.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
 	if !in.On || !in.Config.Has(f) || c.listens(f) != nil || c.kernel.Failure(f) != nil {
@@ -240,8 +246,9 @@ func (c *capture) barred() (all bool) {
 	return all
 }
 
-// awaitBegun waits until capture is off, or on and a probe has reached the agent through the rules. It returns early if
-// ctx ends, and when the rules have been installed for the time of a lease.
+// awaitBegun waits until the first rules are installed or, if capture is off, their removal has begun. If capture
+// is on then, it also waits until a probe has renewed the lease of the rules, at most for the time of a lease. It
+// returns early if ctx ends.
 func (c *capture) awaitBegun(ctx context.Context) {
 	select {
 	case <-c.kernel.Begun():
@@ -258,9 +265,9 @@ func (c *capture) awaitBegun(ctx context.Context) {
 	}
 }
 
-// endSoon reports whether the agent ends without a drain. If so, it makes run end as quickly. With
-// handOver the rules stay, if the kernel will end the capture when no agent follows. drains is
-// true if the agent drains after it has removed rules.
+// endSoon reports whether the agent ends without a drain. If so, it makes run end without the long wait for
+// replies, too. With handOver the rules stay if they have a lease: then the kernel ends the capture if no agent
+// follows. drains is true if the agent drains after it has removed rules.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
 	case handOver && c.kernel.Leased():
@@ -273,13 +280,13 @@ func (c *capture) endSoon(handOver, drains bool) bool {
 	return true
 }
 
-// change calls change to change the inputs, computes the desired state, and passes it to package iptables. If the
-// inputs make no desired state, it returns an error, and the rules stay unchanged. Before begin has waited for the
-// listeners, it passes nothing to package iptables.
-func (c *capture) change(change func(in *inputs)) error {
+// change calls edit with the inputs, computes the desired state from them, and passes it to package iptables. If
+// there is no desired state for the inputs, it returns an error, and the rules stay unchanged. Before begin has
+// waited for the listeners, it passes nothing to package iptables.
+func (c *capture) change(edit func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	change(&c.inputs)
+	edit(&c.inputs)
 	c.registrar.Set(c.inputs.On && c.inputs.Resolved)
 	d, err := c.inputs.desired()
 	if err != nil || !c.begun {
@@ -297,9 +304,9 @@ func (c *capture) current() inputs {
 	return in
 }
 
-// follow calls c.change, and logs its error.
-func (c *capture) follow(change func(in *inputs)) {
-	if err := c.change(change); err != nil && !errors.Is(err, errNoServers) {
+// follow calls c.change with edit, and logs the error.
+func (c *capture) follow(edit func(in *inputs)) {
+	if err := c.change(edit); err != nil && !errors.Is(err, errNoServers) {
 		c.log.Error("capture stays unchanged", "error", err)
 	}
 }
@@ -312,7 +319,7 @@ func (c *capture) followServers(ctx context.Context) {
 			c.follow(func(in *inputs) { in.servers = addrs(file) })
 		},
 		Failed: func(err error) {
-			if in := c.current(); in.Servers == ResolvConfServers && len(in.servers) > 0 { // without servers that was logged
+			if in := c.current(); in.Servers == ResolvConfServers && len(in.servers) > 0 { // without any server, newCapture has logged that
 				c.log.Warn("resolv.conf has no usable nameservers; capture keeps the previous ones", "error", err)
 			}
 		},
@@ -325,7 +332,7 @@ type inputs struct {
 	CaptureConfig
 	servers []netip.Addr                     // the nameservers that resolv.conf has, or last had
 	without map[family.Family]error          // families that the agent does not listen on, and why
-	passing map[family.Family][]netip.Prefix // destinations: queries to them must pass through
+	passing map[family.Family][]netip.Prefix // destinations whose queries pass through: their way is broken, or the agent is barred
 	vips    []netip.AddrPort                 // the listeners for connections to VIPs
 }
 
@@ -344,7 +351,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 		d.Config.ExcludeCIDRs = slices.Concat(d.Config.ExcludeCIDRs, in.passing[f])
 	}
 	for _, f := range family.All() {
-		// Another program may listen on the port, and would get the connections.
+		// Without a listener for VIPs, another program may listen on the port, and would get the connections.
 		if !slices.ContainsFunc(in.vips, func(l netip.AddrPort) bool {
 			return family.Of(l.Addr()) == f && l.Port() == in.Config.EgressPort
 		}) {
@@ -352,7 +359,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 		}
 	}
 	if in.Servers == ResolvConfServers {
-		if len(in.servers) == 0 { // none would mean all
+		if len(in.servers) == 0 { // in d.Config, no servers means all
 			return d, errNoServers
 		}
 		d.Config.Servers = in.servers
@@ -384,7 +391,7 @@ func (c *capture) reading() *problems.Capture {
 		Ways: c.ways.states(), Repairs: stats.Repairs, Drift: stats.Drift,
 	}
 	if !chans.Closed(c.kernel.Begun()) {
-		found.Active = true // no rules were wanted yet
+		found.Active = true // until then, rules that are not installed are no problem
 	}
 	for f, level := range c.kernel.Levels() {
 		if level != iptables.LevelFailed && (level != iptables.LevelUnavailable || !in.Config.Needs(f)) {

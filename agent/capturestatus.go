@@ -14,7 +14,7 @@ type CaptureStatus struct {
 	On      bool   `json:"on"`
 	Because string `json:"because"`
 	Repairs uint64 `json:"repairs"`
-	// Remaining says why rules that should be removed are still in the kernel, or may be.
+	// Remaining says why rules that should be removed are, or may be, still in the kernel.
 	Remaining string `json:"remaining,omitempty"`
 	// Rules is the state of the rules in the kernel now; Error says why it cannot be read.
 	Rules *iptables.Status `json:"rules,omitempty"`
@@ -25,8 +25,8 @@ type CaptureStatus struct {
 	Resolved resolved.Status `json:"resolved"`
 }
 
-// captureMetrics is a collector of the metrics of a capture. Their values without a capture are the values of a capture
-// that is off.
+// captureMetrics is a collector of the metrics of a capture. Without a capture, the metrics have the values of a
+// capture that is off.
 type captureMetrics struct{ *capture }
 
 // Describe describes no metric, so the registry does not check collected metrics against descriptions.

@@ -26,15 +26,17 @@ import (
 
 // A Config configures an [Agent].
 type Config struct {
-	// DNS configures the query path. Its Logger and Registerer are set by New.
+	// DNS configures the query path. New sets its Logger and Registerer, and the fields Clock, AddressesChanged,
+	// KeptResolvConf and Control of its Forward.
 	DNS dnsproxy.Config
-	// XDS configures the push path. Its Logger, Registerer and Changed are set by New.
+	// XDS configures the push path. New sets its Logger, Registerer, Changed and Resolver, and its Clock if it is
+	// nil.
 	XDS nds.Config
 	// StatusAddr is the host:port of the status endpoints. An empty host means all
 	// addresses, port 0 a free port.
 	StatusAddr string
-	// StatusSockets are listening TCP sockets on the port of StatusAddr that another process holds.
-	// They replace the socket that New would open. New closes the files.
+	// StatusSockets are listening TCP sockets on the port of StatusAddr, which another process has opened. New uses
+	// them instead of a socket of its own, and closes the files.
 	StatusSockets []*os.File
 	// SocketDirs are the directories in which the socket of the private status endpoints may be:
 	// see [SocketDirs]. Without any, there are no private endpoints.
@@ -42,21 +44,21 @@ type Config struct {
 	// StateDirRequired makes New return an error if the state directory (XDS.StateDir) cannot be
 	// used. Otherwise the agent logs the error and runs without a snapshot.
 	StateDirRequired bool
-	// Drain is how long the agent, before it ends, still answers queries and keeps open connections to VIPs. With 0
-	// the agent ends at once.
+	// Drain is how long the agent still answers queries and carries connections to VIPs before it ends. With 0 the
+	// agent ends at once.
 	Drain time.Duration
-	// Service is true if a unit of systemd restarts the agent when the agent ends, and holds its
-	// sockets, so that queries wait during the restart.
+	// Service is true if a unit of systemd restarts the agent when it ends, and holds the agent's sockets: queries
+	// wait in them during the restart.
 	Service bool
 	// DrainCaptured makes an agent with Service drain after it has removed its rules.
 	DrainCaptured bool
-	// ReadyTimeout is how long the agent waits for a table before it is ready without one. After that it
-	// forwards, because a pod and a VM must start without a control plane too.
+	// ReadyTimeout is how long the agent waits for a table. After that it reports that it is ready, because a pod
+	// and a VM must start without a control plane, too.
 	ReadyTimeout time.Duration
 	// Capture configures the redirection of queries to the agent. If it is nil, the agent redirects none.
 	Capture *CaptureConfig
-	// Egress configures the connections to automatic VIPs. Its Table, Resolve, OwnPorts, Drain, Logger
-	// and Registerer are set by New. If it is nil, the agent carries no such connections.
+	// Egress configures the connections to automatic VIPs. New sets its Table, Synced, Resolve, OwnPorts, Store,
+	// Opened, Drain, Logger and Registerer. If Egress is nil, the agent carries no such connections.
 	Egress *egress.Config
 	// Records says which queries are logged and sent to a receiver of dnstap.
 	Records RecordsConfig
@@ -121,9 +123,9 @@ func (c *Config) checkStateDir() error {
 	return nil
 }
 
-// prepareStateDir makes the directory of the snapshot. Without the directory, a restart while the
-// control plane is down loses the mesh names, but all other names are still answered. So a failure is only logged. If
-// the user has set the directory, [Config.Validate] has returned an error instead.
+// prepareStateDir makes the directory of the snapshot. Without the directory, a restart while the control plane is
+// down loses the mesh names, but all other names are still answered. So a failure is only logged. If
+// StateDirRequired is set, [Config.Validate] returns an error instead.
 func (c *Config) prepareStateDir() {
 	if c.XDS.StateDir == "" || c.StateDirRequired {
 		return
@@ -136,8 +138,9 @@ func (c *Config) prepareStateDir() {
 		"dir", c.XDS.StateDir, "error", err)
 }
 
-// setClock gives all parts one clock, and the query path and the push path a channel each that receives when addresses
-// change.
+// setClock gives one clock to the query path and to the push path, unless the caller has given the push path
+// another clock. It also gives each of these two paths a channel of changed, which receives when addresses of
+// interfaces change.
 func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
 	ticks = clock.ForPolling(clock.Tick)
 	c.DNS.Forward.Clock, c.XDS.Clock = ticks, cmp.Or(c.XDS.Clock, ticks)
@@ -146,8 +149,8 @@ func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
 	return ticks, changed
 }
 
-// A CaptureConfig says which queries are redirected to the agent. It may change while the
-// agent runs, except for ResolvConf and the port: see [Agent.SetCapture].
+// A CaptureConfig says which queries are redirected to the agent. [Agent.SetCapture] changes it while the agent
+// runs, but the agent then neither follows another ResolvConf nor listens on another port.
 type CaptureConfig struct {
 	// On is true if DNS is captured; Because names the setting that decides this.
 	On      bool
@@ -192,7 +195,7 @@ type RecordsConfig struct {
 	Dnstap dnstap.Target
 }
 
-// portOf returns the port of a host:port, which was checked before; 0 if the kernel chooses it.
+// portOf returns the port of addr, a host:port that was checked before. It is 0 if the kernel chooses the port.
 func portOf(addr string) uint16 {
 	_, text, _ := net.SplitHostPort(addr)
 	port, _ := strconv.ParseUint(text, 10, 16)

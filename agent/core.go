@@ -45,8 +45,8 @@ func (c *core) notReady() string {
 	return ""
 }
 
-// hangs returns an error if queries to the open UDP listeners get no answer, so that a restart
-// would help. It returns nil while the agent starts or ends.
+// hangs returns an error if queries to the open UDP listeners get no answer: then a restart would help. It returns
+// nil while the agent starts or ends.
 func (c *core) hangs(ctx context.Context) error {
 	if !c.open() || c.draining.Load() {
 		return nil

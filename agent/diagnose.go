@@ -25,7 +25,7 @@ type diagnosis struct {
 
 	mu       sync.Mutex
 	refused  uint64      // number of queries that were refused for a limit, at the last tick
-	refusing bool        // that number was higher than at the tick before
+	refusing bool        // whether refused grew at the last tick
 	silent   bool        // a listener was silent in the last reading
 	ticks    int         // number of ticks so far
 	repairs  uint64      // number of repairs of capture rules, at the last reading
@@ -76,8 +76,9 @@ func (d *diagnosis) run(ctx context.Context) {
 // probeEvery is how many ticks there are for each probe of the UDP listeners.
 const probeEvery = 4
 
-// tick takes a reading. Only every probeEvery-th tick probes the UDP listeners, because probes cost more than the rest.
-// But if a listener was silent in the last reading, which may have been one for the status, tick probes all listeners.
+// tick takes a reading. Only every probeEvery-th tick probes the UDP listeners, because probes cost more than the
+// rest. But if a listener was silent in the last reading, even if that was a reading for the status, tick probes
+// all listeners.
 func (d *diagnosis) tick(ctx context.Context) {
 	refused := d.core.proxy.Overflows()
 	d.mu.Lock()
@@ -97,7 +98,8 @@ func (d *diagnosis) tick(ctx context.Context) {
 	}
 }
 
-// add takes a reading, to which silent adds the listeners that do not answer, and returns the report.
+// add takes a reading and returns the report. silent has a text for each listener that does not answer; it becomes
+// part of the reading.
 func (d *diagnosis) add(silent []string) problems.Report {
 	c := d.core
 	if c.draining.Load() || !c.open() {
@@ -147,7 +149,7 @@ func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
 	for _, group := range c.proxy.UpstreamGroups() {
 		for _, spec := range group.Servers {
 			s := states[spec]
-			s.Spec = spec // also before the first query
+			s.Spec = spec // UpstreamStatus may not have the server before its first query
 			servers = append(servers, problems.Server{Status: s, Suffix: group.Suffix, RefusedAt: d.refusedAt(now, s)})
 		}
 	}
@@ -157,8 +159,9 @@ func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
 // Describe implements [prometheus.Collector].
 func (d *diagnosis) Describe(metrics chan<- *prometheus.Desc) { metrics <- problemDesc() }
 
-// Collect makes a metric for each code that a problem has: the number of these problems. If there is no problem, it
-// makes one metric with the code none. A series for every code, of thousands of agents, would be too many.
+// Collect makes a metric for each code for which there are problems: the number of these problems. If there is no
+// problem, it makes one metric with the code none. It makes no metric for other codes, because thousands of agents
+// would then have too many series.
 func (d *diagnosis) Collect(metrics chan<- prometheus.Metric) {
 	counts := map[problems.Code]int{}
 	for _, p := range d.window.Report().Problems {

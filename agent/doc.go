@@ -3,7 +3,7 @@
 //
 //	agent.go          Agent: passes a push to the query path, starts all parts and ends them in order
 //	await.go          waiting for an agent in another container
-//	status.go         the status server: probes, metrics, /debug/..., flushing the cache
+//	status.go         the status server: probes, metrics, /debug/..., and a request that empties the cache
 //	statuspart.go     a part of the status server, whose listener is opened again when it fails
 //	diagnose.go       problems of the agent: readings for package problems
 //	resources.go      resources that can run out: connection tracking, descriptors, memory
@@ -30,7 +30,7 @@
 //	lookup.go         looking up the control plane if resolv.conf names the agent
 //	redirected.go     whether queries are redirected to the agent, by a test query
 //	asprogram.go      queries as programs send them
-//	probe.go          questions to listeners and nameservers about themselves
+//	probe.go          probes of listeners and nameservers: queries about the server itself
 //
 // # Goroutines
 //

@@ -15,13 +15,13 @@ import (
 // the table.
 const maxDumps = 2
 
-// dumps limits the responses that grow with the table and the cache. A response is written entry by
-// entry, so that the agent's memory does not grow with it.
+// dumps limits how many responses that grow with the table and the cache are written at a time. A response is
+// written entry by entry, so the agent's memory does not grow with it.
 type dumps struct{ *httpguard.Dumps }
 
 func newDumps() dumps { return dumps{httpguard.NewDumps(maxDumps, "the table or the cache")} }
 
-// limited returns a handler that calls next, but refuses a request while maxDumps others are answered.
+// limited returns a handler that calls next. While maxDumps requests are answered, it refuses further requests.
 func (d dumps) limited(next func(w *dump, r *http.Request)) http.HandlerFunc {
 	return d.Limited(func(w *httpguard.Dump, r *http.Request) { next(&dump{Dump: w}, r) })
 }
@@ -35,8 +35,8 @@ type dump struct {
 // text writes a part of the response.
 func (d *dump) text(text string) { _, _ = io.WriteString(d, text) } // Write panics; it never returns an error
 
-// entry writes value, which is JSON, indented by four spaces: as a member of a list or object inside the top-level
-// object. first is true for the first member. prefix is written before the value.
+// entry writes a member of a list or an object inside the top-level object: prefix and then value, which is JSON.
+// It indents the member by four spaces. first is true for the first member.
 func (d *dump) entry(first bool, prefix string, value []byte) {
 	separator := ",\n    "
 	if first {

@@ -14,8 +14,8 @@ import (
 	"github.com/nametap/nametap/internal/family"
 )
 
-// resetTime is how long it may take to reset the connections after the drain. The rules stay until then: without them,
-// the kernel would not translate the resets, and clients would wait for ever.
+// resetTime is how long it may take to reset the connections after the drain. The rules stay until all are reset:
+// without the rules, the kernel would not translate the resets, and clients would wait for ever.
 const resetTime = 5 * time.Second
 
 // A vipCarrier carries the connections to automatic VIPs. A nil *vipCarrier carries none.
@@ -93,7 +93,7 @@ func (v *vipCarrier) drain(serving context.Context, hastened <-chan struct{}) {
 	if v == nil || !v.held.Load() {
 		return
 	}
-	v.log.Info("connections to VIPs go on: queries are still answered", "for", v.draining)
+	v.log.Info("connections to VIPs go on, and queries are still answered", "for", v.draining)
 	v.end(true)
 	select {
 	case <-v.ended:

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// freeAfter is the pause in pushes after which memory is freed. If pushes follow each
-// other faster, the next push needs the memory again.
+// freeAfter is how long after a push memory is freed, if no other push comes. If a push comes sooner, it needs the
+// memory again.
 const freeAfter = 2 * time.Second
 
 // freeMemory collects garbage and returns free memory to the kernel. A push needs several times the size of the table,

@@ -21,8 +21,8 @@ const runtimeDir = "/run/nametap"
 // SocketDirs returns the directories in which the private socket of an agent may be. The agent uses
 // the first directory that it can write to. The commands use the first directory with a socket that an agent serves:
 //
-//  1. the directory that systemd made for the unit (RUNTIME_DIRECTORY), which is /run/nametap for
-//     nametap.service
+//  1. the directory that systemd made for the unit (RUNTIME_DIRECTORY); for nametap.service it is
+//     /run/nametap
 //  2. /run/nametap, which an agent makes if it has the permission
 //  3. the state directory, if there is one: in a pod with a read-only file system it is a volume
 func SocketDirs(stateDir string) []string {
@@ -36,8 +36,8 @@ func SocketDirs(stateDir string) []string {
 	return dirs
 }
 
-// SocketPaths returns the paths that the private socket would have in dirs. The name of the socket has the port of the
-// status address, so that several agents on a host can have a socket each.
+// SocketPaths returns the paths that the private socket would have in dirs. The name of the socket has the port of
+// the status address, so each of several agents on a host can have its own socket.
 func SocketPaths(dirs []string, statusAddr string) []string {
 	name := fmt.Sprintf("status-%d.sock", portOf(statusAddr))
 	var paths []string
@@ -47,8 +47,8 @@ func SocketPaths(dirs []string, statusAddr string) []string {
 	return paths
 }
 
-// DialPrivate connects to the first of paths at which an agent accepts this user. If there is none, but an agent at one
-// of the paths refuses this user, the error is [fs.ErrPermission].
+// DialPrivate connects to the first of paths at which an agent accepts this user. If no agent accepts this user,
+// but a socket at one of the paths refuses this user, the error is [fs.ErrPermission].
 func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
 	var dialer net.Dialer
 	var refused, forbidden error
@@ -93,7 +93,7 @@ func listenAt(path string) (net.Listener, error) {
 	case err == nil:
 		_ = conn.Close()
 		return nil, fmt.Errorf("another agent serves %s: %w", path, unix.EADDRINUSE)
-	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrPermission): // an agent, perhaps of another user, has left the socket
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrPermission): // the socket is left from an agent that has ended, perhaps of another user
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
@@ -109,7 +109,7 @@ func listenAt(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// peerKey is the key for the error, in the context of a connection, that says why its client is refused.
+// peerKey is the key of a value in the context of a connection: the error that says why the client is refused.
 type peerKey struct{}
 
 // notePeer is the ConnContext of a server on a unix socket. If the client may not use the socket, it adds the reason to
@@ -121,8 +121,7 @@ func notePeer(ctx context.Context, conn net.Conn) context.Context {
 	return ctx
 }
 
-// checkPeer returns an error unless the other side of a connection is root or has the user of this
-// process.
+// checkPeer returns an error unless the client of a connection is root or has the user of this process.
 func checkPeer(conn net.Conn) error {
 	socket, ok := conn.(*net.UnixConn)
 	if !ok {

@@ -24,12 +24,12 @@ import (
 const (
 	// probeTimeout is how long a listener has to answer a probe.
 	probeTimeout = time.Second
-	// probeRetry is how often a probe over UDP is sent until it is answered.
+	// probeRetry is the time after which a probe over UDP that is not answered is sent again.
 	probeRetry = probeTimeout / 10
 )
 
-// probeAll probes all listeners at the same time. It returns the results of probe in the order of listeners: nil for a
-// listener that answers.
+// probeAll probes all listeners at the same time. It returns the errors that probe returned, in the order of
+// listeners: nil for a listener that answers.
 func probeAll(ctx context.Context, listeners []dnsproxy.Addr, probe func(context.Context, dnsproxy.Addr) error) []error {
 	errs := make([]error, len(listeners))
 	var probing sync.WaitGroup
@@ -40,8 +40,8 @@ func probeAll(ctx context.Context, listeners []dnsproxy.Addr, probe func(context
 	return errs
 }
 
-// probeOne returns an error unless a listener answers. It asks for id.server (RFC 4892): the answer needs neither a
-// table nor a nameserver.
+// probeOne returns an error unless a listener answers. It sends a query for id.server (RFC 4892), because the agent
+// answers it without a table and without a nameserver.
 func probeOne(ctx context.Context, l dnsproxy.Addr) error {
 	_, err := ask(ctx, listenerQuestion(l, askID))
 	return err
@@ -68,7 +68,7 @@ func silent(ctx context.Context, listeners []dnsproxy.Addr) (texts []string) {
 	return texts
 }
 
-// anyAnswers returns an error if queries were sent to UDP listeners and none answered.
+// anyAnswers returns an error if queries were sent to UDP listeners and no listener has answered.
 func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
 	errs := probeAll(ctx, listeners, probeOne)
 	sent := slices.ContainsFunc(errs, func(err error) bool { return !unsent(err) })
@@ -84,8 +84,8 @@ const (
 	askVersion = "version.server."
 )
 
-// A question asks a server about itself, in class CHAOS (RFC 4892): every server answers it without a table and
-// without a nameserver.
+// A question is a query to a server about the server itself, in class CHAOS (RFC 4892). An agent needs neither a
+// table nor a nameserver to answer it.
 type question struct {
 	what        string // the description of the probe in errors
 	network, to string // the server
@@ -94,7 +94,7 @@ type question struct {
 	limit       time.Duration // how long the answer may take; 0 means probeTimeout
 }
 
-// listenerQuestion returns the question for name to a listener.
+// listenerQuestion returns the question with this name for a listener.
 func listenerQuestion(l dnsproxy.Addr, name string) question {
 	return question{what: "probing the listener " + l.String(), network: l.Network, to: reachable(l.Address), name: name}
 }
@@ -104,8 +104,8 @@ var errOtherServer = errors.New("another DNS server answers")
 
 // ask sends a question. Over UDP it sends the question again every probeRetry until it is answered: like a client's
 // query, the question is lost if the buffer of the listener is full. ask returns the text of the answer, or "" if
-// the answer has another form. An error says how sending or receiving failed ([unsent], [isTimeout], [noRoute]), and
-// whether conntrack is full.
+// the answer has another form. [unsent], [isTimeout] and [noRoute] distinguish the errors. The text of an error
+// also says if conntrack is full.
 func ask(ctx context.Context, q question) (text string, err error) {
 	defer func() {
 		if err = withCause(err); err != nil {
@@ -140,7 +140,7 @@ func ask(ctx context.Context, q question) (text string, err error) {
 	}
 }
 
-// textOf returns the text of a reply that has one TXT record, "" for other replies.
+// textOf returns the text of a reply that has exactly one TXT record. For other replies it returns "".
 func textOf(reply *dns.Msg) string {
 	if len(reply.Answer) != 1 {
 		return ""
@@ -157,9 +157,9 @@ const versionPrefix = "nametap "
 // isNametap reports whether a text is the version of an agent.
 func isNametap(text string) bool { return strings.HasPrefix(text, versionPrefix) }
 
-// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual default.
-// The agent sets it because a sysctl, a route or a router may make the TTL of probes the default: the rules would then
-// redirect the queries to the agent.
+// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual default. The agent
+// sets it because a sysctl, a route or a router may make [iptables.ProbeHops] the default of this host: then the
+// rules would redirect the agent's queries to the agent.
 const queryHops = 64
 
 // setHops returns a control function that gives the packets of a socket a TTL or hop limit.
@@ -175,8 +175,9 @@ func setHops(hops int) func(network, address string, conn syscall.RawConn) error
 	}
 }
 
-// withCause adds to err, the error of a probe, that conntrack is full, if it is. The kernel then drops the first packet
-// of each flow that passes rules of table nat, whether these rules capture or not.
+// withCause adds to err, the error of a probe, that conntrack is full. It returns err unchanged if conntrack has
+// room. When conntrack is full, the kernel drops the first packet of each flow that passes rules of table nat,
+// whether these rules capture or not.
 func withCause(err error) error {
 	table := ConntrackEntries()
 	if err == nil || len(problems.Conntrack(table)) == 0 {
@@ -185,7 +186,8 @@ func withCause(err error) error {
 	return fmt.Errorf("%w; the kernel drops new flows, because conntrack has %d of at most %d entries: raise net.netfilter.nf_conntrack_max", err, table.Used, table.Limit)
 }
 
-// causes returns the causes of failed probes as text, without the ports of the probes, which always differ.
+// causes returns the causes of failed probes as text. It leaves out the ports of the probes, because these differ
+// each time.
 func causes(errs []error) string {
 	var text strings.Builder
 	for _, err := range errs {
@@ -197,15 +199,15 @@ func causes(errs []error) string {
 	return text.String()
 }
 
-// noRoute reports whether an error means that the host has no address or route of a family.
+// noRoute reports whether an error means that the host has no address of a family or no route.
 func noRoute(err error) bool {
 	return slices.ContainsFunc([]error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT},
 		func(absent error) bool { return errors.Is(err, absent) })
 }
 
-// unsent reports whether a probe failed before its query was sent: the kernel dropped the
-// packet, for example because conntrack is full, the process has no descriptor left, or the host
-// lacks the address. Such an error says nothing about a UDP listener.
+// unsent reports whether a probe failed before its query was sent. That is so if the kernel dropped the packet (for
+// example because conntrack is full), if the process has no descriptor left, or if the host lacks the address. Such
+// an error says nothing about a UDP listener.
 func unsent(err error) bool {
 	op := new(net.OpError)
 	return errors.As(err, &op) && op.Op != "read"

@@ -18,8 +18,8 @@ type reading struct {
 // readingAge is how long a reading is kept.
 const readingAge = time.Second
 
-// readings takes one reading at a time. All requests that wait share the reading, and so do requests in
-// the next second. So the cost does not grow with the number of requests.
+// readings takes one reading at a time. All requests that wait for it share the reading, and so do all requests in
+// the second after it. So the cost does not grow with the number of requests.
 type readings struct {
 	take func(ctx context.Context) reading
 
@@ -28,8 +28,8 @@ type readings struct {
 	taken time.Time // guarded by mu
 }
 
-// current returns a reading that is at most readingAge old. If there is none, it takes one, even if ctx ends
-// meanwhile: other requests may wait for it.
+// current returns a reading that is at most readingAge old. If there is no such reading, it takes one. The end of
+// ctx does not end the reading, because other requests may wait for it.
 func (r *readings) current(ctx context.Context) reading {
 	r.mu.Lock()
 	defer r.mu.Unlock()

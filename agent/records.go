@@ -16,7 +16,7 @@ import (
 // records runs the query log and the dnstap sender as the settings say.
 type records struct {
 	config  atomic.Pointer[RecordsConfig]
-	changed chan struct{} // set wakes run
+	changed chan struct{} // set sends to it, to wake run
 	dnstap  *dnstap.Sender
 }
 
@@ -42,12 +42,12 @@ func (r *records) run(ctx context.Context, proxy *dnsproxy.Server, log *slog.Log
 	defer logged.end()
 	for {
 		cfg := *r.config.Load()
-		logged.run(ctx, string(cfg.QueryLog), func(ctx context.Context) {
+		logged.restart(ctx, string(cfg.QueryLog), func(ctx context.Context) {
 			if cfg.QueryLog != querylog.Off && cfg.QueryLog != "" {
 				querylog.Run(ctx, proxy.ReadOwn(cfg.QueryLog.Filter()), proxy.ClusterDomain(), log)
 			}
 		})
-		sent.run(ctx, cfg.Dnstap.String(), func(ctx context.Context) {
+		sent.restart(ctx, cfg.Dnstap.String(), func(ctx context.Context) {
 			if cfg.Dnstap != (dnstap.Target{}) {
 				r.dnstap.Run(ctx, cfg.Dnstap, proxy.ReadExchanges)
 			}
@@ -63,13 +63,13 @@ func (r *records) run(ctx context.Context, proxy *dnsproxy.Server, log *slog.Log
 // A part is a goroutine that is started again when its setting changes.
 type part struct {
 	setting string
-	stop    context.CancelFunc // nil before the first run
+	stop    context.CancelFunc // nil before the first restart
 	ended   chan struct{}      // closed when the goroutine has ended
 }
 
-// run calls run in a goroutine, unless the part was started with the same setting. It ends the previous goroutine
-// first.
-func (p *part) run(ctx context.Context, setting string, run func(context.Context)) {
+// restart ends the goroutine and calls work in a new goroutine. It does nothing if the part was started with the
+// same setting.
+func (p *part) restart(ctx context.Context, setting string, work func(context.Context)) {
 	if p.stop != nil && p.setting == setting {
 		return
 	}
@@ -79,7 +79,7 @@ func (p *part) run(ctx context.Context, setting string, run func(context.Context
 	ended := p.ended
 	go func() {
 		defer close(ended)
-		run(ctx)
+		work(ctx)
 	}()
 }
 

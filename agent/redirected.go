@@ -90,13 +90,13 @@ type ListenerState string
 const (
 	ListenerAnswers ListenerState = "an agent answers"
 	ListenerOther   ListenerState = "another program answers"
-	ListenerSilent  ListenerState = "no answer" // a program may have the port
+	ListenerSilent  ListenerState = "no answer" // a program may listen, but it does not answer
 	ListenerClosed  ListenerState = "no listener"
 	ListenerAbsent  ListenerState = "no address" // the host lacks the family
 )
 
-// Listeners queries the listeners, over UDP and TCP, to which the rules of a family redirect if they redirect to port.
-// It returns the state of each. It needs no capability, no table and no nameserver.
+// Listeners queries the listeners, over UDP and TCP, to which the rules of a family redirect. port is the port of
+// these listeners. It returns the state of each listener. It needs no capability, no table and no nameserver.
 func Listeners(ctx context.Context, f family.Family, port uint16) []Listener {
 	found := make([]Listener, 0, 2)
 	for _, network := range []string{"udp", "tcp"} {
@@ -128,7 +128,7 @@ func (l *Listener) probe(ctx context.Context) {
 		l.State = ListenerSilent
 	}
 	l.Error = err.Error()
-	if op := new(net.OpError); errors.As(err, &op) { // the rest repeats the address
+	if op := new(net.OpError); errors.As(err, &op) { // the text of the whole error would repeat the address
 		l.Error = withCause(op.Err).Error()
 	}
 }

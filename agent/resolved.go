@@ -56,8 +56,8 @@ func names(c *core) resolved.Names {
 
 func trimDot(name string) string { return strings.TrimSuffix(name, ".") }
 
-// loopbackListener returns the address of a UDP listener that programs of this host reach,
-// preferably over IPv4. If there is none, the address is invalid.
+// loopbackListener returns an address of a UDP listener that programs of this host can reach, preferably an IPv4
+// address. If there is none, the address is invalid.
 func loopbackListener(listeners []dnsproxy.Addr) netip.AddrPort {
 	var found netip.AddrPort
 	for _, l := range listeners {

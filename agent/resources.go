@@ -44,7 +44,8 @@ func descriptors() problems.Resource {
 	return found
 }
 
-// cgroupMemory returns the memory of the cgroup of the process that the kernel cannot free, and the limit.
+// cgroupMemory returns how much memory the cgroup of this process uses, without memory that the kernel can free,
+// and the limit.
 func cgroupMemory() problems.Resource {
 	used, limit := cgroup.Memory("/")
 	return problems.Resource{Used: uint64(used), Limit: uint64(limit)} //nolint:gosec // not negative

@@ -19,9 +19,9 @@ func CapturedServers(path string) ([]netip.Addr, error) {
 	return addrs(file), nil
 }
 
-// OnlyNameserverOf returns path, or the default path of resolv.conf for "", if all nameservers in that file are
-// listeners of the agent: programs that read the file then query the agent without rules. Otherwise it
-// returns "".
+// OnlyNameserverOf returns path if all nameservers in the resolv.conf at path are listeners of the agent: then
+// programs that read the file query the agent, even without rules. Otherwise it returns "". If path is "", it
+// stands for the default path of resolv.conf.
 func OnlyNameserverOf(path string, listeners []netip.AddrPort) string {
 	path = cmp.Or(path, resolvconf.DefaultPath)
 	file, err := readServers(path)

@@ -13,7 +13,7 @@ import (
 // SteadyTime is how long a process must be ready before its start counts as good.
 const SteadyTime = time.Second
 
-// ForgetStarts deletes the count of starts and the message of the last failure, so that the unit starts its process
+// ForgetStarts deletes the count of starts and the message of the last failure. Then the unit starts its process
 // without a pause the next time. dir is the runtime directory of the unit.
 func ForgetStarts(dir string, log *slog.Logger) {
 	for _, name := range []string{"starts", failureName} {
@@ -30,7 +30,7 @@ func forgetStarts(log *slog.Logger) {
 	}
 }
 
-// firstStart reports whether systemd runs the agent, and this is the first start since an agent was ready for
+// firstStart reports whether systemd runs the agent and this start is the first since an agent was ready for
 // [SteadyTime] or was stopped.
 func firstStart() bool {
 	path := runtimePath("starts")
@@ -41,8 +41,8 @@ func firstStart() bool {
 	return err == nil && strings.TrimSpace(string(starts)) == "1"
 }
 
-// failureName is the file with the reason why the last start failed: [NoteFailure] writes it, and back-off, the script
-// of the unit, if the program is missing.
+// failureName is the file with the reason why the last start failed. [NoteFailure] writes it. If the program is
+// missing, back-off, the script of the unit, writes it.
 const failureName = "failure"
 
 // NoteFailure saves message, the reason why the agent fails, if systemd runs the agent. The next start may print

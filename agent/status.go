@@ -27,15 +27,15 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// A statusServer serves the endpoints for probes, metrics and the other commands of nametap: endpoints for
-// all clients on the status address, and private endpoints on a unix socket. It serves until the end
-// of the drain, so that the drain can be watched.
+// A statusServer serves the endpoints for probes, metrics and the other commands of nametap: endpoints for all
+// clients on the status address, and private endpoints on a unix socket. It serves until the end of the drain:
+// clients can watch the drain.
 type statusServer struct {
 	core      *core
 	diagnosis *diagnosis
 	readings  readings
 	dumps     dumps
-	// public are the parts on the status address: one, or one for each inherited socket.
+	// public are the parts on the status address: a part for each inherited socket, or a single part.
 	public  []*statusPart
 	private *statusPart // nil without a directory for its socket
 
@@ -43,8 +43,8 @@ type statusServer struct {
 	end    context.CancelFunc
 }
 
-// newStatusServer opens the parts. It returns an error if the status address is wrong. If
-// another program has the address, or the private socket cannot be opened, Run opens that part later.
+// newStatusServer opens the parts. It returns an error if the status address is wrong. If another program has the
+// address, or if the private socket cannot be opened, Run opens the part later.
 func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Registry) (*statusServer, error) {
 	c := d.core
 	s := &statusServer{core: c, diagnosis: d, dumps: newDumps()}
@@ -176,7 +176,8 @@ func (s *statusServer) unserved() []string {
 	return texts
 }
 
-// addr returns the host:port of the endpoints for all clients, also while they are not open.
+// addr returns the host:port of the endpoints for all clients. If they are not open, it returns the configured
+// status address.
 func (s *statusServer) addr() string {
 	return cmp.Or(s.public[0].addr(), s.core.config.StatusAddr)
 }
@@ -222,7 +223,7 @@ type Status struct {
 	Version  string          `json:"version"`
 	DNS      []dnsproxy.Addr `json:"dns"`
 	Silent   []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
-	Unserved []string        `json:"unserved,omitempty"` // why other addresses than the DNS addresses are not open
+	Unserved []string        `json:"unserved,omitempty"` // why addresses of the agent that are not for DNS are not open
 	// Diagnosis has the problems that package problems finds.
 	Diagnosis problems.Report `json:"diagnosis"`
 	// Settings has, by name, the DNS settings in use that can change while the agent runs and that differ from their
@@ -232,11 +233,11 @@ type Status struct {
 	Hosts     int                 `json:"hosts"`
 	XDS       nds.Status          `json:"xds"`
 	Capture   *CaptureStatus      `json:"capture,omitempty"` // nil: the agent installs no rules itself
-	// OnlyNameserverOf is the path of resolv.conf if it names only the agent, so that no rules are
-	// needed. It is "" if Capture is set.
+	// OnlyNameserverOf is the path of resolv.conf if the file names only the agent: then no rules are needed. It is
+	// "" if Capture is set.
 	OnlyNameserverOf string `json:"onlyNameserverOf,omitempty"`
-	// Redirected says whether queries are redirected to the agent if another process installs the rules, as in a
-	// pod. It is nil if Capture or OnlyNameserverOf is set.
+	// Redirected is for an agent whose rules another process installs, as in a pod. It says whether queries are
+	// redirected to the agent. It is nil if Capture or OnlyNameserverOf is set.
 	Redirected []Redirection `json:"redirected,omitempty"`
 	// Egress is the state of connections to automatic VIPs; nil if the agent carries none.
 	Egress *egress.Status `json:"egress,omitempty"`
@@ -245,7 +246,7 @@ type Status struct {
 // Upstream is the state of a nameserver that is, or was, configured.
 type Upstream struct {
 	Server       string `json:"server"`
-	State        string `json:"state"`         // up, down, looping, or self: the server is this agent, and not queried
+	State        string `json:"state"`         // up, down, looping, or self: the server is this agent, which does not query itself
 	RTT          string `json:"rtt,omitempty"` // smoothed; empty before the first reply
 	Requests     uint64 `json:"requests"`
 	Failures     uint64 `json:"failures"` // requests without a reply
@@ -254,7 +255,7 @@ type Upstream struct {
 	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP, FORMERR or
 	// "other". Codes that the nameserver has not sent are left out.
 	Responses map[string]uint64 `json:"responses,omitempty"`
-	// Refusing is true if at least the last ten replies were no answers.
+	// Refusing is true if the last ten replies, or more, were no answers.
 	Refusing    bool      `json:"refusing,omitempty"`
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
@@ -364,8 +365,7 @@ func (s *statusServer) handleTable(w *dump, r *http.Request) {
 	w.text("\n  }\n}\n")
 }
 
-// maxCacheEntries bounds how many entries /debug/cache shows, so that the response has at most a few
-// megabytes.
+// maxCacheEntries bounds how many entries /debug/cache shows. With it, the response has at most a few megabytes.
 const maxCacheEntries = 10_000
 
 func (s *statusServer) handleCache(w *dump, r *http.Request) {
@@ -432,7 +432,7 @@ func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
 	if params.Has(ParamOnce) {
 		return
 	}
-	err = out.send(nil, 0) // sends the header, so that the client sees that it is served
+	err = out.send(nil, 0) // sends the header at once: the client then knows that the request was accepted
 	for err == nil {
 		var records []seen.Record
 		var lost uint64
@@ -442,8 +442,8 @@ func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handleDrain makes the agent report that it is not ready, while it still answers. So a load balancer or a
-// script can stop using the agent before the agent ends.
+// handleDrain makes the agent report that it is not ready. The agent still answers queries. So a load balancer or a
+// script can stop using the agent before it ends.
 func (s *statusServer) handleDrain(w http.ResponseWriter, _ *http.Request) {
 	s.core.draining.Store(true)
 	_, _ = fmt.Fprintln(w, "draining")

@@ -21,13 +21,13 @@ const maxStatusConns = 64
 // statusGrace is how long requests in flight may take at the end.
 const statusGrace = time.Second
 
-// A statusPart is a part of the status server with its own listener. If the listener cannot be opened, or fails, run
-// opens it again: DNS does not need the part, so the agent goes on without it.
+// A statusPart is a part of the status server with its own listener. If the listener cannot be opened, or fails,
+// run opens it again. Meanwhile the agent runs without the part, because DNS does not need it.
 type statusPart struct {
-	what    string // in the log
+	what    string // the name of the part in texts
 	handler http.Handler
 	listen  func(ctx context.Context) (net.Listener, error)
-	peers   bool // the users of clients are checked: see peersOnly
+	peers   bool // whether the users of clients are checked: see peersOnly
 	log     *slog.Logger
 
 	mu       sync.Mutex
@@ -55,7 +55,7 @@ func (p *statusPart) open(ctx context.Context) error {
 	return nil
 }
 
-// fail records why the part is not open, and logs a reason that differs from the last one.
+// fail records err, the reason why the part is not open. It logs err if it differs from the previous reason.
 func (p *statusPart) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,8 +103,8 @@ func (p *statusPart) run(ctx context.Context) {
 	}
 }
 
-// serve serves the listener. It returns nil when ctx has ended and the requests in flight are done, and an error when
-// the listener fails.
+// serve serves the listener until ctx ends and the requests in flight are done. It returns an error if the listener
+// fails.
 func (p *statusPart) serve(ctx context.Context) error {
 	server, listener := httpguard.New(p.handler, p.opened(), maxStatusConns, p.log)
 	if p.peers {

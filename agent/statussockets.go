@@ -11,9 +11,10 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// OpenStatusSockets opens the socket of the status address for [Config.StatusSockets] of another
-// process. It returns no socket if the port is 0, and none if another program has the address or the socket cannot be
-// opened for another passing reason: the agent opens its own socket then. The caller closes the files.
+// OpenStatusSockets opens the socket of the status address. The caller passes it to another process, for
+// [Config.StatusSockets]. It returns no socket if the port is 0, if another program has the address, or if the
+// socket cannot be opened for another reason that may pass: then the agent opens its own socket. The caller closes
+// the files.
 func OpenStatusSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", addr)
@@ -66,8 +67,8 @@ func adoptStatus(addr string, file *os.File) (net.Listener, error) {
 	return &statusListener{TCPListener: tcp, host: wanted.IP}, nil
 }
 
-// A statusListener is an inherited listener. It may be bound to more addresses than the status address has: the
-// settings of the agent may have changed since the socket was opened.
+// A statusListener is an inherited listener. It may be bound to all addresses although the status address now has
+// one host: the settings may have changed since the socket was opened.
 type statusListener struct {
 	*net.TCPListener
 	host net.IP // the only address to serve; nil or unspecified: all

@@ -9,16 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The names under which systemd stores listening sockets of the agent. systemd passes the sockets to the next process
-// after a restart, so that no other program takes the port during the restart, and connections wait. They are not
-// sockets of nametap.socket: if another program had the port, that unit would fail, and DNS with it.
+// The names under which systemd stores listening sockets of the agent. systemd passes the sockets to the next
+// process after a restart, so no other program can take the port during the restart, and new connections wait.
+// These sockets are not part of nametap.socket: if another program had the port, that unit would fail, and DNS with
+// it.
 const (
 	StatusFDName = "status" // of the status address
 	VIPsFDName   = "vips"   // for connections to automatic VIPs
 )
 
-// storeSocket sends a listening socket to systemd, to be stored under name, if systemd runs the agent. It reports whether
-// the socket was sent.
+// storeSocket sends a listening socket to systemd, which stores the socket under name. It does nothing if systemd
+// does not run the agent. It reports whether the socket was sent.
 func storeSocket(name string, listener net.Listener, log *slog.Logger) bool {
 	tcp, ok := listener.(*net.TCPListener)
 	if !ok || os.Getenv("NOTIFY_SOCKET") == "" {
@@ -41,8 +42,8 @@ func ForgetSocket(name string, log *slog.Logger) {
 	}
 }
 
-// notifyWith sends state to systemd, with file unless file is nil: see sd_pid_notify_with_fds(3). It does not
-// wait for systemd.
+// notifyWith sends state to systemd, and file if it is not nil: see sd_pid_notify_with_fds(3). It does not wait for
+// systemd.
 func notifyWith(state string, file *os.File) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -56,7 +57,7 @@ func notifyWith(state string, file *os.File) error {
 	if file == nil {
 		return send(nil)
 	}
-	raw, err := file.SyscallConn() // unlike Fd, it does not make the socket block
+	raw, err := file.SyscallConn() // unlike Fd, SyscallConn leaves the socket non-blocking
 	if err != nil {
 		return err
 	}

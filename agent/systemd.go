@@ -13,14 +13,13 @@ import (
 	"github.com/nametap/nametap/internal/clock"
 )
 
-// notifySystemd notifies systemd, if systemd started the agent, when the agent is ready: the
-// listeners are open, and capture is as its switch says. It does
-// not wait for a table, because units that need DNS wait for this notification at boot.
+// notifySystemd notifies systemd, if systemd runs the agent. It notifies systemd when the agent is ready: the
+// listeners are open, and capture is on or off, as its switch says. It does not wait for a table, because units
+// that need DNS wait for this notification at boot.
 //
-// Then it notifies the watchdog as long as any UDP listener answers. It also notifies the watchdog if a restart would
-// not help: one of the two families is switched
-// off on this host, the TCP listeners have reached their limit of clients, or no listener can
-// be probed because the host cannot send packets.
+// Then it notifies the watchdog as long as any UDP listener answers. It also notifies the watchdog if no probe can
+// be sent, because then a restart would not help. A family that is switched off on this host, or TCP listeners that
+// have reached their limit of clients, do not matter.
 func notifySystemd(ctx context.Context, c *core) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
@@ -68,8 +67,8 @@ func notifySystemd(ctx context.Context, c *core) error {
 	}
 }
 
-// notify sends state to systemd, if systemd runs the agent. While systemd does not read its socket, notify tries again
-// until ctx ends, and then returns nil.
+// notify sends state to systemd, if systemd runs the agent. While systemd does not read its socket, notify tries
+// again. It returns nil if ctx ends first.
 func notify(ctx context.Context, state string) error {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return nil

@@ -25,17 +25,18 @@ import (
 const (
 	// wayInterval is how often the way of each family is probed. An answer renews the lease of the rules.
 	wayInterval = iptables.LeaseTime / 4
-	// wayTCP is how often the way to a nameserver is probed over TCP, too.
+	// wayTCP is how often the way to a nameserver is also probed over TCP.
 	wayTCP = 8 * wayInterval
 	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through. A failure counts
-	// only if it comes wayMissed or more after the previous one, because a repair of the rules causes further probes.
+	// only if it comes wayMissed or more after the previous failure that counted, because a repair of the rules
+	// causes further probes.
 	wayMisses = 3
 	wayMissed = wayInterval * 3 / 4
 )
 
 // ways probes the way that a client's query takes to each nameserver of resolv.conf: a probe has the route, the
 // source address and the filters of a client's query, and passes the same rules. The agent's own queries are not
-// redirected, so the probes have a hop limit for which the first rule redirects them ([iptables.ProbeHops]). If
+// redirected, so the probes have a hop limit that the first rule matches and redirects ([iptables.ProbeHops]). If
 // resolv.conf has no nameserver of a family, a loopback address is probed instead.
 //
 // One nameserver of each family is probed at a time. If the probe is not answered, the other nameservers are probed at
@@ -43,17 +44,17 @@ const (
 // ends and the kernel ends the capture, whatever the reason is.
 type ways struct {
 	log     *slog.Logger
-	clock   *clock.Clock // only for these probes: other polls may wait for a disk
+	clock   *clock.Clock // only for these probes: on another clock, a poll that waits for a disk could delay them
 	id      string       // the agent's answer for id.server
 	targets func(family.Family) []netip.Addr
 	direct  func(ctx context.Context, f family.Family, network string) error // probes the listener without the rules
 	barred  func() bool                                                      // reports whether all queries of the agent to nameservers have failed to be sent
 	renew   func(family.Family) error
-	missed  func()          // is called after the first probe of a way that does not reach the agent: the rules may be gone
+	missed  func()          // is called after the first failed probe in a row: the rules may be gone
 	begun   <-chan struct{} // closed when the rules are first installed
 	rules   <-chan struct{} // receives when the rules were installed or changed
 	tick    func()          // is called before each round of probes
-	// passing is called with the destinations of a family to which queries must pass through, when they change.
+	// passing is called with the destinations whose queries must pass through, for a family, when they may have changed.
 	passing func(family.Family, []netip.Prefix)
 
 	known   map[netip.Addr]*way
@@ -93,8 +94,8 @@ func (r *probed) keep(renew func(family.Family) error, f family.Family) {
 	}
 }
 
-// run probes until ctx ends. It starts when the rules are installed, or at once if installed is true: rules of the
-// previous agent are installed already.
+// run probes until ctx ends. If installed is true, rules of the previous agent are installed already, and run
+// starts at once. Otherwise it starts when the rules are installed.
 func (w *ways) run(ctx context.Context, installed bool) {
 	w.known, w.results = make(map[netip.Addr]*way), make(chan probed)
 	w.renewal = map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}
@@ -126,7 +127,7 @@ func (w *ways) run(ctx context.Context, installed bool) {
 	}
 }
 
-// drain receives the results of the probes in flight, so that their goroutines end.
+// drain receives the results of the probes in flight. Then the goroutines of these probes end.
 func (w *ways) drain() {
 	for _, way := range w.known {
 		if way.probing {
@@ -135,8 +136,8 @@ func (w *ways) drain() {
 	}
 }
 
-// next probes the nameserver of family f whose last probe is the oldest, and forgets
-// nameservers that resolv.conf no longer has.
+// next probes the nameserver of family f that was not probed for the longest time. It forgets nameservers that
+// resolv.conf no longer has.
 func (w *ways) next(ctx context.Context, f family.Family) {
 	targets := w.targets(f)
 	for addr, known := range w.known {
@@ -159,8 +160,8 @@ func (w *ways) next(ctx context.Context, f family.Family) {
 	w.probe(ctx, slices.MinFunc(ready, func(a, b netip.Addr) int { return w.known[a].last.Compare(w.known[b].last) }))
 }
 
-// probe probes the way to a nameserver in another goroutine. It probes over UDP and, because a firewall may drop only
-// queries over TCP, every wayTCP also over TCP. While probes fail, each probe is over UDP and TCP.
+// probe probes the way to a nameserver in another goroutine. It probes over UDP. Every wayTCP it also probes over
+// TCP, because a firewall may drop only queries over TCP. While probes fail, each probe is over UDP and TCP.
 func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 	known := w.known[nameserver]
 	now := time.Now()
@@ -202,7 +203,7 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 	}()
 }
 
-// ask sends a probe to a nameserver as a client would, and returns the state that its answer shows.
+// ask sends a probe to a nameserver as a client would, and returns the state that the answer shows.
 func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (problems.WayState, error) {
 	to := netip.AddrPortFrom(nameserver, 53).String()
 	text, err := ask(ctx, question{
@@ -219,8 +220,9 @@ func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (
 	return problems.WayReached, nil
 }
 
-// forwards sends a nameserver a query as the agent forwards queries. It returns [problems.WayBarred] if a firewall of this host
-// drops the query, and otherwise [problems.WayReached], whether or not there is a reply.
+// forwards sends a query to a nameserver in the way in which the agent forwards queries. It returns
+// [problems.WayBarred] if a firewall of this host drops the query, and otherwise [problems.WayReached], whether or
+// not there is a reply.
 func forwards(ctx context.Context, nameserver netip.Addr) (problems.WayState, error) {
 	_, err := ask(ctx, question{what: "querying a nameserver", network: "udp", to: netip.AddrPortFrom(nameserver, 53).String(),
 		name: askID, hops: queryHops, limit: probeRetry})
@@ -237,8 +239,8 @@ func undialled(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial" && noRoute(err)
 }
 
-// note records the result of a probe. It logs a new state, tells passing about it, and after a failure probes the other
-// nameservers.
+// note records the result of a probe. It logs a new state and changes which queries pass through. After a failure
+// it probes the other nameservers.
 func (w *ways) note(ctx context.Context, r probed) {
 	known, f := w.known[r.nameserver], family.Of(r.nameserver)
 	known.probing = false
@@ -277,8 +279,8 @@ func (w *ways) note(ctx context.Context, r probed) {
 	}
 }
 
-// noteLease logs err, a failure to renew the lease of a family. After a success it closes alive, if the rules are
-// installed.
+// noteLease logs err, the error of renewing the lease of family f. If err is nil and the rules are installed, it
+// closes alive.
 func (w *ways) noteLease(f family.Family, err error) {
 	if w.renewal[f].Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
@@ -308,7 +310,7 @@ func (w *ways) changed(now *way) {
 }
 
 // pass lets queries pass through to the nameservers of family f whose ways are broken or barred. If all ways of the
-// family are, it lets all queries of the family pass through.
+// family are broken or barred, it lets all queries of the family pass through.
 func (w *ways) pass(f family.Family) {
 	targets := w.targets(f)
 	var broken []netip.Prefix

@@ -136,8 +136,8 @@ func (s *side) unseen() error {
 	return nil
 }
 
-// knownEmpty reports whether the kernel itself says that backend b has nothing of nametap in family f. unread is
-// why the tools could not read the family.
+// knownEmpty reports whether the kernel itself says that backend b has nothing of nametap in family f. The tools
+// could not read the family, because of the error unread.
 func knownEmpty(b Backend, f family.Family, unread error) bool {
 	if isAny(unread, errNoFamily) {
 		return true
@@ -160,8 +160,8 @@ type site struct {
 	family  family.Family
 }
 
-// A machine has what both backends have in the kernel. plain is the backend of the iptables-restore without a
-// backend in its name.
+// A machine has what both backends have in the kernel. plain is the backend that the tool named iptables-restore
+// uses.
 type machine struct {
 	nft, legacy *side
 	plain       Backend
@@ -183,9 +183,9 @@ func (m machine) side(b Backend) *side {
 }
 
 // choose returns the backend to use, and why: the configured one; otherwise the only usable one; otherwise the
-// backend in which other programs have more rules, since a backend that no program uses may be there by accident
-// (a tool of the other kind in this image); otherwise the backend that already has rules of nametap; otherwise
-// m.plain.
+// backend in which other programs have more rules; otherwise the backend that already has rules of nametap;
+// otherwise m.plain. A backend that no other program uses may be there by accident (a tool of the other kind in
+// this image).
 func (m machine) choose(asked Backend) (*side, string, error) {
 	nft, legacy := m.nft, m.legacy
 	switch {
@@ -196,7 +196,7 @@ func (m machine) choose(asked Backend) (*side, string, error) {
 		return nil, "", m.side(asked).err()
 	case !nft.usable() && !legacy.usable():
 		return nil, "", errors.Join(nft.err(), legacy.err())
-	case nft.unclear(): // no rules yet are better than rules in the wrong backend
+	case nft.unclear(): // for now, no rules are better than rules in the wrong backend
 		return nil, "", nft.err()
 	case legacy.unclear():
 		return nil, "", legacy.err()

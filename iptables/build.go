@@ -48,9 +48,10 @@ func buildFamily(cfg Config, f family.Family) []table {
 	return tables
 }
 
-// TestAddr returns the test address of a family. The rules redirect UDP queries to it for all users, also for the
-// agent, so that the agent can find out without a capability whether it captures. No nameserver has these
-// addresses: the IPv4 one is on loopback, and every router discards packets to the IPv6 one (RFC 6666).
+// TestAddr returns the test address of a family. The rules redirect UDP queries to this address for all users, also
+// for the agent. With such a query the agent finds out, without a capability, whether it captures. No nameserver
+// has these addresses: the IPv4 address is on loopback, and every router discards packets to the IPv6 address (RFC
+// 6666).
 func TestAddr(f family.Family) netip.Addr {
 	if f == family.IPv4 {
 		return netip.AddrFrom4([4]byte{127, 15, 0, 53})
@@ -59,9 +60,9 @@ func TestAddr(f family.Family) netip.Addr {
 }
 
 // ProbeHops is the TTL or hop limit by which the rules recognise the agent's probes: they redirect a probe like a
-// client's query. No system uses this value by default, and the agent sets another one for its other queries.
-// Using a mark instead would need a capability, other rules change marks, and routes and firewalls treat marked
-// packets differently.
+// client's query. No system uses this value by default, and the agent sets another value for its other queries. A
+// mark would need a capability, rules of other programs change marks, and routes and firewalls treat marked packets
+// differently.
 const ProbeHops = 217
 
 // builder makes the chains of one family.
@@ -126,9 +127,9 @@ func (b builder) unleased() []string {
 	return []string{b.rule(recent(b.family, "! "+leaseAlive), "no agent", "RETURN")}
 }
 
-// owners makes the rules that let queries of the agent and of excluded users pass through. The agent's rules are
-// first, because most queries that are not captured are its own. If accept is true, queries of the agent to other
-// hosts also skip the rules of other programs in this table.
+// owners makes the rules that let queries of the agent and of excluded users pass through. The rules for the agent
+// are first, because most queries that are not captured are the agent's. If accept is true, queries of the agent to
+// other hosts also skip the rules of other programs in this table.
 func (b builder) owners(accept bool) []string {
 	var rules []string
 	if accept {
@@ -153,16 +154,16 @@ func (b builder) agents() []string {
 	return append(owned("uid", b.cfg.AgentUIDs), owned("gid", b.cfg.AgentGIDs)...)
 }
 
-// owned returns one match for the packets of each user ("uid") or group ("gid").
-func owned(what string, ids []uint32) (matches []string) {
+// owned returns one match for the packets of each id. kind is "uid" for users or "gid" for groups.
+func owned(kind string, ids []uint32) (matches []string) {
 	for _, id := range ids {
-		matches = append(matches, fmt.Sprintf("-m owner --%s-owner %d", what, id))
+		matches = append(matches, fmt.Sprintf("-m owner --%s-owner %d", kind, id))
 	}
 	return matches
 }
 
-// exclusions makes the rules that let packets to excluded destinations pass through, from this host and from
-// outside alike.
+// exclusions makes the rules that let packets to excluded destinations pass through. They are for packets from this
+// host and from virtual interfaces.
 func (b builder) exclusions() []string {
 	var rules []string
 	if b.family == family.IPv6 && len(b.cfg.Servers) == 0 {
@@ -186,8 +187,7 @@ func (b builder) exclusions() []string {
 // kernel would discard them.
 const linkLocal = "fe80::/10"
 
-// Passes reports whether queries to a nameserver pass through because they cannot be
-// captured.
+// Passes reports whether queries to server pass through because no rule can capture them.
 func Passes(server netip.Addr) bool { return server.Is6() && server.IsLinkLocalUnicast() }
 
 // A destination has the values of -d and -o in the rule for captured queries.
@@ -195,8 +195,7 @@ type destination struct {
 	address, out string
 }
 
-// destinations returns the destinations whose queries are captured; a single empty one
-// means all.
+// destinations returns the destinations whose queries are captured. A single empty destination means all.
 func destinations(cfg Config, f family.Family) []destination {
 	if len(cfg.Servers) == 0 {
 		return []destination{{}}
@@ -218,8 +217,8 @@ type action struct {
 	vips        bool // connections to VIPs are redirected, too
 }
 
-// prerouting makes the chain for packets from virtual interfaces. These packets have no socket on this host, so no
-// owner, and no outgoing interface yet.
+// prerouting makes the chain for packets from virtual interfaces. These packets have no socket on this host and
+// therefore no owner. They have no outgoing interface yet.
 func (b builder) prerouting(to action) chain {
 	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleased(), b.exclusions()...)}
 	for _, name := range b.cfg.VirtualInterfaces {
@@ -238,9 +237,9 @@ func (b builder) prerouting(to action) chain {
 // quicPort is the UDP port of HTTP/3. refusedPort is a UDP port on which no program listens (RFC 1078).
 const quicPort, refusedPort = 443, 1
 
-// vips makes the rules that redirect connections to VIPs from interface in, or from anywhere if in is "". Packets
-// of HTTP/3 are redirected to the agent, which answers that it has no version of QUIC. Other UDP packets are
-// redirected to refusedPort, so the kernel refuses them at once.
+// vips makes the rules that redirect connections to VIPs. If in is an interface, the rules match only connections
+// from it; if in is "", they match all. Packets of HTTP/3 are redirected to the agent, which answers that it
+// supports no version of QUIC. Other UDP packets are redirected to refusedPort, so the kernel refuses them at once.
 func (b builder) vips(in string) (rules []string) {
 	for _, vip := range b.vipRanges() {
 		m := matches("-d", vip, "-i", in, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
@@ -259,7 +258,7 @@ func (b builder) vips(in string) (rules []string) {
 	return rules
 }
 
-// vipJumps makes the rules that let packets to VIPs jump to a chain.
+// vipJumps makes the rules that send packets to VIPs to a chain.
 func (b builder) vipJumps(chain string) (jumps []string) {
 	for _, vip := range b.vipRanges() {
 		for _, p := range []string{"udp", "tcp"} {
@@ -314,9 +313,9 @@ func (b builder) redirected() (rules []string) {
 	return rules
 }
 
-// looped adds rules to table raw that accept the packets of redirected flows when they come in on lo, where the
-// kernel still knows their connections. A reply then has the source address of the nameserver, so rules against
-// forged addresses, such as wg-quick's, would drop it.
+// looped adds rules to table raw that accept the packets of redirected flows when they come in on lo. The kernel
+// has found the connections of these packets already. A reply then has the source address of the nameserver, so
+// rules against forged addresses, such as wg-quick's, would drop it.
 func (b builder) looped(chains []chain) []chain {
 	if b.cfg.NoAccept {
 		return chains
@@ -352,8 +351,8 @@ func (b builder) leases() []chain {
 		return nil
 	}
 	to := func(request leaseRequest) string { return fmt.Sprintf("-p udp -m udp --dport %d", request) }
-	// The agent's replies are no requests, although any user may query the agent from the port of a request, where
-	// sysctl allows that.
+	// A reply of the agent is no request, even if it goes to the port of a request: where sysctl allows that, any
+	// user may query the agent from such a port.
 	jump := fmt.Sprintf("-d %s -p udp -m udp ! --sport %d --dport %d:%d", b.loopback(), b.cfg.Port, leaseRenewal, leaseEnd)
 	c := chain{name: leaseChain, parent: "OUTPUT", jumps: []string{b.rule(jump, "lease", leaseChain)}}
 	for _, agent := range b.agents() {
@@ -365,12 +364,12 @@ func (b builder) leases() []chain {
 	return []chain{c}
 }
 
-// synOnly matches the packet that opens a connection. A redirect would break a connection
-// that is open already when conntrack first sees it.
+// synOnly matches the packet that opens a connection. If conntrack first saw a connection that is already open, a
+// redirect would break it.
 const synOnly = "--tcp-flags FIN,SYN,RST,ACK SYN"
 
-// matches joins options and values, and leaves out options without a value. iptables-save prints the options in
-// the order -d, -i, -o, -p.
+// matches joins options and their values, and leaves out options whose value is "". The caller passes the options
+// in the order in which iptables-save prints them: -d, -i, -o, -p.
 func matches(optionsAndValues ...string) string {
 	var b strings.Builder
 	for i := 0; i < len(optionsAndValues); i += 2 {
@@ -381,7 +380,8 @@ func matches(optionsAndValues ...string) string {
 	return strings.TrimPrefix(b.String(), " ")
 }
 
-// rule returns a rule as iptables-save prints it. The colon and the space make iptables-save quote the comment.
+// rule returns a rule as iptables-save prints it. The comment has a colon and a space, so iptables-save prints it
+// in quotes.
 func (b builder) rule(matches, comment, target string) string {
 	rule := "-j " + target
 	if !b.cfg.NoComments {

@@ -55,7 +55,7 @@ type Capture struct {
 	open      func() bool // reports connections to VIPs; nil if there are never any
 	openSince time.Time   // when the unhooked chains were first found in use
 	openLimit time.Duration
-	openUntil time.Time // until when open counts; set at the end of Keep
+	openUntil time.Time // until when inUse calls open; set at the end of Keep, zero before
 }
 
 // New returns a Capture that has done nothing yet. A nil logger logs nothing.
@@ -80,10 +80,10 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 }
 
 // Set changes the desired value. If the configuration is not valid, it changes nothing and returns an error.
-// Otherwise Keep follows.
+// Otherwise Keep changes the kernel accordingly.
 func (c *Capture) Set(d Desired) error { return c.aim(&target{Desired: d, set: true}) }
 
-// aim completes a target and makes it the current one.
+// aim completes a target and makes it the current target.
 func (c *Capture) aim(t *target) error {
 	t.Config = t.Config.withDefaults()
 	previous := c.target.Load()
@@ -114,8 +114,8 @@ func (c *Capture) aim(t *target) error {
 // SetEnding sets what Keep does at its end. Rules that Config.FailClosed keeps stay in any case.
 func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 
-// SetOpen makes a removal keep the chains, without jumps to them, also while open reports that there are
-// connections to VIPs: the kernel translates the addresses of connections only as long as a rule needs that. At
+// SetOpen makes a removal wait while open reports that there are connections to VIPs. The chains then stay, without
+// jumps to them, because the kernel translates the addresses of connections only as long as a rule needs that. At
 // the end of Keep the chains stay for up to limit. SetOpen must be called before Keep.
 func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.openLimit = open, limit }
 
@@ -134,8 +134,8 @@ func (c *Capture) Renew(f family.Family) error {
 // several changes.
 func (c *Capture) Installed() <-chan struct{} { return c.installed }
 
-// Look makes Keep check the rules soon, as a change of nft rules does that the kernel announces: the caller has seen that
-// they may be gone. It returns at once.
+// Look makes Keep check the rules soon, as if the kernel had announced a change. The caller has seen that the rules
+// may be gone. Look returns at once.
 func (c *Capture) Look() { chans.Wake(c.rules) }
 
 // Begun returns a channel that is closed when Keep has installed the rules of the first desired
@@ -151,8 +151,8 @@ func (c *Capture) Begun() <-chan struct{} { return c.begun }
 // counts later failures.
 //
 // A removal takes two steps. After the first, no query is captured. If queries were captured recently, the chains
-// stay for Config.Settle, without jumps to them: once no rule needs it, the kernel stops tracking connections and
-// translating addresses, and replies in flight would be lost. The chains also stay for open connections to VIPs
+// stay for Config.Settle, without jumps to them. Without these chains, the kernel would stop tracking connections
+// and translating addresses, and replies in flight would be lost. The chains also stay for open connections to VIPs
 // ([Capture.SetOpen]). If capture is desired again during that time, one write completes the rules.
 func (c *Capture) Keep(ctx context.Context) error {
 	defer c.lease.close()
@@ -176,19 +176,19 @@ func (c *Capture) Keep(ctx context.Context) error {
 	return errors.Join(err, c.end(ctx))
 }
 
-// Apply installs the rules in place of any others of nametap, and removes nametap's rules in the other backend. If
-// the rules are installed already, it changes nothing. Each family has all of its rules or none.
+// Apply installs the rules, replaces all other rules of nametap, and removes nametap's rules in the other backend.
+// If the rules are installed already, it changes nothing. Each family has all of its rules or none.
 //
 // A family or a part of the rules that this machine does not support is left out, and logged. Any other failure is
-// retried for about 2 s. After that the rules that work are installed, and Apply returns [ErrIncomplete]. After
-// any other error each family has the rules that it had before, or none.
+// retried for about 2 s. After that the rules that work are installed, and Apply returns [ErrIncomplete]. If Apply
+// returns another error, each family has the rules that it had before, or none.
 func (c *Capture) Apply(ctx context.Context) error { return c.once(ctx, true) }
 
 // Remove removes all rules and chains of nametap, in both backends and families, whatever configuration they were
 // made of. It leaves rules of other programs unchanged. It is no error if nametap has no rules.
 //
 // If a backend can never be read, for example without a capability, Remove does the rest and returns [ErrUnseen],
-// unless the kernel reports the backend as empty. The error is another one if c has installed rules in that
+// unless the kernel reports the backend as empty. It returns another error if c has installed rules in that
 // backend, or if the backend may be readable later.
 //
 // Remove takes the same steps as Keep. When ctx ends it does not wait for replies in flight any longer. A step
@@ -224,7 +224,7 @@ func (c *Capture) loop(ctx context.Context) error {
 			c.sleep(ctx, s)
 			continue
 		}
-		// The goal may have changed because queries pass through while a firewall changes rules.
+		// While a firewall changes rules, queries may pass through. That may be why the goal has changed.
 		if changed := c.watch.last(); s == stepApply && c.in.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
 			c.firewall.look(changed)
 		}
@@ -296,8 +296,7 @@ func (c *Capture) sleep(ctx context.Context, s step) {
 	}
 }
 
-// reach takes steps until the goal is reached or a step returns an error. restart was called
-// before.
+// reach takes steps until the goal is reached or a step returns an error. The caller has called restart.
 func (c *Capture) reach(ctx context.Context) error {
 	for {
 		switch s := c.next(); {
@@ -478,9 +477,9 @@ func (c *Capture) inUse() bool {
 	return c.open != nil && (c.openUntil.IsZero() || time.Now().Before(c.openUntil)) && c.open()
 }
 
-// nextCheck returns when to check the rules if no program changes them before, after a step that began at began
-// and has just ended. If steps take long, half of the time is left to other programs. After an announcement, a
-// check is due at c.ready.
+// nextCheck returns when the next check is due if the kernel announces no change before. It also sets c.ready: when
+// the check is due after an announcement. The last step began at began and has just ended. If steps take long, half
+// of the time is left to other programs.
 func (c *Capture) nextCheck(began time.Time) time.Time {
 	took := time.Since(began)
 	interval := c.goal.Config.Interval
@@ -501,8 +500,8 @@ func (c *Capture) nextCheck(began time.Time) time.Time {
 	return began.Add(max(interval, 2*took))
 }
 
-// checksAtOnce is how many checks may follow announcements at once. Programs that change nft rules all the time,
-// or want other rules than nametap, then get one check in each Config.Interval.
+// checksAtOnce is how many checks may follow announcements at once. After these there is one check in each
+// Config.Interval, even if programs change nft rules all the time or want other rules than nametap.
 const checksAtOnce = 10
 
 // endTimeout bounds the removal at the end of Keep: the settle time, and the time of the tools.
@@ -548,8 +547,8 @@ func (c *Capture) logCaptured(changed bool, err error) {
 	}
 }
 
-// logFailure counts a failure of a check, a repair or a retry, and logs it unless it is the same
-// as the previous one.
+// logFailure counts a failure of a check, a repair or a retry, and logs it unless it is the same as the previous
+// failure.
 func (c *Capture) logFailure(err error) {
 	if err != nil {
 		c.failures.Add(1)
@@ -572,7 +571,7 @@ func (c *Capture) logRemoval(had bool, err error) {
 	case !c.onlyOthers(err):
 		c.log.Error("the capture rules cannot be removed; retrying", "error", err)
 	case had:
-		c.log.Info("removed the capture rules of this agent; others may remain", "error", err)
+		c.log.Info("removed the capture rules of this agent; rules of an earlier agent may remain", "error", err)
 	default:
 		c.log.Warn("capture rules of an earlier agent may remain", "error", err)
 	}
@@ -591,7 +590,7 @@ func (c *Capture) publish() {
 	}
 }
 
-// Levels returns how much of each family is captured since the last step. It does not read the kernel.
+// Levels returns how much of each family is captured, as of the last step. It does not read the kernel.
 func (c *Capture) Levels() map[family.Family]Level {
 	r, levels := c.report.Load(), make(map[family.Family]Level)
 	for _, f := range family.All() {
@@ -609,21 +608,21 @@ func (c *Capture) Captured() bool { return c.report.Load().captured }
 // Active reports whether queries are captured: rules are installed, and they match.
 func (c *Capture) Active() bool {
 	r := c.report.Load()
-	active := len(r.in.families) == 0 && !r.outdated // no nameserver can be captured
+	active := len(r.in.families) == 0 && !r.outdated // true if no rules are needed: queries to no nameserver can be captured
 	for f, v := range r.in.families {
 		active = active || !v.lease || c.lease.alive(f)
 	}
-	return r.captured && (active || r.unleased && r.outdated) // rules without a lease capture after a failed removal, too
+	return r.captured && (active || r.unleased && r.outdated) // after a failed removal, rules without a lease still capture
 }
 
-// Leased reports whether the installed rules have a lease, so that the kernel ends the capture when no agent
-// renews it.
+// Leased reports whether the installed rules have a lease. Then the kernel ends the capture when no agent renews
+// the lease.
 func (c *Capture) Leased() bool {
 	in := c.report.Load().in
 	return len(in.families) > 0 && !in.unleased()
 }
 
-// Remaining says why rules that were to be removed are still there, or may be. It is "" if no removal has failed.
+// Remaining says why rules that were to be removed are, or may be, still there. It is "" if no removal has failed.
 func (c *Capture) Remaining() string { return c.report.Load().remaining }
 
 // Stats counts what Keep has done.
@@ -653,15 +652,15 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 // be called while rules are changed.
 func (c *Capture) Applied() (Status, error) { return c.report.Load().status(c.applied) }
 
-// EndsByItself reports whether all rules of nametap in the kernel have a lease, so that they capture nothing when
-// no agent renews it. It must not be called while rules are changed.
+// EndsByItself reports whether all rules of nametap in the kernel have a lease, and so capture nothing when no
+// agent renews it. It must not be called while rules are changed.
 func (c *Capture) EndsByItself(ctx context.Context) bool {
 	return inspectAll(ctx, c.goal.Config).endsByItself()
 }
 
 // Plan returns the texts that Apply would pass to iptables-restore now, in order, and changes nothing. It returns
-// none if all rules are installed. If this machine lacks something (see Check), Apply tries other texts without it
-// after these.
+// none if all rules are installed. If this machine lacks something (see Check), Apply tries these texts first, and
+// then texts without what is missing.
 func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 	r := c.report.Load()
 	return r.plan(inspectAll(ctx, r.goal.Config))

@@ -21,7 +21,7 @@ import (
 	"github.com/nametap/nametap/internal/family"
 )
 
-// Finding is one thing that capture needs or can use, and whether this machine has it.
+// A Finding says whether this machine has one of the things that capture needs or can use.
 type Finding struct {
 	What string `json:"what"`
 	OK   bool   `json:"ok"`
@@ -33,8 +33,8 @@ type Finding struct {
 	Advice string `json:"advice,omitempty"`
 }
 
-// after returns the finding with the result of a test: OK if err is nil, otherwise with the
-// error as its detail.
+// after returns the finding with err, the result of a test. If err is nil, OK is true. Otherwise Detail is the text
+// of err.
 func (f Finding) after(err error) Finding {
 	if f.OK = err == nil; f.OK {
 		f.Advice = ""
@@ -83,8 +83,8 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 	return findings
 }
 
-// probe tries the variants of the rules, best first, where they capture nothing. The first variant that works
-// shows what is missing. needed is true if one of them must work.
+// probe tries the variants of the rules, best first, where they capture nothing. The first variant that works shows
+// what is missing. needed is true if capture fails when no variant works.
 func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
 	var first error
@@ -95,7 +95,7 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 				first = err
 			}
 			if failsAgain(err) && !isAny(err, errExtension, errNoTable) {
-				break // fewer rules would fail, too: a tool may hang
+				break // fewer rules would fail, too, such as when a tool hangs
 			}
 			continue
 		}
@@ -110,8 +110,8 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.after(first)}
 }
 
-// tryRules passes a text to iptables-restore in a new network namespace, which ends with the program. Without the
-// permission to make a namespace, it tests only the syntax.
+// tryRules passes a text to iptables-restore in a new network namespace, which ends with the thread that made it.
+// Without the permission to make a namespace, tryRules tests only the syntax.
 func tryRules(ctx context.Context, t tools, text string) (how string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.limit)
 	defer cancel()
@@ -134,7 +134,7 @@ var errNewNetwork = errors.New("no new network namespace")
 func inNewNetwork(f func() error) error {
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocks it, so the thread ends with the goroutine
+		runtime.LockOSThread() // without unlocking it later, so the thread ends with the goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			result <- fmt.Errorf("%w: %w", errNewNetwork, err)
 			return
@@ -180,8 +180,8 @@ func checkRoutes(ctx context.Context, cfg Config) (findings []Finding) {
 	return findings
 }
 
-// hasAddress reports whether this host has an address of a family that other hosts can reach. Without one,
-// the control plane sends no VIPs of the family.
+// hasAddress reports whether this host has an address of family f that other hosts can reach. Without such an
+// address, the control plane sends no VIPs of the family.
 func hasAddress(f family.Family) bool {
 	addrs, err := net.InterfaceAddrs()
 	return err != nil || slices.ContainsFunc(addrs, func(a net.Addr) bool {
@@ -190,7 +190,7 @@ func hasAddress(f family.Family) bool {
 	})
 }
 
-// errUnmapped is returned for a uid or gid that the kernel would refuse with EINVAL.
+// errUnmapped is the error for a uid or gid that the kernel would refuse with EINVAL.
 var errUnmapped = errors.New("is not mapped in this user namespace, so no rule can name it")
 
 // checkMapped returns an error if a uid or gid of the configuration does not exist in this
@@ -232,8 +232,8 @@ func mapped(idMap []byte, id uint32) bool {
 	return false
 }
 
-// Check uses github.com/coreos/go-iptables for the version of a tool and to look for single
-// rules. Everything else runs the tools itself, since go-iptables 0.8.0
+// Check uses github.com/coreos/go-iptables to find the version of a tool, and to look for single rules. For
+// everything else this package runs the tools itself, because go-iptables 0.8.0
 //
 //   - finds iptables in $PATH, but neither the tools of one backend beside the tools of the
 //     other nor tools in /usr/sbin that are not in $PATH;
@@ -249,8 +249,8 @@ const goLockWait = 5
 // oldestTool is the first version whose iptables-restore waits for the lock (-w).
 func oldestTool() []int { return []int{1, 6, 2} }
 
-// checkInstalled returns the version of a family's tool and, if rules of nametap are
-// installed, whether the tool finds each of them.
+// checkInstalled returns a finding for the version of a family's tool. If rules of nametap are installed, it also
+// returns whether the tool finds each rule.
 func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, p.tools.limit)
 	defer cancel()
@@ -280,7 +280,7 @@ func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Fi
 	return findings
 }
 
-// installedVariant returns the variant that is installed, or the best one if none is.
+// installedVariant returns the variant that is installed. If no variant is installed, it returns the best variant.
 func installedVariant(f family.Family, have saved, vs []variant) variant {
 	for _, v := range vs {
 		if len(v.rules.drift(f, have)) == 0 {
@@ -337,8 +337,8 @@ func arguments(spec string) []string {
 	return args
 }
 
-// limited calls f, which runs tools one after the other, and kills the running tool when ctx ends: go-iptables
-// waits for a tool forever. f must not run tools in other goroutines.
+// limited calls f, which runs tools one after the other. When ctx ends, limited kills the running tool, because
+// go-iptables waits for a tool forever. f must not run tools in other goroutines.
 func limited(ctx context.Context, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -358,7 +358,7 @@ func limited(ctx context.Context, f func() error) error {
 	})
 	err := f()
 	if !stop() {
-		<-killed // or the kill would hit what the thread runs next
+		<-killed // otherwise the kill could hit a program that the thread starts next
 	}
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()

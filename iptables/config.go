@@ -16,30 +16,27 @@ import (
 // Config says what is captured. [DefaultConfig] is a good start: the zero value
 // lacks a port and the agent's uid.
 type Config struct {
-	// Port is the agent's DNS port, for UDP and TCP, on 127.0.0.1 and ::1, and
-	// on the addresses of VirtualInterfaces. Not 0 and not 53. This package does not
-	// check that the agent listens there: if it does not, queries are refused.
+	// Port is the agent's DNS port, for UDP and TCP, on 127.0.0.1 and ::1, and on the addresses of
+	// VirtualInterfaces. Not 0 and not 53. This package does not check that the agent listens there. If the agent
+	// does not, queries are refused.
 	Port uint16
 
-	// AgentUIDs and AgentGIDs are the users and groups of the agent. Queries of a
-	// socket with one of them are never captured, because they would come back to the
-	// agent. At least one is required.
+	// AgentUIDs and AgentGIDs are the users and groups of the agent. Queries of sockets of these users and groups
+	// are never captured, because they would come back to the agent. At least one user or group is required.
 	AgentUIDs, AgentGIDs []uint32
 
-	// Servers are the nameservers whose queries are captured, such as the
-	// nameservers of resolv.conf; queries to others pass through. If it is empty,
-	// queries to any address are captured. A zone ("fe80::1%eth0") limits that
-	// server to this outgoing interface.
+	// Servers are the nameservers whose queries are captured, such as the nameservers of resolv.conf. Queries to
+	// other servers pass through. If Servers is empty, queries to any address are captured. A zone ("fe80::1%eth0")
+	// limits that server to this outgoing interface.
 	Servers []netip.Addr
 
-	// ExcludeUIDs and ExcludeGIDs are users and groups whose queries pass through, such
-	// as the user of a stub resolver on loopback, which would query itself through the
-	// agent.
+	// ExcludeUIDs and ExcludeGIDs are users and groups whose queries pass through, such as the user of a stub
+	// resolver on loopback: through the agent, the stub resolver would query itself.
 	ExcludeUIDs, ExcludeGIDs []uint32
 	// ExcludeCIDRs are destinations to which queries pass through.
 	ExcludeCIDRs []netip.Prefix
 	// ExcludeInterfaces are outgoing interfaces; queries through them pass through. A name that ends in "+" means
-	// all interfaces whose names begin with the rest.
+	// all interfaces whose names begin with the text before the "+".
 	ExcludeInterfaces []string
 
 	// VirtualInterfaces are interfaces of containers or virtual machines (docker0, k6t-eth0) whose incoming
@@ -47,24 +44,24 @@ type Config struct {
 	// so the agent has to listen there.
 	VirtualInterfaces []string
 
-	// VIPs are addresses whose clients the agent connects to hosts. TCP connections to VIPs, and UDP packets to
-	// their port 443, are redirected to EgressPort. Other UDP packets are refused (ICMP port unreachable). The
-	// exclusions apply to VIPs, too, but Servers is for DNS alone. If EgressPort is 0, packets to VIPs pass
-	// through.
+	// VIPs are virtual addresses: the agent connects clients that connect to a VIP to the host that has the VIP.
+	// TCP connections to VIPs, and UDP packets to their port 443, are redirected to EgressPort. Other UDP packets
+	// are refused (ICMP port unreachable). The exclusions apply to VIPs, too. Servers does not: it is only for DNS.
+	// If EgressPort is 0, packets to VIPs pass through.
 	VIPs []netip.Prefix
 	// EgressPort is the agent's TCP port for VIPs, and its UDP port for QUIC, on the same addresses as Port.
 	EgressPort uint16
 
 	// Pod is true if the network namespace is a pod's. Queries that the agent sends to other hosts then skip the
-	// other rules in table nat: rules of Istio's ambient mode would redirect these queries to the agent. Outside
-	// of pods the queries skip no rules, because a host may have rules for them (DNAT).
+	// other rules in table nat: rules of Istio's ambient mode would redirect these queries to the agent. Outside of
+	// pods these queries skip no rules, because a host may have DNAT rules for them.
 	Pod bool
 
-	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone, the kernel takes queries
-	// of an application and of the agent from the same source port for one flow.
+	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone, the kernel treats queries
+	// of an application and queries of the agent as one flow if they have the same source port and the same server.
 	Zone uint16
-	// Lease makes the rules match only for [LeaseTime] after each [Capture.Renew], so that the kernel ends the
-	// capture when the agent does not answer any more. Lease and FailClosed exclude each other.
+	// Lease makes the rules match only for [LeaseTime] after each [Capture.Renew]. So the kernel ends the capture
+	// when the agent no longer answers. Lease and FailClosed exclude each other.
 	Lease bool
 	// NoProbe leaves out the rules that redirect packets with [ProbeHops].
 	NoProbe bool
@@ -73,8 +70,8 @@ type Config struct {
 	// NoComments leaves out the comments that explain each rule.
 	NoComments bool
 
-	// Only is the only family whose queries are captured; 0 for both. Of both, a family that this machine lacks is left
-	// out, and logged, as long as the other one works.
+	// Only is the only family whose queries are captured; 0 for both. If it is 0, a family that this machine lacks
+	// is left out, and logged, as long as the other family works.
 	Only family.Family
 	// Backend is where the rules go; "" is Auto.
 	Backend Backend
@@ -83,10 +80,9 @@ type Config struct {
 	// Settle is how long a reply to a query may be in flight when the rules change: the longest time that the
 	// agent spends on a query, and a little more; 0 is 5 s.
 	Settle time.Duration
-	// Patience is how long one tool may run. If a step of a removal fails for a reason that may pass, such as a
-	// lock that another program holds for longer than the tool waits, it is also how long the step is retried
-	// before the failure is reported; the retries go on after that. 0 is 15 s: time for the lock, and for a name
-	// service, which iptables queries even for a numeric uid.
+	// Patience is how long one tool may run. It is also how long a step of a removal is retried before its failure
+	// is reported, if the reason may pass, such as a lock that another program holds. The retries go on after that.
+	// 0 is 15 s: time for the lock, and for a name service, which iptables queries even for a numeric uid.
 	Patience time.Duration
 	// ToolDir is a directory in which the tools of iptables are looked for before $PATH, /usr/sbin and
 	// /sbin; "" for none.
@@ -119,10 +115,10 @@ func (c Config) Families() []family.Family {
 	return slices.DeleteFunc(family.All(), func(f family.Family) bool { return !c.Has(f) })
 }
 
-// Needs reports whether it is a failure if this machine lacks f: f is IPv4, or the only family.
+// Needs reports whether capture has failed if this machine lacks f. It is true if f is IPv4 or the only family.
 func (c Config) Needs(f family.Family) bool { return f == family.IPv4 || c.Only == f }
 
-// Without returns the configuration without a family. The other family must not be left out.
+// Without returns the configuration without f. The other family must not be left out already.
 func (c Config) Without(f family.Family) Config {
 	c.Only = f.Other()
 	return c
@@ -158,8 +154,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate returns an error for the first field that cannot be made into rules, with its
-// value and what was expected.
+// validate returns an error for the first field from which no rules can be made. The error has the value, and what
+// was expected.
 func (c Config) validate() error {
 	if c.Port == 0 || c.Port == dnsPort {
 		return fmt.Errorf("capture port %d: want the agent's DNS port, not 0 and not %d", c.Port, dnsPort)
@@ -244,13 +240,13 @@ func checkInterface(name string) error {
 	return nil
 }
 
-// Backend is one of the two implementations of iptables in the kernel. Rules of both are
-// in force at once, so nametap's must be in only one of them.
+// Backend is one of the two implementations of iptables in the kernel. The kernel applies the rules of both, so
+// nametap's rules must be in only one of them.
 type Backend string
 
-// The backends. Auto takes the only usable backend; of two, the one in which other
-// programs have more rules; otherwise the one with rules of nametap; otherwise the backend
-// of the plain iptables-restore.
+// The backends. Auto takes the only usable backend. If both are usable, it takes the backend in which other
+// programs have more rules; otherwise the backend that already has rules of nametap; otherwise the backend that the
+// tool named iptables-restore uses.
 const (
 	Auto   Backend = "auto"
 	NFT    Backend = "nft"

@@ -7,12 +7,12 @@ import (
 	"github.com/nametap/nametap/internal/family"
 )
 
-// Desired tells whether DNS is to be captured, and how.
+// Desired says whether DNS is to be captured, and how.
 type Desired struct {
 	On bool
 	// Because says why capture is on or off, for the log.
 	Because string
-	// Config says what is captured. A removal needs its Settle.
+	// Config says what is captured. A removal uses its Settle, Patience and ToolDir.
 	Config Config
 }
 
@@ -21,7 +21,7 @@ type target struct {
 	Desired
 	set      bool // false before the first Set: there is nothing to do
 	variants []variant
-	leased   []variant // the same with a lease: another process may have installed the rules so
+	leased   []variant // the same with a lease: another process may have installed such rules
 }
 
 // same reports whether t asks for the same rules as other.
@@ -61,7 +61,7 @@ const (
 	stepRemove             // remove the rest
 )
 
-// nextStep returns the next step from phase now to the desired value. due is true if the time for a step has come.
+// nextStep returns the next step from phase now to the desired value. due is true if it is time for a step.
 func nextStep(desired *target, now phase, due bool) step {
 	switch {
 	case !desired.set, !desired.On && now == phaseRemoved:

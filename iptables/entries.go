@@ -17,7 +17,7 @@ import (
 // entries drops conntrack entries that keep sockets on the path of previous rules.
 type entries struct {
 	log       *slog.Logger
-	leftovers map[string]time.Time // when the entries that are dropped later were first seen, by key
+	leftovers map[string]time.Time // the entries that will be dropped later: when each was first seen, by key
 	replies   time.Time            // until then replies to queries of dropped entries may arrive; zero if none may
 	closing   time.Time            // until then connections from before the last change may be reset
 	logged    map[family.Family]*logonce.Failure
@@ -28,14 +28,14 @@ func newEntries(log *slog.Logger) entries {
 	return entries{log: log, logged: map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}}
 }
 
-// pending reports whether a sweep is due although the rules have not changed since the last one.
+// pending reports whether a sweep is due although the rules have not changed since the last sweep.
 func (e *entries) pending() bool {
 	return e.failed || len(e.leftovers) > 0 || !e.replies.IsZero() || time.Now().Before(e.closing)
 }
 
-// sweep drops entries that let queries bypass the agent. changed is true after a change of rules. Leftovers are
-// dropped when they have been there for the settle time. After a failure the next check tries again. For
-// [closingTime] after a change every check sweeps.
+// sweep drops entries that let queries bypass the agent. changed is true after a change of rules. A leftover is
+// dropped when sweeps have seen it for the settle time. After a failure, the next check sweeps again. For
+// [closingTime] after a change, every check sweeps.
 func (e *entries) sweep(cfg Config, in installed, changed bool) {
 	now := time.Now()
 	changed = changed || e.failed
@@ -61,8 +61,8 @@ func (e *entries) sweep(cfg Config, in installed, changed bool) {
 	}
 }
 
-// closingTime is how long after a change of rules connections from before the change may still be reset. Clients
-// wait for a reply for at most so long.
+// closingTime is how long connections from before a change of rules may still be reset after it. No client waits
+// for a reply for longer.
 const closingTime = 30 * time.Second
 
 // late reports whether a sweep is due because rules changed not long ago. If changed is true, they changed now.
@@ -77,14 +77,14 @@ func (e *entries) late(now time.Time, changed bool) bool {
 	return late
 }
 
-// settled reports whether a leftover was first seen at by or before. Otherwise it records the leftover. previous
-// has the leftovers of the last sweep.
-func (e *entries) settled(key string, previous map[string]time.Time, by time.Time) bool {
+// settled reports whether a leftover was first seen at latest or before it. Otherwise it records the leftover.
+// previous has the leftovers of the last sweep.
+func (e *entries) settled(key string, previous map[string]time.Time, latest time.Time) bool {
 	seen, ok := previous[key]
 	if !ok {
 		seen = time.Now()
 	}
-	if !seen.After(by) {
+	if !seen.After(latest) {
 		return true
 	}
 	e.leftovers[key] = seen
@@ -104,8 +104,8 @@ func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
 	return dropped, err == nil
 }
 
-// A class is a set of conntrack entries: those that pass one of the filters, and for which match returns true. The
-// kernel applies the filters, so an entry that passes none costs a fraction of one that does.
+// A class is a set of conntrack entries: all that pass one of the filters and for which match returns true. The
+// kernel applies the filters, so an entry that passes no filter costs little time.
 type class struct {
 	filters []conntrack.Filter
 	match   func(conntrack.Entry) bool
@@ -142,9 +142,9 @@ type sweep struct {
 	zone  uint16   // zone of captured queries, 0 without one
 }
 
-// bypassing returns the class of entries that let queries bypass the agent, or would send queries of the agent
-// back to it. If changed is true, after a change of rules, the class has more entries. It has a leftover if
-// settled returns true for that.
+// bypassing returns the class of entries that let queries bypass the agent, or would send queries of the agent back
+// to it. After a change of rules, changed is true and the class has more entries. The class has a leftover if
+// settled returns true for it.
 func (s sweep) bypassing(changed bool, settled func(conntrack.Entry) bool) class {
 	return class{
 		filters: []conntrack.Filter{
@@ -188,7 +188,8 @@ func bypassingVIPs(cfg Config) class {
 // incomplete. The entries in other zones are leftovers, or belong to the agent and to
 // excluded clients.
 //
-// Without a zone, an entry that is not redirected may belong to any of them.
+// Without a zone, an entry that is not redirected may belong to a captured query, to the agent or to an excluded
+// client.
 func (s sweep) stale(e conntrack.Entry) bool {
 	return isDNS(e, unix.IPPROTO_UDP) && e.Zone == s.zone && !s.redirected(e) // the zone is 0 without one
 }
@@ -200,35 +201,35 @@ func ofReply(e conntrack.Entry) bool {
 		e.Original.Source.Port() == dnsPort && e.Original.Destination.Port() != dnsPort
 }
 
-// unanswered reports whether an entry belongs to a TCP connection whose SYN has no reply. The
-// entry stays for two minutes, and repetitions of the SYN and further connections from the
-// same port follow it. If it is dropped, the next SYN is the first packet of a new entry.
+// unanswered reports whether an entry belongs to a TCP connection whose SYN has no reply. The entry stays for two
+// minutes, and decides the path of repetitions of the SYN and of further connections from the same port. If the
+// entry is dropped, the next SYN is the first packet of a new entry.
 func unanswered(e conntrack.Entry) bool {
 	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPSynSent
 }
 
-// reset reports whether an entry belongs to a TCP connection that a RST has ended. The entry
-// stays for 10 s, and if the last packet was the server's, the next connection from the same port
-// follows it. After all other ends the kernel makes a new entry for the next connection.
+// reset reports whether an entry belongs to a TCP connection that a RST has ended. The entry stays for 10 s, and if
+// the last packet was the server's, the next connection from the same port takes it over. After all other ends the
+// kernel makes a new entry for the next connection.
 func reset(e conntrack.Entry) bool { return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPClose }
 
-// pickedUp reports whether an entry was made by a packet in the middle of a TCP connection,
-// without a reply. The kernel makes such entries when it begins to track connections again, as
-// after `nft flush ruleset`. They stay for five minutes, and further connections from the same
-// port follow them. If the connection goes on after all, its next packet makes the entry again.
+// pickedUp reports whether an entry was made by a packet in the middle of a TCP connection, without a reply. The
+// kernel makes such entries when it begins to track connections again, as after `nft flush ruleset`. They stay for
+// five minutes, and further connections from the same port take them over. If the entry is dropped but the
+// connection still exists, the next packet makes the entry again.
 func pickedUp(e conntrack.Entry) bool {
 	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPEstablished && !e.Replied()
 }
 
-// bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped. After a change
-// of rules, that is also true of a connection without a reply.
+// bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped. After a change of
+// rules, an entry of a connection without a reply has to be dropped, too.
 func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
 	return !s.redirected(e) && (reset(e) || pickedUp(e) || changed && unanswered(e))
 }
 
-// bypassesVIPs reports whether an entry of a packet to a VIP has to be dropped after a change of
-// rules: it is not redirected and has no reply. A client that connected before the rules were
-// installed repeats its SYN for two minutes, or its first packets of QUIC, and all of them follow the entry.
+// bypassesVIPs reports whether an entry of a packet to a VIP has to be dropped after a change of rules: it is not
+// redirected and has no reply. A client that connected before the rules were installed repeats its SYN for two
+// minutes, or its first packets of QUIC, and the entry decides the path of all of them.
 func bypassesVIPs(cfg Config, e conntrack.Entry) bool {
 	to := e.Original.Destination
 	vip := slices.ContainsFunc(cfg.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
@@ -268,7 +269,7 @@ func (s sweep) redirected(e conntrack.Entry) bool {
 	return slices.Contains(s.ports, e.Reply.Source.Port())
 }
 
-// inUse reports whether queries were captured recently. It is true if that cannot be read.
+// inUse reports whether queries were captured recently. It returns true if the entries cannot be read.
 func inUse(f family.Family, have saved) bool {
 	s := sweep{ports: have.redirections()}
 	used := false

@@ -9,12 +9,12 @@ import (
 // The reasons why a tool fails, recognised by its message. Any other error may be temporary, so the tool is run
 // again and the error reported.
 var (
-	// The machine does not support something. These are permanent.
+	// The machine does not support something. These errors are permanent.
 	errTool      = errors.New("tool is missing")
 	errNoTable   = errors.New("no such table in this kernel")
 	errNoFamily  = errors.New("no such address family in this kernel")
 	errExtension = errors.New("no such match or target in this kernel or iptables")
-	// These are permanent too, but the machine supports what is needed.
+	// These errors are permanent, too, but the machine supports what is needed.
 	errPermission   = errors.New("not permitted")
 	errIncompatible = errors.New("has rules that only the nft tool can read: keep them in a table of another name")
 	// The tool has waited for the lock already.
@@ -52,7 +52,7 @@ func temporary(err error) bool {
 	return err != nil && (!failsAgain(err) || isAny(err, errLocked, context.DeadlineExceeded))
 }
 
-// isAny reports whether an error is one of targets.
+// isAny reports whether err is one of targets.
 func isAny(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/nametap/nametap/internal/family"
 )
 
-// A fingerprint tells whether rules may have changed in the kernel. If two are equal, no rule
-// changed between them, except for changes of legacy's rules that were undone.
+// A fingerprint shows whether rules have changed in the kernel. If two fingerprints are equal, no rule has changed
+// between them, except for changes of legacy's rules that were undone.
 type fingerprint struct {
 	generation uint32 // the generation of nft's rules
 	legacy     uint64 // a hash of legacy's rules

@@ -9,15 +9,15 @@ import (
 const (
 	// firewallPause is how long nft rules must not change before table filter is repaired.
 	firewallPause = 200 * time.Millisecond
-	// firewallLimit replaces firewallPause while the table has no rule of another program. It is also how long a
-	// repair waits at most.
+	// firewallLimit replaces firewallPause while the table has no rule of another program. It is also the longest
+	// time for which a repair waits.
 	firewallLimit = 2 * time.Second
 )
 
-// A filterRepair decides when table filter is repaired, while another program may be changing rules. Firewalls
-// replace their rules in several steps, and insert some of them by number. Firewalld with its backend iptables
-// takes 0.1 s from the removal of the rules of table filter to `-I OUTPUT 4`, and 0.6 s on a busy machine. If a
-// rule of nametap is installed in between, the firewall's rule gets another place among the firewall's own rules.
+// A filterRepair decides when table filter is repaired, while another program may change rules. Firewalls replace
+// their rules in several steps, and insert some of them by number. Firewalld with its backend iptables takes 0.1 s
+// from the removal of the rules of table filter to `-I OUTPUT 4`, and 0.6 s on a busy machine. If a rule of nametap
+// is installed in between, the firewall's rule gets another place among the firewall's own rules.
 //
 // So the repair of table filter waits for a pause in the changes of nft rules. The other tables, without which
 // queries are not captured, are repaired at once. A table filter without rules of other programs refuses either no
@@ -33,9 +33,9 @@ type lack struct {
 	empty bool // the table has no rule of another program
 }
 
-// look decides which families' table filter the current step leaves as it is. changed is when the kernel last
-// announced a change of nft rules; zero if it announces none. Unless changed is zero, a table that was complete at
-// the last step is left: a firewall may begin while it is read.
+// look decides for which families the current step leaves table filter as it is. changed is when the kernel last
+// announced a change of nft rules; zero if it has announced none. If changed is not zero, the step leaves a table
+// that was complete at the last step: a firewall may begin to change the table while nametap reads it.
 func (w *filterRepair) look(changed time.Time) {
 	w.spared = make(map[family.Family]bool)
 	for _, f := range family.All() {
@@ -56,7 +56,7 @@ func (w *filterRepair) spare(f family.Family) string {
 	return ""
 }
 
-// due reports whether a repair that has waited is to be made in the current step.
+// due reports whether the current step is to make a repair that has waited.
 func (w *filterRepair) due() bool {
 	for f := range w.lacks {
 		if !w.spared[f] {
@@ -66,7 +66,7 @@ func (w *filterRepair) due() bool {
 	return false
 }
 
-// note records the repairs that the current step leaves to a later one. m is what the kernel has now.
+// note records the repairs that the current step leaves to a later step. m is what the kernel has now.
 func (w *filterRepair) note(m machine, in installed) {
 	previous := w.lacks
 	w.lacks = make(map[family.Family]lack)

@@ -80,8 +80,8 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 	return changed, errors.Join(err, otherErr)
 }
 
-// install installs the rules in one backend, and keeps the rules of a family if those of the other family fail. If both
-// fail, each has the rules that it had before, or none.
+// install installs the rules in one backend. If the rules of one family fail, it keeps the rules of the other
+// family. If both fail, each has the rules that it had before, or none.
 func (i *installer) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
 	in := installed{backend: s.backend, reason: reason,
 		families: make(map[family.Family]variant), missing: make(map[family.Family]error), reduced: make(map[family.Family]error)}
@@ -129,8 +129,8 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 	return changed, err
 }
 
-// candidates returns the variants that this machine may support with have in the kernel, and why it leaves out
-// others. Unsupported variants are left out until it is time to try them again.
+// candidates returns the variants of vs that this machine may support, and why the other variants are left out.
+// have is what the kernel has. Unsupported variants are left out until it is time to try them again.
 func (i *installer) candidates(vs []variant, at site, have saved) (left []variant, lacks error) {
 	left, lacks = possible(vs, have)
 	if reduced := i.in.reduced[at.family]; reduced != nil && at.backend == i.in.backend && !i.retryDue() {
@@ -153,9 +153,9 @@ func (i *installer) noteLacks(in installed) {
 // quietInterval is the time between checks of complete nft rules, whose changes the kernel announces.
 const quietInterval = time.Hour
 
-// retryDue reports whether to try again what is missing: at each check if it failed for a reason that may pass,
-// and ever more rarely if this machine does not support it. An attempt may write rules to one table and fail at
-// the next one; queries then pass through until the rules are as before.
+// retryDue reports whether to try again what is missing. What has failed for a reason that may pass is tried again
+// at each check. What this machine does not support is tried again ever more rarely. An attempt may write rules to
+// one table and fail at the next table. Then queries pass through until the rules are as before.
 func (i *installer) retryDue() bool {
 	return !i.in.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
 }
@@ -169,7 +169,8 @@ func (i *installer) place(at site) (made map[string]bool) {
 	return i.made[at]
 }
 
-// logMissing logs how in differs from the rules installed before in what is missing.
+// logMissing logs what is newly missing in the installed rules, and what is no longer missing. in is what was just
+// installed.
 func (i *installer) logMissing(in installed) {
 	for _, f := range family.All() {
 		was, is := i.in.families[f], in.families[f]
@@ -190,7 +191,7 @@ func (i *installer) logMissing(in installed) {
 	}
 }
 
-// cleared records that nothing of nametap is in the families of a backend that could be read.
+// cleared records that nametap has nothing in those families of a backend that could be read.
 func (i *installer) cleared(s *side) {
 	for f := range s.saved {
 		delete(i.placed, site{s.backend, f})
@@ -224,8 +225,8 @@ func (i *installer) drifted(m machine) ([]string, error) {
 	return drifts, errors.Join(errs...)
 }
 
-// unhook deletes the jumps to nametap's chains in both backends. used is true if queries were captured recently,
-// so that replies may be in flight, and again if what failed may succeed soon.
+// unhook deletes the jumps to nametap's chains in both backends. used is true if queries were captured recently:
+// replies may be in flight. again is true if what failed may succeed soon.
 func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 	var sides []*side
 	var errs []error
@@ -260,8 +261,8 @@ func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 	return used, again, err
 }
 
-// ownFirst returns both backends, first the one in which this process has installed rules: a tool of the other one
-// may hang until no time is left.
+// ownFirst returns both backends, first the backend in which this process has installed rules: a tool of the other
+// backend may hang until no time is left.
 func (i *installer) ownFirst() []Backend {
 	if i.placed[site{Legacy, family.IPv4}] || i.placed[site{Legacy, family.IPv6}] {
 		return []Backend{Legacy, NFT}
@@ -271,8 +272,8 @@ func (i *installer) ownFirst() []Backend {
 
 // unhookFamily deletes the jumps of one family in one backend, and drops the conntrack entries that would still
 // redirect to the agent. With a zone, no UDP socket uses these entries, but sockets would use them again without
-// the zone, so they are dropped first. Without a zone, and over TCP, sockets use them until the jumps are deleted,
-// so they are dropped after that, too.
+// the zone. So they are dropped before the jumps are deleted. Without a zone, and over TCP, sockets use them until
+// the jumps are deleted. So they are dropped after that, too.
 func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error {
 	s := sweep{ports: have.redirections()}
 	if len(have["raw"].ownChains()) > 0 {
@@ -283,8 +284,9 @@ func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error
 	return err
 }
 
-// removeSides removes everything of nametap in both backends, except where unhook has just found nothing, because
-// each tool takes long on a busy machine. again is true if what failed may succeed soon.
+// removeSides removes everything of nametap in both backends. Because each tool takes long on a busy machine, it
+// skips a backend in which unhook has just found nothing and this process has made no table. again is true if what
+// failed may succeed soon.
 func (i *installer) removeSides(ctx context.Context) (again bool, err error) {
 	var failed, unseen error
 	for _, b := range []Backend{NFT, Legacy} {
@@ -328,7 +330,8 @@ func (i *installer) unread(s *side) (unseen, failed error) {
 	return unseen, failed
 }
 
-// unreadPlaced returns an error if a family could not be read in which this process has installed rules.
+// unreadPlaced returns an error if a family in which this process has installed rules could not be read, unless the
+// kernel says that the family is empty.
 func (i *installer) unreadPlaced(s *side) error {
 	var errs []error
 	for f, err := range s.reason {

@@ -18,12 +18,12 @@ type installed struct {
 	reduced  map[family.Family]error // why installed families do not have the best variant
 }
 
-// complete reports whether everything is installed that the configuration asks for.
+// complete reports whether everything that the configuration asks for is installed.
 func (in installed) complete() bool {
 	return in.backend != "" && len(in.missing)+len(in.reduced) == 0
 }
 
-// failed reports whether anything is missing that this machine may support.
+// failed reports whether something that this machine may support is missing.
 func (in installed) failed() bool {
 	for _, f := range family.All() {
 		if err := cmp.Or(in.missing[f], in.reduced[f]); err != nil && !unsupported(err) {
@@ -43,8 +43,8 @@ func (in installed) unleased() bool {
 	return false
 }
 
-// acceptable returns an error if no family is installed, or if anything is missing that this machine
-// may support.
+// acceptable returns an error if no wanted family is installed, or [ErrIncomplete] if something that this machine
+// may support is missing.
 func (in installed) acceptable() error {
 	var refused, passing []error
 	for _, f := range family.All() {

@@ -19,8 +19,8 @@ const LeaseTime = 2 * time.Second
 // leaseChain is the chain of table raw that carries out requests about the lease.
 const leaseChain = ownPrefix + "LEASE"
 
-// A leaseRequest is the UDP port of a datagram to loopback, which says what the datagram asks for. The rules of
-// [leaseChain] carry out the request and drop the datagram, so sending it fails with EPERM. Without these rules it
+// A leaseRequest is a UDP port. A datagram to this port of loopback makes the request. The rules of [leaseChain]
+// carry out the request and drop the datagram, so sending it fails with EPERM. Without these rules, the datagram
 // goes to a port on which no program listens.
 type leaseRequest uint16
 
@@ -29,11 +29,11 @@ const (
 	leaseRenewal leaseRequest = 1 + iota // sent by the agent: the rules match from now on
 	leaseQuery                           // sent by any user: dropped if the rules match now
 	leaseEnd                             // sent by the agent: the rules match no longer
-	leaseNothing                         // in no rule: tells whether a firewall drops all requests
+	leaseNothing                         // matches no rule: if it is dropped, a firewall drops all requests
 )
 
 // leaseName returns the name of the list of match recent that holds the lease of a family. The mask of [recent]
-// makes all addresses equal, so the list has one entry or none: the time of the last renewal.
+// makes all addresses equal, so the list has at most one entry: the time of the last renewal.
 func leaseName(f family.Family) string { return ownPrefix + strings.ToUpper(f.String()) }
 
 // recent returns the match recent with a command for the lease of a family.
@@ -67,8 +67,8 @@ type lease struct {
 	renewed map[family.Family]time.Time // the last renewals
 }
 
-// renew renews the lease of a family for [LeaseTime]. begins is true if the lease may have ended before. renew
-// does nothing if there are no rules with a lease.
+// renew renews the lease of a family for [LeaseTime]. begins is true if the lease may have ended before this
+// renewal. renew does nothing if there are no rules with a lease.
 func (l *lease) renew(f family.Family) (begins bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,7 +93,7 @@ func (l *lease) end(f family.Family) error {
 	return err
 }
 
-// alive reports whether the lease of a family was renewed in time.
+// alive reports whether this process has renewed the lease of a family in the last [LeaseTime].
 func (l *lease) alive(f family.Family) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -68,8 +68,9 @@ func lacksLegacyTable(f family.Family, table string) bool {
 	return isAny(askLegacy(f, legacyInfo, buffer), unix.ENOENT, unix.ENOPROTOOPT, unix.EAFNOSUPPORT)
 }
 
-// missingLegacyExtension returns the first match or target in a text for iptables-restore that the kernel says it
-// does not have, or "". iptables-legacy does not say what is missing when a commit fails, so the kernel is asked.
+// missingLegacyExtension returns the first match or target in text, an input of iptables-restore, that the kernel
+// does not have; "" if it has all. It asks the kernel, because iptables-legacy does not say what is missing when a
+// commit fails.
 func missingLegacyExtension(f family.Family, text string) string {
 	match, target := legacyRevisions(f)
 	asked := map[string]bool{}
@@ -100,8 +101,8 @@ func builtin(target string) bool {
 	return slices.Contains([]string{"RETURN", "ACCEPT"}, target) || strings.HasPrefix(target, ownPrefix)
 }
 
-// legacyTables returns those tables of nametap that legacy has in the kernel. Without ip_tables in the kernel
-// there are none.
+// legacyTables returns which of the tables that nametap uses exist in legacy. Without ip_tables in the kernel there
+// are none.
 func legacyTables(f family.Family) ([]string, error) {
 	name := "/proc/thread-self/net/ip_tables_names"
 	if f == family.IPv6 {

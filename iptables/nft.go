@@ -46,8 +46,8 @@ func nftGeneration() (uint32, error) {
 	return binary.BigEndian.Uint32(value), nil
 }
 
-// generationNow returns nftGeneration, or 0 if the kernel has no nft or this process may not ask for it. After any
-// other error, known is false.
+// generationNow returns the generation of the nft rules, or 0 if the kernel has no nft or if this process may not
+// read the generation. After any other error, known is false.
 func generationNow() (generation uint32, known bool) {
 	generation, err := nftGeneration()
 	if isAny(err, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL, unix.EPERM) {
@@ -56,7 +56,8 @@ func generationNow() (generation uint32, known bool) {
 	return generation, err == nil
 }
 
-// askNFTTable asks nft for a table of a family, by the kernel's number. It returns nil if the table exists.
+// askNFTTable asks nft for a table of a family. It returns nil if the table exists. family is the kernel's number
+// of the family.
 func askNFTTable(family uint8, table string) error {
 	return askNetfilter(func([]byte) {}, conntrack.Request{
 		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: family, Attributes: tableName(table)})

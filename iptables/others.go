@@ -13,7 +13,7 @@ const (
 	// istioPrefix begins the names of chains of istio-iptables and istio-cni.
 	istioPrefix = "ISTIO_"
 	// ztunnelMark is on packets of ztunnel in a pod of Istio's ambient mode. Only rules of istio-cni
-	// match it: istio-iptables knows ztunnel's packets by their owner.
+	// match it: istio-iptables recognises ztunnel's packets by their owner.
 	ztunnelMark = "0x539/0xfff"
 	// ambientTable is istio-cni's table, of family inet, if it uses nft by itself.
 	ambientTable = "istio-ambient-nat"
@@ -58,7 +58,8 @@ func istioRules(s saved) []string {
 	return found
 }
 
-// isIstio reports whether a rule is Istio's and for port 53, and whether it matches the mark of ztunnel's packets.
+// isIstio reports whether a rule is a rule of Istio for port 53. ztunnel is true if it also matches the mark of
+// ztunnel's packets.
 func isIstio(r savedRule) (istio, ztunnel bool) {
 	ws := words(r.spec)
 	if valueOf(ws, "--dport") != "53" || strings.HasPrefix(r.chain, ownPrefix) {
@@ -77,8 +78,8 @@ func hasAmbient(s saved) bool {
 	})
 }
 
-// nativeAmbient describes the rules of istio-cni for ztunnel in nft that the tools of iptables do not show; "" if there
-// are none.
+// nativeAmbient describes the nft rules of istio-cni for ztunnel, which the tools of iptables do not show. It
+// returns "" if there are none.
 func nativeAmbient() string {
 	if askNFTTable(nfprotoInet, ambientTable) != nil {
 		return ""

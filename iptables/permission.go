@@ -11,7 +11,7 @@ import (
 // capable reports whether this process has a capability. If that cannot be read, it returns true.
 func capable(bit int) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var sets [2]unix.CapUserData // of capabilities 0 to 31, and of the others
+	var sets [2]unix.CapUserData // of capabilities 0 to 31, and of capabilities 32 to 63
 	err := unix.Capget(&header, &sets[0])
 	return err != nil || sets[bit/32].Effective&(1<<(bit%32)) != 0
 }
@@ -35,7 +35,7 @@ func withoutCapability(err error) error {
 }
 
 // refusal says why the kernel may have refused a tool that printed message: a capability is missing, or something
-// else confines this process, and so the tool.
+// else confines this process and its tools.
 func refusal(message string) string {
 	missing := ""
 	switch {
@@ -50,7 +50,7 @@ func refusal(message string) string {
 	if found := confinement(); len(found) > 0 {
 		return "this process has the capabilities, but is confined by " + strings.Join(found, ", ")
 	}
-	return "it needs CAP_NET_ADMIN, and for legacy CAP_NET_RAW and, if not root, CAP_DAC_READ_SEARCH, in the user namespace that owns the network namespace"
+	return "it needs CAP_NET_ADMIN in the user namespace that owns the network namespace; iptables-legacy also needs CAP_NET_RAW there, and CAP_DAC_READ_SEARCH if it does not run as root"
 }
 
 // confinement lists what may make the kernel refuse calls of this process although it has capabilities.

@@ -16,7 +16,8 @@ type place struct {
 	family   family.Family
 	tools    tools
 	attempts int // how often to write, 1 or more
-	// made has the tables that this process has made; nil if it has made none. Another program may delete their marks.
+	// made has the tables that this process has made, or has found with nametap's mark. Another program may
+	// delete the mark. If made is nil, nothing is recorded in it.
 	made map[string]bool
 	// spare is a table that is not written; "" for none.
 	spare string
@@ -34,13 +35,14 @@ type applied struct {
 	variant variant // the rules that are installed
 	have    saved   // what the kernel has now
 	changed bool
-	reduced error // why a better variant is not installed; nil for the best one
+	reduced error // why a better variant is not installed; nil for the best variant
 }
 
-// apply installs the first variant that works. before is what the kernel has. The best variant is tried p.attempts
-// times unless the error says that the machine lacks something; after another error, the other variants are tried
-// once. If none works, nametap's rules are removed, unless the kernel still has what it had before: a family has
-// all of its rules or none.
+// apply installs the first variant that works. before is what the kernel has. A variant is written up to p.attempts
+// times. If the machine does not support a match, a target or a table of the variant, the next variant is tried.
+// After an error that may pass, each further variant is tried once. Any other error ends the attempts. If no
+// variant works, nametap's rules are removed, unless the kernel still has what it had before: a family has all of
+// its rules or none.
 func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, error) {
 	var a applied
 	have := before
@@ -65,8 +67,8 @@ func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, 
 	return a, errors.Join(a.reduced, p.rollBack(context.WithoutCancel(ctx), before))
 }
 
-// converge writes until the kernel has these rules. It returns what the kernel has then, and whether it wrote
-// anything.
+// converge writes until the kernel has these rules. It records in p.made the tables that have the mark. It returns
+// what the kernel has then, and whether it wrote anything.
 func (p place) converge(ctx context.Context, have saved, rules Rules) (reading, bool, error) {
 	return p.write(ctx, have, func(have saved) string {
 		for name, t := range have {
@@ -78,8 +80,9 @@ func (p place) converge(ctx context.Context, have saved, rules Rules) (reading, 
 	})
 }
 
-// marks reports whether a table is to get the mark of nametap. That is so if the table is new, or if nametap has
-// made it, another program has deleted the mark with all other chains, and no program uses it.
+// marks reports whether a table is to get the mark of nametap. Only tables of nft get it. A table that does not
+// exist yet gets the mark, and marks records the table in p.made. A table in p.made gets the mark again if the mark
+// is gone and no other program uses the table: another program has deleted all chains.
 func (p place) marks(name string, have *savedTable) bool {
 	if p.backend != NFT {
 		return false
@@ -90,10 +93,10 @@ func (p place) marks(name string, have *savedTable) bool {
 	return have == nil || p.made[name] && !have.hasMark() && have.foreign() == 0
 }
 
-// write writes the text that change returns for what the kernel has, until change returns none. have is what the
-// kernel had a moment ago; if it is nil, the kernel is read first. write returns what the kernel has at the end,
-// and whether it wrote anything.
-func (p place) write(ctx context.Context, have saved, change func(saved) string) (reading, bool, error) {
+// write calls repair with what the kernel has, and writes the text that repair returns, until that text is empty.
+// have is what the kernel had a moment ago. If have is nil, write first reads the kernel. write returns what the
+// kernel has at the end, and whether it wrote anything.
+func (p place) write(ctx context.Context, have saved, repair func(saved) string) (reading, bool, error) {
 	var now reading
 	var err error
 	if have == nil {
@@ -103,7 +106,7 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 	}
 	failure := errors.New("another program changes the rules all the time")
 	for n := 0; ; n++ {
-		text := change(have)
+		text := repair(have)
 		switch {
 		case text == "":
 			return reading{saved: have}, n > 0, nil
@@ -116,11 +119,12 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 		if have, err = p.tools.read(ctx); err != nil {
 			return now, true, errors.Join(writeErr, err)
 		}
-		left := change(have)
+		left := repair(have)
 		switch {
 		case left == "":
 			return reading{have, after, stillKnown}, true, nil
-		// A failure while another program changes rules does not show a lack of support.
+		// Writing again would fail again. A lack of support only counts if no other program has changed rules meanwhile,
+		// because such a change can cause the same error.
 		case failsAgain(writeErr) && (left == text && known && stillKnown && generation == after || !unsupported(writeErr)):
 			return now, n > 0 || left != text, writeErr
 		case writeErr != nil:
@@ -135,8 +139,7 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 	}
 }
 
-// A reading is what the kernel had at a generation of its nft rules. known is false if the generation is not
-// known.
+// A reading is what the kernel had at a generation of its nft rules, if the generation is known.
 type reading struct {
 	saved
 	generation uint32
@@ -150,7 +153,7 @@ func (p place) readNow(ctx context.Context) (now reading, err error) {
 	return reading{have, generation, generationErr == nil}, err
 }
 
-// rollBack removes the rules of nametap if the tables are not as they were before.
+// rollBack removes the rules of nametap unless the tables are as they were before.
 func (p place) rollBack(ctx context.Context, before saved) error {
 	now, err := p.tools.read(ctx)
 	if err != nil {
@@ -173,8 +176,8 @@ func (p place) unhook(ctx context.Context, have saved) error {
 }
 
 // remove removes all rules and chains of nametap. It finds them by the names of the chains, whatever the settings.
-// have is what the kernel had a moment ago. after is what the kernel has then, apart from marks. changed is true
-// if there was anything to remove.
+// have is what the kernel had a moment ago. after is what the kernel has then, but may still have tables and marks
+// that were deleted at the end. changed is true if there was anything to remove.
 func (p place) remove(ctx context.Context, have saved) (after saved, changed bool, err error) {
 	now, changed, err := p.converge(ctx, have, Rules{})
 	if err != nil || !p.untidy(now.saved) {
@@ -183,8 +186,8 @@ func (p place) remove(ctx context.Context, have saved) (after saved, changed boo
 	return now.saved, true, p.tidy(ctx, now)
 }
 
-// tidy deletes the tables that nametap has made. If other programs use such a table, it only removes nametap's
-// mark.
+// tidy deletes the tables that nametap has made. It deletes all these tables at once or, if that fails, one by one.
+// If other programs use such a table, it only removes nametap's mark.
 func (p place) tidy(ctx context.Context, now reading) error {
 	var err error
 	if !now.known {
@@ -222,7 +225,7 @@ func (p place) untidy(s saved) bool {
 	return s.hasMark() || slices.ContainsFunc(tableNames(), func(name string) bool { return s[name] != nil && p.made[name] })
 }
 
-// deletable reports whether nametap has made a table that no program uses.
+// deletable reports whether nametap has made the table and no program uses it.
 func (p place) deletable(name string, t *savedTable) bool {
 	return t != nil && (t.hasMark() || p.made[name]) && t.foreign()+len(t.ownChains())+len(t.jumps()) == 0
 }
@@ -235,7 +238,7 @@ func (p place) deleteTable(ctx context.Context, name string) error {
 	case err != nil:
 		return err
 	case !now.known || !p.deletable(name, now.saved[name]):
-		return fmt.Errorf("other programs use table %s", name)
+		return fmt.Errorf("other programs use table %s, or the generation of its rules is not known", name)
 	}
 	return deleteNFTTables(p.family, now.generation, name)
 }

@@ -15,10 +15,10 @@ type Rules struct {
 	spare    string // a table that the rules leave as it is, "" for none
 }
 
-// sparing returns the rules without those of a table, which they leave as it is.
+// sparing returns rules that leave a table as it is. Otherwise they equal r.
 func (r Rules) sparing(table string) Rules { r.spare = table; return r }
 
-// tableNames returns the tables that the rules decide about, in the order in which they are changed.
+// tableNames returns the tables that the rules may change, in the order in which they are changed.
 func (r Rules) tableNames() []string {
 	return slices.DeleteFunc(tableNames(), func(name string) bool { return name == r.spare })
 }
@@ -42,8 +42,8 @@ func (r Rules) table(f family.Family, name string) table {
 func (r Rules) Text(f family.Family) string { return r.change(f, saved{}, noMark) }
 
 // drift lists how the saved rules of a family differ from r, as text for a log; the list is empty if they match.
-// Rules are compared as text and in order: in another order, the agent's queries might come back to it, and a rule
-// before nametap's jump might let queries bypass the agent.
+// Rules are compared as text and in order: in another order, the rules might redirect the agent's queries to the
+// agent, and a rule before nametap's jump might let queries bypass the agent.
 func (r Rules) drift(f family.Family, s saved) []string {
 	var ds []string
 	for _, name := range r.tableNames() {
@@ -52,10 +52,9 @@ func (r Rules) drift(f family.Family, s saved) []string {
 	return ds
 }
 
-// change returns the text for iptables-restore --noflush that turns the saved rules of a
-// family into r, table by table; "" if they match. It changes nothing of other programs. A table
-// for which mark is true gets the mark of nametap; a mark that is there stays. If a table lacks only
-// its mark, the mark was lost while the table was written: the chains of nametap were deleted with the mark.
+// change returns the text for iptables-restore --noflush that turns the saved rules of a family into r, table by
+// table; "" if they match. It changes nothing of other programs. A table for which mark returns true gets the mark
+// of nametap, even if an existing table differs in nothing else. A mark that a table has stays.
 func (r Rules) change(f family.Family, s saved, mark func(name string, have *savedTable) bool) string {
 	var b strings.Builder
 	for _, name := range r.tableNames() {
@@ -183,7 +182,7 @@ func (t table) jumpsIn(parent string) (jumps []string) {
 	return jumps
 }
 
-// wants reports whether a chain is one of the table's.
+// wants reports whether t has a chain with this name.
 func (t table) wants(name string) bool {
 	return slices.ContainsFunc(t.chains, func(c chain) bool { return c.name == name })
 }

@@ -16,7 +16,7 @@ import (
 // A table that is missing was never used.
 type saved map[string]*savedTable
 
-// savedTable is one table.
+// savedTable is one table of the output.
 type savedTable struct {
 	chains     []savedChain
 	rules      []savedRule
@@ -69,13 +69,14 @@ func parseSave(text []byte) (saved, error) {
 	return s, nil
 }
 
-// incompatible returns the name of a table if the line is a comment that says that the table cannot be read.
+// incompatible returns the name of a table and true if line is the comment of iptables-save for a table that it
+// cannot read.
 func incompatible(line string) (string, bool) {
 	name, rest, ok := strings.Cut(strings.TrimPrefix(line, "# Table `"), "'")
 	return name, ok && strings.HasPrefix(line, "# Table `") && strings.HasPrefix(rest, " is incompatible")
 }
 
-// add parses a line of a table, and reports whether it is one.
+// add parses a line of a table. It returns false if the line is not recognised.
 func (t *savedTable) add(line string) bool {
 	if chain, ok := strings.CutPrefix(line, ":"); ok {
 		name, rest, ok := strings.Cut(chain, " ")
@@ -95,7 +96,7 @@ func (t *savedTable) add(line string) bool {
 	return chain != ""
 }
 
-// targetOf returns the word after -j or -g, but not one in a quoted comment.
+// targetOf returns the word after -j or -g. It ignores quoted comments.
 func targetOf(spec string) string {
 	ws := words(spec)
 	return cmp.Or(valueOf(ws, "-j"), valueOf(ws, "-g"))
@@ -151,7 +152,7 @@ func (t *savedTable) ownChains() []string {
 	return names
 }
 
-// hasMark reports whether a table has the mark of nametap: nametap has made it.
+// hasMark reports whether a table has the mark of nametap, which says that nametap has made the table.
 func (t *savedTable) hasMark() bool {
 	return t != nil && slices.ContainsFunc(t.chains, func(c savedChain) bool { return c.name == tableMark })
 }
@@ -210,7 +211,7 @@ func (t *savedTable) foreignRules() int {
 	return n
 }
 
-// hasOwn reports whether any rule or chain is of nametap.
+// hasOwn reports whether any table has chains of nametap or jumps to them.
 func (s saved) hasOwn() bool {
 	for _, t := range s {
 		if len(t.ownChains())+len(t.jumps()) > 0 {
@@ -232,7 +233,7 @@ func (s saved) leased(f family.Family) bool {
 	return false
 }
 
-// hasMark reports whether nametap has made any of the tables.
+// hasMark reports whether any of the tables has the mark of nametap.
 func (s saved) hasMark() bool {
 	for _, t := range s {
 		if t.hasMark() {
@@ -263,7 +264,7 @@ func (s saved) redirections() (ports []uint16) {
 	return ports
 }
 
-// redirection returns the port to which a rule redirects, 0 if it does not.
+// redirection returns the port to which a rule redirects, or 0 if it is no redirect.
 func redirection(spec string) uint16 {
 	port, _ := strconv.ParseUint(valueOf(words(spec), "--to-ports"), 10, 16) // 0 for a range, which nametap never writes
 	return uint16(port)

@@ -24,8 +24,8 @@ type FamilyStatus struct {
 	Port uint16 `json:"port,omitempty"`
 	// Zone reports whether captured queries have a conntrack zone of their own.
 	Zone bool `json:"zone"`
-	// Lease tells whether the lease of the rules has time left, so that they capture now; "" if the rules have no
-	// lease.
+	// Lease is the state of the lease of the rules: they capture only while it has time left. It is "" if the rules
+	// have no lease.
 	Lease LeaseState `json:"lease,omitempty"`
 	// Without describes what the rules lack.
 	Without []string `json:"without,omitempty"`
@@ -37,7 +37,7 @@ type FamilyStatus struct {
 	Others []string `json:"others,omitempty"`
 	// Drift lists how the rules differ from the configuration.
 	Drift []string `json:"drift,omitempty"`
-	// OtherBackend reports that rules of nametap are in the other backend too.
+	// OtherBackend is true if rules of nametap are in the other backend, too.
 	OtherBackend bool `json:"otherBackend,omitempty"`
 	// Error says why the family is unavailable, not captured, or captured with reduced
 	// rules.
@@ -79,7 +79,7 @@ func leaseState(f family.Family) LeaseState {
 	return LeaseAlive
 }
 
-// A report is the state of a Capture for other goroutines. It never changes.
+// A report is the state of a Capture, as other goroutines see it. It never changes.
 type report struct {
 	goal      *target
 	in        installed
@@ -103,7 +103,7 @@ func (r *report) level(f family.Family) Level {
 	return v.level()
 }
 
-// status returns the status of the rules in the kernel, which has m.
+// status returns the status of the rules in the kernel. m is what the kernel has.
 func (r *report) status(m machine) (Status, error) {
 	s, other, reason, err := r.sides(m)
 	if err != nil {
@@ -123,7 +123,8 @@ func (r *report) status(m machine) (Status, error) {
 	return status, nil
 }
 
-// sides returns both backends, first the one that the rules are in or belong in.
+// sides returns both backends. chosen is the backend in which this process has installed rules or, without any,
+// would install them.
 func (r *report) sides(m machine) (chosen, other *side, reason string, err error) {
 	if r.in.backend != "" {
 		chosen, reason = m.side(r.in.backend), r.in.reason
@@ -133,8 +134,8 @@ func (r *report) sides(m machine) (chosen, other *side, reason string, err error
 	return chosen, m.side(chosen.backend.other()), reason, nil
 }
 
-// state compares the saved rules with the rules that this process installed. If it installed none, it compares
-// them with all variants, because this machine may support only some.
+// state compares the saved rules with the rules that this process installed. If this process has installed none,
+// state compares them with all variants, because this machine may support only some of them.
 func (r *report) state(fs *FamilyStatus, s saved) {
 	f, vs := fs.Family, r.goal.variantsFor(fs.Family, s)
 	if v, ok := r.in.families[f]; ok && !r.outdated {

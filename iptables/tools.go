@@ -31,7 +31,7 @@ const (
 const (
 	// readAttempts is how often reading the rules is tried.
 	readAttempts = 5
-	// firstPause is the longest pause after the first failure, and longestPause the longest one after many.
+	// firstPause is the longest pause after the first failure. longestPause is the longest pause after any failure.
 	firstPause, longestPause = 20 * time.Millisecond, 500 * time.Millisecond
 )
 
@@ -43,7 +43,7 @@ type tools struct {
 	family        family.Family
 }
 
-// A toolbox finds the tools, and bounds how long one may run.
+// A toolbox finds the tools, and bounds how long a tool may run.
 type toolbox struct {
 	dir   string        // the directory to look in first; "" for none
 	limit time.Duration // how long a tool may run
@@ -52,8 +52,8 @@ type toolbox struct {
 // newToolbox returns the toolbox of a configuration with defaults.
 func newToolbox(c Config) toolbox { return toolbox{c.ToolDir, c.Patience} }
 
-// find returns the tools with the backend in their names. If there are none, it returns the tools without a
-// backend in their names, if they are of that backend.
+// find returns the tools with the backend in their names, such as iptables-nft-save. Without these, it returns the
+// tools without a backend in their names, such as iptables-save, if they use that backend.
 func (x toolbox) find(ctx context.Context, b Backend, f family.Family) (tools, error) {
 	base := "iptables"
 	if f == family.IPv6 {
@@ -131,12 +131,12 @@ func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 	}
 }
 
-// read returns the rules in the kernel. It does not ask for single tables, because legacy makes every table that
-// it is asked for. After a failure that may pass, it tries again.
+// read returns the rules in the kernel. It does not name single tables, because legacy makes every table that is
+// named. After a failure that may pass, it tries again.
 func (t tools) read(ctx context.Context) (saved, error) { return t.reading(ctx)() }
 
-// reading starts to read the rules, and wait returns them. So several tools can run at a time, all started by one
-// thread, which may have a network namespace of its own.
+// reading starts to read the rules, and wait returns them. So one thread, which may have a network namespace of its
+// own, can start several tools that run at the same time.
 func (t tools) reading(ctx context.Context) (wait func() (saved, error)) {
 	first := t.start(ctx, nil, t.save)
 	return func() (saved, error) { return t.parsed(ctx, first) }
@@ -169,8 +169,8 @@ func (t tools) write(ctx context.Context, text string) error {
 	return err
 }
 
-// backOff returns how long to wait after the nth failure, counted from 0: longer each
-// time, and at random, so that two programs that disturb each other get out of step.
+// backOff returns how long to wait after the nth failure, counted from 0: longer each time, and partly at random,
+// because two programs that disturb each other must get out of step.
 func backOff(n int) time.Duration { return clock.Jitter(clock.BackOff(n, firstPause, longestPause)) }
 
 // run runs a tool and returns its output.
@@ -231,9 +231,9 @@ func afterEnd(ctx context.Context, pause time.Duration) <-chan struct{} {
 	return late
 }
 
-// replacementLock returns a lock file for legacy if legacy's own cannot be made (a container with a read-only
-// root), or "". No other program in such a container can make that file either, so any file that can be opened
-// will do; /dev/null always exists.
+// replacementLock returns another lock file for legacy if legacy's own lock file cannot be made (a container with a
+// read-only root). Otherwise it returns "". No other program in such a container can make legacy's own lock file
+// either, so any file that can be opened will do; /dev/null always exists.
 func replacementLock() string {
 	if os.Getenv("XTABLES_LOCKFILE") != "" {
 		return ""

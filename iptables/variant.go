@@ -23,7 +23,8 @@ func (v variant) level() Level {
 	return LevelComplete
 }
 
-// orLess returns v and the variants of vs after it, which are no better; all of vs if v is not among them.
+// orLess returns v and the variants after v in vs, which are not better than v. If v is not in vs, it returns all
+// of vs.
 func (v variant) orLess(vs []variant) []variant {
 	better := slices.IndexFunc(vs, func(other variant) bool { return slices.Equal(other.without, v.without) })
 	return vs[max(better, 0):]
@@ -35,14 +36,14 @@ type Level string
 // The levels.
 const (
 	LevelComplete    Level = "complete"
-	LevelReduced     Level = "reduced"     // the rules are without something that this machine lacks
+	LevelReduced     Level = "reduced"     // the rules leave out something that this machine lacks
 	LevelUnavailable Level = "unavailable" // this machine does not support the family
 	LevelFailed      Level = "failed"      // installing the rules failed, and is retried
 	LevelOff         Level = "off"         // the family is not to be captured
 )
 
-// variants returns the rules for a configuration, best first: as configured, and then without each combination of
-// parts, combinations of few parts first.
+// variants returns the rules for a configuration, best first. The first variant is as configured. The other
+// variants leave out one part, then two parts, and so on, in all combinations.
 func variants(cfg Config) ([]variant, error) {
 	var vs []variant
 	for choice := range 1 << len(parts()) {
@@ -54,7 +55,7 @@ func variants(cfg Config) ([]variant, error) {
 			}
 		}
 		if !had {
-			continue // the configuration is without it already
+			continue // the configuration itself leaves out one of the parts
 		}
 		var err error
 		if v.rules, err = Build(reduced); err != nil {
@@ -67,9 +68,9 @@ func variants(cfg Config) ([]variant, error) {
 	return vs, nil
 }
 
-// parts returns the parts of the rules that a machine may lack, the least important first. Each has a name, as
-// text for a log, and a function that leaves it out of a configuration. had is true if the configuration had the
-// part.
+// parts returns the parts of the rules that a machine may lack, the least important first. Each has a name, as text
+// for a log, and a function that leaves it out of a configuration. The function returns true if the configuration
+// had the part.
 func parts() []part {
 	return []part{
 		{"comments (match comment)", func(c *Config) bool { had := !c.NoComments; c.NoComments = true; return had }},
@@ -85,8 +86,8 @@ type part struct {
 	omit func(*Config) (had bool)
 }
 
-// possible returns the variants of the rules of a family that this machine may support, and why it leaves out
-// others: a table filter that iptables cannot read stays as it is.
+// possible returns the variants of the rules of a family that this machine may support. If iptables cannot read
+// table filter, possible leaves out the variants that change this table, and lacks says why.
 func possible(vs []variant, have saved) (left []variant, lacks error) {
 	if t := have[filterTable]; t == nil || !t.unreadable || !vs[0].accepts {
 		return vs, nil

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A watch knows when the kernel last announced a change of nft rules, also one of nametap's. Its methods are safe
-// for concurrent use.
+// A watch knows when the kernel last announced a change of nft rules. The kernel also announces changes by nametap.
+// Its methods are safe for concurrent use.
 type watch struct {
 	started atomic.Bool
 	changed atomic.Pointer[time.Time]
 }
 
-// start subscribes to changes of nft rules in this network namespace, which follow receives. works returns true from
-// then on until follow ends.
+// start subscribes to changes of nft rules in this network namespace. The caller passes the socket to follow. From
+// then on, works returns true until follow ends.
 func (w *watch) start() (*nl.NetlinkSocket, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	w.started.Store(err == nil)
@@ -33,7 +33,7 @@ func (w *watch) follow(ctx context.Context, socket *nl.NetlinkSocket, changed fu
 	defer context.AfterFunc(ctx, socket.Close)()
 	for {
 		messages, _, err := socket.Receive()
-		// If the kernel had no room for all messages, a lost one may have announced a change.
+		// If the kernel had no room for all messages, a lost message may have announced a change.
 		if errors.Is(err, unix.ENOBUFS) || slices.ContainsFunc(messages, isChange) {
 			now := time.Now()
 			w.changed.Store(&now)

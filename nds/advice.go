@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// certificateRefused reports whether err is a TLS alert by which a server refuses the
-// client certificate or demands one. Other alerts are about the server itself.
+// certificateRefused reports whether err is a TLS alert by which a server refuses the client certificate or demands
+// a client certificate. Other alerts are about the server itself.
 func certificateRefused(err error) bool {
 	if err == nil {
 		return false
@@ -27,8 +27,8 @@ func certificateRefused(err error) bool {
 	return false
 }
 
-// advise adds to err which setting to check, if the cause of err is known. addr is the
-// address of the server, and addrFlag is the flag that sets addr.
+// advise adds to err the setting to check, if the cause of err is known. addr is the address of the server, and
+// addrFlag is the flag that sets addr.
 func advise(cfg Config, addr, addrFlag string, err error) error {
 	advice := advice(cfg, addr, addrFlag, err)
 	if advice == "" {

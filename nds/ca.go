@@ -29,7 +29,7 @@ const (
 	wantedLife = 24 * time.Hour
 )
 
-// errNoAuthority means that the control plane does not implement the service of a certificate authority.
+// errNoAuthority is the error if the control plane does not implement the service of a certificate authority.
 var errNoAuthority = errors.New("the control plane has no certificate authority")
 
 // A keyPair is a certificate chain and its private key, both in PEM.
@@ -44,8 +44,8 @@ func (p keyPair) parse() (*tls.Certificate, error) {
 	return &pair, nil
 }
 
-// requestCertificate makes a key, and requests a certificate for it from the certificate authority. The
-// client authenticates with the token, with current, which may be nil, or with both.
+// requestCertificate makes a key, and requests a certificate for it from the certificate authority. The client
+// authenticates with the token, with the certificate current, or with both. current may be nil.
 func requestCertificate(ctx context.Context, cfg Config, current *tls.Certificate) (keyPair, error) {
 	request, key, err := newRequest(cfg)
 	if err != nil {
@@ -64,7 +64,7 @@ func requestCertificate(ctx context.Context, cfg Config, current *tls.Certificat
 	defer cancel()
 	response, err := sign(ctx, conn, request, wantedLife)
 	if status.Code(err) == codes.InvalidArgument {
-		// istiod refuses a longer life than its MAX_WORKLOAD_CERT_TTL.
+		// istiod refuses a life that is longer than its MAX_WORKLOAD_CERT_TTL.
 		response, err = sign(ctx, conn, request, 0)
 	}
 	switch {

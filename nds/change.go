@@ -20,11 +20,11 @@ const (
 	fieldChange protowire.Number = 1001
 )
 
-// A change is a parsed NameTable with a Change (api/nds.proto), or several joined by then. Its byte slices share the
-// memory of the NameTable.
+// A change is a parsed NameTable with a Change (api/nds.proto), or several such NameTables that the method then has
+// joined. Its byte slices share the memory of the NameTable.
 type change struct {
-	// hosts has the new entry of each changed host, and nil for each removed host. The keys are in lower case. An
-	// entry is in wire form, tag and length included.
+	// hosts has the new entry of each host that was added or changed, and nil for each host that was removed. The
+	// keys are in lower case. An entry is in wire form, tag and length included.
 	hosts map[string][]byte
 	// complete are the shards that the change replaces: after it, they have only the entries in hosts.
 	complete digest.Set
@@ -95,7 +95,7 @@ func (c *change) setMessage(m *api.NameTable_Change) (err error) {
 	return nil
 }
 
-// then adds next to c: c becomes the change with the effect of c followed by next.
+// then adds next to c: c becomes one change with the effect of c and, after it, next.
 func (c *change) then(next change) {
 	c.complete.Join(next.complete)
 	if next.complete != (digest.Set{}) {
@@ -115,7 +115,7 @@ func (c *change) difference() error {
 	return &differenceError{fmt.Sprintf("the change's checksum %s does not match the resulting table: it changes %s", c.sum, someOf("host", hosts))}
 }
 
-// A differenceError is returned if a table's checksum differs from the control plane's.
+// A differenceError is the error if a table does not have the checksum of the control plane.
 type differenceError struct{ text string }
 
 func (e *differenceError) Error() string { return e.text }
@@ -126,18 +126,19 @@ func differs(err error) bool {
 	return errors.As(err, &difference)
 }
 
-// someOf returns a text that lists names, or the first five and the number of the others. what is the word for one name.
-func someOf(what string, names []string) string {
+// someOf returns a text that lists names. If there are more than five, it lists the first five and the number of
+// further names. noun is the word for a name, such as "host".
+func someOf(noun string, names []string) string {
 	const most = 5
 	switch {
 	case len(names) == 0:
-		return "an unknown " + what
+		return "an unknown " + noun
 	case len(names) > most:
-		return fmt.Sprintf("%ss %s and %d more", what, strings.Join(names[:most], ", "), len(names)-most)
+		return fmt.Sprintf("%ss %s and %d more", noun, strings.Join(names[:most], ", "), len(names)-most)
 	case len(names) > 1:
-		return what + "s " + strings.Join(names, ", ")
+		return noun + "s " + strings.Join(names, ", ")
 	}
-	return what + " " + names[0]
+	return noun + " " + names[0]
 }
 
 // hasChange reports whether a NameTable has a Change.
@@ -159,7 +160,8 @@ func hasChange(table []byte) (bool, error) {
 	return false, nil
 }
 
-// marshalChange returns m as a field in wire form. Appended to a NameTable, it makes the NameTable a change.
+// marshalChange returns m as a field in wire form. If this field is appended to a NameTable, the NameTable is a
+// change.
 func marshalChange(m *api.NameTable_Change) ([]byte, error) {
 	value, err := proto.Marshal(m)
 	if err != nil {
@@ -168,8 +170,8 @@ func marshalChange(m *api.NameTable_Change) ([]byte, error) {
 	return protowire.AppendBytes(protowire.AppendTag(nil, fieldChange, protowire.BytesType), value), nil
 }
 
-// cutEntry returns the key and the length of the entry at the start of b. The entry begins with its tag, which the
-// length includes.
+// cutEntry returns the key and the length of the entry at the start of b. The entry begins with its tag, and the
+// length includes the tag.
 func cutEntry(b []byte) (key []byte, length int, err error) {
 	number, kind, length := protowire.ConsumeField(b)
 	switch {

@@ -23,18 +23,16 @@ import (
 )
 
 const (
-	// A stream that ends earlier than stableAfter after its first accepted push counts as a
-	// failure. Otherwise the client would connect several times a second to a control
-	// plane that pushes and then closes the stream.
+	// A stream counts as a failure unless it lasts stableAfter from its first accepted push. Otherwise the client
+	// would connect several times a second to a control plane that pushes and then closes the stream.
 	stableAfter = 10 * time.Second
 
 	// incrementalAgain is how long the client uses state-of-the-world. The first connect after that tries the
 	// incremental RPC again, because the control plane may have been upgraded.
 	incrementalAgain = time.Hour
 
-	// After skipCertificateAfter failed connects in a row, every second connect uses the token in place
-	// of the workload certificate: a server that refuses the certificate may end the
-	// connection without saying why.
+	// After skipCertificateAfter failed connects in a row, every second connect uses the token in place of the
+	// workload certificate: a server that refuses the certificate may end the connection without giving a reason.
 	skipCertificateAfter = 3
 )
 
@@ -49,14 +47,14 @@ type Client struct {
 
 	// The fields below are owned by the goroutine of Run.
 
-	// sentNode is the node of the last connect; nil before the first one, and if the node
-	// could not be determined.
+	// sentNode is the node of the last connect. It is nil before the first connect, and if the node could not be
+	// determined.
 	sentNode *corev3.Node
 	// pingAfter is how long a connection is silent before the client pings. It doubles
 	// when the control plane answers "too_many_pings".
 	pingAfter time.Duration
-	// skippedCertificate is the workload certificate that the last connect replaced by
-	// the token (see skipCertificateAfter); nil if it replaced none.
+	// skippedCertificate is the workload certificate that the last connect replaced by the token (see
+	// skipCertificateAfter); nil if the last connect replaced no certificate.
 	skippedCertificate *tls.Certificate
 	// failures counts the connects since the last stream that lasted stableAfter.
 	failures       int
@@ -121,9 +119,9 @@ func (c *Client) Status() Status {
 	return s
 }
 
-// Run uses the snapshot, if there is one, then keeps a stream to the control plane open
-// until ctx ends, and returns nil. When Run returns, all its goroutines have ended, except
-// one that waits for a disk that does not answer. Run must be called only once.
+// Run uses the snapshot, if there is one. Then it keeps a stream to the control plane open until ctx ends, and
+// returns nil. When Run returns, all its goroutines have ended, except a goroutine that waits for a disk that does
+// not answer. Run must be called only once.
 func (c *Client) Run(ctx context.Context) error {
 	c.receiver.restore()
 	close(c.restored)
@@ -175,14 +173,14 @@ func (c *Client) currentNode() (*corev3.Node, error) {
 	return node.proto()
 }
 
-// awaitChange returns errNodeChanged when the node differs from sent, errResumed when the
+// awaitChange waits for a change. It returns errNodeChanged when the node differs from sent, errResumed when the
 // machine was suspended, and nil if ctx ends first.
 func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
 	resumed, stopResumed := c.cfg.Clock.Poll(clock.Tick, func() bool { return c.cfg.Clock.Slept()-c.slept >= briefSleep })
 	defer stopResumed()
 	recheck, stopRecheck := c.cfg.Clock.Poll(nodeInterval, func() bool { return true })
 	defer stopRecheck()
-	var settled <-chan time.Time // not nil between a signal and the check of the node: further signals do not delay the check
+	var settled <-chan time.Time // nil unless a signal waits for the check of the node; further signals do not delay the check
 	for {
 		select {
 		case <-ctx.Done():
@@ -198,7 +196,7 @@ func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
 			settled = nil
 		case <-recheck:
 		}
-		// The next connect reports an error; until then the open stream is better than none.
+		// An error is ignored, because an open stream is better than none: the next connect reports the error.
 		if node, err := c.currentNode(); err == nil && !proto.Equal(node, sent) {
 			return errNodeChanged
 		}
@@ -208,17 +206,17 @@ func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
 var (
 	// errNodeChanged ends a stream after the node has changed.
 	errNodeChanged = errors.New("the addresses or labels of this node have changed")
-	// errResumed ends a stream after the machine was suspended. The peer, or a NAT on the way,
-	// has usually forgotten the connection. Pings would notice that up to 30 s after the suspend, because
-	// timers stand still during it.
+	// errResumed ends a stream after the machine was suspended. The peer, or a NAT on the way, has usually
+	// forgotten the connection. Pings would notice that up to 30 s later, because timers stand still during a
+	// suspend.
 	errResumed = errors.New("this machine was suspended")
 )
 
 const (
 	// nodeInterval is how often the node is checked without a signal on Config.Changed.
 	nodeInterval = 12 * clock.Tick
-	// nodeSettle is how long after a signal the node is checked: the addresses of several
-	// families and interfaces change one after the other.
+	// nodeSettle is the time from a signal to the check of the node: the addresses of several families and
+	// interfaces change one after the other.
 	nodeSettle = time.Second
 
 	// briefSleep is the length of the shortest suspend that a connection does not outlive.
@@ -232,8 +230,8 @@ func (c *Client) resumed() {
 	c.renewer.check()
 }
 
-// wait returns after the pause, or earlier if ctx ends, the machine resumes from a suspend, or
-// the node changes: a network interface that comes up is a reason to try again.
+// wait returns after the pause. It returns earlier if ctx ends, if the machine resumes from a suspend, or if the
+// node changes, because a network interface that comes up is a reason to try again.
 func (c *Client) wait(ctx context.Context, pause time.Duration) {
 	paused, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
@@ -245,9 +243,9 @@ func (c *Client) wait(ctx context.Context, pause time.Duration) {
 	}
 }
 
-// connect opens a connection and a stream, and returns when they end, when the node changes
-// or when the machine resumes from a suspend. lasted is how long the stream lasted after its first accepted push, 0 if
-// there was none. err says why the stream ended.
+// connect opens a connection and a stream, and returns when they end, when the node changes or when the machine
+// resumes from a suspend. lasted is how long the stream lasted after its first accepted push, or 0 if no push was
+// accepted. err says why the stream ended.
 func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -320,23 +318,23 @@ func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted t
 
 // streamAccepted is called after the first accepted response of a stream.
 func (c *Client) streamAccepted() {
-	if c.skippedCertificate != nil { // the token works where the certificate did not
+	if c.skippedCertificate != nil { // the token was accepted after the certificate had failed
 		c.renewer.markRefused(c.skippedCertificate)
 	}
 	c.streamFailures.Recover("the stream to the control plane is back", "address", c.cfg.Addr)
 }
 
-// pingLess makes later connections ping half as often. It is called when the control plane has ended
-// a connection for too many pings. TCP still notices a dead host.
+// pingLess makes later connections ping half as often. It is called when the control plane has ended a connection
+// because of too many pings. TCP keep-alives still notice a dead host.
 func (c *Client) pingLess() {
 	c.pingAfter = min(2*c.pingAfter, maxPingAfter)
 	c.log.Warn("the control plane, or a proxy in front of it, permits fewer pings: a hung control plane is detected later",
 		"reason", "too many pings", "every", c.pingAfter)
 }
 
-// fallBack changes the variant if err means that the control plane does not implement
-// the current one, and reports whether to connect again at once. Proxies return the same error while
-// the control plane is away, so the client never gives up a variant for good.
+// fallBack changes the variant if err means that the control plane does not implement the current variant. It
+// reports whether to connect again at once. Proxies return the same error while the control plane is away, so the
+// client never gives up a variant for good.
 func (c *Client) fallBack(err error) (atOnce bool) {
 	if status.Code(err) != codes.Unimplemented {
 		return false
@@ -367,9 +365,9 @@ func (c *Client) setVariant(v variant) {
 	c.state.update(func(s *Status) { s.Variant = v.String() })
 }
 
-// logEnd logs that there is no stream, because of err, unless Run is about to return. expected is true if the stream
-// worked until its end: istiod ends every stream after 30 minutes, which deserves no warning. wait is the pause before
-// the next connect.
+// logEnd logs that there is no stream, and err as the reason. It logs nothing if Run is about to return. expected
+// is true if the stream worked until its end: istiod ends every stream after 30 minutes, and that needs no warning.
+// wait is the pause before the next connect.
 func (c *Client) logEnd(ctx context.Context, err error, expected bool, wait time.Duration) {
 	if ctx.Err() != nil {
 		return

@@ -60,20 +60,18 @@ type Config struct {
 	ServerName string
 	// Node describes the workload.
 	Node Node
-	// Refresh is called with Node and returns it with the current addresses and labels.
-	// It is called for every connect, and until the next one about every 10 s and after a
-	// signal on Changed. If the result changes, the client connects again. nil means that
-	// the node never changes.
+	// Refresh is called with Node and returns it with the current addresses and labels. It is called for every
+	// connect. Between two connects it is called about every 10 s, and after a signal on Changed. If the result
+	// changes, the client connects again. nil means that the node never changes.
 	Refresh func(Node) (Node, error)
-	// Changed receives a value when the result of Refresh may have changed. It may be nil.
-	// The sender may drop values while one is waiting to be received.
+	// Changed receives a value when the result of Refresh may have changed. It may be nil. While a value waits to
+	// be received, the sender may drop further values.
 	Changed <-chan struct{}
-	// StateDir is a directory for the snapshot of the table and the workload certificate;
-	// "" means that neither is saved. It is created if it does not exist. If several
-	// clients have the same directory, one of them uses it.
+	// StateDir is a directory for the snapshot of the table and the workload certificate; "" means that neither is
+	// saved. It is created if it does not exist. If several clients have the same directory, only one of them uses
+	// it.
 	StateDir string
-	// Clock measures the age of the table, and tells whether the machine was suspended; nil means
-	// clock.New().
+	// Clock measures the age of the table and the time for which the machine was suspended; nil means clock.New().
 	Clock *clock.Clock
 	// Logger receives the logs; nil discards them.
 	Logger *slog.Logger
@@ -163,9 +161,9 @@ func (c Config) caServerName() string {
 	return serverName(c.CAAddr)
 }
 
-// checkAddr returns an error unless addr is a host and a port, so that a typing error
-// is reported at the start and not at every connect.
-func checkAddr(what, flag, addr string) error {
+// checkAddr returns an error unless addr is a host and a port: a typing error is reported at the start and not at
+// every connect. server describes the server, and flag is the flag that sets addr.
+func checkAddr(server, flag, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil && host == "" {
 		err = errors.New("no host")
@@ -177,7 +175,7 @@ func checkAddr(what, flag, addr string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s address %q: want host:port, for example istiod.istio-system.svc:15012: %w (%s)", what, addr, err, flag)
+		return fmt.Errorf("%s address %q: want host:port, for example istiod.istio-system.svc:15012: %w (%s)", server, addr, err, flag)
 	}
 	return nil
 }

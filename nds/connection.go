@@ -31,30 +31,28 @@ const (
 	// connectTimeout bounds lookup, TCP connect and TLS handshake.
 	connectTimeout = 10 * time.Second
 
-	// If a peer vanishes without closing the connection, the client notices it after pingAfter and
-	// pingTimeout. istiod answers "too_many_pings" to more than one ping in 15 s.
+	// If a peer vanishes without closing the connection, the client notices that after pingAfter plus pingTimeout.
+	// istiod answers "too_many_pings" to more than one ping in 15 s.
 	pingAfter   = 20 * time.Second
 	pingTimeout = 10 * time.Second
 
 	// window is how many bytes the control plane may send before the client has read them. Without a fixed window,
-	// gRPC would measure the bandwidth with a PING for each push, which costs the control plane
-	// as much as the push.
+	// gRPC would measure the bandwidth with a PING for each push, and answering the PING costs the control plane as
+	// much as the push.
 	window = 1 << 20
 
-	// maxPingAfter is a little more than the 5 minutes that every gRPC server permits
-	// unless it is configured otherwise.
+	// maxPingAfter is a little more than 5 minutes: by default, every gRPC server permits a ping in 5 minutes.
 	maxPingAfter = 6 * time.Minute
 )
 
-// pause returns how long to wait before the next connect: part, which is random from 0 to 1, of the longest pause
-// after that many failures in a row (full jitter).
+// pause returns how long to wait before the next connect after a number of failures in a row: the longest pause
+// after these failures, times part, which is random from 0 to 1 (full jitter).
 func pause(failures int, part float64) time.Duration {
 	return time.Duration(part * float64(clock.BackOff(failures, minPause, maxPause)))
 }
 
-// dial prepares a connection to addr. Each attempt to connect needs another call of dial, so that
-// the address is looked up and the credentials are read again. The client pings when the connection has been
-// silent for pingAfter.
+// dial prepares a connection to addr. Each attempt to connect calls dial, because the address must be looked up
+// again and the credentials must be read again. The client pings when the connection has been silent for pingAfter.
 func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCredentials) (*grpc.ClientConn, error) {
 	opts := append([]grpc.DialOption{
 		// The control plane is inside the mesh; HTTPS_PROXY is for servers outside.
@@ -97,9 +95,9 @@ type connectionCredentials struct {
 	workload *tls.Certificate
 }
 
-// readCredentials reads the files that cfg names. It is called for every connection, so
-// the next connection uses files that were replaced. workload may be nil. If there is a
-// certificate, the token may be missing or expired.
+// readCredentials reads the files that cfg names. It is called for every connection: if a file is replaced, the
+// next connection uses the new file. workload may be nil. If there is a certificate, the token may be missing or
+// expired.
 func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (connectionCredentials, error) {
 	var creds connectionCredentials
 	if cfg.Plaintext {
@@ -122,8 +120,8 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 		creds.workload = workload
 	}
 	if certificate != nil {
-		// Unlike tls.Config.Certificates, this sends the certificate even if the server
-		// does not list its issuer, so that a server that refuses it says so.
+		// Unlike tls.Config.Certificates, this sends the certificate even if the server does not list its issuer.
+		// Then a server that refuses the certificate sends an alert.
 		tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return certificate, nil
 		}
@@ -142,9 +140,9 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	header := bearer{"authorization": "Bearer " + token}
 	if cfg.Node.ClusterID != defaultClusterID {
-		// With this header, the API server of that cluster checks the token for istiod; without it,
-		// the API server of istiod's own cluster. istiod refuses a cluster that it does not know, so the
-		// default, which may be wrong, is not sent.
+		// With this header, the API server of that cluster checks the token for istiod. Without the header, the API
+		// server of istiod's own cluster checks it. istiod refuses a cluster that it does not know, so the default
+		// name, which may be wrong, is not sent.
 		header["clusterid"] = cfg.Node.ClusterID
 	}
 	creds.options = append(creds.options, grpc.WithPerRPCCredentials(header))
@@ -160,7 +158,7 @@ func readRoots(file, fallback string) (*x509.CertPool, error) {
 	}
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) && fallback != "" {
-		// If neither exists, the error is about the file that the user knows.
+		// If neither file exists, the error is about file, which the user knows.
 		if found, fallbackErr := os.ReadFile(fallback); !errors.Is(fallbackErr, fs.ErrNotExist) {
 			file, text, err = fallback, found, fallbackErr
 		}

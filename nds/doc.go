@@ -27,9 +27,9 @@
 //
 // What a response means:
 //
-//   - A response has one NameTable, without a name, or none. A NameTable with a Change (api/nds.proto) changes the
+//   - A response has at most one NameTable, whose resource has no name. A NameTable with a Change (api/nds.proto) changes the
 //     table in use; any other NameTable is the whole table. The client asks for changes
-//     (NAMETAP_MERGE); istiod sends whole tables. Changed and whole tables are split into the same shards, and are
+//     (NAMETAP_MERGE); istiod sends whole tables. Both kinds of tables are split into the same shards, and are
 //     handled alike from then on.
 //   - A state-of-the-world response without a NameTable means an empty table. An incremental response without a
 //     NameTable changes nothing. But if it is the first response of a stream, it means an empty table,
@@ -38,7 +38,7 @@
 //   - A response is ACKed after its table is in use. If the response is malformed, or the apply
 //     function returns an error, it is NACKed with the reason, and the current table stays.
 //   - A change has the checksum of the table that it makes. If the table has another checksum, the current table stays,
-//     the response is NACKed with the hosts that it changes, and the stream ends.
+//     the NACK names the hosts that the change has, and the stream ends.
 //   - If the table in use came as changes, the first request of a stream has the checksums of its shards
 //     (NAMETAP_HOSTS) and the revision of the last change (NAMETAP_REVISION). The control plane then
 //     sends the shards that differ. After a wrong checksum, the client computes the checksums again from the entries. If
@@ -51,7 +51,7 @@
 // If nothing renews the bearer token, the client exchanges the token for a workload
 // certificate (workloadcert.go), which it renews and saves in the state directory.
 //
-// If the control plane does not implement the incremental RPC, the client uses
-// state-of-the-world for an hour, then tries the incremental RPC again. The table in use
-// survives a lost stream and, with a state directory (snapshot.go), a restart.
+// If the control plane does not implement the incremental RPC, the client uses state-of-the-world for an hour. Then
+// it tries the incremental RPC again. The table in use survives a lost stream and, with a state directory
+// (snapshot.go), a restart.
 package nds

@@ -10,8 +10,8 @@ import (
 	"github.com/nametap/nametap/api/digest"
 )
 
-// A hostTable has the entries of a table, by shard, so that a change costs only as much as the shards that it
-// changes. A hostTable is immutable: the next table shares its unchanged shards.
+// A hostTable has the entries of a table, by shard: a change costs only as much as the shards that it changes. A
+// hostTable is immutable: the next table shares its unchanged shards.
 type hostTable struct {
 	mode   Mode
 	shards [digest.Count]hostShard
@@ -26,7 +26,7 @@ type hostShard struct {
 	hosts   int
 }
 
-// wholeTable returns the table of a NameTable in wire form without a Change. It does not keep table.
+// wholeTable returns the hostTable for table, a NameTable in wire form without a Change. It does not keep table.
 func wholeTable(table []byte) (*hostTable, error) {
 	shards, err := digest.Split(table)
 	if err != nil {
@@ -43,7 +43,8 @@ func wholeTable(table []byte) (*hostTable, error) {
 	return t, nil
 }
 
-// digest returns the checksum of the table as Status has it; "" unless the table came as changes. t may be nil.
+// digest returns the checksum of the table in the form of Status.Digest, or "" if the table came whole. t may be
+// nil.
 func (t *hostTable) digest() string {
 	if t == nil || t.mode != ModeHosts {
 		return ""
@@ -60,7 +61,7 @@ func (t *hostTable) len() int {
 	return n
 }
 
-// with returns the table after c. t may be nil.
+// with returns the table that c makes from t. t may be nil.
 func (t *hostTable) with(c *change) (*hostTable, error) {
 	next := &hostTable{mode: ModeHosts, revision: slices.Clone(c.revision)}
 	if t != nil && t.mode == ModeHosts {
@@ -86,9 +87,9 @@ func (t *hostTable) with(c *change) (*hostTable, error) {
 	return next, nil
 }
 
-// rewrite applies c to the shard at; added are the entries in c that belong to this shard. If the entries of the shard
-// stay the same, it keeps its bytes. Equal checksums are no proof of that, because the author of entries can choose
-// entries with equal checksums.
+// rewrite applies c to the shard at; added are the entries in c that belong to this shard. If the entries of the
+// shard stay the same, the shard keeps its bytes. rewrite compares the entries and not their checksums, because the
+// author of entries can choose entries with equal checksums.
 func (t *hostTable) rewrite(at int, c *change, added [][]byte) {
 	var kept [][]byte // runs of entries that stay
 	old, complete := t.shards[at].entries, c.complete.Has(at)
@@ -171,8 +172,8 @@ func (t *hostTable) since(before *hostTable) map[int][]byte {
 // shared reports whether a and b are the same memory.
 func shared(a, b []byte) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
-// summed returns t with checksums that are computed from the entries again. After a wrong checksum, those in t
-// may be wrong.
+// summed returns t with checksums that are computed again from the entries. It is called after a wrong checksum,
+// because the checksums in t may be wrong.
 func (t *hostTable) summed() *hostTable {
 	actual := *t
 	actual.sums = digest.Sums{}
@@ -183,7 +184,7 @@ func (t *hostTable) summed() *hostTable {
 		}
 	}
 	if actual.sums != t.sums {
-		actual.revision = nil // the table is not that of the revision
+		actual.revision = nil // the table is not the table of the revision
 	}
 	return &actual
 }

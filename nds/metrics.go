@@ -22,8 +22,8 @@ type metrics struct {
 	duration prometheus.Histogram
 }
 
-// newMetrics returns the metrics of a client, and registers them unless registry is nil. It reads values that Status
-// has from status.
+// newMetrics returns the metrics of a client, and registers them unless registry is nil. It calls status for the
+// values that a Status has.
 func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
 	auto := promauto.With(registry)
 	m := &metrics{
@@ -34,7 +34,7 @@ func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
 		bytes: auto.NewHistogram(prometheus.HistogramOpts{
 			Name: "nametap_xds_push_bytes",
 			Help: "Length of the responses from the control plane; 64 MiB is the limit.",
-			// Only one bucket, since each costs a series. Servers that read native histograms get finer buckets.
+			// Only one bucket, since each bucket costs a series. Servers that read native histograms get finer buckets.
 			Buckets:                         []float64{16 << 20},
 			NativeHistogramBucketFactor:     1.2,
 			NativeHistogramMaxBucketNumber:  64,
@@ -50,7 +50,7 @@ func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
 		}),
 	}
 	for _, result := range []string{resultApplied, resultUnchanged, resultRejected} {
-		m.pushes.WithLabelValues(result) // so that it is exported as 0
+		m.pushes.WithLabelValues(result) // exports the counter, with the value 0
 	}
 	count := func(name, help string, read func(Status) uint64) {
 		auto.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(read(status())) })
@@ -69,7 +69,7 @@ func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
 			if !s.Loaded {
 				return 0
 			}
-			// TableAge stays right if the wall clock is set; LastPush does not.
+			// TableAge stays right if the wall clock is set. LastPush becomes wrong then.
 			return math.Round(float64(time.Now().UnixMilli())/1e3 - s.TableAge)
 		})
 	gauge("nametap_xds_certificate_expiry_timestamp_seconds", "When the workload certificate expires, in Unix time; 0 without one.",

@@ -18,8 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// defaultClusterID is the name that istiod gives to the cluster it runs in unless it is
-// configured otherwise.
+// defaultClusterID is istiod's default name for the cluster in which it runs.
 const defaultClusterID = "Kubernetes"
 
 // Node describes the workload to the control plane, which selects the hosts of the table
@@ -38,8 +37,9 @@ type Node struct {
 	ClusterID string
 	// ServiceAccount may be empty.
 	ServiceAccount string
-	// AutoAllocate requests automatic VIPs for hosts that have no address. Connections to these VIPs work only through
-	// package egress, or a proxy such as Envoy. Without AutoAllocate, the table does not have such hosts.
+	// AutoAllocate requests automatic VIPs for hosts that have no address. Connections to these VIPs work only
+	// through package egress, or a proxy such as Envoy. Without AutoAllocate, the table does not have hosts without
+	// an address.
 	AutoAllocate bool
 	// Version is the version of the workload's agent, which control planes show; it may be empty.
 	Version string
@@ -97,8 +97,8 @@ func (n Node) proto() (*corev3.Node, error) {
 		"NAMESPACE":    n.Namespace,
 		"INSTANCE_IPS": strings.Join(ips, ","),
 		"CLUSTER_ID":   n.ClusterID,
-		// istiod's older VIP allocator reads both keys. The newer one reads only the
-		// first, and sends automatic VIPs to every node that captures DNS.
+		// istiod's older VIP allocator reads both keys. Its newer VIP allocator reads only
+		// the first key, and sends automatic VIPs to every node that captures DNS.
 		"DNS_CAPTURE":       strconv.FormatBool(n.AutoAllocate),
 		"DNS_AUTO_ALLOCATE": strconv.FormatBool(n.AutoAllocate),
 		metadataMerge:       "hosts",
@@ -140,8 +140,7 @@ func (n Node) spiffePath() string {
 	return "/ns/" + n.Namespace + "/sa/" + cmp.Or(n.ServiceAccount, "default")
 }
 
-// checkCertificate returns an error if a certificate has expired or is for another
-// identity than the node's.
+// checkCertificate returns an error if a certificate has expired or does not have the identity of the node.
 func (n Node) checkCertificate(leaf *x509.Certificate) error {
 	if now := time.Now(); !now.Before(leaf.NotAfter) {
 		return fmt.Errorf("the certificate expired at %s", leaf.NotAfter.Format(time.RFC3339))
@@ -163,8 +162,8 @@ func (n Node) checkCertificate(leaf *x509.Certificate) error {
 		strings.Join(identities, ", "), n.spiffePath())
 }
 
-// fingerprint returns a text that is the same for nodes with the same description. The version of the agent does not
-// count: the table of a node does not depend on it, and a snapshot outlives an upgrade.
+// fingerprint returns a text that is the same for nodes with the same description. It leaves out the version of the
+// agent: the table of a node does not depend on the version, and a snapshot must outlive an upgrade.
 func fingerprint(node *corev3.Node) string {
 	of := &corev3.Node{Id: node.GetId(), Metadata: node.GetMetadata(), UserAgentName: node.GetUserAgentName()}
 	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(of) // its strings are UTF-8

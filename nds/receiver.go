@@ -19,10 +19,10 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// ApplyFunc replaces shards of the table (digest.ShardOf). shards has all entries of each of them, as a NameTable in
-// wire form. The other shards stay unchanged. If ApplyFunc returns an error, all shards must stay unchanged, and the
-// push is rejected with that reason. ApplyFunc is called from one goroutine, never concurrently. It may keep the
-// entries, but must not change them.
+// ApplyFunc replaces shards of the table (digest.ShardOf). For each shard to replace, shards has all entries of the
+// shard, as a NameTable in wire form. Shards that are not in shards stay unchanged. If ApplyFunc returns an error,
+// all shards must stay unchanged, and the push is rejected with that reason. Only one goroutine calls ApplyFunc. It
+// may keep the entries, but must not change them.
 type ApplyFunc func(shards map[int][]byte) error
 
 // A receiver applies pushes and the snapshot. The goroutine of Client.Run owns it.
@@ -41,8 +41,8 @@ type receiver struct {
 	// tableNode is the fingerprint of the node to which table was sent, if table came as changes.
 	table     *hostTable
 	tableNode string
-	// undetected is true if the table differs from the control plane's although the checksums of the shards are
-	// the same.
+	// undetected is true if the table differs from the control plane's table although both have the same checksums
+	// of shards.
 	undetected bool
 	// snapshotUnread is true if the snapshot could not be read. Before every connect, the receiver tries
 	// again until a table is in use.
@@ -50,9 +50,8 @@ type receiver struct {
 	restoreFailures logonce.Log // logs why the snapshot could not be read
 }
 
-// restore applies the snapshot. If the snapshot cannot be read now, restoreAgain reads it before the
-// next connect. If the snapshot is damaged or belongs to another node, restore renames it, so
-// that it is neither used nor lost.
+// restore applies the snapshot. If the snapshot cannot be read now, restoreAgain reads it before the next connect.
+// If the snapshot is damaged or belongs to another node, restore renames it: it is neither used again nor lost.
 func (r *receiver) restore() {
 	r.snapshotUnread = false
 	if r.cfg.StateDir == "" {
@@ -105,8 +104,8 @@ func (r *receiver) useSnapshot(s *savedTable) error {
 	return nil
 }
 
-// setAside renames a snapshot that cannot be used, for the given reason. If lockErr is not
-// nil, another process may own the snapshot, so setAside leaves it in place.
+// setAside renames a snapshot that cannot be used. reason says why. If lockErr is not nil, another process may own
+// the snapshot, so setAside leaves it in place.
 func (r *receiver) setAside(reason, lockErr error) {
 	path, aside, err := r.dir.File(snapshotName), "", lockErr
 	if err == nil {
@@ -119,8 +118,8 @@ func (r *receiver) setAside(reason, lockErr error) {
 	r.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
 }
 
-// firstNode returns the node for the first request of a stream: sent, and the checksums of the table in use if that
-// table came as changes. Then the control plane sends only the shards that differ.
+// firstNode returns the node for the first request of a stream: sent and, if the table in use came as changes, the
+// checksums of the table. With these checksums, the control plane sends only the shards that differ.
 func (r *receiver) firstNode(sent *corev3.Node) *corev3.Node {
 	r.node = sent
 	if r.table == nil || r.table.mode != ModeHosts || r.undetected {
@@ -129,15 +128,16 @@ func (r *receiver) firstNode(sent *corev3.Node) *corev3.Node {
 	node := proto.CloneOf(sent)
 	fields := node.GetMetadata().GetFields()
 	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.sums.Digests().Bytes()))
-	// A replica that has read the same as the revision compares the hosts, so the table must be one for this node.
+	// A replica that has read what the revision names compares the hosts, so the table must have been sent to this
+	// node.
 	if len(r.table.revision) > 0 && r.tableNode == fingerprint(sent) {
 		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.revision))
 	}
 	return node
 }
 
-// use applies a response, and returns how the table in use now differs from the saved one. first is true if no earlier
-// response of the stream was accepted.
+// use applies a response, and returns how the table that is now in use differs from the table that was last passed
+// to the saver. first is true if no earlier response of the stream was accepted.
 func (r *receiver) use(got response, first bool) (saving, error) {
 	value, there, err := got.table()
 	if err != nil {
@@ -183,9 +183,10 @@ func (r *receiver) use(got response, first bool) (saving, error) {
 	return save, nil
 }
 
-// changed returns the table after the change in value, a NameTable in wire form. If that table does not have the
-// checksum of the change, the next stream asks for the shards that differ. If the change was the first of its stream,
-// the next stream asks for all shards: the checksums of the shards did not show what differs.
+// changed returns the table after the change in value, a NameTable in wire form. If the resulting table does not
+// have the checksum of the change, the next stream requests the shards that differ. But if the change was the first
+// of its stream, the next stream requests all shards, because the checksums of the shards did not show what
+// differs.
 func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
 	parsed, err := parseChange(value)
 	if err != nil {

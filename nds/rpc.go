@@ -34,8 +34,8 @@ func (v variant) String() string {
 
 // rpc is the RPC of one of the two variants.
 type rpc interface {
-	// subscribe sends the first request, the only one with the node. It must be called only
-	// once: istiod answers a second such request with all resources, or not at all.
+	// subscribe sends the first request, which is the only request with the node. It must be called only once:
+	// istiod answers a second request of this kind with all resources, or not at all.
 	subscribe(node *corev3.Node) error
 	receive() (response, error)
 	answer(a answer) error
@@ -65,14 +65,14 @@ type response struct {
 	typeURL, version, nonce string
 	// bytes is the length of the response in wire form.
 	bytes int
-	// whole is true if the response means an empty table when it has no resource. If whole is false, a response
-	// without a resource has no table.
+	// whole is true if a response without a resource means an empty table. If whole is false, a response without a
+	// resource has no table.
 	whole     bool
 	resources []*discoveryv3.Resource
 	removed   []string
 }
 
-// table returns the NameTable of a response, and whether there is one.
+// table returns the NameTable of a response. there is true if the response has a NameTable.
 func (r response) table() (table []byte, there bool, err error) {
 	if r.typeURL != TypeURL {
 		return nil, false, fmt.Errorf("response of type %q: want %q", r.typeURL, TypeURL)
@@ -106,7 +106,7 @@ type incrementalRPC struct {
 	client discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
 }
 
-// subscribe names no resource, which subscribes to all.
+// subscribe names no resource: that subscribes to all resources.
 func (r incrementalRPC) subscribe(node *corev3.Node) error {
 	return r.client.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: TypeURL})
 }
@@ -161,7 +161,7 @@ func (r sotwRPC) receive() (response, error) {
 	for i, body := range m.GetResources() {
 		wrapped := &discoveryv3.Resource{}
 		if !body.MessageIs(wrapped) || body.UnmarshalTo(wrapped) != nil {
-			// A malformed wrapper stays wrapped, and response.table refuses its type.
+			// A malformed wrapper stays as it is, and response.table refuses its type.
 			wrapped = &discoveryv3.Resource{Resource: body}
 		}
 		converted.resources[i] = wrapped

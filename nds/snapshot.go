@@ -21,21 +21,20 @@ const (
 
 // saving says how the table in use differs from the table that was last passed to the saver.
 type saving struct {
-	all    bool   // by more than a change: it must be saved whole
-	change []byte // by this change, a NameTable in wire form; nil for none
+	all    bool   // whether it differs by more than a change, and must be saved whole
+	change []byte // the change by which it differs, a NameTable in wire form; nil for none
 }
 
-// A snapshotSaver writes snapshots in its own goroutine, so that a disk that is slow
-// or does not answer delays no push.
+// A snapshotSaver writes snapshots in its own goroutine. So a disk that is slow or does not answer delays no push.
 type snapshotSaver struct {
 	dir  *statedir.Dir
 	wake chan struct{} // receives after put
 
 	mu      sync.Mutex
 	next    *snapshot // the snapshot to write; nil if there is nothing new
-	changed bool      // next must be written whole: it differs from the file by more than changes
-	// If changed is false, changes turn the table that run last took into that of next. Together
-	// they have size bytes, at most maxPending.
+	changed bool      // whether next must be written whole, because it differs from the file by more than changes
+	// If changed is false, changes are the changes from the table of the last saveNext to the table of next.
+	// Together they have size bytes, at most maxPending.
 	changes []record
 	size    int
 	failure string // why the last write failed; "" if it succeeded
@@ -44,8 +43,8 @@ type snapshotSaver struct {
 
 	// unsaved is true if the file does not have the table of the last snapshot.
 	unsaved bool
-	// base is the length of the file without its log, and length the length of the whole file, if this saver has written
-	// it. base is 0 if changes cannot be added to the file.
+	// base is the length of the file without its log, and length is the length of the whole file. base is 0 if
+	// changes cannot be added to the file, for example because this saver has not written it.
 	base, length int64
 	failures     logonce.Log
 
@@ -104,15 +103,15 @@ func (s *snapshotSaver) put(next snapshot, changed saving) {
 	chans.Wake(s.wake)
 }
 
-// saveAgain is how long after a failure the saver tries again without another push: a control plane
-// that sends changes may be silent until its next stream. The time doubles with each failure up to maxSaveAgain, since
-// the failure may last.
+// After a failure, the saver tries again when the next push comes, or after saveAgain: a control plane that sends
+// changes may be silent until its next stream. The time doubles with each failure up to maxSaveAgain, since the
+// failure may last.
 const (
 	saveAgain    = 30 * time.Second
 	maxSaveAgain = 30 * time.Minute
 )
 
-// run writes snapshots until ctx ends, and then writes the last one.
+// run writes snapshots until ctx ends, and then writes the last snapshot.
 func (s *snapshotSaver) run(ctx context.Context) {
 	for failures := 0; ; {
 		var again <-chan time.Time
@@ -134,9 +133,9 @@ func (s *snapshotSaver) run(ctx context.Context) {
 	}
 }
 
-// saveNext writes next. It writes only the time of the push if the file has the table
-// already, only the changes if that is possible, and otherwise the whole snapshot. If that fails, the next call writes
-// the whole snapshot.
+// saveNext writes next. If the file already has the table, it writes only the time of the push. If changes can be
+// added to the file, it writes only the changes. Otherwise it writes the whole snapshot. If that fails, the next
+// call writes the whole snapshot.
 func (s *snapshotSaver) saveNext() {
 	s.mu.Lock()
 	next, changes := s.next, s.changes
@@ -195,11 +194,11 @@ func (s *snapshotSaver) saveTime(pushed time.Time) error {
 	return s.dir.WriteAt(snapshotName, binary.BigEndian.AppendUint64(nil, uint64(pushed.UnixNano())), int64(len(snapshotMagic)))
 }
 
-// errNoRoom is returned if the changes do not fit in the log, so that the file must be written whole.
+// errNoRoom is returned if the changes do not fit in the log. Then the file must be written whole.
 var errNoRoom = errors.New("the changes in the snapshot of the table are too long")
 
-// saveChanges adds changes to the file. It does not wait until they are on the disk: after a power
-// failure the last ones may be missing, and the control plane sends them again.
+// saveChanges adds changes to the file. It does not wait until they are on the disk: after a power failure the last
+// changes may be missing, and the control plane sends them again.
 func (s *snapshotSaver) saveChanges(changes []record) error {
 	var data []byte
 	for i := range changes {

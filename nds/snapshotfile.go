@@ -24,8 +24,9 @@ import (
 //   - the base: a DeltaDiscoveryResponse with the table. Its control plane identifier is the owner.
 //   - the log
 //
-// If the table came as changes, the base has it as a change of the empty table, and the nonce is the fingerprint of the
-// node. The log then has a record for each later change that was sent to the same node. Otherwise the log is empty.
+// If the table came as changes, the base has the table as a change of the empty table, and the nonce is the
+// fingerprint of the node. The log then has a record for each later change that was sent to the same node.
+// Otherwise the log is empty.
 const (
 	snapshotFamily = "nametap"
 	snapshotMagic  = snapshotFamily + "\x04"
@@ -33,7 +34,7 @@ const (
 	snapshotHead   = snapshotSum + sha256.Size
 	snapshotBase   = snapshotHead + 8
 
-	// minLog is how long the log may always be. The log of a large base may be half as long as the base.
+	// The log may be as long as minLog, or half as long as the base if that is more.
 	minLog = 64 << 10
 )
 
@@ -46,8 +47,8 @@ type snapshot struct {
 	node    string // see receiver.tableNode
 }
 
-// snapshotOwner identifies the nodes that may use a snapshot: the table of one namespace
-// of one cluster is wrong for another.
+// snapshotOwner identifies the nodes that may use a snapshot: the table for a namespace of a cluster is wrong for
+// nodes of other namespaces and clusters.
 func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
 // marshal returns the parts of the snapshot file. Most parts are the shards of the table themselves: joining the parts
@@ -109,8 +110,8 @@ func totalLen(parts [][]byte) (n int) {
 // A savedTable is the parsed content of a snapshot file.
 type savedTable struct {
 	snapshot
-	// lost is the length of the end of the log that cannot be read: a record that was not
-	// written entirely, or is damaged, and the records after it.
+	// lost is the length of the part of the log that is not used: the first record that is incomplete or damaged,
+	// and all records after it.
 	lost int
 }
 
@@ -148,7 +149,7 @@ func parseSnapshot(data []byte) (savedTable, error) {
 	return s, nil
 }
 
-// setTable sets the table to that in value, a NameTable, after the changes in log.
+// setTable sets the table: the table in value, a NameTable, after the changes in log.
 func (s *savedTable) setTable(value, log []byte) error {
 	isChange, err := hasChange(value)
 	if err != nil {
@@ -167,8 +168,8 @@ func (s *savedTable) setTable(value, log []byte) error {
 	return err
 }
 
-// replay adds the changes in log to all, up to the first damaged record. The records after that are useless, because
-// they change a table that is not known.
+// replay adds the changes in log to all, up to the first damaged record. The records after the damaged record are
+// useless, because they change a table that is not known.
 func (s *savedTable) replay(all *change, log []byte) {
 	for len(log) > 0 {
 		r, n := parseRecord(log)

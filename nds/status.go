@@ -15,32 +15,32 @@ type Status struct {
 	Address   string `json:"address"`
 	// Variant is the variant in use, which may be the fallback.
 	Variant string `json:"variant"`
-	// Loaded is true if a table is in use. Version is the table's version. LastPush
-	// is when the control plane last sent or confirmed the table, and TableAge how many seconds ago that was. Stale
-	// is true if the table is from the snapshot and no push has confirmed it.
+	// Loaded is true if a table is in use. Version is the table's version. LastPush is when the control plane last
+	// sent or confirmed the table. TableAge is the time since then in seconds. Stale is true if the table is from
+	// the snapshot and no push has confirmed the table.
 	Loaded   bool      `json:"loaded"`
 	Version  string    `json:"version"`
 	LastPush time.Time `json:"lastPush,omitzero"`
 	TableAge float64   `json:"tableAgeSeconds"`
 	Stale    bool      `json:"stale"`
-	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came whole. In mode hosts, Digest is the
-	// checksum of the table, in hexadecimal, and Revision says what the control plane had read when it sent the table,
-	// in a form of its own, in base64. In mode whole both are empty.
+	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came whole. In mode hosts, Digest is
+	// the checksum of the table, in hexadecimal, and Revision is the control plane's own text, in base64, for what
+	// it had read when it sent the table. In mode whole both are empty.
 	Mode     Mode   `json:"mode,omitempty"`
 	Digest   string `json:"digest,omitempty"`
 	Revision []byte `json:"revision,omitempty"`
-	// ChecksumDifferences counts how often the table did not have the checksum of a change, since the
-	// start. LastChecksumDifference is the error of the last time.
+	// ChecksumDifferences counts how often the table did not have the checksum of a change, since the start.
+	// LastChecksumDifference is the error of the last such case.
 	ChecksumDifferences    uint64 `json:"checksumDifferences"`
 	LastChecksumDifference string `json:"lastChecksumDifference,omitempty"`
 	// Nonce is the nonce of the last response of any stream.
 	Nonce string `json:"nonce,omitempty"`
-	// Pushes counts all responses, Rejected the NACKed ones.
+	// Pushes counts all responses, and Rejected counts the responses that were NACKed.
 	Pushes     uint64 `json:"pushes"`
 	Rejected   uint64 `json:"rejected"`
 	Reconnects uint64 `json:"reconnects"`
-	// CertificateExpires is when the workload certificate expires; zero without one.
-	// CertificateError is why an attempt to obtain a certificate last failed; a success clears it.
+	// CertificateExpires is when the workload certificate expires; zero without a certificate. CertificateError is
+	// why the last failed attempt to obtain a certificate failed; a success clears it.
 	CertificateExpires time.Time `json:"certificateExpires,omitzero"`
 	CertificateError   string    `json:"certificateError,omitempty"`
 	// SnapshotError is why the table could not be saved; a success clears it.
@@ -64,8 +64,8 @@ type state struct {
 	clock *clock.Clock
 	ready chan struct{} // closed when the first table is in use
 
-	// status has the values of Status and the metrics, except TableAge. received is when the
-	// table in use was received, by clock; zero for the table of the snapshot.
+	// status has the values of Status and the metrics, except TableAge. received is the time of clock at which the
+	// table in use was received; zero for the table of the snapshot.
 	mu       sync.Mutex
 	status   Status
 	received time.Time
@@ -79,8 +79,8 @@ func (s *state) now() Status {
 	switch {
 	case !status.Loaded:
 	case received.IsZero():
-		// Only the wall clock survives a reboot. It may have been set
-		// back since the snapshot was written.
+		// Only the time of the wall clock is comparable after a reboot. The wall clock may have been set back since
+		// the snapshot was written.
 		status.TableAge = max(0, time.Since(status.LastPush.Round(0)).Seconds())
 	default:
 		status.TableAge = s.clock.Since(received).Seconds()
@@ -88,7 +88,8 @@ func (s *state) now() Status {
 	return status
 }
 
-// setTable records the table in use, and reports whether it is the first one. stale is true if it is from the snapshot.
+// setTable records the table in use, and reports whether it is the first table. stale is true if the table is from
+// the snapshot.
 func (s *state) setTable(t *hostTable, version string, pushed time.Time, stale bool) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -51,18 +51,18 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 	return fmt.Errorf("sending a request: %w", err)
 }
 
-// After a push, the client waits restFactor times as long as the push took, at most maxRest, so that pushes of up to
-// 55 ms use a tenth of a processor: an object with hosts in all shards makes agents build their whole table, and its
-// author may change it again and again. The client answers the push after the wait, because nametap-discovery then sends
-// all that has changed meanwhile in one push. With a longer maxRest, a change of another object would not be seen within
-// a second.
+// After a push, the client waits restFactor times as long as the push took, but at most maxRest. So pushes of up to
+// 55 ms use a tenth of a processor, even if an author again and again changes an object with hosts in all shards, which
+// makes agents build their whole table. The client answers the push after the wait: then nametap-discovery sends all that
+// has changed meanwhile in one push. With a longer maxRest, agents would not see a change of another object within a
+// second.
 const (
 	restFactor = 9
 	maxRest    = 500 * time.Millisecond
 )
 
-// handle applies a response, waits and answers it. It returns an error if the answer could not
-// be sent, or a differenceError if the checksum was wrong, which ends the stream.
+// handle applies a response, waits and answers it. It returns an error if the answer could not be sent. If the
+// checksum was wrong, it returns a differenceError at once, which ends the stream.
 func (s *stream) handle(ctx context.Context, r response) error {
 	began := time.Now()
 	changed, err := s.receiver.use(r, s.acceptedAt.IsZero())
@@ -89,8 +89,8 @@ func (s *stream) handle(ctx context.Context, r response) error {
 // maxReason bounds the reason in a NACK, because control planes log it.
 const maxReason = 4 << 10
 
-// rejection returns the error detail of a NACK. It replaces bytes that a protobuf string
-// cannot hold, because the reason may quote any bytes.
+// rejection returns the error detail of a NACK. The reason may quote any bytes, so rejection replaces bytes that a
+// protobuf string cannot hold.
 func rejection(reason error) *rpcstatus.Status {
 	text := reason.Error()
 	if len(text) > maxReason {
@@ -114,7 +114,7 @@ func (s *stream) end() {
 	}
 }
 
-// explainEnd returns err, the reason why a stream ended, with advice for known reasons.
+// explainEnd returns an error that describes err, the reason why a stream ended. For known reasons it adds advice.
 func explainEnd(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):

@@ -33,8 +33,8 @@ func tokenOf(cfg Config) Token {
 	return found
 }
 
-// usableToken reports whether file has a token that is not known to have expired. usableToken
-// reads the file, so it must not be called with a lock held.
+// usableToken reports whether file has a token that has not expired, as far as is known. usableToken reads the
+// file, so it must not be called with a lock held.
 func usableToken(file string) bool {
 	if file == "" {
 		return false
@@ -67,8 +67,8 @@ func expired(token string) bool {
 	return !expires.IsZero() && time.Now().After(expires)
 }
 
-// claims returns when a token was issued and when it expires, zero times unless it is a JSON Web Token with these
-// claims. The control plane checks the signature; claims does not.
+// claims returns when a token was issued and when it expires. It returns zero times for a token that is not a JSON
+// Web Token with these claims. The control plane checks the signature; claims does not.
 func claims(token string) (issued, expires time.Time) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
@@ -103,5 +103,5 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 	return b, nil
 }
 
-// RequireTransportSecurity returns true, so that gRPC never sends the token in plaintext.
+// RequireTransportSecurity returns true. Then gRPC never sends the token in plaintext.
 func (b bearer) RequireTransportSecurity() bool { return true }

@@ -27,11 +27,10 @@ import (
 const certificateFile = "workload-certificate.pem"
 
 const (
-	// certificatePoll is how often the wall clock is read. Timers miss it when the clock is set, or when the machine is
-	// suspended, but certificates expire all the same.
+	// certificatePoll is how often the wall clock is read. A timer does not notice that the clock is set or that
+	// the machine is suspended, but a certificate expires nevertheless.
 	certificatePoll = time.Minute
-	// authorityPoll is the time after which a control plane that had no certificate authority is asked
-	// again.
+	// If a control plane has no certificate authority, the client requests a certificate again after authorityPoll.
 	authorityPoll = time.Hour
 )
 
@@ -60,8 +59,8 @@ type certRenewer struct {
 	pair    keyPair          // current and its key in PEM
 	saved   bool             // current is in the state directory
 	renewal time.Time        // when to renew current
-	refused bool             // a server refused current, and none has accepted it since
-	failure string           // why an attempt last failed, except for expected reasons; "" since a success
+	refused bool             // a server refused current, and no server has accepted it since
+	failure string           // why the last failed attempt failed, except for expected reasons; a success clears it
 }
 
 func newCertRenewer(cfg Config, dir *statedir.Dir) *certRenewer {
@@ -110,8 +109,9 @@ func (r *certRenewer) certificate() *tls.Certificate {
 	return r.valid()
 }
 
-// accept makes pair the current certificate, unless the certificate has expired or is for another
-// identity. obtained is when the pair was issued; if it is zero, the time from which the certificate is valid counts.
+// accept makes pair the current certificate, unless the certificate has expired or is for another identity.
+// obtained is when the pair was issued. If obtained is zero, accept uses the time from which the certificate is
+// valid.
 func (r *certRenewer) accept(pair keyPair, obtained time.Time) error {
 	certificate, err := pair.parse()
 	if err != nil {
@@ -142,7 +142,8 @@ func (r *certRenewer) setFailure(err error) {
 	r.failure = err.Error()
 }
 
-// lastFailure returns why an attempt to obtain a certificate last failed, except for expected reasons; "" since a success.
+// lastFailure returns why the last failed attempt to obtain a certificate failed, except for expected reasons. It
+// returns "" if an attempt has succeeded since.
 func (r *certRenewer) lastFailure() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,16 +178,16 @@ func (r *certRenewer) isRefused() bool {
 	return r.refused
 }
 
-// renewAt returns when to renew a certificate: after two thirds of its life, minus part of a
-// tenth of its life. part is random, from 0 to 1, so that machines that were set up
-// together do not renew together. The life of a new certificate starts when it was
-// obtained: authorities backdate certificates, and the clock of this host may be fast.
+// renewAt returns when to renew a certificate: after two thirds of its life, minus part times a tenth of its life.
+// part is random, from 0 to 1: machines that were set up together must not renew together. The life of a new
+// certificate starts when it was obtained: authorities backdate certificates, and the clock of this host may be
+// fast.
 func renewAt(leaf *x509.Certificate, obtained time.Time, part float64) time.Time {
 	life := leaf.NotAfter.Sub(obtained)
 	return obtained.Add(max(time.Second, life*2/3-time.Duration(part*float64(life)/10)))
 }
 
-// run obtains and renews the certificate until ctx ends. load must be called before it.
+// run obtains and renews the certificate until ctx ends. The caller has called load.
 func (r *certRenewer) run(ctx context.Context) {
 	failures := 0
 	for {
@@ -222,8 +223,8 @@ func (r *certRenewer) run(ctx context.Context) {
 	}
 }
 
-// level returns the level at which to log err. It is expected that a control plane has no certificate
-// authority, unless the settings demand a certificate.
+// level returns the level at which to log err. Unless the settings demand a certificate, it is expected that a
+// control plane has no certificate authority.
 func (r *certRenewer) level(err error) slog.Level {
 	if errors.Is(err, errNoAuthority) && r.cfg.WorkloadCert != WorkloadCertOn {
 		return slog.LevelInfo
@@ -231,7 +232,7 @@ func (r *certRenewer) level(err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// untilCheck returns the time until the next check of the certificate. If it is not above 0, the certificate
+// untilCheck returns the time until the next check of the certificate. If the time is 0 or less, the certificate
 // must be renewed now.
 func (r *certRenewer) untilCheck() time.Duration {
 	if !r.wanted() {
@@ -248,7 +249,7 @@ func (r *certRenewer) untilCheck() time.Duration {
 	return min(certificatePoll, time.Until(r.renewal.Round(0)))
 }
 
-// renew obtains a certificate and makes it the current one.
+// renew obtains a certificate and makes it the current certificate.
 func (r *certRenewer) renew(ctx context.Context) error {
 	current := r.certificate()
 	pair, err := requestCertificate(ctx, r.cfg, current)
@@ -269,8 +270,8 @@ func (r *certRenewer) renew(ctx context.Context) error {
 	return nil
 }
 
-// save writes the certificate to the state directory, unless the file already has it. It logs
-// a failure, and the next call tries again.
+// save writes the certificate to the state directory, unless the file already has it. If that fails, it logs the
+// failure, and the next call tries again.
 func (r *certRenewer) save() {
 	r.mu.Lock()
 	pair, saved := r.pair, r.saved
@@ -292,9 +293,8 @@ func (r *certRenewer) save() {
 	r.saved = true // only the goroutine of run, which calls save, changes pair
 }
 
-// load makes the certificate in the state directory the current one, if there is one. If the file
-// cannot be read now, run calls load again: if the token has expired, the agent has no other
-// credential.
+// load makes the certificate in the state directory, if there is one, the current certificate. If the file cannot
+// be read now, run calls load again: if the token has expired, the agent has no other credential.
 func (r *certRenewer) load() {
 	r.unread = false
 	if r.cfg.StateDir == "" || r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff {

@@ -25,7 +25,7 @@ const (
 	maxControl       = 512 // bytes of a control frame
 )
 
-// control returns a control frame of a kind. In READY and START frames it names the content type.
+// control returns a control frame of a kind. Frames of the kinds READY and START name the content type.
 func control(kind uint32) []byte {
 	order := binary.BigEndian
 	body := order.AppendUint32(nil, kind)
@@ -75,8 +75,8 @@ func readControl(r io.Reader) (kind uint32, types []string, err error) {
 	return order.Uint32(head[8:]), types, nil
 }
 
-// expect reads a control frame, and returns an error unless it is of the given kind. If an ACCEPT frame names content
-// types, dnstap must be one of them.
+// expect reads a control frame, and returns an error unless the frame is of the given kind. If an ACCEPT frame
+// names content types, dnstap must be one of them.
 func expect(r io.Reader, kind uint32) error {
 	got, types, err := readControl(r)
 	if err != nil {

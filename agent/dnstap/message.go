@@ -46,16 +46,14 @@ const (
 	protocolTCP    = 2
 )
 
-// A client is the content of the extra field of a CLIENT_QUERY. Its JSON keys are those in
-// [seen.Record].
+// A client is the content of the extra field of a CLIENT_QUERY. It has the JSON keys of [seen.Record].
 type client struct {
 	UID    *uint32 `json:"uid,omitempty"`
 	Unit   string  `json:"unit,omitempty"`
 	Cgroup string  `json:"cgroup,omitempty"`
 }
 
-// An answer is the content of the extra field of a CLIENT_RESPONSE. Its JSON keys are those in
-// [seen.Record].
+// An answer is the content of the extra field of a CLIENT_RESPONSE. It has the JSON keys of [seen.Record].
 type answer struct {
 	client
 

@@ -25,8 +25,8 @@ const (
 	finishTimeout = time.Second
 	// The pause before the next connection doubles from minPause to maxPause.
 	minPause, maxPause = 250 * time.Millisecond, 30 * time.Second
-	// steady is how long a connection must last so that the pauses start again at minPause. So a peer that ends each
-	// connection soon, such as a proxy without a receiver behind it, is connected to more and more rarely.
+	// If a connection lasts steady, the pauses start again at minPause. So the sender connects ever more rarely to
+	// a peer that ends each connection soon, such as a proxy without a receiver behind it.
 	steady = time.Second
 	// fullBuffer is how many bytes of frames are collected before they are sent, while more queries wait.
 	fullBuffer = 32 << 10
@@ -37,7 +37,7 @@ var errGone = errors.New("the receiver has closed the connection")
 
 // A Config configures a [Sender].
 type Config struct {
-	// Identity and Version name, in the messages, the server that has made them.
+	// Identity and Version are the name and the version of this server in the messages.
 	Identity, Version string
 	// Resolver finds the address of a TCP receiver. nil means the default.
 	Resolver *net.Resolver
@@ -59,8 +59,8 @@ func New(cfg Config) *Sender {
 	return &Sender{config: cfg, dialer: net.Dialer{Resolver: cfg.Resolver}, metrics: newMetrics(cfg.Registerer)}
 }
 
-// Run sends queries to a receiver until ctx ends. read returns the reader of the queries, which calls lost with the
-// number of messages that it drops. Run must not be called again before it has returned.
+// Run sends queries to the receiver at to until ctx ends. It calls read once for the reader of the queries. The
+// reader calls lost with the number of messages that it drops. Run must not be called again before it has returned.
 func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(messages int)) *seen.Exchanges) {
 	exchanges := read(func(messages int) { s.metrics.dropped.Add(float64(messages)) })
 	defer exchanges.Close()
@@ -103,7 +103,7 @@ func (s *Sender) connection(ctx context.Context, to Target, exchanges *seen.Exch
 	serving, gone := context.WithCancelCause(ctx)
 	defer gone(nil)
 	finished := make(chan struct{})
-	go func() { // the receiver sends nothing but FINISH
+	go func() { // after the handshake, the receiver sends only FINISH
 		defer close(finished)
 		if err := expect(conn, controlFinish); err != nil && !errors.Is(err, io.EOF) {
 			gone(fmt.Errorf("%w: %w", errGone, err))
@@ -171,7 +171,7 @@ type stream struct {
 	count   int           // number of these frames
 }
 
-// sendUntil sends queries until ctx ends, or the connection fails: then it returns the error.
+// sendUntil sends queries until ctx ends. If the connection fails, it returns the error.
 func (o *stream) sendUntil(ctx context.Context, exchanges *seen.Exchanges) error {
 	for {
 		x, err := exchanges.Next(ctx)
@@ -192,7 +192,7 @@ func (o *stream) sendUntil(ctx context.Context, exchanges *seen.Exchanges) error
 	}
 }
 
-// end sends the queries that wait, and STOP.
+// end sends the queries that wait, and then STOP.
 func (o *stream) end(exchanges *seen.Exchanges) error {
 	for x := exchanges.Poll(); x != nil; x = exchanges.Poll() {
 		if err := o.add(x); err != nil {

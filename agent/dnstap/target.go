@@ -13,7 +13,7 @@ type Target struct {
 	address string
 }
 
-// errTarget is the error for a text that is no target.
+// errTarget is the error for a text that is not a target.
 var errTarget = errors.New("want unix:///PATH or tcp://HOST:PORT")
 
 // maxPath is the longest path of a unix socket.

@@ -10,13 +10,14 @@ type check struct {
 	code Code
 	// title says what is right if the check finds no problem.
 	title string
-	// grounds are the problems that explain what the check would find.
+	// grounds are the problems that explain what the check would find: if there is one of them, the check is
+	// skipped.
 	grounds []Code
 	find    func(*Readings) []Problem
 	host    bool // whether only the command makes the check, not the agent
 }
 
-// judge is [Judge] for the checks made.
+// judge does the same as [Judge], for the checks in made.
 func judge(made []check, found, suspected []Problem, unread map[Code]string) Report {
 	report := Report{Problems: []Problem{}, Passed: []string{}}
 	all := slices.Concat(found, suspected)

@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// failing is how many domains must have failures for one reason. Failures of a single domain may be caused by its own
-	// nameservers.
+	// failing is how many domains must have failures with the same reason. The nameservers of a single domain may
+	// cause its failures.
 	failing = 3
-	// FailuresSince is how far back failures count, and failuresLast how long ago the last failure may be. The failures
-	// must be in at least failuresSlots different slots, each failuresSlot long: a nameserver that is silent for a second
-	// causes many failures, but is no problem.
+	// FailuresSince is how far back failures count. failuresLast is how long ago the last failure may be. The
+	// failures must be in at least failuresSlots different slots, each failuresSlot long: a nameserver that is
+	// silent for a second causes many failures, but is no problem.
 	FailuresSince = time.Minute
 	failuresLast  = 10 * time.Second
 	failuresSlot  = 5 * time.Second
@@ -42,7 +42,7 @@ func forwardChecks() []check {
 	}
 }
 
-// queryChecks returns the checks of queries. Problems of nameservers explain what they find.
+// queryChecks returns the checks of queries. Problems of nameservers explain what these checks find.
 func queryChecks() []check {
 	explained := append(unanswered(), ConntrackFull, NameserverTCP)
 	return []check{
@@ -66,8 +66,8 @@ func nameserversNone(r *Readings) []Problem {
 	}}
 }
 
-// ill returns a problem for each nameserver that match selects: the problem that problem returns, with subject, severity
-// and effect.
+// ill calls problem for each nameserver that match selects, and returns the problems, to which it adds subject,
+// severity and effect.
 func ill(r *Readings, match func(Server) bool, problem func(s Server) Problem) (found []Problem) {
 	for _, s := range r.Agent.Servers {
 		if !match(s) {
@@ -112,7 +112,8 @@ func nameserverBarred(r *Readings) []Problem {
 	})
 }
 
-// tcpFails is how long queries over TCP must have failed: when a connection breaks, several queries fail at once.
+// tcpFails is for how long queries over TCP must have failed, because several queries fail at once when a
+// connection breaks.
 const tcpFails = 10 * time.Second
 
 func nameserverTCP(r *Readings) []Problem {
@@ -181,7 +182,7 @@ func overflow(r *Readings) []Problem {
 	}}
 }
 
-// queriesFail finds reasons for which queries for names of several domains fail.
+// queriesFail finds the reasons why queries for names of several domains fail.
 func queriesFail(r *Readings) (found []Problem) {
 	reasons := map[string][]seen.Record{}
 	for _, record := range r.Agent.Failures {

@@ -78,7 +78,8 @@ func listenerMissing(r *Readings) (found []Problem) {
 	return found
 }
 
-// listener returns the listener that an error of package net is about: "listen udp [::1]:15053: bind: …".
+// listener returns the network and the address in text, an error of package net such as "listen udp [::1]:15053:
+// bind: …".
 func listener(text string) string {
 	name, _, _ := strings.Cut(strings.TrimPrefix(text, "listen "), ": ")
 	return name
@@ -126,9 +127,9 @@ func captureAbsent(r *Readings) (found []Problem) {
 const RepairsIn = 3 * time.Minute
 
 const (
-	// Another program changes the rules again and again if at least repairs readings within RepairsIn found further
-	// repairs. The first and the last of these readings must be repairsApart apart, because a firewall that is loaded
-	// changes the rules several times. The last one may be repairsLast ago.
+	// There is a problem if at least this number of readings within RepairsIn found further repairs. The first and
+	// the last of these readings must be at least repairsApart apart, because a firewall that is loaded changes the
+	// rules several times. The last of these readings may be at most repairsLast ago.
 	repairs      = 4
 	repairsApart = 20 * time.Second
 	repairsLast  = 20 * time.Second
@@ -163,7 +164,7 @@ func captureRemains(r *Readings) []Problem {
 	}}
 }
 
-// ways returns the check that finds ways in a state.
+// ways returns the function of the check that finds the ways with this state.
 func ways(state WayState) func(*Readings) []Problem {
 	text := map[WayState]Problem{
 		WayBarred: {Severity: Severe, What: "a firewall of this host drops the queries that the agent forwards to %s",

@@ -8,15 +8,16 @@ type Problem struct {
 	Severity Severity `json:"severity"`
 	// Subject distinguishes problems with one code: a nameserver, a family, a reason.
 	Subject string `json:"subject,omitempty"`
-	// What says what is wrong, and names the server or the file. It names no query of a user, because every user may
-	// read it.
+	// What describes the problem, and names the server or the file. It contains no query of a user, because every
+	// user may read it.
 	What     string `json:"what"`
 	Evidence string `json:"evidence"`
 	Effect   string `json:"effect"`
-	// Mend is one command, or what to change in which file.
+	// Mend is one command that ends the problem, or a change of one file.
 	Mend string   `json:"mend"`
 	Rows []string `json:"rows"` // of docs/behaviour.md
-	// Since is the time of the first reading that has shown the problem; zero if no Window has it.
+	// Since is the time of the first reading that has shown the problem; zero if the problem does not come from a
+	// [Window].
 	Since time.Time `json:"since,omitzero"`
 }
 

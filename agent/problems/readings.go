@@ -57,8 +57,8 @@ func (a *Agent) needsToken(now time.Time) bool {
 	return a.Token.File != "" && !a.XDS.CertificateExpires.After(now)
 }
 
-// unread returns the file for the control plane that the agent cannot read, with the setting that names it, and the
-// reason. file is "" if the agent can read all files.
+// unread returns the file for the connection to the control plane that the agent cannot read, with the setting that
+// names the file, and the reason. file is "" if the agent can read all files.
 func (a *Agent) unread() (file, why string) {
 	if text, found := strings.CutPrefix(a.XDS.LastError, "reading "); found && !a.connected() {
 		file, why, _ = strings.Cut(text, ": ")
@@ -82,12 +82,12 @@ func (a *Agent) refuses() bool {
 	return false
 }
 
-// refusals returns the texts by which errors that mean a refusal are recognised.
+// refusals returns texts: an error that contains one of these means a refusal.
 func refusals() []string {
 	return []string{"code = Unauthenticated", "code = PermissionDenied", "remote error: tls", "certificate"}
 }
 
-// unreachable returns why the control plane is not connected, and how to mend that.
+// unreachable returns why there is no connection to the control plane, and how to mend that.
 func (a *Agent) unreachable() (what, mend string) {
 	for _, known := range []struct{ text, what, mend string }{
 		{"operation not permitted", "cannot be reached: a firewall of this host drops the connections of the agent", "allow that connection for the agent's user in that firewall"},
@@ -105,15 +105,15 @@ func (a *Agent) unreachable() (what, mend string) {
 	return "is not connected", "look at the control plane's log, and at --xds-addr"
 }
 
-// up reports whether another nameserver than s, for the same names, answers.
+// up reports whether a nameserver other than s answers the same names.
 func (a *Agent) up(s Server) bool {
 	return slices.ContainsFunc(a.Servers, func(other Server) bool {
 		return other.Spec != s.Spec && other.Suffix == s.Suffix && other.State == upstream.Up && !other.Refusing
 	})
 }
 
-// domainOf returns the last two labels of name. If name is below the cluster domain, it returns the whole name: all
-// names there have the same nameserver.
+// domainOf returns the last two labels of name. If name is below the cluster domain, it returns the whole name,
+// because all names below the cluster domain have the same nameserver.
 func (a *Agent) domainOf(name string) string {
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
 	if a.Domain != "" && below(name, a.Domain) {
@@ -138,7 +138,7 @@ type Settings struct {
 // A Resource says how much of a resource is in use, and how much may be in use.
 type Resource struct{ Used, Limit uint64 }
 
-// full reports whether at most 1/share of the limit, or at most the number free, is free.
+// full reports whether at most max(Limit/share, free) of the resource is free.
 func (r Resource) full(share, free uint64) bool {
 	return r.Limit > 0 && r.Used+max(r.Limit/share, free) >= r.Limit
 }
@@ -146,11 +146,11 @@ func (r Resource) full(share, free uint64) bool {
 // A Server is a nameserver in use.
 type Server struct {
 	upstream.Status
-	Suffix    string    // it is queried for names below Suffix; "" for all other names
+	Suffix    string    // the server is queried for names below Suffix; "" means all names that are below no Suffix
 	RefusedAt time.Time // when the last reply that was no answer was noticed
 }
 
-// said returns the last error of a nameserver, and how long ago it happened.
+// said returns the last error of a nameserver, and the time since then.
 func (s Server) said(now time.Time) string {
 	return fmt.Sprintf("%s, %v ago", s.LastError, now.Sub(s.LastErrorAt).Round(time.Second))
 }
@@ -158,8 +158,8 @@ func (s Server) said(now time.Time) string {
 // barred reports whether a firewall of this host dropped a query to the nameserver recently.
 func (s Server) barred(now time.Time) bool { return s.Barred && now.Sub(s.LastErrorAt) <= serverLast }
 
-// serverLast is how old the evidence against a nameserver may be. A nameserver that is down is probed every 30 s, while
-// queries come; without queries its state is not known.
+// serverLast is how old the evidence against a nameserver may be. While queries come, a nameserver that is down is
+// probed every 30 s. Without queries its state is not known.
 const serverLast = 45 * time.Second
 
 // Capture is the state of the rules.
@@ -169,8 +169,8 @@ type Capture struct {
 	Failed  map[string]string // why families are not captured, by family
 	Remains string            // why rules that should be removed are still there
 	Ways    []Way             // the ways of clients' queries to the nameservers
-	// Repaired has the times of the readings, within the last [RepairsIn], that found further repairs. Repairs is the
-	// number of repairs since the start, and Drift the drift that was repaired last.
+	// Repaired has the times of the readings in the last [RepairsIn] that found further repairs. Repairs is the
+	// number of repairs since the start. Drift is the drift that was repaired last.
 	Repaired []time.Time
 	Repairs  uint64
 	Drift    string
@@ -191,25 +191,25 @@ type WayState string
 const (
 	WayUnknown   WayState = "unknown"   // not probed yet, or the host lacks a route or the address of the agent
 	WayReached   WayState = "reached"   // the agent answers the queries
-	WayElsewhere WayState = "elsewhere" // another server answers the probe: the probe is not redirected
-	WayBroken    WayState = "broken"    // the agent answers, but not on this way: the queries pass through
-	WayBarred    WayState = "barred"    // the agent answers, but may query no nameserver: the queries pass through
+	WayElsewhere WayState = "elsewhere" // another server answers the probe, so the probe is not redirected to the agent
+	WayBroken    WayState = "broken"    // the agent answers, but not over this way, so the queries pass through
+	WayBarred    WayState = "barred"    // the agent answers, but a firewall stops its queries to nameservers, so the queries pass through
 	WaySilent    WayState = "silent"    // the agent does not answer at all
 )
 
 // Host has the readings that only the command takes.
 type Host struct {
-	// Settings says why the settings of the command or of the agent's unit are wrong, "" if they are right. SettingsOf
-	// says whether they are the command's or the unit's.
+	// Settings says why the settings are wrong; "" if they are right. SettingsOf names the settings that are wrong:
+	// the settings of the command, or of the agent's unit.
 	Settings, SettingsOf string
-	// Absent says why no agent answers the command, "" if one does. Unit is the state of the agent's unit, and Taken has
-	// the programs that have the ports of the agent's DNS listeners.
+	// Absent says why no agent answers the command; "" if an agent answers. Unit is the state of the agent's unit.
+	// Taken has the ports of the agent's DNS listeners that other programs have.
 	Absent string
 	Unit   string
 	Taken  []Taken
 	// Version is the version of the command, and Running the version of the agent.
 	Version, Running string
-	// ResolvConf is the path of the resolv.conf that programs read. Unread says why it cannot be read.
+	// ResolvConf is the path of the resolv.conf that programs read. Unread says why the file cannot be read.
 	ResolvConf string
 	Unread     string
 	Servers    []string
@@ -221,7 +221,7 @@ type Host struct {
 	Domain string
 	// Unredirected has the families whose queries are not redirected to the agent of this pod, with the evidence.
 	Unredirected map[string]string
-	// Ways are the queries that the command has sent as programs send them.
+	// Ways are the queries that the command has sent in the way in which programs send queries.
 	Ways []Sent
 	// Others are rules of other programs that also redirect queries.
 	Others []string
@@ -233,7 +233,7 @@ type Taken struct {
 	Program string // with its process number; "" if that is not known
 }
 
-// A Sent is a query that was sent as programs send it.
+// A Sent is a query that the command has sent in the way in which programs send queries.
 type Sent struct {
 	To      string // the server
 	Network string

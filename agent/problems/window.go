@@ -12,7 +12,8 @@ import (
 // from all readings before it is cleared.
 const Lasting = 15 * time.Second
 
-// A Window tells problems that last from others. The zero value is ready. Its methods are safe for concurrent use.
+// A Window distinguishes lasting problems from passing problems. The zero value is ready. Its methods are safe for
+// concurrent use.
 type Window struct {
 	mu     sync.Mutex
 	known  map[subject]*sighting
@@ -59,8 +60,8 @@ func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
 	}
 }
 
-// unexplainedLocked returns the problems of found that are explained neither by another problem of found nor by a
-// raised one.
+// unexplainedLocked returns the problems of found without those that another problem of found, or a raised problem,
+// explains.
 func (w *Window) unexplainedLocked(found []Problem) []Problem {
 	there := map[Code]bool{}
 	for _, p := range found {
@@ -78,7 +79,8 @@ func (w *Window) unexplainedLocked(found []Problem) []Problem {
 	return slices.DeleteFunc(slices.Clone(found), func(p Problem) bool { return explained[p.Code] })
 }
 
-// Report returns the raised problems, and the others as suspected.
+// Report returns a report with the raised problems as Problems, and the known problems that are not raised as
+// Suspected.
 func (w *Window) Report() Report {
 	w.mu.Lock()
 	defer w.mu.Unlock()

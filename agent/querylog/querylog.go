@@ -1,4 +1,4 @@
-// Package querylog logs queries in few lines: one for each suffix and reason, with a count.
+// Package querylog logs queries in few lines: one line for each suffix and reason, with a count.
 //
 //	querylog.go  Run: from the queries to the log
 //	summary.go   the content of the lines, and when they are due
@@ -21,10 +21,10 @@ type Mode string
 
 // The modes.
 const (
-	// Off logs none.
+	// Off logs no query.
 	Off Mode = "off"
-	// Failed logs the queries of the kind [seen.Failure]: queries without an answer, or with a stale
-	// one. Other queries cost nothing. Failed is the default.
+	// Failed logs the queries of the kind [seen.Failure]: queries without an answer, or with a stale answer. Other
+	// queries cost nothing. Failed is the default.
 	Failed Mode = "failed"
 	// All logs all queries.
 	All Mode = "all"
@@ -67,7 +67,8 @@ func Run(ctx context.Context, reader *seen.Reader, domain string, log *slog.Logg
 	}
 }
 
-// next waits for queries until a line is due. It returns the queries, and how many others the reader has missed.
+// next waits for queries, but returns without any when a line is due. It returns the queries, and how many further
+// queries the reader has missed.
 func next(ctx context.Context, reader *seen.Reader, s *summary) (records []seen.Record, lost uint64) {
 	if at, waiting := s.next(); waiting {
 		var cancel context.CancelFunc

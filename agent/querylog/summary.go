@@ -18,7 +18,8 @@ const (
 	repeat = time.Minute
 	// pause is the least time between any two lines.
 	pause = time.Second
-	// maxGroups bounds how many suffixes and reasons are told apart: as many as the log may have lines in a minute.
+	// maxGroups bounds how many pairs of suffix and reason are counted separately. It is the number of lines that
+	// the log may have in a minute.
 	maxGroups = 60
 )
 
@@ -48,7 +49,7 @@ func (s *summary) add(r *seen.Record, now time.Time) {
 	s.count(k, 1, now, r)
 }
 
-// addLost counts n queries that the reader has missed, so that only their number is known.
+// addLost counts n queries that the reader has missed. Only their number is known.
 func (s *summary) addLost(n uint64, now time.Time) {
 	if n > 0 {
 		s.count(key{text: textLost}, n, now, nil)
@@ -78,7 +79,8 @@ func (s *summary) due(now time.Time) *group {
 	return s.earliest().take(now)
 }
 
-// last returns one line for all queries that were counted and not logged, except answered ones; nil if there are none.
+// last returns one line for all queries that were counted but not logged, without the queries that were answered;
+// nil if there are none.
 func (s *summary) last() (line *group) {
 	for _, g := range s.groups {
 		switch {
@@ -93,7 +95,7 @@ func (s *summary) last() (line *group) {
 	return line
 }
 
-// count counts n queries in the group of k. r is one of these queries, nil for lost ones.
+// count counts n queries in the group of k. r is one of these queries, or nil if the reader has missed them.
 func (s *summary) count(k key, n uint64, now time.Time, r *seen.Record) {
 	g := s.groups[k]
 	if g == nil && len(s.groups) >= maxGroups && r != nil {
@@ -116,8 +118,8 @@ func (s *summary) count(k key, n uint64, now time.Time, r *seen.Record) {
 	g.count += n
 }
 
-// forget removes the groups that had no query since their last line, if that line is at least repeat ago. It does so
-// at most once in pause.
+// forget removes the groups that have had no query since their last line, if that line is older than repeat. It
+// does so at most once in each pause.
 func (s *summary) forget(now time.Time) {
 	if now.Sub(s.forgot) < pause {
 		return
@@ -173,7 +175,7 @@ func (g *group) due() time.Time {
 	return at
 }
 
-// take returns the group as a line, and starts its count again.
+// take returns a copy of the group as a line, and sets the count of the group to 0.
 func (g *group) take(now time.Time) *group {
 	line := *g
 	g.count, g.logged = 0, now

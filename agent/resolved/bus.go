@@ -53,7 +53,8 @@ type bus struct {
 
 // dialBus connects to D-Bus. The caller closes the bus.
 func dialBus(ctx context.Context) (*bus, error) {
-	// The connection ends with its context, so that context must outlive the timeout.
+	// The connection lasts only as long as the context given to it. Therefore that context has no deadline: a timer
+	// cancels it if connecting takes too long.
 	connected, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	timer := time.AfterFunc(callTimeout, cancel)
 	defer timer.Stop()
@@ -115,7 +116,7 @@ type domain struct {
 type link struct {
 	servers []server
 	domains []domain
-	route   bool              // whether it also gets queries for names below no routing domain
+	route   bool              // whether it also gets queries for names that are below no routing domain
 	modes   map[string]string // the values of the properties in modes, by name
 	inUse   bool              // whether it is used for DNS: it is up and has an address
 }
@@ -154,7 +155,7 @@ func (b *bus) link(ctx context.Context, index int) (link, error) {
 	return l, nil
 }
 
-// has reports whether an interface is registered as wanted.
+// has reports whether the settings of an interface are the settings that r makes.
 func (l link) has(r Registration) bool {
 	for _, mode := range modes() {
 		if l.modes[mode] != modeOff {
@@ -175,7 +176,7 @@ func sameDomains(a, b []domain) bool {
 	return len(a) == len(b) && len(common(a, b)) == len(b)
 }
 
-// common returns the domains of b that are also in a.
+// common returns the domains that a and b have in common, in the order of b.
 func common(a, b []domain) []domain {
 	known := map[domain]bool{}
 	for _, d := range a {
@@ -203,9 +204,10 @@ func wantedServers(r Registration) []server {
 	return []server{s}
 }
 
-// register makes a registration. It sets the nameserver last, because the interface has no effect
-// without one. If the nameserver is already set, register changes only the settings that differ. Otherwise it makes
-// all settings: for others systemd-resolved shows its defaults, which may change.
+// register makes a registration. It sets the nameserver last, because an interface without a nameserver has no
+// effect. If the nameserver is already set, register changes only the settings that differ. Otherwise it makes all
+// settings, also those that already look right: systemd-resolved reports its default for a setting that was never
+// made, and the default may change.
 func (b *bus) register(ctx context.Context, r Registration) error {
 	l, err := b.link(ctx, r.Link)
 	if err != nil {
@@ -230,8 +232,8 @@ func (b *bus) register(ctx context.Context, r Registration) error {
 	}
 	domains := wanted(r.Domains)
 	if kept := common(l.domains, domains); len(kept) < len(l.domains) && len(l.domains)-len(kept)+len(domains) > maxDomains {
-		// systemd-resolved also counts the domains that a call removes. If there are more than the limit,
-		// it removes all domains and returns an error.
+		// systemd-resolved counts the domains that a call removes together with the domains that the call sets. If
+		// there are more than the limit, it removes all domains and returns an error.
 		if err := set("Domains", kept); err != nil {
 			return err
 		}

@@ -1,10 +1,10 @@
 // Package resolved makes systemd-resolved query the agent for mesh names.
 //
-// Programs that ask systemd-resolved by nss-resolve, D-Bus or varlink send no query that could
-// be captured. systemd-resolved itself sends a query for most names, but never for names below .local, and
-// never to port 53 if it uses DNS over TLS. So the agent creates a network interface, and registers
-// itself as the nameserver of that interface, with the domains of the mesh as routing domains: queries for names below
-// these domains go to the agent, and queries for all other names go where they went before.
+// Programs that reach systemd-resolved by nss-resolve, D-Bus or varlink send no query that could be captured.
+// systemd-resolved itself sends a query for most names, but never for names below .local, and never to port 53 if
+// it uses DNS over TLS. So the agent creates a network interface, and registers itself as the nameserver of that
+// interface, with the domains of the mesh as routing domains: queries for names below these domains go to the
+// agent, and queries for all other names go to the same nameservers as before.
 //
 // The interface carries no packet. systemd-resolved saves the settings of the interface in
 // /run/systemd/resolve/netif, so they survive a restart of systemd-resolved. It forgets them when the

@@ -10,14 +10,14 @@ import (
 // (LINK_SEARCH_DOMAINS_MAX; measured with version 252).
 const maxDomains = 256
 
-// choose returns the domains to register, at most maxDomains, and how many others there are.
-// The domains of always come first. Domains below .local follow, because systemd-resolved queries no
-// nameserver for them otherwise. Then follow the domains with the fewest labels.
+// choose returns the domains to register, at most maxDomains, and how many further domains are not registered. The
+// domains of always come first. Then come the domains below .local, because without a registration systemd-resolved
+// queries no nameserver for them. The other domains come last, domains with few labels first.
 //
 // No other domain is replaced by its parent to save room: other names below the parent may have their own
-// nameservers, such as those of a VPN, and would no longer be validated by DNSSEC. A domain
-// below .local is replaced by its last two labels: only multicast DNS has other names there, and it uses no third
-// label.
+// nameservers, such as the nameservers of a VPN, and systemd-resolved would no longer validate them by DNSSEC. A
+// domain below .local is replaced by its last two labels: all other names below .local belong to multicast DNS,
+// which uses no third label.
 func choose(always, domains []string) (chosen []string, others int) {
 	all := make([]string, 0, len(always)+len(domains))
 	for _, name := range always {
@@ -66,7 +66,7 @@ func localParent(name string) string {
 	return name[strings.LastIndexByte(head, '.')+1:]
 }
 
-// covered reports whether a name is one of the known domains, or below one.
+// covered reports whether a name is a known domain or below a known domain.
 func covered(name string, known map[string]bool) bool {
 	for {
 		if known[name] {

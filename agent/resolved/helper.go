@@ -12,18 +12,18 @@ import (
 	"time"
 )
 
-// systemd-resolved accepts settings of an interface from root, or from users that polkit allows.
-// Many servers have no polkit, so the agent, which is not root, has a helper. systemd starts
-// a helper as root for each connection to a socket to which only the agent's user can connect. The helper
-// reads one registration, makes it, writes the result and ends.
+// systemd-resolved accepts settings of an interface from root, or from users that polkit allows. Many servers have
+// no polkit, and the agent is not root. So it has a helper, and a socket to which only the agent's user can
+// connect. For each connection, systemd starts the helper as root. The helper reads one registration, makes it,
+// writes the result and ends.
 
 const (
 	// defaultHelper is the socket of nametap-resolved.socket.
 	defaultHelper = "/run/nametap-resolved.sock"
 	// helperTimeout is how long the helper may take for a registration.
 	helperTimeout = 10 * time.Second
-	// maxRegistration bounds the length of a registration in bytes. It is enough for maxDomains names of the greatest
-	// length.
+	// maxRegistration bounds the length of a registration in bytes. It is enough for maxDomains names of the
+	// maximal length.
 	maxRegistration = 128 << 10
 )
 
@@ -32,7 +32,7 @@ type result struct {
 	Error string `json:"error,omitempty"`
 }
 
-// askHelper has the helper at the socket path make a registration.
+// askHelper makes a registration by the helper whose socket is at path.
 func askHelper(ctx context.Context, path string, r Registration) error {
 	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
 	defer cancel()

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The library determines the byte order at its first use, without a lock (1.3.1). This is that first use, before any
-// goroutine starts.
+// The library (in version 1.3.1) determines the byte order at its first use, without a lock. So it is first used
+// here, before any goroutine starts.
 var _ = nl.NativeEndian()
 
 // LinkName is the name of the network interface that is registered.
@@ -21,13 +21,13 @@ const LinkName = "nametap-dns"
 // kernel may lack one of them.
 func linkKinds() []string { return []string{"dummy", "ifb"} }
 
-// linkAddr is the address of the interface. It is a loopback address, because programs that look for addresses of this
-// host skip loopback addresses. It has the scope "site": systemd-resolved ignores interfaces whose
-// addresses have the scope of a link or of the host, and the kernel never chooses an address of the scope "site" as the
-// source of a packet to another host.
+// linkAddr is the address of the interface. It is a loopback address: programs that look for addresses of this host
+// skip these. It has the scope "site": systemd-resolved ignores interfaces whose addresses have the scope of a link
+// or of the host, and the kernel never chooses an address of the scope "site" as the source of a packet to another
+// host.
 func linkAddr() [4]byte { return [4]byte{127, 15, 53, 1} }
 
-// The indexes of interfaces that nametap creates. The kernel numbers other interfaces from 1.
+// The range of the indexes of interfaces that nametap creates. The kernel numbers other interfaces from 1.
 const lowestIndex, highestIndex = 1 << 20, 1 << 30
 
 // errForeign is returned if another program has made an interface with the name LinkName.
@@ -56,9 +56,9 @@ func isNoLink(err error) bool {
 
 // makeLink creates the interface, or completes it, and returns its index.
 //
-// systemd-resolved identifies interfaces only by their index, and may run in another network
-// namespace than the agent, in which the index may belong to another interface. So the index is random:
-// systemd-resolved knows the index only if it sees this interface.
+// systemd-resolved identifies interfaces only by their index, and may run in another network namespace than the
+// agent. There, another interface may have the same index. So the index is random: if systemd-resolved knows the
+// index, it sees this interface.
 func makeLink() (int, error) {
 	index, err := findLink()
 	if err == nil && index == 0 {
@@ -100,7 +100,8 @@ func withoutIPv6(index int) error {
 	return routeRequest(unix.RTM_NEWLINK, 0, linkHeader(index, 0), families)
 }
 
-// configureLink gives the interface its address and sets it up. Both may have been done already.
+// configureLink gives the interface its address and sets it up. It is no error if the interface has the address
+// already or is up.
 func configureLink(index int) error {
 	addr := linkAddr()
 	header := nl.NewIfAddrmsg(unix.AF_INET)
@@ -114,8 +115,7 @@ func configureLink(index int) error {
 	return routeRequest(unix.RTM_NEWLINK, 0, linkHeader(index, unix.IFF_UP))
 }
 
-// RemoveLink deletes the interface, if there is one that nametap has made. systemd-resolved then
-// forgets the registration.
+// RemoveLink deletes the interface, if nametap has made it. Then systemd-resolved forgets the registration.
 func RemoveLink() error {
 	index, err := findLink()
 	if errors.Is(err, errForeign) {

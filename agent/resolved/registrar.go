@@ -39,9 +39,9 @@ type Config struct {
 
 // Names are the names that are registered.
 type Names struct {
-	// Always are domains that are registered first, whatever their number.
+	// Always are domains that are registered before all others.
 	Always []string
-	// Domains are the domains of all other names.
+	// Domains are the domains of all other names. They are registered as long as there is room.
 	Domains []string
 	// Fingerprint changes when the names change. The registrar then flushes the caches of
 	// systemd-resolved. Fingerprint is 0 if the agent has no table yet.
@@ -140,9 +140,9 @@ func (r *Registrar) Run(ctx context.Context) {
 	}
 }
 
-// due returns how long to wait before the next check. The wait is shorter if names have changed less than
-// notePause after they were read. If they are still unread after that time, there is no
-// registration to change, so the wait is not shorter.
+// due returns how long to wait before the next check. The wait is shorter than Interval if the names may have
+// changed and notePause is not over: then it ends with notePause. If notePause is over and the names are still
+// unread, there is no registration to change.
 func (r *Registrar) due() time.Duration {
 	if left := r.pauseLeft(); r.noted.Load() && left > 0 {
 		return min(r.config.Interval, left)
@@ -151,7 +151,7 @@ func (r *Registrar) due() time.Duration {
 }
 
 // pauseLeft returns how long to wait before the names may be read again. It returns 0 if the names were read before
-// the agent had a table, so that the names of its first table are registered at once.
+// the agent had a table: the names of its first table are registered at once.
 func (r *Registrar) pauseLeft() time.Duration {
 	if r.read.IsZero() || r.names.Fingerprint == 0 {
 		return 0
@@ -198,7 +198,7 @@ func (r *Registrar) flushOnce(ctx context.Context) {
 	}
 }
 
-// sync takes one step from the current state to the desired one.
+// sync takes one step from the current state to the desired state.
 func (r *Registrar) sync(ctx context.Context) (Status, error) {
 	if !r.on.Load() {
 		r.disconnect()
@@ -216,13 +216,13 @@ func (r *Registrar) sync(ctx context.Context) (Status, error) {
 		r.disconnect()
 		return Status{}, err
 	}
-	if !running { // when systemd-resolved starts, it reads the settings of the interface that it has saved
+	if !running { // when systemd-resolved starts, it reads the saved settings of the interface
 		return Status{State: Absent}, nil
 	}
 	return r.keep(ctx)
 }
 
-// keep makes the registration, or repairs it if it has changed.
+// keep makes the registration if it is missing or has changed.
 func (r *Registrar) keep(ctx context.Context) (Status, error) {
 	address := r.config.Server()
 	if !address.IsValid() {
@@ -285,7 +285,7 @@ func (r *Registrar) compare(ctx context.Context, wanted Registration) error {
 		return err
 	}
 	if !l.has(wanted) {
-		return errors.New("another program changes what systemd-resolved has of the interface " + LinkName)
+		return errors.New("another program changes the settings that systemd-resolved has for the interface " + LinkName)
 	}
 	r.registered, r.flushed = wanted, 0
 	if before.Link != 0 && !changed(before, wanted) {
@@ -300,7 +300,8 @@ func changed(a, b Registration) bool {
 	return a.Server != b.Server || !sameDomains(wanted(a.Domains), wanted(b.Domains))
 }
 
-// await waits until systemd-resolved sees the interface with the given index, and returns its settings of that interface.
+// await waits until systemd-resolved sees the interface with the given index, and returns the settings that
+// systemd-resolved has for it.
 func (r *Registrar) await(ctx context.Context, index int) (link, error) {
 	const pause = 20 * time.Millisecond
 	for start := time.Now(); ; {
@@ -314,7 +315,7 @@ func (r *Registrar) await(ctx context.Context, index int) (link, error) {
 	}
 }
 
-// apply makes a registration: as root directly, as another user with the helper if there is one.
+// apply makes a registration. If this process is not root and there is a helper, the helper makes it.
 func (r *Registrar) apply(ctx context.Context, wanted Registration) error {
 	if os.Geteuid() != 0 && exists(r.config.helper) {
 		return askHelper(ctx, r.config.helper, wanted)

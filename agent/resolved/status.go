@@ -13,7 +13,7 @@ const (
 	Absent     State = "absent"     // this host does not run systemd-resolved
 	Off        State = "off"        // not desired
 	Registered State = "registered" // in force
-	Failed     State = "failed"     // the last attempt, or Inspect, had an error
+	Failed     State = "failed"     // the last attempt to register, or Inspect, has failed
 )
 
 // A Status is the state of a registration.

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// probeInterval is the time between probes, and how long an answer may take. hungProbes is the number of failed
-	// probes in succession after which the command counts as hung.
+	// probeInterval is the time between probes, and the time that an answer may take. After hungProbes failed
+	// probes in succession, the command counts as hung.
 	probeInterval = 4 * clock.Tick
 	hungProbes    = 4
 )
@@ -30,13 +30,13 @@ type prober struct {
 	targets  []netip.AddrPort
 	starts   *atomic.Int64           // number of starts of the command
 	hung     chan error              // receives why the command hangs, once for each hang
-	life     int64                   // the value of starts for which the fields below hold
+	life     int64                   // the fields below are about this start: a value of starts
 	misses   int                     // failed probes in succession
-	answered map[netip.AddrPort]bool // sockets that the command has answered on since its start
+	answered map[netip.AddrPort]bool // sockets on which the command has answered since its start
 }
 
-// answers has the result of one probe of each socket: nil if the probe was answered, errUnasked if it
-// could not be sent, another error if there was no answer.
+// answers has the result of a probe for each socket: nil if the socket has answered, errUnasked if the probe could
+// not be sent, and another error if there was no answer.
 type answers map[netip.AddrPort]error
 
 // newProber returns a prober of the UDP sockets among sockets.
@@ -101,8 +101,8 @@ func (p *prober) read(sent map[netip.AddrPort]*query) answers {
 	return found
 }
 
-// hangs adds the answers of a probe. It returns an error if that is the hungProbes-th failed probe in succession. The
-// rule also holds after a signal to end, because an orderly command closes its sockets last.
+// hangs counts a probe with the answers found. It returns an error if this is the hungProbes-th failed probe in
+// succession. It does so even after a signal to end, because an orderly command closes its sockets last.
 func (p *prober) hangs(found answers) error {
 	err := p.silent(found)
 	switch {
@@ -118,9 +118,10 @@ func (p *prober) hangs(found answers) error {
 	return err
 }
 
-// silent returns an error if the command has not answered on a socket that it has answered on since its start, or
-// has answered on no socket. A socket that has never been answered on does not count alone, because one of the two
-// families may not work on this host. silent returns errUnasked if no probe could be sent.
+// silent returns an error in two cases: there is no answer on a socket on which the command has answered since its
+// start, or there is no answer on any socket. If only sockets on which the command has never answered are silent,
+// that is no error, because one of the two families may not work on this host. silent returns errUnasked if no
+// probe could be sent.
 func (p *prober) silent(found answers) error {
 	var stopped, silent, unasked error
 	served := false
@@ -147,9 +148,9 @@ func (p *prober) silent(found answers) error {
 }
 
 var (
-	// errUnasked is the error of a probe that could not be sent: the host does not have the
-	// address, or the kernel refuses the packet, for example because conntrack is full. The
-	// command may work all the same, and a restart would not help.
+	// errUnasked is the error of a probe that could not be sent: the host does not have the address, or the kernel
+	// refuses the packet, for example because conntrack is full. The command may work nevertheless, and a restart
+	// would not help.
 	errUnasked = errors.New("the probe cannot be sent")
 	// errSilent is the error of a probe without an answer.
 	errSilent = errors.New("no answer")
@@ -163,7 +164,7 @@ const question = "\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x02id\x06server\x00\x
 type query struct {
 	socket int
 	id     [2]byte
-	err    error // why the query could not be sent; there is no open socket then
+	err    error // why the query could not be sent; then socket is not open
 }
 
 // ask sends the question to target.
@@ -183,8 +184,8 @@ func ask(target netip.AddrPort) *query {
 	return q
 }
 
-// sockaddr returns the family of at, and at in the form of the kernel. In a link-local address it includes the index of
-// the interface.
+// sockaddr returns the family of the address at, and this address in the form of the kernel. A link-local address
+// then has the index of the interface.
 func sockaddr(at netip.AddrPort) (family int, to unix.Sockaddr) {
 	if at.Addr().Is4() {
 		return unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}

@@ -4,8 +4,7 @@
 //  1. If the command ends without a signal to end, it is restarted: at once the first time,
 //     then after pauses of up to maxPause.
 //  2. The command is killed and restarted if it has not answered hungProbes probes in succession: probes of a UDP
-//     socket that it has answered on before, or probes of all UDP sockets. A
-//     probe that cannot be sent does not count.
+//     socket on which it has answered before, or probes of all UDP sockets. A probe that cannot be sent does not count.
 //  3. Signals are passed to the command. After a signal to end, and after exit code 0, the
 //     command is not restarted, and its exit code is returned.
 //  4. As process 1 of a container, this process reaps orphaned processes. If this process is stopped, the command
@@ -31,20 +30,20 @@ import (
 )
 
 const (
-	// A command that ends within steadyAfter is restarted after a pause, which doubles
-	// from minPause up to maxPause. The first restart has no pause.
+	// If the command ends within steadyAfter of its start, it is restarted after a pause, which doubles from
+	// minPause up to maxPause. The first restart has no pause.
 	steadyAfter = 10 * time.Second
 	minPause    = 20 * time.Millisecond
 	maxPause    = time.Second
-	// abandonAfter is the number of quick ends in succession after which Abandoned is
-	// called. If the command ends at once each time, that is after about 300 ms.
+	// After abandonAfter quick ends in succession, Abandoned is called. If the command ends at once each time,
+	// these take about 300 ms.
 	abandonAfter = 5
 	// dumpTime is the time for a hung command to print its stacks.
 	dumpTime = 2 * time.Second
 )
 
-// The environment variables with the number of the command's sockets, which begin at
-// descriptor 3, and with the number of its restarts.
+// SocketsEnv is the environment variable with the number of sockets of the command; their descriptors begin at 3.
+// RestartsEnv is the environment variable with the number of its restarts.
 const (
 	SocketsEnv  = "_NAMETAP_SOCKETS"
 	RestartsEnv = "_NAMETAP_RESTARTS"
@@ -62,11 +61,12 @@ type Config struct {
 	// Sockets are the UDP and TCP sockets that are passed to the command. The UDP sockets
 	// are probed.
 	Sockets []*os.File
-	// EndSignals are the signals that ask the command to end. SIGHUP is passed to the command even if it is none of
-	// them, unless this process ignores SIGHUP.
+	// EndSignals are the signals that ask the command to end. SIGHUP is passed to the command even if EndSignals
+	// does not have it, unless this process ignores SIGHUP.
 	EndSignals []os.Signal
-	// Abandoned is called after the abandonAfter-th end in succession that came soon after the start, after each further
-	// such end, and after the last end unless the exit code is 0. It may be nil.
+	// Abandoned is called after the abandonAfter-th quick end in succession, and after each further quick end. An
+	// end is quick if it comes soon after the start. Abandoned is also called after the last end, unless the exit
+	// code is 0. It may be nil.
 	Abandoned func()
 	// Log gets restarts and errors.
 	Log *slog.Logger
@@ -103,7 +103,7 @@ func Run(cfg Config) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	go probes.run(ctx) // on another thread than this goroutine, which is woken only if the command hangs
+	go probes.run(ctx) // a goroutine of its own: the goroutine of Run is woken only if the command hangs
 	if err := s.start(); err != nil {
 		return 0, err
 	}
@@ -151,8 +151,8 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, hung <-chan error) (c
 	}
 }
 
-// start starts the command. The command gets a process group of its own, so that the
-// signals of a terminal reach it once, from this process.
+// start starts the command. The command gets a process group of its own. So the signals of a terminal reach it only
+// once: from this process.
 func (s *supervisor) start() error {
 	files := []uintptr{0, 1, 2}
 	for _, socket := range s.Sockets {
@@ -171,8 +171,8 @@ func (s *supervisor) start() error {
 	return nil
 }
 
-// collect reaps all children that have ended, including orphans of other processes. over
-// reports whether the command is one of them.
+// collect reaps all children that have ended, including orphans of other processes. over is true if the command is
+// one of these children. status is then its status.
 func (s *supervisor) collect() (status syscall.WaitStatus, over bool) {
 	for {
 		var ws syscall.WaitStatus
@@ -202,7 +202,7 @@ func (s *supervisor) pause(status syscall.WaitStatus) time.Duration {
 	s.restarts++
 	s.Log.Error("the agent has ended: restarting it", "how", describe(status),
 		"after", lived.Round(time.Millisecond), "in", pause, "restarts", s.restarts)
-	if s.quick >= abandonAfter { // after each end, because the command may have changed the host again
+	if s.quick >= abandonAfter { // after each further end, too, because the command may have changed the host again
 		s.abandon()
 	}
 	return pause

@@ -24,9 +24,9 @@ func MemoryLimit(root string) int64 {
 	return limit
 }
 
-// Memory returns the lowest memory limit of the cgroup of this process and the cgroups around it, in bytes, as the
-// file system at root shows it; 0 for none. used is the memory of the cgroup with that limit that the kernel cannot
-// free.
+// Memory returns the lowest memory limit of the cgroup of this process and of the cgroups around it, in bytes; 0 if
+// there is no limit. It reads the file system at root. used is how much memory the cgroup with that limit uses,
+// without memory that the kernel can free.
 func Memory(root string) (used, limit int64) {
 	text, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {
@@ -43,7 +43,7 @@ func Memory(root string) (used, limit int64) {
 		default:
 			continue
 		}
-		// In a container, the path of a cgroup of version 1 is the one on the host, and is missing.
+		// In a container, the path of a cgroup of version 1 is its path on the host, and does not exist here.
 		for group = path.Clean("/" + group); ; group = path.Dir(group) {
 			dir := filepath.Join(root, names.mount, group)
 			if n := readNumber(filepath.Join(dir, names.limit)); n > 0 && (limit == 0 || n < limit) {
@@ -57,7 +57,7 @@ func Memory(root string) (used, limit int64) {
 	return used, limit
 }
 
-// usedIn returns the memory of the cgroup at dir that the kernel cannot free.
+// usedIn returns how much memory the cgroup at dir uses, without memory that the kernel can free.
 func (f files) usedIn(dir string) int64 {
 	used := readNumber(filepath.Join(dir, f.used))
 	stat, _ := os.ReadFile(filepath.Join(dir, "memory.stat")) // without it, nothing counts as free

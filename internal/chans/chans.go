@@ -1,4 +1,4 @@
-// Package chans has what is done again and again with a channel whose values carry nothing.
+// Package chans has functions for channels that only wake: their values carry nothing.
 package chans
 
 // Wake sends to channel, which has a buffer of one, unless a value already waits there: one value stands for several

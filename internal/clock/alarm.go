@@ -11,14 +11,14 @@ import (
 
 // An alarm calls a function, in another goroutine, when a time has passed.
 type alarm interface {
-	// set makes the alarm call the function once, when the time after has passed. It replaces the previous time.
+	// set makes the alarm call the function once, after the given time. It replaces a time that was set before.
 	set(after time.Duration)
 	// stop ends the alarm. It does not wait for a call that has begun.
 	stop()
 }
 
-// newAlarm returns an alarm that calls ring. If kernel is true, the alarm is a timer of the kernel, unless the kernel
-// refuses one.
+// newAlarm returns an alarm that calls ring. If kernel is true, the alarm is a timer of the kernel, unless the
+// kernel refuses the timer.
 func newAlarm(kernel bool, ring func()) alarm {
 	if kernel {
 		if a, err := newKernelAlarm(ring); err == nil {
@@ -36,9 +36,9 @@ type goAlarm struct{ timer *time.Timer }
 func (a goAlarm) set(after time.Duration) { a.timer.Reset(after) }
 func (a goAlarm) stop()                   { a.timer.Stop() }
 
-// A kernelAlarm is a timer of the kernel (timerfd_create(2)). It wakes an idle process once. A timer of Go
-// wakes the process about eight times: Go waits for events with a precision of a millisecond, and Go's monitor, which
-// wakes on time, checks every 20 µs until the timer has run.
+// A kernelAlarm is a timer of the kernel (timerfd_create(2)). It wakes an idle process once for each time that was
+// set. A timer of Go wakes the process about eight times: Go waits for events with a precision of a millisecond,
+// and Go's monitor, which wakes on time, checks every 20 µs until the timer has run.
 type kernelAlarm struct {
 	file *os.File
 	fd   uintptr // the descriptor of file
@@ -63,8 +63,8 @@ func newKernelAlarm(ring func()) (*kernelAlarm, error) {
 	return a, nil
 }
 
-// rung reports whether the time of the timer fd has passed. It makes the system call without telling Go's scheduler,
-// whose monitor would wake up: reading the timer does not block.
+// rung reports whether the time of the timer fd has passed. It makes the system call without telling Go's
+// scheduler, because that would wake Go's monitor. This is safe, because reading the timer does not block.
 func rung(fd uintptr) bool {
 	var times uint64
 	_, _, err := syscall.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&times)), unsafe.Sizeof(times))

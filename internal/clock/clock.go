@@ -14,9 +14,8 @@
 //
 //   - A [Clock] measures the age of something that other machines may have changed during a suspend: TTLs and
 //     staleness of replies, the age of the table, and the age of sockets to nameservers.
-//   - time.Now and timers, which stop during a suspend, measure how long a server has not answered, and how long
-//     to wait for it. A suspend is no delay of the nameserver, and the
-//     clients on this machine do not wait during it.
+//   - time.Now and timers stand still during a suspend. They measure how long a server has not answered, and how long
+//     to wait for it: the nameserver does not cause a suspend, and no client on this machine waits during it.
 //   - The wall clock tells when a certificate or a token expires. It also gives the time of a push in the snapshot
 //     file, which is compared after a reboot.
 package clock
@@ -30,11 +29,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readEvery is how long the time asleep is used after it was read. So the first queries after a
-// suspend of a busy machine may still see the time without that suspend.
+// readEvery is how long the clock uses the time asleep that it has read. So the first queries after a suspend of a
+// busy machine may still see a time without that suspend.
 const readEvery = 10 * time.Millisecond
 
-// A Clock tells the time including suspends. It is safe for concurrent use.
+// A Clock measures time, including suspends. It is safe for concurrent use.
 type Clock struct {
 	origin time.Time
 	asleep func() time.Duration
@@ -51,15 +50,15 @@ type Clock struct {
 func New() *Clock { return From(timeAsleep) }
 
 // ForPolling returns a clock with the time tick between its ticks. The ticks come from a timer of the kernel,
-// unless the kernel refuses one, so the clock must not be used in a bubble of testing/synctest.
+// unless the kernel refuses the timer. So the clock must not be used in a bubble of testing/synctest.
 func ForPolling(tick time.Duration) *Clock {
 	c := New()
 	c.ticks.length, c.ticks.kernel = tick, true
 	return c
 }
 
-// From returns a clock for tests, which takes the time asleep from asleep: how
-// long the machine has been suspended since some time in the past.
+// From returns a clock for tests. It calls asleep to find out how long the machine has been suspended since some
+// time in the past.
 func From(asleep func() time.Duration) *Clock {
 	now := time.Now()
 	return &Clock{origin: now, asleep: asleep, before: asleep(), ticks: ticks{origin: now, length: Tick}}
@@ -95,10 +94,10 @@ func (c *Clock) sleptAt(now time.Time) time.Duration {
 	}
 }
 
-// Poll calls look at ticks of the clock until stop has returned. The time between two calls is every, rounded down to
-// whole ticks, but at least one tick. found, which has a buffer of one, receives when look has returned true. look
-// must be quick, because all polls of the clock take turns: a poll that waits for a disk keeps the others waiting.
-// look must not call stop.
+// Poll calls look at ticks of the clock until stop has returned. The time between two calls is every, rounded down
+// to whole ticks, but at least one tick. found, which has a buffer of one, receives when look has returned true.
+// look must be quick, because all polls of the clock run one after the other: a poll that waits for a disk delays
+// all of them. look must not call stop.
 func (c *Clock) Poll(every time.Duration, look func() bool) (found <-chan struct{}, stop func()) {
 	p := c.ticks.add(every, look)
 	return p.found, func() { c.ticks.remove(p) }
@@ -135,8 +134,8 @@ func BackOff(n int, first, longest time.Duration) time.Duration {
 	return min(first, longest)
 }
 
-// Jitter returns a random time from half of longest to longest, so that programs that wait for the same reason get out
-// of step.
+// Jitter returns a random time from half of longest to longest. With it, programs that wait for the same reason get
+// out of step.
 func Jitter(longest time.Duration) time.Duration { return longest/2 + rand.N(longest/2+1) }
 
 // Sleep waits for the time length. It returns false if ctx ends first.

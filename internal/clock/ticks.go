@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// Tick is the time between the ticks of a clock that [New] has made. It is short enough that a changed file is used
-// within 1 s, although the file is read again a moment later and must then be the same.
+// Tick is the time between the ticks of a clock that [New] has made. With it, a changed file is used within 1 s,
+// including a second reading a moment later, which must find the same contents.
 const Tick = 800 * time.Millisecond
 
-// ticks calls the polls of a clock, all from one alarm and one goroutine: a wake-up of an
-// idle process costs more than reading a file, and Go wakes another thread for each further goroutine.
+// ticks calls all polls of a clock from one alarm and one goroutine, because a wake-up of an idle process costs
+// more than reading a file, and Go wakes another thread for each further goroutine.
 type ticks struct {
 	origin time.Time     // the time of tick 0
 	length time.Duration // from tick to tick
@@ -48,8 +48,9 @@ func (t *ticks) remove(p *poll) {
 // tick returns the number of the current tick.
 func (t *ticks) tick() int64 { return int64(time.Since(t.origin) / t.length) }
 
-// call calls the polls that are due. A poll that has missed several ticks is called once. The next alarm is set before
-// these calls: after them, an idle thread might already wait for a later timer, and would have to be woken.
+// call calls the polls that are due. A poll that has missed several ticks is called once. The next alarm is set
+// before these calls: after the calls, an idle thread might already wait for a later timer, and the new alarm would
+// have to wake it.
 func (t *ticks) call() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

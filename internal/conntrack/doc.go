@@ -3,16 +3,15 @@
 // [OriginalTCP]), which REDIRECT and DNAT have replaced. A [Conn] also carries requests to
 // the other subsystems of netfilter, such as nf_tables.
 //
-// The original destination of a TCP connection is a socket option of the connection. A
-// UDP socket has many peers, so its packets are looked up over netlink, which takes
-// CAP_NET_ADMIN. Both lookups use the reply direction, the one from the local address to
-// the client: rules with CT --zone-orig put only the original direction into a zone of
-// its own, so the reply direction is found in zone 0 with and without such rules. An entry whose
-// reply direction is in another zone (CT --zone) is not found.
+// The original destination of a TCP connection is a socket option of the connection. A UDP socket has many peers,
+// so its packets are looked up over netlink, which needs CAP_NET_ADMIN. Both lookups use the reply direction, from
+// the local address to the client. Rules with CT --zone-orig put only the original direction into a zone of its
+// own. So the reply direction is found in zone 0, with and without such rules. An entry whose reply direction is in
+// another zone (CT --zone) is not found.
 //
 // Requests are sent with package nl of github.com/vishvananda/netlink. Its package netlink has no function for
 // these requests: it reads the whole table into memory, filters there, and ignores the zone of one direction
-// (CTA_TUPLE_ZONE), by which nametap recognises its entries. Only the lookup of a captured UDP query writes and reads
-// its own socket, because it runs once for each query: it takes 6 µs of processor time and allocates nothing. With
-// the library it would take 16 µs and allocate 16 times.
+// (CTA_TUPLE_ZONE), by which nametap recognises its entries. Only the lookup of a captured UDP query does not use
+// the library, because it runs once for each query: it takes 6 µs of processor time and allocates nothing. With the
+// library it would take 16 µs and allocate 16 times.
 package conntrack

@@ -28,14 +28,15 @@ const (
 	filterProtocol, filterSrcPort, filterDstPort = 1 << 3, 1 << 4, 1 << 5
 )
 
-// An Entry is a flow that the kernel tracks. Original says where its first packet came from and went to, and Reply
-// the same for the expected replies. Unless addresses were translated, each is the reverse of the other.
+// An Entry is a flow that the kernel tracks. Original has the source and the destination of its first packet, and
+// Reply has the source and the destination of the expected replies. Unless addresses were translated, each is the
+// reverse of the other.
 type Entry struct {
 	Original, Reply Tuple
 	Zone            uint16 // the zone of the original direction, 0 by default
 	Status          Status
 	TCP             TCPState // the state of a TCP connection
-	key             []byte   // attributes by which the kernel finds the entry
+	key             []byte   // the attributes by which the kernel finds the entry
 }
 
 // A Status is a set of bits of enum ip_conntrack_status in linux/netfilter/nf_conntrack_common.h,
@@ -177,10 +178,10 @@ func (f Filter) tuple() []byte {
 	return append(tuple.Serialize(), filter.Serialize()...)
 }
 
-// Dump calls visit for every entry of a family, AF_INET or AF_INET6, that passes one of the filters, and may call
-// it more than once for an entry. It keeps no entry. The kernel filters as far as it can, and Dump checks the
-// entries that it gets. For each filter the kernel walks through its whole hash table, which takes some ms however
-// few entries are in the table. So if there are few, Dump gets all of them at once and filters alone.
+// Dump calls visit for every entry of a family (AF_INET or AF_INET6) that passes one of the filters, perhaps more
+// than once. It keeps no entry. The kernel filters as far as it can, and Dump checks the entries that the kernel
+// returns. For each filter the kernel walks through its whole hash table, which takes some ms even if the table has
+// few entries. So if there are few entries, Dump gets all of them in one walk, and the kernel does not filter.
 func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	c, err := Dial()
 	if err != nil {
@@ -208,7 +209,8 @@ func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	return nil
 }
 
-// fewEntries is how many entries the kernel returns in less time than one more walk through its hash table takes.
+// fewEntries is a number of entries that the kernel returns in less time than it needs for one more walk through
+// its hash table.
 const fewEntries = 4096
 
 // count returns how many entries this network namespace has, of all families.
@@ -221,7 +223,8 @@ func (c *Conn) count() (entries uint32, err error) {
 	return entries, err
 }
 
-// dump calls visit for the entries of a family that pass one of filters. attributes is a filter for the kernel.
+// dump calls visit for the entries of a family that pass one of filters. It passes attributes, a filter, to the
+// kernel.
 func (c *Conn) dump(family uint8, visit func(Entry), attributes []byte, filters ...Filter) error {
 	return c.Exchange(func(b []byte) {
 		e := parseEntry(b)
@@ -232,8 +235,8 @@ func (c *Conn) dump(family uint8, visit func(Entry), attributes []byte, filters 
 	}, Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: family, Attributes: attributes})
 }
 
-// Delete deletes entries of a family and returns how many it deleted: entries that have
-// ended in the meantime are not counted.
+// Delete deletes entries of a family and returns how many it deleted. It does not count entries that have ended in
+// the meantime.
 func Delete(family uint8, entries []Entry) (deleted int, err error) {
 	if len(entries) == 0 {
 		return 0, nil

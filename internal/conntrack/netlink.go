@@ -13,19 +13,19 @@ import (
 )
 
 const (
-	netfilterHeader = nl.SizeofNfgenmsg // family 1, version 1, resource 2
-	attributeHeader = unix.SizeofNlAttr // length 2, type 2
+	netfilterHeader = nl.SizeofNfgenmsg // bytes: 1 family, 1 version, 2 resource
+	attributeHeader = unix.SizeofNlAttr // bytes: 2 length, 2 type
 	attributeType   = nl.NLA_TYPE_MASK  // without the flags for nested and for network byte order
 )
 
-// The library finds out the byte order at its first use, without a lock (1.3.1). So this is the first use, before
-// any goroutine has one.
+// The library (in version 1.3.1) finds out the byte order at its first use, without a lock. So it is first used
+// here, before any goroutine starts.
 var _ = nl.NativeEndian()
 
 const (
 	// exchangeWait is how long the kernel may take for one datagram.
 	exchangeWait = 5 * time.Second
-	// dumpAttempts is how often a dump is tried until none of its parts is interrupted.
+	// dumpAttempts is how often a dump is tried if it is interrupted each time.
 	dumpAttempts = 5
 )
 
@@ -38,7 +38,7 @@ type Request struct {
 	Type       uint16 // subsystem<<8 | message
 	Flags      uint16 // NLM_F_REQUEST is always added
 	Family     uint8  // AF_INET, AF_INET6 or AF_UNSPEC
-	Resource   uint16 // 0, except in the messages around a batch: the subsystem
+	Resource   uint16 // the subsystem in the messages around a batch, otherwise 0
 	Attributes []byte // as [nl.RtAttr] serializes them
 }
 
@@ -73,7 +73,8 @@ func (c *Conn) Close() { c.handle.Close() } // nothing is buffered that could be
 // Exchange sends a request with NLM_F_ACK or NLM_F_DUMP, and calls visit with the attributes of each reply, which
 // are valid during the call. It returns when the request is answered and acknowledged, when the dump is complete,
 // or with the first error; an error of the kernel is a [unix.Errno]. Without either flag it may wait for
-// [exchangeWait], because conntrack marks even the only reply to a request as one of many.
+// [exchangeWait], because conntrack sets NLM_F_MULTI even on a single reply, and then the library waits for an
+// NLMSG_DONE that does not come.
 //
 // A dump that was interrupted is repeated a few times, so visit may see an entry more than
 // once. If every attempt was interrupted, Exchange returns [nl.ErrDumpInterrupted].
@@ -88,7 +89,7 @@ func (c *Conn) Exchange(visit func(attributes []byte), r Request) error {
 	})
 }
 
-// repeated calls dump until that is not interrupted, at most dumpAttempts times.
+// repeated calls dump until it is not interrupted, at most dumpAttempts times.
 func repeated(dump func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := dump()
@@ -134,8 +135,8 @@ func (c *Conn) Batch(requests ...Request) error {
 	}
 }
 
-// noReply turns the library's error after [exchangeWait] into one that says that the kernel did not reply. It
-// returns other errors unchanged.
+// noReply returns an error with a clear text if err is the library's error after [exchangeWait]. It returns other
+// errors unchanged.
 func noReply(err error) error {
 	if errors.Is(err, unix.EAGAIN) {
 		return fmt.Errorf("no reply from the kernel within %v: %w", exchangeWait, os.ErrDeadlineExceeded)
@@ -144,7 +145,7 @@ func noReply(err error) error {
 }
 
 // FindAttribute returns the value of the first attribute of a kind. It returns nil if b has no such attribute, or
-// is malformed before it.
+// if b is malformed before the attribute.
 func FindAttribute(b []byte, kind uint16) []byte {
 	if found := wholeAttribute(b, kind); found != nil {
 		return found[attributeHeader:binary.NativeEndian.Uint16(found)]

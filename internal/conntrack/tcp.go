@@ -50,7 +50,7 @@ func OriginalOf(fd int, local netip.AddrPort) (original netip.AddrPort, ok bool,
 	return original, true, nil
 }
 
-// addrPort returns a TCP address without a zone, and an IPv4-mapped one as IPv4.
+// addrPort returns a TCP address without its zone. It returns an IPv4-mapped address as IPv4.
 func addrPort(addr net.Addr) netip.AddrPort {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok {
@@ -59,13 +59,14 @@ func addrPort(addr net.Addr) netip.AddrPort {
 	return plain(tcp.AddrPort())
 }
 
-// plain returns an address without a zone, and an IPv4-mapped one as IPv4: connection tracking has neither.
+// plain returns an address without its zone, and an IPv4-mapped address as IPv4: connection tracking has neither
+// zones nor IPv4-mapped addresses.
 func plain(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
 // original4 reads SO_ORIGINAL_DST of an IPv4 connection. x/sys has no function that gets a socket address as an
-// option, so this uses the one for another option whose value is at least as large.
+// option, so original4 uses a function for another option, whose value is at least as large.
 func original4(fd int) (netip.AddrPort, error) {
 	mreq, err := unix.GetsockoptIPv6Mreq(fd, unix.IPPROTO_IP, unix.SO_ORIGINAL_DST)
 	if err != nil {

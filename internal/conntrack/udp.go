@@ -23,7 +23,7 @@ var ErrPermission = fmt.Errorf("connection tracking cannot be queried, CAP_NET_A
 var ErrUnsupported = fmt.Errorf("connection tracking cannot be queried, the module nf_conntrack_netlink is missing: %w", errors.ErrUnsupported)
 
 const (
-	// lookupBuffer holds any entry: one has about 40 attributes of at most 128 bytes each.
+	// lookupBuffer holds any entry: an entry has about 40 attributes of at most 128 bytes each.
 	lookupBuffer = 8 << 10
 	// lookupAttempts is how often a lookup is tried while it fails for a temporary reason.
 	lookupAttempts = 3
@@ -42,8 +42,8 @@ type UDP struct {
 }
 
 // OpenUDP opens sockets to the connection tracking of the calling thread's network namespace. It makes a first
-// lookup, so that it fails if every lookup would. [ErrPermission] and [ErrUnsupported] mean that something is
-// missing; any other error may be temporary. The caller closes the UDP.
+// lookup, and fails if this lookup fails. [ErrPermission] and [ErrUnsupported] mean that something is missing; any
+// other error may be temporary. The caller closes the UDP.
 func OpenUDP() (*UDP, error) {
 	u := &UDP{size: min(max(2, runtime.GOMAXPROCS(0)), maxLookups), closed: make(chan struct{})}
 	u.idle = make(chan *lookups, u.size)
@@ -102,7 +102,7 @@ func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error)
 // lookup calls [lookups.lookup] on an idle socket, again after temporary errors.
 func (u *UDP) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 	select {
-	case <-u.closed: // first, since there may still be idle sockets
+	case <-u.closed: // checked first, because there may still be idle sockets
 		return netip.AddrPort{}, os.ErrClosed
 	default:
 	}
@@ -128,7 +128,7 @@ func classify(err error) error {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return ErrPermission
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):
-		return ErrUnsupported // nfnetlink_rcv_msg returns EINVAL, socket(2) the others
+		return ErrUnsupported // EINVAL comes from nfnetlink_rcv_msg, the other errors come from socket(2)
 	}
 	return err
 }
@@ -182,11 +182,11 @@ func (l *lookups) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 	}
 }
 
-// A lookupRequest is the request for the entry whose reply goes from one address to another, of one
-// family. It is serialized once: only its number, the addresses and the ports differ between lookups.
+// A lookupRequest is the request of one family for the entry whose reply goes from one address to another address.
+// It is serialized once: only its number, the addresses and the ports differ between lookups.
 type lookupRequest struct {
 	message                          []byte
-	src, dst, srcPort, dstPort, addr int // where in message each begins; addr is the length of an address
+	src, dst, srcPort, dstPort, addr int // where in message the field begins; but addr is the length of an address
 }
 
 // newLookup returns the request of a family with unspecified addresses. src and dst are the kinds of the
@@ -220,8 +220,8 @@ func (r lookupRequest) fill(seq uint32, src, dst netip.AddrPort) {
 // errMalformed is the error for a reply that differs from the kernel's documentation.
 var errMalformed = errors.New("malformed reply from the kernel")
 
-// parseLookup returns the original destination of the entry in a reply, or the error in the reply. matched is
-// false if the reply is to another request than the one with the number seq.
+// parseLookup returns the original destination of the entry in a reply, or the error in the reply. matched is false
+// if the reply belongs to another request than request seq.
 func parseLookup(b []byte, seq uint32) (original netip.AddrPort, matched bool, err error) {
 	if len(b) < unix.SizeofNlMsghdr { // length 4, type 2, flags 2, sequence 4, port 4
 		return original, true, errMalformed

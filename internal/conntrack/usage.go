@@ -7,8 +7,8 @@ import (
 )
 
 // Usage returns how many entries connection tracking of this network namespace has, and how many the kernel allows.
-// When it has all of them, the kernel drops the first packet of every further flow. Both are 0 if the kernel does not
-// tell them. Usage needs no capability.
+// When there are as many as allowed, the kernel drops the first packet of every further flow. Both are 0 if they
+// cannot be read. Usage needs no capability.
 func Usage() (entries, limit uint64) { return setting("count"), setting("max") }
 
 // setting reads a setting of connection tracking, 0 if there is none.

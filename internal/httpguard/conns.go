@@ -12,11 +12,11 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// acceptWait is how long Accept waits for a client after descriptors have run out. It closes another connection
-// only if a client comes.
+// acceptWait is how long Accept waits for a client after descriptors have run out. Only if a client comes does it
+// close a connection.
 const acceptWait = time.Second
 
-// requestTime is how long a connection has for a request and its response before it may be closed for want of a
+// requestTime is how long a connection has for a request and its response. After that it may be closed to free a
 // descriptor.
 const requestTime = 50 * time.Millisecond
 
@@ -24,8 +24,8 @@ const requestTime = 50 * time.Millisecond
 // can be closed.
 const reserveSize = 2
 
-// conns is a listener that bounds the number of its open connections. A new connection
-// takes the place of another one.
+// conns is a listener that bounds the number of its open connections. At the limit, a new connection replaces an
+// open one.
 type conns struct {
 	net.Listener
 	max     int
@@ -84,7 +84,7 @@ func (c *conns) Close() error {
 	return c.Listener.Close()
 }
 
-// add adds a connection. At the limit, it closes another one first.
+// add adds a connection. At the limit, it closes another connection first.
 func (c *conns) add(added net.Conn) {
 	addr, err := netip.ParseAddrPort(added.RemoteAddr().String())
 	local := err == nil && addr.Addr().Unmap().IsLoopback()
@@ -96,18 +96,19 @@ func (c *conns) add(added net.Conn) {
 	c.open[added] = client{since: time.Now(), local: local}
 }
 
-// freeDescriptor closes a connection that has had requestTime for a request, or spends a descriptor of the reserve. It
-// returns false if there is none of either.
+// freeDescriptor closes a connection that has had requestTime for a request, or spends a descriptor of the reserve.
+// It returns false if there is neither such a connection nor such a descriptor.
 func (c *conns) freeDescriptor() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.makeRoomLocked(requestTime) || c.reserve.Spend()
 }
 
-// makeRoomLocked closes the connection that has been without a request for longest. If all have a request, it
-// closes the oldest one from another host, or the oldest one if all are from this host: probes and operators
-// connect from this host. It spares connections that are not idle and whose state is newer than spared, and returns
-// false if there are no others.
+// makeRoomLocked closes the connection that has been without a request for longest. If all connections have a
+// request, it closes the connection from another host whose state is oldest, because probes and operators connect
+// from this host. If all connections are from this host, it closes the connection whose state is oldest. It spares
+// connections that are not idle and whose state is newer than spared. It returns false if it spares all
+// connections.
 func (c *conns) makeRoomLocked(spared time.Duration) bool {
 	rank := func(c client) int {
 		switch {

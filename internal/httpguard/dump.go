@@ -18,26 +18,26 @@ const (
 	dumpBuffer = 16 << 10
 )
 
-// Dumps bounds how many clients read dumps at a time. A dump is a long response that is written part by part, so
-// that it does not take more memory if it is longer.
+// Dumps bounds how many clients read dumps at a time. A dump is a long response that is written part by part: a
+// longer dump takes no more memory.
 type Dumps struct {
-	slots *semaphore.Weighted
-	max   int64
-	what  string
+	slots   *semaphore.Weighted
+	max     int64
+	content string
 }
 
-// NewDumps returns a Dumps for up to limit clients at a time. what names the content that they read, for the
+// NewDumps returns a Dumps for up to limit clients at a time. content names what they read, in the text of a
 // refusal.
-func NewDumps(limit int64, what string) *Dumps {
-	return &Dumps{slots: semaphore.NewWeighted(limit), max: limit, what: what}
+func NewDumps(limit int64, content string) *Dumps {
+	return &Dumps{slots: semaphore.NewWeighted(limit), max: limit, content: content}
 }
 
-// Limited returns a handler that refuses a request while as many others are answered as the limit allows.
+// Limited returns a handler that calls next. It refuses a request while limit other requests are answered.
 func (d *Dumps) Limited(next func(w *Dump, r *http.Request)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !d.slots.TryAcquire(1) {
 			w.Header().Set("Retry-After", strconv.Itoa(int(stallTime.Seconds())))
-			http.Error(w, fmt.Sprintf("%d clients read %s already, which is the limit: try again", d.max, d.what), http.StatusServiceUnavailable)
+			http.Error(w, fmt.Sprintf("%d clients read %s already, which is the limit: try again", d.max, d.content), http.StatusServiceUnavailable)
 			return
 		}
 		defer d.slots.Release(1)
@@ -62,8 +62,8 @@ func (d *Dump) Header() http.Header { return d.response.Header() }
 // WriteHeader sends the status of the response, before its first part.
 func (d *Dump) WriteHeader(status int) { d.response.WriteHeader(status) }
 
-// Write writes a part of the response. If the client does not read, Write panics with [http.ErrAbortHandler], so
-// that the connection ends; it never returns an error.
+// Write writes a part of the response. If the client does not read, Write panics with [http.ErrAbortHandler], which
+// ends the connection. Write never returns an error.
 func (d *Dump) Write(part []byte) (int, error) {
 	n, err := d.buffer.Write(part)
 	if err != nil {

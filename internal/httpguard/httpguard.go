@@ -1,5 +1,5 @@
-// Package httpguard makes HTTP servers with limits that clients cannot exhaust. It also restricts endpoints to
-// programs on this host, and refuses pages of other sites in a browser there.
+// Package httpguard makes HTTP servers whose resources clients cannot exhaust. It also restricts endpoints to
+// programs on this host, and refuses requests that a browser on this host sends for pages of other sites.
 package httpguard
 
 import (
@@ -26,8 +26,8 @@ const (
 )
 
 // New returns a server of HTTP/1 for handler, and the listener that the server has to serve: ln with at most
-// maxConns open connections. A connection costs about 19 KB. When one more comes, the listener closes the
-// connection that has been without a request for longest. Temporary errors of accept, such as a lack of
+// maxConns open connections. A connection costs about 19 KB. When a connection comes at the limit, the listener
+// closes the connection that has been without a request for longest. Temporary errors of accept, such as a lack of
 // descriptors, do not end the server; they are logged. The listener holds two descriptors in reserve until it is
 // closed.
 func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) (*http.Server, net.Listener) {
@@ -45,8 +45,8 @@ func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) 
 	}, c
 }
 
-// Serve serves a listener with a server of [New] until ctx ends. Then it gives the requests in flight the time grace, and
-// returns nil when all connections are closed. It returns an error if the listener fails.
+// Serve serves a listener with a server of [New] until ctx ends. Then it waits for the requests in flight, at most
+// for the time grace, and returns nil when all connections are closed. It returns an error if the listener fails.
 func Serve(ctx context.Context, server *http.Server, ln net.Listener, grace time.Duration) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -68,9 +68,9 @@ func Serve(ctx context.Context, server *http.Server, ln net.Listener, grace time
 	return err
 }
 
-// LocalOnly returns a handler that serves only programs on this host. It refuses other clients, a Host that is
-// neither localhost nor a loopback address (a page that rebinds its own name to this host sends that name), and
-// pages of other origins.
+// LocalOnly returns a handler that serves only programs on this host. It refuses other clients and pages of other
+// origins. It also refuses a Host that is neither localhost nor a loopback address: a page that rebinds its own
+// name to this host sends that name.
 func LocalOnly(next http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if why := foreign(r); why != "" {

@@ -1,4 +1,4 @@
-// Package logonce logs a failure of something that is tried again and again once.
+// Package logonce logs a failure once, even if what failed is retried and fails again and again.
 package logonce
 
 import (
@@ -30,7 +30,7 @@ type Log struct {
 // New returns a Log that has logged nothing.
 func New(log *slog.Logger) Log { return Log{log: log} }
 
-// Report logs a failure with args, or counts it if it is the same as the previous one.
+// Report logs a failure with args. If the failure is the same as the previous failure, Report only counts it.
 func (f *Log) Report(message string, level slog.Level, err error, args ...any) {
 	text := withoutLocalPort(err.Error())
 	if f.message == message && f.text == text && f.level == level {
@@ -55,7 +55,7 @@ func (f *Log) Recover(message string, args ...any) {
 	f.repeats = 0
 }
 
-// Reset forgets the failure; the next one is logged again.
+// Reset forgets the failure: the next failure is logged, even if it is the same.
 func (f *Log) Reset() {
 	f.logRepeats()
 	f.message, f.text = "", ""
@@ -80,10 +80,11 @@ func withoutLocalPort(text string) string {
 	return strings.TrimRight(before, "0123456789") + "->" + after
 }
 
-// A Failure is the failure that was logged last, of something that has its own texts. The zero value is no failure.
+// A Failure remembers the failure that was logged last, for callers that log it themselves. The zero value is no
+// failure.
 type Failure struct{ text string }
 
-// Differs reports whether err is to be logged: it is no success, and differs from the previous failure. It remembers
+// Differs reports whether err is to be logged: it is not nil, and differs from the previous failure. It remembers
 // err; nil ends the failure.
 func (f *Failure) Differs(err error) bool {
 	previous := f.text
@@ -94,8 +95,8 @@ func (f *Failure) Differs(err error) bool {
 	return err != nil && f.text != previous
 }
 
-// Ended reports whether a failure was logged that has not ended, although err is nil. Call it before Differs.
+// Ended reports whether err, which is nil, ends a failure that was logged. Call it before Differs.
 func (f *Failure) Ended(err error) bool { return err == nil && f.text != "" }
 
-// Forget ends the failure: the next one is logged, even if it is the same.
+// Forget forgets the failure: the next failure is logged, even if it is the same.
 func (f *Failure) Forget() { f.text = "" }

@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-// ErrDamaged reports a file of [Dir.Save] that exists but cannot be trusted: it was truncated,
+// ErrDamaged is the error for a file of [Dir.Save] that exists but cannot be trusted: the file was truncated,
 // edited by hand, or written by another program.
 var ErrDamaged = errors.New("damaged")
 
@@ -33,8 +33,8 @@ func (d *Dir) Save(name, format string, value any) error {
 	return d.Write(name, text, []byte{'\n'})
 }
 
-// Read calls decode with the JSON of a file that Save has written. If the file cannot be trusted, or decode
-// fails, the error is ErrDamaged. If there is no file, it is [fs.ErrNotExist].
+// Read calls decode with the JSON of a file that Save has written. If the file cannot be trusted, or decode fails,
+// the error is ErrDamaged. If there is no file, the error is [fs.ErrNotExist].
 func (d *Dir) Read(name, format string, decode func(data json.RawMessage) error) error {
 	text, err := os.ReadFile(d.File(name))
 	if err != nil {
@@ -58,7 +58,7 @@ func (d *Dir) Read(name, format string, decode func(data json.RawMessage) error)
 	return nil
 }
 
-// Load is Read, and moves a damaged file aside.
+// Load does the same as Read, and renames a damaged file.
 func (d *Dir) Load(name, format string, decode func(data json.RawMessage) error) error {
 	err := d.Read(name, format, decode)
 	if !errors.Is(err, ErrDamaged) {

@@ -23,11 +23,10 @@ const (
 	writeBuffer = 32 << 10
 )
 
-// ErrTaken reports that another process has locked the state directory.
+// ErrTaken is the error if another process has locked the state directory.
 var ErrTaken = errors.New("another process uses the state directory: give each process one of its own (--state-dir)")
 
-// Check creates a state directory if it does not exist, and fails if no file can be
-// written to it.
+// Check creates a state directory if it does not exist. It returns an error if no file can be written there.
 func Check(path string) error {
 	if err := os.MkdirAll(path, dirMode); err != nil {
 		return err
@@ -57,10 +56,9 @@ func New(path, lockName string) *Dir { return &Dir{path: path, lockName: lockNam
 // File returns the path of a file in the directory.
 func (d *Dir) File(name string) string { return filepath.Join(d.path, name) }
 
-// Lock creates the directory if it does not exist and locks it until Unlock. It does
-// nothing if this Dir holds the lock already, and returns [ErrTaken] if another one does.
-// The kernel releases the lock when the process ends. On a file system without locks, Lock
-// excludes no other process.
+// Lock creates the directory if it does not exist and locks it until Unlock. It does nothing if this Dir holds the
+// lock already, and returns [ErrTaken] if another Dir or process holds it. The kernel releases the lock when the
+// process ends. On a file system without locks, Lock excludes no other process.
 func (d *Dir) Lock() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -95,8 +93,8 @@ func unsupported(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOLCK)
 }
 
-// lockInPlaceLocked reports whether the lock file that d holds is still the one in the
-// directory. It is false after the directory, or the file, was removed.
+// lockInPlaceLocked reports whether the lock file that d holds is still in the directory. It is false after the
+// directory, or the file, was removed.
 func (d *Dir) lockInPlaceLocked() bool {
 	held, err := d.lock.Stat()
 	if err != nil {
@@ -120,9 +118,8 @@ func (d *Dir) unlockLocked() {
 	}
 }
 
-// Write locks the directory and replaces the contents of a file in one step: a reader,
-// and a restart after a power failure, finds either the old contents or the new. parts are the
-// new ones, in a row.
+// Write locks the directory and replaces the contents of a file in one step: a reader finds either the previous
+// contents or the new contents, even after a power failure. The new contents are parts, one after the other.
 func (d *Dir) Write(name string, parts ...[]byte) error {
 	if err := d.Lock(); err != nil {
 		return err
@@ -165,8 +162,8 @@ func (d *Dir) Append(name string, data []byte, size int64) error {
 	})
 }
 
-// change locks the directory and calls change with an existing file.
-func (d *Dir) change(name string, change func(f *os.File) error) error {
+// change locks the directory and calls edit with an existing file.
+func (d *Dir) change(name string, edit func(f *os.File) error) error {
 	if err := d.Lock(); err != nil {
 		return err
 	}
@@ -174,18 +171,18 @@ func (d *Dir) change(name string, change func(f *os.File) error) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(change(f), f.Close())
+	return errors.Join(edit(f), f.Close())
 }
 
-// SetAside renames a file that cannot be used, so that it is neither used nor lost, and returns its new path. The
-// ending says why.
+// SetAside renames a file that cannot be used: it is neither used again nor lost. It returns the new path. ending
+// is the last part of the new name, and gives the reason.
 func (d *Dir) SetAside(name, ending string) (path string, err error) {
 	path = d.File(name) + "." + ending
 	return path, os.Rename(d.File(name), path)
 }
 
-// writeSynced writes a new file and waits until it is on the disk. It first removes what
-// has the file's name: the rest of a write that was interrupted.
+// writeSynced writes a new file and waits until it is on the disk. It first removes a file of this name, which an
+// interrupted write has left.
 func writeSynced(path string, parts [][]byte) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
