@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,13 +151,16 @@ func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
 	defer client.CloseIdleConnections()
 	began := time.Now()
+	var reason error // of the last response
 	for logged := false; ; {
 		said, reached, err := w.notReady(ctx, &client)
 		switch {
 		case err == nil:
 			return said, nil
 		case reached:
-			user = said
+			user, reason = said, err
+		case ctx.Err() != nil:
+			return user, cmp.Or(reason, err)
 		case time.Since(began) >= awaitStatus:
 			return user, fmt.Errorf("the status address does not answer; both containers need the same --status-addr: %w", err)
 		}
