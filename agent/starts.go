@@ -41,8 +41,8 @@ func firstStart() bool {
 	return err == nil && strings.TrimSpace(string(starts)) == "1"
 }
 
-// failureName is the file with the reason why the last start failed. [NoteFailure] writes it. If the program is
-// missing, back-off, the script of the unit, writes it.
+// failureName is the file with the reason why the last start failed. [NoteFailure] writes it, or the script
+// deploy/systemd/back-off if the program is missing.
 const failureName = "failure"
 
 // NoteFailure saves message, the reason why the agent fails, if systemd runs the agent. The next start may print

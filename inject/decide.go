@@ -40,7 +40,7 @@ const (
 	ReasonWindows         = "the pod is for Windows"
 	ReasonPodSaysNo       = `the pod has the label ` + Label + `: "false"`
 	ReasonNotAsked        = `neither the pod nor its namespace has the label ` + Label
-	ReasonNamespaceSaysNo = `the namespace has another value than ` + Enabled + ` of the label ` + Label
+	ReasonNamespaceSaysNo = `the namespace's label ` + Label + ` has another value than ` + Enabled
 	ReasonUnknownKind     = "nametap inject does not know this kind of object; its pods can get the agent when they are created in a cluster"
 	ReasonByHand          = "the pod has a container " + agentName + " or " + captureName + " and no annotation " + Status
 )

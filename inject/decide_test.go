@@ -18,10 +18,10 @@ shop         -          false        -           -            skipped   the pod 
 shop         enabled    -            -           -            injected  the namespace has the label
 shop         enabled    true         -           -            injected  the pod has the label nametap.dev/inject: "true"
 shop         enabled    false        -           -            skipped   the pod has the label nametap.dev/inject: "false"
-shop         disabled   -            -           -            skipped   the namespace has another value than enabled
+shop         disabled   -            -           -            skipped   the namespace's label nametap.dev/inject has another value
 shop         disabled   true         -           -            injected  the pod has the label nametap.dev/inject: "true"
 shop         disabled   false        -           -            skipped   the pod has the label nametap.dev/inject: "false"
-shop         true       -            -           -            skipped   the namespace has another value than enabled
+shop         true       -            -           -            skipped   the namespace's label nametap.dev/inject has another value
 
 shop         -          yes          -           -            refused   "yes", want "true" or "false"
 shop         enabled    enabled      -           -            refused   "enabled", want "true" or "false"

@@ -323,7 +323,7 @@ func TestNestedLists(t *testing.T) { // I13
 	}
 	const namespace = "{apiVersion: v1, kind: Namespace, metadata: {name: off, labels: {nametap.dev/inject: disabled}}}"
 	for _, text := range []string{list("List", list("NamespaceList", namespace), named("a")), list("List", list("List", namespace), named("a"))} {
-		if out, lines := manifest(t, []byte(text), inject.Config{}); string(out) != text || !strings.Contains(lines, "skipped: the namespace has another value") {
+		if out, lines := manifest(t, []byte(text), inject.Config{}); string(out) != text || !strings.Contains(lines, "skipped: the namespace's label") {
 			t.Errorf("%s\n%s", lines, out)
 		}
 	}

@@ -28,7 +28,7 @@ const (
 	// AmbientAdvice says how to switch off the DNS capture of ztunnel.
 	AmbientAdvice = "start the pod again with the annotation ambient.istio.io/dns-capture: \"false\", which switches off the DNS capture of ztunnel for this pod"
 
-	ambientAdvice       = "the rules of nametap come first, and its own queries to nameservers do not pass these rules, so nametap answers; use only one of the two: " + AmbientAdvice
+	ambientAdvice       = "the rules of nametap come first, and its own queries to nameservers do not pass the rules for ztunnel, so nametap answers; use only one of the two: " + AmbientAdvice
 	nativeAmbientAdvice = "these rules send the agent's own queries to ztunnel, or back to the agent: " + AmbientAdvice
 )
 

@@ -56,7 +56,7 @@ func readToken(file string) (string, error) {
 	if bytes.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		// A header cannot hold such bytes. The error does not quote the token, which is
 		// secret.
-		return "", errors.New(file + " holds more than one token")
+		return "", errors.New(file + " holds more than one token, or bytes that are not printable ASCII")
 	}
 	return string(token), nil
 }

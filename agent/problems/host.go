@@ -11,7 +11,7 @@ import (
 // maxServers is how many nameservers libc uses (MAXNS).
 const maxServers = 3
 
-// hostChecks returns the checks of the host, which only the command makes.
+// hostChecks returns the checks of the host, which `nametap doctor` makes, and the agent does not.
 func hostChecks() []check {
 	return []check{
 		{host: true, code: SettingsWrong, title: "the settings can be read", find: settingsWrong},
@@ -25,7 +25,7 @@ func hostChecks() []check {
 	}
 }
 
-// wayChecks returns the checks of the way of a query from a program to the agent, which only the command makes.
+// wayChecks returns the checks of the way of a query from a program to the agent, which `nametap doctor` makes, and the agent does not.
 func wayChecks() []check {
 	grounds := []Code{
 		SettingsWrong, AgentAbsent, ResolvConfUnread, ResolvConfEmpty, ConntrackFull, ListenerSilent, CaptureAbsent, CaptureRepaired, CaptureBarred, CaptureBroken, CaptureEnded,
@@ -157,7 +157,7 @@ func queriesGoElsewhere(r *Readings) (found []Problem) {
 		return Problem{
 			What:     fmt.Sprintf("another server answers the queries of programs to %s over %s", s.To, s.Network),
 			Evidence: evidence,
-			Effect:   "programs do not find mesh names", Mend: "nft list ruleset shows the rules of all programs: take out the one for port 53",
+			Effect:   "programs do not find mesh names", Mend: "nft list ruleset and iptables-legacy-save show the rules of all programs: take out the one for port 53",
 		}
 	})...)
 }

@@ -7,8 +7,8 @@
 //     socket on which it has answered before, or probes of all UDP sockets. A probe that cannot be sent does not count.
 //  3. Signals are passed to the command. After a signal to end, and after exit code 0, the
 //     command is not restarted, and its exit code is returned.
-//  4. As process 1 of a container, this process reaps orphaned processes. If this process is stopped, the command
-//     continues it.
+//  4. As process 1 of a container, this process reaps orphaned processes. If it is stopped (SIGSTOP), the command
+//     sends it SIGCONT.
 package supervise
 
 import (
@@ -35,8 +35,8 @@ const (
 	steadyAfter = 10 * time.Second
 	minPause    = 20 * time.Millisecond
 	maxPause    = time.Second
-	// After abandonAfter quick ends in succession, Abandoned is called. If the command ends at once each time,
-	// these take about 300 ms.
+	// After abandonAfter ends in succession, of which all but the first are quick, Abandoned is called. If the command
+	// ends at once each time, that is after about 150 ms.
 	abandonAfter = 5
 	// dumpTime is the time for a hung command to print its stacks.
 	dumpTime = 2 * time.Second
@@ -64,8 +64,8 @@ type Config struct {
 	// EndSignals are the signals that ask the command to end. SIGHUP is passed to the command even if EndSignals
 	// does not have it, unless this process ignores SIGHUP.
 	EndSignals []os.Signal
-	// Abandoned is called after the abandonAfter-th quick end in succession, and after each further quick end. An
-	// end is quick if it comes soon after the start. Abandoned is also called after the last end, unless the exit
+	// Abandoned is called after the abandonAfter-th end in succession, and after each further quick end. An end is
+	// quick if it comes soon after the start; the first of the ends need not be. Abandoned is also called after the last end, unless the exit
 	// code is 0. It may be nil.
 	Abandoned func()
 	// Log gets restarts and errors.
@@ -79,7 +79,7 @@ type supervisor struct {
 	started  time.Time    // when the command was last started
 	starts   atomic.Int64 // number of starts
 	restarts int          // number of ends after which it was started again
-	quick    int          // ends in succession, each within steadyAfter of the start
+	quick    int          // ends in succession, each but the first within steadyAfter of the start
 	ending   bool         // a signal to end has arrived
 }
 

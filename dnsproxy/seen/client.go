@@ -170,7 +170,7 @@ func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []
 	return b
 }
 
-// exactLocked asks for the socket that has the address of the client, and sent as the address of its peer. It also
+// exactLocked asks for the socket whose own address is the client's, and whose peer has the address sent. It also
 // finds a UDP socket that is not connected.
 func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	if !sent.IsValid() || sent.Addr().Is4() != q.Client.Addr().Is4() {

@@ -14,22 +14,22 @@
 //     question that it can answer itself: id.server, localhost, or the last question that it had
 //     an answer to. If a probe is unanswered, the next question is asked after 250 ms; after the fourth
 //     unanswered probe and later ones, the pauses are 0.5, 1, 2 ... 30 s. A server that is down is probed
-//     only while queries come. A server is silent while two probes are unanswered, and the second has been
-//     for longer than SRTT + 4 RTTVAR (at least 50 ms, at most a second; 400 ms for a server that has never
-//     replied). One probe does not suffice, because it may be lost. A server is down after three unanswered
-//     probes or refused connections, a second after the first of them at the earliest. A reply ends both
-//     states. With Options.Fastest a server is also probed if nothing has come from it for 30 s.
+//     only while queries come. A server is silent while two probes are unanswered, and the later of them has
+//     been unanswered for longer than SRTT + 4 RTTVAR (at least 50 ms, at most 1 s; 400 ms for a server that
+//     has never replied). One probe does not suffice, because it may be lost. A server is down after three
+//     unanswered probes or refused connections, but not earlier than 1 s after the first of these. A reply
+//     ends both states. With Options.Fastest a server is also probed if nothing has come from it for 30 s.
 //
 //  3. Servers that live, or were never asked, rank before silent ones, and these before servers
-//     that are down; among equals the order of configuration decides. With Options.Fastest SRTT
+//     that are down; among equals the order of configuration decides. With Options.Fastest, SRTT
 //     decides, and the order of configuration only among servers about as fast as the fastest
 //     (1.5 times its SRTT plus 5 ms). Servers that have sent a query back to this host ([Group.Suspect]) are
 //     not asked.
 //
 //  4. The best server is asked, and when it is late the next one, round and round until a reply comes or the
 //     time is up. In each round the waits are twice as long, up to 400 ms. A server that is asked again is
-//     asked from another socket with another ID. All attempts stay open. The first usable reply (NOERROR or
-//     NXDOMAIN) is the answer, subject to rule 6.
+//     asked with another ID, and from another socket if it has several. All attempts stay open. The first
+//     usable reply (NOERROR or NXDOMAIN) is the answer, subject to rule 6.
 //
 //  5. A server that fails for a question is not asked again for it, and the next one is asked at
 //     once. Failures are any other response code (with its bits in the OPT record), a malformed
@@ -40,28 +40,28 @@
 //
 //  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
 //     an earlier server lives and has neither answered nor failed, until the time is up at most;
-//     earlier servers that were not asked yet are asked. A positive answer is used at once; the reply of an
-//     earlier server that is only late replaces the answer if it comes in time. Any answer is provisional
-//     (kept for 30 s at most) unless all earlier servers have said REFUSED or NOTIMP, as servers for internal
-//     names do.
+//     earlier servers that were not asked yet are asked. The client gets a positive answer at once. If an
+//     earlier server that is only late replies before the time is up, the cache gets its reply in place of
+//     that answer. Any answer is provisional (kept for 30 s at most) unless all earlier servers have said
+//     REFUSED or NOTIMP, as servers for internal names do.
 //
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
 //     double up to 2 s. The first repetition of a query is always sent, unless it would go to a
 //     silent server. Further repetitions because a server is late have a budget: 256 at once,
-//     refilled with 2 for each usable reply and 100 a second. A server that owes 128 replies to
-//     queries and one to a probe is sent only probes, every 250 ms, until it has sent a reply:
-//     queries wait for this reply, and fail at once if the server is down and no other is left.
+//     refilled with 2 for each usable reply and 100 a second. If a server owes 128 replies to queries,
+//     and a reply to a probe, it is sent only probes, every 250 ms, until it has sent a reply.
+//     Queries wait for this reply, and fail at once if the server is down and no other is left.
 //
 //  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent once, to the best
 //     server, and to the next only if the best could not be reached: the message may change data,
 //     and must not do so twice. Any response code is an answer to it. After a truncated reply a
-//     query is sent again over TCP, and when TCP is late or fails, to the next server. After a second
-//     without a whole reply, or when all servers have failed, the truncated reply is the answer.
+//     query is sent again over TCP, and when TCP is late or fails, to the next server. If no
+//     whole reply has come after 1 s, or all servers have failed, the truncated reply is the answer.
 //
 // # Files
 //
-// A file uses the files below it. In addition, a server refers to its attempts, and to the group that has only this
-// server.
+// A file uses the files below it. In addition, a server refers to its attempts, and to a group of its own, which has no
+// other server.
 //
 //	client.go            Client and Group: starts queries, finds loops, knows servers that are not configured (elsewhere.go)
 //	transfer.go          the end of a zone transfer
@@ -83,30 +83,31 @@
 //
 // # Sockets
 //
-// A query over UDP leaves from one of four connected sockets of a server, with an unpredictable ID. A socket is
-// replaced after 128 queries or 5 s. The new one has another port, which Linux picks at random from about 28,000 (RFC
-// 5452). A reply must come from the server to this socket and have the ID and the question, whose case some servers
-// fold; all else that arrives is counted and ignored.
+// A query over UDP leaves from one of four connected sockets of a server, with an unpredictable ID. (A server that is not
+// configured has one socket.) A socket is replaced after 128 queries or 5 s. The new one has another port, which Linux
+// picks at random from about 28,000 (RFC 5452). A reply must come from the server to this socket and have the ID and the
+// question, whose case some servers fold; all else that arrives is counted and ignored.
 //
-// TCP and TLS connections are kept for 30 s after their last query, and up to
-// 128 queries share one (RFC 7766, 7858). The ages of sockets include the time while the machine
+// TCP and TLS connections are kept for 30 s after their last query. Up to 128 queries share one, and more
+// once four are open (RFC 7766, 7858). The ages of sockets include the time while the machine
 // was suspended; all other times do not. When the peer closes a connection over which a reply
-// has come before, the queries that are unanswered are sent once more on a new connection. While a
+// has come before, the queries that are unanswered are sent once more on another connection. While a
 // connection is silent for longer than rule 1 allows, other connections, at most four,
 // are used instead: a NAT may have forgotten it, or names may be slow. A connection ends when
 // the peer's kernel acknowledges nothing for 2 s (TCP_USER_TIMEOUT). It takes no more
 // queries after a query has timed out while nothing at all was received.
 //
-// A server that answers a query with an OPT record by FORMERR or NOTIMP without an OPT record, or by BADVERS, is asked
-// again without it (RFC 6891, section 6.2.2). When a query is sent to a server for the third time, it has no OPT record
-// if no reply with an OPT record has come since the first time: some middleboxes drop packets with OPT records. If the
+// If a query has an OPT record, and the reply is FORMERR or NOTIMP without one, or BADVERS, the server is asked again
+// without an OPT record (RFC 6891, section 6.2.2). When a query is sent to a server for the third time, it has no OPT
+// record if no reply with an OPT record has come since the first time, or for ten minutes if the query has the DO bit:
+// some middleboxes drop packets with OPT records. If the
 // server then answers, and has sent no OPT record for ten minutes, queries to it have no OPT record for the next ten
 // minutes. FORMERR or NOTIMP with an OPT record is a failure for this question, and no sign against EDNS.
 //
 // Servers that are not configured, to which clients send queries of their own choice
 // ([Client.Elsewhere]), follow the same rules within bounds of their own: 512 servers
-// are remembered, and at most 512 sockets are open to all of them together. From 256 open
-// sockets on, each new server evicts the servers asked least recently that have not replied. At
+// are remembered, and at most 512 sockets are open to all of them together. While 256 sockets or more
+// are open, each new server evicts the servers asked least recently that have not replied. At
 // most one line a second is logged about such servers.
 //
 // A zone transfer over TCP has a connection of its own, and all of its messages are passed

@@ -10,8 +10,8 @@ import (
 const (
 	// maxElsewhere is how many such servers are remembered.
 	maxElsewhere = 512
-	// evictElsewhereSockets is a number of open sockets. While so many are open, each new server evicts other servers,
-	// and first the servers that have not replied.
+	// evictElsewhereSockets is a number of open sockets. While so many are open, each new server evicts servers that
+	// have not replied.
 	evictElsewhereSockets = 256
 )
 
@@ -39,8 +39,8 @@ func (e *elsewhere) servers() []*server {
 }
 
 // evict removes the server with open sockets that was asked least recently, and servers without sockets that were asked
-// even earlier, and appends them to victims. A server that has replied is moved to the front instead, unless all
-// servers have replied.
+// even earlier, and appends them to victims. It moves servers that have replied to the front instead, and removes one
+// of them only at maxElsewhere.
 func (e *elsewhere) evict(victims []*server) []*server {
 	const steps = 32 // a bound, because a flood calls this for each of its queries
 	for range min(steps, e.recent.Len()) {

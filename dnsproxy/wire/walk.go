@@ -33,7 +33,7 @@ const (
 )
 
 var (
-	// ErrShort is the error for a message that ends within a question or a record.
+	// ErrShort is the error for a message that ends within its header, a question or a record.
 	ErrShort     = errors.New("the message ends within it")
 	errLabelType = errors.New("a label is of an unknown type")
 	errPointer   = errors.New("a compressed name points elsewhere than at an earlier name")
@@ -172,10 +172,10 @@ func (w *Walker) Type() uint16 { return binary.BigEndian.Uint16(w.msg[w.Fixed:])
 // walkName walks the name at off and returns where it ends. same reports whether it equals
 // the first question's name, without regard to case; the question must have been walked.
 //
-// The labels that a pointer leads to begin and end before the labels that the pointer follows. So every walk ends.
+// A pointer may lead only to labels that end before the run of labels that has the pointer at its end. So every walk ends.
 func walkName(msg []byte, off int) (end int, same bool, err error) {
 	same = true
-	start, bound := off, len(msg) // of the labels that off is among
+	start, bound := off, len(msg) // where the run of labels around off begins, and where it must end
 	for question, length, pointers := HeaderLen, 0, 0; ; {
 		next, pointer, err := walkLabel(msg[:bound], off)
 		if err != nil && pointers > 0 {
