@@ -48,8 +48,8 @@ func run(root *cobra.Command, args []string) error {
 func Write(root *cobra.Command, dir string, date time.Time) error {
 	root.InitDefaultHelpFlag()
 	files := map[string]string{}
-	for _, command := range commands(root) {
-		files["man/man1/"+pageName(command)+".1"] = Page(command, date)
+	for _, command := range Commands(root) {
+		files["man/man1/"+PageName(command)+".1"] = Page(command, date)
 	}
 	for _, shell := range []struct {
 		path string
@@ -79,19 +79,19 @@ func Write(root *cobra.Command, dir string, date time.Time) error {
 	return nil
 }
 
-// commands returns a command and all visible commands below it.
-func commands(command *cobra.Command) []*cobra.Command {
+// Commands returns a command and all visible commands below it.
+func Commands(command *cobra.Command) []*cobra.Command {
 	all := []*cobra.Command{command}
 	for _, sub := range command.Commands() {
 		if sub.IsAvailableCommand() {
-			all = append(all, commands(sub)...)
+			all = append(all, Commands(sub)...)
 		}
 	}
 	return all
 }
 
-// pageName returns the name of a command's page, such as nametap-capture-apply.
-func pageName(command *cobra.Command) string {
+// PageName returns the name of a command's page, such as nametap-capture-apply.
+func PageName(command *cobra.Command) string {
 	return strings.ReplaceAll(command.CommandPath(), " ", "-")
 }
 
@@ -106,8 +106,8 @@ func Page(command *cobra.Command, date time.Time) string {
 	if short == "" {
 		short, _, _ = strings.Cut(command.Long, ".")
 	}
-	fmt.Fprintf(&page, ".TH %s 1 %q %s\n", escape(strings.ToUpper(pageName(command))), day, escape(command.Root().Name()))
-	fmt.Fprintf(&page, ".SH NAME\n%s \\- %s\n", escape(pageName(command)),
+	fmt.Fprintf(&page, ".TH %s 1 %q %s\n", escape(strings.ToUpper(PageName(command))), day, escape(command.Root().Name()))
+	fmt.Fprintf(&page, ".SH NAME\n%s \\- %s\n", escape(PageName(command)),
 		escape(strings.Join(strings.Fields(short), " ")))
 	fmt.Fprintf(&page, ".SH SYNOPSIS\n\\fB%s\\fR", escape(command.CommandPath()))
 	if _, arguments, found := strings.Cut(command.Use, " "); found {
@@ -125,7 +125,7 @@ func Page(command *cobra.Command, date time.Time) string {
 		page.WriteString(".SH COMMANDS\n")
 		for _, sub := range command.Commands() {
 			if sub.IsAvailableCommand() {
-				fmt.Fprintf(&page, ".TP\n\\fB%s\\fR(1)\n%s\n", escape(pageName(sub)), escape(sub.Short))
+				fmt.Fprintf(&page, ".TP\n\\fB%s\\fR(1)\n%s\n", escape(PageName(sub)), escape(sub.Short))
 			}
 		}
 	}
@@ -139,7 +139,7 @@ func Page(command *cobra.Command, date time.Time) string {
 	}
 	page.WriteString(".SH EXIT STATUS\n0: done; 1: failed; 2: wrong usage.\n")
 	if command.HasParent() {
-		fmt.Fprintf(&page, ".SH SEE ALSO\n\\fB%s\\fR(1)\n", escape(pageName(command.Parent())))
+		fmt.Fprintf(&page, ".SH SEE ALSO\n\\fB%s\\fR(1)\n", escape(PageName(command.Parent())))
 	}
 	return page.String()
 }

@@ -22,8 +22,8 @@ func Missing(newRoot func() *cobra.Command, dir string) ([]string, error) {
 		return nil, err
 	}
 	var missing []string
-	for _, command := range commands(newRoot()) {
-		page, err := os.ReadFile(filepath.Join(dir, "man/man1", pageName(command)+".1"))
+	for _, command := range manual.Commands(newRoot()) {
+		page, err := os.ReadFile(filepath.Join(dir, "man/man1", manual.PageName(command)+".1"))
 		if err != nil {
 			return nil, err
 		}
@@ -68,7 +68,7 @@ func missingCommands(command *cobra.Command, page, completed string) []string {
 		if !sub.IsAvailableCommand() {
 			continue
 		}
-		if !strings.Contains(page, roff(pageName(sub))+`\fR(1)`) {
+		if !strings.Contains(page, roff(manual.PageName(sub))+`\fR(1)`) {
 			missing = append(missing, fmt.Sprintf("page of %s: %s", command.CommandPath(), sub.Name()))
 		}
 		if !strings.Contains("\n"+completed, "\n"+sub.Name()+"\t") {
@@ -86,22 +86,6 @@ func complete(root *cobra.Command, args []string) (string, error) {
 	root.SetArgs(append([]string{cobra.ShellCompRequestCmd}, args...))
 	err := root.Execute()
 	return out.String(), err
-}
-
-// commands returns a command and all visible commands below it.
-func commands(command *cobra.Command) []*cobra.Command {
-	all := []*cobra.Command{command}
-	for _, sub := range command.Commands() {
-		if sub.IsAvailableCommand() {
-			all = append(all, commands(sub)...)
-		}
-	}
-	return all
-}
-
-// pageName returns the name of a command's page, such as nametap-capture-apply.
-func pageName(command *cobra.Command) string {
-	return strings.ReplaceAll(command.CommandPath(), " ", "-")
 }
 
 // roff returns a name as a page has it.
