@@ -12,6 +12,7 @@ import (
 	"github.com/nametap/nametap/discovery/files"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -39,7 +40,7 @@ type inputs struct {
 func newInputs(cfg Config, state *statedir.Dir, result func(step string, err error)) (*inputs, error) {
 	in := &inputs{changed: make(chan struct{}, 1), read: make(chan struct{})}
 	in.readOnce = sync.OnceFunc(func() { close(in.read) })
-	changed := func() { source.Notify(in.changed) }
+	changed := func() { chans.Wake(in.changed) }
 	if cfg.ConfigDir != "" {
 		dir, err := files.New(files.Config{
 			Dir: cfg.ConfigDir, AllowEmpty: cfg.AllowEmpty, State: state, Debounce: cfg.Debounce,

@@ -16,6 +16,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // Server is the control plane. Make one with [New], and call Run once.
@@ -195,14 +196,7 @@ func (s *Server) follow(ctx context.Context) {
 }
 
 // isServing reports whether tables are served.
-func (s *Server) isServing() bool {
-	select {
-	case <-s.ready:
-		return true
-	default:
-		return false
-	}
-}
+func (s *Server) isServing() bool { return chans.Closed(s.ready) }
 
 // publish serves a reading of all sources. The first table must be complete, because clients
 // would lose the missing hosts.
@@ -225,7 +219,7 @@ func (s *Server) publish(all source.Reading) {
 	s.inputs.served()
 	s.push.SetMissing(all.Missing)
 	if slices.ContainsFunc(all.Changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {
-		source.Notify(s.writeVIPs) // a status may have to change although no host has
+		chans.Wake(s.writeVIPs) // a status may have to change although no host has
 	}
 	s.setHeard(all.Heard)
 	if !s.isServing() {
@@ -274,7 +268,7 @@ func (s *Server) behind(revision []byte, known time.Time) bool {
 		return false
 	case s.inputs.kube.Heard().Includes(r, known):
 		// Without this case's condition, a client with a revision that never comes would cause builds all the time.
-		source.Notify(s.inputs.changed)
+		chans.Wake(s.inputs.changed)
 	case time.Since(known) >= lag:
 		s.inputs.kube.CatchUp(r, known)
 	}

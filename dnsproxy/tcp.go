@@ -21,6 +21,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -417,10 +418,7 @@ func (c *tcpConn) finish(cost int64) {
 	if c.pending.Add(-cost) == 0 {
 		c.becameIdle()
 	}
-	select {
-	case c.finished <- struct{}{}:
-	default: // a value is there already
-	}
+	chans.Wake(c.finished)
 }
 
 // hold counts n bytes that the connection holds, until release. It reports false if tcpClients has closed the

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/internal/sockets"
 )
@@ -198,7 +199,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.drain(drained)
 	})
 	s.loop.start(s.sweep)
-	err := s.loop.run(func() bool { return isClosed(s.ended) && len(s.accepting) == 0 && !s.Open() })
+	err := s.loop.run(func() bool { return chans.Closed(s.ended) && len(s.accepting) == 0 && !s.Open() })
 	s.end()
 	s.close()
 	close(drained)
@@ -223,16 +224,6 @@ func (s *Server) drain(drained <-chan struct{}) {
 	})
 }
 
-// isClosed reports whether c is closed. Nothing is ever sent on c.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
 // close closes the listeners.
 func (s *Server) close() {
 	for l := range s.accepting {
@@ -245,7 +236,7 @@ func (s *Server) close() {
 // serve makes the loop accept connections of a listener until the end, and answers QUIC clients on its port until
 // ctx ends.
 func (s *Server) serve(ctx context.Context, l listener) {
-	if isClosed(s.ended) {
+	if chans.Closed(s.ended) {
 		return
 	}
 	pacer := &sockets.Pacer{Log: s.log, Listener: "egress " + l.addr.String()}
@@ -373,7 +364,7 @@ func (s *Server) route(t *task, client *socket) (route, error) {
 	if !redirected {
 		return route{}, refuse(ReasonDirect, "the client did not connect to a VIP but to this port itself")
 	}
-	for limit := t.now.Add(connectTimeout); !isClosed(s.config.Synced); {
+	for limit := t.now.Add(connectTimeout); !chans.Closed(s.config.Synced); {
 		if !t.now.Before(limit) {
 			return route{}, refuse(ReasonNoHost, "no table has been received yet, so the host of %s is not known", vip.Addr())
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // settleTime is how long the objects of a cluster stay in use after no Secret names it any more: a tool
@@ -80,7 +81,7 @@ func (a *API) NewClusters(cfg source.ClustersConfig) (source.Clusters, error) {
 }
 
 // notify makes Run look at what has changed.
-func (c *Clusters) notify() { source.Notify(c.changed) }
+func (c *Clusters) notify() { chans.Wake(c.changed) }
 
 // Name returns the name of the source.
 func (c *Clusters) Name() string { return name }

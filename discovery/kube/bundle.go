@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/logonce"
 )
 
@@ -52,7 +52,7 @@ func newBundler(name string, access *Access, log *slog.Logger) (*bundler, error)
 		return nil, fmt.Errorf("the Kubernetes API: %w", err)
 	}
 	b := &bundler{name: name, client: client, log: log, changed: make(chan struct{}, 1)}
-	b.configurations = newMirror("MutatingWebhookConfiguration "+name, log, func() { source.Notify(b.changed) }, webhooksOf)
+	b.configurations = newMirror("MutatingWebhookConfiguration "+name, log, func() { chans.Wake(b.changed) }, webhooksOf)
 	return b, nil
 }
 
@@ -61,7 +61,7 @@ func (b *bundler) publish(roots string) {
 	b.mu.Lock()
 	b.roots = roots
 	b.mu.Unlock()
-	source.Notify(b.changed)
+	chans.Wake(b.changed)
 }
 
 // current returns the certificates to write.

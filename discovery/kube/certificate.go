@@ -15,6 +15,7 @@ import (
 
 	"github.com/nametap/nametap/discovery/pki"
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // errOvertaken is returned if the Secret has changed since it was seen: another replica has written it
@@ -49,7 +50,7 @@ func (a *Access) NewCertificate(cfg source.CertificateConfig) (source.Certificat
 		cfg: cfg, policy: pki.NewPolicy(cfg.DNSNames), clients: clients,
 		changed: make(chan struct{}, 1), ready: make(chan struct{}),
 	}
-	c.secret = newMirror(c.String(), cfg.Logger, func() { source.Notify(c.changed) }, func(o metav1.Object) *corev1.Secret {
+	c.secret = newMirror(c.String(), cfg.Logger, func() { chans.Wake(c.changed) }, func(o metav1.Object) *corev1.Secret {
 		secret, _ := o.(*corev1.Secret) // the lister gets no other kind
 		return secret
 	})

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/logonce"
 )
 
@@ -301,14 +302,7 @@ func (o *observedWatch) note(ctx context.Context, e watch.Event) {
 func (o *observedWatch) ResultChan() <-chan watch.Event { return o.events }
 
 // isStopped reports whether Stop was called.
-func (o *observedWatch) isStopped() bool {
-	select {
-	case <-o.stopped:
-		return true
-	default:
-		return false
-	}
-}
+func (o *observedWatch) isStopped() bool { return chans.Closed(o.stopped) }
 
 // Stop ends the watch.
 func (o *observedWatch) Stop() {

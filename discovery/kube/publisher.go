@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/logonce"
 )
 
@@ -58,7 +59,7 @@ type publisher struct {
 
 func newPublisher(name string, clients *sharedClients, log *slog.Logger) *publisher {
 	p := &publisher{name: name, clients: clients, log: log, changed: make(chan struct{}, 1), paces: map[string]*pace{}}
-	changed := func() { source.Notify(p.changed) }
+	changed := func() { chans.Wake(p.changed) }
 	p.namespaces = newMirror("namespaces", log, changed, func(o metav1.Object) bool { return o.GetDeletionTimestamp() == nil && !isSystem(o.GetName()) })
 	p.configMaps = newMirror("ConfigMaps "+name, log, changed, rootMapOf)
 	return p
@@ -69,7 +70,7 @@ func (p *publisher) publish(roots string) {
 	p.mu.Lock()
 	p.roots = roots
 	p.mu.Unlock()
-	source.Notify(p.changed)
+	chans.Wake(p.changed)
 }
 
 // doubt sets whether other replicas may know newer certificates. While they may, ConfigMaps that exist are not changed.
@@ -77,7 +78,7 @@ func (p *publisher) doubt(unsure bool) {
 	p.mu.Lock()
 	p.unsure = unsure
 	p.mu.Unlock()
-	source.Notify(p.changed)
+	chans.Wake(p.changed)
 }
 
 // missing returns the number of namespaces that lack the current certificates.

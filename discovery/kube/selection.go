@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // A selection knows which namespaces count by the discovery selectors. While there are selectors, it follows the labels of
@@ -45,7 +46,7 @@ func (n *selection) want(selectors []string) {
 	n.mu.Lock()
 	n.wanted, n.known = selectors, true
 	n.mu.Unlock()
-	source.Notify(n.woken)
+	chans.Wake(n.woken)
 }
 
 // current returns the namespaces that count.
@@ -91,7 +92,7 @@ func (n *selection) update(ctx context.Context) {
 
 // watch begins to follow the labels.
 func (n *selection) watch(ctx context.Context) {
-	m := newMirror("labels of namespaces", n.log, func() { source.Notify(n.woken) }, func(o metav1.Object) klabels.Set { return o.GetLabels() })
+	m := newMirror("labels of namespaces", n.log, func() { chans.Wake(n.woken) }, func(o metav1.Object) klabels.Set { return o.GetLabels() })
 	n.mu.Lock()
 	n.labels = m
 	n.mu.Unlock()

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // A broadcaster pushes to the sessions for which something has changed. It works in rounds, and
@@ -32,10 +34,7 @@ func (b *broadcaster) add(sessions []*session) {
 		}
 	}
 	if len(b.queue) > 0 {
-		select {
-		case b.more <- struct{}{}:
-		default: // there is one already
-		}
+		chans.Wake(b.more)
 	}
 }
 

@@ -232,11 +232,3 @@ type Writer interface {
 	// Holds reports whether this process holds the Lease.
 	Holds() bool
 }
-
-// Notify puts an element into a channel that holds at most one, unless there is one already.
-func Notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"net/netip"
 	"sync/atomic"
+
+	"github.com/nametap/nametap/internal/chans"
 )
 
 const (
@@ -37,8 +39,8 @@ func messages(response []byte) int {
 type Exchanges struct {
 	reader *Reader
 	queue  chan *waiting
-	bytes  atomic.Int64 // of the messages in queue
-	half   signal       // the queue may be half full
+	bytes  atomic.Int64  // of the messages in queue
+	half   chan struct{} // the queue may be half full
 	lost   func(messages int)
 }
 
@@ -52,7 +54,7 @@ type waiting struct {
 }
 
 func newExchanges(reader *Reader, lost func(messages int)) *Exchanges {
-	return &Exchanges{reader: reader, queue: make(chan *waiting, maxExchanges), half: newSignal(), lost: lost}
+	return &Exchanges{reader: reader, queue: make(chan *waiting, maxExchanges), half: make(chan struct{}, 1), lost: lost}
 }
 
 // put copies a query, whose packed form is b, into the queue if there is room. It does not block.
@@ -60,7 +62,7 @@ func (e *Exchanges) put(b *packed, q *Query) {
 	size := len(q.Request) + len(q.Response)
 	bytes := e.bytes.Add(int64(size))
 	if bytes > maxExchangeBytes/2 || len(e.queue) >= maxExchanges/2 {
-		e.half.send()
+		chans.Wake(e.half)
 	}
 	if bytes <= maxExchangeBytes && len(e.queue) < cap(e.queue) {
 		w := &waiting{packed: *b, local: q.Local(), messages: make([]byte, 0, size), request: len(q.Request)}

@@ -5,6 +5,8 @@ import (
 	"sort"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // holeWait is how long a reader waits for a query whose number is taken: a query that was lost leaves a hole.
@@ -19,8 +21,8 @@ type Reader struct {
 	filter   *Filter
 	limited  bool // it counts as one of maxReaders
 	live     ring
-	wake     signal // there may be a new query
-	half     signal // there may be half a ring of new queries
+	wake     chan struct{} // there may be a new query
+	half     chan struct{} // there may be half a ring of new queries
 
 	number uint64              // of the next query in live
 	past   map[uint64]struct{} // the queries that Past has returned
@@ -37,15 +39,15 @@ func (r *Reader) Close() { r.recorder.remove(r) }
 // put writes a packed query of n bytes.
 func (r *Reader) put(b *packed, n int) {
 	if number := r.live.put(b, n); number%(liveSize/2) == 0 {
-		r.half.send()
+		chans.Wake(r.half)
 	}
-	r.wake.send()
+	chans.Wake(r.wake)
 }
 
 // miss counts a query that the filter may select, but whose client was not looked up.
 func (r *Reader) miss() {
 	r.missed.Add(1)
-	r.wake.send()
+	chans.Wake(r.wake)
 }
 
 // Past returns the noteworthy queries since a time, sorted by time. Next does not return them again.
@@ -133,21 +135,8 @@ func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err e
 	}
 }
 
-// A signal holds at most one value. Make one with [newSignal].
-type signal chan struct{}
-
-func newSignal() signal { return make(signal, 1) }
-
-// send leaves a value if there is none.
-func (s signal) send() {
-	select {
-	case s <- struct{}{}:
-	default:
-	}
-}
-
 // gather waits while queries come, until there are many or gatherTime is over.
-func gather(ctx context.Context, many signal) {
+func gather(ctx context.Context, many chan struct{}) {
 	timer := time.NewTimer(gatherTime)
 	defer timer.Stop()
 	select {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/chans"
 )
 
 const (
@@ -114,7 +115,7 @@ func (r *Recorder) Record(q *Query) {
 	}
 	for _, reader := range *readers {
 		if q.Kind == Truncated && reader.filter.noteworthy {
-			reader.wake.send() // so that the reader sets its timer
+			chans.Wake(reader.wake) // so that the reader sets its timer
 		}
 		if !reader.filter.mayWant(q) {
 			continue
@@ -172,7 +173,7 @@ func (r *Recorder) ReadExchanges(filter *Filter, lost func(messages int)) *Excha
 }
 
 func newReader(r *Recorder, filter *Filter) *Reader {
-	reader := &Reader{recorder: r, filter: filter, wake: newSignal(), half: newSignal(), cut: r.cut.next.Load()}
+	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1), half: make(chan struct{}, 1), cut: r.cut.next.Load()}
 	reader.live.size = liveSize
 	return reader
 }

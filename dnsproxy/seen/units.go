@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/chans"
 )
 
 const (
@@ -61,10 +63,7 @@ func (u *units) want(id uint64) {
 	if known {
 		return
 	}
-	select {
-	case u.wanted <- struct{}{}:
-	default:
-	}
+	chans.Wake(u.wanted)
 }
 
 // run walks over all cgroups whenever the name of a cgroup is wanted, until ctx ends.

@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"github.com/nametap/nametap/internal/chans"
 )
 
 const (
@@ -177,10 +179,7 @@ func (s *stream) send(a *attempt, packet []byte) bool {
 }
 
 func (s *stream) signal() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	chans.Wake(s.wake)
 }
 
 // run dials and writes until the connection ends, and then ends its attempts.
