@@ -64,17 +64,7 @@ func (c *conns) Accept() (net.Conn, error) {
 			}
 			pause = min(pause, requestTime)
 		}
-		c.wait(pause)
-	}
-}
-
-// wait returns after pause, or when the listener is closed.
-func (c *conns) wait(pause time.Duration) {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-c.closed:
+		sockets.Pause(pause, c.closed)
 	}
 }
 
