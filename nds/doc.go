@@ -18,7 +18,7 @@
 //	workloadcert.go  the workload certificate: obtaining, saving and renewing it
 //	ca.go            the request to the certificate authority
 //	advice.go        advice for known errors: which setting to check
-//	connection.go    address, TLS and keepalive; the pause before the next connection (back-off)
+//	connection.go    address, TLS with its files, and keepalive; the pause before the next connection (back-off)
 //	token.go         the bearer token
 //	metrics.go       the metrics
 //	status.go        Status, and the state that the other files record for it
