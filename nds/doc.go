@@ -10,7 +10,7 @@
 //	client.go        Client: connecting again and again, following the node, the fallback to state-of-the-world
 //	stream.go        one stream: nonce and version, ACK and NACK
 //	receiver.go      applying responses and the snapshot
-//	snapshot.go      writing the last good table to disk
+//	snapshot.go      writing the last good table to disk; receiver.go reads it
 //	snapshotfile.go  the content of that file
 //	hosts.go         the table: its shards and checksums
 //	change.go        changes of single hosts, in wire form
@@ -52,6 +52,6 @@
 // certificate (workloadcert.go), which it renews and saves in the state directory.
 //
 // If the control plane does not implement the incremental RPC, the client uses state-of-the-world for an hour. Then
-// it tries the incremental RPC again. The table in use survives a lost stream and, with a state directory
-// (snapshot.go), a restart.
+// it tries the incremental RPC again. The table in use survives a lost stream and, with a state directory,
+// a restart.
 package nds
