@@ -296,7 +296,7 @@ func (w *ways) changed(now *way) {
 	case problems.WayReached:
 		w.log.Info("queries of clients to a nameserver reach the agent", "nameserver", now.Nameserver)
 	case problems.WayBroken:
-		w.log.Warn("queries of clients to a nameserver do not reach the agent, although it answers: a firewall of this host drops them after the redirection. They go to the nameserver itself until the agent is reached again; `nametap capture check` lists what to look at",
+		w.log.Warn("queries of clients to a nameserver do not reach the agent, although it answers. They go to the nameserver itself until the agent is reached again. A firewall of this host may drop them after the redirection, or another program may remove the capture rules again and again; `nametap capture check` lists what to look at",
 			"nameserver", now.Nameserver, "error", now.Detail)
 	case problems.WayBarred:
 		w.log.Warn("a firewall of this host drops the queries that the agent forwards to nameservers. Queries of clients go to the nameserver itself until the agent may query it; allow it for the agent's user",
