@@ -6,81 +6,51 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"regexp"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/nametap/nametap/internal/yamltext"
 )
 
 // A document is a document of a manifest.
 type document struct {
-	marker []byte // the line that begins it, if any
-	body   []byte
-	line   int        // number of lines before the body
-	root   *yaml.Node // nil without an object
+	*yamltext.Document
+	root *yaml.Node // nil without an object
 }
 
-// split returns the documents of a text. A document without an object has no root. A line that
-// begins with `---` or `...` separates documents wherever it is, also in a quoted text (YAML 1.2,
-// 9.1.2).
+// split returns the documents of a text. A document without an object has no root.
 func split(text []byte) ([]*document, error) {
 	var documents []*document
-	current, number := &document{}, 0
-	flush := func(next *document) {
-		if len(current.marker)+len(current.body) > 0 {
-			documents = append(documents, current)
-		}
-		current = next
-	}
-	for line := range bytes.Lines(text) {
-		number++
-		switch rest, begins := bytes.CutPrefix(line, []byte("---")); {
-		case begins && separated(rest):
-			flush(&document{marker: line, line: number})
-			if content := bytes.TrimSpace(rest); len(content) > 0 && content[0] != '#' {
-				current.marker, current.body, current.line = []byte("---"), rest, number-1
-			}
-		case bytes.HasPrefix(line, []byte("...")) && separated(line[3:]):
-			current.body = append(current.body[:len(current.body):len(current.body)], line...)
-			flush(&document{line: number})
-		default:
-			current.body = append(current.body, line...)
-		}
-	}
-	flush(nil)
 	var failures []error
-	for _, d := range documents {
+	for _, part := range yamltext.Split(text) {
+		d := &document{Document: part}
+		documents = append(documents, d)
 		failures = append(failures, d.parse())
 	}
 	return documents, errors.Join(failures...)
 }
 
-// separated reports whether rest, which follows a marker in its line, shows that the marker is complete.
-func separated(rest []byte) bool {
-	return len(rest) == 0 || bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0]))
-}
-
 // parse reads the body.
 func (d *document) parse() error {
-	if directives(d.body) {
+	if yamltext.Blank(d.Body) {
 		return nil
 	}
-	node, err := d.read(d.body)
+	node, err := d.read(d.Body)
 	if err != nil {
 		return d.at(err)
 	}
 	if node != nil && node.Content[0].Kind == yaml.MappingNode {
 		d.root = node
-		visit(node, func(n *yaml.Node) { n.Line += d.line })
+		visit(node, func(n *yaml.Node) { n.Line += d.Before })
 	}
 	return nil
 }
 
 // read returns the tree of a text in the language of the document: JSON, or YAML.
 func (d *document) read(text []byte) (*yaml.Node, error) {
-	if !json.Valid(d.body) {
+	if !json.Valid(d.Body) {
 		return parseOne(text)
 	}
 	if !utf8.Valid(text) {
@@ -93,53 +63,31 @@ func (d *document) read(text []byte) (*yaml.Node, error) {
 	return &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{node}, Line: node.Line}, validate(node)
 }
 
-// directives reports whether a text has only directives and comments, which end with `---`.
-func directives(text []byte) bool {
-	found := false
-	for line := range bytes.Lines(text) {
-		switch line = bytes.TrimSpace(line); {
-		case len(line) == 0 || line[0] == '#':
-		case line[0] != '%':
-			return false
-		default:
-			found = true
-		}
-	}
-	return found
-}
-
-// errorLine matches the number of a line in an error of the parser.
-var errorLine = regexp.MustCompile(`^yaml: line (\d+): `)
-
-// at returns err, an error of the parser, with the number of the line in the manifest.
+// at returns err, an error of the YAML library, with the number of the line in the manifest.
 func (d *document) at(err error) error {
-	match := errorLine.FindStringSubmatch(err.Error())
-	if match == nil {
-		return fmt.Errorf("line %d: document that begins here: %w", d.line+1, err)
-	}
-	line, _ := strconv.Atoi(match[1]) // it is a number
-	return fmt.Errorf("line %d: %s", d.line+line, strings.TrimPrefix(err.Error(), match[0]))
+	line, message := yamltext.Cause(err)
+	return fmt.Errorf("line %d: %s", d.Before+line, message)
 }
 
 // render returns a changed document as text. It reads the text again, and returns an error if its content differs: that is
 // better than a manifest with another content.
 func (d *document) render(root *yaml.Node) ([]byte, error) {
-	if json.Valid(d.body) {
+	if json.Valid(d.Body) {
 		return d.checked(d.json(root), root)
 	}
 	spaces, compact := indentation(d.root)
 	next, err := encodeText(root, spaces, compact)
 	if err != nil {
-		return d.body, fmt.Errorf("line %d: writing the document: %w", d.line+1, err)
+		return d.Body, fmt.Errorf("line %d: writing the document: %w", d.Before+1, err)
 	}
 	end := ""
-	if line := lastLine(d.body); strings.HasPrefix(line, "...") {
+	if line := lastLine(d.Body); strings.HasPrefix(line, "...") {
 		end = line
 	}
 	next += end
-	raw := strings.ReplaceAll(string(d.body), "\r\n", "\n")
+	raw := strings.ReplaceAll(string(d.Body), "\r\n", "\n")
 	ending := func(text string) []byte {
-		if len(raw) < len(d.body) {
+		if len(raw) < len(d.Body) {
 			text = strings.ReplaceAll(text, "\n", "\r\n")
 		}
 		return []byte(text)
@@ -159,10 +107,10 @@ func (d *document) render(root *yaml.Node) ([]byte, error) {
 func (d *document) checked(text []byte, root *yaml.Node) ([]byte, error) {
 	again, err := d.read(text)
 	if err != nil {
-		return d.body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors: %w", d.line+1, err)
+		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors: %w", d.Before+1, err)
 	}
 	if again == nil || !same(root.Content[0], again.Content[0], false) {
-		return d.body, fmt.Errorf("line %d: the document cannot be written as YAML again without changes elsewhere; simplify it, for example its anchors", d.line+1)
+		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again without changes elsewhere; simplify it, for example its anchors", d.Before+1)
 	}
 	return text, nil
 }
@@ -170,7 +118,7 @@ func (d *document) checked(text []byte, root *yaml.Node) ([]byte, error) {
 // json returns a tree as JSON with the indentation of the document.
 func (d *document) json(root *yaml.Node) []byte {
 	var w jsonWriter
-	for line := range bytes.Lines(bytes.TrimSpace(d.body)) {
+	for line := range bytes.Lines(bytes.TrimSpace(d.Body)) {
 		if text := bytes.TrimLeft(line, " \t"); len(text) < len(line) {
 			w.indent = string(line[:len(line)-len(text)])
 			break

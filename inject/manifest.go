@@ -43,7 +43,7 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 		if err != nil {
 			failures = append(failures, err)
 		}
-		out.Write(d.marker)
+		out.Write(d.Marker)
 		out.Write(body)
 	}
 	return out.Bytes(), m.reports, errors.Join(failures...)
@@ -60,7 +60,7 @@ type manifest struct {
 // inject returns the body of a document with nametap in its pods.
 func (m *manifest) inject(d *document) ([]byte, error) {
 	if d.root == nil {
-		return d.body, nil
+		return d.Body, nil
 	}
 	root := clone(d.root)
 	var failures []error
@@ -74,7 +74,7 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 		changed = changed || replaced
 	}
 	if len(failures) > 0 || !changed {
-		return d.body, errors.Join(failures...)
+		return d.Body, errors.Join(failures...)
 	}
 	return d.render(root)
 }

@@ -202,6 +202,7 @@ func TestErrors(t *testing.T) { // I13
 	for text, want := range map[string]string{
 		pod + "---\nkind: Pod\n  a: b\n":               "line 7: ",
 		pod + "---\n{\n":                               "line ",
+		pod + "---\na:\n  b: {c: d\ne: f\n":            "line 7: did not find expected ',' or '}'",
 		pod + "---\na: \"\n---\nb\"\n":                 "line 7: ",
 		pod + "---\nkind: Pod\nkind: Pod\n" + pod[:15]: "",
 		"a: *b\n": "unknown anchor",

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nametap/nametap/discovery/decode"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/internal/yamltext"
 )
 
 // located is an object with its place: the file, the line and the document.
@@ -18,7 +19,7 @@ type located struct {
 	object.Object
 	file string
 	line int
-	text *chunk // the document that holds it
+	text *yamltext.Document // the document that holds it
 }
 
 // parsed is the result of parsing a file.
@@ -43,23 +44,26 @@ func Parse(name string, data []byte) ([]object.Object, []object.Error) {
 	return objects, p.errs
 }
 
+// byteOrderMark may begin a file (YAML 1.2.2, 5.2).
+const byteOrderMark = "\xef\xbb\xbf"
+
 // parseFile parses the documents of a file. An error in one document does not affect the
 // others.
 func parseFile(name string, data []byte) *parsed {
 	p := &parsed{broken: map[object.Key]bool{}}
-	for _, chunk := range splitDocuments(data) {
-		p.parseDocument(name, chunk)
+	for _, text := range yamltext.Split(bytes.TrimPrefix(data, []byte(byteOrderMark))) {
+		p.parseDocument(name, text)
 	}
 	return p
 }
 
-func (p *parsed) parseDocument(name string, c *chunk) {
-	if isBlank(c.text) {
+func (p *parsed) parseDocument(name string, text *yamltext.Document) {
+	if yamltext.Blank(text.Body) {
 		return
 	}
-	doc := &document{file: name, text: c, lines: bytes.Count(c.text, []byte("\n")) + 1}
+	doc := &document{file: name, text: text, lines: bytes.Count(text.Body, []byte("\n")) + 1}
 	var node yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(c.text))
+	dec := yaml.NewDecoder(bytes.NewReader(text.Body))
 	err := dec.Decode(&node)
 	if errors.Is(err, io.EOF) {
 		return
@@ -71,7 +75,7 @@ func (p *parsed) parseDocument(name string, c *chunk) {
 		}
 	}
 	if err != nil {
-		line, msg := yamlError(err)
+		line, msg := yamltext.Cause(err)
 		doc.fail(line, "", "not valid YAML: %s", msg)
 		p.errs = append(p.errs, doc.errs...)
 		p.unnamed = true
@@ -113,7 +117,7 @@ func (p *parsed) parseObject(parent *document, root decode.Field, listKind strin
 		p.notes = append(p.notes, strings.TrimSpace(apiVersion+" "+kind)+" is not read by nametap-discovery")
 		return
 	}
-	o := located{file: doc.file, line: doc.text.offset + lineOf(root), text: doc.text}
+	o := located{file: doc.file, line: doc.text.Before + lineOf(root), text: doc.text}
 	o.Key = keyOf(root, kind)
 	decode.Decode(root, &o.Object)
 	switch {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
+	"github.com/nametap/nametap/internal/yamltext"
 )
 
 // The file of the last good objects in the state directory.
@@ -31,11 +32,11 @@ type savedDocument struct {
 
 // saveObjects writes the last good objects to the state directory.
 func saveObjects(dir *statedir.Dir, good map[object.Key]located) error {
-	byText := map[*chunk]*savedDocument{}
+	byText := map[*yamltext.Document]*savedDocument{}
 	for k, o := range good {
 		d := byText[o.text]
 		if d == nil {
-			d = &savedDocument{File: o.file, Before: o.text.offset, Text: o.text.text}
+			d = &savedDocument{File: o.file, Before: o.text.Before, Text: o.text.Body}
 			byText[o.text] = d
 		}
 		d.Objects = append(d.Objects, k)
@@ -71,7 +72,7 @@ func loadObjects(dir *statedir.Dir) (map[object.Key]located, error) {
 	}
 	for _, d := range docs {
 		p := parsed{broken: map[object.Key]bool{}}
-		p.parseDocument(d.File, &chunk{text: d.Text, offset: d.Before})
+		p.parseDocument(d.File, &yamltext.Document{Body: d.Text, Before: d.Before})
 		for _, o := range p.objects {
 			if slices.Contains(d.Objects, o.Key) {
 				good[o.Key] = o

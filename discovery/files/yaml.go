@@ -1,76 +1,24 @@
 package files
 
 import (
-	"bytes"
 	"fmt"
-	"regexp"
 	"strconv"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/nametap/nametap/discovery/decode"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/internal/yamltext"
 )
 
 // maxAliasDepth bounds how far aliases are followed, because an anchor may contain itself.
 const maxAliasDepth = 16
 
-// chunk is the text of a document and the number of lines before it in its file.
-type chunk struct {
-	text   []byte
-	offset int
-}
-
-// splitDocuments splits a file at its document markers. At the start of a line, "---" and
-// "..." have no other meaning in YAML (1.2.2, 9.1.4), so a syntax error in one document
-// does not hide the next one.
-func splitDocuments(data []byte) []*chunk {
-	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
-	var out []*chunk
-	cur, start, end := &chunk{}, 0, 0
-	for line := 0; end < len(data); line++ {
-		n := bytes.IndexByte(data[end:], '\n') + 1
-		if n == 0 {
-			n = len(data) - end
-		}
-		text := data[end : end+n]
-		opens, closes := isMarker(text, "---"), isMarker(text, "...")
-		if opens || closes {
-			cur.text = data[start:end:end]
-			out = append(out, cur)
-			cur, start = &chunk{offset: line}, end
-			if closes {
-				cur.offset, start = line+1, end+n
-			}
-		}
-		end += n
-	}
-	cur.text = data[start:]
-	return append(out, cur)
-}
-
-func isMarker(line []byte, marker string) bool {
-	rest, ok := bytes.CutPrefix(line, []byte(marker))
-	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
-}
-
-// isBlank reports whether a text holds only comments and directives.
-func isBlank(text []byte) bool {
-	for line := range bytes.Lines(text) {
-		line = bytes.TrimSpace(line)
-		if len(line) > 0 && line[0] != '#' && line[0] != '%' && string(line) != "---" {
-			return false
-		}
-	}
-	return true
-}
-
 // document collects the errors in a document while the document is decoded. It keeps equal errors only
 // once, because a field may be read twice.
 type document struct {
 	file  string
-	text  *chunk
+	text  *yamltext.Document
 	lines int // number of lines
 	errs  []object.Error
 }
@@ -78,7 +26,7 @@ type document struct {
 func (d *document) fail(line int, field, format string, args ...any) {
 	// YAML has line breaks that editors do not count, such as U+2028.
 	line = min(line, d.lines)
-	d.errs = object.AppendError(d.errs, object.Error{File: d.file, Line: d.text.offset + line, Field: field, Msg: fmt.Sprintf(format, args...)})
+	d.errs = object.AppendError(d.errs, object.Error{File: d.file, Line: d.text.Before + line, Field: field, Msg: fmt.Sprintf(format, args...)})
 }
 
 // report adds an error in a field. For an absent field, the line is 1.
@@ -96,7 +44,7 @@ func lineOf(f decode.Field) int {
 
 // field returns the field of a node. Errors in the field are added to the document.
 func (d *document) field(node *yaml.Node) decode.Field {
-	v := newValue(node, d.text.offset)
+	v := newValue(node, d.text.Before)
 	if v.Kind() == decode.Null {
 		return decode.NewField(nil, "", d.report)
 	}
@@ -211,19 +159,4 @@ func (v value) member(m *yaml.Node, name string, depth int) (found *yaml.Node, e
 		}
 	}
 	return nil, nil //nolint:nilnil // documented
-}
-
-// yamlError splits an error of the YAML library into the line, relative to the document,
-// and the message. The library's parser counts lines from 0, but its scanner from 1. Only
-// the message shows whether the error is from the parser or the scanner.
-func yamlError(err error) (line int, msg string) {
-	msg = strings.TrimPrefix(err.Error(), "yaml: ")
-	if m := regexp.MustCompile(`^line (\d+): `).FindStringSubmatch(msg); m != nil {
-		line, _ = strconv.Atoi(m[1])
-		msg = msg[len(m[0]):]
-	}
-	if regexp.MustCompile(`^did not find expected (key|node|<document|')`).MatchString(msg) {
-		line++
-	}
-	return max(line, 1), msg
 }

@@ -1,0 +1,89 @@
+// Package yamltext splits a text into YAML documents, and says where the YAML library found an error.
+package yamltext
+
+import (
+	"bytes"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// A Document is a document of a text.
+type Document struct {
+	Marker []byte // the line that begins it, if any
+	Body   []byte // what follows the marker. A line that begins with "..." ends it and is a part of it.
+	Before int    // the number of lines before the body
+}
+
+// Split returns the documents of a text. A line that begins with "---" or "..." separates documents wherever it is, also
+// in a quoted text (YAML 1.2.2, 9.1.2 and 9.1.4), so a syntax error in one document does not hide the next document. The
+// documents refer to the text.
+func Split(text []byte) []*Document {
+	var documents []*Document
+	d, begin, end, number := &Document{}, 0, 0, 0 // d has the lines from begin to end
+	finish := func(next *Document) {
+		d.Body = text[begin:end:end]
+		if len(d.Marker)+len(d.Body) > 0 {
+			documents = append(documents, d)
+		}
+		d, begin = next, end
+	}
+	for line := range bytes.Lines(text) {
+		number++
+		switch {
+		case isMarker(line, "---"):
+			finish(&Document{Marker: line, Before: number})
+			begin += len(line)
+			if content := bytes.TrimSpace(line[3:]); len(content) > 0 && content[0] != '#' {
+				d.Marker, d.Before = line[:3], number-1
+				begin = end + 3
+			}
+			end += len(line)
+		case isMarker(line, "..."):
+			end += len(line)
+			finish(&Document{Before: number})
+		default:
+			end += len(line)
+		}
+	}
+	finish(nil)
+	return documents
+}
+
+// isMarker reports whether a line begins with a marker that is complete.
+func isMarker(line []byte, marker string) bool {
+	rest, ok := bytes.CutPrefix(line, []byte(marker))
+	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
+}
+
+// Blank reports whether a body has only comments, directives and the end of the document.
+func Blank(body []byte) bool {
+	for line := range bytes.Lines(body) {
+		trimmed := bytes.TrimSpace(line)
+		if len(trimmed) > 0 && trimmed[0] != '#' && trimmed[0] != '%' && !isMarker(line, "...") {
+			return false
+		}
+	}
+	return true
+}
+
+// The forms of errors of the YAML library.
+var (
+	errorLine     = regexp.MustCompile(`^line (\d+): `)
+	parserMessage = regexp.MustCompile(`^did not find expected (key|node|<document|')`)
+)
+
+// Cause splits an error of the YAML library into the line of the body, counted from 1, and the message. The library's
+// parser counts lines from 0, but its scanner from 1. Only the message shows whether the error is from the parser or the
+// scanner.
+func Cause(err error) (line int, message string) {
+	message = strings.TrimPrefix(err.Error(), "yaml: ")
+	if match := errorLine.FindStringSubmatch(message); match != nil {
+		line, _ = strconv.Atoi(match[1]) // it is a number
+		message = message[len(match[0]):]
+	}
+	if parserMessage.MatchString(message) {
+		line++
+	}
+	return max(line, 1), message
+}
