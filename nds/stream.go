@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/clock"
 )
 
@@ -92,13 +93,9 @@ const maxReason = 4 << 10
 // rejection returns the error detail of a NACK. The reason may quote any bytes, so rejection replaces bytes that a
 // protobuf string cannot hold.
 func rejection(reason error) *rpcstatus.Status {
-	text := reason.Error()
-	if len(text) > maxReason {
-		text = text[:maxReason] + " …"
-	}
 	return &rpcstatus.Status{
 		Code:    int32(codes.InvalidArgument),
-		Message: strings.ToValidUTF8(text, "\uFFFD"),
+		Message: strings.ToValidUTF8(clip.Text(reason.Error(), maxReason), "\uFFFD"),
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/version"
@@ -75,7 +76,7 @@ func cutValue(_ []string, a slog.Attr) slog.Attr {
 	switch a.Value.Kind() {
 	case slog.KindString, slog.KindAny:
 		if text := a.Value.String(); len(text) > maxLogged {
-			return slog.String(a.Key, fmt.Sprintf("%s... (%d bytes)", text[:maxLogged], len(text)))
+			return slog.String(a.Key, clip.Text(text, maxLogged))
 		}
 	default:
 	}

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc/peer"
+
+	"github.com/nametap/nametap/internal/clip"
 )
 
 // How long the answer to a review counts.
@@ -102,7 +104,9 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 		return Identity{}, time.Time{}, err
 	}
 	if err != nil {
-		err = clipped(err)
+		if text := err.Error(); len(text) > maxReason {
+			err = errors.New(clip.Text(text, maxReason))
+		}
 		t.refuse(key, err)
 		return Identity{}, time.Time{}, err
 	}
@@ -160,15 +164,6 @@ func (t *Tokens) accept(key tokenKey, identity Identity, ends time.Time) time.Ti
 	t.good.put(key, a)
 	t.refused.remove(key)
 	return a.ends
-}
-
-// clipped returns an error whose text is not longer than maxReason.
-func clipped(err error) error {
-	text := err.Error()
-	if len(text) <= maxReason {
-		return err
-	}
-	return errors.New(strings.ToValidUTF8(text[:maxReason], "") + "...")
 }
 
 // refuse remembers that a token is refused.

@@ -3,7 +3,8 @@ package object
 import (
 	"fmt"
 	"slices"
-	"strings"
+
+	"github.com/nametap/nametap/internal/clip"
 )
 
 const (
@@ -48,7 +49,7 @@ func AppendError(errs []Error, e Error) []Error {
 	if len(errs) > maxErrors {
 		return errs
 	}
-	e.Field, e.Msg = cutText(e.Field), cutText(e.Msg)
+	e.Field, e.Msg = clip.Text(e.Field, maxErrorText), clip.Text(e.Msg, maxErrorText)
 	switch {
 	case slices.Contains(errs, e):
 		return errs
@@ -56,12 +57,4 @@ func AppendError(errs []Error, e Error) []Error {
 		e.Field, e.Msg = "", "there are further errors"
 	}
 	return append(errs, e)
-}
-
-// cutText returns a text, or its first bytes if it is long.
-func cutText(text string) string {
-	if len(text) <= maxErrorText {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxErrorText], "") + "..."
 }

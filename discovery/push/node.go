@@ -14,6 +14,7 @@ import (
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/internal/clip"
 )
 
 // The keys of node metadata that are read. Booleans are strings, as istiod requires.
@@ -245,13 +246,8 @@ func refuse(format string, args ...any) error {
 // maxForeign bounds, in bytes, a client's text in a line of the log or in an error.
 const maxForeign = 256
 
-// cut returns a client's text for a line of the log or an error: only the first bytes of a long text.
-func cut(text string) string {
-	if len(text) <= maxForeign {
-		return text
-	}
-	return text[:maxForeign] + "..."
-}
+// cut returns a client's text for a line of the log or an error.
+func cut(text string) string { return clip.Text(text, maxForeign) }
 
 // about has what a client says of itself. It never changes.
 type about struct {

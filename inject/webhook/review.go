@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nametap/nametap/inject"
+	"github.com/nametap/nametap/internal/clip"
 )
 
 // The outcomes of questions, beside the outcomes of package inject.
@@ -39,22 +40,14 @@ type answer struct {
 
 // invalid returns the answer to a request that is no question.
 func invalid(status int, text string) answer {
-	return answer{status, outcomeInvalid, []byte(shortened(text))}
+	return answer{status, outcomeInvalid, []byte(clip.Text(text, maxReason))}
 }
 
 // refusal returns an answer that makes the API server reject the pod.
 func refusal(code int32, reason metav1.StatusReason, message string) *admissionv1.AdmissionResponse {
 	return &admissionv1.AdmissionResponse{Result: &metav1.Status{
-		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "nametap cannot be added to this pod: " + shortened(message),
+		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "nametap cannot be added to this pod: " + clip.Text(message, maxReason),
 	}}
-}
-
-// shortened returns a reason within the limit.
-func shortened(reason string) string {
-	if len(reason) <= maxReason {
-		return reason
-	}
-	return strings.ToValidUTF8(reason[:maxReason], "") + "..."
 }
 
 // A question has the fields of an AdmissionReview that decide. Others, such as the object that existed
@@ -148,7 +141,7 @@ func (r reviewer) decide(ctx context.Context, labelled bool, request *request) (
 	case problem != "" && result.Outcome != inject.Skipped:
 		return refusal(http.StatusInternalServerError, metav1.StatusReasonInternalError, problem+": correct the file, for example in the ConfigMap nametap-inject"), string(inject.Refused)
 	case result.Outcome == inject.Refused:
-		reason := shortened(result.Reasons[0])
+		reason := clip.Text(result.Reasons[0], maxReason)
 		r.log.Info("a pod was refused", "namespace", request.Namespace, "name", request.Name, "reason", reason)
 		return refusal(http.StatusForbidden, metav1.StatusReasonForbidden, reason), string(inject.Refused)
 	}
