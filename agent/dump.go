@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/internal/httpguard"
 )
 
-// maxDumps is how many dumps are written at a time. A dump keeps its table in memory, also after a push has replaced
+// maxDumps is how many dumps are written at a time. A dump keeps its table in memory, even after a push has replaced
 // the table.
 const maxDumps = 2
 
@@ -35,8 +35,8 @@ type dump struct {
 // text writes a part of the response.
 func (d *dump) text(text string) { _, _ = io.WriteString(d, text) } // Write panics; it never returns an error
 
-// entry writes a member of a list or an object inside the top-level object: prefix and then value, which is JSON.
-// It indents the member by four spaces. first is true for the first member.
+// entry writes a member of a list or of an object, which itself is a member of the top-level object. It writes
+// prefix, and then value, which is JSON, and indents both by four spaces. first is true for the first member.
 func (d *dump) entry(first bool, prefix string, value []byte) {
 	separator := ",\n    "
 	if first {
