@@ -47,7 +47,7 @@ type Registration struct {
 // A bus is a connection to the system's D-Bus.
 type bus struct {
 	conn *dbus.Conn
-	// changes receives when systemd-resolved starts or ends. It is closed with conn.
+	// changes receives a signal when systemd-resolved starts or ends. It is closed with conn.
 	changes chan *dbus.Signal
 }
 
@@ -126,7 +126,7 @@ type link struct {
 // named after the property.
 func modes() []string { return []string{"DNSSEC", "DNSOverTLS", "LLMNR", "MulticastDNS"} }
 
-// modeOff is the value of a property of modes that is off.
+// modeOff is the value that each property of modes must have.
 const modeOff = "no"
 
 // link returns the settings of an interface in systemd-resolved.

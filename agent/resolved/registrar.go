@@ -56,8 +56,8 @@ const notePause = 5 * time.Second
 // does not connect to D-Bus.
 type Registrar struct {
 	config  Config
-	noted   atomic.Bool   // the names may have changed
-	wake    chan struct{} // receives after Note and Set
+	noted   atomic.Bool   // whether the names may have changed since they were read
+	wake    chan struct{} // wakes Run after Note and Set
 	on      atomic.Bool
 	repairs atomic.Uint64
 
@@ -68,11 +68,11 @@ type Registrar struct {
 	bus        *bus // nil: not connected
 	names      Names
 	read       time.Time    // when names were read
-	chosen     []string     // the domains of names to register
+	chosen     []string     // the domains to register, chosen from names
 	others     int          // number of domains beyond the limit
 	registered Registration // the last registration; its Link is 0 if there is none
-	flushed    uint64       // the fingerprint when the caches were flushed
-	elsewhere  bool         // systemd-resolved runs in another network namespace
+	flushed    uint64       // the fingerprint of the names when the caches were last flushed
+	elsewhere  bool         // whether systemd-resolved runs in another network namespace
 }
 
 // New returns a Registrar. It is off.
