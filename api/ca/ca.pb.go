@@ -30,8 +30,8 @@ const (
 // IstioCertificateRequest requests a certificate.
 type IstioCertificateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A PKCS #10 request in PEM. The certificate authority uses its public key and may
-	// replace everything else.
+	// A PKCS #10 request in PEM. The certificate authority uses the public key in the request,
+	// and may replace everything else.
 	Csr string `protobuf:"bytes,1,opt,name=csr,proto3" json:"csr,omitempty"`
 	// The requested validity in seconds.
 	ValidityDuration int64 `protobuf:"varint,3,opt,name=validity_duration,json=validityDuration,proto3" json:"validity_duration,omitempty"`
