@@ -44,7 +44,7 @@ func run(root *cobra.Command, args []string) error {
 }
 
 // Write writes the page of every command in section 1, and the completion for bash, zsh and
-// fish. The files are where these programs look for them below /usr/share.
+// fish. The paths in dir are the paths below /usr/share at which man and the shells look for the files.
 func Write(root *cobra.Command, dir string, date time.Time) error {
 	root.InitDefaultHelpFlag()
 	files := map[string]string{}
