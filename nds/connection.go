@@ -68,7 +68,7 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 		grpc.WithStaticConnWindowSize(window),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 	}, creds.options...)
-	// With "passthrough" the dialer looks the host up.
+	// With "passthrough", the dialer looks the host up, and not gRPC.
 	conn, err := grpc.NewClient("passthrough:///"+addr, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("preparing the connection to %q: %w", addr, err)
