@@ -14,13 +14,13 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// InstanceIPs returns the addresses of the node: first, if it is a valid address, and then the global addresses of
-// the interfaces, in the order of the kernel. The control plane sends only addresses of the families that the node
-// has.
-func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
+// InstanceIPs returns the addresses of the node. The list begins with given, if that is a valid address. Then come
+// the global addresses of the interfaces, in the order of the kernel. The control plane sends only addresses of the
+// families that the node has.
+func InstanceIPs(given netip.Addr) ([]netip.Addr, error) {
 	var ips []netip.Addr
-	if first.IsValid() {
-		ips = append(ips, first.Unmap())
+	if given.IsValid() {
+		ips = append(ips, given.Unmap())
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

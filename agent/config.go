@@ -33,7 +33,7 @@ type Config struct {
 	// sets that, too.
 	XDS nds.Config
 	// StatusAddr is the host:port of the status endpoints. An empty host means all
-	// addresses, port 0 a free port.
+	// addresses, and port 0 means a free port.
 	StatusAddr string
 	// StatusSockets are listening TCP sockets that another process has opened on the port of StatusAddr. New uses
 	// them instead of a socket of its own, and closes the files.

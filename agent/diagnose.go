@@ -24,11 +24,11 @@ type diagnosis struct {
 	window   problems.Window
 
 	mu       sync.Mutex
-	refused  uint64      // number of queries that had been refused for a limit by the last tick
+	refused  uint64      // number of queries that were refused because of a limit, as of the last tick
 	refusing bool        // whether refused grew at the last tick
 	silent   bool        // whether a listener was silent in the last reading
 	ticks    int         // number of ticks so far
-	repairs  uint64      // number of repairs of capture rules by the last reading
+	repairs  uint64      // number of repairs of capture rules, as of the last reading
 	repaired []time.Time // when readings found that repairs had grown
 	// refusals counts, by nameserver, the replies that were no answers.
 	refusals map[upstream.Spec]refusals

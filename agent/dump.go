@@ -15,8 +15,8 @@ import (
 // the table.
 const maxDumps = 2
 
-// dumps limits how many responses that grow with the table and the cache are written at a time. A response is
-// written entry by entry, so the agent's memory does not grow with it.
+// dumps limits how many long responses, which grow with the table or the cache, are written at a time. Each is
+// written entry by entry, so the agent's memory does not grow with the response.
 type dumps struct{ *httpguard.Dumps }
 
 func newDumps() dumps { return dumps{httpguard.NewDumps(maxDumps, "the table or the cache")} }

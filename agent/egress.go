@@ -70,7 +70,8 @@ func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 	return v, nil
 }
 
-// run carries connections until serving or end ends it, and all connections have ended.
+// run carries connections until serving ends or [vipCarrier.end] is called. It returns when all connections have
+// ended.
 func (v *vipCarrier) run(serving context.Context) error {
 	if v == nil {
 		return nil

@@ -293,8 +293,9 @@ func (r *certRenewer) save() {
 	r.saved = true // only the goroutine of run, which calls save, changes pair
 }
 
-// If the state directory has a certificate, load makes it the current certificate. If the file cannot be read now,
-// run calls load again, because the agent has no other credential if the token has expired.
+// load makes the certificate in the state directory the current certificate. It does nothing if there is no file. If
+// the file cannot be read now, run calls load again, because the agent has no other credential if the token has
+// expired.
 func (r *certRenewer) load() {
 	r.unread = false
 	if r.cfg.StateDir == "" || r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff {

@@ -30,8 +30,8 @@ type Agent struct {
 	Token    nds.Token
 	Servers  []Server // in the order in which they are queried
 	Self     []string // nameservers that are not queried because they are this agent
-	Refusing bool     // whether queries were refused for a limit since the previous reading
-	Refused  uint64   // number of queries that were refused for a limit since the start
+	Refusing bool     // whether queries were refused because of a limit since the previous reading
+	Refused  uint64   // number of queries that were refused because of a limit since the start
 	Failures []seen.Record
 	Capture  *Capture // nil: the agent installs no rules
 	Settings Settings
@@ -57,8 +57,8 @@ func (a *Agent) needsToken(now time.Time) bool {
 	return a.Token.File != "" && !a.XDS.CertificateExpires.After(now)
 }
 
-// unread returns the file that the agent needs to connect to the control plane, but cannot read. file also has the
-// setting that names the file; why is the reason. file is "" if the agent can read all files.
+// unread returns the file that the agent needs to connect to the control plane, but cannot read, and the reason. The
+// text file includes the setting that names the file. It is "" if the agent can read all files.
 func (a *Agent) unread() (file, why string) {
 	if text, found := strings.CutPrefix(a.XDS.LastError, "reading "); found && !a.connected() {
 		file, why, _ = strings.Cut(text, ": ")
