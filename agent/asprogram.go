@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// ProgramUser is the user "nobody" and its group. AsProgram sends queries as this user, because the rules do not
-	// redirect queries of the agent's user.
+	// ProgramUser is the user "nobody" and its group. AsProgram sends queries as this user, so the rules treat the
+	// queries like queries of any program.
 	ProgramUser = 65534
 	// programTimeout is how long an answer to such a query may take. A resolver of libc waits 5 s.
 	programTimeout = 2 * time.Second

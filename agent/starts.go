@@ -30,8 +30,8 @@ func forgetStarts(log *slog.Logger) {
 	}
 }
 
-// firstStart reports whether systemd runs the agent and this start is the first since an agent was ready for
-// [SteadyTime] or was stopped.
+// firstStart reports whether this start is the first since an agent was ready for [SteadyTime] or was stopped.
+// Without systemd it returns false.
 func firstStart() bool {
 	path := runtimePath("starts")
 	if path == "" {
@@ -41,8 +41,8 @@ func firstStart() bool {
 	return err == nil && strings.TrimSpace(string(starts)) == "1"
 }
 
-// failureName is the file with the reason why the last start failed. [NoteFailure] writes it, or the script
-// deploy/systemd/back-off if the program is missing.
+// failureName is the file with the reason why the last start failed. [NoteFailure] writes the file. If the program is
+// missing, the script deploy/systemd/back-off writes it.
 const failureName = "failure"
 
 // NoteFailure saves message, the reason why the agent fails; without systemd it does nothing. The next start may

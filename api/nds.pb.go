@@ -112,8 +112,8 @@ type NameTable_NameInfo struct {
 	// The host is a headless Service: ips are its endpoints. Only for registry
 	// "Kubernetes"; not set for the hosts of its pods.
 	Headless bool `protobuf:"varint,1003,opt,name=headless,proto3" json:"headless,omitempty"`
-	// How many of ips are in the agent's cluster: the first ones. The others are in other
-	// clusters. Agents answer with the first ones first. 0 if there is no such difference.
+	// How many of ips are in the agent's cluster. They come first in ips, and in the answers
+	// of agents; the others are in other clusters. 0 if there is no such difference.
 	Near uint32 `protobuf:"varint,1004,opt,name=near,proto3" json:"near,omitempty"`
 	// Where connections to the host lead, by port; only for registry "External" and hosts whose
 	// ips are automatic VIPs. The host has no other TCP ports. Empty if its ports are not known.

@@ -45,7 +45,7 @@ func (p keyPair) parse() (*tls.Certificate, error) {
 }
 
 // requestCertificate makes a key, and requests a certificate for it from the certificate authority. The client
-// authenticates with the token, with current, which is a certificate or nil, or with both.
+// authenticates with the token, with the certificate in current unless that is nil, or with both.
 func requestCertificate(ctx context.Context, cfg Config, current *tls.Certificate) (keyPair, error) {
 	request, key, err := newRequest(cfg)
 	if err != nil {

@@ -26,7 +26,7 @@ type change struct {
 	// hosts has the new entry of each host that was added or changed, and nil for each host that was removed. The
 	// keys are in lower case. An entry is in wire form, tag and length included.
 	hosts map[string][]byte
-	// complete are the shards that the change replaces: after it, they have only the entries in hosts.
+	// complete are the shards that the change replaces: after the change, they have only the entries in hosts.
 	complete digest.Set
 	sum      digest.Sum // of the table after the change
 	revision []byte

@@ -223,8 +223,8 @@ const (
 	briefSleep = 10 * time.Second
 )
 
-// resumed is called after the machine was suspended. It starts the back-off again, and makes the renewer check the
-// workload certificate, which may have expired during the suspend.
+// resumed is called after the machine was suspended. It resets the back-off, and makes the renewer check the workload
+// certificate, which may have expired during the suspend.
 func (c *Client) resumed() {
 	c.slept, c.failures = c.cfg.Clock.Slept(), 0
 	c.renewer.check()

@@ -39,11 +39,11 @@
 //     function returns an error, the response is NACKed with the reason, and the current table stays.
 //   - A change has the checksum of the table that it makes. If the table has another checksum, the current table stays,
 //     the NACK names the hosts that the change has, and the stream ends.
-//   - If the table in use came as changes, the first request of a stream has the checksums of its shards
+//   - If the table in use came as changes, the first request of a stream has the checksums of the table's shards
 //     (NAMETAP_HOSTS) and the revision of the last change (NAMETAP_REVISION). The control plane then
 //     sends the shards that differ. After a wrong checksum, the client computes the checksums again from the entries. If
 //     the checksum is wrong after the first change of a stream, the checksums of the shards did not show what differs,
-//     so the first request of the next stream has neither.
+//     so the first request of the next stream has neither checksums nor a revision.
 //
 // The node of a stream is the result of [Config.Refresh] when the client connects. When Refresh
 // returns another node later, the client ends the stream and connects again.

@@ -159,7 +159,7 @@ func (r *Registrar) pauseLeft() time.Duration {
 	return r.config.pause - time.Since(r.read)
 }
 
-// changes returns the channel that receives when systemd-resolved starts or ends. The channel is closed
+// changes returns the channel that gets a signal when systemd-resolved starts or ends. The channel is closed
 // when D-Bus ends. It is nil without a connection.
 func (r *Registrar) changes() <-chan *dbus.Signal {
 	if r.bus == nil {
@@ -295,7 +295,7 @@ func (r *Registrar) compare(ctx context.Context, wanted Registration) error {
 	return nil
 }
 
-// changed reports whether two registrations have another server or other domains.
+// changed reports whether two registrations differ in the server or in the domains.
 func changed(a, b Registration) bool {
 	return a.Server != b.Server || !sameDomains(wanted(a.Domains), wanted(b.Domains))
 }

@@ -95,7 +95,7 @@ func (x *IstioCertificateRequest) GetMetadata() *structpb.Struct {
 // IstioCertificateResponse is a signed certificate.
 type IstioCertificateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Certificates in PEM, from the workload's to the root's.
+	// Certificates in PEM: the workload's certificate first, the root certificate last.
 	CertChain     []string `protobuf:"bytes,1,rep,name=cert_chain,json=certChain,proto3" json:"cert_chain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -39,8 +39,8 @@ func ShardOf[T string | []byte](host T) int {
 }
 
 // ShardOfWire returns the shard of a host by its name in wire form: lower-case labels, each after its
-// length, without the empty label at the end. nds.proto defines the hash. Each query to the agent takes the
-// time of ShardOfWire, so it reads eight bytes at a time.
+// length, without the empty label at the end. nds.proto defines the hash. ShardOfWire reads eight bytes at a
+// time, because the agent calls it for each query.
 func ShardOfWire(name string) int {
 	return shardOfWire(unsafe.Slice(unsafe.StringData(name), len(name)))
 }

@@ -96,8 +96,8 @@ func (c *conns) freeDescriptor() bool {
 
 // makeRoomLocked closes the connection that has been without a request for longest. If all connections have a
 // request, it closes the connection from another host whose state is oldest, because probes and operators connect
-// from this host. If all connections are from this host, it closes the connection whose state is oldest. It closes
-// no connection that is not idle and has had its state for less than spared. It returns false if it has closed none.
+// from this host. If all connections are from this host, it closes the connection whose state is oldest. For the time
+// spared after a change of state, it spares a connection that is not idle. It returns false if it spares all.
 func (c *conns) makeRoomLocked(spared time.Duration) bool {
 	rank := func(c client) int {
 		switch {

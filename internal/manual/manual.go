@@ -18,8 +18,8 @@ import (
 )
 
 // Main is the main function of a program whose only argument is a directory such as
-// /usr/share. It writes the files of root below it, and returns the exit code. The date of
-// the pages is SOURCE_DATE_EPOCH, or none.
+// /usr/share. It writes the files of root below the directory, and returns the exit code. The
+// date of the pages is SOURCE_DATE_EPOCH, or none.
 func Main(root *cobra.Command, args []string) int {
 	if err := run(root, args); err != nil {
 		fmt.Fprintf(os.Stderr, "writing the manual of %s: %v\n", root.Name(), err)

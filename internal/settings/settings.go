@@ -120,8 +120,8 @@ func Adopt(flags *pflag.FlagSet, values map[string][]string, source string) erro
 	return errors.Join(failed...)
 }
 
-// Copy copies the values of flags, and their sources, from one set to another. It copies the flags of from that are
-// set, for which wanted returns true, and which exist in to.
+// Copy copies the values of flags, and their sources, from one FlagSet to another. It leaves out flags without a
+// value of their own (not Changed), flags for which wanted returns false, and flags that are missing in to.
 func Copy(to, from *pflag.FlagSet, wanted func(flag *pflag.Flag) bool) error {
 	var failed []error
 	from.VisitAll(func(flag *pflag.Flag) {

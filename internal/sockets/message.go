@@ -109,7 +109,7 @@ func (m *Message) sendMsg(fd uintptr, response []byte) unix.Errno {
 	e.header.Flags = 0
 	control := (*unix.Cmsghdr)(unsafe.Pointer(&e.control[0]))
 	if e.header.Controllen >= unix.SizeofCmsghdr && control.Level == unix.IPPROTO_IP && control.Type == unix.IP_PKTINFO {
-		// The control message has the destination address of the packet. It
+		// The control message has the destination address of the packet, which
 		// becomes the source address of the response. The routes choose the interface.
 		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&e.control[unix.CmsgLen(0)]))
 		info.Ifindex = 0

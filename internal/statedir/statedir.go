@@ -87,7 +87,7 @@ func (d *Dir) Lock() error {
 }
 
 // unsupported reports whether err means that the file system has no locks, such as Lustre
-// without the mount option flock, or NFS without a lock daemon. Its files can be used, but
+// without the mount option flock, or NFS without a lock daemon. The files can be used, but
 // other processes cannot be excluded.
 func unsupported(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOLCK)
