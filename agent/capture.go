@@ -215,8 +215,8 @@ func (c *capture) noteListeners() {
 	}
 }
 
-// probed returns the addresses of family f to which the way is probed: the nameservers of resolv.conf, without those
-// that no rule can capture queries to. If none is left, but queries to any server are captured, probed returns a
+// probed returns the addresses of family f to which the way is probed: the nameservers of resolv.conf, except for
+// nameservers to which queries always pass through. If none is left, but queries to any server are captured, probed returns a
 // loopback address. While queries over f are not captured, it returns no address.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
