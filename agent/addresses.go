@@ -14,13 +14,13 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// InstanceIPs returns the addresses of the node. If the address first is valid, it comes first. Then come the
-// global addresses of the interfaces, in the order of the kernel. The control plane sends only addresses of the
+// InstanceIPs returns the addresses of the node. The list begins with given, if that is a valid address. Then come
+// the global addresses of the interfaces, in the order of the kernel. The control plane sends only addresses of the
 // families that the node has.
-func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
+func InstanceIPs(given netip.Addr) ([]netip.Addr, error) {
 	var ips []netip.Addr
-	if first.IsValid() {
-		ips = append(ips, first.Unmap())
+	if given.IsValid() {
+		ips = append(ips, given.Unmap())
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -44,8 +44,8 @@ func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 }
 
 // watchAddresses follows the addresses of the interfaces until ctx ends. After an address was added or removed, it
-// sends a value to each channel of changed. The channels have a buffer. A receiver reads all addresses, so one
-// value in the buffer is enough for any number of changes.
+// sends a value to each channel of changed. Each channel must have a buffer for one value. One is enough for any
+// number of changes, because the receiver of a value reads all addresses.
 func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {

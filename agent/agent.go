@@ -27,7 +27,7 @@ type Agent struct {
 	hastened  chan struct{}    // closed when the drain must end
 	quitting  chan struct{}    // closed when the agent must end
 	handOver  atomic.Bool      // whether the rules stay for the next agent
-	changed   [2]chan struct{} // for the query path and the push path; receive when addresses of interfaces have changed
+	changed   [2]chan struct{} // to the query path and the push path: addresses of interfaces have changed
 	memory    *time.Timer      // calls freeMemory after each pause in pushes
 	records   *records
 	ready     chan struct{} // closed when queries are answered from a table
@@ -35,7 +35,7 @@ type Agent struct {
 
 // New checks the configuration, and opens the sockets of the status endpoints and the sockets for VIPs: wrong
 // settings are reported before anything runs. An error names the setting and says what it should be. If another
-// program has the port of such a socket, Run opens the socket later: DNS does not need it.
+// program uses the port of one of these sockets, Run opens that socket later: DNS does not need it.
 func New(ctx context.Context, cfg Config) (*Agent, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
@@ -52,7 +52,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	cfg.prepareStateDir()
-	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // stays over a restart, but not over a boot
+	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // lasts until the next boot
 	cfg.DNS.Forward.Control = setHops(queryHops)
 	ticks, changed := cfg.setClock()
 	proxy, err := dnsproxy.New(cfg.DNS)
@@ -69,7 +69,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.records = newRecords(&cfg, registry)
 	a.client, err = nds.New(cfg.XDS, func(shards map[int][]byte) error {
-		const many = 64 // a quarter of the table
+		const many = 64 // a quarter of the shards
 		defer a.noteTable(len(shards) >= many)
 		return proxy.Load(shards)
 	})
@@ -164,7 +164,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	if a.handOver.Load() && a.capture != nil {
-		a.capture.extend(true) // queries in flight were answered until now
+		a.capture.extend(true) // answering the queries in flight has taken a part of the lease's time
 	}
 	a.log.Info("ended")
 	return nil
@@ -175,8 +175,8 @@ func (a *Agent) Run(ctx context.Context) error {
 const snapshotTimeout = 2 * time.Second
 
 // awaitSnapshot waits until the snapshot is in use, if there is one. Under systemd and the
-// supervisor, queries wait in the sockets during a restart. Without the table they would be
-// forwarded, and nameservers would deny that mesh names exist.
+// supervisor, queries wait in the sockets during a restart. Without a table, the agent would
+// forward these queries, and nameservers would answer that mesh names do not exist.
 func (a *Agent) awaitSnapshot(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()
@@ -200,9 +200,9 @@ func (a *Agent) announce(ctx context.Context) error {
 	return nil
 }
 
-// How long queries in flight may take at the end of an agent with Config.Service. After a removal of the rules it
-// is stopTimeout, because replies no longer reach the clients whose queries were captured. Before a restart it is
-// handOverTimeout, because other queries wait in the sockets during that time.
+// How long queries in flight may take at the end of an agent with Config.Service: stopTimeout after the rules were
+// removed, because then replies no longer reach the clients whose queries were captured; handOverTimeout before a
+// restart, because further queries wait in the sockets during that time.
 const (
 	stopTimeout     = 50 * time.Millisecond
 	handOverTimeout = time.Second
@@ -234,7 +234,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 		return handOverTimeout
 	}
 	a.log.Info("draining: queries are still answered", "for", a.config.Drain)
-	if a.capture != nil { // otherwise, as in a pod, the rules stay, so connections are accepted until the end
+	if a.capture != nil { // without capture, as in a pod, the rules stay, so the agent accepts connections until its end
 		a.vips.end(true)
 	}
 	release()

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// ProgramUser is the user "nobody" and its group. AsProgram sends queries as this user, like a program that is not
-	// the agent.
+	// ProgramUser is the user "nobody" and its group. AsProgram sends queries as this user, so the rules treat the
+	// queries like queries of any program.
 	ProgramUser = 65534
 	// programTimeout is how long an answer to such a query may take. A resolver of libc waits 5 s.
 	programTimeout = 2 * time.Second
@@ -39,9 +39,9 @@ func Identify(ctx context.Context, listeners []dnsproxy.Addr) (found Identity, e
 	return found, err
 }
 
-// AsProgram sends server, a nameserver, a question about itself, over UDP and TCP, as a
-// program of another user would. It reports whether the agent with the given Identity answers. AsProgram must run as
-// root to send the question as another user.
+// AsProgram sends a question about the server to a nameserver, over UDP and over TCP, as a program of another user
+// would. It reports for each network whether the agent with the given Identity answers. AsProgram must run as root
+// to send the question as another user.
 func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []problems.Sent {
 	networks := []string{"udp", "tcp"}
 	found := make([]problems.Sent, len(networks))
@@ -64,8 +64,8 @@ func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []pro
 	return found
 }
 
-// askAs is like ask, but if this process is root, it uses a socket of ProgramUser: the rules treat that socket as
-// the socket of a program.
+// askAs is like ask, but if this process is root, it uses a socket of ProgramUser, which the rules treat like the
+// socket of any program.
 func askAs(ctx context.Context, q question) (text string, err error) {
 	if os.Geteuid() != 0 {
 		return ask(ctx, q)

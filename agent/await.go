@@ -33,7 +33,7 @@ const (
 
 // An Awaited is an agent that runs in another container of the pod.
 type Awaited struct {
-	// Rules are the rules that will redirect to the agent.
+	// Rules are the rules that will redirect queries to the agent.
 	Rules iptables.Config
 	// StatusAddr is the host:port of the agent's status endpoints.
 	StatusAddr string
@@ -41,9 +41,9 @@ type Awaited struct {
 	Logger *slog.Logger
 }
 
-// Await waits until the listeners to which the rules redirect answer over UDP and TCP, and then until the agent is
-// ready. Then the first captured queries are answered from a table. If the listeners of one family do not answer
-// while the other family's do, it returns the rules without that family.
+// Await waits until listeners answer, over UDP and TCP, at the addresses to which the rules redirect. Then it waits
+// until the agent is ready, so that even the first captured queries are answered from a table. If only the listeners
+// of one family answer, Await returns the rules without the other family.
 //
 // Await returns an error if ctx ends while it waits for listeners, and [ErrCapturesItself] if the rules would
 // redirect the agent's own queries. If the agent is not ready when ctx ends, or its status address does not answer,
@@ -67,7 +67,7 @@ func (w Awaited) Await(ctx context.Context) (iptables.Config, error) {
 	return rules, nil
 }
 
-// ErrCapturesItself is the error for an agent whose own queries the rules would redirect to it.
+// ErrCapturesItself is the error if the rules would redirect the agent's own queries to the agent.
 var ErrCapturesItself = errors.New("the rules would redirect the agent's own queries to itself")
 
 // capturesItself returns an error if the rules would redirect the queries of user, the agent's "uid:gid". It returns
@@ -75,7 +75,7 @@ var ErrCapturesItself = errors.New("the rules would redirect the agent's own que
 func (w Awaited) capturesItself(user string) error {
 	var uid, gid uint32
 	if _, err := fmt.Sscanf(user, "%d:%d", &uid, &gid); err != nil {
-		return nil //nolint:nilerr // the status address is wrong, or the agent is older
+		return nil //nolint:nilerr // the status address is wrong, or the agent's version does not send its user
 	}
 	if slices.Contains(w.Rules.AgentUIDs, uid) || slices.Contains(w.Rules.AgentGIDs, gid) {
 		return nil
@@ -84,12 +84,12 @@ func (w Awaited) capturesItself(user string) error {
 		ErrCapturesItself, uid, gid, w.Rules.AgentUIDs, w.Rules.AgentGIDs)
 }
 
-// awaitListeners waits until the listeners of all wanted families answer. If one family has answered for
-// awaitFamily, awaitListeners returns the rules without the other family.
+// awaitListeners waits until the listeners of all wanted families answer. awaitFamily after the first family has
+// answered, it returns the rules without the other family.
 func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	began := time.Now()
 	var since time.Time // when a family first answered
-	var silent error    // why listeners did not answer the last probes, except for probes that the end of ctx has ended
+	var silent error    // why listeners did not answer the last probes that ended before ctx
 	for logged := false; ; {
 		errs := probeAll(ctx, w.listeners(), probeAgent)
 		if ctx.Err() != nil && silent != nil {
@@ -116,9 +116,9 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	}
 }
 
-// fit returns the rules without the families that do not answer. late says why these do not answer. served is true
-// if any family answers. errs are the errors of w.listeners. A family of which the host has no address is not late:
-// it has no queries, even if a socket on ::1 stays open when IPv6 is switched off.
+// fit returns the rules without the families that do not answer; late says why they do not. served is true if any
+// family answers. errs are the errors of w.listeners. If the host has no address of a family, fit keeps the family:
+// no query uses it, even if a socket on ::1 stays open when IPv6 is switched off.
 func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late error) {
 	rules = w.Rules
 	for i, f := range w.Rules.Families() {
@@ -204,8 +204,8 @@ func (w Awaited) statusAddr() string {
 	return reachable(w.StatusAddr)
 }
 
-// AwaitReady waits until the agent that transport reaches is ready: the agent has a table, or has waited for a
-// table for [Config.ReadyTimeout]. If ctx ends first, the error says why the agent is not ready.
+// AwaitReady waits until an agent is ready: it has a table, or has waited for a table for [Config.ReadyTimeout].
+// transport connects to the agent. If ctx ends first, the error says why the agent is not ready.
 func AwaitReady(ctx context.Context, transport http.RoundTripper) error {
 	client := http.Client{Transport: transport, Timeout: probeTimeout}
 	defer client.CloseIdleConnections()

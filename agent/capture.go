@@ -137,8 +137,8 @@ func (c *capture) begin(ctx context.Context) error {
 	return nil
 }
 
-// listening waits until the listeners are open, and then until a listener to which the rules redirect answers. If
-// there is no such listener, it does not wait for an answer. It returns early if ctx ends.
+// listening waits until the listeners are open. Then, if the rules redirect queries to any of the listeners, it
+// waits until one of these listeners answers. It returns early if ctx ends.
 func (c *capture) listening(ctx context.Context) {
 	select {
 	case <-c.proxy.Ready():
@@ -170,8 +170,8 @@ func (c *capture) listening(ctx context.Context) {
 // listenInterval is how often listeners are probed before the first rules.
 const listenInterval = 250 * time.Millisecond
 
-// answers probes, over network, the listener to which the rules of family f redirect. It returns an error if there
-// is no such listener or no answer.
+// answers sends a probe over network to the listener to which the rules of family f redirect queries. It returns an
+// error if there is no such listener or no answer.
 func (c *capture) answers(ctx context.Context, f family.Family, network string) error {
 	if err := c.listens(f); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (c *capture) answers(ctx context.Context, f family.Family, network string) 
 }
 
 // listens returns an error unless the agent listens, over UDP and TCP, on the address to which the rules of family f
-// redirect.
+// redirect queries.
 func (c *capture) listens(f family.Family) error {
 	for _, network := range []string{"udp", "tcp"} {
 		if !slices.ContainsFunc(c.proxy.Addrs(), func(l dnsproxy.Addr) bool {
@@ -195,8 +195,8 @@ func (c *capture) listens(f family.Family) error {
 	return nil
 }
 
-// unserved returns the families that the agent does not listen on, and why. It includes families that the
-// configuration switches off, because the configuration may change.
+// unserved returns, for each family that the agent does not listen on, why it does not. It includes families that
+// the configuration switches off, because the configuration may change.
 func (c *capture) unserved() map[family.Family]error {
 	without := make(map[family.Family]error)
 	for _, f := range family.All() {
@@ -215,9 +215,9 @@ func (c *capture) noteListeners() {
 	}
 }
 
-// probed returns the nameservers of family f to which the way is probed: the nameservers of resolv.conf whose
-// queries can be captured. If there are none, and queries to any server are captured, it returns a loopback
-// address. It returns no address while queries over f are not captured.
+// probed returns the addresses of family f to which the way is probed: the nameservers of resolv.conf, except for
+// nameservers to which queries always pass through. If none is left, but queries to any server are captured, probed returns a
+// loopback address. While queries over f are not captured, it returns no address.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
 	if !in.On || !in.Config.Has(f) || c.listens(f) != nil || c.kernel.Failure(f) != nil {
@@ -246,9 +246,9 @@ func (c *capture) barred() (all bool) {
 	return all
 }
 
-// awaitBegun waits until the first rules are installed or, if capture is off, their removal has begun. If capture
-// is on then, it also waits until a probe has renewed the lease of the rules, at most for the time of a lease. It
-// returns early if ctx ends.
+// awaitBegun waits until the first rules are installed or, if capture is off, until the removal of rules has begun.
+// If capture is on by then, it also waits until a probe has renewed the lease of the rules, at most for the time of
+// a lease. It returns early if ctx ends.
 func (c *capture) awaitBegun(ctx context.Context) {
 	select {
 	case <-c.kernel.Begun():
@@ -265,9 +265,9 @@ func (c *capture) awaitBegun(ctx context.Context) {
 	}
 }
 
-// endSoon reports whether the agent ends without a drain. If so, it makes run end without the long wait for
-// replies, too. With handOver the rules stay if they have a lease: then the kernel ends the capture if no agent
-// follows. drains is true if the agent drains after it has removed rules.
+// endSoon reports whether the agent ends without a drain. If so, run also waits only briefly for replies when it
+// removes the rules. With handOver, rules that have a lease stay: the kernel ends their capture if no agent follows.
+// drains is true if the agent drains after it has removed rules.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
 	case handOver && c.kernel.Leased():
@@ -319,7 +319,7 @@ func (c *capture) followServers(ctx context.Context) {
 			c.follow(func(in *inputs) { in.servers = addrs(file) })
 		},
 		Failed: func(err error) {
-			if in := c.current(); in.Servers == ResolvConfServers && len(in.servers) > 0 { // without any server, newCapture has logged that
+			if in := c.current(); in.Servers == ResolvConfServers && len(in.servers) > 0 { // newCapture has logged the lack of servers
 				c.log.Warn("resolv.conf has no usable nameservers; capture keeps the previous ones", "error", err)
 			}
 		},
@@ -332,7 +332,7 @@ type inputs struct {
 	CaptureConfig
 	servers []netip.Addr                     // the nameservers that resolv.conf has, or last had
 	without map[family.Family]error          // families that the agent does not listen on, and why
-	passing map[family.Family][]netip.Prefix // destinations whose queries pass through: their way is broken, or the agent is barred
+	passing map[family.Family][]netip.Prefix // queries to these pass through, because their way is broken or the agent is barred
 	vips    []netip.AddrPort                 // the listeners for connections to VIPs
 }
 
@@ -351,7 +351,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 		d.Config.ExcludeCIDRs = slices.Concat(d.Config.ExcludeCIDRs, in.passing[f])
 	}
 	for _, f := range family.All() {
-		// Without a listener for VIPs, another program may listen on the port, and would get the connections.
+		// If the agent does not listen for VIPs, another program may listen on that port and would get the connections.
 		if !slices.ContainsFunc(in.vips, func(l netip.AddrPort) bool {
 			return family.Of(l.Addr()) == f && l.Port() == in.Config.EgressPort
 		}) {
@@ -382,7 +382,8 @@ func (in inputs) desired() (iptables.Desired, error) {
 	return d, nil
 }
 
-// reading returns the state of capture after the last steps and probes. It does not read the kernel.
+// reading returns the state of capture as the last check and the last probes have found it. It does not read the
+// kernel.
 func (c *capture) reading() *problems.Capture {
 	in := c.current()
 	stats := c.kernel.Stats()

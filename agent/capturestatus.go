@@ -14,7 +14,7 @@ type CaptureStatus struct {
 	On      bool   `json:"on"`
 	Because string `json:"because"`
 	Repairs uint64 `json:"repairs"`
-	// Remaining says why rules that should be removed are, or may be, still in the kernel.
+	// Remaining says why the kernel still has, or may still have, rules that should be removed.
 	Remaining string `json:"remaining,omitempty"`
 	// Rules is the state of the rules in the kernel now; Error says why it cannot be read.
 	Rules *iptables.Status `json:"rules,omitempty"`

@@ -29,13 +29,13 @@ type Config struct {
 	// DNS configures the query path. New sets its Logger and Registerer, and the fields Clock, AddressesChanged,
 	// KeptResolvConf and Control of its Forward.
 	DNS dnsproxy.Config
-	// XDS configures the push path. New sets its Logger, Registerer, Changed and Resolver, and its Clock if it is
-	// nil.
+	// XDS configures the push path. New sets its Logger, Registerer, Changed and Resolver. If XDS.Clock is nil, New
+	// sets that, too.
 	XDS nds.Config
 	// StatusAddr is the host:port of the status endpoints. An empty host means all
-	// addresses, port 0 a free port.
+	// addresses, and port 0 means a free port.
 	StatusAddr string
-	// StatusSockets are listening TCP sockets on the port of StatusAddr, which another process has opened. New uses
+	// StatusSockets are listening TCP sockets that another process has opened on the port of StatusAddr. New uses
 	// them instead of a socket of its own, and closes the files.
 	StatusSockets []*os.File
 	// SocketDirs are the directories in which the socket of the private status endpoints may be:
@@ -47,15 +47,15 @@ type Config struct {
 	// Drain is how long the agent still answers queries and carries connections to VIPs before it ends. With 0 the
 	// agent ends at once.
 	Drain time.Duration
-	// Service is true if a unit of systemd restarts the agent when it ends, and holds the agent's sockets: queries
-	// wait in them during the restart.
+	// Service is true for an agent under systemd, whose unit restarts the agent when it ends and holds its sockets:
+	// queries wait in the sockets during the restart.
 	Service bool
 	// DrainCaptured makes an agent with Service drain after it has removed its rules.
 	DrainCaptured bool
 	// ReadyTimeout is how long the agent waits for a table. After that it reports that it is ready, because a pod
-	// and a VM must start without a control plane, too.
+	// or a VM must start even without a control plane.
 	ReadyTimeout time.Duration
-	// Capture configures the redirection of queries to the agent. If it is nil, the agent redirects none.
+	// Capture configures the redirection of queries to the agent. If it is nil, the agent redirects no query.
 	Capture *CaptureConfig
 	// Egress configures the connections to automatic VIPs. New sets its Table, Synced, Resolve, OwnPorts, Store,
 	// Opened, Drain, Logger and Registerer. If Egress is nil, the agent carries no such connections.
@@ -163,7 +163,7 @@ type CaptureConfig struct {
 	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// Resolved is true if the agent registers with systemd-resolved, on hosts that run it, while the agent captures.
+	// Resolved is true if the agent, while it captures, is registered with the systemd-resolved of the host, if any.
 	Resolved bool
 }
 

@@ -20,8 +20,8 @@ type core struct {
 	log     *slog.Logger
 	proxy   *dnsproxy.Server
 	client  *nds.Client
-	capture *capture    // nil: captures nothing
-	vips    *vipCarrier // nil: carries no connections
+	capture *capture    // nil: the agent captures nothing
+	vips    *vipCarrier // nil: the agent carries no connections
 
 	started  time.Time
 	clock    *clock.Clock

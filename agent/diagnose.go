@@ -20,16 +20,16 @@ const diagnoseInterval = 4 * clock.Tick
 // A diagnosis keeps the lasting problems of an agent (package problems).
 type diagnosis struct {
 	core     *core
-	unserved func() []string // the addresses, besides those for DNS, that cannot be opened
+	unserved func() []string // why addresses cannot be opened, except for addresses of DNS
 	window   problems.Window
 
 	mu       sync.Mutex
-	refused  uint64      // number of queries that were refused for a limit, at the last tick
+	refused  uint64      // number of queries that were refused because of a limit, as of the last tick
 	refusing bool        // whether refused grew at the last tick
-	silent   bool        // a listener was silent in the last reading
+	silent   bool        // whether a listener was silent in the last reading
 	ticks    int         // number of ticks so far
-	repairs  uint64      // number of repairs of capture rules, at the last reading
-	repaired []time.Time // the readings that found more repairs
+	repairs  uint64      // number of repairs of capture rules, as of the last reading
+	repaired []time.Time // when readings found that repairs had grown
 	// refusals counts, by nameserver, the replies that were no answers.
 	refusals map[upstream.Spec]refusals
 }
@@ -73,12 +73,12 @@ func (d *diagnosis) run(ctx context.Context) {
 	}
 }
 
-// probeEvery is how many ticks there are for each probe of the UDP listeners.
+// probeEvery is the number of ticks from one probe of the UDP listeners to the next.
 const probeEvery = 4
 
 // tick takes a reading. Only every probeEvery-th tick probes the UDP listeners, because probes cost more than the
-// rest. But if a listener was silent in the last reading, even if that was a reading for the status, tick probes
-// all listeners.
+// rest. After a reading in which a listener was silent, whether of a tick or for the status, tick probes all
+// listeners.
 func (d *diagnosis) tick(ctx context.Context) {
 	refused := d.core.proxy.Overflows()
 	d.mu.Lock()
@@ -98,8 +98,8 @@ func (d *diagnosis) tick(ctx context.Context) {
 	}
 }
 
-// add takes a reading and returns the report. silent has a text for each listener that does not answer; it becomes
-// part of the reading.
+// add takes a reading and returns the report. silent, which becomes part of the reading, has a text for each
+// listener that does not answer.
 func (d *diagnosis) add(silent []string) problems.Report {
 	c := d.core
 	if c.draining.Load() || !c.open() {
@@ -159,9 +159,9 @@ func (d *diagnosis) servers(now time.Time) (servers []problems.Server) {
 // Describe implements [prometheus.Collector].
 func (d *diagnosis) Describe(metrics chan<- *prometheus.Desc) { metrics <- problemDesc() }
 
-// Collect makes a metric for each code for which there are problems: the number of these problems. If there is no
-// problem, it makes one metric with the code none. It makes no metric for other codes, because thousands of agents
-// would then have too many series.
+// Collect makes a metric for each code that any problem has: the number of problems with this code. If there is no
+// problem, it makes one metric with the code none. A metric for every code would be too many series for thousands of
+// agents.
 func (d *diagnosis) Collect(metrics chan<- prometheus.Metric) {
 	counts := map[problems.Code]int{}
 	for _, p := range d.window.Report().Problems {

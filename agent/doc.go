@@ -13,7 +13,7 @@
 //	resolved.go       the names for which systemd-resolved should query the agent
 //	core.go           state that the parts share: the settings, the two paths, whether the agent starts or ends
 //	capture.go        the desired state of capture: from the settings, the nameservers of
-//	                  resolv.conf, the families that the agent listens on, and way.go
+//	                  resolv.conf, the families that the agent listens on, and the probes of way.go
 //	way.go            the way of clients' queries to the agent: probes, and their consequences
 //	capturestatus.go  the state of capture, as status and metrics
 //	servers.go        the nameservers that clients query
@@ -28,7 +28,7 @@
 //	memory.go         returning memory to the kernel when pushes pause
 //	config.go         the settings, and their validation
 //	lookup.go         looking up the control plane if resolv.conf names the agent
-//	redirected.go     whether queries are redirected to the agent, by a test query
+//	redirected.go     a test query that shows whether queries are redirected to the agent
 //	asprogram.go      queries as programs send them
 //	probe.go          probes of listeners and nameservers: queries about the server itself
 //
@@ -45,7 +45,7 @@
 //	                     one that opens connection tracking, if that failed at first; one that
 //	                     opens missing listeners
 //	upstream.Client      one reader per open socket, two per connection, and one that closes
-//	                     idle ones; none without queries
+//	                     idle connections; none without queries
 //	nds.Client.Run       one for the stream, which receives, applies and ACKs in this order; one
 //	                     that ends the stream when the node changes; one that writes the
 //	                     snapshot; one that obtains and renews the workload certificate
@@ -54,7 +54,7 @@
 //	                     (rtnetlink), two of the status server (status address, private socket), the drain, the
 //	                     announcement of readiness, systemd's watchdog, one for the records of queries, the query
 //	                     log, one or two for dnstap; with capture one that keeps the rules as desired, one that keeps
-//	                     the registration with systemd-resolved (two more while that runs), one that probes the way
+//	                     the registration (two more while systemd-resolved runs), one that probes the way
 //	                     of clients' queries and one for each probe, one that follows changes of nft rules, and one
 //	                     that follows resolv.conf
 //

@@ -11,12 +11,12 @@ import (
 	"github.com/nametap/nametap/internal/httpguard"
 )
 
-// maxDumps is how many dumps are written at a time. A dump keeps its table in memory, also after a push has replaced
+// maxDumps is how many dumps are written at a time. A dump keeps its table in memory, even after a push has replaced
 // the table.
 const maxDumps = 2
 
-// dumps limits how many responses that grow with the table and the cache are written at a time. A response is
-// written entry by entry, so the agent's memory does not grow with it.
+// dumps limits how many long responses, which grow with the table or the cache, are written at a time. Each is
+// written entry by entry, so the agent's memory does not grow with the response.
 type dumps struct{ *httpguard.Dumps }
 
 func newDumps() dumps { return dumps{httpguard.NewDumps(maxDumps, "the table or the cache")} }
@@ -35,8 +35,8 @@ type dump struct {
 // text writes a part of the response.
 func (d *dump) text(text string) { _, _ = io.WriteString(d, text) } // Write panics; it never returns an error
 
-// entry writes a member of a list or an object inside the top-level object: prefix and then value, which is JSON.
-// It indents the member by four spaces. first is true for the first member.
+// entry writes a member of a list or of an object, which itself is a member of the top-level object. It writes
+// prefix, and then value, which is JSON, and indents both by four spaces. first is true for the first member.
 func (d *dump) entry(first bool, prefix string, value []byte) {
 	separator := ",\n    "
 	if first {

@@ -14,8 +14,8 @@ import (
 	"github.com/nametap/nametap/internal/family"
 )
 
-// resetTime is how long it may take to reset the connections after the drain. The rules stay until all are reset:
-// without the rules, the kernel would not translate the resets, and clients would wait for ever.
+// resetTime is how long it may take to reset the connections after the drain. The rules stay until all connections
+// are reset: without the rules, the kernel would not translate the resets, and clients would wait for ever.
 const resetTime = 5 * time.Second
 
 // A vipCarrier carries the connections to automatic VIPs. A nil *vipCarrier carries none.
@@ -24,10 +24,10 @@ type vipCarrier struct {
 	log      *slog.Logger
 	draining time.Duration // egress.Config.Drain
 	ended    chan struct{} // closed when all connections have ended
-	held     atomic.Bool   // another process holds the listeners
+	held     atomic.Bool   // whether another process holds the listeners, too
 }
 
-// newVIPCarrier returns a vipCarrier, nil if the settings want none. The vipCarrier finds the hosts of VIPs in the
+// newVIPCarrier returns a vipCarrier, or nil if the settings want none. The vipCarrier finds the hosts of VIPs in the
 // table of the query path, and resolves names with the forwarder of the query path.
 func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 	if c.config.Egress == nil {
@@ -70,7 +70,8 @@ func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 	return v, nil
 }
 
-// run carries connections until they have ended.
+// run carries connections until serving ends or [vipCarrier.end] is called. It returns when all connections have
+// ended.
 func (v *vipCarrier) run(serving context.Context) error {
 	if v == nil {
 		return nil
@@ -86,9 +87,9 @@ func (v *vipCarrier) end(drain bool) {
 	}
 }
 
-// drain keeps the open connections for the time of the drain, while queries are still answered. It does so only if
-// another process holds the listeners for VIPs: then new connections wait for the next agent and are not refused.
-// It returns early when hastened is closed.
+// drain keeps the open connections for the time of the drain, while queries are still answered. If no other process
+// holds the listeners for VIPs, it returns at once, because new connections would be refused during the drain
+// instead of waiting for the next agent. It returns early when hastened is closed.
 func (v *vipCarrier) drain(serving context.Context, hastened <-chan struct{}) {
 	if v == nil || !v.held.Load() {
 		return

@@ -15,7 +15,7 @@ import (
 // agent, the resolver queries the agent's nameservers instead: the name may be below the cluster domain, and the agent
 // does not answer such names until it has a table (C6).
 func controlResolver(nameservers func() []upstream.Spec, listeners func() []netip.AddrPort) *net.Resolver {
-	var queries atomic.Uint64 // counts the queries: each goes to the next nameserver, so a repeated query does, too
+	var queries atomic.Uint64 // counts the queries: each query, even a repeated one, goes to the next nameserver
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		if server, err := netip.ParseAddrPort(address); err == nil {
 			plain := slices.DeleteFunc(nameservers(), func(n upstream.Spec) bool { return n.TLS })

@@ -6,14 +6,13 @@ import (
 	"time"
 )
 
-// freeAfter is how long after a push memory is freed, if no other push comes. If a push comes sooner, it needs the
-// memory again.
+// freeAfter is the time from the last push until memory is freed. A push that comes sooner needs the memory again.
 const freeAfter = 2 * time.Second
 
 // freeMemory collects garbage and returns free memory to the kernel. A push needs several times the size of the table,
 // and Go keeps that memory until its next garbage collection, which may be far off in an agent that answers without
-// allocating. `make bench ARGS=-memory` measures the memory. freeMemory takes a few milliseconds, during which queries
-// are answered. It collects twice, because the contents of a sync.Pool survive one collection.
+// allocating. `make bench ARGS=-memory` measures the memory. freeMemory takes a few milliseconds; queries are still
+// answered meanwhile. It collects twice, because the contents of a sync.Pool survive one collection.
 func freeMemory() {
 	runtime.GC()
 	debug.FreeOSMemory() // collects garbage again

@@ -145,7 +145,7 @@ func checkPeer(conn net.Conn) error {
 	return nil
 }
 
-// peersOnly returns a handler that refuses clients for which notePeer has added a reason.
+// peersOnly returns a handler that refuses clients for which notePeer has added a reason to the context.
 func peersOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err, refused := r.Context().Value(peerKey{}).(error); refused {

@@ -24,7 +24,7 @@ import (
 const (
 	// probeTimeout is how long a listener has to answer a probe.
 	probeTimeout = time.Second
-	// probeRetry is the time after which a probe over UDP that is not answered is sent again.
+	// probeRetry is the time after which an unanswered probe over UDP is sent again.
 	probeRetry = probeTimeout / 10
 )
 
@@ -104,8 +104,8 @@ var errOtherServer = errors.New("another DNS server answers")
 
 // ask sends a question. Over UDP it sends the question again every probeRetry until it is answered: like a client's
 // query, the question is lost if the buffer of the listener is full. ask returns the text of the answer, or "" if
-// the answer has another form. [unsent], [isTimeout] and [noRoute] distinguish the errors. The text of an error
-// also says if conntrack is full.
+// the answer has another form. [unsent], [isTimeout] and [noRoute] distinguish the errors. If conntrack is full, the
+// text of the error includes that.
 func ask(ctx context.Context, q question) (text string, err error) {
 	defer func() {
 		if err = withCause(err); err != nil {
@@ -175,9 +175,8 @@ func setHops(hops int) func(network, address string, conn syscall.RawConn) error
 	}
 }
 
-// withCause adds to err, the error of a probe, that conntrack is full. It returns err unchanged if conntrack has
-// room. When conntrack is full, the kernel drops the first packet of each flow that passes rules of table nat,
-// whether these rules capture or not.
+// withCause returns err, the error of a probe. If conntrack is full, it adds that as the cause: the kernel then drops
+// the first packet of each flow that passes rules of table nat, whether these rules capture or not.
 func withCause(err error) error {
 	table := ConntrackEntries()
 	if err == nil || len(problems.Conntrack(table)) == 0 {

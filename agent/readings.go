@@ -18,8 +18,8 @@ type reading struct {
 // readingAge is how long a reading is kept.
 const readingAge = time.Second
 
-// readings takes one reading at a time. All requests that wait for it share the reading, and so do all requests in
-// the second after it. So the cost does not grow with the number of requests.
+// readings takes one reading at a time. All requests that wait for a reading share it with all requests of the next
+// second. So the cost does not grow with the number of requests.
 type readings struct {
 	take func(ctx context.Context) reading
 

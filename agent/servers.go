@@ -20,8 +20,8 @@ func CapturedServers(path string) ([]netip.Addr, error) {
 }
 
 // OnlyNameserverOf returns path if all nameservers in the resolv.conf at path are listeners of the agent: then
-// programs that read the file query the agent, even without rules. Otherwise it returns "". If path is "", it
-// stands for the default path of resolv.conf.
+// programs that use this file send their queries to the agent, even without rules. Otherwise it returns "". An empty
+// path stands for the default path of resolv.conf.
 func OnlyNameserverOf(path string, listeners []netip.AddrPort) string {
 	path = cmp.Or(path, resolvconf.DefaultPath)
 	file, err := readServers(path)
@@ -46,7 +46,7 @@ func readServers(path string) (*resolvconf.Config, error) {
 	return file, nil
 }
 
-// clientsFile returns the resolv.conf at path as clients read it: if it names a stub resolver, clients query
+// clientsFile returns the resolv.conf at path as clients read it: if the file names a stub resolver, clients query
 // the stub resolver and not the nameservers behind it.
 func clientsFile(path string) resolvconf.Files {
 	return resolvconf.Files{Path: path, Uplink: os.DevNull}

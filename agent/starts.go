@@ -13,8 +13,8 @@ import (
 // SteadyTime is how long a process must be ready before its start counts as good.
 const SteadyTime = time.Second
 
-// ForgetStarts deletes the count of starts and the message of the last failure. Then the unit starts its process
-// without a pause the next time. dir is the runtime directory of the unit.
+// ForgetStarts deletes the count of starts and the message of the last failure, so the next start of the unit has no
+// pause before it. dir is the runtime directory of the unit.
 func ForgetStarts(dir string, log *slog.Logger) {
 	for _, name := range []string{"starts", failureName} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -30,8 +30,8 @@ func forgetStarts(log *slog.Logger) {
 	}
 }
 
-// firstStart reports whether systemd runs the agent and this start is the first since an agent was ready for
-// [SteadyTime] or was stopped.
+// firstStart reports whether this start is the first since an agent was ready for [SteadyTime] or was stopped.
+// Without systemd it returns false.
 func firstStart() bool {
 	path := runtimePath("starts")
 	if path == "" {
@@ -41,12 +41,12 @@ func firstStart() bool {
 	return err == nil && strings.TrimSpace(string(starts)) == "1"
 }
 
-// failureName is the file with the reason why the last start failed. [NoteFailure] writes it, or the script
-// deploy/systemd/back-off if the program is missing.
+// failureName is the file with the reason why the last start failed. [NoteFailure] writes the file. If the program is
+// missing, the script deploy/systemd/back-off writes it.
 const failureName = "failure"
 
-// NoteFailure saves message, the reason why the agent fails, if systemd runs the agent. The next start may print
-// the message, because `systemctl status` shows only the log of the current start.
+// NoteFailure saves message, the reason why the agent fails; without systemd it does nothing. The next start may
+// print the message, because `systemctl status` shows only the log of the current start.
 func NoteFailure(message string) {
 	if path := runtimePath(failureName); path != "" {
 		_ = os.WriteFile(path, []byte(message), 0o600) // the log has the message, too

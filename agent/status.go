@@ -28,7 +28,7 @@ import (
 )
 
 // A statusServer serves the endpoints for probes, metrics and the other commands of nametap: endpoints for all
-// clients on the status address, and private endpoints on a unix socket. It serves until the end of the drain:
+// clients on the status address, and private endpoints on a unix socket. It serves until the end of the drain, so
 // clients can watch the drain.
 type statusServer struct {
 	core      *core
@@ -162,7 +162,7 @@ func (s *statusServer) parts() []*statusPart {
 	return append(slices.Clone(s.public), s.private)
 }
 
-// unserved returns a text for each address, except the DNS addresses, that cannot be opened, with the reason.
+// unserved returns a text for each address that cannot be opened, with the reason. It leaves out DNS addresses.
 func (s *statusServer) unserved() []string {
 	var texts []string
 	for _, e := range s.parts() {
@@ -223,7 +223,7 @@ type Status struct {
 	Version  string          `json:"version"`
 	DNS      []dnsproxy.Addr `json:"dns"`
 	Silent   []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
-	Unserved []string        `json:"unserved,omitempty"` // why addresses of the agent that are not for DNS are not open
+	Unserved []string        `json:"unserved,omitempty"` // why addresses are not open, except for DNS addresses
 	// Diagnosis has the problems that package problems finds.
 	Diagnosis problems.Report `json:"diagnosis"`
 	// Settings has, by name, the DNS settings in use that can change while the agent runs and that differ from their
@@ -252,10 +252,10 @@ type Upstream struct {
 	Failures     uint64 `json:"failures"` // requests without a reply
 	WrongReplies uint64 `json:"wrongReplies"`
 	Hedges       uint64 `json:"hedges"` // requests to this server because another server was slow
-	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP, FORMERR or
+	// Responses counts the replies by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP, FORMERR or
 	// "other". Codes that the nameserver has not sent are left out.
 	Responses map[string]uint64 `json:"responses,omitempty"`
-	// Refusing is true if the last ten replies, or more, were no answers.
+	// Refusing is true if at least the last ten replies were no answers.
 	Refusing    bool      `json:"refusing,omitempty"`
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`

@@ -11,10 +11,9 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// OpenStatusSockets opens the socket of the status address. The caller passes it to another process, for
-// [Config.StatusSockets]. It returns no socket if the port is 0, if another program has the address, or if the
-// socket cannot be opened for another reason that may pass: then the agent opens its own socket. The caller closes
-// the files.
+// OpenStatusSockets opens the socket of the status address. The caller passes the socket to the process of an agent,
+// for [Config.StatusSockets], and closes the files. If the port is 0, if another program uses the address, or if
+// there is another obstacle that may pass, OpenStatusSockets returns no socket: then the agent opens its own.
 func OpenStatusSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", addr)

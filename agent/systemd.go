@@ -13,9 +13,9 @@ import (
 	"github.com/nametap/nametap/internal/clock"
 )
 
-// notifySystemd notifies systemd, if systemd runs the agent. It notifies systemd when the agent is ready: the
-// listeners are open, and capture is on or off, as its switch says. It does not wait for a table, because units
-// that need DNS wait for this notification at boot.
+// notifySystemd notifies systemd, if systemd runs the agent. First it notifies systemd that the agent is ready: the
+// listeners are open, and capture is on or off, as configured. It does not wait for a table, because units that need
+// DNS wait for this notification at boot.
 //
 // Then it notifies the watchdog as long as any UDP listener answers. It also notifies the watchdog if no probe can
 // be sent, because then a restart would not help. A family that is switched off on this host, or TCP listeners that
@@ -43,7 +43,7 @@ func notifySystemd(ctx context.Context, c *core) error {
 	defer steady.Stop()
 	var tick <-chan time.Time
 	if interval > 0 {
-		const attempts = 3 // notifications before the watchdog would restart the agent
+		const attempts = 3 // notifications in each interval of the watchdog
 		ticker := time.NewTicker(interval / attempts)
 		defer ticker.Stop()
 		tick = ticker.C
@@ -67,8 +67,8 @@ func notifySystemd(ctx context.Context, c *core) error {
 	}
 }
 
-// notify sends state to systemd, if systemd runs the agent. While systemd does not read its socket, notify tries
-// again. It returns nil if ctx ends first.
+// notify sends state to systemd, if systemd runs the agent. While the socket of systemd is full, notify retries. It
+// returns nil if ctx ends first.
 func notify(ctx context.Context, state string) error {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return nil

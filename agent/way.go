@@ -39,22 +39,22 @@ const (
 // redirected, so the probes have a hop limit that the first rule matches and redirects ([iptables.ProbeHops]). If
 // resolv.conf has no nameserver of a family, a loopback address is probed instead.
 //
-// One nameserver of each family is probed at a time. If the probe is not answered, the other nameservers are probed at
-// once: any answer shows that the agent is alive, and renews the lease of the rules. If no probe is answered, the lease
-// ends and the kernel ends the capture, whatever the reason is.
+// One nameserver of each family is probed at a time. If the probe is not answered, the other nameservers are probed
+// without delay: any answer shows that the agent is alive, and renews the lease of the rules. If no probe is answered,
+// for whatever reason, the lease ends, and with it the kernel ends the capture.
 type ways struct {
 	log     *slog.Logger
-	clock   *clock.Clock // only for these probes: on another clock, a poll that waits for a disk could delay them
+	clock   *clock.Clock // only for probes: on a shared clock, a poll that waits for a disk could delay them
 	id      string       // the agent's answer for id.server
 	targets func(family.Family) []netip.Addr
 	direct  func(ctx context.Context, f family.Family, network string) error // probes the listener without the rules
-	barred  func() bool                                                      // reports whether all queries of the agent to nameservers have failed to be sent
+	barred  func() bool                                                      // reports whether a firewall drops all queries of the agent to nameservers
 	renew   func(family.Family) error
 	missed  func()          // is called after the first failed probe in a row: the rules may be gone
 	begun   <-chan struct{} // closed when the rules are first installed
-	rules   <-chan struct{} // receives when the rules were installed or changed
+	rules   <-chan struct{} // gets a value when the rules were installed or changed
 	tick    func()          // is called before each round of probes
-	// passing is called with the destinations whose queries must pass through, for a family, when they may have changed.
+	// passing sets the destinations to which queries over a family pass through. It is called when they may have changed.
 	passing func(family.Family, []netip.Prefix)
 
 	known   map[netip.Addr]*way
@@ -70,7 +70,7 @@ type way struct {
 	problems.Way
 	misses  int       // failed probes in a row
 	missed  time.Time // when the last failure was counted
-	probing bool      // a probe is in flight
+	probing bool      // whether a probe is in flight
 	last    time.Time // when the last probe was sent
 	tcp     time.Time // when the last probe over TCP was sent
 }
@@ -83,7 +83,7 @@ type probed struct {
 	nameserver netip.Addr
 	state      problems.WayState
 	err        error
-	kept       bool  // the agent has answered, so keep has called renew
+	kept       bool  // whether keep has called renew, because the agent has answered
 	lease      error // the error of renew
 }
 
@@ -94,8 +94,8 @@ func (r *probed) keep(renew func(family.Family) error, f family.Family) {
 	}
 }
 
-// run probes until ctx ends. If installed is true, rules of the previous agent are installed already, and run
-// starts at once. Otherwise it starts when the rules are installed.
+// run probes until ctx ends. If installed is true, rules of the previous agent are already installed, and the first
+// probe is sent at once. Otherwise run waits until the rules are installed.
 func (w *ways) run(ctx context.Context, installed bool) {
 	w.known, w.results = make(map[netip.Addr]*way), make(chan probed)
 	w.renewal = map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}
@@ -136,8 +136,8 @@ func (w *ways) drain() {
 	}
 }
 
-// next probes the nameserver of family f that was not probed for the longest time. It forgets nameservers that
-// resolv.conf no longer has.
+// next probes the nameserver of family f whose last probe was the longest ago. It forgets nameservers that resolv.conf
+// no longer has.
 func (w *ways) next(ctx context.Context, f family.Family) {
 	targets := w.targets(f)
 	for addr, known := range w.known {
@@ -189,7 +189,7 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 			case noRoute(silent):
 				r.state, r.err = problems.WayUnknown, silent
 			case silent == nil || r.state != problems.WayBroken || errors.Is(silent, unix.EPERM): // EPERM: a firewall drops the direct probe, too
-			case network == "tcp": // the agent accepts no connection; queries over UDP still reach it
+			case network == "tcp": // the agent accepts no connection, so only the result over UDP counts
 				r = before
 			default:
 				r.state, r.err = problems.WaySilent, silent
@@ -220,9 +220,8 @@ func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (
 	return problems.WayReached, nil
 }
 
-// forwards sends a query to a nameserver in the way in which the agent forwards queries. It returns
-// [problems.WayBarred] if a firewall of this host drops the query, and otherwise [problems.WayReached], whether or
-// not there is a reply.
+// forwards sends a query to a nameserver as the agent forwards queries. It returns [problems.WayBarred] if a firewall
+// of this host drops the query, and otherwise [problems.WayReached], whether or not there is a reply.
 func forwards(ctx context.Context, nameserver netip.Addr) (problems.WayState, error) {
 	_, err := ask(ctx, question{what: "querying a nameserver", network: "udp", to: netip.AddrPortFrom(nameserver, 53).String(),
 		name: askID, hops: queryHops, limit: probeRetry})

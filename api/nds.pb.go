@@ -102,18 +102,18 @@ type NameTable_NameInfo struct {
 	//
 	// Deprecated: Marked as deprecated in nds.proto.
 	AltHosts []string `protobuf:"bytes,5,rep,name=alt_hosts,json=altHosts,proto3" json:"alt_hosts,omitempty"`
-	// The host whose addresses ips are, in the form of a key; for a Service of type
-	// ExternalName. The host is then a CNAME record to it, and has neither ports nor
-	// endpoints of its own.
+	// Only for a Service of type ExternalName: its external name, in the form of a key.
+	// ips are the addresses of that name. The Service is a CNAME record to it, and has
+	// neither ports nor endpoints of its own.
 	Alias string `protobuf:"bytes,1001,opt,name=alias,proto3" json:"alias,omitempty"`
 	// The ports of a Service; only for registry "Kubernetes". A headless Service
-	// has the ports of its endpoints. The hosts of its pods have none of their own.
+	// has the ports of its endpoints. The hosts of its pods have no ports here.
 	Ports []*NameTable_Port `protobuf:"bytes,1002,rep,name=ports,proto3" json:"ports,omitempty"`
 	// The host is a headless Service: ips are its endpoints. Only for registry
 	// "Kubernetes"; not set for the hosts of its pods.
 	Headless bool `protobuf:"varint,1003,opt,name=headless,proto3" json:"headless,omitempty"`
-	// The first ips, so many, are endpoints in the agent's cluster, and the others are in other
-	// clusters: agents answer with the first ones first. 0 if all are alike.
+	// How many of ips are in the agent's cluster. They come first in ips, and in the answers
+	// of agents; the others are in other clusters. 0 if there is no such difference.
 	Near uint32 `protobuf:"varint,1004,opt,name=near,proto3" json:"near,omitempty"`
 	// Where connections to the host lead, by port; only for registry "External" and hosts whose
 	// ips are automatic VIPs. The host has no other TCP ports. Empty if its ports are not known.
@@ -232,8 +232,8 @@ type NameTable_Port struct {
 	Number uint32 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
 	// "UDP" or "SCTP"; empty for TCP.
 	Protocol string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// The ips of a headless Service whose endpoints have this port; empty if all have
-	// it.
+	// For a headless Service: the ips of the endpoints that have this port; empty if all
+	// endpoints have it.
 	Ips           []string `protobuf:"bytes,4,rep,name=ips,proto3" json:"ips,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -302,7 +302,7 @@ type NameTable_Destination struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The TCP port that clients connect to.
 	Port uint32 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
-	// The port at the host if it is another one; 0 if it is the same.
+	// The port at the host, if it is not the same as port; otherwise 0.
 	Target uint32 `protobuf:"varint,2,opt,name=target,proto3" json:"target,omitempty"`
 	// Where the connections lead, each in the form HOST:PORT, where HOST is a hostname or an IP
 	// address, IPv6 in brackets. Empty if they lead to the host itself, at target or else at port.
@@ -362,14 +362,15 @@ func (x *NameTable_Destination) GetEndpoints() []string {
 	return nil
 }
 
-// Change means that the table is not complete but changes the agent's table. Only agents
-// that ask for it are sent one (node metadata NAMETAP_MERGE: "hosts").
+// Change means that the table is not complete but changes the agent's table. A control plane
+// sends it only to agents that ask for it (node metadata NAMETAP_MERGE: "hosts").
 //
 // Hosts are spread over 256 shards by a hash of their names in wire form (RFC 1035, section 3.1): labels in
-// lower case, each after its length, without the empty one at the end, and only the first 255 bytes. The hash
-// begins with the number of bytes. For each eight of them, as a little endian number, it is combined with this by
-// exclusive or, and multiplied by 0x9e3779b97f4a7c15. The last eight bytes are the end of the name, of which
-// some bytes may come twice; a shorter name ends with zeros. The shard is the highest byte.
+// lower case, each after its length, without the empty label at the end, and only the first 255 bytes. The hash
+// begins as the number of these bytes. The bytes are then read eight at a time, as little endian numbers: with
+// each number, the hash is combined by exclusive or, and then multiplied by 0x9e3779b97f4a7c15. The last number is
+// the last eight bytes, so some bytes may be read twice; zeros are appended to fewer than eight bytes. The shard
+// is the highest byte of the hash.
 type NameTable_Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The shards whose hosts are all in table, a bit each, the lowest bit of the first byte for
@@ -381,10 +382,10 @@ type NameTable_Change struct {
 	// bytes, big endian, of the SHA-256 of each entry. The hash is taken of the entry's bytes in the
 	// table, tag and length included.
 	Sum []byte `protobuf:"bytes,3,opt,name=sum,proto3" json:"sum,omitempty"`
-	// What the control plane had read when it made the change, in a form of its own. An agent sends the
-	// last one back when it connects (node metadata NAMETAP_REVISION, in base64), so that a replica that
-	// has read less waits before it serves the agent, and one that has read the same compares the hosts.
-	// An agent whose node has changed since, or whose hosts are damaged, does not.
+	// What the control plane had read when it made the change, in a form of its own. When an agent
+	// connects, it sends the last revision back (node metadata NAMETAP_REVISION, in base64), unless its
+	// node has changed since or its hosts are damaged. A replica that has read less then waits before it
+	// serves the agent, and a replica that has read the same compares the hosts.
 	Revision      []byte `protobuf:"bytes,4,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

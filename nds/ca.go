@@ -45,7 +45,7 @@ func (p keyPair) parse() (*tls.Certificate, error) {
 }
 
 // requestCertificate makes a key, and requests a certificate for it from the certificate authority. The client
-// authenticates with the token, with the certificate current, or with both. current may be nil.
+// authenticates with the token, with the certificate in current unless that is nil, or with both.
 func requestCertificate(ctx context.Context, cfg Config, current *tls.Certificate) (keyPair, error) {
 	request, key, err := newRequest(cfg)
 	if err != nil {

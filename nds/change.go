@@ -20,13 +20,13 @@ const (
 	fieldChange protowire.Number = 1001
 )
 
-// A change is a parsed NameTable with a Change (api/nds.proto), or several such NameTables that the method then has
-// joined. Its byte slices share the memory of the NameTable.
+// A change is a parsed NameTable with a Change (api/nds.proto), or several such NameTables, joined by [change.then].
+// Its byte slices share the memory of the NameTables.
 type change struct {
 	// hosts has the new entry of each host that was added or changed, and nil for each host that was removed. The
 	// keys are in lower case. An entry is in wire form, tag and length included.
 	hosts map[string][]byte
-	// complete are the shards that the change replaces: after it, they have only the entries in hosts.
+	// complete are the shards that the change replaces: after the change, they have only the entries in hosts.
 	complete digest.Set
 	sum      digest.Sum // of the table after the change
 	revision []byte
@@ -95,7 +95,7 @@ func (c *change) setMessage(m *api.NameTable_Change) (err error) {
 	return nil
 }
 
-// then adds next to c: c becomes one change with the effect of c and, after it, next.
+// then joins next to c. From then on, c has the effect of the previous c, followed by the effect of next.
 func (c *change) then(next change) {
 	c.complete.Join(next.complete)
 	if next.complete != (digest.Set{}) {
@@ -160,8 +160,7 @@ func hasChange(table []byte) (bool, error) {
 	return false, nil
 }
 
-// marshalChange returns m as a field in wire form. If this field is appended to a NameTable, the NameTable is a
-// change.
+// marshalChange returns m as a field in wire form. Appending this field to a NameTable makes the NameTable a change.
 func marshalChange(m *api.NameTable_Change) ([]byte, error) {
 	value, err := proto.Marshal(m)
 	if err != nil {

@@ -180,7 +180,7 @@ func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
 	defer stopResumed()
 	recheck, stopRecheck := c.cfg.Clock.Poll(nodeInterval, func() bool { return true })
 	defer stopRecheck()
-	var settled <-chan time.Time // nil unless a signal waits for the check of the node; further signals do not delay the check
+	var settled <-chan time.Time // when to check the node after a signal, which further signals do not delay; nil without a signal
 	for {
 		select {
 		case <-ctx.Done():
@@ -219,12 +219,12 @@ const (
 	// interfaces change one after the other.
 	nodeSettle = time.Second
 
-	// briefSleep is the length of the shortest suspend that a connection does not outlive.
+	// briefSleep is the length of the shortest suspend after which the client connects again.
 	briefSleep = 10 * time.Second
 )
 
-// resumed is called after the machine was suspended. It starts the back-off again, and makes the renewer check the
-// workload certificate, which may have expired during the suspend.
+// resumed is called after the machine was suspended. It resets the back-off, and makes the renewer check the workload
+// certificate, which may have expired during the suspend.
 func (c *Client) resumed() {
 	c.slept, c.failures = c.cfg.Clock.Slept(), 0
 	c.renewer.check()
@@ -299,7 +299,7 @@ func (c *Client) certificate() *tls.Certificate {
 	return certificate
 }
 
-// runStream opens a stream, and returns the results of connect when the stream ends.
+// runStream opens a stream, and returns when the stream ends. Its results have the meaning of the results of connect.
 func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -144,7 +144,7 @@ func (c Config) checkCertificates() error {
 	return checkAddr("certificate authority", "--ca-addr", c.CAAddr)
 }
 
-// serverName returns the default for the name in the certificate of the server at addr.
+// serverName returns the name that the certificate of the server at addr must have by default.
 func serverName(addr string) string {
 	host, _, err := net.SplitHostPort(addr)
 	if _, notAddress := netip.ParseAddr(host); err != nil || notAddress == nil || host == "localhost" {
@@ -161,7 +161,7 @@ func (c Config) caServerName() string {
 	return serverName(c.CAAddr)
 }
 
-// checkAddr returns an error unless addr is a host and a port: a typing error is reported at the start and not at
+// checkAddr returns an error unless addr is a host and a port. So a typing error is reported at the start, not at
 // every connect. server describes the server, and flag is the flag that sets addr.
 func checkAddr(server, flag, addr string) error {
 	host, port, err := net.SplitHostPort(addr)

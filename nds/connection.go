@@ -41,7 +41,7 @@ const (
 	// much as the push.
 	window = 1 << 20
 
-	// maxPingAfter is a little more than 5 minutes: by default, every gRPC server permits a ping in 5 minutes.
+	// maxPingAfter is a little more than 5 minutes: by default, every gRPC server permits one ping in 5 minutes.
 	maxPingAfter = 6 * time.Minute
 )
 
@@ -68,7 +68,7 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 		grpc.WithStaticConnWindowSize(window),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 	}, creds.options...)
-	// With "passthrough" the dialer looks the host up.
+	// With "passthrough", the dialer looks the host up; gRPC does not.
 	conn, err := grpc.NewClient("passthrough:///"+addr, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("preparing the connection to %q: %w", addr, err)
@@ -120,8 +120,8 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 		creds.workload = workload
 	}
 	if certificate != nil {
-		// Unlike tls.Config.Certificates, this sends the certificate even if the server does not list its issuer.
-		// Then a server that refuses the certificate sends an alert.
+		// Unlike tls.Config.Certificates, GetClientCertificate sends the certificate even if the server does not
+		// list the issuer. Then a server that refuses the certificate sends an alert.
 		tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return certificate, nil
 		}

@@ -36,14 +36,14 @@
 //     unless the table in use came as changes.
 //   - A table with the same shards as the table in use is not applied again.
 //   - A response is ACKed after its table is in use. If the response is malformed, or the apply
-//     function returns an error, it is NACKed with the reason, and the current table stays.
+//     function returns an error, the response is NACKed with the reason, and the current table stays.
 //   - A change has the checksum of the table that it makes. If the table has another checksum, the current table stays,
 //     the NACK names the hosts that the change has, and the stream ends.
-//   - If the table in use came as changes, the first request of a stream has the checksums of its shards
+//   - If the table in use came as changes, the first request of a stream has the checksums of the table's shards
 //     (NAMETAP_HOSTS) and the revision of the last change (NAMETAP_REVISION). The control plane then
 //     sends the shards that differ. After a wrong checksum, the client computes the checksums again from the entries. If
-//     the first change of a stream makes a wrong checksum, the checksums of the shards did not show what differs, so
-//     the next request has none.
+//     the checksum is wrong after the first change of a stream, the checksums of the shards did not show what differs,
+//     so the first request of the next stream has neither checksums nor a revision.
 //
 // The node of a stream is the result of [Config.Refresh] when the client connects. When Refresh
 // returns another node later, the client ends the stream and connects again.

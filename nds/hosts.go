@@ -154,7 +154,7 @@ func (t *hostTable) each(shard int, yield func(host, entry []byte)) error {
 // maxHostLen is the size of a buffer that holds almost every key; append allocates for longer keys.
 const maxHostLen = 256
 
-// since returns the shards of t that may differ from before, the previous table. before may be nil.
+// since returns the shards of t that may differ from the shards of before, the previous table, which may be nil.
 func (t *hostTable) since(before *hostTable) map[int][]byte {
 	changed := map[int][]byte{}
 	for at := range t.shards {

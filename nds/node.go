@@ -32,8 +32,8 @@ type Node struct {
 	IPs []netip.Addr
 	// Domain is the workload's DNS domain; "" means NAMESPACE.svc.cluster.local.
 	Domain string
-	// ClusterID is the control plane's name of the workload's cluster; "" means
-	// Kubernetes.
+	// ClusterID is the name by which the control plane knows the workload's cluster; ""
+	// means Kubernetes.
 	ClusterID string
 	// ServiceAccount may be empty.
 	ServiceAccount string

@@ -44,14 +44,15 @@ type receiver struct {
 	// undetected is true if the table differs from the control plane's table although both have the same checksums
 	// of shards.
 	undetected bool
-	// snapshotUnread is true if the snapshot could not be read. Before every connect, the receiver tries
-	// again until a table is in use.
+	// snapshotUnread is true if the snapshot could not be read. Then the receiver tries to read it before
+	// every connect, until a table is in use.
 	snapshotUnread  bool
 	restoreFailures logonce.Log // logs why the snapshot could not be read
 }
 
 // restore applies the snapshot. If the snapshot cannot be read now, restoreAgain reads it before the next connect.
-// If the snapshot is damaged or belongs to another node, restore renames it: it is neither used again nor lost.
+// If the snapshot is damaged or belongs to another node, restore renames the file, which is neither used again nor
+// lost.
 func (r *receiver) restore() {
 	r.snapshotUnread = false
 	if r.cfg.StateDir == "" {

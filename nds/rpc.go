@@ -72,7 +72,7 @@ type response struct {
 	removed   []string
 }
 
-// table returns the NameTable of a response. there is true if the response has a NameTable.
+// table returns the NameTable of a response. The second result is true if the response has a NameTable.
 func (r response) table() (table []byte, there bool, err error) {
 	if r.typeURL != TypeURL {
 		return nil, false, fmt.Errorf("response of type %q: want %q", r.typeURL, TypeURL)

@@ -28,7 +28,7 @@ type saving struct {
 // A snapshotSaver writes snapshots in its own goroutine. So a disk that is slow or does not answer delays no push.
 type snapshotSaver struct {
 	dir  *statedir.Dir
-	wake chan struct{} // receives after put
+	wake chan struct{} // wakes run after put
 
 	mu      sync.Mutex
 	next    *snapshot // the snapshot to write; nil if there is nothing new
@@ -103,9 +103,9 @@ func (s *snapshotSaver) put(next snapshot, changed saving) {
 	chans.Wake(s.wake)
 }
 
-// After a failure, the saver tries again when the next push comes, or after saveAgain: a control plane that sends
-// changes may be silent until its next stream. The time doubles with each failure up to maxSaveAgain, since the
-// failure may last.
+// After a failure, the saver retries when the next push comes, or after saveAgain: a control plane that sends
+// changes may be silent until its next stream. This time doubles with each failure up to maxSaveAgain, because the
+// cause of the failure may last.
 const (
 	saveAgain    = 30 * time.Second
 	maxSaveAgain = 30 * time.Minute
@@ -197,8 +197,8 @@ func (s *snapshotSaver) saveTime(pushed time.Time) error {
 // errNoRoom is returned if the changes do not fit in the log. Then the file must be written whole.
 var errNoRoom = errors.New("the changes in the snapshot of the table are too long")
 
-// saveChanges adds changes to the file. It does not wait until they are on the disk: after a power failure the last
-// changes may be missing, and the control plane sends them again.
+// saveChanges adds changes to the file. It does not wait until the changes are on the disk: if the last changes are
+// missing after a power failure, the control plane sends them again.
 func (s *snapshotSaver) saveChanges(changes []record) error {
 	var data []byte
 	for i := range changes {

@@ -17,8 +17,8 @@ import (
 // The snapshot file has, in this order:
 //
 //   - magic
-//   - the time of the last push: nanoseconds since 1970, 8 bytes big endian. A push that changes nothing
-//     overwrites the time in place, so the checksum does not cover it.
+//   - the time of the last push: nanoseconds since 1970, 8 bytes big endian. The checksum does not cover
+//     the time, because a push that changes nothing overwrites only the time.
 //   - the SHA-256 of the next two parts
 //   - the length of the base, 8 bytes big endian
 //   - the base: a DeltaDiscoveryResponse with the table. Its control plane identifier is the owner.
@@ -149,7 +149,7 @@ func parseSnapshot(data []byte) (savedTable, error) {
 	return s, nil
 }
 
-// setTable sets the table: the table in value, a NameTable, after the changes in log.
+// setTable sets the table of s: it applies the changes in log to the table in value, a NameTable.
 func (s *savedTable) setTable(value, log []byte) error {
 	isChange, err := hasChange(value)
 	if err != nil {
@@ -168,8 +168,8 @@ func (s *savedTable) setTable(value, log []byte) error {
 	return err
 }
 
-// replay adds the changes in log to all, up to the first damaged record. The records after the damaged record are
-// useless, because they change a table that is not known.
+// replay joins the changes in log to the change all, up to the first damaged record. The records after the damaged
+// record are useless, because they change a table that is not known.
 func (s *savedTable) replay(all *change, log []byte) {
 	for len(log) > 0 {
 		r, n := parseRecord(log)

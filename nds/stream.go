@@ -53,10 +53,10 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 }
 
 // After a push, the client waits restFactor times as long as the push took, but at most maxRest. So pushes of up to
-// 55 ms use a tenth of a processor, even if an author again and again changes an object with hosts in all shards, which
-// makes agents build their whole table. The client answers the push after the wait: then nametap-discovery sends all that
-// has changed meanwhile in one push. With a longer maxRest, agents would not see a change of another object within a
-// second.
+// 55 ms use at most a tenth of a processor. An author could otherwise change an object with hosts in all shards again
+// and again, and so make agents build their whole table each time. The client answers the push after the wait: then
+// nametap-discovery sends in one push all that has changed meanwhile. With a longer maxRest, agents would not see a
+// change of another object within a second.
 const (
 	restFactor = 9
 	maxRest    = 500 * time.Millisecond
@@ -117,7 +117,7 @@ func explainEnd(err error) error {
 	case errors.Is(err, io.EOF):
 		return errors.New("the control plane ended the stream")
 	case status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"):
-		// istiod answers too many new streams with the same code.
+		// istiod returns the same code if there are too many new streams.
 		return fmt.Errorf("push longer than 64 MiB, let the workload see fewer hosts (Sidecar, exportTo): %w", err)
 	}
 	return fmt.Errorf("receiving a push: %w", err)

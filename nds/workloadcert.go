@@ -57,9 +57,9 @@ type certRenewer struct {
 	mu      sync.Mutex
 	current *tls.Certificate // nil if there is none
 	pair    keyPair          // current and its key in PEM
-	saved   bool             // current is in the state directory
+	saved   bool             // whether current is in the state directory
 	renewal time.Time        // when to renew current
-	refused bool             // a server refused current, and no server has accepted it since
+	refused bool             // whether a server has refused current, and no server has accepted it since
 	failure string           // why the last failed attempt failed, except for expected reasons; a success clears it
 }
 
@@ -71,8 +71,8 @@ func newCertRenewer(cfg Config, dir *statedir.Dir) *certRenewer {
 }
 
 // wanted reports whether the agent should exchange the token for a certificate. By default it should not if
-// kubelet renews the token: kubelet writes each token to a new directory, and makes the
-// symbolic link "..data", next to the token, point to that directory.
+// kubelet renews the token. Then the symbolic link "..data" is next to the token: kubelet writes each token
+// to a new directory, and makes the link point to that directory.
 func (r *certRenewer) wanted() bool {
 	switch {
 	case r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff:
@@ -158,7 +158,7 @@ func (r *certRenewer) markRefused(certificate *tls.Certificate) {
 	r.check()
 }
 
-// check makes run check at once whether to renew the certificate.
+// check wakes run, which then checks whether to renew the certificate.
 func (r *certRenewer) check() { chans.Wake(r.wake) }
 
 // markAccepted records that a server accepted the certificate.
@@ -293,8 +293,9 @@ func (r *certRenewer) save() {
 	r.saved = true // only the goroutine of run, which calls save, changes pair
 }
 
-// load makes the certificate in the state directory, if there is one, the current certificate. If the file cannot
-// be read now, run calls load again: if the token has expired, the agent has no other credential.
+// load makes the certificate in the state directory the current certificate. It does nothing if there is no file. If
+// the file cannot be read now, run calls load again, because the agent has no other credential if the token has
+// expired.
 func (r *certRenewer) load() {
 	r.unread = false
 	if r.cfg.StateDir == "" || r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff {

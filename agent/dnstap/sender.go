@@ -19,16 +19,16 @@ import (
 const (
 	// writeTimeout is how long a write to the receiver may take.
 	writeTimeout = 5 * time.Second
-	// dialTimeout is how long opening a connection may take, with the handshake.
+	// dialTimeout is how long opening a connection may take, including the handshake.
 	dialTimeout = 5 * time.Second
 	// finishTimeout is how long the receiver may take to confirm the end.
 	finishTimeout = time.Second
 	// The pause before the next connection doubles from minPause to maxPause.
 	minPause, maxPause = 250 * time.Millisecond, 30 * time.Second
-	// If a connection lasts steady, the pauses start again at minPause. So the sender connects ever more rarely to
-	// a peer that ends each connection soon, such as a proxy without a receiver behind it.
+	// steady is how long a connection must last before the next pause is minPause again. Without it, the sender
+	// would never back off from a peer that ends each connection soon, such as a proxy without a receiver behind it.
 	steady = time.Second
-	// fullBuffer is how many bytes of frames are collected before they are sent, while more queries wait.
+	// While more queries wait, frames are collected until they have fullBuffer bytes, and then sent.
 	fullBuffer = 32 << 10
 )
 
@@ -59,8 +59,9 @@ func New(cfg Config) *Sender {
 	return &Sender{config: cfg, dialer: net.Dialer{Resolver: cfg.Resolver}, metrics: newMetrics(cfg.Registerer)}
 }
 
-// Run sends queries to the receiver at to until ctx ends. It calls read once for the reader of the queries. The
-// reader calls lost with the number of messages that it drops. Run must not be called again before it has returned.
+// Run sends queries to the receiver until ctx ends. to is the address of the receiver. Run calls read once: read
+// returns the reader of the queries, which calls lost with the number of messages that it drops. Run must not be
+// called again before it has returned.
 func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(messages int)) *seen.Exchanges) {
 	exchanges := read(func(messages int) { s.metrics.dropped.Add(float64(messages)) })
 	defer exchanges.Close()
@@ -167,7 +168,7 @@ type stream struct {
 	conn    net.Conn
 	metrics *metrics
 	timeout time.Duration // how long a write may take
-	frames  []byte        // frames that were not sent yet
+	frames  []byte        // frames that have not been sent yet
 	count   int           // number of these frames
 }
 

@@ -10,8 +10,8 @@ type check struct {
 	code Code
 	// title says what is right if the check finds no problem.
 	title string
-	// grounds are the problems that explain what the check would find: if there is one of them, the check is
-	// skipped.
+	// grounds are the problems that explain what the check would find: if any of them is found or suspected, the
+	// check is skipped.
 	grounds []Code
 	find    func(*Readings) []Problem
 	host    bool // whether only the command makes the check, not the agent

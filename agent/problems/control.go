@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// clockTolerance is the difference between two clocks that is no problem.
+// clockTolerance is how far the clock of this host may be behind without being a problem.
 const clockTolerance = time.Minute
 
 // controlChecks returns the checks of the control plane.

@@ -18,11 +18,12 @@
 // # What is a problem
 //
 //   - A check is a pure function from readings to problems.
-//   - A problem is a lasting state, not a single query that fails. A [Window] raises a problem that every reading of 15 s has
-//     shown, and clears it when no reading of 15 s has shown it.
+//   - A problem is a lasting state, not a single query that fails. A [Window] raises a problem when all readings have
+//     shown it for 15 s, and clears it when no reading has shown it for 15 s.
 //   - A negative answer is a success. A nameserver that is not needed, such as the second nameserver while the first
 //     answers, is a warning at most.
-//   - A check is skipped if another problem explains what the check would find: without a nameserver all queries fail.
+//   - A check is skipped if another problem explains what the check would find: for example, all queries fail if there
+//     is no nameserver.
 //     A Window does not count the consequences of a problem while the problem is found or raised.
 //   - A report has problems before warnings, and causes before their consequences.
 package problems

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// failing is how many domains must have failures with the same reason. The nameservers of a single domain may
-	// cause its failures.
+	// failing is how many domains must have failures with the same reason: if only one domain has them, its own
+	// nameservers may be the cause.
 	failing = 3
 	// FailuresSince is how far back failures count. failuresLast is how long ago the last failure may be. The
 	// failures must be in at least failuresSlots different slots, each failuresSlot long: a nameserver that is
@@ -66,8 +66,8 @@ func nameserversNone(r *Readings) []Problem {
 	}}
 }
 
-// ill calls problem for each nameserver that match selects, and returns the problems, to which it adds subject,
-// severity and effect.
+// ill calls problem for each nameserver that match selects. It adds the subject, the severity and the effect to each
+// problem, and returns the problems.
 func ill(r *Readings, match func(Server) bool, problem func(s Server) Problem) (found []Problem) {
 	for _, s := range r.Agent.Servers {
 		if !match(s) {
@@ -112,8 +112,8 @@ func nameserverBarred(r *Readings) []Problem {
 	})
 }
 
-// tcpFails is for how long queries over TCP must have failed, because several queries fail at once when a
-// connection breaks.
+// tcpFails is how long queries over TCP must have failed before that is a problem. A single broken connection already
+// makes several queries fail at once.
 const tcpFails = 10 * time.Second
 
 func nameserverTCP(r *Readings) []Problem {
@@ -131,7 +131,7 @@ func nameserverTCP(r *Readings) []Problem {
 	return found
 }
 
-// dig returns a nameserver in the form of the arguments of dig.
+// dig returns a nameserver as arguments of the command dig.
 func dig(server upstream.Spec) string { return strings.Replace(server.String(), ":", " -p ", 1) }
 
 func nameserverDown(r *Readings) []Problem {

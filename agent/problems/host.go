@@ -11,7 +11,7 @@ import (
 // maxServers is how many nameservers libc uses (MAXNS).
 const maxServers = 3
 
-// hostChecks returns the checks of the host, which `nametap doctor` makes, and the agent does not.
+// hostChecks returns the checks of the host, which only `nametap doctor` makes, not the agent.
 func hostChecks() []check {
 	return []check{
 		{host: true, code: SettingsWrong, title: "the settings can be read", find: settingsWrong},
@@ -25,7 +25,7 @@ func hostChecks() []check {
 	}
 }
 
-// wayChecks returns the checks of the way of a query from a program to the agent, which `nametap doctor` makes, and the agent does not.
+// wayChecks returns the checks of a query's way from a program to the agent, which only `nametap doctor` makes.
 func wayChecks() []check {
 	grounds := []Code{
 		SettingsWrong, AgentAbsent, ResolvConfUnread, ResolvConfEmpty, ConntrackFull, ListenerSilent, CaptureAbsent, CaptureRepaired, CaptureBarred, CaptureBroken, CaptureEnded,

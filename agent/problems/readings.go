@@ -30,8 +30,8 @@ type Agent struct {
 	Token    nds.Token
 	Servers  []Server // in the order in which they are queried
 	Self     []string // nameservers that are not queried because they are this agent
-	Refusing bool     // whether queries were refused for a limit since the previous reading
-	Refused  uint64   // number of queries that were refused for a limit since the start
+	Refusing bool     // whether queries were refused because of a limit since the previous reading
+	Refused  uint64   // number of queries that were refused because of a limit since the start
 	Failures []seen.Record
 	Capture  *Capture // nil: the agent installs no rules
 	Settings Settings
@@ -49,7 +49,7 @@ func (a *Agent) capture() Capture {
 	return *a.Capture
 }
 
-// connected reports whether there is a stream to the control plane, also before its first push.
+// connected reports whether there is a stream to the control plane, even if it has carried no push yet.
 func (a *Agent) connected() bool { return a.XDS.Connected || a.XDS.Open }
 
 // needsToken reports whether the next connection needs the token.
@@ -57,8 +57,8 @@ func (a *Agent) needsToken(now time.Time) bool {
 	return a.Token.File != "" && !a.XDS.CertificateExpires.After(now)
 }
 
-// unread returns the file for the connection to the control plane that the agent cannot read, with the setting that
-// names the file, and the reason. file is "" if the agent can read all files.
+// unread returns the file that the agent needs to connect to the control plane, but cannot read, and the reason. The
+// text file includes the setting that names the file. It is "" if the agent can read all files.
 func (a *Agent) unread() (file, why string) {
 	if text, found := strings.CutPrefix(a.XDS.LastError, "reading "); found && !a.connected() {
 		file, why, _ = strings.Cut(text, ": ")
@@ -146,7 +146,7 @@ func (r Resource) full(share, free uint64) bool {
 // A Server is a nameserver in use.
 type Server struct {
 	upstream.Status
-	Suffix    string    // the server is queried for names below Suffix; "" means all names that are below no Suffix
+	Suffix    string    // the server is queried for names below Suffix; if it is "", for names below no other Suffix
 	RefusedAt time.Time // when the last reply that was no answer was noticed
 }
 
@@ -203,7 +203,7 @@ type Host struct {
 	// the settings of the command, or of the agent's unit.
 	Settings, SettingsOf string
 	// Absent says why no agent answers the command; "" if an agent answers. Unit is the state of the agent's unit.
-	// Taken has the ports of the agent's DNS listeners that other programs have.
+	// Taken has the ports of the agent's DNS listeners that other programs use.
 	Absent string
 	Unit   string
 	Taken  []Taken
@@ -221,19 +221,19 @@ type Host struct {
 	Domain string
 	// Unredirected has the families whose queries are not redirected to the agent of this pod, with the evidence.
 	Unredirected map[string]string
-	// Ways are the queries that the command has sent in the way in which programs send queries.
+	// Ways are queries that the command has sent as any program would send them.
 	Ways []Sent
 	// Others are rules of other programs that also redirect queries.
 	Others []string
 }
 
-// A Taken is a port of the agent that another program has.
+// A Taken is a port of the agent that another program uses.
 type Taken struct {
 	Address string // with the protocol
 	Program string // with its process number; "" if that is not known
 }
 
-// A Sent is a query that the command has sent in the way in which programs send queries.
+// A Sent is a query that the command has sent as any program would send it.
 type Sent struct {
 	To      string // the server
 	Network string

@@ -60,8 +60,7 @@ func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
 	}
 }
 
-// unexplainedLocked returns the problems of found without those that another problem of found, or a raised problem,
-// explains.
+// unexplainedLocked returns found without the problems that another problem in found, or a raised problem, explains.
 func (w *Window) unexplainedLocked(found []Problem) []Problem {
 	there := map[Code]bool{}
 	for _, p := range found {

@@ -79,7 +79,7 @@ func (s *summary) due(now time.Time) *group {
 	return s.earliest().take(now)
 }
 
-// last returns one line for all queries that were counted but not logged, without the queries that were answered;
+// last returns one line for all queries that were counted but not logged, except for answered queries. It returns
 // nil if there are none.
 func (s *summary) last() (line *group) {
 	for _, g := range s.groups {

@@ -28,7 +28,7 @@ const (
 // milliseconds.
 const callTimeout = 5 * time.Second
 
-// Errors for which callers check.
+// Errors that callers distinguish.
 var (
 	// errUnknownLink is returned if systemd-resolved does not see the interface.
 	errUnknownLink = errors.New("systemd-resolved does not see the interface " + LinkName + ": it runs in another network namespace")
@@ -47,7 +47,7 @@ type Registration struct {
 // A bus is a connection to the system's D-Bus.
 type bus struct {
 	conn *dbus.Conn
-	// changes receives when systemd-resolved starts or ends. It is closed with conn.
+	// changes receives a signal when systemd-resolved starts or ends. It is closed with conn.
 	changes chan *dbus.Signal
 }
 
@@ -116,9 +116,9 @@ type domain struct {
 type link struct {
 	servers []server
 	domains []domain
-	route   bool              // whether it also gets queries for names that are below no routing domain
+	route   bool              // whether the interface also gets queries for names that are below no routing domain
 	modes   map[string]string // the values of the properties in modes, by name
-	inUse   bool              // whether it is used for DNS: it is up and has an address
+	inUse   bool              // whether the interface is used for DNS: it is up and has an address
 }
 
 // modes returns the properties that must be off: mesh names are not signed, the agent has
@@ -126,7 +126,7 @@ type link struct {
 // named after the property.
 func modes() []string { return []string{"DNSSEC", "DNSOverTLS", "LLMNR", "MulticastDNS"} }
 
-// modeOff is the value of a property of modes that is off.
+// modeOff is the value that each property of modes must have.
 const modeOff = "no"
 
 // link returns the settings of an interface in systemd-resolved.
@@ -206,7 +206,7 @@ func wantedServers(r Registration) []server {
 
 // register makes a registration. It sets the nameserver last, because an interface without a nameserver has no
 // effect. If the nameserver is already set, register changes only the settings that differ. Otherwise it makes all
-// settings, also those that already look right: systemd-resolved reports its default for a setting that was never
+// settings, even those that already look right: systemd-resolved reports its default for a setting that was never
 // made, and the default may change.
 func (b *bus) register(ctx context.Context, r Registration) error {
 	l, err := b.link(ctx, r.Link)

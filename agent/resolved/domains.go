@@ -14,10 +14,10 @@ const maxDomains = 256
 // domains of always come first. Then come the domains below .local, because without a registration systemd-resolved
 // queries no nameserver for them. The other domains come last, domains with few labels first.
 //
-// No other domain is replaced by its parent to save room: other names below the parent may have their own
-// nameservers, such as the nameservers of a VPN, and systemd-resolved would no longer validate them by DNSSEC. A
-// domain below .local is replaced by its last two labels: all other names below .local belong to multicast DNS,
-// which uses no third label.
+// A domain below .local is replaced by its last two labels: all other names below .local belong to multicast DNS,
+// which uses no third label. No other domain is replaced by its parent to save room: further names below the parent
+// may have their own nameservers, such as the nameservers of a VPN, and systemd-resolved would no longer validate
+// these names by DNSSEC.
 func choose(always, domains []string) (chosen []string, others int) {
 	all := make([]string, 0, len(always)+len(domains))
 	for _, name := range always {
@@ -81,7 +81,7 @@ func covered(name string, known map[string]bool) bool {
 }
 
 // isHostname reports whether the labels of a name have only letters, digits, hyphens and underscores.
-// systemd-resolved escapes other names, so they would not compare equal.
+// systemd-resolved escapes other characters, so the domains that it returns would differ from the registered ones.
 func isHostname(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_' && r != '.'

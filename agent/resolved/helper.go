@@ -32,7 +32,7 @@ type result struct {
 	Error string `json:"error,omitempty"`
 }
 
-// askHelper makes a registration by the helper whose socket is at path.
+// askHelper sends a registration to the helper whose socket is at path, and returns the helper's result.
 func askHelper(ctx context.Context, path string, r Registration) error {
 	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
 	defer cancel()

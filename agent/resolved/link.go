@@ -21,10 +21,10 @@ const LinkName = "nametap-dns"
 // kernel may lack one of them.
 func linkKinds() []string { return []string{"dummy", "ifb"} }
 
-// linkAddr is the address of the interface. It is a loopback address: programs that look for addresses of this host
-// skip these. It has the scope "site": systemd-resolved ignores interfaces whose addresses have the scope of a link
-// or of the host, and the kernel never chooses an address of the scope "site" as the source of a packet to another
-// host.
+// linkAddr is the address of the interface. It is a loopback address, because programs that look for addresses of
+// this host skip loopback addresses. It has the scope "site": systemd-resolved ignores interfaces whose addresses
+// have the scope "link" or "host", and the kernel never chooses an address of the scope "site" as the source of a
+// packet to another host.
 func linkAddr() [4]byte { return [4]byte{127, 15, 53, 1} }
 
 // The range of the indexes of interfaces that nametap creates. The kernel numbers other interfaces from 1.
@@ -57,8 +57,8 @@ func isNoLink(err error) bool {
 // makeLink creates the interface, or completes it, and returns its index.
 //
 // systemd-resolved identifies interfaces only by their index, and may run in another network namespace than the
-// agent. There, another interface may have the same index. So the index is random: if systemd-resolved knows the
-// index, it sees this interface.
+// agent. There, another interface could have the same index, so the index is random: if systemd-resolved knows an
+// interface with this index, it is this interface.
 func makeLink() (int, error) {
 	index, err := findLink()
 	if err == nil && index == 0 {

@@ -56,8 +56,8 @@ const notePause = 5 * time.Second
 // does not connect to D-Bus.
 type Registrar struct {
 	config  Config
-	noted   atomic.Bool   // the names may have changed
-	wake    chan struct{} // receives after Note and Set
+	noted   atomic.Bool   // whether the names may have changed since they were read
+	wake    chan struct{} // wakes Run after Note and Set
 	on      atomic.Bool
 	repairs atomic.Uint64
 
@@ -68,11 +68,11 @@ type Registrar struct {
 	bus        *bus // nil: not connected
 	names      Names
 	read       time.Time    // when names were read
-	chosen     []string     // the domains of names to register
+	chosen     []string     // the domains to register, chosen from names
 	others     int          // number of domains beyond the limit
 	registered Registration // the last registration; its Link is 0 if there is none
-	flushed    uint64       // the fingerprint when the caches were flushed
-	elsewhere  bool         // systemd-resolved runs in another network namespace
+	flushed    uint64       // the fingerprint of the names when the caches were last flushed
+	elsewhere  bool         // whether systemd-resolved runs in another network namespace
 }
 
 // New returns a Registrar. It is off.
@@ -159,7 +159,7 @@ func (r *Registrar) pauseLeft() time.Duration {
 	return r.config.pause - time.Since(r.read)
 }
 
-// changes returns the channel that receives when systemd-resolved starts or ends. The channel is closed
+// changes returns the channel that gets a signal when systemd-resolved starts or ends. The channel is closed
 // when D-Bus ends. It is nil without a connection.
 func (r *Registrar) changes() <-chan *dbus.Signal {
 	if r.bus == nil {
@@ -295,7 +295,7 @@ func (r *Registrar) compare(ctx context.Context, wanted Registration) error {
 	return nil
 }
 
-// changed reports whether two registrations have another server or other domains.
+// changed reports whether two registrations differ in the server or in the domains.
 func changed(a, b Registration) bool {
 	return a.Server != b.Server || !sameDomains(wanted(a.Domains), wanted(b.Domains))
 }

@@ -29,8 +29,8 @@ const (
 type prober struct {
 	targets  []netip.AddrPort
 	starts   *atomic.Int64           // number of starts of the command
-	hung     chan error              // receives why the command hangs, once for each hang
-	life     int64                   // the fields below are about this start: a value of starts
+	hung     chan error              // gets the reason each time that the command hangs
+	life     int64                   // the fields below are about the start with this number (see starts)
 	misses   int                     // failed probes in succession
 	answered map[netip.AddrPort]bool // sockets on which the command has answered since its start
 }
@@ -119,9 +119,9 @@ func (p *prober) hangs(found answers) error {
 }
 
 // silent returns an error in two cases: there is no answer on a socket on which the command has answered since its
-// start, or there is no answer on any socket. If only sockets on which the command has never answered are silent,
-// that is no error, because one of the two families may not work on this host. silent returns errUnasked if no
-// probe could be sent.
+// start, or there is no answer on any socket. In other cases, a socket on which the command has never answered may
+// be silent, because one of the two families may not work on this host. silent returns errUnasked if no probe could
+// be sent.
 func (p *prober) silent(found answers) error {
 	var stopped, silent, unasked error
 	served := false
@@ -184,8 +184,8 @@ func ask(target netip.AddrPort) *query {
 	return q
 }
 
-// sockaddr returns the family of the address at, and this address in the form of the kernel. A link-local address
-// then has the index of the interface.
+// sockaddr returns the family of an address, and the address in the form of the kernel, in which a link-local address
+// has the index of its interface.
 func sockaddr(at netip.AddrPort) (family int, to unix.Sockaddr) {
 	if at.Addr().Is4() {
 		return unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}

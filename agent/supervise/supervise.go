@@ -43,7 +43,7 @@ const (
 )
 
 // SocketsEnv is the environment variable with the number of sockets of the command; their descriptors begin at 3.
-// RestartsEnv is the environment variable with the number of its restarts.
+// RestartsEnv is the environment variable with the number of restarts of the command.
 const (
 	SocketsEnv  = "_NAMETAP_SOCKETS"
 	RestartsEnv = "_NAMETAP_RESTARTS"
@@ -65,8 +65,8 @@ type Config struct {
 	// does not have it, unless this process ignores SIGHUP.
 	EndSignals []os.Signal
 	// Abandoned is called after the abandonAfter-th end in succession, and after each further quick end. An end is
-	// quick if it comes soon after the start; the first of the ends need not be. Abandoned is also called after the last end, unless the exit
-	// code is 0. It may be nil.
+	// quick if it comes soon after the start; only the first end in succession need not be quick. Abandoned is also
+	// called after the last end, unless the exit code is 0. It may be nil.
 	Abandoned func()
 	// Log gets restarts and errors.
 	Log *slog.Logger
@@ -86,7 +86,7 @@ type supervisor struct {
 // Run runs the command until its last end, and returns its exit code, or 128 plus the
 // number of the signal that ended it. It returns an error if the command cannot be started.
 func Run(cfg Config) (code int, err error) {
-	// The kernel signals the command when the thread that started it ends.
+	// The kernel sends the command a signal (Pdeathsig) when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s := &supervisor{Config: cfg}
@@ -151,8 +151,8 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, hung <-chan error) (c
 	}
 }
 
-// start starts the command. The command gets a process group of its own. So the signals of a terminal reach it only
-// once: from this process.
+// start starts the command, in a process group of its own, so that the command gets a signal of the terminal only
+// from this process, and not twice.
 func (s *supervisor) start() error {
 	files := []uintptr{0, 1, 2}
 	for _, socket := range s.Sockets {

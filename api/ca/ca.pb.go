@@ -30,8 +30,8 @@ const (
 // IstioCertificateRequest requests a certificate.
 type IstioCertificateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A PKCS #10 request in PEM. The certificate authority uses its public key and may
-	// replace everything else.
+	// A PKCS #10 request in PEM. The certificate authority uses the public key in the request,
+	// and may replace everything else.
 	Csr string `protobuf:"bytes,1,opt,name=csr,proto3" json:"csr,omitempty"`
 	// The requested validity in seconds.
 	ValidityDuration int64 `protobuf:"varint,3,opt,name=validity_duration,json=validityDuration,proto3" json:"validity_duration,omitempty"`
@@ -95,7 +95,7 @@ func (x *IstioCertificateRequest) GetMetadata() *structpb.Struct {
 // IstioCertificateResponse is a signed certificate.
 type IstioCertificateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Certificates in PEM, from the workload's to the root's.
+	// Certificates in PEM: the workload's certificate first, the root certificate last.
 	CertChain     []string `protobuf:"bytes,1,rep,name=cert_chain,json=certChain,proto3" json:"cert_chain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

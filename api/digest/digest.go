@@ -1,11 +1,11 @@
 // Package digest computes the checksums of tables, which a control plane and its agents compare
-// (NameTable.Change in nds.proto). The checksum of a table is the sum of its entries' checksums, so
-// it does not depend on their order, and a change of one entry costs only that entry.
+// (NameTable.Change in nds.proto). The checksum of a table is the sum of its entries' checksums. So
+// the order of the entries does not matter, and a changed entry is the only one that is hashed again.
 //
-// Checksums find faults. They do not prove that tables are equal, since entries can be chosen so that their sum is any
-// value: with 128 hosts that takes half a minute, and with 8 hosts a second for a digest. So they do not decide what is
-// sent, kept or used where that is known in another way. An agent that was away while entries changed in this way keeps
-// the previous ones.
+// Checksums find faults. They do not prove that tables are equal, because entries can be chosen to have a wanted sum:
+// 128 hosts with a wanted checksum are found in half a minute, and 8 hosts with a wanted digest in a second. So where
+// there is another way to know what to send, keep or use, checksums do not decide it. If entries are replaced by
+// entries with the same sum while an agent is away, the agent keeps the previous entries.
 package digest
 
 import (
@@ -27,7 +27,7 @@ func Of(entry []byte) Sum {
 	return Sum{binary.BigEndian.Uint64(s[:]), binary.BigEndian.Uint64(s[8:])}
 }
 
-// ParseSum returns the checksum in b; ok is false if b has not SumSize bytes.
+// ParseSum returns the checksum in b; ok is true if b has SumSize bytes.
 func ParseSum(b []byte) (s Sum, ok bool) {
 	if len(b) != SumSize {
 		return Sum{}, false

@@ -11,7 +11,7 @@ import (
 // Count is the number of shards over which hosts are spread.
 const Count = 256
 
-// maxName is how much of a name decides about its shard, in bytes.
+// maxName is how many bytes of a name, without the dot at its end, determine its shard.
 const maxName = 254
 
 // ShardOf returns the shard of a host. The host's name may be in any case and have a dot at the
@@ -22,7 +22,7 @@ func ShardOf[T string | []byte](host T) int {
 	}
 	host = host[:min(len(host), maxName)]
 	var name [1 + maxName]byte
-	label := 0 // offset of its length
+	label := 0 // offset of the length of the current label
 	for i := range len(host) {
 		c := host[i]
 		switch {
@@ -39,8 +39,8 @@ func ShardOf[T string | []byte](host T) int {
 }
 
 // ShardOfWire returns the shard of a host by its name in wire form: lower-case labels, each after its
-// length, without the empty one at the end. nds.proto defines it. It takes the time of a query of the
-// agent, so it reads eight bytes at a time.
+// length, without the empty label at the end. nds.proto defines the hash. ShardOfWire reads eight bytes at a
+// time, because the agent calls it for each query.
 func ShardOfWire(name string) int {
 	return shardOfWire(unsafe.Slice(unsafe.StringData(name), len(name)))
 }
@@ -71,7 +71,7 @@ func Split(tables ...[]byte) (map[int][]byte, error) {
 		given += len(table)
 	}
 	list := make([][]byte, 0, given/usual)
-	of := make([]uint8, 0, given/usual) // their shards
+	of := make([]uint8, 0, given/usual) // the shards of the entries in list
 	size, err := entries(tables, func(shard int, entry []byte) {
 		sizes[shard] += len(entry)
 		list, of = append(list, entry), append(of, uint8(shard)) //nolint:gosec // below Count
@@ -94,7 +94,7 @@ func Split(tables ...[]byte) (map[int][]byte, error) {
 	return shards, nil
 }
 
-// entries calls yield for the entries of tables, with tag and length, and returns their length.
+// entries calls yield for each entry of tables, including its tag and length. It returns the length of all entries.
 func entries(tables [][]byte, yield func(shard int, entry []byte)) (size int, err error) {
 	for i, table := range tables {
 		for rest := table; len(rest) > 0; {
@@ -122,7 +122,7 @@ const (
 	fieldKey   protowire.Number = 1
 )
 
-// KeyOf returns the key of an entry of a NameTable, which has tag and length and can be parsed so far.
+// KeyOf returns the key of an entry of a NameTable. entry includes its tag and length, which must be well-formed.
 func KeyOf(entry []byte) (key []byte, err error) {
 	_, _, tag := protowire.ConsumeTag(entry)
 	body, _ := protowire.ConsumeBytes(entry[tag:])
@@ -160,7 +160,7 @@ func (b *Sums) Digests() (d Digests) {
 	return d
 }
 
-// ParseDigests returns the digests in b; ok is false if b has not DigestsSize bytes.
+// ParseDigests returns the digests in b; ok is true if b has DigestsSize bytes.
 func ParseDigests(b []byte) (d Digests, ok bool) {
 	if len(b) != DigestsSize {
 		return Digests{}, false
@@ -212,7 +212,7 @@ func All() (s Set) {
 	return s
 }
 
-// ParseSet returns the set in b, which is empty if b is; ok is false for other lengths than SetSize.
+// ParseSet returns the set in b; an empty b means the empty set. ok is true if b is empty or has SetSize bytes.
 func ParseSet(b []byte) (s Set, ok bool) {
 	copy(s[:], b)
 	return s, len(b) == 0 || len(b) == SetSize

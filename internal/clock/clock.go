@@ -1,9 +1,9 @@
 // Package clock measures time, including the time for which the machine was suspended.
 //
-// Go's monotonic time is CLOCK_MONOTONIC, which stands still during a suspend. A cached reply
+// Go's monotonic time is CLOCK_MONOTONIC, which stands still during a suspend: with it, a cached reply
 // would keep its TTL overnight. CLOCK_BOOTTIME counts the suspend, and like CLOCK_MONOTONIC it
 // ignores jumps of the wall clock. But Go can read CLOCK_BOOTTIME only with a system call, which takes as long as
-// a lookup in the cache (BenchmarkNow). A [Clock] reads it at most every 10 ms and adds the
+// a lookup in the cache (BenchmarkNow). So a [Clock] reads CLOCK_BOOTTIME at most every 10 ms, and adds the
 // time asleep to Go's time. Parts of the agent that poll share the ticks of one clock ([Clock.Poll]).
 //
 //	clock.go  the Clock
@@ -15,7 +15,7 @@
 //   - A [Clock] measures the age of something that other machines may have changed during a suspend: TTLs and
 //     staleness of replies, the age of the table, and the age of sockets to nameservers.
 //   - time.Now and timers stand still during a suspend. They measure how long a server has not answered, and how long
-//     to wait for it: the nameserver does not cause a suspend, and no client on this machine waits during it.
+//     to wait for it: the server does not cause a suspend, and no client on this machine waits during a suspend.
 //   - The wall clock tells when a certificate or a token expires. It also gives the time of a push in the snapshot
 //     file, which is compared after a reboot.
 package clock
@@ -94,8 +94,9 @@ func (c *Clock) sleptAt(now time.Time) time.Duration {
 	}
 }
 
-// Poll calls look at ticks of the clock until stop has returned. The time between two calls is every, rounded down
-// to whole ticks, but at least one tick. found, which has a buffer of one, receives when look has returned true.
+// Poll calls the function look at ticks of the clock, until stop has returned. The time between two calls is every,
+// rounded down to whole ticks, but at least one tick. When look returns true, found, which has a buffer of one, gets
+// a value.
 // look must be quick, because all polls of the clock run one after the other: a poll that waits for a disk delays
 // all of them. look must not call stop.
 func (c *Clock) Poll(every time.Duration, look func() bool) (found <-chan struct{}, stop func()) {
@@ -115,8 +116,8 @@ func (c *Clock) Await(ctx context.Context, every time.Duration, look func() bool
 	}
 }
 
-// timeAsleep returns how long the machine has been suspended since it was booted, minus
-// the time between its two readings. It returns 0 if the kernel lacks one of the two clocks.
+// timeAsleep returns how long the machine has been suspended since it was booted. The result is too small by the
+// time between the readings of the two clocks. It is 0 if the kernel lacks one of the clocks.
 func timeAsleep() time.Duration {
 	var boot, awake unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot) != nil || unix.ClockGettime(unix.CLOCK_MONOTONIC, &awake) != nil {

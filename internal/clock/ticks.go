@@ -14,7 +14,7 @@ const Tick = 800 * time.Millisecond
 type ticks struct {
 	origin time.Time     // the time of tick 0
 	length time.Duration // from tick to tick
-	kernel bool          // the alarm should be a timer of the kernel
+	kernel bool          // whether the alarm should be a timer of the kernel
 
 	mu    sync.Mutex
 	polls map[*poll]struct{}
@@ -34,7 +34,7 @@ func (t *ticks) add(every time.Duration, look func() bool) *poll {
 	return p
 }
 
-// remove ends the calls of p. A call that has begun ends first.
+// remove ends the calls of p. If a call has begun, remove waits until the call has ended.
 func (t *ticks) remove(p *poll) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,7 +94,7 @@ type poll struct {
 	look  func() bool
 	every int64         // in ticks
 	last  int64         // the tick of the last call
-	found chan struct{} // receives when look has returned true
+	found chan struct{} // gets a value when look has returned true
 }
 
 // next returns the number of the tick at which the next call is due.

@@ -1,4 +1,4 @@
-// Package conntrack asks the kernel's connection tracking: it lists and deletes entries
+// Package conntrack uses the kernel's connection tracking: it lists and deletes entries
 // ([Dump], [Delete]) and finds the original destination of captured traffic ([UDP],
 // [OriginalTCP]), which REDIRECT and DNAT have replaced. A [Conn] also carries requests to
 // the other subsystems of netfilter, such as nf_tables.
@@ -11,7 +11,7 @@
 //
 // Requests are sent with package nl of github.com/vishvananda/netlink. Its package netlink has no function for
 // these requests: it reads the whole table into memory, filters there, and ignores the zone of one direction
-// (CTA_TUPLE_ZONE), by which nametap recognises its entries. Only the lookup of a captured UDP query does not use
-// the library, because it runs once for each query: it takes 6 µs of processor time and allocates nothing. With the
-// library it would take 16 µs and allocate 16 times.
+// (CTA_TUPLE_ZONE), by which nametap recognises its entries. The lookup of a captured UDP query, which runs once for
+// each query, is made without the library: it takes 6 µs of processor time and allocates nothing. With the library it
+// would take 16 µs and allocate 16 times.
 package conntrack

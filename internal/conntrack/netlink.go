@@ -15,7 +15,7 @@ import (
 const (
 	netfilterHeader = nl.SizeofNfgenmsg // bytes: 1 family, 1 version, 2 resource
 	attributeHeader = unix.SizeofNlAttr // bytes: 2 length, 2 type
-	attributeType   = nl.NLA_TYPE_MASK  // without the flags for nested and for network byte order
+	attributeType   = nl.NLA_TYPE_MASK  // the bits of the type, without the flags for nested and for network byte order
 )
 
 // The library (in version 1.3.1) finds out the byte order at its first use, without a lock. So it is first used

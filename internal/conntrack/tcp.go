@@ -12,7 +12,8 @@ import (
 
 // OriginalTCP returns the original destination of an accepted connection. It returns
 // false, and no error, for a connection that was not captured: connection tracking has no
-// entry, or the client connected to the local address. After an error nothing is known.
+// entry, or the client connected to the local address. An error means that it is not known whether
+// the connection was captured.
 //
 // A link-local IPv6 address has no zone: the kernel does not say which interface was
 // meant.

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrPermission is the error without CAP_NET_ADMIN in the user namespace that owns
-// the network namespace.
+// ErrPermission is the error if this process lacks CAP_NET_ADMIN in the user namespace
+// that owns the network namespace.
 var ErrPermission = fmt.Errorf("connection tracking cannot be queried, CAP_NET_ADMIN is missing: %w", os.ErrPermission)
 
 // ErrUnsupported is the error while the kernel has no netlink interface to connection
@@ -78,8 +78,8 @@ func (u *UDP) Close() error {
 // Lookup returns the original destination of a packet that came from client to the socket at local. It returns
 // false, and no error, for a packet that was not captured: connection tracking has no entry (any more), the packet
 // was sent to local, or the entry was made by a reply that was sent after the packet's own entry had been dropped.
-// local is the destination address of the packet when it arrived, never the wildcard. A link-local IPv6 address
-// has no zone: the kernel does not say which interface was meant.
+// local is the destination address of the packet when it arrived, never the wildcard. A returned link-local IPv6
+// address has no zone: the kernel does not say which interface was meant.
 //
 // After [ErrPermission] and [ErrUnsupported] every lookup fails. Any other error may be
 // temporary; a few attempts were made already.
@@ -99,7 +99,7 @@ func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error)
 	return original, true, nil
 }
 
-// lookup calls [lookups.lookup] on an idle socket, again after temporary errors.
+// lookup calls [lookups.lookup] on an idle socket, and repeats the call after temporary errors.
 func (u *UDP) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 	select {
 	case <-u.closed: // checked first, because there may still be idle sockets
@@ -121,8 +121,8 @@ func (u *UDP) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 	}
 }
 
-// classify returns [ErrPermission] or [ErrUnsupported] for an error that means the same, and any other error as it
-// is.
+// classify returns [ErrPermission] or [ErrUnsupported] for an error that means the same, and any other error
+// unchanged.
 func classify(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
@@ -186,7 +186,7 @@ func (l *lookups) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 // It is serialized once: only its number, the addresses and the ports differ between lookups.
 type lookupRequest struct {
 	message                          []byte
-	src, dst, srcPort, dstPort, addr int // where in message the field begins; but addr is the length of an address
+	src, dst, srcPort, dstPort, addr int // offsets of the fields in message; but addr is the length of an address
 }
 
 // newLookup returns the request of a family with unspecified addresses. src and dst are the kinds of the
@@ -200,7 +200,7 @@ func newLookup(family uint8, src, dst, addr int) lookupRequest {
 	protocol.AddRtAttr(nl.CTA_PROTO_NUM, []byte{unix.IPPROTO_UDP})
 	protocol.AddRtAttr(nl.CTA_PROTO_SRC_PORT, nl.BEUint16Attr(0))
 	protocol.AddRtAttr(nl.CTA_PROTO_DST_PORT, nl.BEUint16Attr(0))
-	// From the end, where each attribute is padded to 4 bytes.
+	// The offsets are computed from the end of the message. Each attribute is padded to 4 bytes.
 	m := Request{Type: messageGet, Family: family, Attributes: tuple.Serialize()}.message().Serialize()
 	dstPort := len(m) - 4
 	srcPort := dstPort - 4 - attributeHeader
@@ -223,7 +223,7 @@ var errMalformed = errors.New("malformed reply from the kernel")
 // parseLookup returns the original destination of the entry in a reply, or the error in the reply. matched is false
 // if the reply belongs to another request than request seq.
 func parseLookup(b []byte, seq uint32) (original netip.AddrPort, matched bool, err error) {
-	if len(b) < unix.SizeofNlMsghdr { // length 4, type 2, flags 2, sequence 4, port 4
+	if len(b) < unix.SizeofNlMsghdr { // bytes: 4 length, 2 type, 2 flags, 4 sequence, 4 port
 		return original, true, errMalformed
 	}
 	length, kind := binary.NativeEndian.Uint32(b), binary.NativeEndian.Uint16(b[4:])

@@ -1,4 +1,4 @@
-// Package explain has the texts of this version's documents that explain a line of output: the rows of
+// Package explain has texts that explain a line of output. They are from the documents of this version: the rows of
 // docs/behaviour.md, and the symptoms and the extended DNS errors of docs/operations.md. It needs no network.
 //
 // The texts are in entries.gz, which `make generate` writes from the documents.
@@ -36,7 +36,7 @@ type Entry struct {
 	Kind Kind `json:"kind"`
 	// ID is the number of a row or of a code; empty for a symptom.
 	ID string `json:"id,omitempty"`
-	// Section is the heading above it.
+	// Section is the heading above the text in the document.
 	Section string `json:"section,omitempty"`
 	// Title is the symptom, or the name of the code; empty for a row.
 	Title string `json:"title,omitempty"`
@@ -64,7 +64,7 @@ var (
 	// rowID matches the number of a row, codeID the number of an extended DNS error.
 	rowID  = regexp.MustCompile(`^(?i:[a-z][0-9]{1,2})$`)
 	codeID = regexp.MustCompile(`^(?i:ede)?([0-9]{1,5})$`)
-	// quoted matches a message that a text quotes, digits what differs from one message to another.
+	// quoted matches a message that a text quotes. digits matches numbers, in which two such messages may differ.
 	quoted = regexp.MustCompile(`"([^"]{8,})"`)
 	digits = regexp.MustCompile(`[0-9]+`)
 )

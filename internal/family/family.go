@@ -61,7 +61,7 @@ func (f Family) Loopback() netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-// Number returns the kernel's number of the family, which AF_INET and NFPROTO_IPV4 share.
+// Number returns the kernel's number of the family: AF_INET, which equals NFPROTO_IPV4, or AF_INET6.
 func (f Family) Number() uint8 {
 	if f == IPv6 {
 		return unix.AF_INET6

@@ -12,16 +12,16 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// acceptWait is how long Accept waits for a client after descriptors have run out. Only if a client comes does it
-// close a connection.
+// acceptWait is how long Accept waits for a client after descriptors have run out. If a client comes, Accept closes
+// a connection.
 const acceptWait = time.Second
 
 // requestTime is how long a connection has for a request and its response. After that it may be closed to free a
 // descriptor.
 const requestTime = 50 * time.Millisecond
 
-// reserveSize is how many clients can be accepted while the process has no descriptors left and no connection here
-// can be closed.
+// reserveSize is how many clients can be accepted while the process has no descriptors left and no connection of
+// the listener can be closed.
 const reserveSize = 2
 
 // conns is a listener that bounds the number of its open connections. At the limit, a new connection replaces an
@@ -38,15 +38,15 @@ type conns struct {
 	open map[net.Conn]client
 }
 
-// A client is what is known of the client of a connection.
+// A client describes the client of a connection.
 type client struct {
 	state http.ConnState
 	since time.Time // when the state began
-	local bool      // the client is on this host
+	local bool      // whether the client is on this host
 }
 
-// Accept returns the next connection. After a temporary error it waits and tries again: if it returned the error,
-// the server would end.
+// Accept returns the next connection. After a temporary error it waits and retries: if it returned the error, the
+// server would end.
 func (c *conns) Accept() (net.Conn, error) {
 	for {
 		conn, err := c.Listener.Accept()
@@ -96,9 +96,8 @@ func (c *conns) freeDescriptor() bool {
 
 // makeRoomLocked closes the connection that has been without a request for longest. If all connections have a
 // request, it closes the connection from another host whose state is oldest, because probes and operators connect
-// from this host. If all connections are from this host, it closes the connection whose state is oldest. It spares
-// connections that are not idle and whose state is newer than spared. It returns false if it spares all
-// connections.
+// from this host. If all connections are from this host, it closes the connection whose state is oldest. For the time
+// spared after a change of state, it spares a connection that is not idle. It returns false if it spares all.
 func (c *conns) makeRoomLocked(spared time.Duration) bool {
 	rank := func(c client) int {
 		switch {
@@ -128,7 +127,7 @@ func (c *conns) makeRoomLocked(spared time.Duration) bool {
 	return true
 }
 
-// changed takes the new state of a connection from the server ([http.Server].ConnState).
+// changed records the new state of a connection. The server calls it ([http.Server].ConnState).
 func (c *conns) changed(changed net.Conn, state http.ConnState) {
 	if encrypted, ok := changed.(*tls.Conn); ok {
 		changed = encrypted.NetConn()

@@ -26,8 +26,8 @@ type Dumps struct {
 	content string
 }
 
-// NewDumps returns a Dumps for up to limit clients at a time. content names what they read, in the text of a
-// refusal.
+// NewDumps returns a Dumps for up to limit clients at a time. The text of a refusal names content, which the clients
+// read.
 func NewDumps(limit int64, content string) *Dumps {
 	return &Dumps{slots: semaphore.NewWeighted(limit), max: limit, content: content}
 }

@@ -69,8 +69,8 @@ func Serve(ctx context.Context, server *http.Server, ln net.Listener, grace time
 }
 
 // LocalOnly returns a handler that serves only programs on this host. It refuses other clients and pages of other
-// origins. It also refuses a Host that is neither localhost nor a loopback address: a page that rebinds its own
-// name to this host sends that name.
+// origins. It also refuses a Host that is neither localhost nor a loopback address: for a page that has rebound its
+// own name to this host, a browser sends that name.
 func LocalOnly(next http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if why := foreign(r); why != "" {
@@ -105,7 +105,7 @@ func foreign(r *http.Request) string {
 }
 
 // isLocal reports whether a Host header has a name or an address that only this host can
-// have. HTTP/1.0 does not require the header, and no browser uses HTTP/1.0.
+// have. An empty Host counts as local: only HTTP/1.0 allows it, and no browser uses HTTP/1.0.
 func isLocal(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {

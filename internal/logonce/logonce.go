@@ -1,4 +1,4 @@
-// Package logonce logs a failure once, even if what failed is retried and fails again and again.
+// Package logonce logs a failure once, even if the operation is retried and fails again and again.
 package logonce
 
 import (
@@ -84,8 +84,8 @@ func withoutLocalPort(text string) string {
 // failure.
 type Failure struct{ text string }
 
-// Differs reports whether err is to be logged: it is not nil, and differs from the previous failure. It remembers
-// err; nil ends the failure.
+// Differs reports whether the caller should log err: err is not nil, and differs from the previous failure. Differs
+// remembers err for the next call; if err is nil, the failure has ended.
 func (f *Failure) Differs(err error) bool {
 	previous := f.text
 	f.text = ""

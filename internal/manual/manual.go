@@ -18,8 +18,8 @@ import (
 )
 
 // Main is the main function of a program whose only argument is a directory such as
-// /usr/share. It writes the files of root below it, and returns the exit code. The date of
-// the pages is SOURCE_DATE_EPOCH, or none.
+// /usr/share. It writes the files of root below the directory, and returns the exit code. The
+// date of the pages is SOURCE_DATE_EPOCH, or none.
 func Main(root *cobra.Command, args []string) int {
 	if err := run(root, args); err != nil {
 		fmt.Fprintf(os.Stderr, "writing the manual of %s: %v\n", root.Name(), err)
@@ -44,7 +44,7 @@ func run(root *cobra.Command, args []string) error {
 }
 
 // Write writes the page of every command in section 1, and the completion for bash, zsh and
-// fish. The files are where these programs look for them below /usr/share.
+// fish. The paths in dir are the paths below /usr/share at which man and the shells look for the files.
 func Write(root *cobra.Command, dir string, date time.Time) error {
 	root.InitDefaultHelpFlag()
 	files := map[string]string{}

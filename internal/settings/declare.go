@@ -39,7 +39,7 @@ func (g Group) String(p *string, name, usage string) Setting {
 // Bool declares a setting that is true or false.
 func (g Group) Bool(p *bool, name, usage string) Setting { return g.yesOrNo(yesNo{p: p}, name, usage) }
 
-// Negated declares a setting that is true or false, and stores the opposite.
+// Negated declares a setting that is true or false. *p gets the opposite of its value.
 func (g Group) Negated(p *bool, name, usage string) Setting {
 	return g.yesOrNo(yesNo{p: p, negated: true}, name, usage)
 }
@@ -112,7 +112,7 @@ func Usages(flags *pflag.FlagSet) string {
 		}
 		shown := *flag
 		if shown.DefValue == "[]" {
-			shown.DefValue = "" // pflag leaves that out
+			shown.DefValue = "" // pflag prints no empty default
 		}
 		group.AddFlag(&shown)
 	})

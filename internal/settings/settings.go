@@ -41,7 +41,7 @@ const (
 	annotationSource = "nametap/source"
 )
 
-// Env returns the environment variable of a flag that documents name.
+// Env returns the environment variable of a flag, as the documents name it.
 func Env(flag *pflag.Flag) string {
 	if env := flag.Annotations[annotationEnv]; len(env) > 0 {
 		return env[0]
@@ -120,8 +120,8 @@ func Adopt(flags *pflag.FlagSet, values map[string][]string, source string) erro
 	return errors.Join(failed...)
 }
 
-// Copy gives each flag in to the value and the source of the flag with the same name in from, if that flag is set and
-// wanted returns true for it.
+// Copy copies the values of flags, and their sources, from one FlagSet to another. It leaves out flags without a
+// value of their own (not Changed), flags for which wanted returns false, and flags that are missing in to.
 func Copy(to, from *pflag.FlagSet, wanted func(flag *pflag.Flag) bool) error {
 	var failed []error
 	from.VisitAll(func(flag *pflag.Flag) {

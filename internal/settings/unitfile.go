@@ -3,7 +3,7 @@ package settings
 import "strings"
 
 // ParseEnvironmentFile returns the variables ("KEY=value") of a file that a unit of systemd names in EnvironmentFile=,
-// as systemd reads it (systemd.exec(5)): nothing is expanded, quotes count at the beginning of a value only, a
+// as systemd reads it (systemd.exec(5)): nothing is expanded, quotes count only at the beginning of a value, a
 // backslash at the end of a line continues the value, and lines that begin with "#" or ";" or have no "=" are skipped.
 // No library reads this form: libraries for shells and for .env files expand variables and know "export".
 func ParseEnvironmentFile(text string) []string {
@@ -31,8 +31,8 @@ func ParseEnvironmentFile(text string) []string {
 	}
 }
 
-// ParseEnvironment returns the variables of the property Environment of a unit, as `systemctl show` prints it: words,
-// in double quotes if they need them.
+// ParseEnvironment returns the variables of the property Environment of a unit. text is the property as
+// `systemctl show` prints it: words, some of them in double quotes.
 func ParseEnvironment(text string) []string {
 	var found []string
 	for s := (scanner{rest: text}); ; {
@@ -88,7 +88,7 @@ func (s *scanner) value() string {
 }
 
 // double reads a text in double quotes. As in a shell, a backslash escapes a double quote, a backslash, a backquote and
-// a dollar sign, and joins lines; before any other character it stays.
+// a dollar sign, and joins lines; a backslash before any other character is kept.
 func (s *scanner) double() string {
 	var text strings.Builder
 	i := 1
@@ -114,7 +114,7 @@ func (s *scanner) double() string {
 // plain reads a text without quotes up to the end of its line, without the blanks at its end.
 func (s *scanner) plain() string {
 	var text strings.Builder
-	end, i := 0, 0 // of the text without these blanks
+	end, i := 0, 0 // end is the length of the text without the blanks at its end
 	for ; i < len(s.rest) && !strings.ContainsRune(newlines, rune(s.rest[i])); i++ {
 		c := s.rest[i]
 		if c == '\\' {

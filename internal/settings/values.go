@@ -18,7 +18,7 @@ import (
 // yesNo is a setting that is true or false.
 type yesNo struct {
 	p       *bool
-	negated bool // *p is the opposite
+	negated bool // whether *p is the opposite of the setting
 }
 
 // String returns true or false.
@@ -101,7 +101,7 @@ const (
 	ZeroIsNone              // none, which the Config writes as -1
 )
 
-// number is a setting that is a number of something, and not negative.
+// number is a setting that is a number, perhaps with a unit, and not negative.
 type number[T ~int | ~int64] struct {
 	p      *T
 	kind   string
@@ -170,7 +170,7 @@ func parseBytes(s string) (int, error) {
 	} else if rest, ok := strings.CutSuffix(s, "MiB"); ok {
 		digits, shift = rest, 20
 	}
-	n, err := strconv.ParseInt(digits, 10, 33) // to 4 GiB, or as many KiB or MiB
+	n, err := strconv.ParseInt(digits, 10, 33) // less than 4 Gi of bytes, KiB or MiB
 	if err != nil {
 		return 0, errors.New("want a number of bytes, alone or with KiB or MiB, such as 64MiB")
 	}
@@ -287,7 +287,7 @@ func (l *list[T]) GetSlice() []string {
 	return texts
 }
 
-// read reads every value. If there are several, the error names the wrong one.
+// read parses every text. If there are several, the error names the malformed one.
 func (l *list[T]) read(texts []string) ([]T, error) {
 	values := make([]T, 0, len(texts))
 	for _, text := range texts {
@@ -303,8 +303,8 @@ func (l *list[T]) read(texts []string) ([]T, error) {
 	return values, nil
 }
 
-// Reachable returns the address to connect to if a server listens on addr, a host:port. Its host is localhost if the
-// server listens on all addresses of the host.
+// Reachable returns the address at which clients reach a server that listens on addr, a host:port. The host of the
+// address is localhost if the server listens on all addresses.
 func Reachable(addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil {

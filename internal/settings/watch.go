@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// watchSettle is how long the files must read the same before a change counts. A file
-	// that is written in place is empty for a moment. With [clock.Tick] it bounds how late a
-	// change is noticed: 0.9 s.
+	// watchSettle is how long the files must be unchanged before a change counts. A file that
+	// is written in place is empty for a moment. A change is noticed after [clock.Tick] and
+	// watchSettle at most: 0.9 s.
 	watchSettle = 100 * time.Millisecond
-	// emptySettle is that time if a file that had text is empty or absent now. A command whose output goes to a file
-	// empties it first, and writes to it later.
+	// emptySettle replaces watchSettle if a file that had text is empty or absent now. A command whose output goes to
+	// a file empties the file first, and writes to it later.
 	emptySettle = 5 * time.Second
 )
 
@@ -35,7 +35,7 @@ func Files(flags *pflag.FlagSet) []string {
 }
 
 // CheckRereadable returns an error if a file that settings come from can be read only once,
-// as a pipe. An absent file can be read again.
+// such as a pipe. An absent file is no error.
 func CheckRereadable(flags *pflag.FlagSet) error {
 	for _, path := range Files(flags) {
 		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
@@ -47,10 +47,10 @@ func CheckRereadable(flags *pflag.FlagSet) error {
 
 // A Watcher reports changes of files.
 //
-// It reads them at each tick of its clock and compares the bytes, for the reasons that
-// resolvconf.Watcher gives: no event tells of a file that is bind-mounted over or changes
-// below an overlayfs, and a reading does not depend on how the file was replaced. Reading a
-// file of 1 KiB costs some 10 µs, and one that is absent 1 µs (BenchmarkReadFiles).
+// It reads the files at each tick of its clock and compares the bytes, for the same reasons as
+// resolvconf.Watcher: there is no event if a mount covers a file, or if a file changes below an
+// overlayfs, and a reading does not depend on how the file was replaced. Reading a file of
+// 1 KiB costs some 10 µs, and an absent file 1 µs (BenchmarkReadFiles).
 type Watcher struct {
 	// Clock says when to read the files. Default clock.New().
 	Clock *clock.Clock
@@ -64,9 +64,9 @@ type Watcher struct {
 // NewWatcher returns a Watcher for the changes from now on. It follows regular files only.
 func NewWatcher(files []string) *Watcher { return &Watcher{files: files, used: readFiles(files)} }
 
-// Note makes the Watcher report changes from now on only. Call it before the files are read
-// for another reason than a report. Otherwise a change that is undone after that reading is
-// not reported.
+// Note makes the Watcher report only changes from now on. Call it before the files are read
+// for another reason than a report. Otherwise, if a change is undone after that reading, the
+// Watcher does not report that.
 func (w *Watcher) Note() {
 	now := readFiles(w.files)
 	w.mu.Lock()
@@ -94,8 +94,8 @@ func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 	}
 }
 
-// settle waits until the files read the same for a while, because they may be changing still. It then reports whether
-// they differ from the last report.
+// settle waits until the files have been unchanged for a while, because a program may still be writing them. Then it
+// reports whether they differ from the last report.
 func (w *Watcher) settle(ctx context.Context) bool {
 	last, since := readFiles(w.files), time.Now()
 	timer := time.NewTimer(watchSettle)

@@ -14,7 +14,7 @@ const controlLen = 64
 // A Message is a UDP packet with its source and destination addresses in the
 // kernel's form. It must not be copied.
 type Message struct {
-	// Packet is the buffer for packets; in a clone it is the packet.
+	// Packet is the buffer for received packets; in a clone it is the packet.
 	Packet  []byte
 	name    unix.RawSockaddrInet6 // the source address; for IPv4 it holds a RawSockaddrInet4, which is shorter
 	nameLen uint32
@@ -80,8 +80,8 @@ func (m *Message) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
 }
 
 // Send sends response to the client: to the source address of the message, from its destination address.
-// It does not block. The kernel may first return an error of
-// the socket that another client caused, such as ECONNREFUSED, so Send tries twice.
+// It does not block. Send tries twice, because the kernel may first return an error that another
+// client has caused on the socket, such as ECONNREFUSED.
 func (m *Message) Send(fd uintptr, response []byte) unix.Errno {
 	errno := m.sendOnce(fd, response)
 	if errno != 0 && errno != unix.EAGAIN {
@@ -109,7 +109,7 @@ func (m *Message) sendMsg(fd uintptr, response []byte) unix.Errno {
 	e.header.Flags = 0
 	control := (*unix.Cmsghdr)(unsafe.Pointer(&e.control[0]))
 	if e.header.Controllen >= unix.SizeofCmsghdr && control.Level == unix.IPPROTO_IP && control.Type == unix.IP_PKTINFO {
-		// The control message has the destination address of the packet. It
+		// The control message has the destination address of the packet, which
 		// becomes the source address of the response. The routes choose the interface.
 		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&e.control[unix.CmsgLen(0)]))
 		info.Ifindex = 0

@@ -1,4 +1,4 @@
-// Package sockets reads and sends UDP messages without allocation, reads addresses to listen on,
+// Package sockets reads and sends UDP messages without allocation, parses addresses to listen on,
 // distinguishes permanent errors of a listening socket from temporary ones, paces the attempts to
 // use the socket after temporary errors, keeps a reserve of descriptors, and opens sockets as another user.
 package sockets
@@ -34,8 +34,8 @@ func OutOfDescriptors(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
-// Waiting reports whether a client waits to be accepted by listener. If none does, Waiting waits for one until timeout
-// has passed. It also returns true if the caller should call accept for its error.
+// Waiting reports whether a client waits to be accepted by listener. It waits for a client until timeout has passed.
+// It also returns true if accept would return an error: then the caller should call accept to get the error.
 func Waiting(listener syscall.Conn, timeout time.Duration) bool {
 	raw, err := listener.SyscallConn()
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package statedir keeps the files of a process in a state directory. A lock makes sure
 // that two processes do not overwrite each other's files. Files are never written through
-// links, since the directory may belong to another user than the process, such as root.
+// links, because the process may be root while the directory belongs to another user.
 package statedir
 
 import (
@@ -19,7 +19,7 @@ const (
 	dirMode  = 0o700
 	fileMode = 0o600
 
-	// writeBuffer is how many bytes of short parts are written at once.
+	// writeBuffer is the size of the buffer that collects short parts for one write.
 	writeBuffer = 32 << 10
 )
 
@@ -87,7 +87,7 @@ func (d *Dir) Lock() error {
 }
 
 // unsupported reports whether err means that the file system has no locks, such as Lustre
-// without the mount option flock, or NFS without a lock daemon. Its files can be used, but
+// without the mount option flock, or NFS without a lock daemon. The files can be used, but
 // other processes cannot be excluded.
 func unsupported(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOLCK)
@@ -174,15 +174,15 @@ func (d *Dir) change(name string, edit func(f *os.File) error) error {
 	return errors.Join(edit(f), f.Close())
 }
 
-// SetAside renames a file that cannot be used: it is neither used again nor lost. It returns the new path. ending
-// is the last part of the new name, and gives the reason.
+// SetAside renames a file that cannot be used: the file is neither used again nor lost. It returns the new path.
+// ending is the last part of the new name, and gives the reason.
 func (d *Dir) SetAside(name, ending string) (path string, err error) {
 	path = d.File(name) + "." + ending
 	return path, os.Rename(d.File(name), path)
 }
 
-// writeSynced writes a new file and waits until it is on the disk. It first removes a file of this name, which an
-// interrupted write has left.
+// writeSynced writes a new file and waits until the file is on the disk. First it removes a file with the same path,
+// which an interrupted write may have left.
 func writeSynced(path string, parts [][]byte) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -37,8 +37,8 @@ func releaseOf(release string, info *debug.BuildInfo) string {
 
 // Build describes what a binary was built from.
 type Build struct {
-	// Version is the release's version, such as v0.2.0, or else the module's: a tag, a pseudo-version,
-	// or "devel" for a build of a working copy without one.
+	// Version is the version of the release, such as v0.2.0. For other builds it is the version of the module: a
+	// tag, a pseudo-version, or "devel" if the working copy has neither.
 	Version string `json:"version"`
 	// Commit is the revision of the working copy, or empty if it is unknown. Dirty is
 	// true if the copy had uncommitted changes.
