@@ -41,7 +41,7 @@ type options struct {
 	tlsSecret  tlsSecret
 	inject     injector
 	httpAddr   string
-	logLevel   logLevel
+	logLevel   settings.LogLevel
 
 	client discovery.Client // the client whose table is printed
 	output string
@@ -54,7 +54,7 @@ type options struct {
 // newOptions returns the defaults.
 func newOptions() *options {
 	return &options{
-		server: discovery.DefaultConfig(), httpAddr: ":15014", logLevel: logLevel(slog.LevelInfo),
+		server: discovery.DefaultConfig(), httpAddr: ":15014", logLevel: settings.LogLevel{LevelVar: new(slog.LevelVar)},
 		client: discovery.Client{Namespace: "default"}, tlsSecret: tlsSecret{configMap: "nametap-ca-root-cert"},
 	}
 }
@@ -86,7 +86,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.Var(settings.Int(&o.server.MaxClients, settings.ZeroRefused), "max-clients", "`number` of clients served at a time; others are refused. Clients of one namespace, and all in plaintext if --tls-addr is set, get half of them")
 	g.Var(settings.Int(&o.server.MaxClientsPerAddress, settings.ZeroRefused), "max-clients-per-address", "`number` of clients at one IP address served at a time, and of clients that connect from it within a minute")
 	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics, /debug/errors, /debug/objects and /debug/agents; empty serves none")
-	g.Text(&o.logLevel, "log-level", "least important `level` to log: debug, info, warn or error")
+	g.Text(o.logLevel, "log-level", "least important `level` to log: debug, info, warn or error")
 
 	g = settings.NewGroup(f, "Injection")
 	o.inject.addFlags(g)
@@ -118,22 +118,6 @@ func (o *options) resolveKubernetes() error {
 			"or a file with the access to the Kubernetes API (--kubeconfig); in a pod, the service account is used")}
 	}
 	return err
-}
-
-// A logLevel is the least important level to log.
-type logLevel slog.Level
-
-// MarshalText returns the name of the level in lower case.
-func (l logLevel) MarshalText() ([]byte, error) {
-	return []byte(strings.ToLower(slog.Level(l).String())), nil
-}
-
-// UnmarshalText parses the name of a level.
-func (l *logLevel) UnmarshalText(text []byte) error {
-	if (*slog.Level)(l).UnmarshalText(text) != nil {
-		return errors.New("want debug, info, warn or error")
-	}
-	return nil
 }
 
 // labels are a workload's labels.

@@ -28,7 +28,7 @@ import (
 
 // serve runs the control plane until ctx ends.
 func serve(ctx context.Context, o *options, stderr io.Writer) error {
-	logger := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.Level(o.logLevel), ReplaceAttr: cutValue}))
+	logger := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: o.logLevel.LevelVar, ReplaceAttr: cutValue}))
 	cfg := o.server
 	cfg.Logger, cfg.MemoryLimit = logger, boundMemory()
 	if !o.stateDirGiven && cfg.StateDir != "" {

@@ -40,7 +40,7 @@ type options struct {
 	hostNetwork  bool
 
 	supervise bool
-	logLevel  logLevel
+	logLevel  settings.LogLevel
 	logFormat logFormat
 	logTo     io.Writer // nil is the standard error
 }
@@ -74,7 +74,7 @@ func newOptions(flags *pflag.FlagSet) *options {
 		},
 		egress:     egress.DefaultConfig(),
 		labelsFile: "/etc/istio/pod/labels",
-		logLevel:   logLevel{new(slog.LevelVar)},
+		logLevel:   settings.LogLevel{LevelVar: new(slog.LevelVar)},
 		logFormat:  formatText,
 	}
 	flags.SortFlags = false
@@ -303,22 +303,6 @@ func (o upstreamOrder) UnmarshalText(text []byte) error {
 		*o.Order, *o.parallel = forward.OrderFastest, true
 	default:
 		*o.Order = forward.OrderStrict
-	}
-	return nil
-}
-
-// A logLevel is the least important level to log. It may change while loggers are in use.
-type logLevel struct{ *slog.LevelVar }
-
-// MarshalText returns what UnmarshalText reads.
-func (l logLevel) MarshalText() ([]byte, error) {
-	return []byte(strings.ToLower(l.Level().String())), nil
-}
-
-// UnmarshalText reads a level.
-func (l logLevel) UnmarshalText(text []byte) error {
-	if l.LevelVar.UnmarshalText(text) != nil {
-		return errors.New("want debug, info, warn or error")
 	}
 	return nil
 }

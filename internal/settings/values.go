@@ -5,6 +5,7 @@ import (
 	"encoding/csv"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -42,6 +43,22 @@ func (v yesNo) Type() string { return "bool" }
 type TextValue interface {
 	encoding.TextMarshaler
 	encoding.TextUnmarshaler
+}
+
+// A LogLevel is the least important level to log, at first info. It may change while loggers are in use.
+type LogLevel struct{ *slog.LevelVar }
+
+// MarshalText returns the name of the level in lower case.
+func (l LogLevel) MarshalText() ([]byte, error) {
+	return []byte(strings.ToLower(l.Level().String())), nil
+}
+
+// UnmarshalText reads the name of a level.
+func (l LogLevel) UnmarshalText(text []byte) error {
+	if l.LevelVar.UnmarshalText(text) != nil {
+		return errors.New("want debug, info, warn or error")
+	}
+	return nil
 }
 
 // textual is a setting of a type that reads and writes itself.
