@@ -35,8 +35,8 @@ type decision struct {
 	rcode  int   // of actReject
 	reason error // of actReject, and of actForward for a name that the table may have
 	// zone is the owner of the SOA record of negative answers: the local-only suffix of
-	// the name, followed by its search domain for actUnknown. It is the root if there is
-	// no such suffix; the name is then a zone of its own.
+	// the name. For actUnknown, the search domain of the name follows, if it has one. zone is
+	// the root if there is no such suffix; then the name is a zone of its own.
 	zone wire.Name
 	// For actUnknown: the name without the search domain.
 	local wire.Name

@@ -49,7 +49,7 @@
 //     the longest suffix first; d. a short name: name.namespace, name.namespace.svc, name in the agent's
 //     namespace, alternative names; e. a part of a host followed by the host's short name; f. autopath: one
 //     of a to e, followed by a domain of the search list; the first such domain of the list wins. The target of
-//     the CNAME record is the host's FQDN if d or e applies, otherwise the name without the search domain.
+//     the CNAME record is an FQDN if d or e applies, otherwise the name without the search domain.
 //  10. A local-only name, with or without a search domain after it: NODATA if the name is the
 //     suffix itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
 //  11. Any other name: forwarded, by the rules of package forward.

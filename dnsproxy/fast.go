@@ -26,9 +26,9 @@ type verdict uint8
 const measuredOf = 1024
 
 // fast is the fast path: it appends to dst the response to a query that need not wait, from
-// wire form to wire form, on the goroutine that has read the query. It leaves dst unchanged if
-// the query is for [handler.slow]: a query that is forwarded, one before the first table, or a
-// rare or malformed one. Answers from the table and the cache take no allocation. The
+// wire form to wire form, on the goroutine that has read the query. All other queries are for
+// [handler.slow], and dst is unchanged: forwarded queries, queries before the first table, and
+// rare or malformed queries. Answers from the table and the cache take no allocation. The
 // scratch belongs to the goroutine; the task does not refer to it afterwards.
 //
 // The response is in the bounds of its transport.

@@ -13,7 +13,7 @@ import (
 // metrics are the metrics of a Server, without its Forwarder's; docs/metrics.md
 // describes them for operators.
 type metrics struct {
-	requests prometheus.Counter // named as by Istio's agent, for the same dashboards
+	requests prometheus.Counter // has the name that dashboards for Istio's agent query
 
 	queries        *prometheus.CounterVec // by type, protocol, rcode, source
 	answers        [transports]map[string]answerCounters
