@@ -325,7 +325,7 @@ func (t *Table) side(name wire.Name) int {
 	return 0
 }
 
-// HostsAt calls yield for the hosts with an address, including wildcards and except aliases.
+// HostsAt calls yield for the hosts with an address, including wildcards, but without aliases.
 func (t *Table) HostsAt(addr netip.Addr, yield func(Host)) {
 	each := func(h Host) bool {
 		yield(h)
