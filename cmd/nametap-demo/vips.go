@@ -23,8 +23,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// vipsCommand is the first argument of the process that shows connections to VIPs. The second one is
-// the directory of the demo that has started it.
+// vipsCommand is the first argument of the process that shows connections to VIPs. The second argument
+// is the directory of the demo that has started the process.
 const vipsCommand = "vips"
 
 // Ports of the part of the demo that shows connections to VIPs.
@@ -109,7 +109,7 @@ func runVIPs(ctx context.Context, out *printer, dir string) error {
 
 // setUp makes the client and starts the databases. An error says what this machine lacks.
 func setUp(ctx context.Context) (*client, error) {
-	// Where distributions have the tools, whatever the user's PATH is.
+	// Distributions have the tools in these directories, which may be missing in the user's PATH.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return nil, err
 	}
