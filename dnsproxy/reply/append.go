@@ -24,8 +24,8 @@ type Request struct {
 	// KeepAD keeps AD as the nameserver set it; without KeepAD, AD is cleared.
 	KeepAD bool
 	// Limit is how long the response may be, in bytes: at least 512. A longer response is
-	// cut at a record's boundary, with TC set unless only additional records are left out
-	// and the reply is not a referral.
+	// cut at a record's boundary, and TC is set. TC is not set if the reply is not a referral
+	// and only additional records are left out.
 	Limit int
 }
 
