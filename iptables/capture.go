@@ -609,7 +609,7 @@ func (c *Capture) Captured() bool { return c.report.Load().captured }
 // Active reports whether queries are captured: rules are installed, and they match.
 func (c *Capture) Active() bool {
 	r := c.report.Load()
-	active := len(r.in.families) == 0 && !r.outdated // true if no rules are needed, because no query to a nameserver can be captured
+	active := len(r.in.families) == 0 && !r.outdated // true if there are no rules, because no query can be captured
 	for f, v := range r.in.families {
 		active = active || !v.lease || c.lease.alive(f)
 	}

@@ -182,8 +182,8 @@ func (r *request) exec(pod, namespace string, program []string) (int, error) {
 	return 0, err
 }
 
-// replicas runs the command agents in each replica of nametap-discovery. A replica shows the agents that are connected to
-// it. If a replica fails, the agents of the other replicas are shown all the same.
+// replicas runs the command agents in each replica of nametap-discovery. A replica shows the agents that are connected
+// to it. If a replica fails, the agents of the other replicas are shown all the same.
 func (r *request) replicas() (int, error) {
 	args := append(slices.Clone(r.kubectl), "--namespace="+r.discovery, "get", "pods", "--selector=app=nametap-discovery", "--field-selector=status.phase=Running", "--output=name")
 	cmd := exec.Command("kubectl", args...) //nolint:noctx // it ends with the interrupt

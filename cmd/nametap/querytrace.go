@@ -114,7 +114,7 @@ func (t *queryTrace) findCandidates(ctx context.Context, a *asker, name string, 
 	if !t.note("search list", err) {
 		return
 	}
-	libc.Search = slices.DeleteFunc(libc.Search, func(domain string) bool { return domain == "." }) // it means the name alone
+	libc.Search = slices.DeleteFunc(libc.Search, func(domain string) bool { return domain == "." }) // the name alone
 	for _, full := range libc.NameList(name) {
 		result, err := a.ask(ctx, dns.Question{Name: full, Qtype: qtype, Qclass: dns.ClassINET})
 		if !t.note("candidate "+full, err) {

@@ -118,8 +118,8 @@ type Order string
 // The values of Order.
 const (
 	// OrderStrict queries nameservers in the order of resolv.conf or of the settings. When a nameserver is late, the
-	// next one is queried, too. A negative answer of the next nameserver does not win; its positive answer is cached for
-	// 30 s at most. OrderStrict is the default.
+	// next one is queried, too. A negative answer of the next nameserver does not win; its positive answer is cached
+	// for 30 s at most. OrderStrict is the default.
 	OrderStrict Order = "strict"
 	// OrderFastest queries the fastest nameserver, and takes the first answer. The option rotate
 	// of resolv.conf(5) has the same effect.

@@ -8,9 +8,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// ancestors maps each ancestor of a host's name, or of a short name that is derived from a host's name, to the number of
-// its children, which are such names or other ancestors. The hash of an ancestor chooses its part. Parts are immutable,
-// and tables share them.
+// ancestors maps each ancestor of a host's name, or of a short name that is derived from a host's name, to the number
+// of its children, which are such names or other ancestors. The hash of an ancestor chooses its part. Parts are
+// immutable, and tables share them.
 type ancestors [partCount]map[wire.Name]uint32
 
 // newAncestors returns the ancestors of hosts.

@@ -367,8 +367,8 @@ func (s *server) answeredPlain(now time.Time) {
 }
 
 // sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
-// probe has no answer, it asks the next question. Probes go over TCP only with use-vc or TLS: a server that answers over
-// UDP is alive, even if TCP to it is blocked.
+// probe has no answer, it asks the next question. Probes go over TCP only with use-vc or TLS: a server that answers
+// over UDP is alive, even if TCP to it is blocked.
 func (s *server) sendProbe(now time.Time) {
 	s.mu.Lock()
 	asks := max(s.nextProbe, probeID)
