@@ -71,12 +71,12 @@
 // cache hits and for queries that are forwarded, it looks up the original destination of a UDP
 // query. The lookup comes last, because it is a request to the kernel.
 //
-// The same goroutine forwards a query over UDP, and keeps a copy of its packet in a [udpClient]. The goroutine
-// that reads the nameserver's socket sends the response to the client.
+// The same goroutine forwards a query over UDP, and keeps a copy of the query's packet in a [udpClient]. The
+// goroutine that reads the nameserver's socket sends the response to the client.
 //
-// All other queries are passed to a worker goroutine, together with the results so far: queries over TCP that are
-// forwarded, queries that wait for the first table, and rare or malformed queries. The worker takes the slow
-// path ([handler.slow]). A query that has waited for the first table is decided on again.
+// All other queries are passed to a worker goroutine, together with the results so far. These are queries over
+// TCP that are forwarded, queries that wait for the first table, and rare or malformed queries. The worker takes
+// the slow path ([handler.slow]). A query that has waited for the first table is decided on again.
 //
 // # Ownership
 //

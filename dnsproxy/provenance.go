@@ -41,8 +41,8 @@ type Provenance struct {
 var errNoProvenance = errors.New(
 	"the server does not say where its answer comes from: it may be another version, or no nametap agent")
 
-// AskProvenance adds an option to a query that asks for the [Provenance] of its answer, with Attempts if trace is true.
-// The query must have an OPT record.
+// AskProvenance adds to a query the option that asks for the [Provenance] of its answer, with Attempts if trace is
+// true. The query must have an OPT record.
 func AskProvenance(query *dns.Msg, trace bool) {
 	mark := wire.ProvenanceMark
 	if trace {

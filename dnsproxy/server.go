@@ -94,7 +94,7 @@ func (s *Server) Configure(cfg Config) error {
 	s.indexAncestors(names.suffixes)
 	previous := s.handler.inUse.Load()
 	// A name that is local-only in one of the two configurations may have its own nameservers in the other. The name
-	// must not be sent to different nameservers while the forwarder changes.
+	// must be sent to no other nameservers while the forwarder changes.
 	between := *previous
 	between.suffixes = previous.suffixes.Strictest(names.suffixes)
 	s.handler.inUse.Store(&between)

@@ -32,9 +32,9 @@ type carrier interface {
 	close()
 }
 
-// Bounds of sockets to all servers that are not configured. A server that has not replied yet may open a socket while
-// fewer than newElsewhereSockets are open, a server that has replied while fewer than maxElsewhereSockets are. Each
-// socket costs a descriptor and one or two goroutines.
+// Bounds of sockets to all servers that are not configured. newElsewhereSockets is the bound for a server that has
+// not replied yet, and maxElsewhereSockets for a server that has. Each socket costs a descriptor and one or two
+// goroutines.
 const (
 	newElsewhereSockets = 384
 	maxElsewhereSockets = 512
