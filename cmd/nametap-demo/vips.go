@@ -38,7 +38,7 @@ const visitTimeout = 10 * time.Second
 
 // showVIPs shows what a client of an agent with --egress sees. It runs `nametap-demo vips` in a network
 // namespace of its own, because capture rules in the demo's namespace would concern other programs,
-// too. As root of a user namespace it needs no rights.
+// too. As root of a user namespace, the command needs no rights.
 func (d *demo) showVIPs(ctx context.Context) error {
 	d.out.heading("The same databases with --egress: each has a VIP, and connections reach it")
 	path, err := os.Executable()
@@ -109,7 +109,7 @@ func runVIPs(ctx context.Context, out *printer, dir string) error {
 
 // setUp makes the client and starts the databases. An error says what this machine lacks.
 func setUp(ctx context.Context) (*client, error) {
-	// Distributions have the tools in these directories, which may be missing in the user's PATH.
+	// Distributions have the tools in these directories, which may be missing from the user's PATH.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return nil, err
 	}

@@ -142,8 +142,7 @@ func (c *queryCommand) answer(ctx context.Context, a *asker, q dns.Question) (qu
 	return result, nil
 }
 
-// parseQuestions returns a question for each type. Without types, it returns the questions for A and AAAA or, if name
-// is an address, for PTR.
+// parseQuestions returns a question for each type. The default types are A and AAAA or, if name is an address, PTR.
 func parseQuestions(name string, types []string) ([]dns.Question, error) {
 	reverse, err := dns.ReverseAddr(name)
 	address := err == nil

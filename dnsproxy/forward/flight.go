@@ -28,8 +28,7 @@ const (
 type flightKey struct {
 	cache.Key // of a relayed message: the question's name, type and class
 	// relay distinguishes relayed messages by their digest (messages may be long), the client's transport, and the
-	// nameserver if the client chose it. For a question, it is the client's transport if there is no cache, and
-	// otherwise empty.
+	// nameserver if the client chose it. For a question, it is empty or, if there is no cache, the client's transport.
 	relay string
 }
 

@@ -58,8 +58,7 @@ type fileIdentity struct {
 	changed    syscall.Timespec
 }
 
-// changeTime is more than the precision of a file's time of change: if the last change is older, a later change has
-// another time.
+// changeTime is more than the precision of a file's time of change: a change that much later has another time.
 const changeTime = 2 * time.Second
 
 // identify returns the identity of the files.

@@ -64,8 +64,7 @@ type shard struct {
 	content content
 	records []byte
 	// index is a hash table with open addressing, from a name to the offset of its record plus
-	// one; 0 is a free slot. Its length is a power of two, and it is never full. It is empty if
-	// there are no records.
+	// one. Its length is a power of two, and it is never full. Without records, it is empty.
 	index []uint32
 	counts
 
