@@ -37,9 +37,9 @@ type Config struct {
 	// "localhost" (127.0.0.1 and ::1) or empty (all addresses, both families).
 	// Port 0 takes a free one. Default localhost:15053.
 	Addr string
-	// Sockets are served instead of opening Addr: UDP sockets and listening TCP sockets,
-	// all on the port of Addr, that a service manager keeps open across restarts. Run
-	// closes them. Default none.
+	// Sockets are UDP sockets and listening TCP sockets on the port of Addr, which a
+	// service manager keeps open across restarts. The server serves them instead of
+	// opening Addr. Run closes the files. Default none.
 	Sockets []*os.File
 	// OpenOthers also opens the sockets of Addr that are not among Sockets. Default false:
 	// a service manager opens all sockets that are wanted.
@@ -51,8 +51,8 @@ type Config struct {
 	// Default cluster.local.
 	Domain string
 	// Forward configures what happens to queries that the table does not answer. The
-	// Logger and Registerer below replace its own. The search list of its ResolvConf is
-	// also used for mesh names.
+	// Logger and Registerer below replace the fields of Forward with these names. The
+	// search list of Forward.ResolvConf is also used for mesh names.
 	Forward forward.Config
 	// Bypass lists suffixes whose names are forwarded as if the table had no hosts below
 	// them. A longer suffix in LocalOnly wins. Default none.
@@ -74,7 +74,7 @@ type Config struct {
 	// BeforeSync says how queries are answered before the first table. Default forward.
 	BeforeSync BeforeSync
 	// Version and ID are the answers for version.bind and id.server (RFC 4892). Default
-	// none: REFUSED.
+	// none: these queries are REFUSED.
 	Version, ID string
 	// Logger logs what operators should know. Default slog.Default().
 	Logger *slog.Logger
@@ -144,7 +144,7 @@ func (c *Config) check() (names configNames, err error) {
 	if names.cluster, err = table.NewCluster(c.Namespace, c.Domain); err != nil {
 		return names, err
 	}
-	if _, ok := soaMailbox.Join(names.cluster.Domain); !ok { // the longest name that an SOA record adds to it
+	if _, ok := soaMailbox.Join(names.cluster.Domain); !ok { // the longest name in an SOA record
 		return names, fmt.Errorf("domain %q: %w", c.Domain, wire.ErrLongName)
 	}
 	if names.suffixes.Bypass, err = table.ParseSuffixes("bypass", c.Bypass); err != nil {

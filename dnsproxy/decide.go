@@ -17,14 +17,14 @@ type action uint8
 
 // The actions of decide.
 const (
-	actReject    action = iota // an answer without a look at the table
+	actReject    action = iota // a response with an error code
 	actChaos                   // class CH
 	actSpecial                 // a special-use name
 	actHold                    // no table yet: wait, then decide again
 	actPointers                // PTR records from the table
 	actAddresses               // addresses or ports from the table, or NODATA
 	actForward                 // to a nameserver
-	actTarget                  // to a nameserver, with the name that a mesh name leads to
+	actTarget                  // to a nameserver, for the target of a mesh name
 	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
 )
 
@@ -35,8 +35,8 @@ type decision struct {
 	rcode  int   // of actReject
 	reason error // of actReject, and of actForward for a name that the table may have
 	// zone is the owner of the SOA record of negative answers: the local-only suffix of
-	// the name, followed by its search domain for actUnknown. It is the root if there is
-	// no such suffix; the name is then a zone of its own.
+	// the name. For actUnknown, the search domain of the name follows, if it has one. zone is
+	// the root if there is no such suffix; then the name is a zone of its own.
 	zone wire.Name
 	// For actUnknown: the name without the search domain.
 	local wire.Name
@@ -63,7 +63,7 @@ const (
 	sourceStale    = forward.SourceStale
 	sourceUpstream = forward.SourceUpstream
 	sourceSelf     = forward.SourceSelf
-	sourceProbe    = "probe" // class CH: a question about the server, as the agent's own probes ask
+	sourceProbe    = "probe" // class CH: a question about the server, such as the agent's own probe
 )
 
 // rules decide what is done with a question. They are immutable, except for the search list,
@@ -170,7 +170,7 @@ func (d decision) unlessTransfer(q wire.Question) decision {
 	return d
 }
 
-// decide decides on a question by the rules that the package comment numbers; [screen]
+// decide decides on a question by the numbered rules of the package comment; [screen]
 // applies the rules for the rest of the message. current is nil before the first push. s
 // must not be reused while the decision is used.
 func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) decision {
@@ -228,8 +228,8 @@ func (r *rules) special(name wire.Name) (zone wire.Name, found bool) {
 }
 
 // answersPointer reports whether the table answers a question of a type for the PTR name of an
-// address. Questions of other types are forwarded, unless only Services have the address: another
-// host's address may be in a zone with records.
+// address. Questions of other types are forwarded, unless only Services have the address: the
+// address of another host may be in a zone of a nameserver, with records of these types.
 func (r *rules) answersPointer(m *table.Match, qtype uint16) bool {
 	if qtype == dns.TypePTR || answersAlways(qtype) {
 		return true
@@ -263,8 +263,8 @@ type failure struct {
 	err   error  // its text; nil for none
 }
 
-// maxReason bounds the text of an Extended DNS Error in bytes: then a response with the longest question fits in 512
-// bytes.
+// maxReason is the length in bytes of the longest text of an Extended DNS Error. With such a text, a response with the
+// longest question fits in 512 bytes.
 const maxReason = 200
 
 // text returns the text of the Extended DNS Error.

@@ -1,7 +1,7 @@
 // Package dnsproxy answers DNS queries for mesh names from a table, and forwards all other queries.
 //
-// The files; a file uses the files below it. A query comes in at tcp.go or udp.go, and decide.go decides what is done
-// with it:
+// A query comes in at tcp.go or udp.go, and decide.go decides what is done with it. The files; a file uses the files
+// below it:
 //
 //	explain.go     the rule by which a question is answered, for nametap query
 //	resolve.go     addresses of names for the agent itself
@@ -40,22 +40,22 @@
 //     name, not by a search domain, and not by its address.
 //  7. No table yet: as [BeforeSync] says.
 //  8. The PTR name of a mesh host's address: the FQDNs of all hosts that have the address,
-//     sorted, at most 64. For a headless Service, it is the FQDN of the endpoint with the
-//     address. Types other than PTR are answered as for the name of a Service if all these hosts are
-//     Services, otherwise as for the name of an external host.
+//     sorted, at most 64. For a headless Service, the record has the FQDN of the endpoint with the
+//     address. If all these hosts are Services, types other than PTR are answered as for the name of
+//     a Service, otherwise as for the name of an external host.
 //  9. A mesh name. The order of a push's entries does not matter: a. a host's FQDN; of two hosts with the
 //     same FQDN, the host of the registry Kubernetes wins, or else the host with the smaller key; b. a part
 //     of a host (an endpoint of a headless Service, or a port) followed by the host's FQDN; c. a wildcard,
 //     the longest suffix first; d. a short name: name.namespace, name.namespace.svc, name in the agent's
 //     namespace, alternative names; e. a part of a host followed by the host's short name; f. autopath: one
-//     of a to e, followed by a domain of the search list; the first such domain of the list. The target of
-//     the CNAME record is an FQDN if d or e found it, otherwise the name without the search domain.
-//  10. A local-only name, also if a search domain follows it: NODATA if it is the suffix
-//     itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
+//     of a to e, followed by a domain of the search list; the first such domain of the list wins. The target of
+//     the CNAME record is an FQDN if d or e applies, otherwise the name without the search domain.
+//  10. A local-only name, with or without a search domain after it: NODATA if the name is the
+//     suffix itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
 //  11. Any other name: forwarded, by the rules of package forward.
 //
 // The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses; NODATA with
-// an SOA record if it has none of that family. HTTPS and SVCB: NODATA. SRV: the ports of a
+// an SOA record if the name has none of that family. HTTPS and SVCB: NODATA. SRV: the ports of a
 // Kubernetes host, if the table has them. Any other type: NODATA for a Kubernetes host,
 // forwarded for other hosts. The name of a port has SRV records only. An alias of another host (ExternalName) is
 // answered with a CNAME record to that host, followed by that host's records; types that the table does not answer
@@ -67,16 +67,16 @@
 // Each query is parsed, decided on and looked up in the cache once.
 //
 // The goroutine that reads a socket takes the fast path ([handler.fast]): it answers mesh
-// names, special-use names, local-only names and cache hits, from wire form to wire form. It
-// looks up the original destination of a UDP query last, because the lookup is a request to the
-// kernel: for cache hits and for queries that are forwarded, never for mesh names.
+// names, special-use names, local-only names and cache hits, from wire form to wire form. For
+// cache hits and for queries that are forwarded, it looks up the original destination of a UDP
+// query. The lookup comes last, because it is a request to the kernel.
 //
-// The same goroutine forwards a query over UDP, and keeps a copy of its packet in a [udpClient]. The goroutine
-// that reads the nameserver's socket sends the client its response.
+// The same goroutine forwards a query over UDP, and keeps a copy of the query's packet in a [udpClient]. The
+// goroutine that reads the nameserver's socket sends the response to the client.
 //
-// All other queries are passed to a worker goroutine, together with the results so far: queries over TCP that are
-// forwarded, queries that wait for the first table, and rare or malformed queries. The worker takes the slow
-// path ([handler.slow]). A query that has waited for the first table is decided on again.
+// All other queries are passed to a worker goroutine, together with the results so far. These are queries over
+// TCP that are forwarded, queries that wait for the first table, and rare or malformed queries. The worker takes
+// the slow path ([handler.slow]). A query that has waited for the first table is decided on again.
 //
 // # Ownership
 //

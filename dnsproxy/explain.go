@@ -29,7 +29,7 @@ type Explanation struct {
 }
 
 // Explain says how a question is answered and why, without a query to a nameserver. It fails
-// if name is not a domain name or qtype not a record type.
+// if name is not a domain name or qtype is not a record type.
 func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	code, known := dns.StringToType[strings.ToUpper(qtype)]
 	if !known {

@@ -20,15 +20,15 @@ const (
 // A verdict says what the fast path has made of a query.
 type verdict uint8
 
-// The fast path measures one of measuredOf queries that it answers. Reading the
-// clock twice and the histogram take longer than an answer: measuring one query of 16 would make
-// answers more than 5 % slower.
+// The fast path measures one of measuredOf queries that it answers. To read the clock twice and
+// to add to the histogram takes longer than an answer: if one query of 16 were measured, answers
+// would be more than 5 % slower.
 const measuredOf = 1024
 
 // fast is the fast path: it appends to dst the response to a query that need not wait, from
-// wire form to wire form, on the goroutine that has read the query. Queries for nameservers,
-// queries before the first table, and whatever is rare or malformed are for [handler.slow];
-// dst is unchanged then. Answers from the table and the cache take no allocation. The
+// wire form to wire form, on the goroutine that has read the query. All other queries are for
+// [handler.slow], and dst is unchanged: forwarded queries, queries before the first table, and
+// rare or malformed queries. Answers from the table and the cache take no allocation. The
 // scratch belongs to the goroutine; the task does not refer to it afterwards.
 //
 // The response is in the bounds of its transport.
@@ -59,7 +59,7 @@ func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) 
 		h.note(t, result, response[len(dst):])
 	}
 	if t.decision.action != actForward {
-		t.decision = decision{} // otherwise a reader without queries would keep a previous table in memory
+		t.decision = decision{} // otherwise an idle goroutine would keep a previous table in memory
 	}
 	h.metrics.countFast(t.query.Type, t.from.over, result)
 	return h.withProvenance(response, len(dst), t, result), answered
@@ -85,13 +85,13 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 	}
 }
 
-// respondForwarded is respond for a query that the table does not answer, or not alone.
+// respondForwarded is respond for a query that needs a reply of a nameserver.
 func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result outcome, ok bool) {
 	q, d := &t.query, &t.decision
 	found, ok := h.lookup(t)
 	switch {
 	case ok && d.asked(q) != q.Name:
-		// For a worker: the reply is unpacked.
+		// A worker responds: the reply must be unpacked.
 	case ok && !h.mayGoElsewhere(t):
 		response, result = h.respondResult(dst, t, found)
 		return response, result, true
@@ -120,8 +120,8 @@ func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	return found, ok
 }
 
-// refuse answers a query that fast has left for later if no worker can take it: with an expired reply if the cache has
-// one, otherwise with SERVFAIL. It reports false for queries that are not to be forwarded: these get no response.
+// refuse appends the response to a query that fast has left for later and that no worker can take: an expired reply if
+// the cache has one, otherwise SERVFAIL. If the query is not to be forwarded, it reports false, and dst is unchanged.
 func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 	if !t.usual || !t.decision.forwards() {
 		return dst, false

@@ -61,12 +61,12 @@ type arrival struct {
 	// original returns the original destination of a captured query, or an address that is not
 	// valid if the query was not captured. If original is nil, the query was not captured.
 	original func() (netip.AddrPort, error)
-	// local returns the address of the agent that the query came to.
+	// local returns the agent's address, to which the query came.
 	local func() netip.AddrPort
-	// send sends each message, except for the last, of a response with several; nil over UDP.
+	// send sends a message of a response of several messages, except the last one. It is nil over UDP.
 	send func(message []byte) error
 	// hold is called before a response is made. It counts n bytes as held by the connection, and reports
-	// false if the connection was closed. nil over UDP.
+	// false if the connection was closed. It is nil over UDP.
 	hold func(n int) bool
 }
 
@@ -80,12 +80,12 @@ func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 	return a.local(), a.over == overTCP
 }
 
-// A task is a query on its way through a handler: its packet, and what the fast path has
-// found out about it, from which the slow path continues. A goroutine that reads queries
-// reuses its task for queries that the fast path answers. It passes the task on with a
-// query for the slow path and allocates another one: names in the task point into the task's
-// buffers, and background work may need the names after the query is answered. A task must not
-// be copied.
+// A task is a query on its way through a handler: its packet, and the results of the fast path,
+// from which the slow path continues. A goroutine that reads queries reuses its task for
+// queries that the fast path answers. If a query is for the slow path, the goroutine passes the
+// task to a worker and allocates another one: names in the task point into the task's buffers,
+// and background work may need the names after the query is answered. A task must not be
+// copied.
 type task struct {
 	packet  []byte
 	from    *arrival
@@ -99,13 +99,13 @@ type task struct {
 	held     int             // bytes that from.hold has counted
 	began    seen.Moment     // 0 if the clock was not read
 	measured bool            // the time since began goes into metrics
-	turn     uint32          // counts the queries of the goroutine that reads them, from a random number on
+	turn     uint32          // counts the queries that the goroutine reads, from a random number on
 	found    *forward.Result // nil if the forwarder was not asked
 	source   *Provenance     // of found, if the client asks for it
 }
 
-// newTask returns the first task of a goroutine that reads queries. turn begins at a random number, because many
-// goroutines may read a few queries each.
+// newTask returns the first task of a goroutine that reads queries. turn begins at a random number: if it began at 0,
+// a goroutine that reads few queries would measure none.
 func newTask() *task { return &task{turn: rand.Uint32()} } //nolint:gosec // a sample
 
 // begin makes t the task of a packet. It does not keep the packet beyond the next call of
@@ -126,9 +126,8 @@ func (t *task) keep(packet []byte, from *arrival) {
 	}
 }
 
-// measure marks a query whose time goes into metrics, and reads the clock unless that was done. Measured are the
-// queries that the fast path leaves for later, because only these may be slow, and a few of the queries that it
-// answers.
+// measure makes the query's time go into metrics, and reads the clock if it was not read. The fast path measures the
+// queries that it leaves for later, because only these may be slow, and a few of the queries that it answers.
 func (t *task) measure() {
 	t.measured = true
 	if t.began == 0 {
@@ -157,8 +156,8 @@ func (h *handler) elsewhere(t *task) (netip.AddrPort, error) {
 	return t.ask.Server, nil
 }
 
-// mayGoElsewhere reports whether a query goes to its original destination, or may do so. It
-// may ask the kernel, so it is called last.
+// mayGoElsewhere reports whether a query goes to its original destination, or may do so. Callers
+// test all other conditions first, because it may ask the kernel.
 func (h *handler) mayGoElsewhere(t *task) bool {
 	server, err := h.elsewhere(t)
 	return err != nil || server.IsValid()
@@ -250,8 +249,8 @@ func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result,
 	return found.Reply.Append(dst, &request, found.Age), result
 }
 
-// relayed returns a reply that was relayed for a client, with the OPT record of this hop. It clears the AD bit of
-// a nameserver of resolv.conf, unless trust-ad is set there or the reply is signed.
+// relayed returns a reply that was relayed for a client, with the OPT record of this hop. If the reply is from a
+// nameserver of resolv.conf, it clears the AD bit, unless resolv.conf has trust-ad or the reply is signed.
 func (h *handler) relayed(t *task, message []byte, edns bool) []byte {
 	out := reply.Hop(message, edns, h.ednsUDPSize)
 	copy(out, t.query.Packet[:2]) // the ID
@@ -270,8 +269,8 @@ func (h *handler) respondUnknown(dst []byte, t *task) ([]byte, outcome) {
 	return h.respondNegative(dst, &t.query, n, h.limit(t.query.UDPSize, t.from.over)), outcome{n.rcode, sourceSelf}
 }
 
-// respondTooMany appends the response to a query that is refused because too many are in
-// flight, as err says, and counts it.
+// respondTooMany appends the response to a query that is refused because too many queries are
+// in flight, and counts the query. err is the reason in the response.
 func (h *handler) respondTooMany(dst []byte, t *task, err error) ([]byte, outcome) {
 	h.forwarder.Overflow()
 	t.found = &forward.Result{Err: err, Source: sourceSelf}
@@ -287,7 +286,7 @@ func failureOf(err error) failure {
 	case errors.As(err, &cached):
 		f.code = dns.ExtendedErrorCodeCachedError
 	case errors.Is(err, forward.ErrEcho):
-		// Refused, because a forwarder that gets no answer asks again.
+		// REFUSED, because a forwarder that gets no answer retries.
 		f.rcode, f.code = dns.RcodeRefused, dns.ExtendedErrorCodeOther
 	case errors.Is(err, forward.ErrTooMany), errors.Is(err, errOrigin):
 		f.code = dns.ExtendedErrorCodeOther
@@ -297,7 +296,7 @@ func failureOf(err error) failure {
 	return f
 }
 
-// withProvenance returns the response to a task, which begins at start, with its provenance if the client asks for it.
+// withProvenance adds the provenance of a response, if the client asks for it. The response begins at start.
 func (h *handler) withProvenance(response []byte, start int, t *task, result outcome) []byte {
 	if !t.query.Provenance {
 		return response
@@ -314,7 +313,7 @@ func (h *handler) addProvenance(response []byte, start int, t *task, result outc
 	limit := h.limit(t.query.UDPSize, t.from.over)
 	for {
 		text, err := json.Marshal(p)
-		if err != nil { // never: they are texts and numbers
+		if err != nil { // never: p has texts and numbers
 			return response
 		}
 		option := wire.AppendProvenance(nil, text)

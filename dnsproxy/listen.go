@@ -68,7 +68,7 @@ func (ls *listeners) open(ctx context.Context) error {
 	return nil
 }
 
-// unopened returns why listeners are missing, except for families that the host lacks.
+// unopened returns why listeners are missing, except listeners of a family that the host does not have.
 func (ls *listeners) unopened() (reasons []string) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -214,8 +214,8 @@ func (ls *listeners) add(group *errgroup.Group, l listener) {
 	ls.changed()
 }
 
-// openAll opens the UDP and TCP sockets of every host that were not adopted. It returns all listeners, the listeners
-// it could not open, and the joined errors of the listeners that it could not open.
+// openAll opens the UDP and TCP sockets of every host that were not adopted. It returns all open listeners, including
+// the adopted ones, the listeners that it could not open, and their joined errors.
 func (ls *listeners) openAll(
 	ctx context.Context, hosts []netip.Addr, port uint16,
 ) (listeners []listener, missing []missingListener, err error) {
@@ -245,7 +245,7 @@ func (ls *listeners) openAll(
 	return listeners, missing, err
 }
 
-// openOne opens one socket; for port 0 the kernel chooses one.
+// openOne opens one socket; for port 0 the kernel chooses a port.
 func (ls *listeners) openOne(ctx context.Context, network string, addr netip.AddrPort) (listener, error) {
 	if network == "udp" {
 		return listenUDP(ctx, ls.handler, addr)

@@ -13,11 +13,11 @@ import (
 // metrics are the metrics of a Server, without its Forwarder's; docs/metrics.md
 // describes them for operators.
 type metrics struct {
-	requests prometheus.Counter // has the name of Istio's agent, so that its dashboards keep working
+	requests prometheus.Counter // has the name that dashboards for Istio's agent query
 
-	queries        *prometheus.CounterVec // type, protocol, rcode, source
+	queries        *prometheus.CounterVec // by type, protocol, rcode, source
 	answers        [transports]map[string]answerCounters
-	durations      *prometheus.HistogramVec // source
+	durations      *prometheus.HistogramVec // by source
 	truncated      prometheus.Counter
 	originErrors   prometheus.Counter
 	dropped        prometheus.Counter
@@ -64,8 +64,8 @@ func newMetrics() *metrics {
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "nametap_dns_request_duration_seconds",
 			Help: "Time from reading a query to its answer, by source.",
-			// There are few buckets, because each costs a series for each source. Servers that read native histograms
-			// get finer ones.
+			// There are few buckets, because each costs a series for each source. A Prometheus server that reads native
+			// histograms gets finer buckets.
 			Buckets:                         []float64{.01, .5},
 			NativeHistogramBucketFactor:     1.2,
 			NativeHistogramMaxBucketNumber:  64,

@@ -40,8 +40,8 @@ func (h *handler) note(t *task, result outcome, response []byte) {
 	h.record(&q, t.from, who)
 }
 
-// noteRefused records a query of the usual shape that is refused because too many wait. response is nil if the query
-// gets no response.
+// noteRefused records a query of the usual shape that is refused because too many queries wait. response is nil if the
+// query gets no response.
 func (h *handler) noteRefused(t *task, rcode int, response []byte) {
 	if t.usual {
 		t.found = &forward.Result{Err: forward.ErrTooMany, Source: sourceSelf}
@@ -55,9 +55,9 @@ func truncated(response []byte) bool {
 }
 
 // isService reports whether a name has the form of a Service's name, name.namespace.svc.DOMAIN, perhaps with the labels
-// of an SRV record before it. Other names below the cluster domain come from the search list: with ndots:5 a pod asks
-// for three of them before each name outside of the mesh. One of these three looks like a Service's name: the expansion
-// of a name with two labels, such as example.org.svc.cluster.local.
+// of an SRV record before it. Other names below the cluster domain come from the search list: with ndots:5, a pod asks
+// for three such names before each name outside of the mesh. If the name outside has two labels, such as example.org,
+// one of the three looks like a Service's name: example.org.svc.cluster.local.
 func isService(name, domain wire.Name) bool {
 	rest, below := name.CutSuffix(domain)
 	if !below {

@@ -39,9 +39,9 @@ type originFinder interface {
 // origins looks up the original destinations of captured queries. Its methods are safe for
 // concurrent use.
 //
-// For UDP this needs CAP_NET_ADMIN and a kernel module. Without them every query counts as not captured
-// ([origins.ignored]), over TCP, too: then a name has the same answer over UDP and TCP. After any other error the
-// original destination is unknown, and the lookup is retried.
+// The lookup for UDP needs CAP_NET_ADMIN and a kernel module. Without them, every query counts as not captured
+// ([origins.ignored]). This includes queries over TCP: a name has the same answer over UDP and TCP. After any other
+// error the original destination is unknown, and the lookup is retried.
 type origins struct {
 	log    *slog.Logger
 	errors prometheus.Counter
@@ -145,8 +145,8 @@ func (o *origins) awaitUDP(client, local netip.AddrPort) (server netip.AddrPort,
 	return server, err
 }
 
-// ofTCP returns a function that returns the original destination of a connection, or nil if
-// the connection was not captured.
+// ofTCP returns a function that returns the original destination of a connection. If the
+// connection was not captured, the function is nil.
 func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
 	server, captured, err := conntrack.OriginalTCP(conn)
 	switch {
@@ -165,7 +165,7 @@ func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
 	}
 }
 
-// logMissing logs that a capability or a kernel module is missing, unless it logged the same before.
+// logMissing logs that a capability or a kernel module is missing, unless its last log line was for the same error.
 func (o *origins) logMissing(err error) {
 	o.logging.Lock()
 	defer o.logging.Unlock()

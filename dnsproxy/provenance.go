@@ -30,8 +30,8 @@ type Provenance struct {
 	// Rows are the rows of docs/behaviour.md about the cache that apply.
 	Rows []string `json:"rows,omitempty"`
 	// Attempts has what the agent sent to nameservers for this query, if the query asks for attempts. It is empty for
-	// an answer from the cache, and may lack some attempts if another client's query for the same was in flight
-	// already.
+	// an answer from the cache. If another client's query for the same was in flight already, some attempts may be
+	// missing.
 	Attempts []upstream.Attempt `json:"attempts,omitempty"`
 	// MoreAttempts is the number of attempts that are left out because they do not fit into the response.
 	MoreAttempts int `json:"moreAttempts,omitempty"`
@@ -41,8 +41,8 @@ type Provenance struct {
 var errNoProvenance = errors.New(
 	"the server does not say where its answer comes from: it may be another version, or no nametap agent")
 
-// AskProvenance makes a query ask where its answer comes from and, if trace is true, for Attempts. The query must have
-// an OPT record.
+// AskProvenance adds to a query the option that asks for the [Provenance] of its answer, with Attempts if trace is
+// true. The query must have an OPT record.
 func AskProvenance(query *dns.Msg, trace bool) {
 	mark := wire.ProvenanceMark
 	if trace {

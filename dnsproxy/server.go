@@ -36,8 +36,8 @@ type Server struct {
 	abandoned     chan struct{} // closed when queries in flight are to fail
 }
 
-// New checks cfg and reads its resolv.conf. It logs a file that cannot be read and returns no
-// error for it: mesh names can be answered without nameservers.
+// New checks cfg and reads its resolv.conf. If the file cannot be read, New logs this and returns
+// no error: mesh names can be answered without nameservers.
 func New(cfg Config) (*Server, error) {
 	cfg.setDefaults()
 	names, err := cfg.check()
@@ -81,7 +81,7 @@ func New(cfg Config) (*Server, error) {
 // Configure changes the settings of answers (Bypass, LocalOnly, TTL, EDNSUDPSize
 // and BeforeSync) and the settings that [forward.Forwarder.Configure] changes. It
 // ignores the other fields of cfg. Queries that arrive after it has returned are answered by the
-// new settings. A query that arrived before keeps the decision of the previous settings; if it is
+// new settings. A query that arrived earlier keeps the decision of the previous settings; if it is
 // forwarded, but not sent yet, it is sent to the new nameservers. On an error nothing changes.
 func (s *Server) Configure(cfg Config) error {
 	cfg.setDefaults()
@@ -93,8 +93,8 @@ func (s *Server) Configure(cfg Config) error {
 	defer s.building.Unlock()
 	s.indexAncestors(names.suffixes)
 	previous := s.handler.inUse.Load()
-	// A name that is local-only by one of the two configurations may have nameservers of its own by the other one. It
-	// must not be sent to other nameservers while the forwarder changes.
+	// A name that is local-only in one of the two configurations may have its own nameservers in the other. The name
+	// must be sent to no other nameservers while the forwarder changes.
 	between := *previous
 	between.suffixes = previous.suffixes.Strictest(names.suffixes)
 	s.handler.inUse.Store(&between)
@@ -183,7 +183,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(err, forwarder.Wait())
 }
 
-// HandOver makes Run, when it ends, leave unread packets in the sockets for another process that
+// HandOver makes Run leave unread packets in the sockets when Run ends, for another process that
 // has the same sockets.
 func (s *Server) HandOver() { s.handler.handOver.Store(true) }
 
@@ -240,7 +240,7 @@ func (s *Server) Failures(since time.Time) []seen.Record { return s.handler.seen
 // Overflows returns how many queries were refused because too many were in flight.
 func (s *Server) Overflows() uint64 { return s.handler.forwarder.Overflows() }
 
-// Missing returns why listeners are not open, except for families that the host lacks.
+// Missing returns why listeners are not open, except listeners of a family that the host does not have.
 func (s *Server) Missing() []string { return s.listeners.unopened() }
 
 // ReadOwn adds a reader of the queries that are answered, as [seen.Recorder.ReadOwn] does.
@@ -254,7 +254,7 @@ func (s *Server) ReadExchanges(lost func(messages int)) *seen.Exchanges {
 // Load replaces shards of the table and uses the result. shards maps the number of a shard (digest.ShardOf) to all
 // entries of the shard: a NameTable in wire form. The other shards stay. Every query that arrives after Load has
 // returned is answered from the new table. The cost depends only on the shards that differ. On an error the current
-// table stays in use. Load logs entries that the new table leaves out, unless the current one left them out, too. Load
+// table stays in use. Load logs the entries that the new table leaves out and the current one does not. Load
 // must not be called concurrently. It does not keep shards.
 func (s *Server) Load(shards map[int][]byte) error {
 	s.building.Lock()

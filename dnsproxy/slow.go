@@ -116,8 +116,8 @@ func (h *handler) sendTransferred(t *task) func([]byte) error {
 }
 
 // respondUnusual returns the response to a message that does not have the shape that [wire.Query] describes. It
-// replaces the query of t by one that has the message's first question: then the answer is the same as for that query
-// in the usual shape.
+// replaces the query of t by a query in the usual shape that has the message's first question: the answer is the same
+// for both shapes.
 func (h *handler) respondUnusual(t *task) ([]byte, outcome) {
 	req := new(dns.Msg)
 	malformed := req.Unpack(t.packet)
@@ -143,8 +143,8 @@ func (h *handler) respondUnusual(t *task) ([]byte, outcome) {
 	return h.respondSlow(t)
 }
 
-// respondOther forwards a message with an opcode other than QUERY to its original destination
-// or, if it was not captured, to a nameserver for its name.
+// respondOther forwards a message with an opcode other than QUERY to its original destination.
+// If the message was not captured, it goes to a nameserver for its name.
 func (h *handler) respondOther(t *task) ([]byte, outcome) {
 	found := forward.Result{Source: sourceSelf}
 	t.found = &found
@@ -168,7 +168,7 @@ func (h *handler) respondOther(t *task) ([]byte, outcome) {
 }
 
 // makeUsual makes q a query with the first question of req, and with the OPT record of req, but without the record's
-// options. It reports false if the result does not have the usual shape: q then serves for a failure alone.
+// options. It reports false if the result does not have the usual shape: then q is only good for a failure response.
 func makeUsual(q *wire.Query, req *dns.Msg) bool {
 	*q = wire.Query{}
 	msg := new(dns.Msg)

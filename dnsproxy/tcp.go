@@ -149,13 +149,13 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 		defer l.clients.remove(c)
 		c.serve()
 	})
-	runtime.Gosched() // it is answered before the next connection is accepted, so a crash loses few queries
+	runtime.Gosched() // answer it before accepting the next one: a crash loses few queries
 }
 
-// stop ends serve. Connections are read only for the queries that have already arrived.
+// stop ends serve. From then on, connections are read only for queries that have already arrived.
 func (l *tcpListener) stop() {
 	close(l.stopped)
-	_ = l.listener.Close() // it is closed even after an error
+	_ = l.listener.Close() // the socket is closed even after an error
 	l.clients.stop(l)
 }
 
@@ -225,8 +225,8 @@ func lengthOf(message []byte) []byte {
 	return binary.BigEndian.AppendUint16(nil, uint16(len(message))) //nolint:gosec // a message
 }
 
-// After the listener has stopped, an idle connection is read for tcpDrainTime, for queries that
-// arrived before, and any other connection for tcpDrainLimit.
+// After the listener has stopped, connections are read for queries that arrived before: an idle
+// connection for tcpDrainTime, any other connection for at most tcpDrainLimit.
 const (
 	tcpDrainTime  = 100 * time.Millisecond
 	tcpDrainLimit = time.Second
@@ -235,7 +235,7 @@ const (
 // serve answers queries until the client closes the connection, is idle for too long or
 // violates the protocol.
 func (c *tcpConn) serve() {
-	defer func() { _ = c.conn.Close() }() // every answer is written or cannot be
+	defer func() { _ = c.conn.Close() }() // every answer was written or cannot be written
 	defer c.waiting.Wait()
 	defer close(c.left)
 	var query, answers []byte
@@ -479,8 +479,8 @@ func (c *tcpConn) writePart(framed, more []byte) (restOfFramed, restOfMore []byt
 
 // await waits for the client's next query. It reports false if the connection is to be closed.
 // answered is true if an answer was just written. After the stop of the listener, the
-// connection is closed right after an answer, when the client is the least likely to have sent
-// the next query, or if none arrives for tcpDrainTime.
+// connection is closed right after an answer, because then the client is the least likely to
+// have sent the next query. It is also closed if no query arrives for tcpDrainTime.
 func (c *tcpConn) await(answered bool) bool {
 	if !answered {
 		c.idleSince.Store(c.listener.clients.now())

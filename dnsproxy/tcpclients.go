@@ -58,8 +58,8 @@ func (p *tcpClients) now() int64 { return int64(time.Since(p.origin)) }
 // close releases the reserve of descriptors.
 func (p *tcpClients) close() { p.reserve.Close() }
 
-// add adds a connection. When there is no room, it closes another one. It reports false, without adding
-// the connection, if its listener stops and there is no room.
+// add adds a connection. If there is no room for it, add closes another one, unless the connection's listener is
+// stopping: then add reports false and does nothing.
 func (p *tcpClients) add(c *tcpConn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -121,7 +121,7 @@ func newUDPListener(h *front, opened net.PacketConn) (*udpListener, error) {
 }
 
 // configureUDP gives a socket a large receive buffer. A socket that is bound to all addresses
-// also reports the address that each query was sent to: the response must be sent from it.
+// also reports the address that each query was sent to: the response must be sent from this address.
 func configureUDP(conn syscall.RawConn, bound netip.Addr) error {
 	var err error
 	controlErr := conn.Control(func(fd uintptr) {
@@ -346,7 +346,7 @@ func (r *udpReader) pass(n int) bool {
 }
 
 // Bounds of the tasks that no worker has started yet. Go runs goroutines in turn: the reader
-// runs after all workers that were woken before it, which take about 30 µs each, and mesh
+// runs after all workers that were woken before it. Each takes about 30 µs, and queries for mesh
 // names must not wait for them. So if more than fewStarting tasks wait, a worker reads the
 // socket before it starts its task. Tasks beyond maxStarting are refused.
 const (
@@ -370,7 +370,7 @@ func (l *udpListener) readFirst() {
 const workerIdle = time.Second
 
 // work is a worker: it serves a task, and then tasks that are passed to it while it is idle.
-// Growing the stack of a new goroutine for each task would be a tenth of the cost of a
+// With a new goroutine for each task, the growth of its stack would be a tenth of the cost of a
 // forwarded query.
 func (l *udpListener) work(t udpTask) {
 	growStack()

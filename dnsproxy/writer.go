@@ -73,7 +73,7 @@ func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, lim
 	return w.buf
 }
 
-// limit returns how long a response may be in bytes: over UDP what the client offers (RFC
+// limit returns the length in bytes of the longest response: over UDP, what the client offers (RFC
 // 6891, section 6.2.3), up to ednsUDPSize. An offer of 0 counts as no offer.
 func (a *answerer) limit(offered uint16, over transport) int {
 	if over == overTCP {
@@ -100,7 +100,7 @@ const (
 func newSOAData(domain wire.Name, ttl uint32) []byte {
 	data := append(append([]byte(soaServer), domain...), 0)
 	data = append(append(append(data, soaMailbox...), domain...), 0)
-	// The first four are for secondary servers, which nametap does not have; RFC 1912
+	// The first four numbers are for secondary servers, which nametap does not have; RFC 1912
 	// recommends the values.
 	const serial, refresh, retry, expire = 1, 7200, 1800, 86400
 	for _, n := range []uint32{serial, refresh, retry, expire, ttl} {
@@ -109,8 +109,8 @@ func newSOAData(domain wire.Name, ttl uint32) []byte {
 	return data
 }
 
-// meantSpecial returns the suffixes that are in a special-use zone. A setting that names one
-// gives it another meaning, as onion has on a host with Tor.
+// meantSpecial returns the suffixes that are in a special-use zone. A setting that names such a
+// suffix gives it another meaning, such as onion on a host with Tor.
 func meantSpecial(suffixes []wire.Name) []wire.Name {
 	return slices.DeleteFunc(slices.Clone(suffixes), func(s wire.Name) bool { return !s.Special() })
 }
@@ -139,8 +139,8 @@ const questionName uint16 = wire.PointerBits | wire.HeaderLen
 const fixedLen = 12
 
 // mesh writes the response for a host: its records of the queried type, after the CNAME records
-// of an autopath name and of an alias. A host without such records has the SOA record that lets
-// clients cache the negative answer (RFC 2308). t is the table of the match.
+// of an autopath name and of an alias. If the host has no such records, mesh writes the SOA record
+// that lets clients cache the negative answer (RFC 2308). t is the table of the match.
 //
 // Without records of the type, an autopath name has no CNAME record: glibc ends its search at a CNAME record,
 // and a later name of the search list may have such records.
@@ -280,11 +280,11 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 func (w *writer) fits(n int) bool { return len(w.buf)-w.start+n <= w.limit }
 
 // cnames writes the CNAME records of an autopath name and of an alias, in this order. It returns
-// a pointer to the target of the last one or, without any, to the question's name.
+// a pointer to the target of the last record, or to the question's name if it writes none.
 //
 // The target for an autopath name is the name without the search domain, as the client spelled
-// it, or the host's FQDN if that name is a short name, because systemd-resolved treats a CNAME
-// record from a name to its own first label as a loop.
+// it. If that name is a short name, the target is the host's FQDN, because systemd-resolved
+// treats a CNAME record from a name to its own first label as a loop.
 func (w *writer) cnames(m *table.Match) (owner uint16) {
 	owner = questionName
 	if n := len(m.Target); m.Rule == table.RuleAutopath && w.record(owner, dns.TypeCNAME, n+1) {
@@ -306,7 +306,7 @@ func (w *writer) cnames(m *table.Match) (owner uint16) {
 	return owner
 }
 
-// pointer returns a pointer to the name that is written next: one near the message's start.
+// pointer returns a pointer to the name that is written next, which must be near the message's start.
 func (w *writer) pointer() uint16 {
 	return wire.PointerBits | uint16(len(w.buf)-w.start) //nolint:gosec // a pointer's 14 bits
 }
@@ -503,7 +503,7 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 		return
 	}
 	written := int(w.answers - w.aliases)
-	next := start - w.start // the offset of the target's record
+	next := start - w.start // the offset of the next SRV record
 	t.Hosts(m, first, func(target table.Target) bool {
 		if written--; written < 0 {
 			return false
@@ -514,8 +514,9 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	})
 }
 
-// targetAddresses writes the addresses of a target, whose name is at an offset of the message, as
-// additional records. It reports false, and writes none, if they do not all fit.
+// targetAddresses writes the addresses of a target as additional records. name is the offset of
+// the target's name in the message. If the addresses do not all fit, it writes none and reports
+// false.
 func (w *writer) targetAddresses(name int, target *table.Target) bool {
 	size := func(rrtype uint16, packed []byte) int {
 		return len(packed) / wire.AddressLen(rrtype) * (fixedLen + wire.AddressLen(rrtype))

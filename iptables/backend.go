@@ -136,7 +136,7 @@ func (s *side) unseen() error {
 	return nil
 }
 
-// knownEmpty reports whether the kernel itself says that backend b has nothing of nametap in family f. The tools
+// knownEmpty reports whether, according to the kernel itself, backend b has nothing of nametap in family f. The tools
 // could not read the family, because of the error unread.
 func knownEmpty(b Backend, f family.Family, unread error) bool {
 	if isAny(unread, errNoFamily) {
@@ -182,8 +182,8 @@ func (m machine) side(b Backend) *side {
 	return m.nft
 }
 
-// choose returns the backend to use, and why: the configured one; otherwise the only usable one; otherwise the
-// backend in which other programs have more rules; otherwise the backend that already has rules of nametap;
+// choose returns the backend to use, and why: the configured backend; otherwise the only usable backend; otherwise
+// the backend in which other programs have more rules; otherwise the backend that already has rules of nametap;
 // otherwise m.plain. A backend that no other program uses may be there by accident (a tool of the other kind in
 // this image).
 func (m machine) choose(asked Backend) (*side, string, error) {

@@ -49,9 +49,9 @@ func buildFamily(cfg Config, f family.Family) []table {
 }
 
 // TestAddr returns the test address of a family. The rules redirect UDP queries to this address for all users, also
-// for the agent. With such a query the agent finds out, without a capability, whether it captures. No nameserver
-// has these addresses: the IPv4 address is on loopback, and every router discards packets to the IPv6 address (RFC
-// 6666).
+// for the agent. With such a query the agent finds out, without a capability, whether queries are captured. No
+// nameserver has these addresses: the IPv4 address is on loopback, and every router discards packets to the IPv6
+// address (RFC 6666).
 func TestAddr(f family.Family) netip.Addr {
 	if f == family.IPv4 {
 		return netip.AddrFrom4([4]byte{127, 15, 0, 53})
@@ -60,9 +60,9 @@ func TestAddr(f family.Family) netip.Addr {
 }
 
 // ProbeHops is the TTL or hop limit by which the rules recognise the agent's probes: they redirect a probe like a
-// client's query. No system uses this value by default, and the agent sets another value for its other queries. A
-// mark would need a capability, rules of other programs change marks, and routes and firewalls treat marked packets
-// differently.
+// client's query. No system uses this value by default, and the agent sets another value for its other queries. The
+// rules do not recognise probes by a mark: it would need a capability, rules of other programs change marks, and
+// routes and firewalls treat marked packets differently.
 const ProbeHops = 217
 
 // builder makes the chains of one family.
@@ -364,7 +364,7 @@ func (b builder) leases() []chain {
 	return []chain{c}
 }
 
-// synOnly matches the packet that opens a connection. If conntrack first saw a connection that is already open, a
+// synOnly matches the packet that opens a connection. If a connection is already open when conntrack first sees it, a
 // redirect would break it.
 const synOnly = "--tcp-flags FIN,SYN,RST,ACK SYN"
 

@@ -119,8 +119,8 @@ func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 // the end of Keep the chains stay for up to limit. SetOpen must be called before Keep.
 func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.openLimit = open, limit }
 
-// Renew makes the rules of a family match for [LeaseTime] from now on, if they have a lease, even if an earlier
-// agent installed them. It is no error if there are no rules.
+// Renew makes the rules of a family match for [LeaseTime] from now on, even if an earlier agent installed them. If
+// there are no rules with a lease, it does nothing.
 func (c *Capture) Renew(f family.Family) error {
 	begins, err := c.lease.renew(f)
 	if begins { // connections to VIPs that began before have no reply yet
@@ -130,8 +130,8 @@ func (c *Capture) Renew(f family.Family) error {
 	return err
 }
 
-// Installed returns a channel that receives after rules were installed or changed. One waiting value may stand for
-// several changes.
+// Installed returns a channel that receives a value after rules were installed or changed. A value that waits may
+// stand for several changes.
 func (c *Capture) Installed() <-chan struct{} { return c.installed }
 
 // Look makes Keep check the rules soon, as if the kernel had announced a change. The caller has seen that the rules
@@ -224,7 +224,8 @@ func (c *Capture) loop(ctx context.Context) error {
 			c.sleep(ctx, s)
 			continue
 		}
-		// While a firewall changes rules, queries may pass through. That may be why the goal has changed.
+		// The goal may have changed because queries pass through while a firewall changes rules. So this step, too, may
+		// leave table filter as it is.
 		if changed := c.watch.last(); s == stepApply && c.in.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
 			c.firewall.look(changed)
 		}
@@ -608,7 +609,7 @@ func (c *Capture) Captured() bool { return c.report.Load().captured }
 // Active reports whether queries are captured: rules are installed, and they match.
 func (c *Capture) Active() bool {
 	r := c.report.Load()
-	active := len(r.in.families) == 0 && !r.outdated // true if no rules are needed: queries to no nameserver can be captured
+	active := len(r.in.families) == 0 && !r.outdated // true if there are no rules, because no query can be captured
 	for f, v := range r.in.families {
 		active = active || !v.lease || c.lease.alive(f)
 	}
@@ -652,8 +653,8 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 // be called while rules are changed.
 func (c *Capture) Applied() (Status, error) { return c.report.Load().status(c.applied) }
 
-// EndsByItself reports whether all rules of nametap in the kernel have a lease, and so capture nothing when no
-// agent renews it. It must not be called while rules are changed.
+// EndsByItself reports whether all rules of nametap in the kernel have a lease: then they capture nothing once no
+// agent renews the lease. It must not be called while rules are changed.
 func (c *Capture) EndsByItself(ctx context.Context) bool {
 	return inspectAll(ctx, c.goal.Config).endsByItself()
 }

@@ -52,7 +52,7 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 	findings := []Finding{
 		capability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN, true),
 		capability("CAP_NET_RAW", unix.CAP_NET_RAW, cfg.Backend == Legacy), // nft does not need it
-		// The list of legacy's tables in /proc and its lock belong to root.
+		// The list of legacy's tables in /proc, and legacy's lock, belong to root.
 		capability("CAP_DAC_READ_SEARCH", unix.CAP_DAC_READ_SEARCH, cfg.Backend == Legacy && os.Getuid() != 0),
 		Finding{What: "uid and gid", Needed: true, Detail: "exist in this user namespace",
 			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.after(checkMapped(cfg)),
@@ -235,8 +235,8 @@ func mapped(idMap []byte, id uint32) bool {
 // Check uses github.com/coreos/go-iptables to find the version of a tool, and to look for single rules. For
 // everything else this package runs the tools itself, because go-iptables 0.8.0
 //
-//   - finds iptables in $PATH, but neither the tools of one backend beside the tools of the
-//     other nor tools in /usr/sbin that are not in $PATH;
+//   - finds iptables in $PATH, but not the tools of one backend beside the tools of the
+//     other, and no tools in /usr/sbin if it is not in $PATH;
 //   - does not return the mode (nft or legacy) that it reads;
 //   - does not restore or save, and has no way to read a table without creating it in legacy;
 //   - runs tools without a time limit, in the language of the user, and with a lock file that

@@ -25,9 +25,9 @@ type Config struct {
 	// are never captured, because they would come back to the agent. At least one user or group is required.
 	AgentUIDs, AgentGIDs []uint32
 
-	// Servers are the nameservers whose queries are captured, such as the nameservers of resolv.conf. Queries to
-	// other servers pass through. If Servers is empty, queries to any address are captured. A zone ("fe80::1%eth0")
-	// limits that server to this outgoing interface.
+	// Servers are the nameservers to which queries are captured, such as the nameservers of resolv.conf. Queries to
+	// other servers pass through. If Servers is empty, queries to any address are captured. If a server has a zone
+	// ("fe80::1%eth0"), only queries through this outgoing interface are captured.
 	Servers []netip.Addr
 
 	// ExcludeUIDs and ExcludeGIDs are users and groups whose queries pass through, such as the user of a stub
@@ -40,14 +40,14 @@ type Config struct {
 	ExcludeInterfaces []string
 
 	// VirtualInterfaces are interfaces of containers or virtual machines (docker0, k6t-eth0) whose incoming
-	// queries are captured too; "+" as above. These queries are redirected to the first address of the interface,
-	// so the agent has to listen there.
+	// queries are captured too. A "+" means the same as in ExcludeInterfaces. These queries are redirected to the
+	// first address of the interface, so the agent has to listen there.
 	VirtualInterfaces []string
 
-	// VIPs are virtual addresses: the agent connects clients that connect to a VIP to the host that has the VIP.
+	// VIPs are virtual addresses. If a client connects to a VIP, the agent connects it to the host that has the VIP.
 	// TCP connections to VIPs, and UDP packets to their port 443, are redirected to EgressPort. Other UDP packets
-	// are refused (ICMP port unreachable). The exclusions apply to VIPs, too. Servers does not: it is only for DNS.
-	// If EgressPort is 0, packets to VIPs pass through.
+	// are refused (ICMP port unreachable). The exclusions apply to VIPs, too. Servers is only for DNS, and does not
+	// apply to VIPs. If EgressPort is 0, packets to VIPs pass through.
 	VIPs []netip.Prefix
 	// EgressPort is the agent's TCP port for VIPs, and its UDP port for QUIC, on the same addresses as Port.
 	EgressPort uint16

@@ -30,7 +30,7 @@ func (t *target) same(other *target) bool {
 }
 
 // variantsFor returns the variants of the rules of a family, best first. If the rules in the kernel have a lease,
-// an agent renews it, so the variants have a lease, too, unless the configuration wants rules that stay.
+// an agent renews the lease. Then the variants have a lease, too, unless the configuration wants rules that stay.
 func (t *target) variantsFor(f family.Family, have saved) []variant {
 	if have.leased(f) && !t.Config.FailClosed {
 		return t.leased

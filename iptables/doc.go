@@ -39,7 +39,7 @@
 //
 // Packets with [ProbeHops] are redirected without a lease: they show whether queries would reach the agent.
 //
-// # How they get into the kernel
+// # How the rules get into the kernel
 //
 // One goroutine changes rules. It compares what is desired with what it knows of the
 // kernel and takes one step at a time:

@@ -77,7 +77,7 @@ func (e *entries) late(now time.Time, changed bool) bool {
 	return late
 }
 
-// settled reports whether a leftover was first seen at latest or before it. Otherwise it records the leftover.
+// settled reports whether a leftover was first seen at the time latest, or earlier. Otherwise it records the leftover.
 // previous has the leftovers of the last sweep.
 func (e *entries) settled(key string, previous map[string]time.Time, latest time.Time) bool {
 	seen, ok := previous[key]
@@ -104,8 +104,8 @@ func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
 	return dropped, err == nil
 }
 
-// A class is a set of conntrack entries: all that pass one of the filters and for which match returns true. The
-// kernel applies the filters, so an entry that passes no filter costs little time.
+// A class is a set of conntrack entries: all entries that pass one of the filters and for which match returns true.
+// The kernel applies the filters, so an entry that passes no filter costs little time.
 type class struct {
 	filters []conntrack.Filter
 	match   func(conntrack.Entry) bool
@@ -183,9 +183,9 @@ func bypassingVIPs(cfg Config) class {
 
 // stale reports whether an entry has to be dropped after rules were installed.
 //
-// With a zone, the entry of a captured query is in that zone and redirected. An entry in
-// the zone that is not redirected, or to another port, was made while the rules were
-// incomplete. The entries in other zones are leftovers, or belong to the agent and to
+// With a zone, the entry of a captured query is in that zone and redirected. If an entry in
+// the zone is not redirected, or is redirected to another port, it was made while the rules
+// were incomplete. The entries in other zones are leftovers, or belong to the agent and to
 // excluded clients.
 //
 // Without a zone, an entry that is not redirected may belong to a captured query, to the agent or to an excluded
@@ -208,9 +208,9 @@ func unanswered(e conntrack.Entry) bool {
 	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPSynSent
 }
 
-// reset reports whether an entry belongs to a TCP connection that a RST has ended. The entry stays for 10 s, and if
-// the last packet was the server's, the next connection from the same port takes it over. After all other ends the
-// kernel makes a new entry for the next connection.
+// reset reports whether an entry belongs to a TCP connection that a RST has ended. The entry stays for 10 s. If the
+// last packet came from the server, the next connection from the same port takes over the entry. After all other ends
+// the kernel makes a new entry for the next connection.
 func reset(e conntrack.Entry) bool { return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPClose }
 
 // pickedUp reports whether an entry was made by a packet in the middle of a TCP connection, without a reply. The
@@ -228,8 +228,8 @@ func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
 }
 
 // bypassesVIPs reports whether an entry of a packet to a VIP has to be dropped after a change of rules: it is not
-// redirected and has no reply. A client that connected before the rules were installed repeats its SYN for two
-// minutes, or its first packets of QUIC, and the entry decides the path of all of them.
+// redirected and has no reply. A client that connected before the rules were installed repeats its SYN, or its first
+// packets of QUIC, for two minutes, and the entry decides the path of all these packets.
 func bypassesVIPs(cfg Config, e conntrack.Entry) bool {
 	to := e.Original.Destination
 	vip := slices.ContainsFunc(cfg.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
@@ -251,9 +251,9 @@ func (s sweep) leftover(e conntrack.Entry) bool {
 	return s.zone != 0 && e.Zone != s.zone && s.toAgent(e)
 }
 
-// orphaned reports whether an entry has to be dropped after rules were removed. Captured
-// queries in the zone are left alone: no new query enters it, and a reply may be in flight.
-// TCP connections that are open are left alone, too.
+// orphaned reports whether an entry has to be dropped after rules were removed. The entries of
+// captured queries in the zone stay: no new query enters the zone, and a reply may be in flight.
+// The entries of open TCP connections stay, too.
 func (s sweep) orphaned(e conntrack.Entry) bool {
 	ended := s.redirected(e) && (unanswered(e) || reset(e) || pickedUp(e))
 	return ended || e.Zone == 0 && s.toAgent(e)

@@ -7,7 +7,7 @@ import (
 )
 
 // The reasons why a tool fails, recognised by its message. Any other error may be temporary, so the tool is run
-// again and the error reported.
+// again, and the error is reported.
 var (
 	// The machine does not support something. These errors are permanent.
 	errTool      = errors.New("tool is missing")

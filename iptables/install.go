@@ -153,9 +153,9 @@ func (i *installer) noteLacks(in installed) {
 // quietInterval is the time between checks of complete nft rules, whose changes the kernel announces.
 const quietInterval = time.Hour
 
-// retryDue reports whether to try again what is missing. What has failed for a reason that may pass is tried again
-// at each check. What this machine does not support is tried again ever more rarely. An attempt may write rules to
-// one table and fail at the next table. Then queries pass through until the rules are as before.
+// retryDue reports whether to try again what is missing: at each check if it has failed for a reason that may pass,
+// and ever more rarely if this machine does not support it. An attempt may write rules to one table and fail at the
+// next table. Then queries pass through until the rules are as before.
 func (i *installer) retryDue() bool {
 	return !i.in.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
 }
@@ -272,8 +272,8 @@ func (i *installer) ownFirst() []Backend {
 
 // unhookFamily deletes the jumps of one family in one backend, and drops the conntrack entries that would still
 // redirect to the agent. With a zone, no UDP socket uses these entries, but sockets would use them again without
-// the zone. So they are dropped before the jumps are deleted. Without a zone, and over TCP, sockets use them until
-// the jumps are deleted. So they are dropped after that, too.
+// the zone. So the entries are dropped before the jumps are deleted. Without a zone, and over TCP, sockets use the
+// entries until the jumps are deleted. So the entries are dropped after that, too.
 func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error {
 	s := sweep{ports: have.redirections()}
 	if len(have["raw"].ownChains()) > 0 {

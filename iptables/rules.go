@@ -54,7 +54,7 @@ func (r Rules) drift(f family.Family, s saved) []string {
 
 // change returns the text for iptables-restore --noflush that turns the saved rules of a family into r, table by
 // table; "" if they match. It changes nothing of other programs. A table for which mark returns true gets the mark
-// of nametap, even if an existing table differs in nothing else. A mark that a table has stays.
+// of nametap, even if an existing table differs in nothing else. A marked table keeps its mark.
 func (r Rules) change(f family.Family, s saved, mark func(name string, have *savedTable) bool) string {
 	var b strings.Builder
 	for _, name := range r.tableNames() {

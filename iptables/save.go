@@ -102,7 +102,7 @@ func targetOf(spec string) string {
 	return cmp.Or(valueOf(ws, "-j"), valueOf(ws, "-g"))
 }
 
-// valueOf returns the word after an option of a rule, "" if the rule does not have the option. ws are its words.
+// valueOf returns the word after an option of a rule, "" if the rule does not have the option. ws are the rule's words.
 func valueOf(ws []string, option string) string {
 	if i := slices.Index(ws, option); i >= 0 && i+1 < len(ws) {
 		return ws[i+1]
@@ -152,7 +152,7 @@ func (t *savedTable) ownChains() []string {
 	return names
 }
 
-// hasMark reports whether a table has the mark of nametap, which says that nametap has made the table.
+// hasMark reports whether a table has the mark of nametap: then nametap has made the table.
 func (t *savedTable) hasMark() bool {
 	return t != nil && slices.ContainsFunc(t.chains, func(c savedChain) bool { return c.name == tableMark })
 }

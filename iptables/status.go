@@ -123,8 +123,8 @@ func (r *report) status(m machine) (Status, error) {
 	return status, nil
 }
 
-// sides returns both backends. chosen is the backend in which this process has installed rules or, without any,
-// would install them.
+// sides returns both backends. chosen is the backend in which this process has installed rules. If it has installed
+// none, chosen is the backend in which it would install them.
 func (r *report) sides(m machine) (chosen, other *side, reason string, err error) {
 	if r.in.backend != "" {
 		chosen, reason = m.side(r.in.backend), r.in.reason

@@ -131,8 +131,8 @@ func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 	}
 }
 
-// read returns the rules in the kernel. It does not name single tables, because legacy makes every table that is
-// named. After a failure that may pass, it tries again.
+// read returns the rules in the kernel. It does not name single tables, because legacy creates every table that is
+// named. After a failure that may pass, read tries again.
 func (t tools) read(ctx context.Context) (saved, error) { return t.reading(ctx)() }
 
 // reading starts to read the rules, and wait returns them. So one thread, which may have a network namespace of its

@@ -19,8 +19,8 @@ type watch struct {
 	changed atomic.Pointer[time.Time]
 }
 
-// start subscribes to changes of nft rules in this network namespace. The caller passes the socket to follow. From
-// then on, works returns true until follow ends.
+// start subscribes to changes of nft rules in this network namespace. The caller passes the socket to [watch.follow].
+// From now on, works returns true until follow ends.
 func (w *watch) start() (*nl.NetlinkSocket, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	w.started.Store(err == nil)

@@ -91,7 +91,7 @@ type request struct {
 
 var errHelp = errors.New("help is wanted")
 
-// commands returns the commands of nametap that the plugin runs in a pod of an agent. The other commands start the agent.
+// commands returns the commands of nametap that the plugin runs in a pod of an agent.
 func commands() []string {
 	return []string{"status", "doctor", "tail", "top", "query", "table", "cache", "explain", "version"}
 }
@@ -166,7 +166,7 @@ func (r *request) check() error {
 func (r *request) exec(pod, namespace string, program []string) (int, error) {
 	container := r.container
 	if container == "" {
-		container = program[0] // as containers are called in the manifests of both
+		container = program[0] // the manifests of both programs name the container like this
 	}
 	args := slices.Clone(r.kubectl)
 	if namespace != "" {
@@ -182,8 +182,8 @@ func (r *request) exec(pod, namespace string, program []string) (int, error) {
 	return 0, err
 }
 
-// replicas runs the command agents in each replica of nametap-discovery: each shows the agents that are connected to it. If one
-// fails, the others are shown all the same.
+// replicas runs the command agents in each replica of nametap-discovery. A replica shows the agents that are connected
+// to it. If a replica fails, the agents of the other replicas are shown all the same.
 func (r *request) replicas() (int, error) {
 	args := append(slices.Clone(r.kubectl), "--namespace="+r.discovery, "get", "pods", "--selector=app=nametap-discovery", "--field-selector=status.phase=Running", "--output=name")
 	cmd := exec.Command("kubectl", args...) //nolint:noctx // it ends with the interrupt

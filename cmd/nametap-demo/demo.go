@@ -47,8 +47,8 @@ type demo struct {
 	dnsAddr      string
 }
 
-// runDemo starts a demo and shows the tour. It then returns if once is set, and waits until
-// ctx ends otherwise.
+// runDemo starts a demo and shows the tour. Then it returns if once is true; otherwise it
+// waits until ctx ends.
 func runDemo(ctx context.Context, out *printer, once bool) (err error) {
 	dir, err := os.MkdirTemp("", "nametap-demo-")
 	if err != nil {
@@ -173,8 +173,8 @@ func searchList() []string {
 	return []string{demoNamespace + ".svc.cluster.local", "svc.cluster.local", "cluster.local"}
 }
 
-// takePorts opens the agent's sockets on the usual ports. If another program has a port, it prints so, and the agent
-// gets a free one.
+// takePorts opens the agent's sockets on the usual ports. If another program has a port, takePorts prints this, and
+// the agent gets a free port.
 func (d *demo) takePorts(ctx context.Context, cfg *agent.Config) error {
 	taken := func(what, addr string) string {
 		d.out.printf("(%s: %s is in use, so the demo uses a free port)\n", what, addr)

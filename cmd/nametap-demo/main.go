@@ -2,8 +2,8 @@
 // example shop, an agent, and a nameserver that the agent forwards to, all in one process and
 // on loopback. Then it sends queries to the agent and shows the answers. It needs no root.
 //
-// Connections to automatic VIPs need capture rules. To show them it runs itself again, as
-// `nametap-demo vips`, in a user namespace and a network namespace that end with that process.
+// Connections to automatic VIPs need capture rules. To show such connections, the program runs itself again,
+// as `nametap-demo vips`, in a user namespace and a network namespace that end with that process.
 //
 // Exit codes: 0 done, 1 failed, 2 wrong usage.
 package main
@@ -46,7 +46,7 @@ func run() int {
 	} else {
 		err = runDemo(ctx, out, *once)
 	}
-	if err != nil && ctx.Err() == nil { // an error after a signal is its consequence
+	if err != nil && ctx.Err() == nil { // a signal causes errors, too
 		fmt.Fprintf(os.Stderr, "nametap-demo: %v\n", err)
 		return exitFailed
 	}

@@ -85,8 +85,8 @@ func (d *demo) showSearch(ctx context.Context) error {
 	return d.query(ctx, demoPartner+"."+searchList()[0])
 }
 
-// showCounts counts the queries of one getaddrinfo, where they are sent and where they
-// arrive.
+// showCounts counts the queries that one getaddrinfo sends, and the queries that then arrive
+// at the nameserver.
 func (d *demo) showCounts(ctx context.Context) error {
 	d.out.heading("Queries of getaddrinfo(\"api.payments…\"), ndots:5, three search domains")
 	direct, err := d.count(ctx, d.upstream.Addr.String())

@@ -23,8 +23,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// vipsCommand is the first argument of the process that shows connections to VIPs. The second one is
-// the directory of the demo that has started it.
+// vipsCommand is the first argument of the process that shows connections to VIPs. The second argument
+// is the directory of the demo that has started the process.
 const vipsCommand = "vips"
 
 // Ports of the part of the demo that shows connections to VIPs.
@@ -38,7 +38,7 @@ const visitTimeout = 10 * time.Second
 
 // showVIPs shows what a client of an agent with --egress sees. It runs `nametap-demo vips` in a network
 // namespace of its own, because capture rules in the demo's namespace would concern other programs,
-// too. As root of a user namespace it needs no rights.
+// too. As root of a user namespace, the command needs no rights.
 func (d *demo) showVIPs(ctx context.Context) error {
 	d.out.heading("The same databases with --egress: each has a VIP, and connections reach it")
 	path, err := os.Executable()
@@ -109,7 +109,7 @@ func runVIPs(ctx context.Context, out *printer, dir string) error {
 
 // setUp makes the client and starts the databases. An error says what this machine lacks.
 func setUp(ctx context.Context) (*client, error) {
-	// Where distributions have the tools, whatever the user's PATH is.
+	// Distributions have the tools in these directories, which may be missing from the user's PATH.
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return nil, err
 	}

@@ -45,7 +45,7 @@ type listing struct {
 	Summary *fleet `json:"summary,omitempty"`
 }
 
-// A fleet counts agents; with a namespace, only its agents.
+// A fleet counts agents. If Namespace is set, it counts only the agents of that namespace.
 type fleet struct {
 	Replica   string                  `json:"replica"`
 	Namespace string                  `json:"namespace,omitempty"`
@@ -54,8 +54,8 @@ type fleet struct {
 	States    map[push.AgentState]int `json:"states"`
 }
 
-// agentsHandler serves the state of the agents to programs on this host, one agent in a line. It reads the state of an agent
-// when there is room for its line, so that a slow client costs no memory, and no lock is held for it.
+// agentsHandler serves the state of the agents to programs on this host, one agent in a line. It reads the state of an
+// agent only when there is room for the agent's line. So a slow client costs no memory, and no lock is held meanwhile.
 func agentsHandler(server *discovery.Server) http.Handler {
 	dumps := httpguard.NewDumps(maxListings, "the agents")
 	return httpguard.LocalOnly(dumps.Limited(func(w *httpguard.Dump, r *http.Request) {

@@ -46,8 +46,8 @@ type options struct {
 	client discovery.Client // the client whose table is printed
 	output string
 
-	// stateDirGiven is true if the user has set the state directory. It is an error
-	// if that directory cannot be used. If the default cannot be used, a warning is logged.
+	// stateDirGiven is true if the user has set the state directory. If that directory cannot
+	// be used, this is an error. If the default cannot be used, a warning is logged.
 	stateDirGiven bool
 }
 
@@ -169,7 +169,7 @@ func (e usageError) Unwrap() error { return e.error }
 // agentProgram is the name by which `nametap inject` runs this program.
 const agentProgram = "nametap"
 
-// execute runs one command line, with the name of the program, and returns the exit code.
+// execute runs one command line, which begins with the name of the program, and returns the exit code.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root, name := newRoot(stdout, stderr), "nametap-discovery"
 	help := name

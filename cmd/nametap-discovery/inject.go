@@ -81,7 +81,7 @@ If a pod cannot be injected, nothing is printed and the exit code is 1.`,
 	return command
 }
 
-// declare declares the flags of settings. Other fields can only be set in the file of --config.
+// declare declares the flags of settings. The other fields of an inject.Config can only be set in the file of --config.
 func (o *injectOptions) declare(flags *pflag.FlagSet) {
 	o.flags, o.cfg = flags, inject.DefaultConfig()
 	flags.StringVar(&o.configFile, "config", "", "`file` with the settings of injection; docs/injection.md lists them")
@@ -123,7 +123,7 @@ func (o *injectOptions) config() (inject.Config, error) {
 	return cfg, nil
 }
 
-// run injects the manifest. It prints nothing to stdout unless all pods were injected or left out.
+// run injects the manifest. It prints to stdout only if all pods were injected or left out.
 func (o *injectOptions) run(stdin io.Reader, stdout, stderr io.Writer) error {
 	cfg, err := o.config()
 	if err != nil {

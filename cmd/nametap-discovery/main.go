@@ -1,5 +1,5 @@
 // Command nametap-discovery is nametap's own control plane. It serves the Services and
-// ServiceEntries of a directory to agents, as istiod does.
+// ServiceEntries of a Kubernetes cluster, or of a directory, to agents, as istiod does.
 package main
 
 import (

@@ -33,8 +33,8 @@ func newCacheCommand() *cobra.Command {
 	return command
 }
 
-// requestCache makes a command request something about the replies for a name or a suffix, or about all replies, and
-// print the result.
+// requestCache completes a command, which sends a request about the replies for a name or a suffix, or about all
+// replies, and prints the result.
 func requestCache[T any](command *cobra.Command, method, path string, text func(w io.Writer, result *T)) {
 	var (
 		c      agentCommand

@@ -201,7 +201,7 @@ code is 1.`,
 		})
 }
 
-// testQueries shows what is captured if the rules cannot be read. unread says why they cannot.
+// testQueries shows what is captured, as test queries show. unread is the reason why the rules cannot be read.
 func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread error) error {
 	result := struct {
 		Settings   string              `json:"settings"`
@@ -276,7 +276,7 @@ func onOff(on bool, because string) string {
 }
 
 // printResolved prints the registration with systemd-resolved. It prints nothing on hosts
-// without it.
+// without systemd-resolved.
 func printResolved(w io.Writer, status resolved.Status) {
 	text := ""
 	switch status.State {

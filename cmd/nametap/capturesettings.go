@@ -19,8 +19,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// A captureCommand has what the subcommands of capture share. They have all settings of the agent, so that they
-// and the agent can use one environment and one file.
+// A captureCommand has what the subcommands of capture share. The subcommands have all settings of the agent, so that
+// they and the agent can use one environment and one file.
 type captureCommand struct {
 	options *options
 	output  outputFormat
@@ -76,8 +76,8 @@ func affectsCapture(name string) bool {
 	return strings.HasPrefix(name, "capture-") || slices.Contains(others, name)
 }
 
-// resolve reads the settings. If capture is on for the nameservers of resolv.conf alone, it also reads these. If
-// all is true, it fails if a file of the unit cannot be read.
+// resolve reads the settings. If capture is on for the nameservers of resolv.conf alone, it also reads these
+// nameservers. If all is true, a file of the unit that cannot be read is an error.
 func (c *captureCommand) resolve(ctx context.Context, all bool) error {
 	if err := c.findSettings(ctx, all); err != nil {
 		return err
@@ -104,10 +104,10 @@ const (
 	runningAgent    = "the running agent"
 )
 
-// findSettings gives the settings their values. Flags and the environment come first. The other settings are those
-// of the running agent or, without an agent, those of nametap.service. In a container of a pod, or if the user has
-// named a file, only flags, the environment and the named files count. If all is true, it fails if a file of the
-// unit cannot be read.
+// findSettings gives the settings their values. Flags and the environment come first. The other settings come from
+// the running agent or, without an agent, from nametap.service. In a container of a pod, or if the user has named a
+// file, only flags, the environment and the named files count. If all is true, a file of the unit that cannot be
+// read is an error.
 func (c *captureCommand) findSettings(ctx context.Context, all bool) error {
 	flags := c.options.flags
 	own := settings.FromEnvironment(flags, os.Environ())

@@ -158,7 +158,7 @@ func (o *options) captureConfig() (agent.CaptureConfig, error) {
 }
 
 // agentCaptureConfig is captureConfig for an agent in this process. It returns an error if the agent's own
-// queries, or those of a whole node, would be captured.
+// queries, or the queries of a whole node, would be captured.
 func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
 	if err := cmp.Or(ownQueriesPass(o.capture.Config), o.ownNetwork()); err != nil {
 		return agent.CaptureConfig{}, err
@@ -198,8 +198,8 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 	return cfg, err
 }
 
-// servedFamilies leaves out the families for which an agent that listens on hosts does not listen where the rules
-// redirect queries. It returns an error if no family is left.
+// servedFamilies leaves out a family if the agent does not listen where the rules redirect queries of that family.
+// hosts are the addresses on which the agent listens. It returns an error if no family is left.
 func servedFamilies(cfg iptables.Config, hosts []netip.Addr) (iptables.Config, error) {
 	served := map[family.Family]bool{}
 	for _, host := range hosts {

@@ -132,7 +132,7 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// readAbsent reads why no agent answers.
+// readAbsent finds out why no agent answers.
 func (d *doctorCommand) readAbsent(ctx context.Context, host *problems.Host, err error) {
 	host.Absent, host.Unit = err.Error(), unitState(ctx)
 	if os.Getenv(inPod) == "" {
@@ -233,7 +233,7 @@ func (d *doctorCommand) redirected(status agent.Status) (without map[string]stri
 	return without, ""
 }
 
-// ways queries a nameserver of resolv.conf as programs do. skipped says why it sends no query.
+// ways sends queries to a nameserver of resolv.conf, as programs do. skipped says why it sends none.
 func (d *doctorCommand) ways(
 	ctx context.Context, status agent.Status, server netip.AddrPort,
 ) (sent []problems.Sent, skipped string) {
@@ -333,7 +333,7 @@ func (b *bundle) add(name string, content []byte, err error) {
 
 // writeBundle writes what is known of the agent to a new file.
 func (d *doctorCommand) writeBundle(ctx context.Context, status agent.Status, report problems.Report) (err error) {
-	// It follows no link that another user has put there.
+	// O_EXCL does not follow a link that another user has put there.
 	file, err := os.OpenFile(d.bundle, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("--bundle: %w", err)

@@ -25,7 +25,7 @@ const kubeletsHostNetwork = "# Kubernetes-managed hosts file (host network)."
 
 // ownNetwork returns an error if this process is in a pod on its node's network. There the
 // rules would capture the DNS of the whole node, and stay when the pod has ended. A VM has
-// neither HOST_IP nor kubelet's file nor its variables, so its DNS is captured.
+// neither HOST_IP nor the file and the variables of kubelet, so its DNS is captured.
 func (o *options) ownNetwork() error {
 	if o.hostNetwork {
 		return nil
@@ -85,7 +85,7 @@ func onInterface(address netip.Addr) (bool, error) {
 }
 
 // kubeletSaysHostNetwork reports whether kubelet wrote a file for a pod on its node's
-// network. If the file is absent, it did not.
+// network. It is false if there is no such file.
 func kubeletSaysHostNetwork(path string) (bool, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -70,7 +70,7 @@ func readIdentity(flags *pflag.FlagSet, environ []string) (workloadIdentity, err
 }
 
 // addLabels adds labels in the form of a JSON object. They replace labels of the same name from canonicalLabel,
-// whose variables are read before.
+// because variables are read in the order of their names.
 func (id *workloadIdentity) addLabels(text string) error {
 	var labels map[string]string
 	if err := json.Unmarshal([]byte(text), &labels); err != nil {

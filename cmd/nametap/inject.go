@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// controlPlane is the program that has the command inject. This program, which runs in every pod, does not have
-// it: it would be 2 % larger.
+// controlPlane is the program that has the command inject. With that command, this program, which runs in every pod,
+// would be 2 % larger.
 const controlPlane = "nametap-discovery"
 
 func newInjectCommand() *cobra.Command {
@@ -34,7 +34,7 @@ func newInjectCommand() *cobra.Command {
 	}
 }
 
-// programBeside returns the path of another program, which is in the directory of this one or in PATH.
+// programBeside returns the path of another program, which is in the directory of this program or in PATH.
 func programBeside(name string) (string, error) {
 	self, err := os.Executable()
 	if err == nil {

@@ -142,7 +142,7 @@ func (c *queryCommand) answer(ctx context.Context, a *asker, q dns.Question) (qu
 	return result, nil
 }
 
-// parseQuestions returns a question for each type. Without a type, they are A and AAAA, or PTR for an address.
+// parseQuestions returns a question for each type. The default types are A and AAAA or, if name is an address, PTR.
 func parseQuestions(name string, types []string) ([]dns.Question, error) {
 	reverse, err := dns.ReverseAddr(name)
 	address := err == nil
@@ -179,8 +179,8 @@ type asker struct {
 	trace      bool
 	resolvConf string
 
-	// These are set if the asker asks as a client does: user owns the sockets, and agent is the agent's address. addr
-	// is then the address of a nameserver.
+	// These are set if the asker asks as a client does: user owns the sockets, and agent is the agent's address. Then
+	// addr is the address of a nameserver.
 	user  *socketUser
 	agent string
 }
@@ -449,7 +449,7 @@ func (c *capturedQuery) print(w io.Writer) {
 	fmt.Fprintf(w, "  captured: the query of uid %d to %s was answered by %s\n", c.UID, c.Server, by)
 }
 
-// A vipUse says where connections to the automatic VIPs of an answer have led.
+// A vipUse says where connections to the automatic VIPs of an answer have gone.
 type vipUse struct {
 	// Carried reports whether the agent carries connections to VIPs.
 	Carried bool `json:"carried"`

@@ -23,7 +23,7 @@ import (
 // traceBack is how far a trace looks back for queries of the name.
 const traceBack = 10 * time.Minute
 
-// A queryTrace is what --trace shows of a question besides its answer. What could not be read is in Unknown.
+// A queryTrace is what --trace shows of a question besides its answer. Unknown has the parts that could not be read.
 type queryTrace struct {
 	// Candidates are the names that libc queries for the name, up to the one with an answer.
 	Candidates []candidate `json:"candidates,omitempty"`
@@ -78,7 +78,7 @@ func newTrace(ctx context.Context, status *statusClient, q dns.Question) *queryT
 	return t
 }
 
-// note notes an error of reading a part in Unknown, and reports whether there is none.
+// note adds err, the error of reading a part, to Unknown. It reports whether err is nil.
 func (t *queryTrace) note(part string, err error) bool {
 	if err != nil {
 		t.Unknown = append(t.Unknown, part+": "+err.Error())
@@ -185,7 +185,7 @@ func cacheText(e *forward.CacheEntry) string {
 	return fmt.Sprintf("%s of %s with %d records, for %d s more", e.Rcode, e.Server, e.Records, e.TTL)
 }
 
-// printAttempts prints what each nameserver was sent, and what came of it.
+// printAttempts prints the queries that were sent to each nameserver, and their results.
 func (t *queryTrace) printAttempts(w io.Writer, r *queryResult) {
 	if len(r.From.Attempts) == 0 {
 		if r.From.Source == "upstream" {
@@ -213,7 +213,7 @@ func inMillis(seconds float64) string {
 	return strconv.FormatFloat(seconds*thousand, 'f', -1, 64) + "ms"
 }
 
-// attemptText says what came of an attempt.
+// attemptText returns the result of an attempt as text.
 func attemptText(a *upstream.Attempt) string {
 	text := "no reply"
 	if a.Result != "" {

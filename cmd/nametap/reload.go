@@ -99,7 +99,7 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 		case <-signals:
 			r.watcher.Note()
 			r.log.Info("SIGHUP: reading the settings again")
-			r.failed = "" // each signal gets an answer in the log
+			r.failed = "" // the result of each signal is logged
 		}
 		r.reload()
 	}
@@ -200,7 +200,7 @@ func (r *reloader) read() (next settingsRead, err error) {
 	return next, err
 }
 
-// A settingChange is one setting with its previous value and the one that was read now.
+// A settingChange is one setting with its previous value and the value that was read now.
 type settingChange struct{ name, from, to string }
 
 // changes returns the settings that differ, in the order of the help.

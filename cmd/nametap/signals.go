@@ -17,9 +17,9 @@ func endSignals() []os.Signal {
 	return signals
 }
 
-// hangupReloads reports whether SIGHUP asks the agent to read its settings again, as with other daemons. It does if a
-// service manager runs the agent, or if the agent has no terminal: a terminal that closes sends SIGHUP, too, to end the
-// programs in it.
+// hangupReloads reports whether SIGHUP asks the agent to read its settings again, as with other daemons. It is true if
+// a service manager runs the agent, or if the agent has no terminal. In a terminal, SIGHUP ends the agent: a terminal
+// that closes sends it to end the programs in the terminal.
 func hangupReloads() bool {
 	if signal.Ignored(syscall.SIGHUP) {
 		return false
@@ -67,7 +67,7 @@ func (s agentSignals) onSecond(f func()) {
 	}()
 }
 
-// handOverSignal ends an agent that another one will follow, so the capture rules stay. It is the
+// handOverSignal ends an agent that another agent will follow, so the capture rules stay. It is the
 // RestartKillSignal of nametap.service.
 const handOverSignal = syscall.SIGUSR1
 

@@ -35,10 +35,10 @@ func systemdSockets() ([]*os.File, error) {
 	return files, alone(inodes)
 }
 
-// shareSockets gives inherited sockets to the parts of the agent, by their addresses: their order and number do not
-// matter. Sockets of the status address go to the status server, sockets on the port for VIPs to egress (to nobody if
-// egress is off), and all other sockets to DNS. A TCP socket on another port, on which there is no UDP socket, is not
-// used: a setting has changed, and the unit of the sockets has not.
+// shareSockets gives each inherited socket to a part of the agent, by the socket's address. The order and number of
+// the sockets do not matter. Sockets of the status address go to the status server, sockets on the port for VIPs to
+// egress, and all other sockets to DNS. If egress is off, its sockets are closed. A TCP socket on another port, on
+// which there is no UDP socket, is not used: a setting has changed, and the unit of the sockets has not.
 func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 	dns := map[uint16]bool{0: true}
 	for _, file := range inherited {
@@ -81,7 +81,7 @@ func shareStored(cfg *agent.Config, addr string, vips []*os.File) {
 	case slices.ContainsFunc(vips, other):
 		agent.ForgetSocket(agent.VIPsFDName, cfg.Logger)
 		for _, file := range vips {
-			_ = file.Close() // clients of the previous address
+			_ = file.Close() // only clients of the previous address have connected
 		}
 	default:
 		cfg.Egress.Sockets, cfg.Egress.OpenOthers = append(cfg.Egress.Sockets, vips...), true

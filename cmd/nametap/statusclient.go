@@ -197,7 +197,7 @@ func (c *statusClient) request(ctx context.Context, method, path string, query u
 	return nil, fmt.Errorf("requesting %s: %s: %s", path, resp.Status, strings.TrimSpace(string(body)))
 }
 
-// transport returns the way of requests to the agent: its private socket.
+// transport returns a transport to the agent, over the agent's private socket.
 func (c *statusClient) transport() http.RoundTripper {
 	settings := &c.options.agent
 	paths := agent.SocketPaths(agent.SocketDirs(settings.XDS.StateDir), settings.StatusAddr)

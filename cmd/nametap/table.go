@@ -69,8 +69,7 @@ func (h hostInfo) details() string {
 	return strings.Join(details, ", ")
 }
 
-// errDiffers is the error of `nametap table --diff` if there is a difference: the exit code is 1, as that of
-// diff(1).
+// errDiffers is the error of `nametap table --diff` if there is a difference: the exit code is 1, as with diff(1).
 var errDiffers = errors.New("the tables differ")
 
 func newTableCommand() *cobra.Command {
@@ -108,7 +107,7 @@ func newTableCommand() *cobra.Command {
 }
 
 // isShortName reports whether the agent derived an entry from the entry of a Kubernetes Service. The key of such an
-// entry ends in a dot. The key of a ServiceEntry's host may end in a dot, too, if its author wrote the host so.
+// entry ends in a dot. The key of a ServiceEntry's host ends in a dot, too, if the host in the ServiceEntry does.
 func isShortName(key string, info hostInfo) bool {
 	return strings.HasSuffix(key, ".") && info.Shortname == "" && info.Registry == "Kubernetes"
 }

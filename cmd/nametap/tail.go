@@ -149,7 +149,7 @@ The exit code is 1 if --no-follow or --for found no query.`,
 		RunE: func(command *cobra.Command, args []string) error {
 			t.colour = isTerminal(command.OutOrStdout()) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 			err := t.run(command.Context(), command.OutOrStdout(), args)
-			// With these errors the command has read queries, too.
+			// After these errors, too, the command has read queries.
 			if err == nil || errors.Is(err, errTailEnded) || errors.Is(err, exitError(exitFailed)) {
 				t.printEnd(command.Context(), command.ErrOrStderr())
 			}
@@ -407,8 +407,8 @@ func tookText(r *seen.Record) string {
 	return took.Round(time.Microsecond).String()
 }
 
-// printable replaces the characters that a terminal might obey. A user may choose, for example, the name of a
-// cgroup.
+// printable replaces the characters that a terminal might obey. Any user may choose a part of the text, such as the
+// name of a cgroup.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

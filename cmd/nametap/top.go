@@ -196,7 +196,7 @@ type top struct {
 type topCount struct {
 	Key     string `json:"key"`
 	Queries int    `json:"queries"`
-	// Over is by how much Queries may be too high. The numbers below are of the queries since the key took its
+	// Over is by how much Queries may be too high. The numbers below are only of the queries since the key took its
 	// place.
 	Over   int      `json:"over"`
 	Failed int      `json:"failed"`

@@ -33,8 +33,8 @@ type unitSettings struct {
 	err     error    // why a file could not be read
 }
 
-// describe returns the end of a text that says where settings come from, and why they are not those of the running
-// agent. unasked is the error of asking that agent.
+// describe returns the end of a text about where settings come from. The text says why they do not come from the
+// running agent. unasked is the error of asking that agent.
 func (u unitSettings) describe(unasked error) string {
 	why := "no agent answers"
 	if !errors.Is(unasked, errNoAgent) || errors.Is(unasked, fs.ErrPermission) {
@@ -62,7 +62,7 @@ func showUnit(ctx context.Context, properties string) string {
 	return string(out)
 }
 
-// readUnit returns the settings of nametap.service, including those of drop-ins.
+// readUnit returns the settings of nametap.service, including the settings of drop-ins.
 func readUnit(ctx context.Context) (unit unitSettings) {
 	files := unitFiles()
 	if text := showUnit(ctx, "Environment,EnvironmentFiles"); text != "" {

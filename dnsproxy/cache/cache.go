@@ -2,7 +2,7 @@
 // (RFC 2308), failures for a moment (RFC 9520), and expired ones for when no
 // nameserver answers (RFC 8767).
 //
-// It is bounded in bytes. SIEVE (Zhang et al., NSDI 2024) chooses which entries are evicted.
+// The cache is bounded in bytes. SIEVE (Zhang et al., NSDI 2024) chooses which entries are evicted.
 // These are the hits among 1.5 million queries for 200,000 names, Zipf-distributed with
 // s = 1.01, in 4 MiB; in the second column 30 % of the queries are for names that are asked
 // for only once:
@@ -26,8 +26,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// failureTTL is how long a question that no nameserver answered is not asked
-// again: RFC 9520, section 3.2, requires at least 1 s, and clients ask again after 5.
+// failureTTL is the pause before a question that no nameserver answered is asked
+// again: RFC 9520, section 3.2, requires at least 1 s, and clients retry after 5 s.
 const failureTTL = 2 * time.Second
 
 // A Key identifies a question. DO and CD belong to it, because a nameserver's reply depends on them (RFC 4035, section
@@ -45,13 +45,13 @@ type State uint8
 
 // The states of a [Hit].
 const (
-	// Miss: there is no reply; ask.
+	// Miss: there is no reply; ask nameservers.
 	Miss State = iota
 	// Fresh: use Reply.
 	Fresh
-	// Stale: Reply has expired; ask, and use it only if no nameserver answers.
+	// Stale: Reply has expired; ask nameservers, and use Reply only if none answers.
 	Stale
-	// StaleNow: Reply has expired, and the last attempt to ask failed; use it.
+	// StaleNow: Reply has expired, and the last attempt to ask failed; use Reply.
 	StaleNow
 	// Failed: the last attempt to ask failed a moment ago, and there is no answer. Reply is a failure such as
 	// SERVFAIL; or Reply is nil, and Failure says why.
@@ -63,7 +63,7 @@ type Hit struct {
 	State   State
 	Refresh bool         // this caller, and no other, should use Reply and also ask again
 	Reply   *reply.Reply // of Fresh, Stale and StaleNow, and perhaps of Failed
-	Server  string       // that sent Reply: see Value.Server
+	Server  string       // the nameserver that sent Reply: see Value.Server
 	Age     reply.Age    // of Reply, for [reply.Reply.Append]
 	Failure string       // of StaleNow, and of Failed without a Reply: why asking failed; may be empty
 }
@@ -74,8 +74,7 @@ type Value struct {
 	// Server names the nameserver that sent Reply. All replies of a nameserver should share the text, which does
 	// not count as memory of the cache.
 	Server string
-	// Failure is the reason why there is no answer: no Reply, or one with another response code than NOERROR and
-	// NXDOMAIN.
+	// Failure says why there is no answer, if Reply is nil or has another response code than NOERROR and NXDOMAIN.
 	Failure string
 	// Generation is what [Cache.Generation] returned before the nameservers were
 	// chosen.
@@ -115,8 +114,8 @@ type Cache struct {
 	misses, staleAsked atomic.Uint64 // counted by CountMiss
 }
 
-// shardCount is the number of shards. With 16 of them readers rarely wait for a lock, and one of the default size has
-// room for the longest reply.
+// shardCount is the number of shards. With 16 shards, readers rarely wait for a lock, and a shard of the default size
+// has room for the longest reply.
 const shardCount = 16
 
 // The bounds of the TTLs of positive and negative answers, also of the TTLs that clients see.
@@ -143,7 +142,7 @@ func New(cfg Config) *Cache {
 	return c
 }
 
-// Configure changes the limits. The entries are then as if they had been stored with these limits,
+// Configure changes the limits. The entries become as if they had been stored with these limits,
 // and the cache evicts entries for which there is no room. Get and Put wait only while one shard is changed.
 func (c *Cache) Configure(cfg Config, now time.Time) {
 	cfg.MaxBytes = max(cfg.MaxBytes, 0)

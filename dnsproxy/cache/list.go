@@ -10,7 +10,7 @@ import (
 type Entry struct {
 	Key     Key
 	Reply   *reply.Reply  // nil if no nameserver answered
-	Server  string        // that sent Reply
+	Server  string        // the nameserver that sent Reply
 	Left    time.Duration // until Reply expires; negative if it has expired
 	Failure string        // why the last attempt to ask failed; empty if it did not
 }

@@ -9,11 +9,11 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// A question that was asked at least refreshHits times since its reply was stored, the
-// last time in the last tenth of its TTL, is asked again before it expires. If
+// If a question was asked at least refreshHits times since its reply was stored, the last time
+// in the last tenth of the reply's TTL, nameservers are asked again before the reply expires. If
 // queries arrive at random, as often as before, the new reply is used with a probability of
-// 1 - e^-3, or 95 %: one refresh in 20 is wasted. With one query instead of three it would be
-// one in three.
+// 1 - e^-3, or 95 %: one refresh in 20 is wasted. If one query sufficed instead of three, one
+// refresh in three would be wasted.
 const (
 	refreshHits  = 3
 	refreshTenth = 10
@@ -146,7 +146,7 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 	}
 }
 
-// refresh reports whether the caller is to ask again before e expires, and notes that.
+// refresh reports whether the caller is to ask again before e expires. If so, it sets e.refreshing.
 func (e *entry) refresh(now time.Duration) bool {
 	if e.refreshing || !e.answer || e.hits < refreshHits || now < e.failed || !e.aging(now) {
 		return false
@@ -155,8 +155,8 @@ func (e *entry) refresh(now time.Duration) bool {
 	return true
 }
 
-// recheck reports whether the caller is to ask again although that failed before, and notes
-// that.
+// recheck reports whether the caller is to ask again after asking failed. If so, no other caller
+// is to ask for a while.
 func (e *entry) recheck(now time.Duration) bool {
 	if now < e.failed {
 		return false

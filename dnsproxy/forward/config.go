@@ -118,8 +118,8 @@ type Order string
 // The values of Order.
 const (
 	// OrderStrict queries nameservers in the order of resolv.conf or of the settings. When a nameserver is late, the
-	// next one is queried, too. A negative answer of the next one does not win; a positive answer is cached for 30 s at
-	// most. It is the default.
+	// next one is queried, too. A negative answer of the next nameserver does not win; its positive answer is cached
+	// for 30 s at most. OrderStrict is the default.
 	OrderStrict Order = "strict"
 	// OrderFastest queries the fastest nameserver, and takes the first answer. The option rotate
 	// of resolv.conf(5) has the same effect.
@@ -174,7 +174,7 @@ func (s *settings) limits() cache.Config {
 	return cache.Config{MaxBytes: int64(max(s.CacheSize, 0)), Stale: max(s.ServeStale, 0)}
 }
 
-// A suffixRoute is a [Route] as the configuration has it, its suffix in wire form.
+// A suffixRoute is a [Route] of the configuration with its suffix in wire form.
 type suffixRoute struct {
 	suffix  wire.Name
 	servers []upstream.Spec

@@ -12,7 +12,7 @@
 //	flight.go        questions in flight, each for all clients that ask the same; the limit of clients
 //	query.go         a query, and what the cache had for it
 //	result.go        the result of a query; a reply as a message of the DNS library
-//	router.go        makes the routing, again when the settings, resolv.conf or the addresses of this host change
+//	router.go        makes the routing, and a new one when the settings, resolv.conf or this host's addresses change
 //	routing.go       which nameservers are asked for a name
 //	config.go        the settings
 //
@@ -30,18 +30,18 @@
 //     record for the next hop, in both directions, unless the message is signed. A zone transfer over TCP is
 //     relayed with all of its messages.
 //  3. If the cache has a reply, it is the answer.
-//  4. If suffixes of the name have nameservers of their own, the nameservers of the longest one are asked,
-//     otherwise the nameservers of resolv.conf. Package upstream decides which of them is asked when. Clients
-//     that ask the same meanwhile wait for the same reply. If no reply comes soon after the second of them,
-//     the nameservers are probed for a loop.
+//  4. If suffixes of the name have their own nameservers, the nameservers of the longest such suffix are
+//     asked, otherwise the nameservers of resolv.conf. Package upstream decides which of them is asked when.
+//     Clients that ask the same meanwhile wait for the same reply. If no reply comes soon after a second
+//     client has asked, the nameservers are probed for a loop.
 //  5. If no nameserver answers, clients get a stale answer (RFC 8767): all of them 1.8 s
 //     after the first one queried, or at once if nameservers are down or failed to answer
 //     the question the last time. Nameservers are then queried again in the background,
 //     after 5 s, 10 s, 20 s and every 30 s.
 //
-// If a nameserver that comes earlier in the order failed to answer, the reply of a later one is cached for 30 s at most
-// and not served stale: the earlier one may know the name, and may recover soon. If a client wants signatures and the
-// nameserver was queried without EDNS, the reply is not cached.
+// If a nameserver that comes earlier in the order failed to answer, the reply of a later nameserver is cached for 30 s
+// at most and not served stale: the earlier nameserver may know the name, and may recover soon. If a client wants
+// signatures and the nameserver was queried without EDNS, the reply is not cached.
 //
 // When resolv.conf or the settings name other nameservers for some questions, the replies to these
 // questions are flushed from the cache, and the cache begins a new generation. A question in flight

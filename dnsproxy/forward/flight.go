@@ -28,7 +28,7 @@ const (
 type flightKey struct {
 	cache.Key // of a relayed message: the question's name, type and class
 	// relay distinguishes relayed messages by their digest (messages may be long), the client's transport, and the
-	// nameserver if the client chose it. For a question it is empty; without a cache it is the client's transport.
+	// nameserver if the client chose it. For a question, it is empty or, if there is no cache, the client's transport.
 	relay string
 }
 
@@ -71,7 +71,7 @@ func (s seat) give(result *Result) {
 	}
 }
 
-// A flight is a question that nameservers are being asked, for all clients that ask it meanwhile. It is the
+// A flight is a question that was sent to nameservers, for all clients that ask it meanwhile. It is the
 // receiver of the nameservers' answer.
 type flight struct {
 	all   *flights
@@ -139,13 +139,13 @@ func (e evicted) end() (clients int) {
 // flight makes room: most nameservers answer within milliseconds, so the oldest question is one that nameservers
 // leave unanswered. So names with dead nameservers never keep other names from being asked.
 type flights struct {
-	places  int                                                       // that there are; never changes
+	places  int                                                       // how many there are; never changes
 	receive func(answered *flight, answer upstream.Answer, err error) // takes the nameservers' answer; never changes
 
 	mu    sync.Mutex
 	taken int
 	byKey map[flightKey]*flight
-	forms map[cache.Key]int // relayed messages in flight with a question
+	forms map[cache.Key]int // numbers of relayed messages in flight, by their question
 	ends  flight            // of the list of flights: ends.newer is the oldest flight, ends.older the newest
 }
 

@@ -30,8 +30,8 @@ type Forwarder struct {
 	clock   *clock.Clock
 }
 
-// New checks cfg and reads its resolv.conf. It logs a file that cannot be read and returns
-// no error for it: mesh names can be answered without nameservers.
+// New checks cfg and reads its resolv.conf. If the file cannot be read, New logs this and returns
+// no error: mesh names can be answered without nameservers.
 func New(cfg Config) (*Forwarder, error) {
 	next, err := newSettings(cfg)
 	if err != nil {
@@ -114,7 +114,7 @@ func (f *Forwarder) Answer(q *Query) Result {
 // A waiter is the client of Answer.
 type waiter chan *Result
 
-// Receive passes the result on.
+// Receive passes the result to Answer.
 func (w waiter) Receive(result *Result) { w <- result }
 
 // resolve answers a question from the cache or by asking nameservers. Nameservers are asked once for all clients that
@@ -274,7 +274,7 @@ func nameserversFailed(err error) bool {
 
 // relay sends a message as it is, except for its OPT record, which is between neighbours (RFC 6891, section 6.2.1), and
 // gives the client the reply as it is. If several clients send the same message at the same time, it is sent once, and
-// all of them get the reply. Otherwise it would circle forever if a nameserver forwards to this agent.
+// all of them get the reply. Otherwise, if a nameserver forwards to this agent, the message would circle forever.
 func (f *Forwarder) relay(q *Query, client Client) {
 	packet := reply.Hop(q.Message, true, ednsUDPSize)
 	group := func() *upstream.Group {
@@ -292,7 +292,7 @@ func (f *Forwarder) relay(q *Query, client Client) {
 		return
 	}
 	b.flight.traced = q.Trace
-	asked := group() // not before: see flush
+	asked := group() // not before board: see flush
 	if b.forms >= suspectForms {
 		asked.Suspect()
 	}
@@ -331,7 +331,7 @@ func (f *Forwarder) transfer(q *Query) Result {
 	return Result{Relayed: last.Reply, Source: SourceUpstream, Server: last.Server, Err: err}
 }
 
-// Hold takes the place of a query that waits for the first table. If ok is true, the caller
+// Hold takes a place for a query that waits for the first table. If ok is true, the caller
 // must call release.
 func (f *Forwarder) Hold() (release func(), ok bool) {
 	if ok = f.flights.take(); !ok {
@@ -340,7 +340,7 @@ func (f *Forwarder) Hold() (release func(), ok bool) {
 	return f.flights.release, ok
 }
 
-// Overflow counts a query that was refused because too many are in flight.
+// Overflow counts a query that was refused because too many queries are in flight.
 func (f *Forwarder) Overflow() { f.metrics.overflows.Add(1) }
 
 // Overflows returns how many queries were refused because too many were in flight.

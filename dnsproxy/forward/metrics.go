@@ -13,7 +13,7 @@ import (
 
 // metrics are the metrics of a Forwarder; docs/metrics.md describes them for operators.
 type metrics struct {
-	upstreamDuration prometheus.Histogram // has the name of Istio's agent, so that its dashboards keep working
+	upstreamDuration prometheus.Histogram // has the name that dashboards for Istio's agent query
 	direct           prometheus.Counter
 	overflows        atomic.Uint64
 	resolvConfErrors prometheus.Counter

@@ -63,8 +63,8 @@ type Result struct {
 	Server string
 	Err    error // why there is no reply; nil otherwise
 
-	// Attempts has what nameservers were sent, as [upstream.Answer.Attempts]: all attempts if the first of the clients
-	// that sent the same query has set Query.Trace.
+	// Attempts has what was sent to nameservers, as [upstream.Answer.Attempts]. It has all attempts if the first of the
+	// clients that sent the same query has set Query.Trace.
 	Attempts []upstream.Attempt
 
 	failure string // of a stale reply, see Failure
@@ -95,7 +95,7 @@ func (r *Result) Failure() string {
 	return r.Server + ": " + wire.RcodeName(r.Rcode())
 }
 
-// Size returns how many bytes the reply has, about; Err must be nil.
+// Size returns about how many bytes the reply has; Err must be nil.
 func (r *Result) Size() int {
 	if r.Relayed != nil {
 		return len(r.Relayed)
@@ -115,9 +115,9 @@ func (r *Result) usable() bool {
 	return r.Err == nil && (r.Rcode() == dns.RcodeSuccess || r.Rcode() == dns.RcodeNameError)
 }
 
-// Derive returns r with a reply that edit has changed. The TTLs of that reply are the remaining ones. r must be the
+// Derive returns r with a reply that edit has changed. The TTLs in this reply are the remaining TTLs. r must be the
 // result for name with the type and class of key, and its Relayed and Err must be nil. edit gets as much of r's reply
-// as fits in limit bytes; so the cost depends on the length of the response.
+// as fits in limit bytes, so that the cost depends on the length of the response.
 func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns.Msg)) (Result, error) {
 	msg, err := r.message(name, key, limit)
 	if err != nil {

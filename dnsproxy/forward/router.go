@@ -231,7 +231,7 @@ func (r *router) logIgnored(conf *resolvconf.Config) {
 const addressInterval = 12 * clock.Tick
 
 // followAddresses makes the routing again when the addresses of this host change, until
-// ctx ends: a nameserver's address may be among the new ones.
+// ctx ends: a nameserver's address may be among the new addresses.
 func (r *router) followAddresses(ctx context.Context) {
 	recheck, stop := r.config.Clock.Poll(addressInterval, func() bool { return true })
 	defer stop()

@@ -32,7 +32,7 @@ type route struct {
 	others *upstream.Group
 }
 
-// readSearch sets the fields for the search list of resolv.conf.
+// readSearch sets search from the search list of resolv.conf.
 func (r *routing) readSearch() {
 	for _, domain := range r.conf.Search {
 		if name, err := wire.ParseHostname(domain); err == nil && domain != "." {
@@ -108,8 +108,8 @@ func (r *routing) standsFor(server netip.AddrPort) bool {
 	return slices.Contains(r.conf.Servers, server) && (onHost(server) || !slices.ContainsFunc(r.conf.Servers, onHost))
 }
 
-// testAddrs returns the addresses with which the capture rules are tested (iptables.TestAddr). The rules redirect them
-// for all users. A query that is forwarded to them would come back.
+// testAddrs returns the addresses with which the capture rules are tested (iptables.TestAddr). The rules redirect
+// queries to these addresses for all users, so a query that is forwarded there would come back.
 func testAddrs() (v4, v6 netip.Addr) {
 	return netip.AddrFrom4([4]byte{127, 15, 0, 53}), netip.AddrFrom16([16]byte{0: 1, 15: 53})
 }

@@ -24,8 +24,8 @@ type Request struct {
 	// KeepAD keeps AD as the nameserver set it; without KeepAD, AD is cleared.
 	KeepAD bool
 	// Limit is how long the response may be, in bytes: at least 512. A longer response is
-	// cut at a record's boundary, with TC set unless only additional records are left out
-	// and the reply is not a referral.
+	// cut at a record's boundary, and TC is set. If only additional records are left out, TC
+	// is set only in a referral.
 	Limit int
 }
 
@@ -89,7 +89,7 @@ func (f *fit) leaveOutAdditional(r *Reply) {
 
 // fit returns the part of the reply that fits. Extended DNS Errors are left out before records are, and TC is set in
 // either case (RFC 8914, section 3). OPT stays (RFC 6891, section 7). If not all additional records fit, none is kept:
-// an RRset must not be there in part. TC is not set because of them (RFC 2181, section 9), except for a referral.
+// an RRset must not be there in part. Without them, TC is set only in a referral (RFC 2181, section 9).
 func (r *Reply) fit(q *Request, stale bool) fit {
 	whole := fit{records: len(r.records), end: len(r.msg), counts: r.counts}
 	room := q.Limit - len(q.Query) + r.questionEnd // for r.msg up to some record

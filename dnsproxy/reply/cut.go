@@ -7,9 +7,9 @@ import (
 )
 
 // Cut shortens a relayed message of any opcode to limit bytes: it keeps as many whole records as fit, and OPT (RFC
-// 6891, section 7), and sets TC. If only additional records do not fit in a reply to a query that is neither a referral
-// nor signed, it leaves out all additional records but OPT, and TC stays as it is. If a message cannot be walked, Cut
-// keeps the header and the questions, or only the header. A message that fits is unchanged.
+// 6891, section 7), and sets TC. If the message has the opcode QUERY, is neither a referral nor signed, and only
+// additional records do not fit, Cut leaves out all additional records except OPT, and TC stays as it is. If a message
+// cannot be walked, Cut keeps the header and the questions, or only the header. A message that fits is unchanged.
 //
 // The result is in msg's memory, which Cut changes.
 func Cut(msg []byte, limit int) []byte {

@@ -11,12 +11,12 @@ import (
 
 // Hop returns a copy of a relayed message of any opcode, with the OPT record of the next hop, because an OPT record is
 // between neighbours (RFC 6891, section 6.2). udpSize replaces the size in it, and options for neighbours are removed;
-// other options, such as the client's subnet, stay. edns is false if the next neighbour does not use EDNS and is sent
-// no OPT record.
+// other options, such as the client's subnet, stay. If edns is false, because the next neighbour does not use EDNS, the
+// copy has no OPT record.
 //
-// A reply without an OPT record gets one if its client sent one: without it the reply would
-// say that this agent does not know EDNS. A message that is signed as a whole, or cannot be
-// walked, is copied as it is.
+// If edns is true, a reply without an OPT record gets one: without it, the client would conclude
+// that this agent does not know EDNS. A message that is signed as a whole, or cannot be walked,
+// is copied as it is.
 func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	opt, ok := findHopOPT(msg)
 	if ok && opt.end != opt.last {

@@ -87,7 +87,7 @@ func (p *parser) walk() error {
 	for section := wire.AnswerSection; section < wire.Sections; section++ {
 		total += wire.Count(p.msg, section)
 	}
-	// The counts of the header may be wrong; a record of the root is the shortest.
+	// The header's counts may be wrong, so reserve no more records than fit. A record of the root is the shortest.
 	if n := min(total, (len(p.msg)-p.questionEnd)/(1+wire.FixedLen)); cap(p.records) < n {
 		p.records = make([]record, 0, n)
 	}

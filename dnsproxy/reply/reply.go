@@ -1,8 +1,8 @@
 // Package reply holds nameservers' replies in wire form and makes responses to
 // clients from them without unpacking them.
 //
-// A response equals the reply in every section. The differences are what belongs to
-// one hop or one client: the ID, RD and CD, the OPT record, the spelling of the
+// A response equals the reply in every section. They differ only in the parts that belong
+// to one hop or one client: the ID, RD and CD, the OPT record, the spelling of the
 // question's name, and the TTLs of cached records. Since the client's question is as
 // long as the reply's, every offset in the reply holds in the response too. So names in
 // record data, whose place depends on the type, are copied as they are.
@@ -132,7 +132,7 @@ func Rcode(msg []byte) int {
 }
 
 // A Checker checks whether replies can be parsed, and classifies them, without an
-// allocation for each. The zero Checker is ready for use, by any number of goroutines.
+// allocation for each reply. The zero Checker is ready for use, by any number of goroutines.
 type Checker struct {
 	pool sync.Pool // of *Reply
 }

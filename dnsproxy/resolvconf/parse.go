@@ -49,7 +49,7 @@ type Config struct {
 	// for edns0: every nameserver that supports EDNS is asked with it.
 	Rotate, UseVC, TrustAD bool
 	// Uplink is the file whose servers replace systemd-resolved's stub. It is empty if the
-	// file does not name the stub, or the stub could not be replaced.
+	// resolv.conf does not name the stub, or the stub could not be replaced.
 	Uplink string
 	// Ignored lists what could not be used: a sentence each, with the value and
 	// what was expected.
@@ -143,7 +143,7 @@ func hostOf(addr netip.Addr) netip.Addr {
 	return addr
 }
 
-// option parses one word of an options line. If several have the same name, the last one wins.
+// option parses one word of an options line. If several options have the same name, the last one wins.
 func (p *parser) option(option string) {
 	name, value, _ := strings.Cut(option, ":")
 	switch name {

@@ -19,7 +19,7 @@ const (
 // list of 2,048 characters, so this is ample.
 const maxSize = 64 << 10
 
-// Files names the files to read. The zero value means the usual ones.
+// Files names the files to read. The zero value means the usual files.
 type Files struct {
 	// Path is the resolv.conf; empty means [DefaultPath].
 	Path string
@@ -86,7 +86,7 @@ func uplinkServers(path string) (servers []netip.AddrPort, trust bool, err error
 }
 
 // IsStub reports whether server is systemd-resolved's stub (systemd-resolved(8)):
-// 127.0.0.53, or 127.0.0.54 without its own processing.
+// 127.0.0.53, or 127.0.0.54, where systemd-resolved only forwards.
 func IsStub(server netip.AddrPort) bool {
 	return server == netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 53}), dnsPort) ||
 		server == netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 54}), dnsPort)

@@ -15,13 +15,13 @@ import (
 const (
 	// settleTime is how long a file must stay the same before it is used. A file that is
 	// truncated and written in place is empty for a moment, and may then end
-	// in the middle of an address. With [clock.Tick] it bounds how late a change is noticed:
-	// 0.9 s, less than the 1 s of F5.
+	// in the middle of an address. settleTime and [clock.Tick] bound how late a change is
+	// noticed: 0.9 s, less than the 1 s of F5.
 	settleTime = 100 * time.Millisecond
 )
 
 // A Watcher reports changes of a resolv.conf, and of systemd-resolved's resolv.conf if the
-// servers in that one are in use.
+// servers of the latter are in use.
 //
 // It reads the file at each tick of its clock instead of waiting for inotify events. There are no
 // events for a file that is bind-mounted over, or that changes below an overlayfs, so the file must
@@ -34,7 +34,7 @@ type Watcher struct {
 	// Clock says when to read the files. Default clock.New().
 	Clock *clock.Clock
 	// Current is the configuration in use when Run begins, as Read has returned it. If it is
-	// nil, Run calls Changed with the first one.
+	// nil, Run calls Changed with the first configuration.
 	Current *Config
 	// Changed is called for every change of the configuration, from Run's
 	// goroutine. It is not called for a change of comments only. It must not be nil.
@@ -58,7 +58,7 @@ type fileIdentity struct {
 	changed    syscall.Timespec
 }
 
-// changeTime is more than the precision of the time of the last change.
+// changeTime is more than the precision of a file's time of change: a change that much later has another time.
 const changeTime = 2 * time.Second
 
 // identify returns the identity of the files.

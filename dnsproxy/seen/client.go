@@ -13,8 +13,8 @@ import (
 
 // Sent says to which address a client has sent its query.
 type Sent interface {
-	// SentTo returns the address. sure is true if the client is known to have sent the query to it; otherwise the
-	// query may have been redirected to it.
+	// SentTo returns the address. sure is true if the client is known to have sent the query to this address;
+	// otherwise the query may have been redirected to it.
 	SentTo() (addr netip.AddrPort, sure bool)
 }
 
@@ -103,8 +103,8 @@ type owner struct {
 const maxLookup = time.Millisecond
 
 // threadTime returns the processor time of this thread, which does not include the time while other threads run on a
-// busy machine. Go's scheduler is not told of the system call, which takes 0.2 µs: telling it could take longer than the
-// lookup.
+// busy machine. The system call takes 0.2 µs, and is made without telling Go's scheduler, which could take longer than
+// the lookup.
 func threadTime() time.Duration {
 	var at unix.Timespec
 	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&at)),
@@ -220,8 +220,8 @@ func (c *clients) byPortLocked(q *Query) owner {
 }
 
 // askLocked sends a request and returns the owner of the first socket of the reply that is the client's. It does not
-// block: the kernel makes the reply while it takes the request, and each further part of a dump while the part before
-// it is read.
+// block: the kernel makes the reply while it takes the request, and each further part of a dump while the previous
+// part is read.
 func (c *clients) askLocked(q *Query, request []byte) (found owner) {
 	if _, err := unix.Write(c.fd, request); err != nil { // without an address it goes to the kernel
 		return found
@@ -245,8 +245,8 @@ func (c *clients) askLocked(q *Query, request []byte) (found owner) {
 	return found
 }
 
-// parseReply returns the owner of the first socket in a part of the reply to a request that is the client's, and
-// whether it is the last part.
+// parseReply parses a part of the reply to a request. It returns the owner of the first socket that is the client's,
+// and whether the part is the last one.
 func parseReply(b []byte, seq uint32, q *Query) (found owner, last bool) {
 	for len(b) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(b))

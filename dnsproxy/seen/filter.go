@@ -19,7 +19,7 @@ import (
 type Filter struct {
 	noteworthy bool
 	failures   bool
-	name       wire.Name // the names below it
+	name       wire.Name // this name and all names below it
 	qtype      *uint16
 	rcode      *uint16
 	source     string
@@ -45,10 +45,10 @@ const (
 	ParamServer = "server" // a nameserver that answered, or failed to
 	ParamSlow   = "slow"   // queries that took at least this time
 	ParamClient = "client" // an address, a prefix, a uid, or a unit
-	ParamWho    = "who"    // selects nothing: the owner of the socket of each query is to be found
+	ParamWho    = "who"    // does not select: it asks for the owner of each query's socket
 )
 
-// probe is the source of answers to questions about the server, as the agent itself asks twice a second.
+// probe is the source of answers to questions about the server. The agent itself asks such questions twice a second.
 const probe = "probe"
 
 // sources are the sources of answers, as metrics name them.
@@ -97,7 +97,7 @@ func ParseFilter(params url.Values) (f *Filter, err error) {
 // Failures returns the Filter that selects the queries of the kind [Failure].
 func Failures() *Filter { return &Filter{failures: true} }
 
-// All returns the Filter that selects all queries. The owners of all clients' sockets are found for it.
+// All returns the Filter that selects all queries, and asks for the owners of all clients' sockets.
 func All() *Filter { return &Filter{who: true} }
 
 // ordinary reports whether the filter may select an ordinary query.
@@ -158,7 +158,7 @@ func (f *Filter) setClient(text string) {
 		return
 	}
 	f.who = true
-	const digits = 10 // of the largest uid; the number of a container has more, and may have no letter
+	const digits = 10 // of the largest uid; the number of a container has more digits, and may have no letter
 	if n, err := strconv.ParseUint(text, 10, 32); err == nil && len(text) <= digits {
 		uid := uint32(n)
 		f.uid = &uid

@@ -88,8 +88,8 @@ func (r *Reader) append(records []Record, q *Query) []Record {
 }
 
 // overdue appends the truncated responses that have become noteworthy. due is when the next one may become noteworthy,
-// zero if there is none. Unless the filter selects noteworthy queries only, it does nothing: any other reader gets
-// these responses when they are sent, if its filter selects them.
+// zero if there is none. For a reader that also wants other queries, overdue does nothing: that reader gets these
+// responses when they are sent, if its filter selects them.
 func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 	if !r.filter.noteworthy {
 		return records, due

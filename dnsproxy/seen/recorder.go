@@ -29,7 +29,7 @@ var ErrReaders = errors.New("8 clients read queries already, which is the limit:
 // A Recorder records queries. Make one with [New]. Its methods are safe for concurrent use.
 type Recorder struct {
 	origin  time.Time
-	readers atomic.Pointer[[]*Reader] // nil without one
+	readers atomic.Pointer[[]*Reader] // nil if there are none
 	all     atomic.Bool               // a reader may want an ordinary query
 	ids     atomic.Uint64
 	recent  [kinds]ring // by kind; the rings of Ordinary and Truncated are not used

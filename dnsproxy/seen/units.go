@@ -172,8 +172,8 @@ func unitOf(path string) string {
 	return unit
 }
 
-// isContainer reports whether the path of a cgroup has a container whose number begins with id, which has the digits
-// that the tools of containers show, or more.
+// isContainer reports whether the path of a cgroup has a container whose number begins with id. It is false if id has
+// fewer digits than the tools of containers show.
 func isContainer(path, id string) bool {
 	return len(id) >= shortID && slices.ContainsFunc(containerID.FindAllString(path, -1),
 		func(number string) bool { return strings.HasPrefix(number, id) })

@@ -18,7 +18,7 @@ type addresses struct {
 }
 
 // Near returns the packed addresses of the family of rrtype in two parts: the addresses in the
-// agent's cluster, and the others. If all addresses are in the same part, it is the second one.
+// agent's cluster, and the others. If all addresses belong to one part, they are in the second part.
 func (a *addresses) Near(rrtype uint16) (near, others []byte) {
 	all, n := a.V4, a.near[0]
 	if rrtype == dns.TypeAAAA {

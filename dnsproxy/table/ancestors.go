@@ -8,9 +8,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// ancestors maps each ancestor of a host's name, or of a short name that is derived from one, to the number of its
-// children: such names, or further ancestors. The hash of the ancestor says in which part it is. It is immutable:
-// tables share its parts.
+// ancestors maps each ancestor of a host's name, or of a short name that is derived from a host's name, to the number
+// of its children, which are such names or other ancestors. The hash of an ancestor chooses its part. Parts are
+// immutable, and tables share them.
 type ancestors [partCount]map[wire.Name]uint32
 
 // newAncestors returns the ancestors of hosts.
@@ -47,8 +47,8 @@ type ancestorEditor struct {
 	own    [partCount]bool // parts that were copied
 }
 
-// replace replaces the hosts of a shard by the hosts of another one. Both have their hosts in the
-// order of their names.
+// replace replaces the hosts of a shard by the hosts of another shard. Both shards have their hosts
+// in the order of their names.
 func (e *ancestorEditor) replace(c *Cluster, before, after *shard) {
 	was, is := before.records, after.records
 	for len(was)+len(is) > 0 {

@@ -26,15 +26,15 @@ func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 	return Empty(c).With(shards)
 }
 
-// Empty returns a table without hosts, the predecessor of the first one.
+// Empty returns a table without hosts, from which [Table.With] makes the first table.
 func Empty(c Cluster) *Table { return &Table{hostSet: hostSet{Cluster: c, seed: maphash.MakeSeed()}} }
 
 // With returns a table that has other entries in some shards. shards maps the number of a shard ([digest.ShardOf]) to
 // all entries of the shard: a NameTable in wire form. Shards that are not in this map, and shards with the same entries
 // as before, are shared with t. If all shards are shared, With returns t.
 //
-// Keys that are not valid names and addresses that do not parse are left out and listed by
-// [Table.Skipped]. An error means that no entry is used: the bytes are not a NameTable, or an entry
+// With leaves out keys that are not valid names, and addresses that do not parse; [Table.Skipped]
+// lists them. An error means that no entry is used: the bytes are not a NameTable, or an entry
 // belongs to another shard. The table does not keep shards.
 func (t *Table) With(shards map[int][]byte) (*Table, error) {
 	b := builder{cluster: &t.Cluster, seed: t.seed}
@@ -329,7 +329,7 @@ func (b *builder) ports(s *shard, host *addresses) []byte {
 	return b.encoded[start:len(b.encoded):len(b.encoded)]
 }
 
-// port checks a port of a host. The port's name is in the memory behind the end of b.names.
+// port checks a port of a host. p.name is valid until the next call: it is in the memory behind the end of b.names.
 func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bool) {
 	skip := func(reason string) (port, bool) {
 		s.skip(b.info.key, fmt.Sprintf("port %q: %s", info.name, reason))
@@ -361,8 +361,8 @@ func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bo
 	return p, true
 }
 
-// maxPorts is the largest number of ports of a host. SRV queries compare a port with the ports
-// before it.
+// maxPorts is the largest number of ports of a host. The number is bounded because an SRV query
+// compares each port with all ports before it.
 const maxPorts = 100
 
 // destinations returns the encoded destinations of a candidate. It records in s what is wrong with

@@ -62,8 +62,8 @@ func (c *candidate) compare(other *candidate) int {
 	)
 }
 
-// claims returns the names of a host that cannot be derived from its FQDN, which the table
-// therefore stores.
+// claims returns the names of a host that the table stores, because they cannot be derived from
+// the host's FQDN.
 func (c *candidate) claims(cl *Cluster) []claim {
 	if c.flags&flagLocal == 0 {
 		return nil

@@ -82,9 +82,9 @@ func (c *Cluster) shortNames(short, namespace string) []string {
 	return names
 }
 
-// heads appends to dst the short names of a host whose flags have flagDerived, each of
-// them the first labels of its FQDN: name.namespace, name.namespace.svc and, in the agent's
-// namespace, name.
+// heads appends to dst the short names of a host whose flags have flagDerived. They are the
+// first labels of its FQDN: name.namespace, name.namespace.svc and, in the agent's namespace,
+// name.
 func (c *Cluster) heads(fqdn wire.Name, dst []wire.Name) []wire.Name {
 	short := fqdn[:len(fqdn)-len(c.services)]
 	dst = append(dst, short, fqdn[:len(fqdn)-len(c.Domain)])

@@ -2,12 +2,12 @@ package table
 
 import "encoding/binary"
 
-// A Destination is where connections to a TCP port of an external host lead.
+// A Destination tells where connections to a TCP port of an external host go.
 type Destination struct {
 	// Port is the port that clients connect to, and Target the port of the host itself.
 	Port, Target uint16
-	// Endpoints are where the connections lead, as HOST:PORT; HOST is a hostname or an IP
-	// address. If there is no endpoint, the connections lead to the host itself.
+	// Endpoints are where the connections go, as HOST:PORT; HOST is a hostname or an IP
+	// address. If there is no endpoint, the connections go to the host itself.
 	Endpoints []string
 }
 

@@ -1,9 +1,9 @@
 // Package table holds the mesh's names. A [Table] is immutable: the next one is built from the
 // shards of a push by [Table.With] and shares with its predecessor every shard that the push did
-// not change, so a push that changes one host of 100,000 builds some 400 again.
+// not change. So a push that changes one host of 100,000 rebuilds some 400 hosts.
 //
-// A host is stored once, under its FQDN. Short names, search-list expansions, names of
-// endpoints and ports, and PTR names are derived at query time, so they cost lookups and no
+// A host is stored once, under its FQDN. Short names, names with a search domain, names of
+// endpoints and ports, and PTR names are derived at query time: they cost lookups, but no
 // memory.
 //
 // The files; a file uses the files below it:
@@ -22,8 +22,8 @@
 //	endpoint.go   the labels of endpoints of headless Services: their addresses
 //	host.go       a host: a view of its record
 //	ports.go      ports of Services, and names of ports
-//	destinations.go where connections to external hosts lead, by port
-//	cluster.go    the domain names that short names are derived with
+//	destinations.go where connections to external hosts go, by port
+//	cluster.go    the domain names by which short names are derived
 //	entry.go      entries of a push in wire form
 //	addresses.go  packed addresses of a host or a port
 //	field.go      the fields of a record

@@ -136,7 +136,7 @@ type nameInfo struct {
 	alias        string
 	ports        []portInfo
 	headless     bool
-	near         uint64 // how many of ips, the first ones, are near
+	near         uint64 // how many of ips are near: these come first
 	destinations []destinationInfo
 	hostInfo
 }

@@ -15,9 +15,9 @@ import (
 //
 // A record consists of the flags, the length of the name, the name, the numbers of IPv4 and
 // IPv6 addresses as varints, the addresses, and fields, each with its length as a varint
-// before it. The number of IPv4 addresses is doubled; it is increased by 1 if the numbers of near
-// addresses follow the two numbers. The fields: with flagTexts the key, registry, short name and
-// namespace; with flagAlias the alias; with flagPorts the ports, or the destinations of an external host.
+// before it. In place of the number of IPv4 addresses there is twice that number, plus 1 if the numbers
+// of near addresses follow the two numbers. The fields are, with flagTexts, the key, registry, short name
+// and namespace; with flagAlias, the alias; with flagPorts, the ports, or the destinations of an external host.
 type Host struct {
 	flags hostFlags
 	Name  wire.Name // folded; a wildcard's begins with wire.WildcardLabel
@@ -93,8 +93,8 @@ type hostInfo struct {
 	registry, shortname, namespace string
 }
 
-// registryKubernetes is the NameInfo.registry of a Service, registryExternal of a
-// ServiceEntry's host.
+// registryKubernetes is the NameInfo.registry of a Service. registryExternal is the
+// NameInfo.registry of a ServiceEntry's host.
 const (
 	registryKubernetes = "Kubernetes"
 	registryExternal   = "External"
@@ -199,8 +199,8 @@ func (h *Host) ports(yield func(port) bool) {
 // hasDestinations reports whether the ports of an external host are known.
 func (h *Host) hasDestinations() bool { return h.flags&flagPorts != 0 && !h.Kubernetes() }
 
-// Destinations yields where connections to an external host lead, one for each of its ports. It
-// yields none if its ports are not known.
+// Destinations yields where connections to an external host go, one Destination for each port of
+// the host. It yields none if the ports are not known.
 func (h *Host) Destinations(yield func(Destination) bool) {
 	if h.hasDestinations() {
 		field, _ := cutField(h.afterTexts()) // an alias has none
@@ -225,8 +225,8 @@ func (h *Host) podOf(service wire.Name) bool {
 }
 
 // servicesOfPod returns the names of the Services that the host may be a pod of. near is the Service if the host's name
-// is HOST.SERVICE. far is the Service if the name is HOST.CLUSTER.SERVICE, as for a ServiceImport; only a host outside
-// of the cluster domain has it.
+// is HOST.SERVICE. far is the Service if the name is HOST.CLUSTER.SERVICE, as for a ServiceImport. Below the cluster
+// domain, far is the root.
 func (h *Host) servicesOfPod() (near, far wire.Name) {
 	if near = h.Name.Parent(); near != wire.Root && h.flags&flagLocal == 0 {
 		far = near.Parent()

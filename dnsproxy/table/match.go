@@ -15,7 +15,7 @@ const (
 	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
 	RuleAutopath  Rule = "autopath"  // one of the above, followed by a domain of the search list
 	RulePTR       Rule = "ptr"       // the PTR name of a host's address
-	RuleNone      Rule = "none"      // the table does not have it
+	RuleNone      Rule = "none"      // the table does not have the name
 )
 
 // A Match is the result of a lookup. It is valid as long as the name, the table and the
@@ -41,8 +41,8 @@ type Match struct {
 	Bypassed bool
 }
 
-// BaseRule returns the rule by which the table has the name, or for RuleAutopath the name without
-// the search domain.
+// BaseRule returns the rule by which the table has the name. For RuleAutopath, it is the rule by
+// which the table has the name without the search domain.
 func (m *Match) BaseRule() Rule {
 	if m.Rule == RuleAutopath {
 		return m.Base
@@ -50,9 +50,9 @@ func (m *Match) BaseRule() Rule {
 	return m.Rule
 }
 
-// Alias returns the target of the CNAME record of m's host, an alias, in the answer for name: the host of which it is
-// an alias. It returns the root if m's host is no alias, or if the CNAME record would make a loop because the answer
-// already has its target.
+// Alias returns the host of which m's host is an alias: the target of the CNAME record in the answer for name. It
+// returns the root if m's host is no alias, or if the CNAME record would make a loop because the answer already has its
+// target.
 func (m *Match) Alias(name wire.Name) wire.Name {
 	if !m.Host.isAlias() {
 		return wire.Root

@@ -77,7 +77,7 @@ func portMessages(h *Host) []*api.NameTable_Port {
 	return messages
 }
 
-// destinationMessages returns where connections to a host lead.
+// destinationMessages returns where connections to a host go.
 func destinationMessages(h *Host) []*api.NameTable_Destination {
 	var messages []*api.NameTable_Destination
 	for d := range h.Destinations {

@@ -11,8 +11,8 @@ import (
 )
 
 // A reverseIndex finds the hosts that have an address, and the pods of a headless Service that have an
-// address. The hash of the key, an address or an address and a Service, chooses the part. Parts hold
-// sorted pointers, and are immutable, so tables share them.
+// address. The key is an address, or an address and a Service. The hash of the key chooses the part. Parts
+// hold sorted pointers, and are immutable, so tables share them.
 type reverseIndex [partCount][]pointer
 
 // next returns the index of the hosts in after. after differs from before in the shards whose numbers are in changed.
@@ -88,8 +88,8 @@ func (a addressed) compare(b addressed) int {
 	return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.p, b.p))
 }
 
-// appendPointers appends to dst the pointers to the hosts of a shard, sorted and without duplicates. Aliases have none,
-// because a PTR record's target must not be an alias (RFC 2181, section 10.2).
+// appendPointers appends to dst the pointers to the hosts of a shard, sorted and without duplicates. Aliases have no
+// pointers, because a PTR record's target must not be an alias (RFC 2181, section 10.2).
 func appendPointers(dst []addressed, hosts *hostSet, number int) []addressed {
 	for h := range hosts.shards[number].all {
 		if h.isAlias() {
@@ -133,8 +133,8 @@ func subtract(dst *[partCount][]pointer, list, excluded []addressed) {
 	}
 }
 
-// merge returns the pointers of all without removed, and the pointers of added. All lists are
-// sorted and without duplicates.
+// merge returns the pointers in all that are not in removed, and the pointers in added. The three
+// lists are sorted and without duplicates.
 func merge(all, removed, added []pointer) []pointer {
 	merged := make([]pointer, 0, len(all)-len(removed)+len(added))
 	for _, p := range all {

@@ -51,9 +51,9 @@ func countPacked(v4, v6 []byte) int {
 }
 
 // Targets calls yield for the targets for a match until yield returns false: all hosts for the first port, then all
-// hosts for the next one. A host is left out if an earlier port with the same number had it. For each port, the hosts
-// begin with the one at the index first, which may be any number. If there are very many endpoints, some are left out,
-// too.
+// hosts for the next port. A host is left out if an earlier port with the same number had it. For each port, the hosts
+// begin with the host at the index first, which may be any number. If there are very many endpoints, some of them are
+// left out.
 func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
 	s := t.newSRV(m)
 	s.targets(first, yield)
@@ -73,9 +73,9 @@ type srv struct {
 	// holder is the host that has the ports.
 	holder Host
 	// each is true if there is a record for each endpoint of a headless Service; otherwise
-	// there is one for each port.
+	// there is a record for each port.
 	each bool
-	// having are the ports that the host has, by their index, unless each is set.
+	// If each is false, having are the ports that the host has, by their index.
 	having [(maxPorts + 63) / 64]uint64
 	// again is true if Target.Again is wanted.
 	again bool
@@ -131,8 +131,8 @@ func (s *srv) ports(yield func(port) bool) {
 	}
 }
 
-// targets calls yield for the targets. A pod is found at its first address only, which may be too far from
-// the index first. If no target is found, targets begins again at index 0.
+// targets calls yield for the targets. A pod is found only at its first address. If no target is found within
+// the bound of looked, because these addresses are too far from the index first, targets begins again at index 0.
 func (s *srv) targets(first int, yield func(Target) bool) {
 	found := false
 	next := func(target Target) bool {
@@ -174,7 +174,7 @@ func (s *srv) from(first int, yield func(Target) bool) {
 	}
 }
 
-// repeated reports whether a port before p, the nth one, has the same number.
+// repeated reports whether a port before p, the nth port, has the same number.
 func (s *srv) repeated(p *port, nth int) bool {
 	for earlier := range s.ports {
 		if nth--; nth == 0 {
@@ -187,8 +187,8 @@ func (s *srv) repeated(p *port, nth int) bool {
 	return false
 }
 
-// before reports whether the host of target has a port before the nth one. If number is not 0, only ports
-// with this number count. Beyond the bound of looked it reports true.
+// before reports whether the host of target has a port before the nth port. If number is not 0, only ports
+// with this number count. Beyond the bound of looked, before reports true.
 func (s *srv) before(target *Target, nth int, number uint16, looked *effort) bool {
 	host := addresses{V4: target.V4, V6: target.V6}
 	for p := range s.ports {
@@ -206,7 +206,7 @@ func (s *srv) before(target *Target, nth int, number uint16, looked *effort) boo
 }
 
 // endpoints calls yield for each endpoint of a headless Service that has the port p: the endpoints with an IPv4 address
-// come before those with IPv6. It reports false if yield does, or once s.looked is over its bound.
+// come before the endpoints with an IPv6 address. It reports false if yield does, or once s.looked is over its bound.
 func (s *srv) endpoints(p *port, first int, yield func(Target) bool) bool {
 	for _, list := range [...]struct {
 		packed []byte
@@ -290,7 +290,7 @@ func isLookedAt(a *addresses, packed []byte) bool {
 }
 
 // An effort is the work that was done for one answer, in units of about a nanosecond. Once it is over the bound, it
-// stays over it: each further target counts as one that was there before.
+// stays over the bound, and each further target counts as repeated.
 type effort struct {
 	spent int
 	over  bool
@@ -305,7 +305,7 @@ const (
 	comparisonCost = 3  // of an address with another one
 )
 
-// add adds n to what was spent, and reports whether there is something left.
+// add adds n to what was spent, and reports whether the effort is within its bound.
 func (e *effort) add(n int) bool {
 	e.spent += n
 	e.over = e.over || e.spent > maxEffort

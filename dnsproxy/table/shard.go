@@ -63,8 +63,8 @@ func partOf(hash uint64) int { return int(hash >> (64 - partBits)) } //nolint:go
 type shard struct {
 	content content
 	records []byte
-	// index maps the hash of a name to the offset of its record plus one: open addressing
-	// in a power of two that is never full. It is empty without records.
+	// index is a hash table with open addressing, from a name to the offset of its record plus
+	// one. Its length is a power of two, and it is never full. Without records, it is empty.
 	index []uint32
 	counts
 

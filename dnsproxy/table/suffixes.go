@@ -37,15 +37,15 @@ func (s *Suffixes) bypassesHost(h *Host) bool {
 	return h.isAlias() && s.Bypasses(h.Alias()) || !h.wildcard() && s.Bypasses(h.Name)
 }
 
-// Local returns the suffix because of which name is not forwarded.
+// Local returns the local-only suffix that keeps name from being forwarded.
 func (s *Suffixes) Local(name wire.Name) (zone wire.Name, found bool) {
 	zone, found = name.BelowAny(s.LocalOnly)
 	return zone, found && !s.Bypasses(name)
 }
 
 // LocalSearched is like Local, but also finds a name to which a client's resolver has added a domain of its search
-// list: the longer name would tell the nameservers as much. base is then the name without that domain, and zone the
-// suffix followed by the domain.
+// list: the longer name would reveal the local-only name to nameservers. Then base is the name without that domain, and
+// zone is the suffix followed by the domain.
 func (s *Suffixes) LocalSearched(name wire.Name, search []wire.Name) (base, zone wire.Name, found bool) {
 	if len(s.LocalOnly) == 0 {
 		return name, wire.Root, false

@@ -18,10 +18,10 @@ import (
 type Table struct {
 	hostSet
 	reverse reverseIndex
-	// claimed are the names that cannot be derived from a host's FQDN; nil without any.
+	// claimed are the names that cannot be derived from a host's FQDN; nil if there are none.
 	claimed *claimed
 
-	ancestors *ancestors // of all names; nil unless WithAncestors made this table, or a table before it
+	ancestors *ancestors // of all names; nil unless WithAncestors made this table or a previous one
 
 	settled    sync.Once
 	collisions []Collision // set by settled
@@ -31,7 +31,7 @@ type Table struct {
 func (t *Table) Len() int { return int(t.hosts + t.wildcards) }
 
 // Lookup finds the host that answers name, unless suffixes give the name or the host to the
-// nameservers. search is the client's search list, in its order; empty if names are not to be expanded.
+// nameservers. search is the client's search list, in its order; without it there is no autopath.
 func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) (m Match) {
 	m.Rule = RuleNone
 	if name.Special() {
@@ -145,14 +145,14 @@ func (t *Table) owner(name wire.Name, s *Scratch) (Host, bool) {
 }
 
 // isPart reports whether name may be the name of a part of a host: of a port or an endpoint. It
-// decides for most names, and costs little.
+// costs little, and reports false for most names.
 func isPart(name wire.Name) bool {
 	return name != wire.Root && (name[1] == '_' || strings.Count(name.FirstLabel(), "-") >= minDashes)
 }
 
 // part makes m the match of the port or endpoint that has name: its labels, followed by the FQDN of the
 // host or, if short is true, by a short name. isPart must have reported true. If there is no such part,
-// it reports false and leaves m as it is.
+// part reports false and leaves m as it is.
 func (t *Table) part(m *Match, name wire.Name, short bool, s *Scratch) bool {
 	part := Match{Short: short}
 	if name[1] == '_' {
@@ -212,8 +212,8 @@ func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
 	return found && len(m.Prefix)+len(m.Host.Name) <= wire.MaxNameLen
 }
 
-// narrow removes all addresses but addr from h, a headless Service. It reports false if no
-// endpoint without a host name has addr.
+// narrow removes all addresses except addr from h, a headless Service. It reports false if h does
+// not have addr, or if an endpoint with addr has a host name.
 func (t *Table) narrow(h *Host, addr netip.Addr) bool {
 	bytes := addr.As16()
 	one := h.find(bytes[len(bytes)-addr.BitLen()/8:])
@@ -325,7 +325,7 @@ func (t *Table) side(name wire.Name) int {
 	return 0
 }
 
-// HostsAt calls yield for the hosts with an address, wildcards included and aliases not.
+// HostsAt calls yield for the hosts with an address, including wildcards, but without aliases.
 func (t *Table) HostsAt(addr netip.Addr, yield func(Host)) {
 	each := func(h Host) bool {
 		yield(h)

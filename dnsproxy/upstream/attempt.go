@@ -26,8 +26,8 @@ type attempt struct {
 	plain     bool       // sent without the OPT record that the query has
 	retried   bool       // sent a second time, on a new connection
 	probe     probe      // which probe of the server's liveness it is, if any
-	loopProbe *loopProbe // nil if it is no loop probe
-	second    bool       // sent because a server that answers other queries has failed for this one
+	loopProbe *loopProbe // nil if the attempt is no loop probe
+	second    bool       // another server, which answers other queries, has failed for this one before
 	opcode    byte       // as it is in the header
 	question  []byte     // as sent, in wire form
 	packet    []byte     // the whole query, if sent over a connection
@@ -48,10 +48,10 @@ func (a *attempt) awaited() bool {
 	return a.loopProbe != nil || a.current != nil && a.current.Load() == a.generation
 }
 
-// unawaited is how long an attempt that no query waits for any more is remembered: its reply is a sign of life.
+// unawaited is how long an attempt is remembered if no query waits for its reply any more: the reply is a sign of life.
 const unawaited = time.Second
 
-// expired reports whether the attempt is older than any query may get, or older than unawaited and not awaited.
+// expired reports whether the attempt is older than any query may get, or is not awaited and older than unawaited.
 func (a *attempt) expired(now time.Time) bool {
 	age := now.Sub(a.sent)
 	return age > time.Duration(a.server.shared.longest.Load()) || age > unawaited && !a.awaited()

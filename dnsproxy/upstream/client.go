@@ -23,7 +23,7 @@ type Client struct {
 
 	transfers atomic.Int64 // zone transfers that are running
 
-	// The mutex of shared guards these, too.
+	// The mutex of shared guards these fields, too.
 	servers   map[Spec]*server
 	elsewhere elsewhere
 }
@@ -175,8 +175,8 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 // its cause; errors.Is finds ErrNoServers, ErrLoop, ErrTimeout, ErrSilent and the errors of package net.
 //
 // The query must have at most one question; it belongs to the group and is not changed. The reply belongs to
-// the receiver and has the query's ID and question (but see Verbatim). Without Config.Check it may
-// be malformed behind its question.
+// the receiver and has the query's ID and question (but see Verbatim). Without Config.Check, the
+// reply may be malformed behind its question.
 func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
 	if len(g.servers) == 0 {
 		receiver.Receive(Answer{}, ErrNoServers)
@@ -198,8 +198,8 @@ func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
 
 // Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
 // the first server of the group that accepts one. It calls send with each message of the
-// response except the last, which it returns. Messages are as the server sent them. Each must
-// arrive within Config.Timeout. There may be an error after some messages have been sent.
+// response except the last, which it returns. Messages are as the server sent them. Each message
+// must arrive within Config.Timeout. Transfer may fail after it has called send.
 func (g *Group) Transfer(query []byte, send func(message []byte) error) (last Answer, err error) {
 	c := g.client
 	if c.transfers.Add(1) > maxTransfers {
@@ -244,9 +244,9 @@ func (g *Group) dialAny() (net.Conn, *server, error) {
 	return nil, nil, err
 }
 
-// Suspect sends a loop probe to each server of the group for which one is due. The caller
-// calls it when it receives a question that servers of the group have
-// been asked and not answered yet. It does not block; [Client.Echo] recognises the probes that
+// Suspect sends a loop probe to each server of the group for which one is due. It is to be
+// called when the agent receives a question that it has sent to servers of the group and that
+// they have not answered yet. Suspect does not block; [Client.Echo] recognises the probes that
 // come back.
 func (g *Group) Suspect() {
 	now := time.Now()
@@ -282,17 +282,17 @@ func (g *Group) Full() bool {
 // Echo is to be called with the name of every question below [LoopZone] that the agent
 // receives.
 //
-// It reports whether the question is a probe of this client that comes back to be answered here, or to be forwarded to
-// the same server again. Then the server loops, except if the question came from a socket of this client: without a
-// conntrack zone, the kernel mistakes a query of the agent for one of the application if the application has used the
-// same port before, and redirects it. That socket is used no more. If several probes in a row are redirected, the
-// capture rules redirect all queries of the agent, and the server counts as one that loops.
+// It reports whether the question is a probe of this client that came back, to be answered here or to be forwarded to
+// the same server again. Then the server loops, unless the question came from a socket of this client. In this case the
+// kernel has redirected the probe: if the application has used the same port before, a kernel without a conntrack zone
+// mistakes a query of the agent for a query of the application. That socket is used no more. If several probes in a row
+// are redirected, the capture rules redirect all queries of the agent, and the server counts as looping.
 //
 // Echo reports false for a probe on its way to another server: the probe has passed through a
 // forwarder on this host, which is not a loop.
 //
 // A server that loops is not asked any more until, at least ten seconds later, it answers a probe itself. If Echo
-// reports true, the caller should answer the question with REFUSED: then it is not sent again.
+// reports true, the caller should answer the question with REFUSED: then the question is not sent again.
 func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	const label = 2 * probeLen
 	var id [probeLen]byte

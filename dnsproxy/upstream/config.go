@@ -20,8 +20,8 @@ type Config struct {
 	// parsed reply cannot travel with the answer as it is, because the ID and the question of the answer are restored
 	// later.
 	Check func(reply []byte) (rcode int, negative bool, err error)
-	// TLSRootsFile is a PEM file with certificate authorities for TLS servers, which is read for every new
-	// connection; if it is empty, the system's are used.
+	// TLSRootsFile is a PEM file with certificate authorities for TLS servers. It is read for every new
+	// connection. If TLSRootsFile is empty, the authorities of the system are used.
 	TLSRootsFile string
 	// Control is called for each socket before the socket is connected, like the Control function of
 	// a net.Dialer. It may be nil.
@@ -83,8 +83,8 @@ type Status struct {
 	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP and FORMERR, and
 	// "other" for the rest, because there are 4,096 codes. Replies to probes do not count.
 	Responses map[string]uint64
-	// Refusing is true if the last replies to queries, ten at least and for names of three domains, were failures. A
-	// query does not count if a server that answers other queries has failed for it before.
+	// Refusing is true if the last replies to queries, at least ten and for names of at least three domains, were
+	// failures. A query does not count if another server, which answers other queries, has failed for it before.
 	Refusing bool
 
 	LastError   string // empty if there was none

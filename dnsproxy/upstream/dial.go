@@ -13,7 +13,7 @@ import (
 
 // unackedTimeout is how long the peer's kernel may leave sent data unacknowledged before this host's kernel ends the
 // connection: by then a NAT has forgotten the flow, or the peer is gone. A server that is slow to answer acknowledges
-// at once, so its connection stays. The timeout leaves time to ask again over another connection.
+// at once, so its connection stays. The timeout leaves time to retry over another connection.
 const unackedTimeout = 2 * time.Second
 
 // limitUnacked sets unackedTimeout (tcp(7), TCP_USER_TIMEOUT).

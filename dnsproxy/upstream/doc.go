@@ -12,8 +12,8 @@
 //  2. Any reply, to a query or a probe, shows that a server lives. A server that has been late
 //     for a query, and has sent nothing since the query was sent, is probed: it is asked one
 //     question that it can answer itself: id.server, localhost, or the last question that it had
-//     an answer to. If a probe is unanswered, the next question is asked after 250 ms; after the fourth
-//     unanswered probe and later ones, the pauses are 0.5, 1, 2 ... 30 s. A server that is down is probed
+//     an answer to. If a probe is unanswered, the next question is asked after 250 ms; from the fourth
+//     unanswered probe on, the pauses are 0.5, 1, 2 ... 30 s. A server that is down is probed
 //     only while queries come. A server is silent while two probes are unanswered, and the later of them has
 //     been unanswered for longer than SRTT + 4 RTTVAR (at least 50 ms, at most 1 s; 400 ms for a server that
 //     has never replied). One probe does not suffice, because it may be lost. A server is down after three
@@ -28,21 +28,21 @@
 //
 //  4. The best server is asked, and when it is late the next one, round and round until a reply comes or the
 //     time is up. In each round the waits are twice as long, up to 400 ms. A server that is asked again is
-//     asked with another ID, and from another socket if it has several. All attempts stay open. The first
+//     asked with another ID, and from another socket if it has several. All attempts stay in flight. The first
 //     usable reply (NOERROR or NXDOMAIN) is the answer, subject to rule 6.
 //
-//  5. A server that fails for a question is not asked again for it, and the next one is asked at
+//  5. A server that fails for a question is not asked again for it, and the next server is asked at
 //     once. Failures are any other response code (with its bits in the OPT record), a malformed
 //     reply, and a refused connection. When all servers have failed, the best failure is the
 //     answer: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. Servers that are down may
-//     be back, so they are asked, too, all at once, and waited for until they are late. The next
+//     be back: they are asked, too, all at once, and the query waits until they are late. The next
 //     question begins with the best server again.
 //
 //  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
-//     an earlier server lives and has neither answered nor failed, until the time is up at most;
-//     earlier servers that were not asked yet are asked. The client gets a positive answer at once. If an
-//     earlier server that is only late replies before the time is up, the cache gets its reply in place of
-//     that answer. Any answer is provisional (kept for 30 s at most) unless all earlier servers have said
+//     an earlier server lives and has neither answered nor failed, but not after the time is up.
+//     Earlier servers that were not asked yet are asked. A positive answer is not held. If an
+//     earlier server is late, and replies before the time is up, its reply replaces the positive answer
+//     in the cache. Any answer is provisional (kept for 30 s at most) unless all earlier servers have said
 //     REFUSED or NOTIMP, as servers for internal names do.
 //
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
@@ -50,7 +50,7 @@
 //     silent server. Further repetitions because a server is late have a budget: 256 at once,
 //     refilled with 2 for each usable reply and 100 a second. If a server owes 128 replies to queries,
 //     and a reply to a probe, it is sent only probes, every 250 ms, until it has sent a reply.
-//     Queries wait for this reply, and fail at once if the server is down and no other is left.
+//     Queries wait for this reply, and fail at once if the server is down and no other server is left.
 //
 //  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent once, to the best
 //     server, and to the next only if the best could not be reached: the message may change data,
@@ -88,21 +88,21 @@
 // picks at random from about 28,000 (RFC 5452). A reply must come from the server to this socket and have the ID and the
 // question, whose case some servers fold; all else that arrives is counted and ignored.
 //
-// TCP and TLS connections are kept for 30 s after their last query. Up to 128 queries share one, and more
-// once four are open (RFC 7766, 7858). The ages of sockets include the time while the machine
+// TCP and TLS connections are kept for 30 s after their last query. Up to 128 queries share a connection, and more
+// once four connections are open (RFC 7766, 7858). The ages of sockets include the time while the machine
 // was suspended; all other times do not. When the peer closes a connection over which a reply
 // has come before, the queries that are unanswered are sent once more on another connection. While a
 // connection is silent for longer than rule 1 allows, other connections, at most four,
-// are used instead: a NAT may have forgotten it, or names may be slow. A connection ends when
-// the peer's kernel acknowledges nothing for 2 s (TCP_USER_TIMEOUT). It takes no more
+// are used instead: a NAT may have forgotten the connection, or names may be slow. A connection ends when
+// the peer's kernel acknowledges nothing for 2 s (TCP_USER_TIMEOUT). A connection takes no more
 // queries after a query has timed out while nothing at all was received.
 //
 // If a query has an OPT record, and the reply is FORMERR or NOTIMP without one, or BADVERS, the server is asked again
-// without an OPT record (RFC 6891, section 6.2.2). When a query is sent to a server for the third time, it has no OPT
-// record if no reply with an OPT record has come since the first time, or for ten minutes if the query has the DO bit:
-// some middleboxes drop packets with OPT records. If the
-// server then answers, and has sent no OPT record for ten minutes, queries to it have no OPT record for the next ten
-// minutes. FORMERR or NOTIMP with an OPT record is a failure for this question, and no sign against EDNS.
+// without an OPT record (RFC 6891, section 6.2.2). Some middleboxes drop packets with OPT records. So when a query is
+// sent to a server for the third time, and no reply with an OPT record has come since the first time, the query has no
+// OPT record. If it has the DO bit, no such reply must have come for ten minutes. If the server then answers, and has
+// sent no OPT record for ten minutes, queries to it have no OPT record for the next ten minutes. FORMERR or NOTIMP with
+// an OPT record is a failure for this question, and no sign against EDNS.
 //
 // Servers that are not configured, to which clients send queries of their own choice
 // ([Client.Elsewhere]), follow the same rules within bounds of their own: 512 servers
@@ -110,8 +110,8 @@
 // are open, each new server evicts the servers asked least recently that have not replied. At
 // most one line a second is logged about such servers.
 //
-// A zone transfer over TCP has a connection of its own, and all of its messages are passed
-// on; there are at most 16 at a time.
+// A zone transfer over TCP has a connection of its own, and all of its messages are relayed.
+// There are at most 16 transfers at a time.
 //
 // Without queries there are no goroutines and no sockets. With queries there is one goroutine for
 // each UDP socket, two for each connection, and one that closes idle sockets.

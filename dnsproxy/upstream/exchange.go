@@ -26,7 +26,7 @@ const (
 	// whether the server handles EDNS or not. The reply is
 	// returned as it was received except for its ID; its question may be in another case.
 	Verbatim How = 1 << 4
-	// Traced may be added, too: the answer has all Attempts.
+	// Traced may be added, too. Then the answer has all Attempts.
 	Traced How = 1 << 5
 )
 
@@ -35,10 +35,10 @@ type How int
 
 // A Receiver gets the result of a query.
 type Receiver interface {
-	// Receive takes the answer of a query, or the error if there is none. It is called once, perhaps
-	// before [Group.Start] returns, from any goroutine; after a provisional answer perhaps again, with the
-	// answer that replaces it (rule 6). It must not block: it runs on the goroutine that reads
-	// a nameserver's socket.
+	// Receive takes the answer of a query, or the error if there is none. It is called from any
+	// goroutine, perhaps before [Group.Start] returns. After a provisional answer it may be called a
+	// second time, with the answer that replaces the first (rule 6). It must not block: it runs on the
+	// goroutine that reads a nameserver's socket.
 	Receive(answer Answer, err error)
 }
 
@@ -55,8 +55,8 @@ type Answer struct {
 	// signatures, Reply lacks them.
 	Plain bool
 	// Attempts has, for a Traced query, what was sent to servers and the results, in the order of sending, then the
-	// servers that were not asked; it is set without a Reply, too. For any other query it is set only if Reply is a
-	// failure or late. It then has each server that was asked, or could not be asked, once.
+	// servers that were not asked; it is set even if there is no Reply. For any other query, it is set only if Reply is
+	// a failure or late. Then it has each server that was asked, or could not be asked, once.
 	Attempts []Attempt
 }
 
@@ -144,8 +144,8 @@ func (e *exchange) finish() {
 	e.shared.exchanges.Put(e)
 }
 
-// notify notes an event by calling note with mu held, unless the exchange is over, and runs the exchange if
-// no other goroutine does.
+// notify notes an event. If the exchange is not over, it calls note with mu held, and runs the exchange unless
+// another goroutine does.
 func (e *exchange) notify(generation uint64, note func(*exchange)) {
 	e.mu.Lock()
 	if e.generation.Load() != generation {
@@ -325,8 +325,8 @@ func (e *exchange) send(i int, now time.Time) {
 	s.carrier(a.stream).send(a, packet)
 }
 
-// hasFailed reports whether a server other than i, one that answers other questions, has failed for this question. The
-// reason is then likely the question.
+// hasFailed reports whether this question is a likely reason for a failure of server i: another server, which answers
+// other questions, has failed for it.
 func (e *exchange) hasFailed(i int) bool {
 	for other := range e.schedule.tries {
 		if other != i && e.schedule.tries[other].failure != nil && !e.servers[other].refuses() {

@@ -21,14 +21,14 @@ const (
 	pauseGain = 2
 	rttPause  = 15 * time.Second
 
-	// probePause is the least time between two probes; after downUnanswered of them without
-	// a reply it doubles, up to maxProbePause.
+	// probePause is the least time between two probes. After downUnanswered probes without
+	// a reply, this time doubles with each probe, up to maxProbePause.
 	probePause    = 250 * time.Millisecond
 	maxProbePause = 30 * time.Second
 	refreshTime   = 30 * time.Second // with Options.Fastest
 
-	// truncatedWait is how long the whole of a truncated reply is waited for, over TCP or from
-	// another server.
+	// truncatedWait is how long a query waits for the whole reply after a truncated one, over
+	// TCP or from another server.
 	truncatedWait = time.Second
 
 	downUnanswered = 3

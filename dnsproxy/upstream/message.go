@@ -23,7 +23,7 @@ func questionEnd(msg []byte) (end int, ok bool) {
 // hasQuestion reports whether a message has a question according to its header.
 func hasQuestion(msg []byte) bool { return wire.Count(msg, wire.QuestionSection) > 0 }
 
-// opcode returns a message's opcode, as it is in the header's first byte of flags.
+// opcode returns a message's opcode, not shifted: its bits in the header's first byte of flags.
 func opcode(msg []byte) byte { return msg[wire.FlagsOffset] & wire.OpcodeMask }
 
 // isQuery reports whether a message's opcode is QUERY.
@@ -34,7 +34,7 @@ func rcode(msg []byte) int { return int(msg[wire.FlagsOffset+1] & wire.RcodeMask
 func truncated(msg []byte) bool { return msg[wire.FlagsOffset]&wire.TC != 0 }
 
 // usable reports whether a reply is an answer and not a server's failure to give
-// one. To opcodes other than QUERY every response code is an answer.
+// one. For opcodes other than QUERY, every response code is an answer.
 func usable(reply []byte) bool {
 	return !isQuery(reply) || rcode(reply) == dns.RcodeSuccess || rcode(reply) == dns.RcodeNameError
 }
@@ -79,7 +79,7 @@ func restore(reply, query, question []byte) []byte {
 type reading struct {
 	code      int   // the response code, with the bits of it that an OPT record has
 	negative  bool  // NXDOMAIN, or NOERROR without an answer
-	truncated bool  // then it is not negative
+	truncated bool  // the TC bit; a truncated reply is not negative
 	other     bool  // the opcode is not QUERY; then any response code is an answer
 	edns      bool  // the server knows EDNS: there is an OPT record, and code is not BADVERS
 	err       error // why the reply cannot be used

@@ -75,8 +75,8 @@ type loopProbe struct {
 	id     [probeLen]byte
 	server *server
 	sent   time.Time
-	// Both are guarded by the client's mutex. echoed is true if the probe came back, redirected if it came
-	// back because the kernel redirected this client's own packet to the agent.
+	// Both are guarded by the client's mutex. echoed is true if the probe came back. redirected is true if it
+	// came back because the kernel redirected this client's own packet to the agent.
 	echoed, redirected bool
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // A server counts as giving no answers after refusingAfter failures in a row, for names of refusingDomains different
-// domains: all names of one domain fail if the domain's own nameservers do.
+// domains. Failures for names of one domain alone may be due to the domain's own nameservers.
 const (
 	refusingAfter   = 10
 	refusingDomains = 3
@@ -24,7 +24,7 @@ type refusals struct {
 // all reports whether the server counts as giving no answers.
 func (f *refusals) all() bool { return f.count >= refusingAfter && len(f.domains) == refusingDomains }
 
-// add counts a reply to a question in wire form.
+// add counts a failure for a question in wire form.
 func (f *refusals) add(question []byte) {
 	f.count++
 	if len(f.domains) == refusingDomains || len(question) < questionTail {

@@ -24,7 +24,7 @@ type schedule struct {
 	budget   *budget // of rule 7, shared by all queries of the group
 	once     bool    // the query must not be sent twice (rule 8)
 	edns     bool    // the query has an OPT record that may be left out
-	overTCP  bool    // a truncated reply is asked for over TCP (rule 8)
+	overTCP  bool    // after a truncated reply, the query is sent over TCP (rule 8)
 
 	actions []action // to be carried out by the exchange, in order
 
@@ -86,7 +86,7 @@ const (
 	actFailure                         // note a failure: try.code
 )
 
-// reset makes s the schedule of no query; its memory is used again.
+// reset makes s the schedule of no query, and keeps its memory for the next query.
 func (s *schedule) reset() {
 	clear(s.tries)
 	*s = schedule{tries: s.tries[:0], actions: s.actions[:0]}
@@ -96,8 +96,8 @@ func (s *schedule) act(kind actionKind, i int) {
 	s.actions = append(s.actions, action{kind, i})
 }
 
-// see takes the standing of a server. It is to be called for every server before start,
-// wake, and an outcome that is not an answer. A server that loops, or is down and full, has failed.
+// see takes the standing of a server. It is to be called for every server before start, before wake, and
+// before receive takes an outcome that is not an answer. A server that loops, or is down and full, has failed.
 func (s *schedule) see(i int, st standing) {
 	t := &s.tries[i]
 	t.standing = st
@@ -282,7 +282,7 @@ func (s *schedule) fail(i int, now time.Time) {
 
 // next returns the index of the server to ask next: the best (rule 3) of the servers
 // that were asked least, or -1 if none may be asked again. While a reply is held (rule
-// 6) only servers before its server are asked.
+// 6), only servers before the server that sent it are asked.
 func (s *schedule) next() int {
 	tries := s.tries
 	if s.held.reply != nil {
@@ -373,7 +373,7 @@ func (s *schedule) giveUp(cause error, now time.Time) {
 	s.over = true
 }
 
-// The next methods are rule 6: answers of servers that are not the first one.
+// The next methods implement rule 6: answers of servers other than the first.
 
 // inOrder reports whether rule 6 applies.
 func (s *schedule) inOrder() bool { return !s.options.Fastest && !s.once }
@@ -389,8 +389,8 @@ func (s *schedule) awaits() bool {
 		slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && !t.done && t.mayKnow() })
 }
 
-// hold keeps a negative answer until the servers before its server have answered, failed or
-// fallen silent. Servers that were not asked yet are asked.
+// hold keeps a negative answer until all servers before the server that sent it have answered,
+// failed or fallen silent. It asks those of them that were not asked yet.
 func (s *schedule) hold(o outcome, now time.Time) {
 	s.tries[o.try].done = true
 	if s.held.reply != nil && s.held.try < o.try {
@@ -429,8 +429,8 @@ func (t *try) late(now time.Time) bool {
 // which is an answer.
 func (t *try) mayKnow() bool { return t.truncated.reply != nil || !t.done && t.standing.lives() }
 
-// disclaims reports whether a server has said that the question is not for it, as servers for
-// internal names do: it will not have another answer.
+// disclaims reports whether a server has replied that the question is not for it, as servers for
+// internal names do: it has no other answer.
 func (t *try) disclaims() bool {
 	return t.failure != nil && (t.code == dns.RcodeRefused || t.code == dns.RcodeNotImplemented)
 }

@@ -32,9 +32,9 @@ type carrier interface {
 	close()
 }
 
-// Bounds of sockets to all servers that are not configured. A server that has not replied yet may open a socket while
-// fewer than newElsewhereSockets are open, a server that has replied while fewer than maxElsewhereSockets are. Each
-// socket costs a descriptor and one or two goroutines.
+// Bounds of sockets to all servers that are not configured. newElsewhereSockets is the bound for a server that has
+// not replied yet, and maxElsewhereSockets for a server that has. Each socket costs a descriptor and one or two
+// goroutines.
 const (
 	newElsewhereSockets = 384
 	maxElsewhereSockets = 512
@@ -49,7 +49,7 @@ type server struct {
 	stream carrier
 
 	elsewhere bool         // it is not configured; never changes
-	alone     *Group       // that has only this server; guarded by the client's mutex
+	alone     *Group       // the group of this server alone; guarded by the client's mutex
 	evicted   atomic.Bool  // it was removed from the client's elsewhere
 	open      atomic.Int64 // sockets and connections
 	owes      atomic.Int64 // queries that were sent and are remembered, without a reply so far
@@ -134,7 +134,7 @@ func (s *server) dial() (net.Conn, error) {
 }
 
 // opening counts a socket that is about to be opened and makes sure that it will be swept.
-// It returns an error if the server may not have one more. If the socket cannot be opened
+// It returns an error if the server may not have another socket. If the socket cannot be opened,
 // the caller calls shut.
 func (s *server) opening() error {
 	c := s.shared
@@ -164,7 +164,7 @@ func (s *server) shut() {
 	}
 }
 
-// rtt returns how long replies take, smoothed; zero before the first one.
+// rtt returns how long replies take, smoothed; zero before the first reply.
 func (s *server) rtt() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -367,8 +367,8 @@ func (s *server) answeredPlain(now time.Time) {
 }
 
 // sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
-// probe has no answer, it asks the next question. A server that answers over UDP is alive, although TCP to it may be
-// blocked, so probes go over TCP only with use-vc or TLS.
+// probe has no answer, it asks the next question. Probes go over TCP only with use-vc or TLS: a server that answers
+// over UDP is alive, even if TCP to it is blocked.
 func (s *server) sendProbe(now time.Time) {
 	s.mu.Lock()
 	asks := max(s.nextProbe, probeID)

@@ -13,7 +13,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// maxPending is how many attempts a socket has at most. Half of the IDs stay free: so drawing at random soon finds a
+// maxPending is how many attempts a socket has at most. Half of the IDs stay free, so that a random draw soon finds a
 // free one.
 const maxPending = 1 << 15
 
@@ -30,7 +30,7 @@ type socket struct {
 	closed  bool                // a closed socket is retired, too
 }
 
-// isLocal reports whether the local address of a socket is local, which must be plain.
+// isLocal reports whether local, an address that plain returned, is the local address of a socket.
 func isLocal(conn net.Conn, local netip.AddrPort) bool {
 	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
 	return err == nil && plain(addr) == local
@@ -100,7 +100,7 @@ func (s *socket) removeIf(match func(*attempt) bool) (removed []*attempt) {
 	return removed
 }
 
-// isResponse reports whether a message can be a reply. It counts a message that cannot.
+// isResponse reports whether a message can be a reply. It counts every other message as malformed.
 func (s *socket) isResponse(message []byte) bool {
 	if len(message) < wire.HeaderLen || message[wire.FlagsOffset]&wire.QR == 0 {
 		s.server.stray(&s.server.malformed)

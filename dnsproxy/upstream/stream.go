@@ -68,9 +68,9 @@ type survey struct {
 }
 
 // chooseLocked returns the connection with the fewest queries, or a new one if all have many. A connection that has
-// been silent for longer than the server usually takes is left alone, because it may be dead. For a repeated query, a
-// silence of minLate is long enough. A server gets at most maxStreams. If all of them are silent, the longest silent
-// one is retired to make room, but at most every maxLate, because the names may be slow.
+// been silent for longer than the server usually takes to reply is avoided, because it may be dead. For a repeated
+// query, a silence of minLate is long enough. A server gets at most maxStreams. If all of them are silent, the
+// connection silent the longest is retired to make room, but at most every maxLate, because the names may be slow.
 func (p *streams) chooseLocked(a *attempt) (*stream, error) {
 	now, late := time.Now(), minLate
 	if a.asked <= 1 {

@@ -100,8 +100,8 @@ func (t *trace) soFar(now time.Time) []Attempt {
 	return all
 }
 
-// Others returns a short text with the results of all servers but the server whose reply is used. It is empty if there
-// are no others.
+// Others returns a short text with the results of all servers except the server whose reply is used. It is empty if
+// there are no others.
 func Others(attempts []Attempt) string {
 	var texts []string
 	for i := range attempts {

@@ -10,8 +10,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// maxTransfers is how many zone transfers may run at a time. Each has a connection
-// of its own for as long as its client takes to read it.
+// maxTransfers is how many zone transfers may run at a time. Each has its own connection
+// for as long as the client takes to read the transfer.
 const maxTransfers = 16
 
 // ErrTransfers is the error when too many zone transfers are running.
@@ -65,7 +65,7 @@ type transferEnd struct {
 	records int
 	serial  uint32 // of the zone
 	seen    int    // how often the zone's SOA record was seen
-	want    int    // how often the transfer has it
+	want    int    // how often the whole transfer has that record
 }
 
 func newTransferEnd(query []byte) (*transferEnd, error) {

@@ -68,7 +68,7 @@ func transfer(trap, fd uintptr, b []byte) (n int, errno unix.Errno) {
 }
 
 // chooseLocked returns the socket in the attempt's slot. It replaces a socket that has taken
-// udpQueries or is older than udpAge.
+// udpQueries queries or is older than udpAge.
 func (p *udpSockets) chooseLocked(a *attempt) (*udpSocket, error) {
 	slot := a.slot % p.slotsInUse()
 	s := p.slots[slot]

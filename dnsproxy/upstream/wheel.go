@@ -90,9 +90,9 @@ func (w *wheel) setAlarm(tick int64) {
 	w.alarm.Reset(time.Until(w.origin.Add(time.Duration(tick) * wheelTick)))
 }
 
-// fire notifies the exchanges whose timers are due. If they are many it pauses now and then: while a goroutine
-// runs, Go looks for packets that have arrived every 10 ms only, and mesh names must not wait for thousands of
-// queries to silent nameservers.
+// fire notifies the exchanges whose timers are due. If many are due, it pauses now and then: while a goroutine
+// runs, Go looks only every 10 ms for packets that have arrived, and queries for mesh names must not wait for
+// thousands of queries to silent nameservers.
 func (w *wheel) fire() {
 	const chunk, pause = 16, 20 * time.Microsecond
 	for due := w.due(time.Now()); len(due) > 0; due = w.due(time.Now()) {

@@ -126,9 +126,9 @@ func WantsDNSSEC(query []byte) bool {
 	return binary.BigEndian.Uint16(query[len(query)-OPTLen+1+TTLOffset+2:])&OPTDO != 0
 }
 
-// CutOption returns the code of the first option of b, the data of an OPT record, the option
-// itself, and the rest. It reports false if the option is malformed because b ends within it; then
-// option is all of b.
+// CutOption returns the first option of b, its code, and the rest of b. b is the data of an OPT
+// record. CutOption reports false if the option is malformed because b ends within it; then option
+// is all of b.
 func CutOption(b []byte) (code uint16, option, rest []byte, ok bool) {
 	if len(b) < optionLen {
 		return 0, b, nil, false
@@ -152,7 +152,7 @@ func HopByHop(code uint16, option []byte) bool {
 }
 
 // An option with the code Provenance, a code for local use (RFC 6891, section 9), asks this agent where its answer
-// comes from; in the response it has the reply to this. Its data begin with ProvenanceMark, because other programs may
+// comes from. In the response, the option says where. Its data begin with ProvenanceMark, because other programs may
 // use the code for something else. Data that equal TraceMark also ask what was sent to nameservers.
 const (
 	Provenance     uint16 = 65353
@@ -182,15 +182,15 @@ type Query struct {
 	RD, CD      bool
 	EDNS, DO    bool
 	Provenance  bool   // the client asks where the answer comes from
-	Trace       bool   // and what nameservers were sent
+	Trace       bool   // the client also asks what was sent to nameservers
 	UDPSize     uint16 // the UDP payload size that the client offers, in bytes; 0 without EDNS
 	options     bool   // there are EDNS options that mean something to a nameserver
 	folded      [MaxNameLen]byte
 }
 
 // Cacheable reports whether a nameserver's reply may be given to every client that asks
-// the question. It may not if the query has no RD bit, and so asks for what the server has
-// in its cache; if it has EDNS options, which are between this client and the server; if it
+// the question. It is false if the query has no RD bit, and so asks for the content of the
+// server's cache; if it has EDNS options, which are between this client and the server; if it
 // asks for a zone transfer; or if it is signed.
 func (q *Query) Cacheable() bool {
 	switch q.Type {

@@ -116,8 +116,8 @@ type Walker struct {
 	// Owner, has its fixed part at Fixed and ends at End.
 	Section           int
 	Owner, Fixed, End int
-	// Spelled reports whether the owner is the first question's name without being just a
-	// pointer to it.
+	// Spelled reports whether the owner is the first question's name, and more than a pointer
+	// to it.
 	Spelled bool
 
 	// Err is why Next has reported false; nil at the end of the message.
