@@ -79,7 +79,7 @@ func (v *vips) read(load func(name, format string, decode func(json.RawMessage) 
 	return fmt.Errorf("%w (--state-dir): %w", ErrVIPs, err)
 }
 
-// save saves the VIPs if the file is older.
+// save saves the VIPs if the file is older than they are.
 func (v *vips) save() error {
 	v.unsaved = v.unsaved && v.dir != nil
 	if !v.unsaved {

@@ -26,7 +26,7 @@ const (
 
 // A Value is a value in the form in which a source has it.
 type Value interface {
-	// Kind returns its kind.
+	// Kind returns the kind of the value.
 	Kind() Kind
 	// Member returns the member of an object with a name; nil if the member is missing or null. The error says
 	// what is wrong with the member, which is used all the same.
@@ -237,7 +237,7 @@ func (f Field) addrs() []netip.Addr {
 }
 
 // scopes returns the ExportTo with scopes, which are in the field of an object in a namespace. It leaves out invalid scopes.
-// The other scopes count, so that a host which its author wanted to hide stays hidden.
+// The other scopes count: a host that its author wanted to hide stays hidden.
 func (f Field) scopes(scopes []string, namespace string) object.ExportTo {
 	e, err := object.NewExportTo(scopes, namespace)
 	if err != nil {

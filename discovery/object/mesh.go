@@ -13,12 +13,12 @@ type Mesh struct {
 	// ExportTo are the scopes of the hosts of Services and ServiceEntries without an exportTo, as in
 	// [NewExportTo]. If there are none, all namespaces see these hosts.
 	ExportTo []string
-	// Selectors select the namespaces that count by their labels, in the form of kubectl's --selector. A
-	// namespace counts if a selector matches its labels, or if there are no selectors.
+	// Selectors select, by labels, the namespaces that count. They have the form of kubectl's
+	// --selector. A namespace counts if a selector matches its labels, or if there are no selectors.
 	Selectors []string
 }
 
-// Or returns the settings; settings that are not set are taken from other.
+// Or returns m, with the settings of other for settings that m does not have.
 func (m Mesh) Or(other Mesh) Mesh {
 	if m.RootNamespace == "" {
 		m.RootNamespace = other.RootNamespace

@@ -29,7 +29,7 @@ type nack struct {
 	reason string
 }
 
-// maxNacks is for how many clients without a stream a NACK is kept.
+// maxNacks bounds the clients without a stream whose NACK is kept.
 const maxNacks = 1 << 10
 
 // nacks are the NACKs of clients without a stream, if a NACK was the client's last answer. An agent whose table does not
