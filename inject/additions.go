@@ -9,10 +9,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// units returns the paths of the units of an added container. A second injection leaves a unit as it is if it generates
-// the same as the first one did, and so keeps the changes that others have made: LimitRanges, AlwaysPullImages, webhooks
-// that rewrite images. Otherwise it replaces the unit; in lists and maps, the elements that others have added stay. It
-// never changes other fields.
+// units returns the paths of the units of an added container. If a second injection generates the same unit as the
+// first injection, it leaves the unit as it is, with the changes that others have made: LimitRanges, AlwaysPullImages,
+// webhooks that rewrite images. Otherwise it replaces the unit; in lists and maps, the elements that others have added
+// stay. It never changes other fields.
 func units() []string {
 	return []string{
 		"image", "imagePullPolicy", "args", "restartPolicy", "env", "securityContext", "ports", "lifecycle", "readinessProbe", "livenessProbe",

@@ -110,8 +110,8 @@ func (w workload) name(other string) string {
 	return w.kind + " " + w.namespace(other) + "/" + name
 }
 
-// detach replaces each alias of a document that names a part which injection changes by a copy of that part. path leads
-// to the pod.
+// If an alias in a document names a part that injection changes, detach replaces the alias by a copy of the part. path
+// leads to the pod.
 func detach(root *yaml.Node, path []*yaml.Node) {
 	changing := map[*yaml.Node]bool{}
 	for _, n := range path {

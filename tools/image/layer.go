@@ -88,7 +88,7 @@ func (f files) write(dir string, modified time.Time) error {
 		switch {
 		case entry.dir:
 			if err = os.Mkdir(target, 0o755); errors.Is(err, fs.ErrExist) {
-				err = nil // of another layer
+				err = nil // another layer has made it
 			}
 		case entry.link != "":
 			err = os.Symlink(entry.link, target)
