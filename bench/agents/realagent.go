@@ -23,7 +23,7 @@ const (
 )
 
 // realAgent measures nametap's agent: the latency of its answers while hosts are edited and while none is,
-// and what an edit costs it.
+// and the cost of an edit.
 func (s *stage) realAgent(ctx context.Context, f *figures) error {
 	control, err := netip.ParseAddrPort(s.servers[0].addr)
 	if err != nil {
