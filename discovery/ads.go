@@ -102,7 +102,7 @@ func newIdentities(cfg Config) (*auth.Clients, error) {
 // An adsPort is an address on which ADS is served.
 type adsPort struct {
 	flag     string // that sets the address
-	addr     string // as configured; if it is empty, ADS is not served on it
+	addr     string // as configured; empty if ADS is not served here
 	listener net.Listener
 	clients  *auth.Clients // the clients that may connect; nil admits everyone, without TLS
 }

@@ -42,7 +42,7 @@ func newMemoryLimit(bytes int64, refused func(), log *slog.Logger) *memoryLimit 
 	return &memoryLimit{bytes: bytes, refused: refused, log: log, lines: rate.Sometimes{Interval: time.Minute}}
 }
 
-// If more than share percent of the limit is in use, check returns an error, and counts it.
+// check returns and counts an error if more than share percent of the limit is in use.
 func (m *memoryLimit) check(share int64) error {
 	most := m.bytes / 100 * share
 	if m.bytes <= 0 || memoryUsed() <= most {

@@ -116,7 +116,7 @@ func (p *pair) move() {
 		p.again = append(p.again, p.moveQueued)
 	case again:
 	case p.client.failed && !p.down.over, p.host.failed && p.down.over:
-		// // The client first gets what the host sent before its reset.
+		// The client first gets what the host sent before its reset.
 		p.abort()
 	}
 }
@@ -166,7 +166,7 @@ func (p *pair) end(d, other *direction, err error) {
 	case other.over:
 		p.close()
 	case err != nil && d.to.failed && !d.from.failed:
-		// // The other direction moves what the destination sent before its reset.
+		// The other direction moves what the destination sent before its reset.
 	case err != nil:
 		p.abort()
 	}

@@ -21,7 +21,7 @@ type addressRange struct {
 
 // forbidden returns the ranges to which a name may not lead. The owner of a name chooses its addresses. Without the
 // ranges, clients could reach through the agent what only this host may reach. Private addresses (RFC 1918) are
-// allowed, because many external hosts have one.
+// allowed, because many external hosts have such an address.
 func forbidden() (ranges []addressRange) {
 	for _, r := range [][2]string{
 		{"0.0.0.0/8", "this host"},

@@ -97,7 +97,7 @@ func answerOne(conn *net.UDPConn, packet, control []byte) error {
 	if at := unix.CmsgLen(0); client.Addr().Is4() && more >= at+4 {
 		clear(control[at : at+4]) // no interface: the routes choose it
 	}
-	_, _, _ = conn.WriteMsgUDPAddrPort(answer, control[:more], client) // if it fails, the client uses TCP after its own timeout
+	_, _, _ = conn.WriteMsgUDPAddrPort(answer, control[:more], client) // if it fails, the client times out, and uses TCP
 	return nil
 }
 

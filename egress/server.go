@@ -32,7 +32,7 @@ type Server struct {
 	hasten   func()        // closes hastened; may be called any number of times
 	hastened chan struct{} // closed when connections have to end
 
-	// // Only the loop's goroutine uses the fields below.
+	// Only the loop's goroutine uses the fields below.
 	loop       *loop
 	copier     *copier
 	dialer     *dialer

@@ -82,7 +82,7 @@ type hostCounts struct {
 	received int64
 }
 
-// of counts an open connection from vip to address, and returns the counts of its name.
+// of counts an open connection to name, from vip to address, and returns the counts of name.
 func (h *hostCounts) of(name wire.Name, host *vipHost, vip, address netip.AddrPort) *counts {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -110,8 +110,7 @@ func (w workload) name(other string) string {
 	return w.kind + " " + w.namespace(other) + "/" + name
 }
 
-// If an alias in a document names a part that injection changes, detach replaces the alias by a copy of the part. path
-// leads to the pod.
+// detach replaces aliases in a document by copies, if they name parts that injection changes. path leads to the pod.
 func detach(root *yaml.Node, path []*yaml.Node) {
 	changing := map[*yaml.Node]bool{}
 	for _, n := range path {

@@ -19,8 +19,8 @@ import (
 const (
 	// maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
 	maxFileSize = 256 << 20
-	// young is how long a stamp must be known before it alone counts. Until then the content of the file is read and
-	// compared, too: two writes may have the same time, because some file systems count time in steps of 2 s.
+	// young is the age up to which a stamp does not suffice: the content of the file is read and compared, too. Two
+	// writes may have the same time, because some file systems count time in steps of 2 s.
 	young = 2 * time.Second
 )
 

@@ -38,7 +38,7 @@ type feed struct {
 	heardAt uint64              // the version of the resource up to which the API server has sent everything; 0 if unknown
 	from    time.Time           // when the last list began
 	changed uint64              // the version at which objects last changed; 0 if unknown
-	dropped map[string]bool     // namespaces whose objects were dropped since the last list; with maxDropped elements, some may be missing
+	dropped map[string]bool     // namespaces whose objects were dropped since the last list; incomplete at maxDropped
 
 	health
 }

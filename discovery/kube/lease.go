@@ -29,7 +29,7 @@ type leaseTimes struct {
 	request  time.Duration // which bounds one request
 }
 
-// With writerLease, a holder that dies is replaced within 15 s and at most two tries.
+// writerLease makes another replica take over from a holder that dies, within 15 s and at most two tries.
 var writerLease = leaseTimes{duration: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second, request: 5 * time.Second} //nolint:gochecknoglobals // a constant
 
 // An election gets and renews a Lease (coordination.k8s.io), of which one process at a time is the holder.

@@ -174,7 +174,7 @@ func (s *session) pushLocked() error {
 			return err
 		}
 	}
-	p := response{nonce: rand.Text(), version: version, resource: r} // the nonce is random: only a client that has read the push can answer it
+	p := response{nonce: rand.Text(), version: version, resource: r} // only a client that has read the random nonce can answer
 	if s.wanted && !s.client.mergesHosts {
 		s.has = version
 	}
