@@ -125,7 +125,7 @@ func (r *report) errors() []object.Error {
 func (r *report) logLine(log func()) bool {
 	if !r.lines.Allow() {
 		r.beyond.Do(func() {
-			r.out.Warn("there are too many errors in objects to log them all: see /debug/errors, and metrics such as nametap_discovery_vips_exhausted")
+			r.out.Warn("there are too many lines about objects to log them all: see /debug/errors, and metrics such as nametap_discovery_vips_exhausted")
 		})
 		return false
 	}
