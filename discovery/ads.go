@@ -50,7 +50,7 @@ const (
 	// maxUnread bounds the bytes that unread requests need. The requests of 9,000 agents that connect at once need
 	// less.
 	maxUnread = 32 << 20
-	// maxRefusals is the number of refused clients that are logged at once.
+	// maxRefusals is the number of refused clients that are logged without a pause.
 	maxRefusals = 100
 )
 
@@ -62,7 +62,7 @@ type adsServer struct {
 	tls        *auth.Server   // nil without TLS
 	refusals   rate.Sometimes // logs clients that are refused
 
-	places *intake.Places // of streams
+	places *intake.Places // bounds the streams
 	unread *intake.Budget // bounds the requests that were not read
 	memory *memoryLimit
 }
@@ -101,7 +101,7 @@ func newIdentities(cfg Config) (*auth.Clients, error) {
 
 // An adsPort is an address on which ADS is served.
 type adsPort struct {
-	flag     string // that sets the address
+	flag     string // the flag that sets the address
 	addr     string // as configured; empty if ADS is not served here
 	listener net.Listener
 	clients  *auth.Clients // the clients that may connect; nil admits everyone, without TLS
@@ -306,7 +306,7 @@ func (s *adsServer) logRefusal(ctx context.Context, err error) {
 	})
 }
 
-// closedForUnread counts and logs a connection that was closed because of the requests that it holds.
+// closedForUnread counts and logs a connection that was closed because of its unread requests.
 func (s *adsServer) closedForUnread(client net.Addr) {
 	s.push.Unread()
 	s.refusals.Do(func() {

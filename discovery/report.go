@@ -79,7 +79,7 @@ func failureMessage(step string) string {
 	return "cannot save the objects of a cluster"
 }
 
-// setWaiting records why the server is not ready, and logs it if it has changed.
+// setWaiting records why the server is not ready, and logs the reason if it has changed.
 func (r *report) setWaiting(why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

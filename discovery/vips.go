@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	lockName = "nametap-discovery.lock" // of the state directory
+	lockName = "nametap-discovery.lock" // in the state directory
 	// The file of automatic VIPs in the state directory.
 	vipsFile   = "vips.json"
 	vipsFormat = "nametap-vips/1"

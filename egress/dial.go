@@ -155,8 +155,8 @@ func (r *dialing) found(target endpoint, addrs []netip.Addr, err error) {
 	}
 }
 
-// release moves early to addrs, unless lookups run and hold has not passed. With inTurn the families alternate,
-// IPv6 first (RFC 8305, section 4); otherwise the order stays.
+// release moves the addresses in early to addrs, unless lookups run and hold has not passed. With inTurn the families
+// alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
 func (r *dialing) release() {
 	if r.lookups > 0 && r.now.Before(r.hold) {
 		return

@@ -6,7 +6,7 @@
 //
 //  1. The server accepts the connection. At the limit of connections it closes the connection that is idle
 //     longest; if no connection is idle, it resets the new one at once.
-//  2. Connection tracking says which VIP and port the client connected to (conntrack.OriginalTCP).
+//  2. Connection tracking says which VIP and port the client connected to (conntrack.OriginalOf).
 //  3. The table says which host has the VIP. An unknown VIP is refused.
 //  4. If the table has the ports of the host, the port must be one of them.
 //  5. If the VIP has one host, which is no wildcard, the name is known and nothing is read: in many protocols the
@@ -21,7 +21,7 @@
 //     [Config.Proxy].
 //  8. Both directions are copied until both have ended. Each peer sees what the other one did:
 //     the end of its data, or a reset. A connection that is refused is reset.
-//  9. A sweep over all connections closes those that are idle for [Config.IdleTimeout].
+//  9. A sweep over all connections closes the connections that are idle for [Config.IdleTimeout].
 //
 // One goroutine does all this, in a loop around epoll(7). For each connection, a task does steps 2 to 7: a
 // coroutine, whose code is read from top to bottom. While a task waits, the loop goes on. Step 8 needs neither a
@@ -40,7 +40,7 @@
 //	name.go      step 5: reading the beginning of a connection, parsed by crypto/tls or net/http
 //	route.go     steps 3 and 4: from a VIP and a port to a host
 //	status.go    what the server counts for each host
-//	listen.go    the listeners, also those that another process holds
+//	listen.go    the listeners, of this process and of another one
 //	quic.go      clients of QUIC, which use TCP after a Version Negotiation packet
 //	forbidden.go addresses that are refused
 //	endpoints.go step 4: from a port to the endpoints of the host

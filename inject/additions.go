@@ -64,7 +64,7 @@ func mergeContainer(container, generated *yaml.Node, previous string) {
 	}
 }
 
-// withOthers returns the list generated with the elements that others have added to current: elements with a key that
+// withOthers returns generated, a list, with the elements that others have added to current: elements with a key that
 // generated does not have, unless own reports that injection generates the key under other circumstances.
 func withOthers(generated, current *yaml.Node, key string, own func(string) bool) *yaml.Node {
 	if current == nil || current.Kind != yaml.SequenceNode {
@@ -87,7 +87,7 @@ func withOthers(generated, current *yaml.Node, key string, own func(string) bool
 	return list
 }
 
-// withOtherKeys returns the map generated with the keys of current that generated does not have.
+// withOtherKeys returns generated, a map, with the keys of current that generated does not have.
 func withOtherKeys(generated, current *yaml.Node) *yaml.Node {
 	if current == nil || current.Kind != yaml.MappingNode {
 		return generated

@@ -16,13 +16,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Clients knows the clients of a TLS listener.
+// Clients checks the clients of a TLS listener.
 type Clients struct {
 	Tokens      *Tokens // nil refuses tokens
 	TrustDomain string  // of certificates
 	Cluster     string  // the cluster whose API server reviews tokens; empty if clients may claim any
-	// Others returns the reviews by the API server of another cluster, or nil if there is no such cluster. The field
-	// may be nil.
+	// Others returns the Tokens that the API server of another cluster reviews, or nil if there is no such cluster.
+	// The field may be nil.
 	Others func(cluster string) *Tokens
 }
 

@@ -11,8 +11,7 @@ const (
 	// maxReviews bounds the reviews in flight, maxReviewsOfOne the reviews in flight of one
 	// address.
 	maxReviews, maxReviewsOfOne = 32, 4
-	// maxWaiting bounds the reviews that wait or are in flight, maxWaitingOfOne the ones of one
-	// address.
+	// maxWaiting bounds the reviews that wait or are in flight, maxWaitingOfOne these reviews of one address.
 	maxWaiting, maxWaitingOfOne = 4000, 250
 	// maxTurnWait bounds how long a review waits.
 	maxTurnWait = 5 * time.Second

@@ -303,7 +303,7 @@ func (c *Clusters) Status() []source.Status {
 	return all
 }
 
-// Tokens returns the reviews of tokens by the API server of a cluster; nil if there is no such cluster.
+// Tokens returns the tokens that the API server of a cluster reviews; nil if there is no such cluster.
 func (c *Clusters) Tokens(cluster string) *auth.Tokens {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,8 +1,8 @@
 // Package clusters follows clusters other than the control plane's own one. The API server of the
 // own cluster has Secrets with a kubeconfig for each of these clusters.
 //
-//  1. clusters.go starts and ends the clusters as the Secrets change, and publishes what has changed in
-//     any of them.
+//  1. clusters.go starts and stops following clusters as the Secrets change, and publishes what has changed in any
+//     cluster.
 //  2. remote.go follows the objects of one cluster, with a [kube.Source] for its API server. New
 //     credentials replace the old ones when all objects were read with them.
 //  3. wanted.go finds the clusters that the Secrets name, and the errors in the Secrets.

@@ -90,7 +90,7 @@ func (r *remote) newLink(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// read adds what has changed in the cluster to changes.
+// read adds to changes what has changed in the cluster.
 func (r *remote) read(changes []hosts.Change) []hosts.Change {
 	if r.next != nil {
 		if from, ok := r.next.read(); ok && from.Waiting == "" {

@@ -188,7 +188,7 @@ type claimSet struct {
 	others []byte
 }
 
-// add adds the claim with the number i of a host with of claims.
+// add adds the claim with the number i. of is the number of the host's claims.
 func (s *claimSet) add(i, of int) {
 	if i < maxBits {
 		s.first |= 1 << i

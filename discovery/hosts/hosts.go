@@ -62,7 +62,7 @@ type Update struct {
 	// so a client may have another view, and a view may show other hosts.
 	Views bool
 	// Sidecars are the namespaces of Sidecars that have changed. Clients in these namespaces may have
-	// another view; if the root namespace is among them, all clients may.
+	// another view; if the root namespace is among them, all clients may have another view.
 	Sidecars map[string]bool
 	// VIPs is true if the automatic VIPs have to be saved.
 	VIPs bool
@@ -458,7 +458,7 @@ func (h *Hosts) alias(key string) (string, bool) {
 }
 
 // covering returns key if objects claim that host, otherwise the key of the closest wildcard above it
-// that objects claim. If there is none, it returns key, too.
+// that objects claim. If there is no such wildcard, it also returns key.
 func (h *Hosts) covering(key string) string {
 	if len(h.byHost[key]) > 0 {
 		return key

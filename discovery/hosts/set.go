@@ -14,7 +14,7 @@ import (
 type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
 	// The hosts that a namespace may see in another way than other namespaces do: hosts with an exportTo that names
-	// it, and hosts that one of its objects claims.
+	// the namespace, and hosts that an object in the namespace claims.
 	exported map[string]map[*export]bool
 	inside   map[string]map[string]*Host
 	exports  map[string]*export // by exportKeys.of
@@ -246,8 +246,8 @@ func (s *Span) Namespaces(yield func(string) bool) {
 // AllNamespaces returns how often Namespaces yields.
 func (s *Span) AllNamespaces() int { return len(s.exported) + len(s.inside) }
 
-// Reaches reports whether a viewer with a base may see a change: if the base has a Sidecar, it must show hosts of a
-// namespace of the changed hosts.
+// Reaches reports whether a viewer with a base may see a change: if the base has a Sidecar, the Sidecar must show
+// hosts of a namespace of the changed hosts.
 func (s *Span) Reaches(b *Base) bool {
 	if b.Sidecar.is == nil {
 		return len(s.Changes) > 0

@@ -26,7 +26,7 @@ type VIPs struct {
 	// rounds counts the updates in which hosts were removed, see mark.
 	rounds  uint64
 	without map[string]bool // hosts that found no free slot
-	inUse   int             // hosts that are wanted and have a slot
+	inUse   int             // hosts that want a VIP and have a slot
 	// claimed counts, by slot, the addresses of objects that are VIPs of the slot. No host may have such a slot.
 	claimed map[uint16]int
 }
@@ -68,7 +68,7 @@ func DecodeVIPs(data []byte) (*VIPs, error) {
 	return v, nil
 }
 
-// usableSlot excludes the slots that look like a network or a broadcast address.
+// usableSlot reports whether a slot looks like neither a network address nor a broadcast address.
 func usableSlot(slot uint16) bool { return slot&0xff != 0 && slot&0xff != 0xff }
 
 // slotAddr4 returns the IPv4 address of a slot.
@@ -94,8 +94,8 @@ func addrSlot(a netip.Addr) (uint16, bool) {
 	return slot, slotAddr6(slot) == a
 }
 
-// preferredSlot returns the slot that a host gets if it is free. It depends on the name
-// only, so servers that start with the same hosts agree.
+// preferredSlot returns the slot that a host gets if that slot is free. It depends on the name only, so servers
+// that start with the same hosts agree.
 func preferredSlot(host string) uint16 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(host)) // never fails

@@ -1,4 +1,4 @@
-// Package intake bounds the resources that clients can occupy, so that no client takes what others need.
+// Package intake bounds the resources that clients can occupy, so no client can take what other clients need.
 //
 //   - places.go counts clients: by address; by namespace if they prove their identity; and together if they do
 //     not.

@@ -8,8 +8,8 @@
 //  2. crd.go follows the definitions of custom resources. A missing definition is no error: when it is installed, the
 //     resource is read.
 //  3. feed.go holds the objects of one resource. client-go's Reflector lists and watches the resource, as a
-//     stream if the API server can, and passes each object on as soon as it is decoded. follow.go lists
-//     the resource again when no watch confirms the content of the feed.
+//     stream if the API server can, and passes each object to the feed as soon as the object is decoded. follow.go
+//     lists the resource again when no watch confirms the content of the feed.
 //  4. selection.go follows which namespaces count, by the discovery selectors of the mesh. A feed drops
 //     the objects of other namespaces before it reduces them. When such a namespace counts later, the
 //     feed lists its resource again.

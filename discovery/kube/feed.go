@@ -277,7 +277,7 @@ func (f *feed) absent(from time.Time) {
 	f.removeOthersLocked(nil, 0)
 }
 
-// take adds the state of the feed to r, and the keys of the objects that have changed since the last call to dirty.
+// take adds the state of the feed to r. It adds to dirty the keys of the objects that have changed since the last call.
 func (f *feed) take(dirty map[object.Key]bool, r *source.Reading) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

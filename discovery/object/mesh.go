@@ -32,8 +32,8 @@ func (m Mesh) Or(other Mesh) Mesh {
 	return m
 }
 
-// Shows says which hosts without an exportTo clients in a namespace see: all hosts, or the hosts
-// of their own namespace.
+// Shows says which hosts clients in a namespace see, of the hosts without an exportTo: all hosts, or
+// the hosts of their own namespace.
 func (m Mesh) Shows(namespace string) (all, own bool) {
 	switch {
 	case len(m.ExportTo) == 0 || slices.Contains(m.ExportTo, exportToPublic):

@@ -114,8 +114,7 @@ func (s *HeadlessScope) UnmarshalText(text []byte) error {
 	return fmt.Errorf("want network or cluster, got %q", text)
 }
 
-// Unallocated reports whether the Service has no address yet. In a cluster the API server
-// allocates one.
+// Unallocated reports whether the Service has no address yet. In a cluster the API server allocates an address.
 func (s *Service) Unallocated() bool {
 	return s.ExternalName == "" && !s.Headless && len(s.ClusterIPs) == 0
 }

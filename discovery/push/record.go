@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// A record has the times of a session, since the service began; 0 means never. It is guarded by session.mu.
+// A record has the times of a session, counted from the start of the service; 0 means never. It is guarded by
+// session.mu.
 type record struct {
 	pushed, acked time.Duration
 	nack          nack // the last one

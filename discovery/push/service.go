@@ -29,8 +29,8 @@ const (
 	// has. catchUpPoll is the time between two checks whether the replica is behind.
 	catchUpWait = 30 * time.Second
 	catchUpPoll = 100 * time.Millisecond
-	// maxRejections is the number of rejected pushes that are logged at once. After that, one line a
-	// second is logged, because all agents reject a bad push.
+	// maxRejections is the number of rejected pushes that are logged without a pause. After that, one line a second is
+	// logged, because all agents reject a bad push.
 	maxRejections = 100
 )
 

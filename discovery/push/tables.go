@@ -91,7 +91,7 @@ func (t *tables) update(changes []hosts.Change, revision []byte, note func(hosts
 	return u, t.moveLocked(&c, woken)
 }
 
-// makeLocked makes what a change needs of many hosts: the new entries of bases and views, and new
+// makeLocked makes the parts of a change for which it looks at many hosts: the new entries of bases and views, and new
 // bases. Meanwhile it unlocks mu.
 func (t *tables) makeLocked(c *change) {
 	var some []func()
@@ -214,9 +214,9 @@ func (t *tables) followLocked(c *change) (woken []*session) {
 	return woken
 }
 
-// wakeLocked appends the sessions of a view that has changed to woken. before is the generation of the
-// view's previous change. A session at before or later has missed nothing until the current
-// generation, so its position moves to the generation right before the current one.
+// wakeLocked appends to woken the sessions of a view that has changed. before is the generation of the view's previous
+// change. A session at before or later has missed nothing until the current generation, so its position moves to the
+// generation right before the current one.
 func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*session {
 	now := t.elapsed()
 	for s := range v.sessions {
@@ -229,8 +229,8 @@ func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*ses
 	return woken
 }
 
-// moveLocked gives sessions the views that they have after a change. It appends the sessions that have got
-// another view to woken.
+// moveLocked gives sessions the views that they have after a change. It appends to woken the sessions that have got
+// another view.
 func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	moved := map[*session]*base{}
 	t.affectedLocked(c, func(s *session) {

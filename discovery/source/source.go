@@ -118,7 +118,7 @@ type Objects interface {
 
 // Status is the state of one resource.
 type Status struct {
-	Cluster  string `json:"cluster,omitempty"` // empty for the control plane's own one
+	Cluster  string `json:"cluster,omitempty"` // empty for the control plane's own cluster
 	Resource string `json:"resource"`
 	Objects  int    `json:"objects"`
 	// Synced is true if all objects were read once, or if the API server does not have the
@@ -144,7 +144,7 @@ func (s Status) Waiting() string {
 
 // ClustersConfig configures [Clusters].
 type ClustersConfig struct {
-	// Namespace holds the Secrets.
+	// Namespace is the namespace of the Secrets.
 	Namespace string
 	// RootNamespace is the namespace in each cluster whose label names the cluster's network.
 	RootNamespace string
@@ -171,7 +171,7 @@ type Clusters interface {
 	// Select sets the discovery selectors of the mesh, in the form of kubectl's --selector. Until then no
 	// object is read.
 	Select(selectors []string)
-	// Tokens returns the reviews of tokens by the API server of a cluster; nil if there is no such cluster.
+	// Tokens returns the tokens that the API server of a cluster reviews; nil if there is no such cluster.
 	Tokens(cluster string) *auth.Tokens
 }
 

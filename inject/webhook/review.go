@@ -24,7 +24,7 @@ const (
 	outcomeBusy    = "busy"
 )
 
-// maxName is the longest name or UID of an object; a pod's has at most 253 characters.
+// maxName is the longest name or UID of an object; a pod's name has at most 253 characters.
 const maxName = 253
 
 // maxReason is the longest reason in an answer, in bytes. A reason may quote what is in the pod.

@@ -51,7 +51,8 @@ const (
 	// bodyTimeout bounds how long a client takes to send a question, and writeTimeout to read an answer.
 	bodyTimeout, writeTimeout = 2 * time.Second, 5 * time.Second
 	// maxPods is the number of small questions whose pods are injected at a time, and maxLargePods
-	// the number of other questions. A small question needs up to 6 MiB, another one up to 70 MiB (TestFieldsCost).
+	// the number of other questions. A small question needs up to 6 MiB, any other question up to 70 MiB
+	// (TestFieldsCost).
 	maxPods, maxLargePods = 4, 1
 	// maxConns is the number of connections. An API server keeps 25 idle connections.
 	maxConns = 1000
