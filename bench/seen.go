@@ -17,8 +17,8 @@ import (
 // readerSettle is how long readers get to connect before a run.
 const readerSettle = time.Second
 
-// seenStates are the states of an agent whose queries are, or are not, read. The agent of the last state sends
-// dnstap.
+// seenStates are the states of an agent: without readers of its queries, and with them. The agent of the
+// last state sends dnstap.
 func seenStates() []seenState {
 	return []seenState{
 		{title: "no reader"},
@@ -39,7 +39,7 @@ type seenState struct {
 	tap     bool
 }
 
-// A seenBench measures what it costs to have queries read.
+// A seenBench measures the cost of readers of queries.
 type seenBench struct {
 	bench
 

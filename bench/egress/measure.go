@@ -234,8 +234,8 @@ func download(addr string, n int64) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-// besideDNS prints the 99th percentile of DNS while the agent carries nothing, and while it or another proxy carries
-// streams: the other proxy uses the same processors.
+// besideDNS prints the 99th percentile of the times of DNS queries while the agent carries nothing, and while it
+// or another proxy carries streams: the other proxy uses the same processors.
 func besideDNS(o options, proxies []*proxy) error {
 	times := map[string][]time.Duration{}
 	for range o.rounds {

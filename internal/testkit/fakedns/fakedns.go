@@ -149,8 +149,8 @@ func (s *Server) Handle(handler Handler, effects ...Effect) {
 }
 
 // Queries returns the queries since the start or the last Reset, in order, including
-// queries whose reply an effect has lost. It leaves out the probes of clients, localhost.
-// A and id.server. in class CH, because they can arrive at any time on a busy machine.
+// queries whose reply an effect has lost. It leaves out the probes of clients
+// (localhost. A, and id.server. in class CH), because they can arrive at any time on a busy machine.
 func (s *Server) Queries() []Query {
 	s.mu.Lock()
 	defer s.mu.Unlock()

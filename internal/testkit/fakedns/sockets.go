@@ -105,7 +105,7 @@ func (t *sockets) listenTCP(refuse bool) (err error) {
 // A descriptor is a file descriptor outside of the net package.
 type descriptor int
 
-// Close closes it.
+// Close closes the descriptor.
 func (d descriptor) Close() error { return unix.Close(int(d)) }
 
 // sockaddr returns addr in the form of system calls.

@@ -92,7 +92,7 @@ type API struct {
 	busiest  int                  // the most reviews in flight at a time
 	writes   map[string]int       // how often a request that writes had a status
 	held     int                  // how many more requests that write must come until the waiting ones go on
-	released chan struct{}        // closed when they go on; nil if none waits
+	released chan struct{}        // closed when waiting requests go on; nil if none waits
 	ahead    time.Duration        // how far the clock is ahead
 	required string               // token that requests must have; empty for none
 	versions map[string][]Version // of the groups of custom resources
@@ -218,7 +218,7 @@ func (a *API) Refuse(path string, status int) {
 	a.refused[path] = status
 }
 
-// SetClock makes the clock of the API server differ from the one of this machine.
+// SetClock makes the clock of the API server differ from the clock of this machine.
 func (a *API) SetClock(ahead time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
