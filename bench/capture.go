@@ -25,8 +25,8 @@ const (
 	// long ones.
 	captureTurns   = 10
 	captureQueries = 500
-	// settling is the number of queries before a turn that do not count, because agent and
-	// thread have slept.
+	// settling is the number of queries before a turn that do not count: agent and thread
+	// have slept before them.
 	settling = 50
 	// namespacesEnd is the time for the kernel to remove namespaces.
 	namespacesEnd = time.Second
@@ -49,8 +49,8 @@ func paths() []path {
 	}
 }
 
-// target returns the address that the client queries: the agent's, or one without a
-// nameserver, so that only redirected queries get an answer.
+// target returns the address that the client queries: the agent's address or, with rules,
+// an address without a nameserver, where only redirected queries get an answer.
 func (p path) target() netip.AddrPort {
 	if p.backend == "" {
 		return netip.AddrPortFrom(lab.Address(127, 1), agentPort)

@@ -29,8 +29,7 @@ const (
 )
 
 // installs measures the time to install the default rules in one backend: by apply, by
-// iptables-restore with the text of apply, and rule by rule. Each starts in an empty
-// namespace.
+// iptables-restore with the text of apply, and rule by rule. Each way starts in an empty namespace.
 func (b *captureBench) installs(ctx context.Context, round int) error {
 	for _, p := range b.paths {
 		if p.backend == "" {
@@ -81,7 +80,8 @@ func (b *captureBench) apply(ctx context.Context, p path) (time.Duration, error)
 	return time.Since(began), err
 }
 
-// choose makes nametap use the backend of a path in this namespace: the backend of another program's chain.
+// choose makes nametap use the backend of a path in this namespace, by a chain of another program in this
+// backend.
 func (b *captureBench) choose(ctx context.Context, p path) error {
 	for _, tool := range []string{"iptables-", "ip6tables-"} {
 		if _, err := b.tool(ctx, "", tool+p.backend, "-w", "5", "-N", "OTHER"); err != nil {
@@ -195,8 +195,8 @@ func words(line string) []string {
 	return all
 }
 
-// tool runs a command with text as its input. The command has no environment variables, and
-// no other program holds the lock that it takes.
+// tool runs a command with text as its input. Of the environment, the command gets only PATH. No other
+// program holds the lock that it takes.
 func (b *captureBench) tool(ctx context.Context, text string, argv ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.lab.Dir, "XTABLES_LOCKFILE=" + b.lab.Path("xtables.lock")}

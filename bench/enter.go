@@ -16,8 +16,8 @@ import (
 )
 
 // enter runs this command again with argv, in new network and mount namespaces. In these,
-// nameservers can use port 53, and programs read the experiment's /etc/resolv.conf. If the
-// user is not root, it is root in a new user namespace. Binaries are built before, because
+// nameservers can use port 53, and programs read the experiment's /etc/resolv.conf. A user
+// other than root is root in a new user namespace. Binaries are built before, because
 // building needs the network.
 func enter(ctx context.Context, o options, argv []string) (err error) {
 	dir, err := os.MkdirTemp("", "nametap-bench-")

@@ -41,8 +41,7 @@ type faultResult struct {
 }
 
 // faultLatencies measures how long forwarded queries take while nameservers have a fault.
-// Each fault and round starts the server again, so that it has no history of the
-// nameservers.
+// Each fault and round starts the server again: it then has no history of the nameservers.
 func (e *experiments) faultLatencies(ctx context.Context) error {
 	first, second, stop, err := e.twoNameservers()
 	if err != nil {

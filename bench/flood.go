@@ -31,7 +31,7 @@ const (
 	probeInterval = 50 * time.Millisecond
 )
 
-// slowFlood is the duration of a flood from which on the report has a note.
+// slowFlood is the longest duration of a flood without a note in the report.
 const slowFlood = floodSeconds * time.Second * 5 / 4
 
 // Names of the figures of a flood.
@@ -164,8 +164,8 @@ func flood(ctx context.Context, addr netip.AddrPort) error {
 	return nil
 }
 
-// recovery returns the time until a forwarded query is answered, sending one for a new name
-// every probeInterval. It returns patience if there is no answer.
+// recovery returns the time until a forwarded query is answered. It sends a query for a new
+// name every probeInterval, and returns lab.Patience if there is no answer.
 func recovery(ctx context.Context, addr netip.AddrPort) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, lab.Patience)
 	defer cancel()

@@ -34,7 +34,7 @@ type forwardBench struct {
 
 	// pinned and free are the instances of each server.
 	pinned, free map[string]lab.Instance
-	// series counts the files with names, so that no name is queried twice.
+	// series counts the files with names: no name is queried twice.
 	series int
 }
 
@@ -48,7 +48,7 @@ func (e *experiments) forwardCosts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The nameserver shares dnsperf's processor, so that the forwarder has the other one
+	// The nameserver shares dnsperf's processor, so the forwarder has the other processor
 	// for itself.
 	nameserver, err := e.lab.Start(ctx, lab.Command{
 		Name: "nameserver", Argv: []string{binary, lab.Port53(lab.FirstServer()).String(), "192.0.2.1"}, Core: lab.ClientCore,

@@ -151,7 +151,7 @@ func startCounter(addr, target netip.AddrPort) (*counter, error) {
 	return c, nil
 }
 
-// close stops it.
+// close stops the counter.
 func (c *counter) close() {
 	_ = c.conn.Close()
 	c.running.Wait()

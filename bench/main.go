@@ -1,8 +1,8 @@
 // Command bench measures what an answer of the agent costs, and compares it with other
 // servers that answer the same names. README.md explains the method and each figure.
 //
-// This package has the measurements and their tables; what they measure with is in lab, and
-// figures, tables and charts are in report.
+// This package has the measurements and their tables. Package lab has the tools of
+// measurements, and package report has figures, tables and charts.
 package main
 
 import (

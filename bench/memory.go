@@ -76,7 +76,7 @@ func measureMemory(ctx context.Context, o options, r *results) (err error) {
 	return nil
 }
 
-// A memoryStep is pushes of tables in files, which take turns.
+// A memoryStep pushes the tables in files, which take turns.
 type memoryStep struct {
 	name  string
 	files []string

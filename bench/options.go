@@ -97,8 +97,8 @@ func (o options) experiments() bool {
 	return o.forward || o.faults || o.flood || o.replay || o.getaddrinfo || o.capture
 }
 
-// wants reports whether a server is selected. The echo always is, because the others are
-// compared with it.
+// wants reports whether a server is selected. The echo is always selected, because the
+// other servers are compared with it.
 func (o options) wants(peer string) bool {
 	return o.peers == nil || slices.Contains(o.peers, peer) || peer == lab.EchoName
 }

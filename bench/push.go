@@ -53,8 +53,8 @@ type pushBench struct {
 	results  *pushResults
 	notes    *results
 	progress io.Writer
-	// base, one and all are files with tables: the lab's, one with another address for one
-	// host, and one with other addresses for all hosts.
+	// base, one and all are files with tables: the lab's table, a table with another
+	// address for one host, and a table with other addresses for all hosts.
 	base, one, all string
 }
 
@@ -99,7 +99,7 @@ type client struct {
 
 	control *lab.Control
 	round   int
-	// suffix is the suffix of the names of its figures.
+	// suffix is the suffix of the names of the client's figures.
 	suffix string
 }
 
@@ -216,7 +216,7 @@ func (b *pushBench) latencies(ctx context.Context, c client) error {
 		{oneP99, []string{b.one, b.base}},
 		{allP99, []string{b.all, b.base}},
 	}
-	// Each round starts with another one.
+	// Each round starts with another run.
 	for k := range runs {
 		r := runs[(k+c.round)%len(runs)]
 		t, err := b.underPushes(ctx, c.control, l, r.files)

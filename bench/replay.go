@@ -187,7 +187,7 @@ func compareReplies(ctx context.Context, addr netip.AddrPort, q dns.Question) er
 }
 
 // difference compares two replies, except for ID, order and compression. TTLs may be lower
-// in ours, the agent's reply; one second is rounding.
+// in ours, the agent's reply, and a second higher, by rounding.
 func difference(ours, theirs *dns.Msg) error {
 	a, b := ours.MsgHdr, theirs.MsgHdr
 	a.Id, b.Id = 0, 0

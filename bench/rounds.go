@@ -14,7 +14,7 @@ const (
 	latencyRate = 2000
 )
 
-// attempts is the number of attempts of a run that does not count.
+// attempts is how often a run is tried until it counts.
 const attempts = 3
 
 // Names of figures; the processor time of a mix is mixFigure.
@@ -44,7 +44,7 @@ type bench struct {
 }
 
 // startServers starts the selected servers. It leaves out a server that does not start,
-// with a note in progress and results, except for the agent, whose failure is an error.
+// with a note in progress and results. A failure of the agent or of the echo is an error.
 func (b *bench) startServers(ctx context.Context) error {
 	for _, p := range lab.Peers() {
 		if !b.wants(p.Name) {

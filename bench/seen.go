@@ -17,7 +17,8 @@ import (
 // readerSettle is how long readers get to connect before a run.
 const readerSettle = time.Second
 
-// seenStates are the states of an agent whose queries are, or are not, read. The agent of the last one sends dnstap.
+// seenStates are the states of an agent: without readers of its queries, and with them. The agent of the
+// last state sends dnstap.
 func seenStates() []seenState {
 	return []seenState{
 		{title: "no reader"},
@@ -38,7 +39,7 @@ type seenState struct {
 	tap     bool
 }
 
-// A seenBench measures what it costs to have queries read.
+// A seenBench measures the cost of readers of queries.
 type seenBench struct {
 	bench
 
@@ -146,7 +147,7 @@ func (b *seenBench) read(ctx context.Context, s seenState, status netip.AddrPort
 	var readers []*lab.Process
 	stop = func() {
 		for _, p := range readers {
-			_ = syscall.Kill(p.Pid, syscall.SIGCONT) // or it does not take the signal that ends it
+			_ = syscall.Kill(p.Pid, syscall.SIGCONT) // a stopped process does not take the signal that ends it
 			b.lab.Stop(p)
 		}
 	}

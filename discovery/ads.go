@@ -33,24 +33,24 @@ const (
 	connectTimeout = 10 * time.Second
 	// maxStreamsPerConn bounds the streams of one connection; an agent opens one.
 	maxStreamsPerConn = 16
-	// idleConn is when a connection without a stream is closed.
+	// idleConn is the time after which a connection without a stream is closed.
 	idleConn = time.Minute
 	// ageGrace is how long the streams of an old connection may continue after its client
 	// was asked to connect again. The client keeps its table meanwhile.
 	ageGrace = 10 * time.Second
 	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. Requests and most
-	// responses are short. gRPC takes twice writeBuffer for each connection to which it writes. When a host has
-	// changed, these are all connections.
+	// responses are short. gRPC takes twice writeBuffer for each connection to which it writes: after the change of a
+	// host, for all connections.
 	readBuffer, writeBuffer = 1 << 10, 2 << 10
-	// window is how many bytes a client may send on a stream, and on a connection, before the server has read them. It is
-	// fixed, because gRPC would otherwise measure the bandwidth with a PING after each request.
+	// window is how many bytes a client may send on a stream, and on a connection, before the server has read them. The
+	// size is fixed: otherwise gRPC would measure the bandwidth with a PING after each request.
 	window = 1 << 16
-	// maxHeaders bounds the headers of a stream, in bytes. The longest one is the token, of about 1 KiB.
+	// maxHeaders bounds the headers of a stream, in bytes. The longest header is the token, of about 1 KiB.
 	maxHeaders = 8 << 10
-	// maxUnread bounds the bytes that unread requests need. The requests of 9,000 agents that connect at once are within
-	// it.
+	// maxUnread bounds the bytes that unread requests need. The requests of 9,000 agents that connect at once need
+	// less.
 	maxUnread = 32 << 20
-	// maxRefusals is the number of refused clients that are logged at once.
+	// maxRefusals is the number of refused clients that are logged without a pause.
 	maxRefusals = 100
 )
 
@@ -62,8 +62,8 @@ type adsServer struct {
 	tls        *auth.Server   // nil without TLS
 	refusals   rate.Sometimes // logs clients that are refused
 
-	places *intake.Places // of streams
-	unread *intake.Budget // for requests that were not read
+	places *intake.Places // bounds the streams
+	unread *intake.Budget // bounds the requests that were not read
 	memory *memoryLimit
 }
 
@@ -101,10 +101,10 @@ func newIdentities(cfg Config) (*auth.Clients, error) {
 
 // An adsPort is an address on which ADS is served.
 type adsPort struct {
-	flag     string // that sets the address
-	addr     string // as configured; ADS is not served on an empty one
+	flag     string // the flag that sets the address
+	addr     string // as configured; empty if ADS is not served here
 	listener net.Listener
-	clients  *auth.Clients // the clients that may connect; nil lets everyone, without TLS
+	clients  *auth.Clients // the clients that may connect; nil admits everyone, without TLS
 }
 
 // listen opens the listeners of the configured addresses.
@@ -142,7 +142,7 @@ func (p *adsPort) failed(err error) error {
 	return fmt.Errorf("serving ADS on %s (%s): %w", p.addr, p.flag, err)
 }
 
-// serve serves on all ports until ctx ends or one of them fails, and returns when their streams have ended.
+// serve serves ADS on all ports until ctx ends or a port fails. It returns when all streams have ended.
 func (s *adsServer) serve(ctx context.Context, ports []*adsPort) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, p := range ports {
@@ -183,8 +183,8 @@ func stop(srv *grpc.Server) {
 	srv.GracefulStop()
 }
 
-// serverOptions returns options that bound what clients can occupy, and that end
-// connections from time to time, so that clients spread over replicas.
+// serverOptions returns options that bound the resources that clients can occupy. The options also end connections from
+// time to time, which spreads clients over replicas.
 func (s *adsServer) serverOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		// Clients ping every 30 s or more often. With gRPC's default limit, one ping in 5
@@ -192,8 +192,7 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: 30 * time.Second, Timeout: 10 * time.Second,
-			// gRPC varies this by a tenth, so that clients that connected together do not
-			// reconnect together.
+			// gRPC varies this by a tenth: clients that connected together do not reconnect together.
 			MaxConnectionAge: s.cfg.MaxConnectionAge, MaxConnectionAgeGrace: ageGrace,
 			MaxConnectionIdle: idleConn,
 		}),
@@ -210,10 +209,10 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 	}
 }
 
-// admit returns an interceptor that refuses a client for which there is no place, or that may not connect. clients are
-// the clients that may; nil lets everyone. The context of the stream gets the identity that a client has proven. It ends
-// with the token or certificate that proves the identity, and so does the stream: the client connects again with the
-// next one.
+// admit returns an interceptor that refuses a client if there is no place for it, or if it is not one of clients; nil
+// admits everyone. The context of the stream gets the identity that the client has proven. When the token or
+// certificate that proves the identity ends, the stream ends, and the client connects again with the next token or
+// certificate.
 func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx := stream.Context()
@@ -282,8 +281,9 @@ func (s *adsServer) checkNode(ctx context.Context, node *corev3.Node, namespace 
 	return err
 }
 
-// refused counts and logs a client that may not connect. The client logs the refusal, too, but the operator of this server
-// may not see that log. After maxRefusals lines, one line a second is logged: every client can cause them.
+// refused counts and logs a client that may not connect. The client logs the refusal, too, but the operator of this
+// server may have no access to that log. After maxRefusals lines, one line a second is logged: every client can cause
+// such lines.
 func (s *adsServer) refused(ctx context.Context, err error) {
 	s.push.Refused()
 	s.logRefusal(ctx, err)
@@ -306,11 +306,11 @@ func (s *adsServer) logRefusal(ctx context.Context, err error) {
 	})
 }
 
-// closedForUnread counts and logs a connection that was closed because of the requests that it holds.
+// closedForUnread counts and logs a connection that was closed because of its unread requests.
 func (s *adsServer) closedForUnread(client net.Addr) {
 	s.push.Unread()
 	s.refusals.Do(func() {
-		s.cfg.Logger.Warn("a client's connection is closed: of all addresses, its own holds most of the requests that have arrived in part, and together they are too many",
+		s.cfg.Logger.Warn("a client's connection is closed: too many requests have arrived in part, and the client's address holds most of them",
 			"client", client.String(), "bytes", maxUnread)
 	})
 }

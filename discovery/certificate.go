@@ -40,7 +40,7 @@ func newCertificate(cfg Config) (c certificate, err error) {
 }
 
 // await starts to follow the Secret, if there is one, and waits until it has a certificate or
-// ctx ends. Before that nothing is served, so that the server is not ready.
+// ctx ends. Before that, nothing is served, and the server is not ready.
 func (c certificate) await(ctx context.Context, group *errgroup.Group) {
 	if c.secret == nil {
 		return

@@ -47,27 +47,28 @@ type Config struct {
 	TLS auth.Files
 	// TLSSecret is the Secret with the server's certificate. nil means that the certificate is in files.
 	TLSSecret *TLSSecret
-	// Certificate is true if the caller, too, serves something with the certificate of the server.
+	// Certificate is true if the caller has a listener of its own that needs the certificate of the server.
 	Certificate bool
 	// TokenAudience is the audience of clients' tokens, which the Kubernetes API reviews; ""
 	// means "istio-ca".
 	TokenAudience string
 	// TrustDomain is the domain of clients' certificates; "" means ClusterDomain.
 	TrustDomain string
-	// ClusterID is the only cluster that clients may claim; "" means that they may claim any.
+	// ClusterID is the name of the own cluster. A client whose token is of the own cluster may claim no other cluster;
+	// "" means that it may claim any name.
 	ClusterID string
-	// Lease names the Lease whose holder writes automatic VIPs to the status of ServiceEntries, so that all
-	// replicas give a host the same VIP. The zero value means that no VIPs are written.
+	// Lease names the Lease whose holder writes automatic VIPs to the status of ServiceEntries: all replicas then give
+	// a host the same VIP. The zero value means that no VIPs are written.
 	Lease source.Name
 	// Identity names this replica in the Lease, and in the state of clients; "" means the name of the machine.
 	Identity string
 	// ClusterDomain is the domain of Services; "" means "cluster.local".
 	ClusterDomain string
-	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh, at the API server,
-	// and of the default Sidecar if these settings name no other; "" means "istio-system".
+	// RootNamespace is the namespace at the API server whose ConfigMap has the settings of the mesh. It also has the
+	// default Sidecar, unless these settings name another namespace. "" means "istio-system".
 	RootNamespace string
-	// ClustersNamespace is the namespace, at the API server, of the Secrets with kubeconfigs of other
-	// clusters, whose hosts are served, too. "" means that there are none.
+	// ClustersNamespace is the namespace at the API server whose Secrets have the kubeconfigs of other clusters. The
+	// hosts of these clusters are served, too. "" means that there are no other clusters.
 	ClustersNamespace string
 	// ClusterTimeout is how long another cluster that cannot be read keeps the server from being
 	// ready. 0 means 20 s.
@@ -78,16 +79,15 @@ type Config struct {
 	AllowEmpty bool
 	// StateDir is the directory in which automatic VIPs and the last good form of all
 	// objects are saved. It is created if it does not exist. "" keeps both in memory: after
-	// a restart, hosts that prefer the same VIP may exchange it, and a broken object has no
-	// last good form.
+	// a restart, hosts that prefer the same VIP may exchange their VIPs, and a broken object has no last good form.
 	StateDir string
 	// Debounce is how long changes are collected before they are served. Two reads of the directory with Debounce
 	// between them must find the same files; during continuous edits, the tenth read is used. 0 means 30 ms.
 	Debounce time.Duration
 	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
 	MaxClients int
-	// MaxClientsPerAddress bounds the connections, and the streams, of clients at one IP address at a time, and how
-	// many of each may begin within a minute. 0 means 250.
+	// MaxClientsPerAddress bounds the open connections and the open streams of clients at one IP address, and how many
+	// of each may begin within a minute. 0 means 250.
 	MaxClientsPerAddress int
 	// MemoryLimit is the number of bytes that the process may use. Clients are refused while it uses nearly all of them.
 	// 0 means that there is no limit.

@@ -4,11 +4,11 @@
 //
 // To follow an object:
 //
-//  1. A source (package source) follows objects, and package decode decodes each kind of them
-//     (package object): package files follows a directory, package kube the Kubernetes API, and
-//     package clusters other clusters.
+//  1. A source (package source) follows objects: package files follows a directory, package kube the
+//     Kubernetes API, and package clusters other clusters. Package decode decodes each kind of object
+//     (package object).
 //  2. [Server] waits until a source has changed, reads all sources, and serves the changes. It serves
-//     no table before each source is complete.
+//     no table before all sources are complete.
 //  3. Package hosts turns changed objects into claims (this host has these addresses, according
 //     to that namespace), claims into hosts with automatic VIPs, and hosts into entries of tables.
 //  4. Package push sends each client its table, and then the changes of its table. Package auth
@@ -28,6 +28,6 @@
 //	metrics.go      the metrics
 //	config.go       the settings
 //
-// What a client sees depends on its node: its namespace (exportTo), its address families,
-// and whether it asks for automatic VIPs (DNS_AUTO_ALLOCATE).
+// The table of a client depends on the client's namespace (exportTo), its address families, and
+// whether it asks for automatic VIPs (DNS_AUTO_ALLOCATE).
 package discovery

@@ -24,7 +24,7 @@ const (
 	readTimeout = 30 * time.Second
 )
 
-// inputs are the configured sources. If sources have the same object, the first source's is used.
+// inputs are the configured sources. If several sources have the same object, the object of the first source is used.
 type inputs struct {
 	all      []*input
 	kube     source.Objects    // nil without the Kubernetes API
@@ -72,7 +72,7 @@ func newInputs(cfg Config, state *statedir.Dir, result func(step string, err err
 	return in, nil
 }
 
-// defaultClusterID is what agents call their cluster by default.
+// defaultClusterID is the name that agents give their cluster by default.
 const defaultClusterID = "Kubernetes"
 
 // newClusters makes the other clusters.
@@ -95,7 +95,7 @@ func (in *inputs) run(ctx context.Context) {
 	running.Wait()
 }
 
-// collect reads the sources, and returns one reading of them all. It has the changes that were not served yet.
+// collect reads the sources, and returns one reading of them all. The reading has the changes that were not served yet.
 func (in *inputs) collect() source.Reading {
 	all := source.Reading{Read: true}
 	for i, one := range in.all {
@@ -150,7 +150,8 @@ func (in *inputs) served() {
 	}
 }
 
-// number returns the number of a source. If sources have the same object, the object of the lowest number is used.
+// number returns the number of a source. If sources have the same object, the object of the source with the lowest
+// number is used.
 func (in *inputs) number(of source.Source) int {
 	return slices.IndexFunc(in.all, func(one *input) bool { return one.Source == of })
 }
@@ -164,7 +165,7 @@ func (in *inputs) names() []string {
 	return names
 }
 
-// An input is a source and its last reading. The Changes of the reading are all that were not served yet.
+// An input is a source and its last reading. The Changes of the reading are all changes that were not served yet.
 type input struct {
 	source.Source
 	last source.Reading

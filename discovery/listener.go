@@ -9,18 +9,18 @@ import (
 	"github.com/nametap/nametap/discovery/intake"
 )
 
-// spareConns is how many connections there may be beyond MaxClients: some connections have no stream yet, or not any
-// more.
+// spareConns is how many connections there may be beyond MaxClients: some connections have no stream yet, or no longer
+// have one.
 const spareConns = 1000
 
-// A boundedListener closes connections as soon as they are accepted if there are too many, or too little memory is free.
+// A boundedListener closes a new connection at once if there are too many connections, or too little memory is free.
 type boundedListener struct {
 	net.Listener
-	max       int64 // of all
+	max       int64 // bounds open
 	open      atomic.Int64
 	addresses *intake.Group[netip.Addr]
-	over      func()      // called for each connection that is closed
-	full      func() bool // whether there is no memory for another one
+	over      func()      // called for each connection that is closed because there are too many
+	full      func() bool // reports whether there is no memory for another connection
 }
 
 // Accept returns the next connection that is within the bounds.
@@ -57,7 +57,7 @@ const socketBuffer = 64 << 10
 // boundBuffers bounds the buffers of the kernel for a connection.
 func boundBuffers(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetReadBuffer(socketBuffer) // they fail only if the connection has ended
+		_ = tcp.SetReadBuffer(socketBuffer) // both calls fail only if the connection has ended
 		_ = tcp.SetWriteBuffer(socketBuffer)
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 const (
 	// streamShare is the part of the memory limit, in percent, beyond which streams are refused, and connShare the part
-	// beyond which connections are closed as soon as they are accepted. The client of a stream gets the reason.
+	// beyond which connections are closed as soon as they are accepted. The client of a refused stream gets the reason.
 	streamShare, connShare = 90, 100
 	// tableShare is the part beyond which the server makes no more large tables that only some namespaces see, as with a
 	// Sidecar. A client that does not read holds its table, and a tenant may have many such clients. The rest of the memory
@@ -25,8 +25,9 @@ const (
 	collectEvery = 5 * time.Second
 )
 
-// memoryLimit refuses clients while the process uses nearly all of its memory. Otherwise the kernel would kill it, and
-// end the streams of all clients. A client that is refused keeps its table, and tries again, or another replica.
+// memoryLimit refuses clients while the process uses nearly all of its memory. Otherwise the kernel would kill the
+// process, which ends the streams of all clients. A client that is refused keeps its table, and tries again, or another
+// replica.
 type memoryLimit struct {
 	bytes   int64 // 0 for none
 	refused func()
@@ -41,7 +42,7 @@ func newMemoryLimit(bytes int64, refused func(), log *slog.Logger) *memoryLimit 
 	return &memoryLimit{bytes: bytes, refused: refused, log: log, lines: rate.Sometimes{Interval: time.Minute}}
 }
 
-// check returns an error, and counts it, if more than share percent of the limit is in use.
+// check returns and counts an error if more than share percent of the limit is in use.
 func (m *memoryLimit) check(share int64) error {
 	most := m.bytes / 100 * share
 	if m.bytes <= 0 || memoryUsed() <= most {
@@ -77,7 +78,7 @@ func (m *memoryLimit) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamSe
 	return handler(srv, stream)
 }
 
-// memoryUsed returns the bytes that Go has from the kernel, without the bytes that are free. It takes
+// memoryUsed returns the number of bytes that Go has from the kernel, except for the free bytes. The call takes
 // microseconds.
 func memoryUsed() int64 {
 	samples := []runtimemetrics.Sample{

@@ -24,7 +24,7 @@ type metrics struct {
 	failures *prometheus.CounterVec
 }
 
-// newMetrics registers the metrics, and others.
+// newMetrics returns the metrics. Unless reg is nil, it registers them and others.
 func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*metrics, error) {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help})
@@ -125,7 +125,7 @@ func newLeaseMetric(holds func() bool) prometheus.Collector {
 	}, func() float64 { return oneIf(holds()) })
 }
 
-// oneIf returns 1 if is is true, otherwise 0.
+// oneIf returns 1 for true, and 0 for false.
 func oneIf(is bool) float64 {
 	if is {
 		return 1

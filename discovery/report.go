@@ -13,8 +13,8 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-// stepSave is saving the automatic VIPs. The other values of the label "step" of the failure metric
-// name a step of a source.
+// stepSave is the step that saves the automatic VIPs. The other values of the label "step" of the failure metric are
+// steps of sources.
 const stepSave = "save"
 
 // tellEvery bounds how often the log gets another reason why the server is not ready.
@@ -34,7 +34,7 @@ type report struct {
 	errs    []object.Error
 	waiting string         // why the server is not ready; "" once it is
 	told    string         // the last value of waiting that was logged
-	telling rate.Sometimes // logs waiting: its text may have another port every second
+	telling rate.Sometimes // limits the lines about waiting: its text may have another port every second
 	heard   source.Heard   // the state of the API server that the served tables include
 	lines   *rate.Limiter  // limits lines about objects
 	beyond  rate.Sometimes // logs that there are more lines than lines permits
@@ -79,7 +79,7 @@ func failureMessage(step string) string {
 	return "cannot save the objects of a cluster"
 }
 
-// setWaiting records why the server is not ready, and logs it if it has changed.
+// setWaiting records why the server is not ready, and logs the reason if it has changed.
 func (r *report) setWaiting(why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,11 +121,11 @@ func (r *report) errors() []object.Error {
 	return slices.Clone(r.errs)
 }
 
-// logLine logs a line about an object. It reports false if there are too many.
+// logLine logs a line about an object. It reports false if there are too many lines.
 func (r *report) logLine(log func()) bool {
 	if !r.lines.Allow() {
 		r.beyond.Do(func() {
-			r.out.Warn("more is wrong with objects than the log has lines for: see /debug/errors, and metrics such as nametap_discovery_vips_exhausted")
+			r.out.Warn("there are too many lines about objects to log them all: see /debug/errors, and metrics such as nametap_discovery_vips_exhausted")
 		})
 		return false
 	}
@@ -133,8 +133,8 @@ func (r *report) logLine(log func()) bool {
 	return true
 }
 
-// log logs what is new in a reading, and in the update that follows from it. A document that stays broken is logged once,
-// and again if it was repaired and breaks again.
+// log logs what is new in a reading, and in the update that follows from it. A document that stays broken is logged
+// once. If it was repaired and breaks again, it is logged again.
 func (r *report) log(all source.Reading, u hosts.Update) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -122,7 +122,7 @@ func (s *Server) Resources() []source.Status {
 	return all
 }
 
-// Certificate returns the certificate of the server, so that the caller can serve with it, too. It has the form of
+// Certificate returns the certificate of the server, for a listener of the caller. It has the form of
 // [tls.Config.GetCertificate].
 func (s *Server) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return s.certificate.server.Certificate(hello)
@@ -158,13 +158,13 @@ func (s *Server) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// checkEvery is how often sources are read without a change while the server is not ready, because the reason may
+// checkEvery is how often the sources are read while the server is not ready, even without a change: the reason may
 // change. It is also the time between two tries to save VIPs.
 const checkEvery = time.Second
 
 // follow serves the changes of the sources until ctx ends. One build serves all changes that come within
-// Config.Debounce. If a build takes longer than that, the pause before the next one is as long as the build, which leaves
-// half of the time to the streams.
+// Config.Debounce. If a build takes longer than that, the pause after it is as long as the build, which leaves half of
+// the time to the streams.
 func (s *Server) follow(ctx context.Context) {
 	timer, took := time.NewTimer(checkEvery), time.Duration(0)
 	defer timer.Stop()
@@ -204,7 +204,7 @@ func (s *Server) publish(all source.Reading) {
 	if all.Read {
 		defer s.inputs.readOnce()
 	}
-	s.setErrors(all.Errors) // before a client shows that the reading is in use
+	s.setErrors(all.Errors) // before a client gets a table of this reading
 	if !s.isServing() && all.Waiting != "" {
 		s.log(all, hosts.Update{})
 		s.waitFor(all.Waiting)
@@ -219,7 +219,7 @@ func (s *Server) publish(all source.Reading) {
 	s.inputs.served()
 	s.push.SetMissing(all.Missing)
 	if slices.ContainsFunc(all.Changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {
-		chans.Wake(s.writeVIPs) // a status may have to change although no host has
+		chans.Wake(s.writeVIPs) // a status may have to change although no host has changed
 	}
 	s.setHeard(all.Heard)
 	if !s.isServing() {
@@ -229,14 +229,14 @@ func (s *Server) publish(all source.Reading) {
 	}
 }
 
-// waitFor sets why no table is served; empty if tables are.
+// waitFor sets the reason why no table is served; empty if tables are served.
 func (s *Server) waitFor(why string) {
 	s.push.WaitFor(why)
 	s.setWaiting(why)
 }
 
 // setMissing sets which clusters are missing. A cluster is missing until its objects are applied. So while changes are
-// applied, clusters that were missing before, or will be missing, count as missing.
+// applied, clusters that were missing before, or will be missing afterwards, count as missing.
 func (s *Server) setMissing(missing map[string]string) {
 	either := map[string]string{}
 	maps.Copy(either, missing)
@@ -245,19 +245,19 @@ func (s *Server) setMissing(missing map[string]string) {
 	s.inputs.missing = missing
 }
 
-// saveVIPs saves the VIPs before any client sees them, so that a crash does not lose them. If that fails, for
+// saveVIPs saves the VIPs before a client sees them: a crash loses no VIP that a client has seen. If saving fails, for
 // example because the disk is full, the VIPs are served all the same, and follow tries again.
 func (s *Server) saveVIPs(u hosts.Update) {
 	s.vips.unsaved = s.vips.unsaved || u.VIPs
 	s.result(stepSave, s.vips.save())
 }
 
-// lag is how long a replica may normally be behind another one, because events reach them at different times.
+// lag is how long a replica may normally be behind another one: events reach replicas at different times.
 const lag = time.Second
 
-// behind reports whether the served tables are older than revision, which was known at the time known. If they are, it
-// makes follow apply everything that the API server has sent, even if no object has changed. If the API server has not
-// sent enough, behind lists the resources again.
+// behind reports whether the served tables are older than revision, which was known at the time known. If they are
+// older, it makes follow apply everything that the API server has sent, even if no object has changed. If the API
+// server has not sent enough within lag, behind lists the resources again.
 func (s *Server) behind(revision []byte, known time.Time) bool {
 	r := source.ParseRevision(revision)
 	s.mu.Lock()
@@ -291,7 +291,7 @@ func (s *Server) newWriter() (source.Writer, error) {
 	})
 }
 
-// runWriter writes automatic VIPs, once all objects are known, until ctx ends.
+// runWriter waits until all objects are known, and then writes automatic VIPs until ctx ends.
 func (s *Server) runWriter(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	lockName = "nametap-discovery.lock" // of the state directory
+	lockName = "nametap-discovery.lock" // in the state directory
 	// The file of automatic VIPs in the state directory.
 	vipsFile   = "vips.json"
 	vipsFormat = "nametap-vips/1"
@@ -79,7 +79,7 @@ func (v *vips) read(load func(name, format string, decode func(json.RawMessage) 
 	return fmt.Errorf("%w (--state-dir): %w", ErrVIPs, err)
 }
 
-// save saves the VIPs if the file is older.
+// save saves the VIPs if the file is older than they are.
 func (v *vips) save() error {
 	v.unsaved = v.unsaved && v.dir != nil
 	if !v.unsaved {

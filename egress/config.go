@@ -30,15 +30,16 @@ type Config struct {
 	// Addr is the host:port to listen on: localhost for 127.0.0.1 and ::1, an IP address, or no host
 	// for all addresses.
 	Addr string
-	// Sockets are listening TCP sockets on the port of Addr that another process holds. New uses them instead of
-	// opening its own, and closes the files.
+	// Sockets are listening TCP sockets that another process holds, on the port of Addr. New uses them instead of
+	// opening sockets, and closes the files.
 	Sockets []*os.File
-	// OpenOthers makes New also open the listeners of Addr that are not among Sockets. By default, New opens none
-	// if there are Sockets: the process that holds them decides.
+	// OpenOthers makes New also open the listeners of Addr that are not among Sockets. Otherwise, if there are
+	// Sockets, New opens no listener: the process that holds them decides.
 	OpenOthers bool
-	// Opened is called with the addresses of all open listeners when one is opened after New. It may be nil.
+	// Opened is called with the addresses of all open listeners when a listener is opened after New. It may be
+	// nil.
 	Opened func([]netip.AddrPort)
-	// Store is called with each listener that the server opens, so that the caller can keep its socket for the
+	// Store is called with each listener that the server opens. The caller can keep the listener's socket for the
 	// next process. It may be nil.
 	Store func(net.Listener)
 	// Table returns the current table.
@@ -47,7 +48,7 @@ type Config struct {
 	// ten seconds.
 	Synced <-chan struct{}
 	// Resolve returns the addresses that nameservers have for a name, in any order. err says why there are none.
-	// If onlyCached is true, Resolve does not wait: known is false if it would have to.
+	// If onlyCached is true, Resolve does not wait: known is false if it would have to wait.
 	Resolve func(ctx context.Context, name string, f family.Family, onlyCached bool) (addrs []netip.Addr, known bool, err error)
 	// OwnPorts are the ports on which the agent itself listens. They are not dialled at addresses of
 	// this host.

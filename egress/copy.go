@@ -12,12 +12,12 @@ import (
 
 const (
 	// bufferSize is how many bytes a direction reads at a time, unless it is busy. A direction is busy if its last
-	// read had as many bytes or more.
+	// read had bufferSize bytes or more.
 	bufferSize = 16 << 10
-	// chunkSize is how many bytes a direction moves before it is another connection's turn. A busy direction moves
-	// them at once, through a pipe of that size within the kernel. With larger chunks, copying takes less
-	// processor time, but queries wait longer, because the kernel does not interrupt a system call that copies.
-	// maxPipes bounds the number of pipes.
+	// chunkSize is how many bytes a direction moves before another connection has its turn. A busy direction moves
+	// them at once, through a pipe of that size within the kernel. With larger chunks, copying takes less processor
+	// time, but queries wait longer, because the kernel does not interrupt a system call that copies. maxPipes bounds
+	// the number of pipes.
 	chunkSize = 128 << 10
 	maxPipes  = 32
 )
@@ -27,7 +27,7 @@ type copier struct {
 	*loop
 
 	buffer [bufferSize]byte
-	pipes  []*pipe // empty ones, to be used again
+	pipes  []*pipe // empty pipes, to be used again
 	made   int     // number of pipes that exist
 }
 
@@ -116,7 +116,7 @@ func (p *pair) move() {
 		p.again = append(p.again, p.moveQueued)
 	case again:
 	case p.client.failed && !p.down.over, p.host.failed && p.down.over:
-		// What the host sent before its reset is passed on first.
+		// The client first gets what the host sent before its reset.
 		p.abort()
 	}
 }
@@ -148,8 +148,8 @@ func (p *pair) run(d, other *direction) (again bool) {
 	return false
 }
 
-// end ends direction d because of err. At io.EOF it passes the end of the data on. After another error it resets
-// both connections, unless the other direction still has to pass on what the destination sent.
+// end ends direction d because of err. At io.EOF it also ends the data to the destination. After another error it
+// resets both connections, unless the other direction still has to move what the destination sent.
 func (p *pair) end(d, other *direction, err error) {
 	d.over, p.last = true, p.now
 	if errors.Is(err, io.EOF) && !d.from.failed { // if a write has returned the error of a reset, a read returns EOF
@@ -166,7 +166,7 @@ func (p *pair) end(d, other *direction, err error) {
 	case other.over:
 		p.close()
 	case err != nil && d.to.failed && !d.from.failed:
-		// The other direction passes on what the destination sent before its reset.
+		// The other direction moves what the destination sent before its reset.
 	case err != nil:
 		p.abort()
 	}
@@ -223,7 +223,7 @@ func (p *pair) moveSome(d *direction) (n int, err error) {
 		return 0, err
 	}
 	d.busy = n == bufferSize
-	d.from.readable = d.busy || d.from.ending || d.from.urgent // otherwise the read was shorter, and has read everything
+	d.from.readable = d.busy || d.from.ending || d.from.urgent // a shorter read has read everything
 	written, err := p.write(d, p.buffer[:n])
 	if d.rest = nil; written < n && (err == nil || errors.Is(err, unix.EAGAIN)) {
 		d.rest = slices.Clone(p.buffer[written:n])
@@ -305,7 +305,7 @@ func splice(from, to, n int) (int, error) {
 // probe sets the time without data after which the kernel probes both peers. A peer that has vanished is noticed after
 // about five minutes. Once data has ended in one direction, the kernel probes more often, because connection tracking
 // forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules would then no
-// longer translate its addresses, and what the host sends would not reach the client.
+// longer translate the connection's addresses, and what the host sends would not reach the client.
 func (p *pair) probe() {
 	const interval, count = 20 * time.Second, 6
 	idle := 3 * time.Minute

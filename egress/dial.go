@@ -48,7 +48,7 @@ type dialing struct {
 	allowForbidden bool             // forbidden addresses are allowed, too
 	lookups        int              // how many lookups have not ended
 	cancel         func()           // ends the lookups; nil without any
-	early          []netip.AddrPort // found, not yet in addrs: until hold they wait while other lookups run
+	early          []netip.AddrPort // found addresses that are not yet in addrs: until hold, they wait for other lookups
 	hold           time.Time
 	addrs          []netip.AddrPort // the next addresses to dial
 	inTurn         bool             // dial IPv6 and IPv4 alternately
@@ -69,7 +69,7 @@ type attempt struct {
 	*socket
 
 	addr   netip.AddrPort
-	beside bool // began while another attempt of this dialing ran
+	beside bool // it began while another attempt of this dialing ran
 }
 
 // dial connects t to one of targets. It gives up at the time until. If allowForbidden is true, it also dials forbidden
@@ -155,8 +155,8 @@ func (r *dialing) found(target endpoint, addrs []netip.Addr, err error) {
 	}
 }
 
-// release moves early to addrs, unless lookups run and hold has not passed. With inTurn the families alternate,
-// IPv6 first (RFC 8305, section 4); otherwise the order stays.
+// release moves the addresses in early to addrs, unless lookups run and hold has not passed. With inTurn the families
+// alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
 func (r *dialing) release() {
 	if r.lookups > 0 && r.now.Before(r.hold) {
 		return
@@ -275,7 +275,7 @@ func (r *dialing) giveUp() {
 	}
 }
 
-// wakeTime returns when dial goes on if no event comes before; until at the latest.
+// wakeTime returns when dial goes on if no event comes earlier: at until at the latest.
 func (r *dialing) wakeTime(until time.Time) time.Time {
 	if len(r.addrs) > 0 {
 		next := r.next
@@ -356,7 +356,7 @@ func (r *dialing) open(addr netip.AddrPort) (*socket, error) {
 	if err != nil {
 		return nil, dialError(addr, os.NewSyscallError("socket", err))
 	}
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // what a client has sent is passed on at once
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // the host gets at once what a client has sent
 	if source >= 0 {
 		// Without this option, bind takes a port that no other connection of this host can use, whatever its
 		// destination. Linux before 4.2 lacks the option.

@@ -76,7 +76,7 @@ func parseEndpoint(text string) (endpoint, error) {
 	return endpoint{name: text[:max(at, 0)], port: uint16(port)}, nil
 }
 
-// targets returns the endpoints of a destination in random order, so that connections are spread over them.
+// targets returns the endpoints of a destination in random order, which spreads connections over them.
 // Without endpoints it returns the host itself.
 func (d *destination) targets(host string) ([]endpoint, error) {
 	if len(d.endpoints) == 0 {

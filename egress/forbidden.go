@@ -19,9 +19,9 @@ type addressRange struct {
 	name   string
 }
 
-// forbidden returns the ranges to which a name may not lead. Whoever owns a name chooses its addresses, and
-// through the agent, clients would reach what only this host may reach. Private addresses (RFC 1918) are allowed,
-// because many external hosts have one.
+// forbidden returns the ranges to which a name may not lead. The owner of a name chooses its addresses. Without the
+// ranges, clients could reach through the agent what only this host may reach. Private addresses (RFC 1918) are
+// allowed, because many external hosts have such an address.
 func forbidden() (ranges []addressRange) {
 	for _, r := range [][2]string{
 		{"0.0.0.0/8", "this host"},
@@ -85,7 +85,7 @@ const (
 	// nat64Name has IPv6 addresses only where a nameserver makes them for a NAT64 (RFC 7050).
 	nat64Name = "ipv4only.arpa"
 	// nat64Timeout is how long the lookup of nat64Name may take, and nat64Hold how long its result is kept at
-	// least. The forwarder caches an answer for its TTL, but not every answer that there are no addresses.
+	// least. The forwarder caches an answer for its TTL, but not every negative answer.
 	nat64Timeout, nat64Hold = time.Second, time.Minute
 )
 
@@ -123,7 +123,7 @@ func (g *guard) nat64Translations(ctx context.Context) []translation {
 	defer g.mu.Unlock()
 	if time.Now().After(g.until) {
 		found, err := g.findNAT64(context.WithoutCancel(ctx)) // other connections wait for the result, too
-		hold := nat64Timeout                                  // what was found last counts for so long
+		hold := nat64Timeout                                  // the last result counts for so long
 		if !errors.Is(err, context.DeadlineExceeded) {
 			g.nat64, hold = found, nat64Hold
 		}

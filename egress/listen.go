@@ -35,7 +35,7 @@ type listeners struct {
 	closed  bool                     // close was called
 }
 
-// open adopts Config.Sockets. Without any, or with Config.OpenOthers, it opens the listeners of Config.Addr, and
+// open adopts Config.Sockets. Without Sockets, or with Config.OpenOthers, it opens the listeners of Config.Addr, and
 // records the listeners that it cannot open as missing. It fails if all are missing because the address is wrong. A
 // listener on loopback is opened even if the host does not have the address yet, because IPv6 may be switched on later.
 func (ls *listeners) open(ctx context.Context) error {
@@ -124,8 +124,8 @@ func detached(l net.Listener, err error) (listener, error) {
 	return found, errors.Join(controlErr, err)
 }
 
-// openMissing opens the missing listeners, and calls accept with each that it has opened, until all are open or ctx
-// ends.
+// openMissing opens the missing listeners until all are open or ctx ends. It calls accept with each listener that it
+// has opened.
 func (ls *listeners) openMissing(ctx context.Context, accept func(listener)) {
 	if len(ls.unserved()) == 0 {
 		return
@@ -230,8 +230,8 @@ func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, str
 }
 
 // OpenSockets opens the sockets of addr, a [Config.Addr], for [Config.Sockets] of another process, also at
-// addresses that this host does not have yet. It logs the sockets that it cannot open, and fails if it can open
-// none because the address is wrong. The caller closes the files.
+// addresses that this host does not have yet. It logs why it cannot open a socket. It fails if it can open no socket
+// because the address is wrong. The caller closes the files.
 func OpenSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
 	cfg := Config{Addr: addr}
 	hosts, port, err := cfg.listenAddrs()

@@ -21,7 +21,7 @@ import (
 const (
 	// eventsAtOnce is how many events the loop takes from the kernel at a time.
 	eventsAtOnce = 256
-	// timerInterval is the shortest time between two looks for tasks whose time has come.
+	// timerInterval is the shortest time between two searches for tasks whose time has come.
 	timerInterval = 10 * time.Millisecond
 )
 
@@ -81,7 +81,8 @@ type socket struct {
 	events uint32 // the events that the kernel reports
 	on     func() // called after an event
 
-	// readable and writable are true from an event until the socket has nothing more to read, or no more room.
+	// readable and writable are true from an event until the socket has nothing more to read, or no more room to
+	// write.
 	readable, writable bool
 	ending             bool // the peer has ended its data or reset the connection
 	failed             bool // the peer has reset the connection
@@ -111,7 +112,7 @@ func (s *socket) event() *unix.EpollEvent {
 	return &unix.EpollEvent{Events: s.events, Fd: int32(s.fd), Pad: s.id} //nolint:gosec // a descriptor
 }
 
-// full records that a connection has no room for more data, and asks the kernel to report when it has.
+// full records that a connection has no room for more data, and asks the kernel to report when it has room.
 func (l *loop) full(s *socket) {
 	s.writable = false
 	if s.events != eventsOfWriting {
@@ -131,7 +132,7 @@ func (l *loop) unwatch(s *socket) {
 	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, s.fd, nil)
 }
 
-// close closes a connection. No other process has it, so epoll(7) forgets it without being told.
+// close closes a connection. No other process has the descriptor, so epoll(7) forgets it by itself.
 func (l *loop) close(s *socket) {
 	delete(l.sockets, int32(s.fd)) //nolint:gosec // a descriptor
 	_ = unix.Close(s.fd)           // frees the descriptor in any case
@@ -264,7 +265,7 @@ func (l *loop) start(f func(*task)) {
 }
 
 // wait returns when something may have changed: after an event of a socket that calls wakeUp, or at until, unless
-// that is zero. It returns an error if the task has to end.
+// until is zero. It returns an error if the task has to end.
 func (t *task) wait(until time.Time) error {
 	if err := t.over(); err != nil {
 		return err

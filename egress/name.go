@@ -23,8 +23,8 @@ const (
 	maxFraming = 16 << 10
 	// helloTimeout is how long a client may take to say the name of a host behind a wildcard.
 	helloTimeout = 5 * time.Second
-	// firstRead is the length in bytes up to which a beginning takes no part of maxBeginnings. Most ClientHellos
-	// are shorter, also those with post-quantum key shares.
+	// firstRead is the length in bytes up to which a beginning takes no part of maxBeginnings. Most ClientHellos are
+	// shorter, even with post-quantum key shares.
 	firstRead = 2 << 10
 	// maxBeginnings bounds the memory in bytes for beginnings that are longer than firstRead, of all connections
 	// together. It is enough for some 1,000 beginnings of 8 KiB. Each byte counts parserShare times, because the
@@ -54,7 +54,7 @@ type beginning struct {
 
 	from io.Reader
 	all  *int64 // bytes of memory that are reserved for all beginnings
-	held int64  // bytes of memory that are reserved for this one
+	held int64  // bytes of memory that are reserved for this beginning
 	read []byte
 	next int   // index in read of the byte that the parser gets next
 	err  error // why there are no more bytes
@@ -128,7 +128,7 @@ func (b *beginning) name() (string, error) {
 }
 
 // helloName returns the server name of a ClientHello, as crypto/tls parses it. If the ClientHello is encrypted,
-// that is the outer name.
+// helloName returns the outer name.
 func helloName(b *beginning) (string, error) {
 	name := ""
 	server := tls.Server(b, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {

@@ -23,7 +23,7 @@ func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.Ad
 		if err == nil {
 			return conn, to, nil
 		}
-		if over := t.over(); over != nil { // err only follows from it
+		if over := t.over(); over != nil { // err is only a consequence
 			return nil, to, over
 		}
 		if errs = append(errs, err); !t.now.Before(until) {
@@ -87,7 +87,7 @@ func requestTunnel(conn io.ReadWriter, target string) error {
 	if _, err := fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", target, target); err != nil {
 		return err
 	}
-	// Because it reads one byte at a time, what follows the head stays in the socket.
+	// The reader takes one byte at a time from conn, so what follows the head stays in the socket.
 	head := bufio.NewReaderSize(&oneByte{conn, maxProxyHead}, 16)
 	for {
 		response, err := http.ReadResponse(head, &http.Request{Method: http.MethodConnect}) //nolint:bodyclose // it has none: see below

@@ -32,8 +32,8 @@ const (
 )
 
 // versionNegotiation returns the answer to the first packet of a QUIC client: a Version Negotiation packet without a
-// version that the client could use. The client then uses TCP at once (RFC 9000, section 6.2). That needs neither keys
-// nor state. For any other packet it returns nil.
+// version that the client could use. The client then uses TCP at once (RFC 9000, section 6.2). The answer needs neither
+// keys nor state. For any other packet, versionNegotiation returns nil.
 func versionNegotiation(packet []byte) []byte {
 	if len(packet) < minQUIC || packet[0]&longHeader == 0 {
 		return nil
@@ -55,7 +55,7 @@ func versionNegotiation(packet []byte) []byte {
 	return binary.BigEndian.AppendUint32(answer, offer)
 }
 
-// cutID returns the connection ID at the start of b, which follows its length, and the rest of b. ok is false if b
+// cutID returns the connection ID at the start of b, where its length precedes it, and the rest of b. ok is false if b
 // is too short.
 func cutID(b []byte) (id, rest []byte, ok bool) {
 	if len(b) == 0 || len(b) <= int(b[0]) {
@@ -97,7 +97,7 @@ func answerOne(conn *net.UDPConn, packet, control []byte) error {
 	if at := unix.CmsgLen(0); client.Addr().Is4() && more >= at+4 {
 		clear(control[at : at+4]) // no interface: the routes choose it
 	}
-	_, _, _ = conn.WriteMsgUDPAddrPort(answer, control[:more], client) // if it fails, the client's own timeout is left
+	_, _, _ = conn.WriteMsgUDPAddrPort(answer, control[:more], client) // if it fails, the client times out, and uses TCP
 	return nil
 }
 

@@ -32,7 +32,7 @@ type Server struct {
 	hasten   func()        // closes hastened; may be called any number of times
 	hastened chan struct{} // closed when connections have to end
 
-	// Only the loop's goroutine uses the rest.
+	// Only the loop's goroutine uses the fields below.
 	loop       *loop
 	copier     *copier
 	dialer     *dialer
@@ -40,7 +40,7 @@ type Server struct {
 	accepting  map[*socket]bool // the listeners that accept
 	failed     error            // the error of a listener
 	pairs      map[*pair]bool   // the open pairs
-	longIdle   []idlePair       // the pairs that were idle in the last sweep, the one that was idle longest last
+	longIdle   []idlePair       // the pairs that were idle in the last sweep; the last one was idle longest
 	beginnings int64            // bytes that are reserved: see maxBeginnings
 }
 
@@ -65,9 +65,9 @@ const (
 	sweepInterval = 5 * time.Second
 	// acceptsAtOnce is how many clients a listener accepts at most before other connections have their turn.
 	acceptsAtOnce = 64
-	// A connection that has ended in one direction has the idle timeout divided by halfClosedShare. The idle
-	// timeout divided by newShare is how long a connection must be idle before it may be closed to let another one
-	// in. With an idle timeout of one hour, these are five minutes and one minute.
+	// A connection that has ended in one direction has the idle timeout divided by halfClosedShare. After the idle
+	// timeout divided by newShare, an idle connection may be closed to let another one in. With an idle timeout of
+	// one hour, these are five minutes and one minute.
 	halfClosedShare = 12
 	newShare        = 60
 )
@@ -111,7 +111,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 }
 
 // descriptorLimits returns how many connections the limit of descriptors allows, and how many attempts to connect
-// beside the first ones. Both together take at most half of all descriptors: enough are left for DNS.
+// beside first attempts. Both together take at most half of all descriptors: enough are left for DNS.
 func descriptorLimits() (conns, attempts int64) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > 1<<30 {
@@ -159,9 +159,9 @@ func (s *Server) End(drain bool) {
 	s.end()
 }
 
-// Run carries connections until ctx ends or [Server.End] is called. Then it accepts no more, waits up to
-// [Config.Drain] for the open ones, and resets the rest. When it returns, its goroutines have ended. The error is
-// nil unless a listener or epoll(7) failed. Run makes the runtime use at least two processors.
+// Run carries connections until ctx ends or [Server.End] is called. Then it accepts no more connections, waits up to
+// [Config.Drain] for the open connections, and resets the rest. When it returns, its goroutines have ended. The error
+// is nil unless a listener or epoll(7) failed. Run makes the runtime use at least two processors.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.reserve.Close()
 	defer s.copier.closePipes()

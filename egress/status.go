@@ -19,10 +19,10 @@ type Status struct {
 	// Open is the number of open connections, and Max their limit.
 	Open int64 `json:"open"`
 	Max  int64 `json:"max"`
-	// Hosts are the hosts to which clients connected, by name. If there are more than [MaxHosts], Hosts has only those
-	// with open connections and those that were used last.
+	// Hosts are the hosts to which clients connected, by name. Of more than [MaxHosts] names, Hosts leaves out first
+	// the names without open connections that were used longest ago.
 	Hosts []HostStatus `json:"hosts,omitempty"`
-	// Refused has the number of refusals and the last one, for each reason.
+	// Refused has the number of refusals and the last refusal, for each reason.
 	Refused []RefusalStatus `json:"refused,omitempty"`
 }
 
@@ -82,7 +82,7 @@ type hostCounts struct {
 	received int64
 }
 
-// of returns the counts of name, and counts an open connection to it that led from vip to address.
+// of counts an open connection to name, from vip to address, and returns the counts of name.
 func (h *hostCounts) of(name wire.Name, host *vipHost, vip, address netip.AddrPort) *counts {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -119,7 +119,7 @@ func (h *hostCounts) forgetLocked() {
 	delete(h.byName, oldest)
 }
 
-// before reports whether c is forgotten before other.
+// before reports whether forgetLocked forgets c earlier than other.
 func (c *counts) before(other *counts) bool {
 	if idle := c.open.Load() == 0; idle != (other.open.Load() == 0) {
 		return idle

@@ -9,10 +9,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// units returns the paths of the units of an added container. A second injection leaves a unit as it is if it generates
-// the same as the first one did, and so keeps the changes that others have made: LimitRanges, AlwaysPullImages, webhooks
-// that rewrite images. Otherwise it replaces the unit; in lists and maps, the elements that others have added stay. It
-// never changes other fields.
+// units returns the paths of the units of an added container. If a second injection generates the same unit as the
+// first injection, it leaves the unit as it is, with the changes that others have made: LimitRanges, AlwaysPullImages,
+// webhooks that rewrite images. Otherwise it replaces the unit; in lists and maps, the elements that others have added
+// stay. It never changes other fields.
 func units() []string {
 	return []string{
 		"image", "imagePullPolicy", "args", "restartPolicy", "env", "securityContext", "ports", "lifecycle", "readinessProbe", "livenessProbe",
@@ -64,7 +64,7 @@ func mergeContainer(container, generated *yaml.Node, previous string) {
 	}
 }
 
-// withOthers returns the list generated with the elements that others have added to current: elements with a key that
+// withOthers returns generated, a list, with the elements that others have added to current: elements with a key that
 // generated does not have, unless own reports that injection generates the key under other circumstances.
 func withOthers(generated, current *yaml.Node, key string, own func(string) bool) *yaml.Node {
 	if current == nil || current.Kind != yaml.SequenceNode {
@@ -87,7 +87,7 @@ func withOthers(generated, current *yaml.Node, key string, own func(string) bool
 	return list
 }
 
-// withOtherKeys returns the map generated with the keys of current that generated does not have.
+// withOtherKeys returns generated, a map, with the keys of current that generated does not have.
 func withOtherKeys(generated, current *yaml.Node) *yaml.Node {
 	if current == nil || current.Kind != yaml.MappingNode {
 		return generated

@@ -172,8 +172,8 @@ func (c Config) check() error {
 	return nil
 }
 
-// checkAgentUser returns an error if the rules would capture the queries of the agent. The queries of one user and one
-// group pass through the rules: by default the user and group of the agent's container.
+// checkAgentUser returns an error if the rules would capture the queries of the agent. The rules do not redirect the
+// queries of the users and groups in two settings: by default, of the user and group of the agent's container.
 func (c Config) checkAgentUser() error {
 	for _, name := range []string{"capture-agent-uid", "capture-agent-gid"} {
 		value, set := c.Settings[name]
@@ -195,7 +195,7 @@ func (c Config) checkEgress() error {
 	return nil
 }
 
-// carriesVIPs reports whether the settings have the agent carry connections to VIPs.
+// carriesVIPs reports whether the agent carries connections to VIPs, by the settings.
 func carriesVIPs(cfg Config) bool {
 	on, _ := strconv.ParseBool(cfg.Settings["egress"]) // checkSettings has checked the value
 	return on
@@ -289,7 +289,7 @@ func (c Config) withAmounts(annotations map[string]string) (Config, error) {
 const uidRange = "openshift.io/sa.scc.uid-range"
 
 // agentUser returns the user of the agent. In a namespace of OpenShift it is the second user of the namespace's range:
-// OpenShift admits only users of the range, and runs other containers as the first one.
+// OpenShift admits only users of the range, and runs other containers as the first user.
 func agentUser(ns Namespace, mode Mode) (int64, error) {
 	text, ok := ns.Annotations[uidRange]
 	switch {

@@ -1,8 +1,8 @@
 // Package inject adds the agent to pods.
 //
-// Pod is the one function that decides and changes: a pod, its namespace and a Config give the pod with
-// nametap in it, and reasons. Pod reads no file and no cluster. Manifest calls Pod for each pod of a
-// manifest. Pods are YAML trees, so that comments and unknown fields stay; JSON is YAML, too.
+// Pod is the one function that decides and changes: from a pod, its namespace and a Config, it returns the pod with
+// nametap in it, and reasons. Pod reads no file and no cluster. Manifest calls Pod for each pod of a manifest. Pods are
+// YAML trees: comments and unknown fields stay, and JSON is YAML, too.
 //
 // The steps of Pod:
 //
@@ -36,10 +36,9 @@
 //	tree.go        finding and changing parts of a tree
 //	names.go       names and numbers that deploy/kubernetes/istiod.yaml has, too
 //
-// The annotation Status lists the additions and what they replaced. newEdits looks at the pod without the
-// additions, so that the result of a second injection is the same, also after other
-// injectors have moved containers. The next additions depend only on that pod and on the Config. The annotation
-// also has a mark for each part of an addition. If the mark of a part is the same as before, the part stays,
-// whatever others have changed in it. The author of a pod can write any annotation: that only
-// keeps fields that the author can set anyway, and other admission controllers check the pod afterwards.
+// The annotation Status lists the additions and what they replaced. newEdits looks at the pod without the additions: a
+// second injection has the same result, even after other injectors have moved containers. The next additions depend
+// only on that pod and on the Config. The annotation also has a mark for each part of an addition. If the mark of a
+// part is unchanged, the part stays, whatever others have changed in it. The author of a pod can write any annotation:
+// it only keeps fields that the author can set anyway, and other admission controllers check the pod afterwards.
 package inject

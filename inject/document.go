@@ -69,8 +69,8 @@ func (d *document) at(err error) error {
 	return fmt.Errorf("line %d: %s", d.Before+line, message)
 }
 
-// render returns a changed document as text. It reads the text again, and returns an error if its content differs: that is
-// better than a manifest with another content.
+// render returns a changed document as text. It reads the text again, and returns an error if its content differs: an
+// error is better than a manifest with another content.
 func (d *document) render(root *yaml.Node) ([]byte, error) {
 	if json.Valid(d.Body) {
 		return d.checked(d.json(root), root)

@@ -16,7 +16,7 @@ type edits struct {
 	sysctls          []corev1.Sysctl
 	imagePullSecrets []corev1.LocalObjectReference
 	ambient          bool           // switch off the DNS capture of ztunnel
-	dns              *dnsFields     // nil leaves it as it is
+	dns              *dnsFields     // nil leaves the fields of the DNS as they are
 	istioEnv         *corev1.EnvVar // set in the containers of Istio; nil sets none
 	status           string
 }
@@ -27,8 +27,8 @@ type edits struct {
 const dnsCapture = "ISTIO_META_DNS_CAPTURE"
 
 // newEdits returns the changes of a pod that is to be injected, or an error that says why it is refused.
-// They depend only on the pod without the parts that its status lists, so a second injection makes the
-// same pod.
+// The changes depend only on the pod without the parts that its status lists, so a second injection makes the same
+// pod.
 func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	previous, err := parseStatus(p.Metadata.Annotations)
 	if err != nil {
@@ -196,7 +196,8 @@ func (e edits) applyDNS(spec *yaml.Node) {
 	}
 }
 
-// applyNamed removes elements of a list by their names, and adds others after all that stay. It leaves no empty list.
+// applyNamed removes elements of a list by their names, and appends added to the elements that stay. It leaves no
+// empty list.
 func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) {
 	if len(removed)+len(added) == 0 {
 		return

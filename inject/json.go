@@ -82,7 +82,7 @@ func (r *jsonReader) list(node *yaml.Node, bracket json.Delim, depth int) error 
 	return err
 }
 
-// ambiguous matches texts that are no texts in YAML 1.1, but texts in YAML 1.2. They are quoted.
+// ambiguous matches scalars that are texts in YAML 1.2 and no texts in YAML 1.1. encode quotes them.
 var ambiguous = regexp.MustCompile(`^(?:[yY]|[nN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)$`)
 
 // encode returns the tree of v: a value of Kubernetes' types, a text, or a list of these, all of which have a form in JSON.

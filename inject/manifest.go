@@ -19,8 +19,8 @@ type Report struct {
 // Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and
 // other objects. A document in which no pod changes stays byte for byte. Other documents keep their comments
 // and, if merge succeeds, all lines that do not change. namespace is the namespace of objects that name none.
-// Injection counts as requested, so pods need no label, unless the manifest has their Namespace, and its label has
-// another value than Enabled. Annotations of that Namespace count, too.
+// Injection counts as requested, so pods need no label. If the manifest has the Namespace of a pod, the Namespace's
+// annotations count, and so does its label if the value is not Enabled.
 //
 // Errors are about malformed text and objects, and name the lines. Refused pods are in the
 // reports. If there are errors, the caller should not use the text.

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// merge applies the difference between the texts base and next to raw, which has the same content
-// as base in another form. So blank lines, and the form of the parts that do not change, stay. It reports
-// false if a part that changes has another form in raw than in base, or if the texts differ in too many lines.
+// merge applies to raw the difference between the texts base and next. raw has the same content as base in
+// another form. So blank lines, and the form of the parts that do not change, stay. It reports false if a part
+// that changes has another form in raw than in base, or if the texts differ in too many lines.
 func merge(raw, base, next string) (string, bool) {
 	rawLines, baseLines, nextLines := lines(raw), lines(base), lines(next)
 	inRaw, ok := match(baseLines, rawLines)

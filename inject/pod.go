@@ -169,8 +169,8 @@ func (p *pod) forWindows() bool {
 	return p.Spec.OS.Name == windows || selected || len(terms) > 0 && !slices.ContainsFunc(terms, other)
 }
 
-// application returns the containers of a pod that are neither of Istio nor added: added reports whether injection has
-// added a container.
+// application returns the containers of a pod, without Istio's containers and the added containers. added reports
+// whether injection has added a container.
 func (p *pod) application(added func(name string) bool) []podContainer {
 	return slices.DeleteFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c podContainer) bool {
 		return slices.Contains(istioContainers, c.Name) || added(c.Name)

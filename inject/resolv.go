@@ -57,7 +57,8 @@ func ownDNS(p *pod, previous status) dnsFields {
 	}}
 }
 
-// edited returns the elements of before that now has, too, and the elements of now that neither before nor injected has.
+// edited returns the elements of before that are also in now, and the elements of now that are neither in before nor in
+// injected.
 func edited[T any](before, now []T, injected []string, text func(T) string) []T {
 	present, known := map[string]bool{}, map[string]bool{}
 	for _, v := range now {

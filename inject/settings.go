@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// settingKinds has the settings of `nametap agent` that Config.Settings may have: by the name of the flag, the kind of
-// its value as the flag declares it, with its bounds, or the permitted values. An agent does not
-// start with another setting or value, and its pod would have no DNS.
+// settingKinds has the settings of `nametap agent` that Config.Settings may have. For the name of each flag, it has
+// the kind of the value as the flag declares it, with its bounds, or the permitted values. An agent does not start
+// with another setting or value, and its pod would have no DNS.
 var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
 	"cache-size": "bytes", "capture-agent-gid": "strings",
@@ -173,7 +173,7 @@ func checkInt(value string, positive bool, bounds string) error {
 	return nil
 }
 
-// above0 returns an error if ok, which says that a value is above 0 or may be 0, is false.
+// above0 returns an error unless ok is true: the value is above 0, or may be 0.
 func above0(ok bool) error {
 	if ok {
 		return nil

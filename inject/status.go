@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Status is the annotation that lists what was added to a pod, and what it replaced, in JSON.
+// Status is the annotation that lists, in JSON, what was added to a pod, and what the additions replaced.
 const Status = "nametap.dev/status"
 
 // A status is the value of the annotation. The zero value stands for a pod without nametap.

@@ -32,7 +32,7 @@ func clone(node *yaml.Node) *yaml.Node {
 	return root
 }
 
-// expanded returns a copy of the node that an alias names, without anchors, so that the copy can be changed.
+// expanded returns a copy of the node that an alias names, without anchors. The copy can be changed.
 func expanded(alias *yaml.Node) *yaml.Node {
 	c := clone(target(alias))
 	dropAnchors(c)
@@ -70,7 +70,8 @@ func visit(node *yaml.Node, f func(*yaml.Node)) {
 	}
 }
 
-// own makes the keys that a mapping takes from others by `<<` keys of the mapping itself.
+// own removes `<<` from a mapping: the keys that the mapping takes from other mappings become keys of the mapping
+// itself.
 func own(m *yaml.Node) {
 	var plain, merged []*yaml.Node
 	for i := 0; i+1 < len(m.Content); i += 2 {
@@ -163,7 +164,7 @@ func value(m *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// set sets a key. A key that exists stays in its place. A new key comes before the key before, or at the end.
+// set sets a key. A key that exists stays in its place. A new key comes in front of the key before, or at the end.
 func set(m *yaml.Node, key, before string, v *yaml.Node) {
 	own(m)
 	if i := find(m, key); i >= 0 {
@@ -186,7 +187,7 @@ func remove(m *yaml.Node, key string) {
 	}
 }
 
-// ensure returns the value of a key. If the value is missing or null, it makes an empty one of the kind.
+// ensure returns the value of a key. If the value is missing or null, it makes an empty value of the kind.
 func ensure(m *yaml.Node, key, before string, kind yaml.Kind) *yaml.Node {
 	if v := value(m, key); v != nil {
 		if len(v.Content) == 0 {
@@ -281,7 +282,7 @@ func part(node *yaml.Node, path string) *yaml.Node {
 	return node
 }
 
-// put sets the value at a path, or removes it if the value is nil. A value that is the same stays as it is.
+// put sets the value at a path, or removes it if the value is nil. An equal value stays as it is.
 func put(node *yaml.Node, path []string, v *yaml.Node) {
 	key := path[0]
 	if len(path) > 1 {

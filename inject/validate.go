@@ -50,7 +50,7 @@ func validate(root *yaml.Node) error {
 // A validator is the state of validate.
 type validator struct {
 	values int                // without aliases
-	sizes  map[*yaml.Node]int // of anchors; 0 inside them
+	sizes  map[*yaml.Node]int // of the nodes with an anchor; 0 until the whole node was counted
 }
 
 // size returns the number of values of a tree, including the values that its aliases name.

@@ -110,8 +110,7 @@ func (w workload) name(other string) string {
 	return w.kind + " " + w.namespace(other) + "/" + name
 }
 
-// detach replaces each alias of a document that names a part which injection changes by a copy of that part. path leads
-// to the pod.
+// detach replaces aliases in a document by copies, if they name parts that injection changes. path leads to the pod.
 func detach(root *yaml.Node, path []*yaml.Node) {
 	changing := map[*yaml.Node]bool{}
 	for _, n := range path {

@@ -20,7 +20,7 @@ import (
 const serverName = "nametap-discovery"
 
 // certificates are the certificates of a run: an authority, which signs the certificates of control
-// planes and of agents. All agents of a namespace share one.
+// planes and of agents. All agents of a namespace share a certificate.
 type certificates struct {
 	authority *x509.Certificate
 	key       *ecdsa.PrivateKey

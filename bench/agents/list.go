@@ -18,8 +18,8 @@ import (
 // listings is how many clients nametap-discovery writes its list of agents to at a time.
 const listings = 2
 
-// list measures the list of agents: one after the other without edits, the command that prints it, and edits while as many clients
-// as there may be do not read theirs.
+// list measures the list of agents: reads of the list without edits, one after the other; the command that prints it;
+// and edits while as many clients as nametap-discovery permits do not read their lists.
 func (s *stage) list(ctx context.Context, f *figures) error {
 	if err := s.idle(ctx); err != nil {
 		return err
@@ -133,7 +133,7 @@ func (s *stage) unreadLists(ctx context.Context, f *figures) error {
 	return err
 }
 
-// stall opens as many lists as there may be, and reads only the start of each.
+// stall opens as many lists as nametap-discovery permits, and reads only the start of each.
 func (s *stage) stall(ctx context.Context) (conns []net.Conn, err error) {
 	var dialer net.Dialer
 	for len(conns) < listings && err == nil {

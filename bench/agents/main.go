@@ -46,7 +46,7 @@ func main() {
 	}
 }
 
-// memoryLimit is from where on the client collects garbage more often.
+// memoryLimit is the memory in bytes beyond which the client collects garbage more often.
 const memoryLimit = 2 << 30
 
 // run runs the experiments that o selects, and prints their figures.
@@ -54,7 +54,7 @@ func run(ctx context.Context, o options) (err error) {
 	if err := raiseLimit(o.agents + 500); err != nil {
 		return err
 	}
-	// The client's processor time is not what is measured.
+	// Less collection of garbage leaves more of the processors to the servers.
 	debug.SetGCPercent(200)
 	debug.SetMemoryLimit(memoryLimit)
 	dir, err := os.MkdirTemp("", "nametap-agents-")

@@ -44,7 +44,7 @@ func (m meter) read() (c cost, err error) {
 	return cost{now.began.Sub(m.began), now.server - m.server, now.client - m.client, now.counts.Since(m.counts)}, err
 }
 
-// addPerPush adds figures of one push to one agent, of which there were n.
+// addPerPush adds figures of one push to one agent. n is the number of these pushes.
 func (c cost) addPerPush(f *figures, n int) {
 	f.add("server's processor time per agent, µs", lab.Microseconds(c.server)/float64(n))
 	f.add("client's processor time per agent, µs", lab.Microseconds(c.client)/float64(n))
@@ -88,7 +88,7 @@ func (s *stage) rounds(ctx context.Context, n int) (all fleet.Times, err error) 
 
 // push measures edits of one host, one after the other.
 func (s *stage) push(ctx context.Context, f *figures) error {
-	if _, err := s.round(ctx, 0, s.agents); err != nil { // the first one may do more
+	if _, err := s.round(ctx, 0, s.agents); err != nil { // the first round may do more
 		return err
 	}
 	m, err := s.meter()
@@ -110,7 +110,7 @@ func (s *stage) push(ctx context.Context, f *figures) error {
 	return s.addMemory(f)
 }
 
-// churning measures edits of a share of the hosts a minute.
+// churning measures edits at a rate: a share of the hosts is edited in a minute.
 func (s *stage) churning(ctx context.Context, f *figures) error {
 	m, err := s.meter()
 	if err != nil {
@@ -197,7 +197,7 @@ func (s *stage) slowReaders(ctx context.Context, f *figures) error {
 	}
 	s.fleet.Pause(slow)
 	defer s.fleet.Resume()
-	if _, err := s.round(ctx, 0, s.agents); err != nil { // which they still read
+	if _, err := s.round(ctx, 0, s.agents); err != nil { // the slow agents still read this push
 		return err
 	}
 	during, err := s.rounds(ctx, s.agents-slow)

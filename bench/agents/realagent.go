@@ -23,7 +23,7 @@ const (
 )
 
 // realAgent measures nametap's agent: the latency of its answers while hosts are edited and while none is,
-// and what an edit costs it.
+// and the cost of an edit.
 func (s *stage) realAgent(ctx context.Context, f *figures) error {
 	control, err := netip.ParseAddrPort(s.servers[0].addr)
 	if err != nil {
@@ -56,7 +56,7 @@ func (s *stage) realAgent(ctx context.Context, f *figures) error {
 	load := lab.Load{Addr: addr, Queries: queries, Seconds: agentLoad, Rate: agentRate, Latencies: true}
 	var runs [2][]agentRun // without edits, with them
 	for i := range 2 * agentRounds {
-		edits := (i + i/2) % 2 // each round starts with another one
+		edits := (i + i/2) % 2 // each round starts with another run
 		run, err := s.underEdits(ctx, p.Pid, load, edits*editRate)
 		if err != nil {
 			return errors.Join(err, p.Alive())

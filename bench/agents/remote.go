@@ -15,7 +15,7 @@ import (
 type remote struct {
 	client     *http.Client
 	url, token string
-	ctx        context.Context //nolint:containedctx // of the run, which all requests end with
+	ctx        context.Context //nolint:containedctx // of the run: all requests end with it
 	edits      int
 }
 

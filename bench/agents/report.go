@@ -97,8 +97,8 @@ func (r *reported) print(o options) error {
 	return nil
 }
 
-// tables returns a table for each experiment, with a column for each control plane. From the second
-// control plane on, a further column has its figure divided by the first one's.
+// tables returns a table for each experiment, with a column for each control plane. For each
+// control plane but the first, a further column has the first one's figure divided by its figure.
 func (r *reported) tables() []report.Table {
 	var all []report.Table
 	byName := map[string][]*figures{}

@@ -174,7 +174,7 @@ func (s *stage) stop() {
 	}
 }
 
-// alive returns an error with the end of its log if a server has ended.
+// alive returns an error, with the end of the server's log, if a server has ended.
 func (s *stage) alive() error {
 	var errs []error
 	for _, one := range s.servers {

@@ -2,8 +2,8 @@
 // mode and nginx with its stream module, which proxy the same connections to the same server.
 //
 // It needs root, ip, iptables, haproxy, nginx and nginx's stream module, and works in network namespaces of its own: one with
-// the clients and the proxies, one with the server. A relay of some lines of Go shows what of the cost is Go's. It prints medians of rounds in which the proxies take
-// turns, and their ratios.
+// the clients and the proxies, one with the server. A relay of some lines of Go shows which part of the cost is Go's.
+// It prints medians of rounds in which the proxies take turns, and their ratios.
 package main
 
 import (

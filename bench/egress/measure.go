@@ -234,8 +234,8 @@ func download(addr string, n int64) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-// besideDNS prints the 99th percentile of DNS while the agent carries nothing, and while it or another
-// proxy carries streams: the other one uses the same processors.
+// besideDNS prints the 99th percentile of the times of DNS queries while the agent carries nothing, and while it
+// or another proxy carries streams: the other proxy uses the same processors.
 func besideDNS(o options, proxies []*proxy) error {
 	times := map[string][]time.Duration{}
 	for range o.rounds {
@@ -279,8 +279,8 @@ func askBeside(p *proxy) (time.Duration, error) {
 	return took, err
 }
 
-// askDNS returns the 99th percentile of the times of 2,000 queries. Another process sends them, whose goroutines do not
-// wait for those of a stream.
+// askDNS returns the 99th percentile of the times of 2,000 queries. Another process sends them: its goroutines do not
+// wait for the goroutines of a stream.
 func askDNS() (time.Duration, error) {
 	cmd := exec.Command("/proc/self/exe", "-role", "asker")
 	cmd.Stderr = os.Stderr
@@ -335,7 +335,6 @@ func idle(o options, proxies []*proxy) error {
 		}
 		open := make([]net.Conn, 0, o.idle)
 		for i := range o.idle {
-			// One client address has too few ports.
 			dialer := net.Dialer{}
 			conn, err := dialer.Dial("tcp", p.addrs[echoPort])
 			if err == nil {

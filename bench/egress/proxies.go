@@ -16,11 +16,11 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A proxy is one of those that are compared.
+// A proxy is a compared way from the clients to the server. pid is 0 without a proxy.
 type proxy struct {
 	name string
 	pid  int
-	// addrs are where clients connect to, by the port of the server; empty without a proxy.
+	// addrs are the addresses to which clients connect, by the port of the server.
 	addrs map[int]string
 }
 
@@ -117,7 +117,7 @@ func (s *stage) write(name, text string) (string, error) {
 	return path, os.WriteFile(path, []byte(text), 0o644)
 }
 
-// redirected returns a proxy that clients reach at an address that a rule redirects to it, as those of nametap do for
+// redirected returns a proxy that clients reach at an address that a rule redirects to it, as nametap's rules do for
 // VIPs.
 func redirected(p *proxy, ip string) (*proxy, error) {
 	r := &proxy{name: p.name + ", redirected", pid: p.pid, addrs: map[int]string{}}
@@ -213,10 +213,10 @@ metadata: {name: apps, namespace: shop}
 spec: {hosts: ["` + wildcard + `"], resolution: DYNAMIC_DNS}
 `
 
-// agentUser is the user and group of the agent, which its rules let pass.
+// agentUser is the user and group of the agent, whose packets the agent's rules do not redirect.
 const agentUser = 1337
 
-// nametap starts a control plane and the agent, and asks it for the VIPs.
+// nametap starts a control plane and the agent, and asks the agent for the VIPs.
 func (s *stage) nametap(binary string) (*proxy, error) {
 	config := filepath.Join(s.dir, "config")
 	if err := os.Mkdir(config, 0o755); err != nil {

@@ -51,7 +51,7 @@ func relayTo(listener net.Listener, to string) error {
 	}
 }
 
-// pass copies until the end of the data, and passes on the end.
+// pass copies until the end of the data, and then ends the data to the other peer.
 func pass(to, from net.Conn) {
 	_, _ = io.Copy(to, from) // after an error, the other direction has one, too
 	_ = to.(*net.TCPConn).CloseWrite()

@@ -31,7 +31,8 @@ func serve() error {
 	return dns.ActivateAndServe(nil, packets, dns.HandlerFunc(resolve))
 }
 
-// awaitAddress returns when the parent has given this namespace its address: it writes a line.
+// awaitAddress returns when the parent has given this namespace its address: the parent then
+// writes a line.
 func awaitAddress() error {
 	_, err := os.Stdin.Read(make([]byte, 1))
 	return err

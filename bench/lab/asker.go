@@ -17,7 +17,7 @@ const Patience = 12 * time.Second
 
 // An Answer is the result of one query.
 type Answer struct {
-	Reply *dns.Msg // nil if err is not
+	Reply *dns.Msg // nil if Err is not nil
 	Err   error
 	// sent is the time when the query was sent, took the time until the answer.
 	sent time.Time
@@ -100,7 +100,8 @@ func Failures(answers []Answer) int {
 	return n
 }
 
-// Distinct returns a name for the i-th query of a series, different in each call.
+// Distinct returns a function that returns the name of the i-th query of a series. Each i
+// has another name.
 func Distinct(series string) func(i int) string {
 	return func(i int) string { return fmt.Sprintf("q%06d.%s.%s", i, series, ExternalDomain) }
 }

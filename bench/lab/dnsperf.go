@@ -15,7 +15,7 @@ import (
 	"github.com/nametap/nametap/bench/report"
 )
 
-// maxLost is the share of unanswered queries at which a run does not count.
+// maxLost is the share of lost queries from which on a run does not count.
 const maxLost = 0.001
 
 // A Load is one run of dnsperf.
@@ -88,7 +88,7 @@ func (l Load) Run(ctx context.Context) (Tally, error) {
 	return t, t.valid()
 }
 
-// Drive is like run, but accepts lost queries and other response codes.
+// Drive is like Run, but accepts lost queries and other response codes.
 func (l Load) Drive(ctx context.Context) (Tally, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(l.Seconds+10)*time.Second)
 	defer cancel()

@@ -37,7 +37,8 @@ func PrepareForwardingAgent(settings ...string) func(context.Context, *Lab, neti
 	}
 }
 
-// PrepareForwardingIstio reads /etc/resolv.conf when it starts.
+// PrepareForwardingIstio prepares Istio's agent, which reads /etc/resolv.conf when it
+// starts.
 func PrepareForwardingIstio(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error) {
 	how, err := prepareIstio(ctx, l, addr)
 	if err != nil {
@@ -68,7 +69,7 @@ func prepareForwardingDnsmasq(ctx context.Context, l *Lab, addr netip.AddrPort) 
 	return l.dnsmasq(ctx, addr, "--cache-size=10000", "--dns-forward-max=10000", "--resolv-file="+l.Path("resolv.conf"))
 }
 
-// prepareForwardingUnbound uses one thread and no DNSSEC, like the others.
+// prepareForwardingUnbound uses one thread and no DNSSEC, like the other forwarders.
 func prepareForwardingUnbound(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error) {
 	binary, err := FindTool("unbound", "unbound")
 	if err != nil {

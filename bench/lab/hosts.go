@@ -17,8 +17,8 @@ const (
 	ownDomain     = namespace + ".svc." + clusterDomain
 )
 
-// wildcardDomain is the domain of the wildcards: external hosts, which public nameservers
-// also have.
+// wildcardDomain is the domain of the wildcards, which are external hosts: other
+// nameservers have them, too.
 const wildcardDomain = "example.com."
 
 // searchList is the search list of a pod in the namespace.
@@ -84,7 +84,7 @@ func Moved(hosts []Host, n int) []Host {
 }
 
 // NameTable returns the wire form of an istio.networking.nds.v1.NameTable with hosts. It
-// does not use nametap's packages, so that this module does not depend on what it measures.
+// does not use nametap's packages: this module must not depend on what it measures.
 func NameTable(hosts ...[]Host) []byte {
 	var table []byte
 	for _, some := range hosts {

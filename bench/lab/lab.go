@@ -98,7 +98,7 @@ func (l *Lab) Write(name string, content []byte) (string, error) {
 	return l.Path(name), nil
 }
 
-// Start starts a process that close will stop.
+// Start starts a process that Close will stop.
 func (l *Lab) Start(ctx context.Context, c Command) (*Process, error) {
 	p, err := startProcess(ctx, l.Dir, c)
 	if err != nil {
@@ -151,7 +151,7 @@ type Control struct {
 	*Process
 
 	Addr netip.AddrPort
-	// paths is its standard input, lines its standard output.
+	// paths is the process's standard input, lines its standard output.
 	paths io.Writer
 	lines <-chan string
 }

@@ -60,7 +60,7 @@ func loopbackUp() error {
 }
 
 // UseNameservers sets the nameservers of the system and of agents that start later. An
-// agent keeps its own file when the system's changes.
+// agent keeps its own file when the system's file changes.
 func (l *Lab) UseNameservers(servers ...netip.Addr) error {
 	if _, err := l.Write("resolv.conf", resolvConf(servers...)); err != nil {
 		return err

@@ -24,11 +24,13 @@ const StartLimit = 2 * time.Minute
 // A Peer is a kind of server that is measured.
 type Peer struct {
 	Name, Title string
-	// Echo marks the server without DNS; tcp marks servers that are measured over TCP, too.
+	// Echo is true for the server without DNS; TCP is true for the servers that are
+	// measured over TCP, too.
 	Echo, TCP bool
 	// fixed is the address in every answer, if the server has only one.
 	fixed netip.Addr
-	// Prepare builds or finds the binary, writes its files, and returns how to start it.
+	// Prepare builds or finds the binary, writes the server's files, and returns how to
+	// start the server.
 	Prepare func(context.Context, *Lab, netip.AddrPort) (Launch, error)
 }
 

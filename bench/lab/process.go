@@ -17,9 +17,9 @@ type Command struct {
 	// Name is used in messages and for the file with its output.
 	Name string
 	Argv []string
-	// Core is the processor that it is bound to; empty means all.
+	// Core is the processor that the process is bound to; empty means all.
 	Core string
-	// User is its uid and gid; 0 means bench's.
+	// User is the uid and the gid of the process; 0 means that it has the user of bench.
 	User uint32
 	// stdin and stdout may be nil: input is then empty, and output goes to the log.
 	stdin  io.Reader
@@ -37,8 +37,8 @@ type Process struct {
 }
 
 // startProcess starts c in dir, which also has its log. The process has its own process
-// group, so that bench handles ^C, and the kernel kills it when bench dies. The caller must
-// stop it.
+// group: only bench gets the signal of ^C. The kernel kills the process when bench dies.
+// The caller must stop it.
 func startProcess(ctx context.Context, dir string, c Command) (*Process, error) {
 	argv := c.Argv
 	if c.Core != "" {

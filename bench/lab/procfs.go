@@ -35,7 +35,7 @@ func ProcessorTime(pid int) (time.Duration, error) {
 // process, as clock_getcpuclockid(3) makes it.
 func ClockOf(pid int) int32 { return int32(^pid<<3 | 2) } // a pid has 22 bits
 
-// ProcessorClock reads a clock that runs while a process or a thread does.
+// ProcessorClock reads a clock that runs while a process or a thread runs.
 func ProcessorClock(clock int32) (time.Duration, error) {
 	var t unix.Timespec
 	if err := unix.ClockGettime(clock, &t); err != nil {

@@ -142,7 +142,7 @@ func (r *Resolver) read(have int) (int, error) {
 		n, err := unix.Read(r.socket, r.buf[have:])
 		switch {
 		case errors.Is(err, unix.EINTR):
-			continue // with SO_RCVTIMEO the system does not start again by itself
+			continue // with SO_RCVTIMEO the kernel does not restart the system call
 		case errors.Is(err, unix.EAGAIN):
 			return 0, errors.New("no answer in 5 s")
 		case err != nil:

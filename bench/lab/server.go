@@ -12,7 +12,7 @@ type Server struct {
 	Peer
 
 	Version string
-	// Pinned is bound to ServerCore, free is not bound.
+	// Pinned is bound to ServerCore, Free is not bound.
 	Pinned, Free Instance
 }
 

@@ -14,7 +14,7 @@ import (
 
 // A Conduct is the behaviour of an upstream.
 type Conduct struct {
-	// Silent reads queries and does not answer.
+	// Silent makes the nameserver read queries and not answer them.
 	Silent bool
 	// Loss is the probability that a reply is lost, over UDP.
 	Loss float64
@@ -53,7 +53,7 @@ func StartUpstream(addr netip.AddrPort) (*Upstream, error) {
 	return u, nil
 }
 
-// Close stops it.
+// Close stops the nameserver.
 func (u *Upstream) Close() {
 	_ = u.packets.Close()
 	_ = u.streams.Shutdown()

@@ -53,7 +53,7 @@ func MakeZone() *Zone {
 	return z
 }
 
-// hostOf returns the host name of i, which every i has.
+// hostOf returns the host name of i.
 func hostOf(i int) string { return fmt.Sprintf("h%05d", i) }
 
 // record adds a record. Names in data without a trailing dot are in the zone.
@@ -79,7 +79,8 @@ func (z *Zone) ask(name string, qtypes ...uint16) {
 	z.questions = append(z.questions, all)
 }
 
-// host adds addresses: one to four of IPv4, and of IPv6 for every other.
+// host adds a host with one to four IPv4 addresses. About every other host also has one
+// or two IPv6 addresses.
 func (z *Zone) host(i int) {
 	name := hostOf(i)
 	z.addresses(i, name)

@@ -1,6 +1,6 @@
 // Package auth decides which clients may open a stream. A client proves its identity with a token
 // of its Kubernetes service account, or with a SPIFFE certificate. The node that the client claims to be
-// must agree with its identity, so that it gets no table of another namespace.
+// must agree with the identity: a client gets no table of another namespace.
 package auth
 
 import (

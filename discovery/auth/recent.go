@@ -9,7 +9,8 @@ type tokenKey = [sha256.Size]byte
 // operation takes constant time. The caller needs a lock.
 type recent[V any] struct {
 	max int
-	// young has the values that were used since it was last empty. aged has the values of young at that time.
+	// young has the values that were used since young was last empty. aged has the values that young had before it
+	// was emptied.
 	young, aged map[tokenKey]V
 }
 

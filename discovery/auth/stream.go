@@ -16,13 +16,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Clients knows the clients of a TLS listener.
+// Clients checks the clients of a TLS listener.
 type Clients struct {
 	Tokens      *Tokens // nil refuses tokens
 	TrustDomain string  // of certificates
 	Cluster     string  // the cluster whose API server reviews tokens; empty if clients may claim any
-	// Others returns the reviews by the API server of another cluster, or nil if there is no such
-	// cluster. It may be nil.
+	// Others returns the Tokens that the API server of another cluster reviews, or nil if there is no such cluster.
+	// The field may be nil.
 	Others func(cluster string) *Tokens
 }
 
@@ -48,7 +48,7 @@ func (c *Clients) Client(ctx context.Context) (Client, error) {
 	return Client{Identity: identity, Ends: ends, clients: c}, err
 }
 
-// other returns cluster if it is a known cluster other than the own one, otherwise "".
+// other returns "" if cluster is the own cluster or is not known, otherwise cluster.
 func (c *Clients) other(cluster string) string {
 	if c.Others == nil || cluster == c.Cluster || c.Others(cluster) == nil {
 		return ""
@@ -56,8 +56,8 @@ func (c *Clients) other(cluster string) string {
 	return cluster
 }
 
-// ofCertificate returns the identity in the certificate of the client, and the earliest end of a certificate in its
-// chain.
+// ofCertificate returns the identity in the certificate of the client, and the earliest end of the certificates in
+// its chain.
 func (c *Clients) ofCertificate(ctx context.Context) (Identity, time.Time, error) {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {

@@ -85,7 +85,7 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 	if err != nil || ok && time.Now().Before(known.fresh) {
 		return known.identity, known.ends, err
 	}
-	// A token that was good is not made up, so it does not wait for others of its address.
+	// A token that was good is not made up, so it does not wait for other tokens of its address.
 	lane := "another address"
 	if p, ok := peer.FromContext(ctx); ok {
 		lane = addressOf(p.Addr)
@@ -94,7 +94,7 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 		lane = known.identity.String()
 	}
 	answer, err, _ := t.flights.Do(string(key[:]), func() (any, error) {
-		// The client that asks first may leave; others wait for the same review.
+		// The client that asks first may leave; other clients wait for the same review.
 		return t.ask(context.WithoutCancel(ctx), lane, token)
 	})
 	if errors.Is(err, ErrUnavailable) {
@@ -148,7 +148,8 @@ func (t *Tokens) known(key tokenKey) (known good, ok bool, err error) {
 }
 
 // accept remembers that a token is good, and returns when it ends. A token that has ended by the clock of this machine
-// counts as long as the review: the clock of the API server differs, or the API server accepts tokens a minute longer.
+// counts as long as the review counts: the clock of the API server differs, or the API server accepts tokens a minute
+// longer.
 func (t *Tokens) accept(key tokenKey, identity Identity, ends time.Time) time.Time {
 	now := time.Now()
 	a := good{identity: identity, fresh: now.Add(reviewedFor), ends: ends}

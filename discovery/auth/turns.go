@@ -11,16 +11,15 @@ const (
 	// maxReviews bounds the reviews in flight, maxReviewsOfOne the reviews in flight of one
 	// address.
 	maxReviews, maxReviewsOfOne = 32, 4
-	// maxWaiting bounds the reviews that wait or are in flight, maxWaitingOfOne the ones of one
-	// address.
+	// maxWaiting bounds the reviews that wait or are in flight, maxWaitingOfOne these reviews of one address.
 	maxWaiting, maxWaitingOfOne = 4000, 250
 	// maxTurnWait bounds how long a review waits.
 	maxTurnWait = 5 * time.Second
 )
 
-// turns bounds the reviews in flight. A token that is not known may be made up, so no address gets
-// more turns than others: at most maxReviewsOfOne of its reviews are at the API server at a time.
-// An address's reviews are served in the order in which they came.
+// turns bounds the reviews in flight. A token that is not known may be made up, so each address gets equally many
+// turns: at most maxReviewsOfOne of its reviews are at the API server at a time. An address's reviews are served in the
+// order in which they came.
 type turns struct {
 	all chan struct{} // has an element for each review in flight
 
@@ -29,10 +28,10 @@ type turns struct {
 	lanes   map[string]*lane
 }
 
-// A lane has the reviews of one address.
+// A lane has the reviews of one address, or of one service account whose token was good.
 type lane struct {
 	waiting int           // number of reviews that wait or are in flight
-	turn    chan struct{} // has an element for each review that is in flight, or waits only for other addresses
+	turn    chan struct{} // has an element for each review that is in flight, or that waits for other lanes only
 }
 
 func newTurns() *turns {

@@ -15,8 +15,8 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// settleTime is how long the objects of a cluster stay in use after no Secret names it any more: a tool
-// that replaces a Secret may delete it first.
+// settleTime is how long the objects of a cluster stay in use after no Secret names the cluster any more: a tool that
+// replaces a Secret may delete it first.
 const settleTime = 2 * time.Second
 
 // checkEvery is how often Run reads the reason why a cluster cannot be read.
@@ -103,7 +103,7 @@ func (c *Clusters) Run(ctx context.Context) {
 		began := time.Now()
 		next := c.step(ctx)
 		took := time.Since(began)
-		timer.Reset(took) // half of the time is left to others
+		timer.Reset(took) // leaves half of the time to other goroutines
 		select {
 		case <-ctx.Done():
 			return
@@ -119,7 +119,7 @@ func (c *Clusters) Run(ctx context.Context) {
 	}
 }
 
-// step publishes what has changed. next is the time until the next step if nothing changes before.
+// step publishes what has changed. next is the time until the next step if nothing changes earlier.
 func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	secrets, ok := c.secrets.All()
 	if !ok {
@@ -133,7 +133,7 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	if !c.started {
 		c.started = true
 		for _, name := range c.saved.clusters() {
-			c.remote(name) // leaves if no Secret names it
+			c.remote(name) // if no Secret names it, leave removes it
 		}
 	}
 	u := source.Reading{Errors: errs, Missing: map[string]string{}}
@@ -303,7 +303,7 @@ func (c *Clusters) Status() []source.Status {
 	return all
 }
 
-// Tokens returns the reviews of tokens by the API server of a cluster; nil if there is no such cluster.
+// Tokens returns the tokens that the API server of a cluster reviews; nil if there is no such cluster.
 func (c *Clusters) Tokens(cluster string) *auth.Tokens {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,14 +1,14 @@
 // Package clusters follows clusters other than the control plane's own one. The API server of the
 // own cluster has Secrets with a kubeconfig for each of these clusters.
 //
-//  1. clusters.go starts and ends the clusters as the Secrets change, and publishes what has changed in
-//     any of them.
+//  1. clusters.go starts and stops following clusters as the Secrets change, and publishes what has changed in any
+//     cluster.
 //  2. remote.go follows the objects of one cluster, with a [kube.Source] for its API server. New
 //     credentials replace the old ones when all objects were read with them.
 //  3. wanted.go finds the clusters that the Secrets name, and the errors in the Secrets.
-//  4. snapshot.go saves the objects of each cluster in the state directory. After a restart they are
+//  4. snapshot.go saves the objects of each cluster in the state directory. After a restart the saved objects are
 //     used until all objects were read again.
 //
-// The objects of a cluster are used when all of them were read, and stay until its Secret is removed. While its API server
-// is away, they do not change.
+// The objects of a cluster are used when all of them were read, and stay until its Secret is removed. While its API
+// server is away, the objects do not change.
 package clusters

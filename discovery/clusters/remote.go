@@ -26,7 +26,8 @@ type remote struct {
 	// live has the objects in use; nil before all were read once. next reads the objects with new credentials, and replaces
 	// live when it has read all of them; nil without new credentials.
 	live, next *link
-	// since is when a Secret first named the cluster. From until on, tables are served without its objects.
+	// since is when a Secret first named the cluster. From the time until on, tables are served even without the
+	// cluster's objects.
 	since, until time.Time
 	overdue      bool      // the log says that the cluster is missing
 	unwanted     time.Time // since when no Secret names the cluster; zero while a Secret does
@@ -89,7 +90,7 @@ func (r *remote) newLink(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// read adds what has changed in the cluster to changes.
+// read adds to changes what has changed in the cluster.
 func (r *remote) read(changes []hosts.Change) []hosts.Change {
 	if r.next != nil {
 		if from, ok := r.next.read(); ok && from.Waiting == "" {

@@ -128,7 +128,7 @@ func decodeSlice(root Field) *object.EndpointSlice {
 	switch t := root.Member("addressType"); t.Text() {
 	case "", "IPv4", "IPv6":
 	case addressTypeFQDN:
-		return s // it holds names, not addresses
+		return s // the slice holds names, not addresses
 	default:
 		t.Fail("want IPv4, IPv6 or FQDN, got %q", t.Text())
 		return s
@@ -251,8 +251,8 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 }
 
 // maxInTables bounds about how many bytes the hosts of a ServiceEntry have in tables: each host has all addresses, and
-// each of its ports all endpoints, so that 1 MiB of them could need 1 GiB. Istio's definition of the resource permits
-// 256 hosts with 256 addresses, which is less.
+// each port of a host has all endpoints. An object of 1 MiB could need 1 GiB. Istio's definition of the resource
+// permits 256 hosts with 256 addresses, which need less.
 const maxInTables = 4 << 20
 
 // sizeInTables returns about how many bytes the hosts of a ServiceEntry have in tables.
@@ -265,8 +265,8 @@ func sizeInTables(e *object.ServiceEntry, ports []object.EntryPort, endpoints []
 	return len(e.Hosts) * (address*len(e.Addrs) + size*len(ports))
 }
 
-// addVIPs adds the VIPs in the status of a ServiceEntry. An invalid VIP in it is ignored without an
-// error, because the object's author does not write the status.
+// addVIPs adds the VIPs in the status of a ServiceEntry. An invalid VIP in the status is ignored without an error,
+// because the object's author does not write the status.
 func addVIPs(root Field, e *object.ServiceEntry) {
 	ok := true
 	status := root.To(func(Field, string) { ok = false }).Member("status").Member("addresses")
@@ -303,7 +303,7 @@ func decodeEntryPorts(f Field) []object.EntryPort {
 	return ports
 }
 
-// decodeEndpoints returns the endpoints of a ServiceEntry that have an address of a network.
+// decodeEndpoints returns the endpoints of a ServiceEntry, without Unix sockets.
 func decodeEndpoints(f Field) []object.EntryEndpoint {
 	var endpoints []object.EntryEndpoint
 	for _, e := range f.Elements() {

@@ -15,7 +15,7 @@ type Kind uint8
 // The kinds of values, as in JSON, where integers are numbers.
 const (
 	Null  Kind = iota
-	Other      // none of the others
+	Other      // none of the other kinds
 	Object
 	List
 	String
@@ -26,18 +26,17 @@ const (
 
 // A Value is a value in the form in which a source has it.
 type Value interface {
-	// Kind returns its kind.
+	// Kind returns the kind of the value.
 	Kind() Kind
-	// Member returns the member of an object with a name; nil if the member is missing or null. The error says
-	// what is wrong with the member, which is used all the same.
+	// Member returns an object's member with the given name; nil if the member is missing or null. The error says what
+	// is wrong with the member, which is used all the same.
 	Member(name string) (Value, error)
 	// Names returns the names of the members of an object, in any order.
 	Names() []string
 	// Len returns the number of elements of a list, and At returns one of them.
 	Len() int
 	At(index int) Value
-	// Text returns a value that is neither an object nor a list as text: a string's content, "1",
-	// "1.5", "true".
+	// Text returns, as text, a value that is neither an object nor a list: a string's content, "1", "1.5", "true".
 	Text() string
 }
 
@@ -104,7 +103,7 @@ func describe(v Value) string {
 	return fmt.Sprintf("%q", v.Text())
 }
 
-// Member returns the member of an object with a name.
+// Member returns an object's member with the given name.
 func (f Field) Member(name string) Field {
 	member := Field{Path: join(f.Path, name), report: f.report}
 	if !f.is(Object, "an object") {
@@ -237,7 +236,7 @@ func (f Field) addrs() []netip.Addr {
 }
 
 // scopes returns the ExportTo with scopes, which are in the field of an object in a namespace. It leaves out invalid scopes.
-// The other scopes count, so that a host which its author wanted to hide stays hidden.
+// The other scopes count: a host that its author wanted to hide stays hidden.
 func (f Field) scopes(scopes []string, namespace string) object.ExportTo {
 	e, err := object.NewExportTo(scopes, namespace)
 	if err != nil {

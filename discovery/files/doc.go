@@ -2,14 +2,14 @@
 //
 //  1. tree.go reads the directory: when watch.go announces a change, and at least once a second. It compares
 //     stamps (size, times, inode), and reads the content of files whose stamp is new or has changed. A tree is used
-//     when two reads in a row have found the same, so that few files are used half written. After ten reads in a row
+//     when two reads in a row have found the same tree: then hardly any file is half written. After ten reads in a row
 //     that differ, the tree is used all the same.
-//  2. yaml.go splits a file into documents, and knows the line of every field. parse.go makes objects of documents,
-//     with package decode. A broken document affects only its own objects.
+//  2. parse.go splits a file into documents (package yamltext), and makes objects of them with package decode. yaml.go
+//     knows the line of every field. A broken document affects only its own objects.
 //  3. source.go decides which of these objects are in use. An object that becomes broken, or that cannot be
 //     read, stays in use in its last good form. All objects of a file or a directory that has become
-//     empty stay in use, too, unless AllowEmpty is set. An object that is missing stays in use for a moment: its file may
-//     be half written, or it may be moved to another file.
+//     empty stay in use, too, unless AllowEmpty is set. An object that is missing stays in use for a moment: its file
+//     may be half written, or the object may be on its way to another file.
 //  4. state.go saves the last good form of every object in the state directory.
 //
 // source.go repeats these steps, and tells the control plane which objects have changed.

@@ -34,7 +34,7 @@ type parsed struct {
 	notes []string
 }
 
-// Parse returns the objects in the documents of a file, and the errors in them.
+// Parse returns the objects in the documents of a file, and the errors in the documents.
 func Parse(name string, data []byte) ([]object.Object, []object.Error) {
 	p := parseFile(name, data)
 	objects := make([]object.Object, 0, len(p.objects))

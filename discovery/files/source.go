@@ -70,8 +70,8 @@ type Source struct {
 
 	// The fields below are owned by the goroutine of Run.
 	watcher watcher
-	last    *tree                    // the tree of the last read; nil if that failed
-	unequal int                      // reads in a row that have found another tree than the read before
+	last    *tree                    // the tree of the last read; nil if the read failed
+	unequal int                      // reads in a row that have found another tree than the previous read
 	used    *tree                    // the tree whose objects are in use
 	good    map[object.Key]located   // the last good form of each object in use
 	missing map[object.Key]time.Time // objects in good that were not found, and since when
@@ -133,7 +133,7 @@ func (s *Source) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		next := s.step()
-		if s.last != nil { // watching starts before the next read, so that no change is missed
+		if s.last != nil { // watching starts before the next read, which finds the changes until then
 			s.cfg.Result(source.StepWatch, s.watcher.follow(s.last.dirs))
 		}
 		if time.Since(s.saved) >= saveEvery {
@@ -143,8 +143,8 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
-// step reads the directory, and uses the tree if the last read has found the same tree. It returns how long to wait
-// for the next read if no change is announced.
+// step reads the directory, and uses the tree if the previous read has found the same tree. It returns how long to
+// wait for the next read if no change is announced.
 func (s *Source) step() time.Duration {
 	slow := time.AfterFunc(slowRead, func() { s.cfg.Result(source.StepRead, errSlow) })
 	t, err := readTree(s.cfg.Dir, s.last)
@@ -180,7 +180,7 @@ func (s *Source) cannotRead(err error) {
 	if r.Kept == 0 {
 		r.Waiting = fmt.Sprintf("%s %s cannot be read: %s", Name, s.cfg.Dir, plainError(err))
 	}
-	s.missing = nil // this time does not count as the time of missing objects
+	s.missing = nil // while the directory cannot be read, no object counts as missing
 	s.out.Put(r)
 }
 
@@ -190,7 +190,7 @@ type merge struct {
 	inUse  map[object.Key]located
 	parsed map[string]*parsed // by file
 	broken map[object.Key]bool
-	hidden map[string]bool // files and directories that could not be read, or are treated so
+	hidden map[string]bool // files and directories that could not be read, or that are treated as unreadable
 }
 
 // merge makes t the tree in use, decides which objects are in use, and returns the changes. An object that is missing
@@ -274,9 +274,8 @@ func (m *merge) add(name string, f *file) {
 
 // keepGood keeps good objects in use that are broken now, that cannot be read, or that have been missing for less than
 // the settle time. If a missing object was in a file that is written in place, it keeps all objects of that file in
-// their good form: the last object in the file may be half written.
-// If no object at all is left, it keeps all of them unless AllowEmpty is set: an empty directory is usually
-// being mounted or copied.
+// their good form: the last object in the file may be half written. If no object at all is left, it keeps all good
+// objects unless AllowEmpty is set: an empty directory is usually being mounted or copied.
 func (s *Source) keepGood(m *merge, t *tree) {
 	missing, writing := map[object.Key]time.Time{}, map[string]bool{}
 	s.next = rescanEvery
@@ -339,8 +338,8 @@ func (m *merge) hides(file string) bool {
 	return false
 }
 
-// settles returns how long an object that is missing since the time since stays in use. f is the file that had the
-// object, nil if the file was removed.
+// settles returns how much longer an object stays in use that has been missing since the time since. f is the file
+// that had the object, nil if the file was removed.
 func settles(since time.Time, f *file) time.Duration {
 	left := settleTime - time.Since(since)
 	if f != nil {

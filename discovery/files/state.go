@@ -21,8 +21,8 @@ const (
 )
 
 // savedDocument is a document with at least one object in use. The file has the text
-// of the document and not the decoded objects, so that a later version of nametap
-// can read fields that this version does not know.
+// of the document and not the decoded objects: a later version of nametap can then read fields that this version
+// does not know.
 type savedDocument struct {
 	File    string       `json:"file"`
 	Before  int          `json:"linesBefore"`

@@ -19,8 +19,8 @@ import (
 const (
 	// maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
 	maxFileSize = 256 << 20
-	// young is how long after a stamp was first seen the content of the file is read and compared, too: two writes
-	// may have the same time, because some file systems count time in steps of 2 s.
+	// young is the age up to which a stamp does not suffice: the content of the file is read and compared, too. Two
+	// writes may have the same time, because some file systems count time in steps of 2 s.
 	young = 2 * time.Second
 )
 
@@ -65,7 +65,7 @@ func (t *tree) file(name string) *file {
 	return t.files[name]
 }
 
-// sameInode reports whether f and other are states of the same inode, so that the file was written in place. Both may be
+// sameInode reports whether f and other are states of the same inode: then the file was written in place. Both may be
 // nil.
 func (f *file) sameInode(other *file) bool {
 	return f != nil && other != nil && f.stamp.fileID == other.stamp.fileID
@@ -80,7 +80,7 @@ func stampOf(info fs.FileInfo) stamp {
 	return stamp{fileID: fileID{dev: st.Dev, ino: st.Ino}, size: st.Size, mtime: st.Mtim, ctime: st.Ctim}
 }
 
-// equal reports whether two trees have the same files, directories and errors. A nil tree equals none.
+// equal reports whether two trees have the same files, directories and errors. A nil tree equals no tree.
 func (t *tree) equal(other *tree) bool {
 	return t != nil && other != nil && slices.Equal(t.errs, other.errs) && maps.Equal(t.dirs, other.dirs) &&
 		maps.EqualFunc(t.files, other.files, func(a, b *file) bool {

@@ -13,13 +13,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// rescanEvery is how often the directory is read if no change is announced. So changes that the kernel does
-// not report are found, too: in network file systems, of links and mounts, and of a parent directory that was replaced.
+// rescanEvery is how often the directory is read if no change is announced. These reads find changes that the kernel
+// does not report: in network file systems, of links and mounts, and of a parent directory that was replaced.
 const rescanEvery = time.Second
 
-// A watcher announces changes in directories, so that they are read at once. It may miss changes, such
-// as changes in a network file system, so the directories are also read once a second. A watcher belongs to
-// one goroutine.
+// A watcher announces changes in directories, which are then read at once. It may miss changes, such as changes in a
+// network file system, so the directories are also read once a second. A watcher belongs to one goroutine.
 type watcher struct {
 	fs    *fsnotify.Watcher // nil while nothing is watched
 	root  string
@@ -56,7 +55,7 @@ func (w *watcher) follow(dirs map[string]dir) error {
 	return err
 }
 
-// kernelLimit returns a text that names the kernel's limit that err means; "" if err means none.
+// kernelLimit returns a text that names the kernel's limit that has caused err; "" if no limit has caused it.
 func kernelLimit(err error) string {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):

@@ -114,7 +114,7 @@ func (v value) Member(name string) (decode.Value, error) {
 	return nil, err
 }
 
-// Names returns the names of a mapping's members, without those of merge keys.
+// Names returns the names of a mapping's members, without the members of merge keys.
 func (v value) Names() []string {
 	var names []string
 	for i := 0; i+1 < len(v.node.Content); i += 2 {

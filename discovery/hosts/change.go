@@ -11,8 +11,8 @@ type Change struct {
 	// Cluster is the name of the objects' cluster; empty for the control plane's own cluster. The
 	// first change of a cluster adds it.
 	Cluster string
-	// Source is the number of the source, from 0. If two sources have the same object, the object
-	// of the lower number counts. Clusters other than the own one have one source, 0.
+	// Source is the number of the source, from 0. If two sources have the same object, the object of the
+	// source with the lower number counts. Clusters other than the own one have one source, 0.
 	Source  int
 	Updated []object.Object // new, or with another content
 	Removed []object.Key
@@ -37,7 +37,7 @@ type sourceID struct {
 func Merge(changes []Change) []Change {
 	var order []sourceID
 	merged := map[sourceID]*Change{}
-	objects := map[sourceID]map[object.Key]*object.Object{} // nil for one that is removed
+	objects := map[sourceID]map[object.Key]*object.Object{} // nil for a removed object
 	for _, c := range changes {
 		id := sourceID{c.Cluster, c.Source}
 		m := merged[id]

@@ -123,13 +123,14 @@ func dashed(a netip.Addr) string {
 // hostKey returns the form of a host in which spellings that differ in case are equal.
 func hostKey(host string) string { return strings.ToLower(host) }
 
-// clusterID is the number of a cluster. It has 16 bits, so that it does not make a claim longer.
+// clusterID is the number of a cluster. Its 16 bits fit into the padding of a claim.
 type clusterID uint16
 
 // ownCluster is the number of the control plane's own cluster, whose name is empty.
 const ownCluster clusterID = 0
 
-// index holds the objects of a cluster on which claims of other objects depend, by the keys of lookups.
+// index holds the objects of a cluster on which claims of other objects depend, by the keys with which they are
+// looked up.
 type index struct {
 	domain   string
 	cluster  clusterID
@@ -340,9 +341,9 @@ func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
 
 // entryClaims returns the claims of a ServiceEntry. The endpoints of a ServiceEntry are not
 // addresses of its hosts: connections to the hosts' addresses lead to the endpoints. A host without
-// an address gets an automatic VIP. As in istiod, a wildcard gets a VIP only with resolution
-// DYNAMIC_DNS, because only then a proxy knows where to send the connection, and no host gets one
-// with resolution NONE, because then a proxy never knows.
+// an address gets an automatic VIP. As in istiod, a wildcard gets a VIP only with resolution DYNAMIC_DNS: with
+// other resolutions, a proxy does not know where to send the connection. With resolution NONE, a proxy never knows,
+// so no host gets a VIP.
 func entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 	var claims []claim
 	auto := !e.HasAddresses && !e.NoVIP && e.Resolution != object.ResolutionNone
@@ -367,7 +368,7 @@ func innerMap[O, K comparable, V any](m map[O]map[K]V, k O) map[K]V {
 	return m[k]
 }
 
-// removeInner removes a key of an inner map, and the inner map with its last key.
+// removeInner removes a key of an inner map, and removes the inner map when it is empty.
 func removeInner[O, K comparable, V any](m map[O]map[K]V, outer O, inner K) {
 	delete(m[outer], inner)
 	if len(m[outer]) == 0 {

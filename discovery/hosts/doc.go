@@ -1,9 +1,9 @@
-// Package hosts turns objects into hosts and their addresses, and keeps them up to date: the cost
-// of a changed object depends on the hosts that depend on it, not on the number of objects.
+// Package hosts turns objects into hosts and their addresses, and keeps them up to date: the cost of a
+// change depends on the hosts that the changed object affects, not on the number of objects.
 //
 // The steps are objects, claims, hosts, entries. A claim is what one object says about one host. A
-// [Host] has all claims to it and its automatic VIP. An [Entry] is the line of a host in the name table
-// of the clients that share a [View], encoded.
+// [Host] has all claims to it and its automatic VIP. An [Entry] is the encoded line of a host in the name
+// table of the clients that share a [View].
 //
 // The files; a file uses the files below it:
 //

@@ -26,7 +26,7 @@ const (
 	fieldValue = 2
 )
 
-// An Entry is the line of a host in a name table. It is shared by all clients that see the same.
+// An Entry is the line of a host in a name table. All clients with an equal line share it.
 type Entry struct {
 	// Host is the name in the table, as its author wrote it.
 	Host string
@@ -62,9 +62,9 @@ type visibleClaim struct {
 
 func isKubernetes(c visibleClaim) bool { return c.kubernetes() }
 
-// mergeClaims makes one table entry of all claims to a host. Kubernetes Services take
-// precedence over ServiceEntries of the same host; among equals, the addresses add up.
-// alias is the host of which this host is an alias. It is used only if all claims are aliases.
+// mergeClaims makes one table entry of all claims to a host. Kubernetes Services take precedence over
+// ServiceEntries of the same host; the addresses of the remaining claims add up. alias is the host of which
+// this host is an alias. It is used only if all claims are aliases.
 func mergeClaims(claims []visibleClaim, alias string) (host string, info *api.NameTable_NameInfo) {
 	if slices.ContainsFunc(claims, isKubernetes) {
 		claims = slices.DeleteFunc(claims, func(c visibleClaim) bool { return !isKubernetes(c) })
@@ -138,7 +138,8 @@ func (c visibleClaim) info(near, addrs []netip.Addr) *api.NameTable_NameInfo {
 	return info
 }
 
-// eachPort calls yield for each port of each address that a client gets, perhaps more than once for the same.
+// eachPort calls yield for each port of each address that a client gets, perhaps more than once for the same
+// port and address.
 func (c *visibleClaim) eachPort(yield func(object.Port, netip.Addr)) {
 	visible := sorted(slices.Concat(c.near, c.addrs))
 	if c.mixed == nil {
@@ -158,8 +159,8 @@ func (c *visibleClaim) eachPort(yield func(object.Port, netip.Addr)) {
 	}
 }
 
-// portsOf returns the ports of an entry with n addresses. A port that only some of the addresses have
-// lists these addresses.
+// portsOf returns the ports of an entry with n addresses. If only some of the addresses have a port, the
+// port lists these addresses.
 func portsOf(claims []visibleClaim, n int) []*api.NameTable_Port {
 	first := claims[0].ports
 	differs := func(c visibleClaim) bool { return c.mixed != nil || c.ports != first }
@@ -190,8 +191,8 @@ func portsOf(claims []visibleClaim, n int) []*api.NameTable_Port {
 	return ports
 }
 
-// maxPortName is the length of the longest name of a port that can be part of a DNS name, which has
-// an underscore before it.
+// maxPortName is the length of the longest name of a port that can be a label of a DNS name after an
+// underscore.
 const maxPortName = 62
 
 func newPort(p object.Port) *api.NameTable_Port {
@@ -207,7 +208,7 @@ func newPort(p object.Port) *api.NameTable_Port {
 
 // destinationsOf returns where connections to the automatic VIPs of a host lead: the ports of all
 // claims, and for each port the endpoints of all claims. Only claims that want a VIP have destinations.
-// These claims have no addresses of another kind.
+// These claims have no other addresses.
 func destinationsOf(claims []visibleClaim, host string) []*api.NameTable_Destination {
 	var all []object.Destination
 	for _, c := range claims {

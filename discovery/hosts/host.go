@@ -82,8 +82,8 @@ func (h *Host) claimedAlias() string {
 	return ""
 }
 
-// exportedTo yields the lists of namespaces in exportTo of the host's claims, and of the claims to
-// the host that it is an alias of. A list may come twice, and none is empty.
+// exportedTo yields the lists of namespaces in the exportTo of the claims that allClaims returns. A list may come
+// twice. Empty lists are left out.
 func (h *Host) exportedTo(yield func([]string) bool) {
 	for _, c := range h.allClaims() {
 		if list := c.exportTo.Namespaces; len(list) > 0 && !yield(list) {
@@ -92,8 +92,8 @@ func (h *Host) exportedTo(yield func([]string) bool) {
 	}
 }
 
-// namespaces yields the namespaces of the objects that make the host's claims, and the claims to the
-// host that it is an alias of. A namespace may come twice.
+// namespaces yields the namespaces of the objects that make the claims that allClaims returns. A namespace may come
+// twice.
 func (h *Host) namespaces(yield func(string) bool) {
 	for _, c := range h.allClaims() {
 		if !yield(c.namespace) {
@@ -159,7 +159,7 @@ type variant struct {
 
 // variantKey is everything that determines the entry of a host. Views with the same key share the entry.
 type variantKey struct {
-	visible  uint64 // the visible ones of the first maxBits claims, a bit each
+	visible  uint64 // which of the first maxBits claims are visible, a bit each
 	others   string // the same for further claims, eight to a byte
 	families Families
 	vips     bool
@@ -188,7 +188,7 @@ type claimSet struct {
 	others []byte
 }
 
-// add adds the claim with the number i of a host with of claims.
+// add adds the claim with the number i. of is the number of the host's claims.
 func (s *claimSet) add(i, of int) {
 	if i < maxBits {
 		s.first |= 1 << i

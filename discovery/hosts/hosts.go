@@ -55,18 +55,18 @@ func (h *Hosts) SetDefaults(defaults object.Mesh) {
 	h.Scene = h.newScene()
 }
 
-// An Update says what changed objects have changed.
+// An Update has the effects of changed objects.
 type Update struct {
 	Hosts []HostChange // sorted by key
 	// Views is true if a setting of the mesh, the clusters or a cluster's network have changed,
 	// so a client may have another view, and a view may show other hosts.
 	Views bool
 	// Sidecars are the namespaces of Sidecars that have changed. Clients in these namespaces may have
-	// another view; if the root namespace is among them, all clients may.
+	// another view; if the root namespace is among them, all clients may have another view.
 	Sidecars map[string]bool
 	// VIPs is true if the automatic VIPs have to be saved.
 	VIPs bool
-	// Moved are hosts that had to leave their automatic VIP, because an object claims it; sorted.
+	// Moved are hosts that have lost their automatic VIP because an object claims it; sorted.
 	Moved []string
 	// WithoutVIP are the hosts for which no automatic VIP is left now; sorted.
 	WithoutVIP []string
@@ -77,7 +77,7 @@ type Update struct {
 // updating is an update that is being made.
 type updating struct {
 	Update
-	owners map[objectID]bool // whose claims may change
+	owners map[objectID]bool // the objects whose claims may change
 }
 
 // Update applies changes of sources, all at once. The order of the changes does not matter for the
@@ -199,8 +199,8 @@ func (h *Hosts) claim(by objectID, changed map[string]bool, vips *vipChange) {
 	}
 }
 
-// wanted reports for each changed host whether it wants an automatic VIP. The first time, all hosts
-// that have a VIP count as changed: they may be of an earlier process.
+// wanted reports for each changed host whether it wants an automatic VIP. The first time, all hosts that have a VIP
+// count as changed: their VIPs may be from an earlier process.
 func (h *Hosts) wanted(changed map[string]bool) map[string]bool {
 	wanted := make(map[string]bool, len(changed))
 	for key := range changed {
@@ -215,8 +215,8 @@ func (h *Hosts) wanted(changed map[string]bool) map[string]bool {
 	return wanted
 }
 
-// wantsSlot reports whether a host with these claims needs a slot: one of them wants an automatic
-// VIP, none gives an address or a VIP, and the host is no Service.
+// wantsSlot reports whether a host with these claims needs a slot: a claim wants an automatic VIP, no claim gives an
+// address or a VIP, and the host is no Service.
 func wantsSlot(claims []claimOf) bool {
 	wants := false
 	for _, c := range claims {
@@ -350,8 +350,8 @@ func (h *Hosts) addTarget(alias, host string) {
 	}
 }
 
-// removeTarget is called after a claim with an alias was removed from a host. Services of several
-// clusters may have the same alias.
+// removeTarget undoes addTarget after the claim was removed, unless another claim of the host has the same target:
+// Services of several clusters may have the same alias.
 func (h *Hosts) removeTarget(alias, host string) {
 	if alias == "" {
 		return
@@ -362,7 +362,7 @@ func (h *Hosts) removeTarget(alias, host string) {
 	}
 }
 
-// addAliases adds to changed the aliases of changed hosts, the aliases of these, and so on.
+// addAliases adds to changed the aliases of changed hosts, the aliases of these aliases, and so on.
 func (h *Hosts) addAliases(changed map[string]bool) {
 	if len(h.aliases) == 0 {
 		return
@@ -390,15 +390,15 @@ func (h *Hosts) addAliases(changed map[string]bool) {
 	}
 }
 
-// aliasEnd is the end of a chain of aliases: the host with the key target, by the name in the last alias. name is empty
-// for a host that is no alias. If loop is true, the chain has no end: it leads to an alias of itself.
+// aliasEnd is the end of a chain of aliases: the host with the key target. name is its name in the last alias, and
+// empty for a host that is no alias. If loop is true, the chain has no end: it leads to an alias of itself.
 type aliasEnd struct {
 	target, name string
 	loop         bool
 }
 
-// setTargets sets target and alias of the changed hosts that are aliases. A host whose chain of aliases has no end gets
-// neither, and is added to loops.
+// setTargets sets target and alias of the changed hosts that are aliases. If the chain of aliases of a host has no end,
+// the host gets neither, and is added to loops.
 func (h *Hosts) setTargets(changes []HostChange) {
 	ends := map[string]aliasEnd{}
 	for _, c := range changes {
@@ -458,7 +458,7 @@ func (h *Hosts) alias(key string) (string, bool) {
 }
 
 // covering returns key if objects claim that host, otherwise the key of the closest wildcard above it
-// that objects claim. If there is none, it returns key, too.
+// that objects claim. If there is no such wildcard, it also returns key.
 func (h *Hosts) covering(key string) string {
 	if len(h.byHost[key]) > 0 {
 		return key

@@ -10,7 +10,8 @@ type mesh struct {
 
 func newMesh(defaults object.Mesh) mesh { return mesh{defaults, defaults} }
 
-// put applies an object that has changed, and reports whether it has settings of the mesh.
+// put applies an object that has changed, and reports whether it has, or had, settings of
+// the mesh.
 func (m *mesh) put(before, now object.Object) bool {
 	if before.Mesh == nil && now.Mesh == nil {
 		return false

@@ -1,7 +1,7 @@
 package hosts
 
-// A Place is where a client is, as far as that decides about its entries. The zero value is anywhere
-// in the control plane's own cluster.
+// A Place is where a client is, as far as the client's entries depend on it. The zero value is
+// anywhere in the control plane's own cluster.
 type Place struct {
 	Cluster string // empty for the own cluster
 	Network string // empty if it is not known
@@ -18,9 +18,9 @@ type surroundings struct {
 }
 
 // offers reports whether a client can use the addresses or the alias in the claim of a Service. To a
-// proxy, the address of a Service stands for its name, so any cluster's will do; endpoints must be in
-// the client's network. The endpoints of a ServiceImport are in several networks: the controller that
-// imports them lets its own cluster reach them.
+// proxy, the address of a Service stands for its name, so the address in any cluster will do.
+// Endpoints must be in the client's network. The endpoints of a ServiceImport are in several
+// networks: the controller that imports them lets its own cluster reach them.
 func (s *surroundings) offers(c *claim) bool {
 	if c.endpoints {
 		return s.reach[c.cluster] && !c.clusterOnly || c.cluster == s.local && (c.imported || s.reach[c.cluster])

@@ -6,7 +6,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Scene has everything but the hosts that decides what a client sees: Sidecars, settings of the
+// A Scene has everything that decides what a client sees, except for the hosts: Sidecars, settings of the
 // mesh, and the clusters. It does not change.
 type Scene struct {
 	sidecars sidecars
@@ -59,7 +59,7 @@ func (s *Scene) surroundings(p Place) *surroundings {
 		return nil
 	}
 	around := &surroundings{reach: make([]bool, len(s.around))}
-	around.local, _ = s.number(p.Cluster) // the own cluster if this one was removed
+	around.local, _ = s.number(p.Cluster) // the own cluster if p.Cluster was removed
 	for i, c := range s.around {
 		around.reach[i] = c.used && (c.network == "" || p.Network == "" || c.network == p.Network)
 	}

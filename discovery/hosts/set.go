@@ -13,14 +13,15 @@ import (
 // A Set has the hosts as the changes so far have made them. The zero value has no hosts.
 type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
-	// The hosts that a namespace may see in another way than others do: hosts with an exportTo that
-	// names it, and hosts that one of its objects claims.
+	// The hosts that a namespace may see in another way than other namespaces do: hosts with an exportTo that names
+	// the namespace, and hosts that an object in the namespace claims.
 	exported map[string]map[*export]bool
 	inside   map[string]map[string]*Host
 	exports  map[string]*export // by exportKeys.of
 }
 
-// An export has the hosts that have the same list of namespaces in an exportTo. There may be many of both.
+// An export has the hosts that have the same list of namespaces in an exportTo. There may be many hosts and many
+// namespaces.
 type export struct {
 	namespaces []string
 	hosts      map[string]*Host
@@ -145,7 +146,7 @@ func merged(hosts []*Host, changes []HostChange) []*Host {
 // A Span has the combined effect of several changes on the hosts.
 type Span struct {
 	Changes []HostChange // sorted by key
-	// The same changes by the namespaces that may see them in another way than others do, see [Set].
+	// The same changes by the namespaces that may see them in another way than other namespaces do, see [Set].
 	exported map[string][]*exportChanges
 	inside   map[string][]HostChange
 }
@@ -245,8 +246,8 @@ func (s *Span) Namespaces(yield func(string) bool) {
 // AllNamespaces returns how often Namespaces yields.
 func (s *Span) AllNamespaces() int { return len(s.exported) + len(s.inside) }
 
-// Reaches reports whether a viewer with a base may see a change: if the base has a Sidecar, it must show hosts of a
-// namespace of the changed hosts.
+// Reaches reports whether a viewer with a base may see a change: if the base has a Sidecar, the Sidecar must show
+// hosts of a namespace of the changed hosts.
 func (s *Span) Reaches(b *Base) bool {
 	if b.Sidecar.is == nil {
 		return len(s.Changes) > 0

@@ -29,8 +29,8 @@ func (s sidecars) put(before, now object.Object) bool {
 	return before.Sidecar != nil || now.Sidecar != nil
 }
 
-// add adds a Sidecar. As in istiod, Sidecars with a workloadSelector come first, and then older
-// ones. In a directory Sidecars have no age, so the name decides.
+// add adds a Sidecar. As in istiod, Sidecars with a workloadSelector come before the others, and
+// older Sidecars before younger ones. If no age is known, as in a directory, the name decides.
 func (s sidecars) add(o object.Object) {
 	added, all := &sidecar{o.Key, o.Sidecar, NewLabels(o.Sidecar.Labels), o.Sidecar.NewEgress()}, s[o.Key.Namespace]
 	i, _ := slices.BinarySearchFunc(all, added, func(a, b *sidecar) int {
@@ -57,7 +57,7 @@ func (s sidecars) of(namespace string, labels Labels) Limit {
 	return Limit{}
 }
 
-// A Limit is a Sidecar that limits the hosts of a client. The zero value is none.
+// A Limit is a Sidecar that limits the hosts of a client. The zero value is no Sidecar.
 type Limit struct {
 	Key object.Key
 	is  *sidecar

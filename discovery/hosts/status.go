@@ -7,10 +7,11 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// Statuses returns the ServiceEntries of a source of the own cluster whose status must change, and
-// the VIPs that the status should have: for each host the VIPs that are in it, if they belong to no
-// other host, otherwise the VIPs of the same host in other ServiceEntries, otherwise allocated VIPs.
-// If two hosts have the same VIP, one of them loses it, and gets another VIP with the next status.
+// Statuses returns the ServiceEntries of a source of the own cluster whose status must change, and the
+// VIPs that the status should have. A host keeps the VIPs that the status gives to it and that belong
+// to no other host. If there are none, it gets its VIPs in other ServiceEntries, or else allocated
+// VIPs. If two hosts have the same VIP, one of them loses it, and gets another VIP with the next
+// status.
 func (h *Hosts) Statuses(source int) map[object.Key]object.VIPStatus {
 	owner := h.vipOwners()
 	out := map[object.Key]object.VIPStatus{}

@@ -41,12 +41,12 @@ type Viewer struct {
 	around    *surroundings // nil with one cluster
 }
 
-// AtBase returns a viewer that sees what all viewers with v's base have in common. A viewer sees only its hosts of
-// [Set.Special] in another way.
+// AtBase returns a viewer that sees what all viewers with v's base have in common. v sees only the hosts that
+// [Set.Special] yields in another way.
 func (v *Viewer) AtBase() Viewer { return Viewer{Base: v.Base, around: v.around} }
 
 // SeesOwn reports whether the viewer may see hosts of its own namespace that other namespaces do not see, although
-// no exportTo names it.
+// no exportTo names the namespace.
 func (v *Viewer) SeesOwn() bool {
 	return v.own && !v.all || v.Sidecar.is != nil && v.Sidecar.is.egress.FromOwn()
 }
@@ -112,10 +112,10 @@ func (v *Viewer) build(h *Host, visible []*claim, key *variantKey, target *Entry
 	return newEntry(mergeClaims(claims, h.alias))
 }
 
-// addrs returns the addresses of a claim for a client. Only an alias has near addresses here, those of
-// its target. Like istiod, addrs returns the addresses in a ServiceEntry for every client, whatever the
-// client's families: the author of the ServiceEntry wants them used, and without them a client would
-// resolve the name outside the mesh.
+// addrs returns the addresses of a claim for a client. Only an alias has near addresses here: the near addresses
+// of its target. Like istiod, addrs returns the addresses in a ServiceEntry for every client, whatever the
+// client's families: the author of the ServiceEntry wants them used, and without them a client would resolve the
+// name outside the mesh.
 func (v *Viewer) addrs(h *Host, c *claim, target *Entry) (near, addrs []netip.Addr) {
 	if target != nil && c.alias == h.claimedAlias() && c.alias != "" {
 		near, addrs = target.addrs()

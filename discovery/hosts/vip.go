@@ -23,10 +23,10 @@ const (
 type VIPs struct {
 	byHost map[string]vipHost // by hostKey
 	bySlot map[uint16]string  // hosts, by their slot
-	// rounds counts the updates in which hosts were removed (mark).
+	// rounds counts the updates in which hosts were removed, see mark.
 	rounds  uint64
 	without map[string]bool // hosts that found no free slot
-	inUse   int             // hosts that are wanted and have a slot
+	inUse   int             // hosts that want a VIP and have a slot
 	// claimed counts, by slot, the addresses of objects that are VIPs of the slot. No host may have such a slot.
 	claimed map[uint16]int
 }
@@ -68,7 +68,7 @@ func DecodeVIPs(data []byte) (*VIPs, error) {
 	return v, nil
 }
 
-// usableSlot excludes the slots that look like a network or a broadcast address.
+// usableSlot reports whether a slot looks like neither a network address nor a broadcast address.
 func usableSlot(slot uint16) bool { return slot&0xff != 0 && slot&0xff != 0xff }
 
 // slotAddr4 returns the IPv4 address of a slot.
@@ -94,8 +94,8 @@ func addrSlot(a netip.Addr) (uint16, bool) {
 	return slot, slotAddr6(slot) == a
 }
 
-// preferredSlot returns the slot that a host gets if it is free. It depends on the name
-// only, so servers that start with the same hosts agree.
+// preferredSlot returns the slot that a host gets if that slot is free. It depends on the name only, so servers
+// that start with the same hosts agree.
 func preferredSlot(host string) uint16 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(host)) // never fails
@@ -117,8 +117,8 @@ type vipChange struct {
 // vipResult is the result of [VIPs.update].
 type vipResult struct {
 	changed map[string]bool // hosts that have another VIP than before, or none
-	unsaved bool            // what Encode returns has changed
-	moved   []string        // hosts that had to leave their slot, sorted
+	unsaved bool            // the result of Encode has changed
+	moved   []string        // hosts that have lost their slot, sorted
 }
 
 // slotsOf returns the slots of the addresses of claims, once for each address.
@@ -170,8 +170,8 @@ func (v *VIPs) update(c vipChange) vipResult {
 	return r
 }
 
-// allocate gives each host that wants one a slot: a free one or, if all are used, the slot of the
-// host that was removed first. The free and the removed slots are looked up once for all hosts.
+// allocate gives a slot to each host that wants one: a free slot or, if all are used, the slot of the host that
+// was removed first. The free and the removed slots are looked up once for all hosts.
 func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
 	free := vipUsable - len(v.bySlot) - len(v.claimed) // or more: claimed may have slots that are not usable
 	var removed []string

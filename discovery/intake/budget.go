@@ -28,7 +28,7 @@ type Budget struct {
 // A holder is an address that holds bytes of a budget.
 type holder struct {
 	held  int
-	conns map[*conn]struct{} // that hold some
+	conns map[*conn]struct{} // that hold bytes
 }
 
 // NewBudget returns a budget of which nothing is held. It calls closed for each connection that it closes.
@@ -145,8 +145,8 @@ func (c Connection) Read(n int) {
 	}
 }
 
-// add counts bytes that have arrived, and what they cost. Beyond the budget, it closes the connection that holds most of
-// the address that holds most.
+// add counts bytes that have arrived, and what they cost. While more than the budget is held, it closes the connection
+// that largestLocked returns.
 func (b *Budget) add(c *conn, bytes, cost int) {
 	var over []*conn
 	b.mu.Lock()
@@ -205,7 +205,8 @@ func (b *Budget) removeLocked(c *conn) {
 	}
 }
 
-// largestLocked returns the connection that holds most of the address that holds most.
+// largestLocked finds the address that holds the most bytes, and returns the connection of this address that holds the
+// most.
 func (b *Budget) largestLocked() (largest *conn) {
 	var most *holder
 	for _, h := range b.addresses {

@@ -1,10 +1,10 @@
-// Package intake bounds the resources that clients can occupy, so that no client takes what others need.
+// Package intake bounds the resources that clients can occupy, so no client can take what other clients need.
 //
 //   - places.go counts clients: by address; by namespace if they prove their identity; and together if they do
 //     not.
 //   - budget.go bounds the bytes of requests that have arrived, and that no handler has read. gRPC keeps at least
 //     64 KiB for each stream, and 4 MiB for a message that is half received. Beyond the bound, the address that holds
-//     most loses the connection that holds most. So a client that holds less than its share of the bound is never
-//     cut, whatever others do.
+//     the most bytes loses its connection that holds the most. So an address that holds less than its share of the
+//     bound loses no connection, whatever other addresses do.
 //   - frames.go finds the bytes of requests in a connection.
 package intake

@@ -4,7 +4,7 @@ import "golang.org/x/net/http2"
 
 const (
 	frameHead   = 9       // bytes before each frame
-	maxFrame    = 1 << 14 // bytes in a frame: gRPC accepts no longer ones
+	maxFrame    = 1 << 14 // bytes in a frame: gRPC accepts no longer frames
 	frameLength = 3       // bytes of the length in the head
 	frameType   = 3       // where the type is
 	frameFlags  = 4       // where the flags are

@@ -16,7 +16,7 @@ type Group[K comparable] struct {
 
 	mu      sync.Mutex
 	members map[K]*member
-	sweep   int // number of members from which members that hold nothing are removed
+	sweep   int // number of members at which sweepLocked removes some
 }
 
 // A member is a member of a Group.
@@ -26,7 +26,7 @@ type member struct {
 	at    time.Time // when spare was computed
 }
 
-// minSweep is the least number of members of which some are forgotten.
+// minSweep is the least value of Group.sweep.
 const minSweep = 1 << 10
 
 // NewGroup returns a group whose members hold nothing.
@@ -67,7 +67,7 @@ func (m *member) fill(most int, now time.Time) {
 	m.at = now
 }
 
-// sweepLocked removes members that do not differ from new ones.
+// sweepLocked removes members that equal new members.
 func (g *Group[K]) sweepLocked(now time.Time) {
 	if len(g.members) < g.sweep {
 		return
@@ -90,8 +90,9 @@ type Places struct {
 	open, unproven int
 }
 
-// NewPlaces returns places for most clients, and for perAddress clients of each address. The clients of
-// one namespace get at most half of the places, and so do all clients together that prove nothing, if other clients do.
+// NewPlaces returns places for most clients, and for perAddress clients of each address. The clients of one namespace
+// get at most half of the places. If other clients can prove their identity, all clients that prove nothing get at most
+// half of the places together.
 func NewPlaces(most, perAddress int) *Places {
 	share := max(1, most/2)
 	return &Places{
@@ -109,8 +110,8 @@ type Place struct {
 	namespace string // the namespace in which it counts; empty if none
 }
 
-// Enter begins to give a client at an address a place, which [Place.Prove] or [Place.Unproven] then takes. Call
-// [Place.Leave] in the end unless Enter returns an error.
+// Enter begins to give a client at an address a place, which [Place.Prove] or [Place.Unproven] then takes. If Enter
+// returns no error, call [Place.Leave] in the end.
 func (p *Places) Enter(address netip.Addr) (*Place, error) {
 	if !p.addresses.Take(address) {
 		return nil, status.Errorf(codes.ResourceExhausted, "%d clients at %s are served already, or as many have connected within a minute (--max-clients-per-address): "+
@@ -133,8 +134,7 @@ func (p *Place) Prove(namespace string) error {
 	return nil
 }
 
-// Unproven takes the place for a client that proves nothing. others is true if there are
-// also clients that prove their identity.
+// Unproven takes the place for a client that proves nothing. others is true if other clients can prove their identity.
 func (p *Place) Unproven(others bool) error {
 	if err := p.take(); err != nil {
 		return err

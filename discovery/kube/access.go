@@ -71,9 +71,9 @@ func load(path string) (*rest.Config, error) {
 }
 
 // ParseAccess returns the access that a kubeconfig gives in its current context. A program that may write the kubeconfig
-// to the API server must not gain access to this host by it. So the kubeconfig must neither run programs nor read
-// files, as in istiod, nor lead requests elsewhere by a proxy or a redirection. The API server must
-// prove its identity, because it reviews the tokens of its cluster's clients.
+// to the API server must not gain access to this host by it. So, as in istiod, the kubeconfig must not run programs or
+// read files. It must also not lead requests elsewhere, by a proxy or a redirection. The API server must prove its
+// identity, because it reviews the tokens of its cluster's clients.
 func ParseAccess(kubeconfig []byte) (*Access, error) {
 	parsed, err := clientcmd.Load(kubeconfig)
 	if err != nil {
@@ -89,7 +89,7 @@ func ParseAccess(kubeconfig []byte) (*Access, error) {
 			return nil, fmt.Errorf("cluster %q %w", name, err)
 		}
 	}
-	// This comes after the checks, because it opens files.
+	// Validate opens files, so it comes after the checks.
 	if err := clientcmd.Validate(*parsed); err != nil {
 		return nil, fmt.Errorf("want a kubeconfig: %w", err)
 	}

@@ -27,8 +27,8 @@ import (
 
 const webhookConfigurations = "mutatingwebhookconfigurations"
 
-// A bundler keeps the certificates of the authorities in the field caBundle of the webhooks of a
-// MutatingWebhookConfiguration, so that the API server trusts the server.
+// A bundler writes the certificates of the authorities to the field caBundle of the webhooks in a
+// MutatingWebhookConfiguration. The API server then trusts the server.
 type bundler struct {
 	name           string // of the MutatingWebhookConfiguration
 	client         *rest.RESTClient
@@ -78,7 +78,7 @@ func (b *bundler) unwritten() bool {
 	return b.failing || time.Now().Before(b.disputed)
 }
 
-// run keeps the field until ctx ends.
+// run keeps the certificates in the field until ctx ends.
 func (b *bundler) run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -129,7 +129,7 @@ func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
 	err = b.write(ctx, seen, patch)
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err), inapplicable(err):
-		return recheck, nil // it was changed or deleted, which is seen soon
+		return recheck, nil // the object was changed or deleted: its event causes the next pass
 	case err != nil:
 		advice := ""
 		if apierrors.IsForbidden(err) {
@@ -143,7 +143,7 @@ func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
 	return recheck, nil
 }
 
-// count counts a write. If other programs write the field again and again, it logs their names when these change.
+// count counts a write. If other programs write the field again and again, it logs their names when the names change.
 func (b *bundler) count(roots string, seen webhooks) {
 	if !b.pace.disputed() {
 		b.blamed = ""
@@ -188,7 +188,7 @@ type operation struct {
 }
 
 // inapplicable reports whether err says that a patch changes a part that was removed from the object. The API server
-// reports that before it compares versions, and without the name of a field, which errors about values have.
+// reports that before it compares versions. This error names no field, and an error about a value does.
 func inapplicable(err error) bool {
 	status := new(apierrors.StatusError)
 	return errors.As(err, &status) && apierrors.IsInvalid(err) && (status.ErrStatus.Details == nil || len(status.ErrStatus.Details.Causes) == 0)
@@ -221,8 +221,8 @@ func webhooksOf(o metav1.Object) webhooks {
 	return w
 }
 
-// trusts reports whether a bundle has all roots and no expired certificate. It may have others: while an authority is
-// added, another replica may know it earlier, and what that replica has written must stay.
+// trusts reports whether a bundle has all roots and no expired certificate. It may have other certificates: while an
+// authority is added, another replica may know it earlier, and what that replica has written must stay.
 func trusts(bundle, roots []byte, now time.Time) bool {
 	have, ok := certificatesIn(bundle, now)
 	if !ok {

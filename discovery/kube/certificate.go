@@ -178,8 +178,8 @@ func (c *Certificate) step(ctx context.Context) (next time.Duration, err error) 
 	return min(max(time.Until(c.policy.Due(wanted)), time.Second), recheck), nil
 }
 
-// parse returns the certificates in a Secret. If the Secret has none, or was deleted, stored is false, and found are the
-// certificates in use, so that the Secret gets the authority that agents trust; nil if no certificates are in use.
+// parse returns the certificates in a Secret. If the Secret has none, or was deleted, stored is false, and found are
+// the certificates in use, nil if there are none: the Secret then gets the authority that agents trust.
 func (c *Certificate) parse(secret *corev1.Secret) (found *pki.Certificates, stored bool, err error) {
 	if secret != nil {
 		found, err = pki.Parse(secret.Data)

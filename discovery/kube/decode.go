@@ -141,8 +141,8 @@ func (v value) Text() string {
 	return fmt.Sprint(v.of)
 }
 
-// Member returns the member of a struct or a map with a name. Maps without elements, and zero values that JSON leaves
-// out, are absent.
+// Member returns the member with the given name of a struct or a map. Maps without elements, and zero values that
+// JSON leaves out, are absent.
 func (v value) Member(name string) (decode.Value, error) {
 	var found reflect.Value
 	if v.of.Kind() == reflect.Map {

@@ -8,12 +8,12 @@
 //  2. crd.go follows the definitions of custom resources. A missing definition is no error: when it is installed, the
 //     resource is read.
 //  3. feed.go holds the objects of one resource. client-go's Reflector lists and watches the resource, as a
-//     stream if the API server can, and passes each object on as soon as it is decoded. follow.go lists
-//     the resource again when no watch confirms the content of the feed.
+//     stream if the API server can, and passes each object to the feed as soon as the object is decoded. follow.go
+//     lists the resource again when no watch confirms the content of the feed.
 //  4. selection.go follows which namespaces count, by the discovery selectors of the mesh. A feed drops
 //     the objects of other namespaces before it reduces them. When such a namespace counts later, the
 //     feed lists its resource again.
-//  5. decode.go reduces an object to the fields of package object as soon as it comes (slim.go), so that no whole object is
+//  5. decode.go reduces an object to the fields of package object as soon as it comes (slim.go): no whole object is
 //     kept. mesh.go reduces the ConfigMap with the settings of the mesh.
 //  6. resources.go lists and watches resources, with selectors. Pods are not read: EndpointSlices
 //     have their hostnames. Endpoints of Services with a ClusterIP are not read either: they do not
@@ -21,12 +21,12 @@
 //
 // While the API server is away, the objects do not change.
 //
-// certificate.go keeps the certificate that replicas share (package pki) in a Secret. publisher.go writes its root
+// certificate.go keeps the certificate that replicas share (package pki) in a Secret. publisher.go writes the root
 // certificate to ConfigMaps, and bundle.go writes it to a webhook. pace.go decides when these three try again, and how
-// often the latter two restore a field that another program changes. All three read objects through a mirror (mirror.go),
-// and send requests by shared.go. clustersecrets.go and namespaces.go have mirrors, too.
+// often the latter two restore a field that another program changes. All three read objects through a mirror
+// (mirror.go), and send requests by shared.go. clustersecrets.go and namespaces.go have mirrors, too.
 //
-// vips.go writes the status of ServiceEntries while its replica holds the Lease, which lease.go gets and renews.
+// vips.go writes the status of ServiceEntries while this replica holds the Lease, which lease.go gets and renews.
 //
 // access.go finds the API server. review.go asks it to review a client's token, and clock.go asks it for its time.
 package kube

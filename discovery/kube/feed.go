@@ -38,7 +38,7 @@ type feed struct {
 	heardAt uint64              // the version of the resource up to which the API server has sent everything; 0 if unknown
 	from    time.Time           // when the last list began
 	changed uint64              // the version at which objects last changed; 0 if unknown
-	dropped map[string]bool     // namespaces whose objects were dropped since the last list; if it is full, maybe others, too
+	dropped map[string]bool     // namespaces whose objects were dropped since the last list; incomplete at maxDropped
 
 	health
 }
@@ -115,8 +115,9 @@ func (f *feed) reduce(whole any) (any, error) {
 	return s, nil
 }
 
-// selectsLocked reports whether a namespace counts. If it does not, selectsLocked adds it to dropped, so that reselect
-// lists the objects again when the namespace counts. Both need the lock, so that no namespace is missed.
+// selectsLocked reports whether a namespace counts. If it does not, selectsLocked adds it to dropped, and reselect
+// lists the objects again when the namespace counts. Both functions need the lock: otherwise reselect could miss a
+// namespace.
 func (f *feed) selectsLocked(namespace string) bool {
 	if f.selection == nil || f.selection.current().have(namespace) {
 		return true
@@ -266,8 +267,8 @@ func (f *feed) Bookmark(resourceVersion string) error {
 	return nil
 }
 
-// absent empties the feed of a resource that the API server does not have. from is when the list of definitions began
-// that, with the events since, lacks the definition.
+// absent empties the feed of a resource that the API server does not have. from is when the last list of definitions
+// began: this list, with the events since, lacks the definition.
 func (f *feed) absent(from time.Time) {
 	f.asked(context.Background(), nil)
 	f.mu.Lock()
@@ -276,7 +277,7 @@ func (f *feed) absent(from time.Time) {
 	f.removeOthersLocked(nil, 0)
 }
 
-// take adds the state of the feed to r, and the keys of the objects that have changed since the last call to dirty.
+// take adds the state of the feed to r. It adds to dirty the keys of the objects that have changed since the last call.
 func (f *feed) take(dirty map[object.Key]bool, r *source.Reading) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

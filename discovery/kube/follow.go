@@ -23,8 +23,8 @@ const (
 	// maxSilence is how long the API server may send nothing about a resource before its objects are listed again.
 	// It sends a bookmark about once a minute.
 	maxSilence = 3 * time.Minute
-	// A client can cause a list when listPause, and listPerObject for each object in the last list, have passed since that
-	// list began: anyone can be a client.
+	// A client can cause a list only after listPause, and listPerObject for each object in the last list, have passed
+	// since that list began. Otherwise any client could keep the API server busy.
 	listPause     = 2 * time.Second
 	listPerObject = time.Millisecond
 )
@@ -33,8 +33,8 @@ const (
 //
 // A list, which the API server answers with its newest state, confirms the content of the store, and so does each event
 // of the watch after it. A watch that is silent, or that has ended early, confirms nothing: its connection may be dead,
-// or etcd may have been restored. Then the API server accepts a watch from a version that it has not reached
-// yet, and sends nothing up to that version (kubernetes#107457). So the objects are listed again.
+// or etcd may have been restored. After a restore, the API server accepts a watch from a version that it has not
+// reached yet, and sends nothing up to that version (kubernetes#107457). So the objects are listed again.
 func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health) {
 	silent := logr.Discard() // h logs what matters
 	for ctx.Err() == nil {
@@ -57,7 +57,7 @@ type health struct {
 	mu      sync.Mutex
 	failure error           // of the last request; nil if it succeeded
 	since   time.Time       // when requests began to fail; zero without a failure
-	logged  logonce.Failure // it ends when the API server has sent something
+	logged  logonce.Failure // a failure ends when the API server has sent something
 
 	latest    time.Time   // when the API server last sent something
 	began     time.Time   // when the last list began
@@ -69,8 +69,8 @@ type health struct {
 	resumes   bool        // the next watch may continue where the last watch ended, or from the list
 }
 
-// An observedWatch passes on the events of a watch, and notes them in a health. The library's watch.Filter would leave a
-// goroutine behind if the watch is stopped while Filter has an event to pass on.
+// An observedWatch passes the events of a watch to a Reflector, and notes them in a health. The library's watch.Filter
+// would leave a goroutine behind if the watch is stopped while Filter has an event to pass.
 type observedWatch struct {
 	watch.Interface
 	health  *health
@@ -128,12 +128,12 @@ func (h *health) silent() {
 	h.relistLocked()
 }
 
-// catchUp lists again, if no list is under way and the last one is not too recent.
+// catchUp lists again if no list is in flight and the last list is old enough.
 func (h *health) catchUp() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.again != nil && h.began.Equal(h.confirmed) && time.Since(h.began) >= listPause+time.Duration(h.size)*listPerObject {
-		h.began = time.Now() // the list is under way
+		h.began = time.Now() // the list is in flight
 		h.relistLocked()
 	}
 }
@@ -153,7 +153,7 @@ func (h *health) complete(objects int) time.Time {
 	return h.confirmed
 }
 
-// lastList returns when the last list began that is complete.
+// lastList returns when the last complete list began.
 func (h *health) lastList() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -167,7 +167,7 @@ func (h *health) resume() {
 	h.resumes = true
 }
 
-// takeResume reports whether a watch may continue. It permits that once.
+// takeResume reports whether a watch may continue. It reports true once after each resume.
 func (h *health) takeResume() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -203,7 +203,7 @@ func (h *health) heard() {
 	if h.silence != nil {
 		h.silence.Reset(maxSilence)
 	}
-	h.unheard = h.unheard && !h.began.Equal(h.confirmed) // while a list is under way, this may be a part of it
+	h.unheard = h.unheard && !h.began.Equal(h.confirmed) // while a list is in flight, this may be a part of it
 	if h.logged.Ended(nil) {
 		h.logged.Forget()
 		h.log.Info("reading from the Kubernetes API again", "what", h.what)
@@ -221,8 +221,8 @@ func (h *health) status(objects int, synced bool) source.Status {
 	return s
 }
 
-// listWatch returns the lister in the form of a Reflector. It notes in h the result of each request, and when the API
-// server sends something. Each list requests the newest state.
+// listWatch returns the lister in the form that a Reflector needs. The result notes in h how each request ended, and
+// when the API server sends something. Each list requests the newest state.
 func (l lister) listWatch(h *health) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -267,7 +267,7 @@ func (l lister) listWatch(h *health) *cache.ListWatch {
 	}
 }
 
-// run passes on the events until the watch ends.
+// run passes the events to the Reflector until the watch ends.
 func (o *observedWatch) run(ctx context.Context) {
 	defer close(o.events)
 	for e := range o.Interface.ResultChan() {

@@ -24,17 +24,17 @@ const leases = "leases"
 // leaseTimes are the times of a Lease.
 type leaseTimes struct {
 	duration time.Duration // after which the Lease is free without a renewal; the Lease has it in seconds
-	deadline time.Duration // after which a holder stops that cannot renew: before others may start
+	deadline time.Duration // after which a holder that cannot renew stops: before others may start
 	retry    time.Duration // between two tries; up to a fifth is added
 	request  time.Duration // which bounds one request
 }
 
-// writerLease replaces a holder that dies after 15 s and at most two tries.
+// writerLease makes another replica take over from a holder that dies, within 15 s and at most two tries.
 var writerLease = leaseTimes{duration: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second, request: 5 * time.Second} //nolint:gochecknoglobals // a constant
 
 // An election gets and renews a Lease (coordination.k8s.io), of which one process at a time is the holder.
 // It never compares the clocks of two machines: the Lease of another holder is free when this process has seen it
-// unchanged for its duration.
+// unchanged for the duration in it.
 type election struct {
 	name     source.Name
 	identity string
@@ -115,7 +115,7 @@ func (e *election) try(ctx context.Context) bool {
 	began := time.Now()
 	found := new(coordinationv1.Lease)
 	err := e.leases.Get().Namespace(e.name.Namespace).Resource(leases).Name(e.name.Name).Do(ctx).Into(found)
-	e.note(ctx, &e.reading, ignore(err, apierrors.IsNotFound)) // it is created then
+	e.note(ctx, &e.reading, ignore(err, apierrors.IsNotFound)) // write creates it then
 	switch {
 	case apierrors.IsNotFound(err):
 		found = nil
@@ -197,8 +197,8 @@ func (e *election) release(ctx context.Context) {
 	}
 }
 
-// note logs an error of a request that differs from the last one, and the end of the errors. It is no failure if another
-// replica was first.
+// note logs an error of a request if it differs from the last error, and the end of the errors. If another replica was
+// first, that is no failure.
 func (e *election) note(ctx context.Context, failure *logonce.Failure, err error) {
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || err != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 		return

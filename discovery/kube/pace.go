@@ -14,8 +14,8 @@ const writeTimeout = 10 * time.Second
 // are suspended.
 const recheck = time.Hour
 
-// retry returns the pauses between failed requests: 0.5 s at first, and at most about
-// 3 s, so that the source has caught up 5 s after the API server is back.
+// retry returns the pauses between failed requests: 0.5 s at first, and at most about 3 s. So the source has caught up
+// five seconds after the API server is back.
 func retry() *wait.Backoff {
 	return &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 100, Cap: 2500 * time.Millisecond}
 }
@@ -64,7 +64,7 @@ type pace struct {
 	last     time.Time // when it was written last
 }
 
-// left returns how long to wait before text is written: 0 or less if text differs from the last one.
+// left returns how long to wait before text is written: 0 or less if text differs from the last text.
 func (p *pace) left(text string) time.Duration {
 	if text != p.written {
 		return 0

@@ -22,14 +22,14 @@ import (
 )
 
 const (
-	// rootKey is the key of the certificates in a ConfigMap, as in Istio's istio-ca-root-cert. It is
-	// the name of the file in which agents look for them.
+	// rootKey is the key of the certificates in a ConfigMap, as in Istio's istio-ca-root-cert. Agents look for a file
+	// with this name.
 	rootKey = "root-cert.pem"
 	// maxWriters is the number of other programs in a line of the log.
 	maxWriters = 5
 )
 
-// isSystem reports whether a namespace is one of Kubernetes' own. They run no workloads of a mesh, and
+// isSystem reports whether a namespace is one of Kubernetes' own. These namespaces run no workloads of a mesh, and
 // istiod leaves them out, too.
 func isSystem(namespace string) bool {
 	return namespace == metav1.NamespaceSystem || namespace == metav1.NamespacePublic || namespace == corev1.NamespaceNodeLease
@@ -153,7 +153,7 @@ func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
 	return min(next, lasts), err
 }
 
-// note logs an error that differs from the last one, and the end of the errors.
+// note logs an error if it differs from the last error, and the end of the errors.
 func (p *publisher) note(err error) {
 	if p.failure.Ended(err) {
 		p.log.Info("the root certificate is in all namespaces again", "configmap", p.name)

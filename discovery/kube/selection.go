@@ -15,8 +15,8 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// A selection knows which namespaces count by the discovery selectors. While there are selectors, it follows the labels of
-// namespaces.
+// A selection applies the discovery selectors: it knows which namespaces count. While there are selectors, it follows
+// the labels of namespaces.
 type selection struct {
 	lister  lister // of namespaces
 	changed func() // called after each change, without the lock
@@ -41,7 +41,7 @@ func newSelection(l lister, changed func(), log *slog.Logger) *selection {
 	}
 }
 
-// want sets the selectors. A namespace counts if one of them matches its labels, or if there is none.
+// want sets the selectors. A namespace counts if a selector matches its labels, or if there are no selectors.
 func (n *selection) want(selectors []string) {
 	n.mu.Lock()
 	n.wanted, n.known = selectors, true
@@ -135,7 +135,7 @@ func (n *selection) status() []source.Status {
 // namespaces are the namespaces that count; nil for all. It does not change.
 type namespaces map[string]bool
 
-// have reports whether a namespace counts. Objects without a namespace always do.
+// have reports whether a namespace counts. Objects without a namespace always count.
 func (n namespaces) have(namespace string) bool { return n == nil || namespace == "" || n[namespace] }
 
 // matching returns the names of the namespaces whose labels match one of the selectors.

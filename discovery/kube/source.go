@@ -168,7 +168,7 @@ func (s *Source) reselect() {
 	}
 }
 
-// Waiting says which resources were never read, and why; it returns "" if all were.
+// Waiting says which resources were never read, and why; it returns "" if all were read.
 func (s *Source) Waiting() string {
 	var waiting []string
 	for _, state := range s.Status() {
@@ -210,7 +210,7 @@ type resource struct {
 	lister lister
 }
 
-// find returns an object. An EndpointSlice whose labels change leaves one feed and enters another.
+// find returns an object. An EndpointSlice moves to another feed when its labels change.
 func find(feeds []*feed, key object.Key) (object.Object, bool) {
 	for _, f := range feeds {
 		if o, ok := f.get(key); ok {

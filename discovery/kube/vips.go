@@ -38,8 +38,8 @@ const (
 	istiodLockDuration = time.Minute // twice what istiod sets
 )
 
-// A Writer writes automatic VIPs to the status of ServiceEntries while it holds a Lease and istiod
-// does not. Make one with [Access.NewWriter].
+// A Writer writes automatic VIPs to the status of ServiceEntries while it holds a Lease, unless istiod writes them.
+// Make one with [Access.NewWriter].
 type Writer struct {
 	cfg      source.WriterConfig
 	clients  *clients
@@ -65,11 +65,10 @@ func (a *Access) NewWriter(cfg source.WriterConfig) (source.Writer, error) {
 // Holds reports whether this process holds the Lease.
 func (w *Writer) Holds() bool { return w.election.holds.Load() }
 
-// Run tries to get the Lease, and writes while it holds it, until ctx ends. Then it gives the Lease
-// back.
+// Run tries to get the Lease, and writes while it holds the Lease. When ctx ends, it gives the Lease back.
 func (w *Writer) Run(ctx context.Context) { w.election.run(ctx, w.lead) }
 
-// lead writes until ctx ends, with the Lease.
+// lead writes until ctx ends. Meanwhile this process holds the Lease.
 func (w *Writer) lead(ctx context.Context) {
 	w.cfg.Logger.Info("this replica writes automatic VIPs to the status of ServiceEntries", "lease", w.cfg.Lease.String())
 	retry := time.NewTimer(0)
@@ -159,7 +158,8 @@ func (w *Writer) write(ctx context.Context, entries dynamic.ResourceInterface, n
 	return err
 }
 
-// istiodIsAway returns an error if a controller of istiod writes the VIPs, or if it cannot find out whether one does.
+// istiodIsAway returns an error if a controller of istiod writes the VIPs, or if it cannot find out whether a
+// controller does.
 func (w *Writer) istiodIsAway(ctx context.Context) error {
 	lock := new(corev1.ConfigMap)
 	err := w.clients.core.Get().Namespace(w.cfg.RootNamespace).Resource("configmaps").Name(istiodLock).Do(ctx).Into(lock)

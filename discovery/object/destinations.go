@@ -23,8 +23,8 @@ type EntryPort struct {
 // An EntryEndpoint is an endpoint of a ServiceEntry.
 type EntryEndpoint struct {
 	Address string // from [ParseEndpoint]
-	// Ports are the numbers of the endpoint's ports, by the names of the ServiceEntry's ports. A port that is missing has the
-	// same number as at hosts.
+	// Ports are the numbers of the endpoint's ports, by the names of the ServiceEntry's ports. A missing port has the
+	// number in the ServiceEntry: Target or, if that is 0, Number of the [EntryPort].
 	Ports map[string]uint16
 }
 
@@ -63,8 +63,7 @@ func (d Destination) Compare(other Destination) int {
 type Destinations struct{ text unique.Handle[string] }
 
 // NewDestinations returns where connections to the hosts of a ServiceEntry lead. Ports for UDP and
-// ports without a number are left out. Endpoints count if connections go to them by the
-// resolution.
+// ports without a number are left out. Endpoints count if the resolution makes connections go to endpoints.
 func NewDestinations(resolution string, ports []EntryPort, endpoints []EntryEndpoint) Destinations {
 	switch resolution {
 	case ResolutionStatic, ResolutionDNS, ResolutionRoundRobin:

@@ -17,7 +17,7 @@ const (
 // Error is an error in an object, or in the place where objects are read. The object is left out,
 // or stays in use in its last good form if it has one.
 type Error struct {
-	Cluster string `json:"cluster,omitempty"` // empty for the control plane's own one
+	Cluster string `json:"cluster,omitempty"` // empty for the control plane's own cluster
 
 	File  string `json:"file"`            // path below the configuration directory
 	Line  int    `json:"line,omitempty"`  // from 1; 0 for the whole file
@@ -28,7 +28,7 @@ type Error struct {
 	Object Key `json:"-"` // the object, as far as known
 }
 
-// Error returns "file:line: field: message", after the cluster if it is another one.
+// Error returns "file:line: field: message", after the name of the cluster if it is not the own cluster.
 func (e Error) Error() string {
 	s := e.File
 	if e.Line > 0 {

@@ -13,12 +13,12 @@ type Mesh struct {
 	// ExportTo are the scopes of the hosts of Services and ServiceEntries without an exportTo, as in
 	// [NewExportTo]. If there are none, all namespaces see these hosts.
 	ExportTo []string
-	// Selectors select the namespaces that count by their labels, in the form of kubectl's --selector. A
-	// namespace counts if a selector matches its labels, or if there are no selectors.
+	// Selectors select, by labels, the namespaces that count. They have the form of kubectl's
+	// --selector. A namespace counts if a selector matches its labels, or if there are no selectors.
 	Selectors []string
 }
 
-// Or returns the settings; settings that are not set are taken from other.
+// Or returns m, with the settings of other for settings that m does not have.
 func (m Mesh) Or(other Mesh) Mesh {
 	if m.RootNamespace == "" {
 		m.RootNamespace = other.RootNamespace
@@ -32,8 +32,8 @@ func (m Mesh) Or(other Mesh) Mesh {
 	return m
 }
 
-// Shows says which hosts without an exportTo clients in a namespace see: all hosts, or the hosts
-// of their own namespace.
+// Shows says which hosts clients in a namespace see, of the hosts without an exportTo: all hosts, or
+// the hosts of their own namespace.
 func (m Mesh) Shows(namespace string) (all, own bool) {
 	switch {
 	case len(m.ExportTo) == 0 || slices.Contains(m.ExportTo, exportToPublic):

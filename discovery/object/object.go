@@ -2,7 +2,7 @@
 // Kubernetes and Istio objects that decide about names. Each source decodes what it reads into
 // these types, so the tables do not depend on where an object is from.
 //
-// An object does not change after its source has passed it on.
+// An object does not change after its source has passed it to the control plane.
 package object
 
 import (
@@ -114,8 +114,7 @@ func (s *HeadlessScope) UnmarshalText(text []byte) error {
 	return fmt.Errorf("want network or cluster, got %q", text)
 }
 
-// Unallocated reports whether the Service has no address yet. In a cluster the API server
-// allocates one.
+// Unallocated reports whether the Service has no address yet. In a cluster the API server allocates an address.
 func (s *Service) Unallocated() bool {
 	return s.ExternalName == "" && !s.Headless && len(s.ClusterIPs) == 0
 }
@@ -131,7 +130,7 @@ type EndpointSlice struct {
 // ImportedSlice has the fields of an EndpointSlice that belongs to a ServiceImport.
 type ImportedSlice struct {
 	Service string // name of the ServiceImport, from [LabelImport]
-	Cluster string // of the endpoints, from [LabelSourceCluster]; empty if that is no label of a DNS name
+	Cluster string // of the endpoints, from [LabelSourceCluster]; empty if its value is no label of a DNS name
 }
 
 // NewImportedSlice returns the ImportedSlice of an EndpointSlice with labels; nil if the slice belongs to no ServiceImport.

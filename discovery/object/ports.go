@@ -32,7 +32,7 @@ func ParseProtocol(text string) (string, error) {
 // have one of a few lists. Lists with the same ports are ==. The zero value has no ports.
 type Ports struct{ text unique.Handle[string] }
 
-// NewPorts returns the list of ports. The result does not depend on their order, and has each port once.
+// NewPorts returns the list of ports. The result does not depend on the order of list, and has each port once.
 func NewPorts(list []Port) Ports {
 	if len(list) == 0 {
 		return Ports{}

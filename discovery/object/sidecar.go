@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// Sidecar holds the fields of an Istio Sidecar that are used: it limits the hosts that the
-// workloads it selects see.
+// Sidecar holds the fields of an Istio Sidecar that are used. A Sidecar selects workloads, and limits the hosts
+// that these workloads see.
 type Sidecar struct {
 	// Labels select workloads of the Sidecar's namespace. A Sidecar without labels is the namespace's
 	// default Sidecar.
 	Labels map[string]string
 	// Egress are the visible hosts; nil means all.
 	Egress []EgressHost
-	// Created is when the object was created; the zero time in a directory. The oldest of several
-	// Sidecars for a workload counts.
+	// Created is the creationTimestamp; the zero time if there is none, as in most directories. Of several Sidecars
+	// for a workload, the oldest counts.
 	Created time.Time
 }
 
@@ -51,8 +51,8 @@ func Selects(selector, labels map[string]string) bool {
 	return true
 }
 
-// An Egress has the egress hosts of a Sidecar. The time that Shows takes does not depend on their number. nil shows
-// all hosts.
+// An Egress has the egress hosts of a Sidecar. The time that Shows takes does not depend on the number of hosts. A
+// nil Egress shows all hosts.
 type Egress struct {
 	from map[string]*shown // by the namespace of an EgressHost
 }
@@ -98,7 +98,7 @@ func (e *Egress) Shows(workload, namespace, host string) bool {
 	return e.from[anything].covers(host) || e.from[namespace].covers(host) || workload == namespace && e.from[exportToPrivate].covers(host)
 }
 
-// covers reports whether a host, which may be a wildcard itself, is a shown host, or below one.
+// covers reports whether a host, which may be a wildcard itself, is a shown host, or has a shown suffix.
 func (s *shown) covers(host string) bool {
 	switch {
 	case s == nil:
@@ -126,7 +126,8 @@ func (s *shown) covers(host string) bool {
 // FromOwn reports whether e shows hosts because they are in the workload's own namespace.
 func (e *Egress) FromOwn() bool { return e != nil && e.from[exportToPrivate] != nil }
 
-// FromAny reports whether e may show all workloads hosts of one of the namespaces, which are the keys of the map.
+// FromAny reports whether e may show hosts of one of namespaces to workloads of any namespace. namespaces are the
+// keys of the map.
 func FromAny[T any](e *Egress, namespaces map[string]T) bool {
 	switch {
 	case e == nil || e.from[anything] != nil:

@@ -17,7 +17,7 @@ const (
 	day = 24 * time.Hour
 	// authorityLife equals the life of istiod's authority.
 	authorityLife = 3650 * day
-	// serverLife leaves 30 days, from two thirds on, to notice that no replica can renew it.
+	// serverLife is 90 days: its last third leaves 30 days to notice that no replica can renew the certificate.
 	serverLife = 90 * day
 	// ClockTolerance is how much the clocks of machines may differ. A certificate is valid from this time before it is made.
 	ClockTolerance = 5 * time.Minute
@@ -89,7 +89,8 @@ func (p Policy) dueOf(certificate *x509.Certificate) time.Time {
 	return certificate.NotBefore.Add(time.Duration(float64(life) * p.Share))
 }
 
-// wantsAuthority reports whether the last authority is due, or has no key, or there is none. all is sorted by their ends.
+// wantsAuthority reports whether there is no authority, or the last one is due or has no key. all is sorted by the ends
+// of the authorities.
 func (p Policy) wantsAuthority(all []authority, now time.Time) bool {
 	return len(all) == 0 || all[len(all)-1].key == nil || !now.Before(p.dueOf(all[len(all)-1].certificate))
 }
@@ -100,8 +101,8 @@ func (p Policy) wantsServer(c *Certificates, now time.Time) bool {
 		slices.ContainsFunc(p.Names, func(name string) bool { return !slices.Contains(c.server.Leaf.DNSNames, name) })
 }
 
-// names returns the DNS names of the next certificate. If server is not due yet, the next certificate keeps its names:
-// another replica may want them, for example during the rollout of another setting.
+// names returns the DNS names of the next certificate. If server is not due yet, the next certificate keeps the names
+// of server: another replica may want them, for example during the rollout of another setting.
 func (p Policy) names(server *tls.Certificate, now time.Time) []string {
 	names := slices.Clone(p.Names)
 	if server != nil && now.Before(p.dueOf(server.Leaf)) {
@@ -127,8 +128,8 @@ func newAuthority(now time.Time) (authority, error) {
 	return authority{certificate, key}, err
 }
 
-// sign makes a certificate of the server. The oldest authority that outlives the certificate signs it, or
-// else the last authority.
+// sign makes a certificate of the server. The oldest authority that has a key and outlives the certificate signs it;
+// without such an authority, the last one signs it.
 func (c *Certificates) sign(names []string, now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -44,8 +44,8 @@ type Agent struct {
 	Current bool       `json:"current"`
 	Behind  bool       `json:"behind"`
 	State   AgentState `json:"state"`
-	// Nack is the last push that the client has rejected on this stream. If there is none, it is the last push that the
-	// client has rejected on its previous stream, if that was the client's last answer there; otherwise nil.
+	// Nack is the last push that the client has rejected on this stream. If there is none, and the client's last answer
+	// on its previous stream was a NACK, it is the push that this NACK rejected; otherwise nil.
 	Nack *Nack `json:"nack"`
 }
 
@@ -65,7 +65,7 @@ const (
 	StateCurrent      AgentState = "current"      // it has the current table
 	StateUpdating     AgentState = "updating"     // the last push, or a change that was not sent yet, is younger than behindAfter
 	StateUnanswered   AgentState = "unanswered"   // it has not answered the last push for behindAfter
-	StateUnsent       AgentState = "unsent"       // it was not sent the current table, for behindAfter
+	StateUnsent       AgentState = "unsent"       // the current table was not sent to it for behindAfter
 	StateRejected     AgentState = "rejected"     // it has rejected the last push that it has answered
 	StateUnsubscribed AgentState = "unsubscribed" // it wants no table
 )

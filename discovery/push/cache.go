@@ -1,7 +1,7 @@
 package push
 
-// maxEncoded bounds, in bytes, the encoded shards that are kept, and the encoded resources; one alone may be larger.
-// Clients say which shards they have, so there may be any number of different resources.
+// maxEncoded bounds the bytes of the encoded shards that are kept, and of the encoded resources that are kept; a single
+// one may be larger. Clients say which shards they have, so there may be any number of different resources.
 const maxEncoded = 32 << 20
 
 // A cache holds encoded values, by keys that say from what they were made.
@@ -18,7 +18,7 @@ func newCache[K comparable, V any](limit int, sizeOf func(V) int) cache[K, V] {
 // overhead is about how many bytes a cache needs for an element besides the element's own bytes: many elements are small.
 const overhead = 400
 
-// add adds an encoded value. It drops others, in no order, if there are too many bytes.
+// add adds an encoded value. If there are too many bytes, it drops other values, in no order.
 func (c *cache[K, V]) add(key K, v V) {
 	c.size += c.sizeOf(v)
 	for other := range c.encoded {

@@ -22,8 +22,8 @@ const (
 type position struct {
 	at      generation
 	missing digest.Set
-	// rejected is true if the client has rejected the table with the checksum sum. It is sent its
-	// whole table, but only after the table has changed: it might reject the same content again.
+	// rejected is true if the client has rejected the table with the checksum sum. The client is sent its whole table,
+	// but only after the table has changed: the client might reject the same content again.
 	rejected bool
 	sum      digest.Sum
 }
@@ -89,7 +89,7 @@ func weight(changes []hosts.HostChange) (n int) {
 	return n
 }
 
-// forget begins a generation and drops all changes, because none lead to it.
+// forget begins a generation and drops all changes, because they do not lead to it.
 func (r *recent) forget() { *r = newRecent(r.now + 1) }
 
 // since returns the span from a generation to now; nil if not all of its changes are kept any more.

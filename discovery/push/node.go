@@ -73,8 +73,8 @@ const (
 )
 
 // parseNode returns what a node says of its client. The node id has Istio's form:
-// sidecar~<ip>~<pod>.<namespace>~<domain>. It refuses what istiod refuses, so that a
-// client that works with nametap-discovery works with istiod.
+// sidecar~<ip>~<pod>.<namespace>~<domain>. parseNode refuses what istiod refuses: a client that works
+// with nametap-discovery also works with istiod.
 func parseNode(node *corev3.Node) (subscriber, error) {
 	if node.GetId() == "" {
 		return subscriber{}, refuse("the first request carries no node id: want sidecar~<ip>~<pod>.<namespace>~<domain>")
@@ -86,8 +86,7 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	meta := metadata{fields: node.GetMetadata().GetFields()}
 	merge := meta.str(metaMerge)
 	v := hosts.View{Namespace: meta.str(metaNamespace)}
-	// Connections to an automatic VIP work only through a proxy. A client that has one
-	// says so.
+	// Connections to an automatic VIP work only through a proxy. A client that has a proxy says so.
 	captures, asks := meta.flag(metaDNSCapture, true), meta.flag(metaAutoAllocate, false)
 	v.VIPs = captures && asks
 	if v.Namespace == "" {
@@ -127,8 +126,8 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 }
 
 // software returns the name and the version of the program of a client. Istio's agent sends the
-// name and version of its Envoy, and its own version as metadata. What it says is only shown, so
-// nothing is refused.
+// name and version of its Envoy, and its own version as metadata. The text is only shown, so no text
+// is refused.
 func software(node *corev3.Node) string {
 	name, version := node.GetUserAgentName(), node.GetUserAgentVersion()
 	if own := node.GetMetadata().GetFields()[metaIstioVersion].GetStringValue(); version == "" && own != "" {
@@ -140,7 +139,7 @@ func software(node *corev3.Node) string {
 
 // familiesOf returns the families in a comma-separated list of addresses. It ignores
 // loopback, link-local and unspecified addresses, because they do not show what a client
-// can reach. If there are no others, the client gets both families. It reports false if
+// can reach. If there are no other addresses, the client gets both families. It reports false if
 // there is no address at all.
 func familiesOf(list string) (hosts.Families, bool) {
 	var f hosts.Families

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// A record has the times of a session, since the service began; 0 means never. It is guarded by session.mu.
+// A record has the times of a session, counted from the start of the service; 0 means never. It is guarded by
+// session.mu.
 type record struct {
 	pushed, acked time.Duration
 	nack          nack // the last one
@@ -29,7 +30,7 @@ type nack struct {
 	reason string
 }
 
-// maxNacks is for how many clients without a stream a NACK is kept.
+// maxNacks bounds the clients without a stream whose NACK is kept.
 const maxNacks = 1 << 10
 
 // nacks are the NACKs of clients without a stream, if a NACK was the client's last answer. An agent whose table does not

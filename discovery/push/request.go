@@ -34,7 +34,7 @@ const (
 // nothing else: a client may send 4 MiB of names, or metadata that is 30 times as large in memory.
 type Request struct {
 	delta bool // it is a DeltaDiscoveryRequest
-	bytes int  // that it has taken of the stream
+	bytes int  // that the request has taken of the stream
 
 	node         *corev3.Node // the id and the metadata that is used; nil in most requests but the first of a stream
 	typeURL      string

@@ -34,8 +34,8 @@ func (p *response) encode(delta bool) encodedResponse {
 // An encodedResponse is a DiscoveryResponse or a DeltaDiscoveryResponse.
 type encodedResponse mem.BufferSlice
 
-// Field numbers of the messages that are encoded here. Both responses number the fields that they
-// share equally.
+// Field numbers of the messages that are encoded here. The fields that both responses share have the same
+// numbers in both.
 const (
 	fieldVersion = 1
 	fieldTypeURL = 4

@@ -26,11 +26,11 @@ const (
 	// that was refused meanwhile would back off, after an outage for up to 30 s.
 	firstReadWait = 10 * time.Second
 	// catchUpWait is how long a client waits if this replica may be behind the table that the client
-	// has. catchUpPoll is the time between checks whether it is.
+	// has. catchUpPoll is the time between two checks whether the replica is behind.
 	catchUpWait = 30 * time.Second
 	catchUpPoll = 100 * time.Millisecond
-	// maxRejections is the number of rejected pushes that are logged at once. After that, one line a
-	// second is logged, because all agents reject a bad push.
+	// maxRejections is the number of rejected pushes that are logged without a pause. After that, one line a second is
+	// logged, because all agents reject a bad push.
 	maxRejections = 100
 )
 
@@ -43,12 +43,12 @@ type Config struct {
 	// AckTimeout is how long a client may take to request its table, and to acknowledge a push, before its stream
 	// ends. Istio's agent requests the table on the stream on which its Envoy requests other types.
 	AckTimeout time.Duration
-	// Check returns an error if the client of the stream with ctx may not be node. namespace is the namespace that the
-	// node claims. The error ends the stream. If Check is nil, nothing is checked.
+	// Check returns an error if the client of the stream with ctx may not claim to be node. namespace is the namespace
+	// that the node claims. The error ends the stream. If Check is nil, nothing is checked.
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
 	// Room returns an error if there is no memory for another table. It is called for each large resource that is
-	// encoded and not shared with all namespaces: a client that does not read holds its table, and clients with a
-	// Sidecar each may have as many tables. The error ends the stream of the client. If Room is nil, there is always
+	// encoded and not shared with all namespaces: a client that does not read holds its table, and with Sidecars, each
+	// client may have a table of its own. The error ends the stream of the client. If Room is nil, there is always
 	// room.
 	Room func() error
 	// Replica is the name of this replica in the state of clients.
@@ -77,7 +77,7 @@ type Service struct {
 	stop       context.CancelFunc
 	handlers   sync.WaitGroup // of streams
 	rejections rate.Sometimes // logs pushes that are rejected
-	// differences are how often a client had another table from a replica with the same objects.
+	// differences counts the clients that had another table from a replica with the same objects.
 	differences atomic.Uint64
 }
 
@@ -99,7 +99,7 @@ func (s *Service) WaitFor(why string) {
 	s.tables.waiting = why
 }
 
-// SetMissing sets which clusters have no objects, and why. Their clients are sent no table, because
+// SetMissing sets which clusters have no objects, and why. The clients in these clusters are sent no table, because
 // they would lose the hosts of their own cluster.
 func (s *Service) SetMissing(clusters map[string]string) {
 	s.tables.mu.Lock()
@@ -107,9 +107,9 @@ func (s *Service) SetMissing(clusters map[string]string) {
 	s.tables.missing = clusters
 }
 
-// Update applies changes of the objects, and sends each client what has changed for it. Before that
-// it calls note with the result, so that no client has a VIP that is not saved, or a table whose
-// errors are not reported. No client waits for note, and it does not wait for clients.
+// Update applies changes of the objects, and sends each client what has changed for it. Before it sends anything, it
+// calls note with the result: no client then has a VIP that is not saved, or a table whose errors are not reported. No
+// client waits for note, and note does not wait for clients.
 //
 // revision identifies the state of the sources from which the objects are; nil means that it is not known.
 func (s *Service) Update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) hosts.Update {
@@ -265,8 +265,8 @@ func (s *Service) replicasDiffer(node string) {
 func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(variant).Inc() }
 
 // Agents returns the state of the clients that have a stream, of one namespace or, if namespace is "",
-// of all, sorted by namespace, name, and when they connected. Each state is read when
-// the caller takes it: a push waits while one client's state is read, never for the caller.
+// of all namespaces. The clients are sorted by namespace, name and time of connection. Each state is read when the
+// caller takes it: a push may wait while the state of one client is read, but never for the caller.
 func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 	return func(yield func(Agent) bool) {
 		for _, one := range s.streams.sorted(namespace) {

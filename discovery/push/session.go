@@ -50,7 +50,7 @@ type session struct {
 	view     *view // nil before joined
 	position position
 	accepted string // the version of the last push that the client has accepted
-	// woken is when the first change came that the client was not sent, as in record; 0 if there is none.
+	// woken is the time, as in record, of the first change that was not sent to the client; 0 if there is none.
 	woken time.Duration
 }
 
@@ -80,7 +80,7 @@ func (s *session) handleLocked(r *Request) error {
 	}
 	answers := r.nonce != "" && r.nonce == s.nonce
 	if r.nonce != "" && !answers && !s.delta() && s.joined {
-		return nil // the client answers a later push, too
+		return nil // it answers an earlier push, and the client also answers the last one
 	}
 	first := !s.joined
 	if first {
@@ -122,7 +122,7 @@ func (s *session) subscribe(r *Request, first bool) {
 	case s.delta():
 		s.wanted = s.wanted && !r.removesAll
 	default:
-		s.wanted = !s.named // it has requested names, and does not any more
+		s.wanted = !s.named // a client that has requested names before requests none now
 	}
 	if r.removesTable {
 		s.has = ""
@@ -159,7 +159,7 @@ func (s *session) push() error {
 	return s.pushLocked()
 }
 
-// pushLocked sends what the client does not have, unless its answer to the last push is awaited.
+// pushLocked sends what the client does not have, unless the client's answer to the last push is awaited.
 func (s *session) pushLocked() error {
 	if !s.joined || s.pending {
 		return nil
@@ -174,7 +174,7 @@ func (s *session) pushLocked() error {
 			return err
 		}
 	}
-	p := response{nonce: rand.Text(), version: version, resource: r} // a client cannot answer a push before it has read it
+	p := response{nonce: rand.Text(), version: version, resource: r} // only a client that has read the random nonce can answer
 	if s.wanted && !s.client.mergesHosts {
 		s.has = version
 	}
@@ -262,8 +262,8 @@ func (s *session) stateOfTable(a *Agent) (open bool) {
 }
 
 // judgeLocked returns the state of a client that has requested its table. current is true if the
-// client has the current table. woken is when the first change came that the client was not sent, 0 if
-// there is none.
+// client has the current table. woken is the time of the first change that was not sent to the client; 0 if there is
+// none.
 func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState {
 	r := &s.record
 	switch {

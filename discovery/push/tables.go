@@ -14,7 +14,8 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
-// tables has the hosts, the views of them, and the sessions of the clients. Its locks are taken in their order.
+// tables has the hosts, the views of them, and the sessions of the clients. Its locks are taken in the order of the
+// fields.
 type tables struct {
 	began time.Time
 
@@ -22,13 +23,13 @@ type tables struct {
 	building sync.Mutex
 	hosts    *hosts.Hosts
 
-	// making is held while bases are made or follow changes, so that no base is missing after a change.
+	// making is held while bases are made or follow changes: otherwise a base could be missing after a change.
 	making sync.Mutex
 
 	// mu guards the fields below, and is never held while something is read, written or made of many hosts. set may
 	// also be read while only making is held.
 	mu        sync.Mutex
-	waiting   string            // why no table is served yet; empty if tables are
+	waiting   string            // why no table is served yet; empty if tables are served
 	missing   map[string]string // why the objects of a cluster are missing, by name
 	scene     *hosts.Scene
 	set       hosts.Set
@@ -38,7 +39,7 @@ type tables struct {
 	bases     map[hosts.Base]*base
 	shards    cache[shardID, mem.Buffer]
 	resources cache[resourceID, *resource] // of the current table
-	made      uint64                       // resources that were encoded
+	made      uint64                       // number of resources that were encoded
 }
 
 func newTables(all *hosts.Hosts) *tables {
@@ -90,7 +91,7 @@ func (t *tables) update(changes []hosts.Change, revision []byte, note func(hosts
 	return u, t.moveLocked(&c, woken)
 }
 
-// makeLocked makes what a change needs of many hosts: the new entries of bases and views, and new
+// makeLocked makes the parts of a change for which it looks at many hosts: the new entries of bases and views, and new
 // bases. Meanwhile it unlocks mu.
 func (t *tables) makeLocked(c *change) {
 	var some []func()
@@ -213,9 +214,9 @@ func (t *tables) followLocked(c *change) (woken []*session) {
 	return woken
 }
 
-// wakeLocked appends the sessions of a view that has changed to woken. before is the generation of the
-// view's previous change. A session at before or later has missed nothing until the current
-// generation, so its position moves to the generation right before that one.
+// wakeLocked appends to woken the sessions of a view that has changed. before is the generation of the view's previous
+// change. A session at before or later has missed nothing until the current generation, so its position moves to the
+// generation right before the current one.
 func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*session {
 	now := t.elapsed()
 	for s := range v.sessions {
@@ -228,8 +229,8 @@ func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*ses
 	return woken
 }
 
-// moveLocked gives sessions the views that they have after a change. It appends the sessions that have got
-// another view to woken.
+// moveLocked gives sessions the views that they have after a change. It appends to woken the sessions that have got
+// another view.
 func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	moved := map[*session]*base{}
 	t.affectedLocked(c, func(s *session) {
@@ -284,8 +285,7 @@ func (t *tables) join(s *session) (same bool, err error) {
 }
 
 // makeBaseLocked returns the base of a session, and makes it if it does not exist. Meanwhile it
-// unlocks mu. It locks making, so that nothing changes until the caller uses the base; the caller
-// unlocks making.
+// unlocks mu. It locks making, and the caller unlocks it after it has used the base: nothing changes meanwhile.
 func (t *tables) makeBaseLocked(s *session) *base {
 	t.mu.Unlock()
 	t.making.Lock()
@@ -318,10 +318,10 @@ func (t *tables) enterLocked(s *session, b *base) {
 }
 
 const (
-	// keepViews is how long a view without sessions is kept. A client that connects again and again, each time after
-	// the last one of its namespace has left, would otherwise make the server look at all hosts each time.
+	// keepViews is how long a view without sessions is kept. Otherwise a client that connects again and again, as the
+	// only client of its namespace, would make the server look at all hosts each time.
 	keepViews = 10 * time.Second
-	// maxUnused bounds the views that are kept.
+	// maxUnused bounds the views without sessions that are kept.
 	maxUnused = 1 << 10
 )
 
@@ -405,8 +405,8 @@ func (t *tables) next(s *session) (r *resource, version string, made bool) {
 // Config.Room.
 const maxSmall = 64 << 10
 
-// nextChangeLocked returns the change that leads a client that merges hosts to the current table. It
-// returns nil if the client has the current table, or has rejected it, unless s.owed is set.
+// nextChangeLocked returns the change that leads a client that merges hosts to the current table. Unless s.owed is set,
+// it returns nil if the client has the current table, or has rejected it.
 func (t *tables) nextChangeLocked(s *session) *resource {
 	v, p := s.view, s.position
 	sum := v.sum()

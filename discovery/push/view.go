@@ -102,7 +102,7 @@ type view struct {
 	hosts   int                // of all differs
 	entries int                // how many more than the base has
 	last    generation         // the latest in differs
-	// text is textOf as text, the checksum of the table when it was made.
+	// text is the checksum textOf as text. textOf is the checksum that the table had when text was made.
 	text     string
 	textOf   digest.Sum
 	sessions map[*session]struct{}
@@ -146,7 +146,7 @@ func (v *view) difference(h *hosts.Host) shift {
 		return shift{}
 	}
 	s := shiftOf(h.Key, v.base.viewer.Entry(h), v.viewer.Entry(h))
-	s.shard = 0 // so that equal entries give the zero shift
+	s.shard = 0 // equal entries then give the zero shift
 	return s
 }
 

@@ -7,7 +7,8 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Name names an object of a kind that is known otherwise, such as a Lease or a Secret. The zero value names none.
+// A Name names an object whose kind follows from the context, such as a Lease or a Secret. The zero value names
+// no object.
 type Name struct{ Namespace, Name string }
 
 // String returns "NAMESPACE/NAME", or "" for the zero value.

@@ -43,10 +43,10 @@ func (h *Heard) Add(upTo uint64, from time.Time) {
 	h.upTo, h.from = append(h.upTo, upTo), append(h.from, from)
 }
 
-// Lacks reports whether the API server may have a change of a resource that it has not sent yet, because the revision r,
-// which was known at the time known, has a later version of the resource. It reports false if the last list began after
-// known: that list has the newest state, so r comes from another API server, from a time before etcd was restored, or is
-// invented. It also reports false for revisions of another release, which may read other resources.
+// Lacks reports whether the API server may have a change of a resource that it has not sent yet: the revision r, which
+// was known at the time known, has a later version of the resource. It reports false if the last list began after
+// known: that list has the newest state, so r is from another API server, or from a time before etcd was restored, or
+// it is invented. It also reports false for revisions of another release, which may read other resources.
 func (h Heard) Lacks(resource int, r Revision, known time.Time) bool {
 	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(known)
 }

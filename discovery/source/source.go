@@ -1,7 +1,7 @@
 // Package source has the interfaces between the control plane and the sources of objects. The control plane
 // has a list of [Source], and an [API] for everything else that it needs of an API server. Only package
-// discovery/clusters, with discovery/kube below it, links Kubernetes' client, so a program that reads
-// files does not.
+// discovery/clusters, with discovery/kube below it, links Kubernetes' client, so a program that only reads files does
+// not link it.
 package source
 
 import (
@@ -47,7 +47,7 @@ type Reading struct {
 	// Missing has the clusters that have no objects in use, by name, with the reason.
 	Missing map[string]string
 	// Changed is the state of the API server at the last change of the objects. Heard is the state up to which the objects
-	// are known to be complete. They are nil and zero for other sources.
+	// are known to be complete. Sources other than [Objects] leave both zero.
 	Changed Revision
 	Heard   Heard
 }
@@ -89,8 +89,8 @@ type Namespaces interface {
 
 // ObjectsConfig configures [Objects].
 type ObjectsConfig struct {
-	// Cluster is the name of the API server's cluster; empty for the control plane's own one. Istio's
-	// custom resources are not read from other clusters: as in istiod, they are settings of the mesh.
+	// Cluster is the name of the API server's cluster; empty for the control plane's own cluster. Istio's custom
+	// resources are not read from other clusters: as in istiod, they are settings of the mesh.
 	Cluster string
 	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh. "" means that the settings are
 	// not read, so all namespaces count. The settings are not read from other clusters, see [Clusters.Select].
@@ -98,7 +98,7 @@ type ObjectsConfig struct {
 	// Selected is called with the discovery selectors of the mesh when they become known, and when they
 	// have changed. It must not block. It may be nil.
 	Selected func(selectors []string)
-	// NetworkOf is the namespace whose label names the network of the cluster; empty if it is not read.
+	// NetworkOf is the namespace whose label names the network of the cluster; empty if the network is not read.
 	NetworkOf string
 	// Changed is called after each change of the objects, from any goroutine. It must not block.
 	Changed func()
@@ -112,13 +112,13 @@ type Objects interface {
 	// Heard returns the state of the API server that the next call of Read will include.
 	Heard() Heard
 	// CatchUp lists the resources again that lack changes of the revision r, which was known at the time known: see
-	// [Heard.Lacks]. It does nothing while a list is under way, or shortly after one. It does not wait.
+	// [Heard.Lacks]. It does nothing while a list is in flight, or shortly after a list. It does not wait.
 	CatchUp(r Revision, known time.Time)
 }
 
 // Status is the state of one resource.
 type Status struct {
-	Cluster  string `json:"cluster,omitempty"` // empty for the control plane's own one
+	Cluster  string `json:"cluster,omitempty"` // empty for the control plane's own cluster
 	Resource string `json:"resource"`
 	Objects  int    `json:"objects"`
 	// Synced is true if all objects were read once, or if the API server does not have the
@@ -144,20 +144,20 @@ func (s Status) Waiting() string {
 
 // ClustersConfig configures [Clusters].
 type ClustersConfig struct {
-	// Namespace holds the Secrets.
+	// Namespace is the namespace of the Secrets.
 	Namespace string
-	// RootNamespace is the namespace of each cluster whose label names the cluster's network.
+	// RootNamespace is the namespace in each cluster whose label names the cluster's network.
 	RootNamespace string
 	// Own is the name of the own cluster. No Secret may name it.
 	Own string
 	// TokenAudience is the audience of the tokens that clients of the clusters have.
 	TokenAudience string
 	// Wait is how long [Reading.Waiting] names a missing cluster, from the time when a Secret first named the
-	// cluster. After a quarter of Wait its saved objects are used, if there are any.
+	// cluster. After a quarter of Wait the cluster's saved objects are used, if there are any.
 	Wait time.Duration
 	// State is the directory in which the last objects of each cluster are saved; nil for none.
 	State *statedir.Dir
-	// Result is called with the result of [StepSaveCluster]; nil if it succeeded.
+	// Result is called with the result of [StepSaveCluster]; err is nil if the step succeeded.
 	Result func(step string, err error)
 	// Changed is called after each change, from any goroutine. It must not block.
 	Changed func()
@@ -171,7 +171,7 @@ type Clusters interface {
 	// Select sets the discovery selectors of the mesh, in the form of kubectl's --selector. Until then no
 	// object is read.
 	Select(selectors []string)
-	// Tokens returns the reviews of tokens by the API server of a cluster; nil if there is no such cluster.
+	// Tokens returns the tokens that the API server of a cluster reviews; nil if there is no such cluster.
 	Tokens(cluster string) *auth.Tokens
 }
 
@@ -224,10 +224,9 @@ type WriterConfig struct {
 }
 
 // A Writer writes automatic VIPs to the status of ServiceEntries while it holds a Lease, unless istiod writes
-// them. All replicas, and processes that start later, read the VIPs from there. Call Run once.
+// them. All replicas, and processes that start later, read the VIPs from the status. Call Run once.
 type Writer interface {
-	// Run tries to get the Lease, and writes while it holds it, until ctx ends. Then it gives the Lease
-	// back.
+	// Run tries to get the Lease, and writes while it holds the Lease. When ctx ends, it gives the Lease back.
 	Run(ctx context.Context)
 	// Holds reports whether this process holds the Lease.
 	Holds() bool

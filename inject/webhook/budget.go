@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// patience is how long a request may wait for its client while others wait for the bytes that it holds. In
-// that time an API server sends 3 MiB over 100 Mbit/s.
+// patience is how long a request may wait for its client while other requests wait for the bytes that it holds. In that
+// time an API server sends 3 MiB over 100 Mbit/s.
 const patience = 250 * time.Millisecond
 
 // A budget bounds the bytes that requests hold at a time. While requests wait for bytes, it ends requests that have
-// held theirs for longer than patience because of slow clients.
+// held bytes for longer than patience because their clients are slow.
 type budget struct {
 	mu      sync.Mutex
 	free    int64
@@ -24,7 +24,7 @@ type budget struct {
 type part struct {
 	bytes  int64
 	since  time.Time
-	giveUp func() // ends the wait for the client; nil if the request does not wait for it
+	giveUp func() // ends the wait for the client; nil if the request does not wait for its client
 	given  chan struct{}
 }
 

@@ -25,7 +25,7 @@ const (
 	outcomeBusy    = "busy"
 )
 
-// maxName is the longest name or UID of an object; a pod's has at most 253 characters.
+// maxName is the longest name or UID of an object; a pod's name has at most 253 characters.
 const maxName = 253
 
 // maxReason is the longest reason in an answer, in bytes. A reason may quote what is in the pod.
@@ -50,8 +50,8 @@ func refusal(code int32, reason metav1.StatusReason, message string) *admissionv
 	}}
 }
 
-// A question has the fields of an AdmissionReview that decide. Others, such as the object that existed
-// before and the groups of the user, are skipped: as Go values, 4 MiB of them would be 100 MiB.
+// A question has the fields of an AdmissionReview that the decision needs. Other fields, such as the object
+// that existed before and the groups of the user, are skipped: 4 MiB of them would take 100 MiB as Go values.
 type question struct {
 	metav1.TypeMeta
 
@@ -85,7 +85,7 @@ type reviewer struct {
 	read     func(ctx context.Context, namespace string) (labels, annotations map[string]string, err error) // of Config.Namespace; nil for none
 }
 
-// review answers a question about a pod whose namespace is labelled or not.
+// review answers a question about a pod. labelled is true if the pod's namespace has the label Enabled.
 func (r reviewer) review(ctx context.Context, labelled bool, body []byte) answer {
 	if !utf8.Valid(body) { // decoding would make it three times as long
 		return invalid(http.StatusBadRequest, "want an AdmissionReview in JSON, in UTF-8")
@@ -115,7 +115,7 @@ func (r reviewer) review(ctx context.Context, labelled bool, body []byte) answer
 	return answer{http.StatusOK, outcome, text}
 }
 
-// maxPatch is the longest patch, in bytes. etcd would not store a pod with a longer one.
+// maxPatch is the longest patch, in bytes. etcd would not store a pod with a longer patch.
 const maxPatch = 3 << 20
 
 // decide returns the answer to a question, without its UID, and the outcome.
@@ -157,7 +157,7 @@ func (r reviewer) decide(ctx context.Context, labelled bool, request *request) (
 	return response, string(result.Outcome)
 }
 
-// namespace returns the namespace of a pod. It has the label Enabled if labelled is true, otherwise no label.
+// namespace returns the namespace of a pod. The result has [inject.Label] only if labelled is true.
 func (r reviewer) namespace(ctx context.Context, name string, labelled bool) (inject.Namespace, error) {
 	namespace := inject.Namespace{Name: name}
 	if r.read != nil {

@@ -28,8 +28,8 @@ type settings struct {
 	problem string // why the file cannot be used; "" if it can
 }
 
-// newSettings reads the file. While the file cannot be used, there are no settings, and pods that should have the agent are
-// refused. nametap-discovery serves names all the same.
+// newSettings reads the file. Until the file can be used, there are no settings, and pods that should have the agent
+// are refused. nametap-discovery serves names all the same.
 func newSettings(file string, log *slog.Logger) *settings {
 	s := &settings{file: file, log: log, cfg: inject.DefaultConfig(), usable: file == ""}
 	if file != "" {

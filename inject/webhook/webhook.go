@@ -3,11 +3,11 @@
 //
 //  1. webhook.go has the server, its bounds and its metrics, and reads the questions.
 //  2. budget.go bounds the bytes that requests hold.
-//  3. review.go answers one question. It has no side effects, so it does not ask for dryRun.
+//  3. review.go answers one question. It has no side effects, so it ignores dryRun.
 //  4. settings.go follows the file with the settings of injection.
 //
 // Every pod may be able to connect, and the webhook cannot tell the API server from other clients. So slow clients do
-// not keep others waiting, and the memory for all requests is bounded.
+// not keep other clients waiting, and the memory for all requests is bounded.
 package webhook
 
 import (
@@ -51,9 +51,10 @@ const (
 	// bodyTimeout bounds how long a client takes to send a question, and writeTimeout to read an answer.
 	bodyTimeout, writeTimeout = 2 * time.Second, 5 * time.Second
 	// maxPods is the number of small questions whose pods are injected at a time, and maxLargePods
-	// the number of other questions. A small question needs up to 6 MiB, another one up to 70 MiB (TestFieldsCost).
+	// the number of other questions. A small question needs up to 6 MiB, any other question up to 70 MiB
+	// (TestFieldsCost).
 	maxPods, maxLargePods = 4, 1
-	// maxConns is the number of connections. An API server keeps 25 idle ones.
+	// maxConns is the number of connections. An API server keeps 25 idle connections.
 	maxConns = 1000
 	// answerTimeout is how long an answer may take. The API server waits for 10 s.
 	answerTimeout = 9 * time.Second
@@ -69,7 +70,7 @@ type Config struct {
 	// File has the settings of injection; "" means the defaults.
 	File string
 	// Namespace returns the labels and annotations of a namespace; nil if they are not known. It is called for each
-	// question, so that a new annotation counts.
+	// question: a new annotation counts at once.
 	Namespace func(ctx context.Context, name string) (labels, annotations map[string]string, err error)
 	// Logger is for logs; nil discards them.
 	Logger *slog.Logger
@@ -90,8 +91,8 @@ type Webhook struct {
 	broken  prometheus.GaugeFunc
 }
 
-// New reads the settings. If they cannot be used, the webhook refuses pods that should have the agent until
-// the file has others.
+// New reads the settings. If they cannot be used, the webhook refuses pods that should have the agent until the file
+// has usable settings.
 func New(cfg Config) *Webhook {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -119,8 +120,8 @@ func (w *Webhook) Metrics() []prometheus.Collector {
 	return []prometheus.Collector{w.answers, w.seconds, w.broken}
 }
 
-// Drain lets each answer end its connection from now on, so that the API server connects to another
-// replica while this one still answers.
+// Drain makes each answer end its connection from now on. The API server then connects to another replica while this
+// replica still answers.
 func (w *Webhook) Drain() { w.draining.Store(true) }
 
 // Serve serves on a listener until ctx ends, with the certificate that a function returns. It returns
@@ -209,8 +210,8 @@ type body struct {
 	release func()
 }
 
-// readBody reads a question; fails is the answer if that fails. A short question holds nothing while it is read,
-// so slow clients do not keep others waiting. A long question holds its bytes of the budget.
+// readBody reads a question. If that fails, fails is the answer. A short question holds nothing while it is read, so
+// slow clients do not keep other clients waiting. A long question holds its bytes of the budget.
 func (w *Webhook) readBody(ctx context.Context, to http.ResponseWriter, r *http.Request) (b body, fails *answer) {
 	failed := func(a answer) (body, *answer) { return body{}, &a }
 	if r.ContentLength > maxBody {

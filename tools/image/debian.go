@@ -21,8 +21,8 @@ import (
 // programs are the two programs that all tools of iptables are links to.
 var programs = regexp.MustCompile(`^usr/sbin/xtables-(nft|legacy)-multi$`)
 
-// kept are the files of the packages that are always in the image. The programs open the
-// plugins by their names. Scanners of images read which Debian it is.
+// kept matches the files of packages that are in the image even if no program links them. The programs open
+// the plugins by their names. Scanners of images read which Debian it is.
 var kept = regexp.MustCompile(`^usr/lib/[^/]+/xtables/.*\.so$|^usr/share/doc/[^/]+/copyright$|^(etc|usr/lib)/os-release$`)
 
 // tool matches the links by which the programs are called.
@@ -83,7 +83,7 @@ func (f files) addLicenses(all files) error {
 		}
 		for _, match := range commonLicense.FindAllSubmatch(f[name].content, -1) {
 			license := string(match[1])
-			if target := all[license].link; target != "" { // such as GPL, of the newest version
+			if target := all[license].link; target != "" { // such as GPL, a link to the newest version
 				f[license] = all[license]
 				license = path.Join(path.Dir(license), target)
 			}

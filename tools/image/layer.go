@@ -44,7 +44,7 @@ func (f files) withParents() files {
 	return all
 }
 
-// layer returns the files as a layer. All have the same time.
+// layer returns the files as a layer. All files have the same time.
 func (f files) layer(modified time.Time) (v1.Layer, error) {
 	all := f.withParents()
 	var buffer bytes.Buffer
@@ -75,7 +75,7 @@ func (f files) layer(modified time.Time) (v1.Layer, error) {
 	return tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching)
 }
 
-// write writes the files below a directory. All have the same time. Only root can write files of other users.
+// write writes the files below a directory. All files have the same time. Only root can write files of other users.
 func (f files) write(dir string, modified time.Time) error {
 	all := f.withParents()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -88,7 +88,7 @@ func (f files) write(dir string, modified time.Time) error {
 		switch {
 		case entry.dir:
 			if err = os.Mkdir(target, 0o755); errors.Is(err, fs.ErrExist) {
-				err = nil // of another layer
+				err = nil // another layer has made it
 			}
 		case entry.link != "":
 			err = os.Symlink(entry.link, target)

@@ -8,8 +8,8 @@ import (
 )
 
 // rootCertificates returns Mozilla's root certificates, for tls:// nameservers. They come from
-// a Go module, so a build on any machine has the same. Roots that Mozilla accepts only for some
-// certificates are left out, since a file of certificates cannot say that.
+// a Go module, so they are the same in a build on any machine. Roots that Mozilla accepts only
+// for some certificates are left out, since a file of certificates cannot have such a limit.
 func rootCertificates() []byte {
 	var text bytes.Buffer
 	for root := range bundle.Roots() {

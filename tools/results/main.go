@@ -1,10 +1,10 @@
-// Command test reads the events of `go test -json` from its standard input. It lists the tests that
+// Command results reads the events of `go test -json` from its standard input. It lists the tests that
 // the run left out, by reason, and ends with 1 if there are any.
 //
 // With the argument failed it lists the failed tests instead, as arguments for `go test`: a line for
-// each package, with a pattern for its tests. It ends with 1 if nothing failed, if more failed than a
-// busy machine may explain, if a package failed without a failed test, as one that does not build, if it
-// ended before its last test, as after a panic, or if the race detector found anything.
+// each package, with a pattern for its tests. It ends with 1 if nothing failed, or if a busy machine
+// cannot explain the failures: more than three tests failed, a package failed without a failed test (it
+// does not build) or ended before its last test (it panicked), or the race detector found anything.
 package main
 
 import (

@@ -160,7 +160,8 @@ func dependency(dep *debug.Module) (component, error) {
 		dep = dep.Replace
 	}
 	library := module("library", dep.Path, dep.Version)
-	// The sum is that in go.sum: a SHA-256 over a list with the name and the SHA-256 of each file of the module.
+	// The sum is the one in go.sum: a SHA-256 over a list with the name and the SHA-256 of each file of the
+	// module.
 	if encoded, found := strings.CutPrefix(dep.Sum, "h1:"); found {
 		sum, err := base64.StdEncoding.DecodeString(encoded)
 		if err != nil {

@@ -79,7 +79,7 @@ func (c *Cluster) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// from returns the edits from a number on, and a channel that is closed at the next one.
+// from returns the edits from a number on, and a channel that is closed at the next edit.
 func (c *Cluster) from(next int) (edits []edit, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

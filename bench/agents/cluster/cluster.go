@@ -1,6 +1,6 @@
 // Package cluster has the objects of a simulated cluster: a number of Services, each of which is a
-// function of its number and of how often it was edited. [Cluster] serves them to control planes as an
-// API server does, with no more than a watch needs, so that it takes little of the processors.
+// function of its number and of how often it was edited. [Cluster] serves them to control planes as an API
+// server does. It does no more than a watch needs, so it takes little processor time.
 package cluster
 
 import (
@@ -61,7 +61,8 @@ func (c *Cluster) Host(i int) string { return name(i) + "." + c.namespace(i) + "
 // Len returns the number of Services, of which some may be removed.
 func (c *Cluster) Len() int { return c.services }
 
-// Change gives a Service another address. It creates the Service if it is removed. It returns when that was.
+// Change gives a Service another address. It creates the Service if it is removed. It returns the time of
+// the edit.
 func (c *Cluster) Change(i int) (time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -35,7 +35,7 @@ type agent struct {
 	conn     net.Conn   // nil while there is none
 	server   int        // to which conn leads
 	table    *table     // nil before the first change, and in other modes
-	current  digest.Sum // after the last change; the sum of table, unless table is not known
+	current  digest.Sum // after the last change; the sum of table, unless the table after the change is not known
 	revision []byte
 	raw      map[string][]byte // the resources of a full agent in other modes than Hosts, by name
 	pushed   time.Time         // when the last push was received
@@ -48,7 +48,7 @@ type counters struct {
 	read, written atomic.Int64 // bytes of the connections
 	received      atomic.Int64 // pushes
 	streams       atomic.Int64 // that had a push
-	failures      atomic.Int64 // streams that ended without one
+	failures      atomic.Int64 // streams that ended without a push
 	rejected      atomic.Int64 // changes with a wrong checksum
 }
 

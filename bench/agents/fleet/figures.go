@@ -116,8 +116,7 @@ func (f *Fleet) noteDelays(a *agent, now time.Time) {
 // Delays returns the times from the edit of a host to its arrival at a full agent since the last call.
 func (f *Fleet) Delays() Times { return f.delays.take() }
 
-// Outages returns how long agents were without a stream, for each time that one connected since the
-// last call.
+// Outages returns how long agents were without a stream before each connect since the last call.
 func (f *Fleet) Outages() Times { return f.outages.take() }
 
 // Counts are the sums of what agents have counted.
@@ -172,7 +171,7 @@ func (f *Fleet) Census() Census {
 	return c
 }
 
-// Sums returns how many agents have a table, by its checksum. Agents that know none do not count.
+// Sums returns how many agents have a table, by its checksum. Agents without a table do not count.
 func (f *Fleet) Sums() map[digest.Sum]int {
 	sums := map[digest.Sum]int{}
 	for _, a := range f.agents {

@@ -1,10 +1,10 @@
 // Package fleet plays many agents: each has a TCP connection and an ADS stream of its own, takes pushes
 // and acknowledges them, and connects again when its stream ends.
 //
-// An agent of the mode Hosts knows the checksum of its table, and refers to a table of checksums that
-// all agents with the same one share. The first agent that gets to a checksum applies the change, and so
-// do Config.Full agents each time; they verify the checksum of every change. The other agents believe
-// it. So a change that is wrong for one agent only is noticed if that agent is one of the full ones.
+// An agent of the mode Hosts knows the checksum of its table. Agents with the same checksum share a
+// table, which has the checksums of entries. The first agent that reaches a checksum applies the change.
+// Config.Full agents apply every change, and verify its checksum; the other agents do not verify it. So
+// a change that is wrong for one agent is noticed only if this agent is a full agent.
 package fleet
 
 import (
@@ -43,7 +43,7 @@ type Config struct {
 	Servers      []string                 // addresses, which agents choose from at random
 	TLS          func(string) *tls.Config // of a namespace; nil for plaintext
 	Cold         bool                     // agents do not say what they have
-	Estimate     bool                     // of the bandwidth, as grpc-go does
+	Estimate     bool                     // agents estimate the bandwidth, as grpc-go does
 	// Edited returns when a host was last edited; ok is false if it was not. It may be nil.
 	Edited func(host string) (at time.Time, ok bool)
 }

@@ -42,7 +42,7 @@ func (t *table) finish() *table {
 }
 
 // apply returns the table after a change, whose new entries are in raw, a NameTable. It returns an
-// error if its checksum is not the change's.
+// error if the table's checksum is not the checksum in the change.
 func (t *table) apply(raw []byte, c wire.Change) (*table, error) {
 	var added [digest.Count][]entry
 	removed := map[int][]string{}
@@ -100,11 +100,11 @@ func sumOf(shard []entry) (sum digest.Sum) {
 	return sum
 }
 
-// maxTables bounds the tables that a set keeps for agents to come.
+// maxTables bounds the tables that are kept for agents that reach them later.
 const maxTables = 2048
 
-// tables are the tables of all agents, by their checksums. Agents that have the same one share it, so
-// that only the first of them applies the change that leads to it.
+// tables are the tables of all agents, by their checksums. Agents that have the same table share it:
+// only the first of them applies the change that leads to it.
 type tables struct {
 	mu    sync.RWMutex
 	bySum map[digest.Sum]*table

@@ -54,7 +54,7 @@ func (g *gate) close() {
 // pauses stop some agents.
 type pauses struct {
 	mu       sync.Mutex
-	from, to int           // their numbers
+	from, to int           // the stopped agents have the numbers from, and below to
 	ended    chan struct{} // nil if none is stopped
 }
 

@@ -1,6 +1,6 @@
 // Package stream is a client of one gRPC stream that has a TCP connection of its own. It has one goroutine
-// and 4 KiB of buffer, and reads and writes once for each message, so that a process can play ten thousand
-// clients beside the server that is measured. grpc-go's client has several goroutines and larger buffers.
+// and 4 KiB of buffer, and reads and writes once for each message: a process can play ten thousand clients
+// beside the measured server. grpc-go's client has several goroutines and larger buffers.
 //
 // It does only what a client of ADS needs: a stream per connection, no compression, and requests that
 // are small enough to be sent without waiting for the server's flow-control window.
@@ -40,7 +40,7 @@ const (
 // ErrLeft is returned if the server has ended the stream without an error.
 var ErrLeft = errors.New("the server has ended the stream")
 
-// A Config says what is the same in many streams. Make one with [NewConfig].
+// A Config has the settings that many streams share. Make one with [NewConfig].
 type Config struct {
 	// EstimateBandwidth makes the client send, for each message, the WINDOW_UPDATE and the PING with
 	// which grpc-go estimates the bandwidth unless its windows are configured.
@@ -75,11 +75,11 @@ func newConfig(headers [][2]string, window uint32) *Config {
 	return &Config{opening: out.Bytes(), window: window}
 }
 
-// A Stream is an open stream. Only one goroutine uses it, except that any may close the connection.
+// A Stream is an open stream. Only one goroutine uses it, except that any goroutine may close the connection.
 type Stream struct {
-	// Skim is called with the parts of each message of 64 KiB or more, which Receive then returns as an
-	// empty one: if ten thousand tables arrive at the same time, they need more memory than there is. nil
-	// lets Receive return all messages.
+	// Skim is called with the parts of each message of 64 KiB or more, which Receive then returns as an empty
+	// message: ten thousand tables that arrive at the same time would need more memory than there is. If Skim
+	// is nil, Receive returns all messages.
 	Skim func(part []byte)
 
 	conn net.Conn
@@ -152,7 +152,8 @@ func (s *Stream) take() ([]byte, error) {
 	return rest[prefixSize:end:end], nil
 }
 
-// skim passes on what was received of a large message. At its end it returns an empty message, otherwise nil.
+// skim passes the received bytes of a large message to Skim. At the end of the message it returns an empty
+// message, otherwise nil.
 func (s *Stream) skim(rest []byte) []byte {
 	n := min(len(rest), s.skimming)
 	s.Skim(rest[:n])

@@ -14,8 +14,8 @@ const (
 	inTable
 )
 
-// A Skimmer decodes a response whose parts arrive one after the other, and skips the entries of tables,
-// so that it needs little memory. It does not know resources with names in the state-of-the-world variant.
+// A Skimmer decodes a response whose parts arrive one after the other, and skips the entries of tables, so
+// it needs little memory. It does not know resources with names in the state-of-the-world variant.
 type Skimmer struct {
 	Variant Variant
 
@@ -107,7 +107,8 @@ func (s *Skimmer) step(b []byte) int {
 // maxTag is the longest varint.
 const maxTag = 10
 
-// unless returns 0, which asks for more, unless there is enough already for an error.
+// unless returns 0, which asks for more bytes. If enough is true, there are enough bytes already, and it
+// sets an error.
 func (s *Skimmer) unless(enough bool) int {
 	if enough {
 		s.err = errMalformed
@@ -131,8 +132,8 @@ func (s *Skimmer) enters(at level, number protowire.Number) (level, bool) {
 	return 0, false
 }
 
-// Parse ends a response, and decodes it into r. Its only resource is a NameTable without entries; it has no
-// change if the response has none. The Skimmer can take another response then.
+// Parse ends a response, and decodes it into r. r gets one resource: a NameTable without entries, and
+// without a change if the response has none. After Parse, the Skimmer can take another response.
 func (s *Skimmer) Parse(r *Response) error {
 	resources := r.Resources[:0]
 	kept, err := s.kept, s.err

@@ -1,5 +1,5 @@
-// Package wire encodes the requests of an agent and decodes what of the responses a simulated agent
-// needs, in both variants of ADS.
+// Package wire encodes the requests of an agent, and decodes the parts of responses that a
+// simulated agent needs, in both variants of ADS.
 package wire
 
 import (
@@ -80,7 +80,7 @@ func appendBytes(b []byte, number protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, number, protowire.BytesType), value)
 }
 
-// A Response is what a response says. Its slices are parts of the response.
+// A Response has the decoded fields of a response. Its slices are parts of the response.
 type Response struct {
 	Version, Nonce []byte
 	Resources      []Resource

@@ -33,7 +33,8 @@ func Vanishing() []Host {
 	)
 }
 
-// SameDigest returns two tables of the same hosts. They have other addresses and checksums, but the same digest.
+// SameDigest returns two tables of the same hosts. The tables differ in addresses and checksums, and have the
+// same digest.
 func SameDigest() (one, other []Host) {
 	return hosts(0, 0, 0, 0, 0, 0, 0, 0), hosts(74019, 123076, 59367, 54442, 42455, 107396, 107069, 2531)
 }

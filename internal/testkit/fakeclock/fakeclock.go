@@ -1,5 +1,5 @@
-// Package fakeclock provides a clock for tests that passes suspends of the machine without
-// waiting for them.
+// Package fakeclock has a clock for tests that simulates suspends of the machine, without
+// waiting for their length.
 package fakeclock
 
 import (
@@ -26,8 +26,8 @@ func New() *Clock {
 	}
 }
 
-// Suspend passes a suspend of that length: the clock is advanced, while time.Now and timers are
-// not. It returns when the clock shows it.
+// Suspend simulates a suspend of a length: it advances the clock, but neither time.Now nor
+// timers. It returns when the clock shows the suspend.
 func (c *Clock) Suspend(tb testing.TB, length time.Duration) {
 	tb.Helper()
 	c.asleep.Add(int64(length))

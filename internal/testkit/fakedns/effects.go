@@ -19,7 +19,7 @@ type Request struct {
 	Source  netip.AddrPort
 }
 
-// newRequest parses a query, if it is one.
+// newRequest parses a query. It returns false if b is no message of DNS.
 func newRequest(b []byte, network string, source netip.AddrPort) (Request, bool) {
 	r := Request{Msg: new(dns.Msg), Wire: slices.Clone(b), Network: network, Source: source}
 	err := r.Msg.Unpack(r.Wire)
@@ -34,14 +34,15 @@ type Packet struct {
 	// Break closes the connection after one half of the message. It has no effect over UDP.
 	Break bool
 
-	// wait, unless nil, is closed when it may be sent; sent is closed when it was.
+	// wait, unless nil, is closed when the packet may be sent. sent, unless nil, is closed when
+	// the packet was sent.
 	wait <-chan struct{}
 	sent chan<- struct{}
 }
 
-// An Effect changes the packets for a query. Its argument is the result of the previous
-// effect, which it may change; it is empty if the handler was silent. It must be safe for
-// concurrent use.
+// An Effect changes the packets for a query. packets are the result of the previous effect,
+// which the effect may change; they are empty if the handler was silent. An Effect must be safe
+// for concurrent use.
 type Effect func(r Request, packets []Packet) []Packet
 
 // OnUDP applies effects over UDP only.
@@ -159,8 +160,8 @@ func First(effect Effect) Effect {
 	}
 }
 
-// WrongID replies like a forger with a wrong ID: NXDOMAIN, which is noticed if it is
-// accepted.
+// WrongID replies like a forger with a wrong ID: NXDOMAIN, which a test notices if the agent
+// accepts it.
 func WrongID(r Request, _ []Packet) []Packet {
 	return forged(r, func(m *dns.Msg) { m.Id ^= 0x5555 })
 }
@@ -187,8 +188,8 @@ func forged(r Request, change func(*dns.Msg)) []Packet {
 	return []Packet{{Bytes: wire}}
 }
 
-// ChangedCase turns lower case in the question of a reply into upper case and the reverse.
-// Records whose owner points to the question get the changed case, too.
+// ChangedCase turns lower case in the question of a reply into upper case, and upper case into
+// lower case. Records whose owner points to the question get the changed case, too.
 func ChangedCase(r Request, packets []Packet) []Packet {
 	invert := each(func(b []byte) []byte {
 		const header = 12
@@ -216,9 +217,8 @@ func each(change func([]byte) []byte) Effect {
 	}
 }
 
-// OutOfOrder holds the replies to each n queries until the last of these has arrived, and
-// then sends them in reverse order, one after the other. It must be the last effect, and
-// every query must have a reply.
+// OutOfOrder holds replies until n queries have arrived, and then sends the n replies in reverse
+// order, one after the other. It must be the last effect, and every query must have a reply.
 func OutOfOrder(n int) Effect {
 	var mu sync.Mutex
 	var count int

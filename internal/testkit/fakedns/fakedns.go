@@ -8,8 +8,8 @@
 //		fakedns.OnUDP(fakedns.Loss(0.3, 1)), fakedns.Delay(20*time.Millisecond))
 //	upstream.Handle(fakedns.Answer(), fakedns.First(fakedns.WrongID))
 //
-// It records the queries and their sockets, unless told to forget them. Options of Start select its
-// sockets: On, NoUDP, NoTCP.
+// It records the queries and their source addresses, except with the option Forget. The options On,
+// NoUDP and NoTCP select its sockets.
 package fakedns
 
 import (
@@ -38,7 +38,7 @@ type Query struct {
 // A Server listens on a port of a loopback address, UDP and TCP. Its methods may
 // be called from any goroutine.
 type Server struct {
-	// Addr is its address. It does not change after Listen.
+	// Addr is the server's address. It does not change after Listen.
 	Addr netip.AddrPort
 
 	noUDP, noTCP bool
@@ -71,14 +71,14 @@ func NoTCP(s *Server) { s.noTCP = true }
 // AllNetworks ends NoUDP and NoTCP.
 func AllNetworks(s *Server) { s.noUDP, s.noTCP = false, false }
 
-// Forget makes the server record no queries, so that it can answer any number of them.
+// Forget makes the server record no queries: it can then answer any number of queries.
 func Forget(s *Server) { s.forgets = true }
 
 // With sets effects from the start, like Handle.
 func With(effects ...Effect) Option { return func(s *Server) { s.effects = effects } }
 
-// A TB is the part of testing.TB that this package needs. The demo uses the package, too,
-// and does without package testing.
+// A TB is the part of testing.TB that this package needs. The demo uses the package, too, and must
+// not link package testing.
 type TB interface {
 	Helper()
 	Fatal(args ...any)
@@ -149,8 +149,8 @@ func (s *Server) Handle(handler Handler, effects ...Effect) {
 }
 
 // Queries returns the queries since the start or the last Reset, in order, including
-// queries whose reply an effect has lost. It leaves out the probes of clients, localhost.
-// A and id.server. in class CH, because they can arrive at any time on a busy machine.
+// queries whose reply an effect has lost. It leaves out the probes of clients
+// (localhost. A, and id.server. in class CH), because they can arrive at any time on a busy machine.
 func (s *Server) Queries() []Query {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,7 +201,7 @@ func (s *Server) record(r Request) (Handler, []Effect) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, q := range r.Msg.Question {
-		if s.forgets || asksForLife(q) {
+		if s.forgets || isProbe(q) {
 			continue
 		}
 		s.queries = append(s.queries, Query{Name: q.Name, Type: q.Qtype, Network: r.Network})
@@ -210,8 +210,8 @@ func (s *Server) record(r Request) (Handler, []Effect) {
 	return s.handler, s.effects
 }
 
-// asksForLife reports whether a question is a probe, which every server answers by itself.
-func asksForLife(q dns.Question) bool {
+// isProbe reports whether a question is a probe, which every server answers by itself.
+func isProbe(q dns.Question) bool {
 	return q.Name == "localhost." && q.Qtype == dns.TypeA || q.Name == "id.server." && q.Qclass == dns.ClassCHAOS
 }
 

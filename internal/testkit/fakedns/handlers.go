@@ -57,8 +57,9 @@ func Rcode(rcode int) Handler {
 func Silence(*dns.Msg, string) *dns.Msg { return nil }
 
 // Size returns a Handler whose answers, as whole messages, are about n bytes long: one TXT
-// record for TXT, as many addresses as fit for A and AAAA, NODATA for other types. It is
-// longer than n only if n is too small for one record. The records have a TTL of 60 s.
+// record for TXT, as many addresses as fit for A and AAAA, NODATA for other types. An
+// answer is longer than n only if n is too small for one record. The records have a TTL of
+// 60 s.
 func Size(n int) Handler {
 	return func(query *dns.Msg, _ string) *dns.Msg {
 		reply := newReply(query)

@@ -82,7 +82,7 @@ func (t *sockets) listenTCP(refuse bool) (err error) {
 		t.streams, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(t.addr))
 		return err
 	}
-	// A socket that is bound and does not listen.
+	// The kernel refuses connections to a socket that is bound and does not listen.
 	family := unix.AF_INET
 	if t.addr.Addr().Is6() {
 		family = unix.AF_INET6
@@ -105,7 +105,7 @@ func (t *sockets) listenTCP(refuse bool) (err error) {
 // A descriptor is a file descriptor outside of the net package.
 type descriptor int
 
-// Close closes it.
+// Close closes the descriptor.
 func (d descriptor) Close() error { return unix.Close(int(d)) }
 
 // sockaddr returns addr in the form of system calls.

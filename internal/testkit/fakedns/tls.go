@@ -13,7 +13,7 @@ import (
 )
 
 // StartTLS is like Start for a server that speaks TLS over TCP and refuses UDP (RFC 7858).
-// Its certificate is self-signed, for name only, and also returned, as PEM.
+// Its certificate is self-signed, and for name only. authority is this certificate in PEM.
 func StartTLS(tb TB, handler Handler, name string, options ...Option) (s *Server, authority []byte) {
 	tb.Helper()
 	certificate, err := selfSigned(name)

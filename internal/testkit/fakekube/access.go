@@ -24,16 +24,16 @@ func (a *API) Kubeconfig() string {
 	return path
 }
 
-// KubeconfigWith returns a kubeconfig with the access to the API server. user is what it says of the
-// user, in YAML on one line, such as "{token: secret}".
+// KubeconfigWith returns a kubeconfig with the access to the API server. user is what the kubeconfig
+// says of the user, in YAML on one line, such as "{token: secret}".
 func (a *API) KubeconfigWith(user string) string {
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.server.Certificate().Raw})
 	return fmt.Sprintf("{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q, certificate-authority-data: %s}}], users: [{name: u, user: %s}], "+
 		"contexts: [{name: x, context: {cluster: c, user: u}}], current-context: x}\n", a.server.URL, base64.StdEncoding.EncodeToString(authority), user)
 }
 
-// Require refuses requests without a bearer token from now on, and ends all watches; an empty token
-// is not required.
+// Require makes the server refuse requests without a bearer token from now on, and ends all watches.
+// With an empty token, no request is refused.
 func (a *API) Require(token string) {
 	a.mu.Lock()
 	a.required = token
@@ -41,7 +41,7 @@ func (a *API) Require(token string) {
 	a.EndWatches()
 }
 
-// Leave ends all connections. Until Return, new ones are refused.
+// Leave ends all connections. Until Return, new connections are refused.
 func (a *API) Leave() {
 	closed := make(chan struct{})
 	go func() {
@@ -59,7 +59,7 @@ func (a *API) Leave() {
 	}
 }
 
-// Return ends what Leave has begun.
+// Return makes the server accept connections again, after Leave.
 func (a *API) Return() {
 	a.tb.Helper()
 	a.server = a.serve(a.listen(a.server.Listener.Addr().String()))
@@ -85,7 +85,7 @@ func (a *API) listen(address string) net.Listener {
 	return ln
 }
 
-// admit reports whether a request is served. If not, it has answered it.
+// admit reports whether a request is served. If not, admit has answered the request.
 func (a *API) admit(w http.ResponseWriter, r *http.Request) bool {
 	a.mu.Lock()
 	required := a.required

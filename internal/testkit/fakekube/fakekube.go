@@ -1,6 +1,6 @@
-// Package fakekube is a small Kubernetes API server for tests: it watches the objects that a test
-// puts there, as streams in JSON, and stores objects that clients write. The tests of test/machines
-// use the real one.
+// Package fakekube is a small Kubernetes API server for tests: it serves watches of the objects that a test puts
+// there, as streams of JSON, and stores objects that clients write. The tests of test/machines use a real API
+// server.
 package fakekube
 
 import (
@@ -83,17 +83,17 @@ type API struct {
 	refused  map[string]int                                   // the status of requests for a path
 	requests map[string]bool                                  // paths that were asked for
 	lists    map[string]int                                   // watches that began with all objects, by path
-	watches  int                                              // that have begun
-	stalled  int                                              // so many of the first ones send nothing any more
+	watches  int                                              // number of watches that have begun
+	stalled  int                                              // how many of the first watches send nothing any more
 	tokens   map[string]Token
 	reviews  int
 	reviewed time.Duration        // how long a review takes
 	busy     int                  // reviews in flight
-	busiest  int                  // the most of them
+	busiest  int                  // the most reviews in flight at a time
 	writes   map[string]int       // how often a request that writes had a status
-	held     int                  // further requests that write for which the earlier ones wait
-	released chan struct{}        // closed when they go on; nil if none waits
-	ahead    time.Duration        // of the clock
+	held     int                  // how many more requests that write must come until the waiting ones go on
+	released chan struct{}        // closed when waiting requests go on; nil if none waits
+	ahead    time.Duration        // how far the clock is ahead
 	required string               // token that requests must have; empty for none
 	versions map[string][]Version // of the groups of custom resources
 }
@@ -158,7 +158,7 @@ func (a *API) Remove(path, key string) {
 	delete(a.objects[path], key)
 }
 
-// Forget deletes all objects of a resource without an event. Watches cannot continue from before.
+// Forget deletes all objects of a resource without an event. Watches cannot continue from an earlier version.
 func (a *API) Forget(path string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -196,8 +196,8 @@ func (a *API) undo(n int) {
 	a.oldest = len(a.changes)
 }
 
-// StallWatches makes the open watches send nothing any more, as behind a proxy that does not pass
-// on what comes. They stay open. Watches that begin later are not affected.
+// StallWatches makes the open watches send nothing any more, as behind a proxy that holds events back. The watches
+// stay open. Watches that begin later are not affected.
 func (a *API) StallWatches() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -210,14 +210,15 @@ func (a *API) changeLocked(c change) {
 	a.changed = make(chan struct{})
 }
 
-// Refuse answers requests for a path with a status; 0 ends that. With 503, clients are to wait for 30 s.
+// Refuse answers requests for a path with a status; status 0 ends that. With 503, the response tells clients to wait
+// for 30 s.
 func (a *API) Refuse(path string, status int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.refused[path] = status
 }
 
-// SetClock makes the clock of the API server differ from the one of this machine.
+// SetClock makes the clock of the API server differ from the clock of this machine.
 func (a *API) SetClock(ahead time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -450,7 +451,8 @@ func failure(reason string, code int) map[string]any {
 	return map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
 }
 
-// event returns the event of a change, which has a version, for a watch of a path; ok is false without one.
+// event returns the event that a watch of a path gets for the change; ok is false if it gets none. version is the
+// version of the change.
 func (c change) event(version int, path string, selects func(*unstructured.Unstructured) bool) (e event, ok bool) {
 	was, is := selects(c.before), selects(c.after)
 	switch {

@@ -21,11 +21,11 @@ type Version struct {
 }
 
 // SetVersions sets the versions of Istio's group that the API server says it serves, the preferred one
-// first. It has objects of version v1 only.
+// first. The API server has objects of version v1 only.
 func (a *API) SetVersions(versions ...Version) { a.setVersions(istioGroup, versions) }
 
-// SetMultiClusterVersions sets the versions of the group of the Multi-Cluster Services API. It has objects
-// of the versions v1alpha1 and v1beta1.
+// SetMultiClusterVersions sets the versions of the group of the Multi-Cluster Services API. The API server
+// has objects of the versions v1alpha1 and v1beta1.
 func (a *API) SetMultiClusterVersions(versions ...Version) {
 	a.setVersions(multiClusterGroup, versions)
 }

@@ -54,14 +54,14 @@ func (a *API) Object(path, key string) *unstructured.Unstructured {
 	return a.objects[path][key]
 }
 
-// HoldWrites lets requests that write wait until there are n of them, once.
+// HoldWrites makes the next n requests that write wait for each other.
 func (a *API) HoldWrites(n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.held, a.released = n, make(chan struct{})
 }
 
-// Writes returns how often a request that writes objects of a resource had a status, such as "POST
+// Writes returns the number of requests that write, by method, resource and status, such as "POST
 // /api/v1/secrets Created".
 func (a *API) Writes() map[string]int {
 	a.mu.Lock()

@@ -6,15 +6,15 @@
 //   - A new stream is sent the whole state at once, if there is any.
 //   - The whole table is one resource without a name and, in the incremental variant,
 //     without a version.
-//   - A state-of-the-world request without a nonce is answered with everything again, an
-//     incremental one is not answered.
+//   - The server answers a state-of-the-world request without a nonce with the whole state again. It does not answer an
+//     incremental request without a nonce.
 //   - The server does not wait for an ACK or a NACK, and sends nothing again after a NACK.
 //
-// Unlike istiod it can also push named resources and responses that a test composes, also in
-// answer to what a stream's first request says, end its streams, refuse the incremental RPC, and stop and restart on the same port.
+// Unlike istiod, it can also push named resources, and responses that a test composes. It can answer a stream's first
+// request by what the request says, end its streams, refuse the incremental RPC, and stop and restart on the same port.
 //
 // Nonces are "nonce-1", "nonce-2" … in the order of sending, and versions are "v1", "v2" …
 // in the order of pushing, so a test can compare a whole dialogue with the expected one.
-// The server records every request; a test waits for the one it needs with [Server.Wait]
-// or [Server.WaitAnswer].
+// The server records every request; a test waits for the request that it needs with [Server.Wait] or
+// [Server.WaitAnswer].
 package fakexds

@@ -22,7 +22,7 @@ type resource struct {
 }
 
 // response is one push in both variants. A stream is sent the response of its own
-// variant, or nothing if that is nil. The nonce is set when it is sent.
+// variant, or nothing if that is nil. The nonce is set when the response is sent.
 type response struct {
 	version string
 	delta   *discoveryv3.DeltaDiscoveryResponse
@@ -46,8 +46,8 @@ func (s *Server) PushBytes(value []byte) string {
 }
 
 // PushNamed adds or replaces named resources, and removes others. An incremental stream is
-// sent only these, a state-of-the-world stream all resources. It returns the version of
-// the push.
+// sent only the changes, a state-of-the-world stream all resources. It returns the version
+// of the push.
 func (s *Server) PushNamed(tables map[string]*api.NameTable, removed ...string) string {
 	values := make(map[string][]byte, len(tables))
 	for name, table := range tables {
@@ -63,7 +63,7 @@ func (s *Server) PushNamed(tables map[string]*api.NameTable, removed ...string) 
 
 // PushResponses sends responses that the test composed, each to the streams of its
 // variant, and to future streams as their first response; nil sends nothing. Only the
-// nonce is replaced. It returns the version in the responses, delta's if there are two.
+// nonce is replaced. It returns the version in delta or, without delta, in sotw.
 func (s *Server) PushResponses(delta *discoveryv3.DeltaDiscoveryResponse, sotw *discoveryv3.DiscoveryResponse) string {
 	r := composed(delta, sotw)
 	s.mu.Lock()

@@ -13,7 +13,7 @@ import (
 
 // Request is a received request. Either Delta or SotW is set.
 type Request struct {
-	// Stream counts the streams over the server's life, from 1.
+	// Stream is the number of the stream over the server's life, from 1.
 	Stream int
 	// Version is the version of the push that the request answers, "" if it answers none.
 	Version string

@@ -34,15 +34,16 @@ type Options struct {
 	NoDelta bool
 	// EndAfterAnswer makes the server end each stream after the first ACK or NACK.
 	EndAfterAnswer bool
-	// First, if not nil, returns what a stream is sent after its first request, a response for
-	// each variant, in place of the whole state, or nil for that. It must not call the server's
+	// First, if not nil, returns the answer to a stream's first request, one for each variant.
+	// If both are nil, the stream is sent the whole state. First must not call the server's
 	// methods.
 	First func(Request) (*discoveryv3.DeltaDiscoveryResponse, *discoveryv3.DiscoveryResponse)
 	// Authority, if not nil, makes the port speak TLS with a certificate of the authority,
 	// accept its client certificates in place of the token, and sign certificates of
 	// workloads.
 	Authority *Authority
-	// RefuseCertificates ends streams of clients with a certificate with PermissionDenied.
+	// RefuseCertificates makes the streams of clients that have a certificate end with
+	// PermissionDenied.
 	RefuseCertificates bool
 	// NoSigning leaves out the service that signs certificates.
 	NoSigning bool
@@ -112,8 +113,8 @@ func New(opts Options) (*Server, error) {
 // Addr returns the host and port that clients connect to; it does not change.
 func (s *Server) Addr() string { return s.addr }
 
-// SetAway makes both RPCs return Unimplemented, as a proxy does while its backend is away,
-// or no longer.
+// SetAway sets whether both RPCs return Unimplemented, as a proxy does while its backend is
+// away.
 func (s *Server) SetAway(away bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -160,8 +160,8 @@ func (s *Server) close(st *stream) {
 	delete(s.streams, st)
 }
 
-// receive records and answers the client's requests. It returns after the handler has,
-// which ends the RPC's Recv.
+// receive records and answers the client's requests. It returns after the handler has
+// returned, because that ends the RPC's Recv.
 func (s *Server) receive(st *stream, v variant) {
 	for {
 		req, err := v.recv()

@@ -3,8 +3,8 @@ package istiocni
 
 import "fmt"
 
-// ambient are the rules for a pod of Istio's ambient mode with DNS capture, for one family: loopback, and
-// the address from which kubelet's probes come.
+// ambient are the rules for a pod of Istio's ambient mode with DNS capture, for one family. %[1]s is
+// loopback, and %[2]s the address from which kubelet's probes come.
 const ambient = `*mangle
 :ISTIO_PRERT - [0:0]
 :ISTIO_OUTPUT - [0:0]

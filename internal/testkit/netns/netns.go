@@ -5,7 +5,7 @@
 //	host.Exec("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
 //	host.Run(func() { conn, err = net.Dial("udp", "192.0.2.1:53") })
 //
-// Without root, or CAP_SYS_ADMIN, tests that need one are skipped.
+// Without root, or CAP_SYS_ADMIN, tests that need a namespace are skipped.
 package netns
 
 import (
@@ -64,7 +64,7 @@ func New(tb testing.TB) *NS {
 func current() (*os.File, error) { return os.Open("/proc/thread-self/ns/net") }
 
 // leave moves the locked thread back to the namespace home and unlocks it. If that fails,
-// the thread stays locked, so that it ends with its goroutine.
+// the thread stays locked, and ends with its goroutine.
 func leave(home *os.File) {
 	if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
 		runtime.UnlockOSThread()
@@ -154,9 +154,9 @@ type End struct {
 // can be used at once, without duplicate address detection.
 func Connect(a, b End) {
 	a.NS.tb.Helper()
-	// The ends get different indexes. If they had the same, as the first interfaces of two
-	// namespaces have, the kernel would not recognise the pair, and would notice up to 1 s
-	// late that both ends are up (linkwatch_urgent_event).
+	// The ends get different indexes. If they had the same index, as the first interfaces
+	// of two namespaces have, the kernel would not recognise the pair, and would notice up
+	// to 1 s late that both ends are up (linkwatch_urgent_event).
 	a.NS.pairs++
 	index := strconv.Itoa(1000 + a.NS.pairs)
 	a.NS.Exec("ip", "link", "add", a.Name, "index", index, "type", "veth", "peer", "name", b.Name, "netns", b.NS.Path())
@@ -180,8 +180,8 @@ func Connect(a, b End) {
 
 // awaitAddrs waits until the kernel delivers packets for all addresses of the end. For
 // IPv6 this takes a local route, which a workqueue of the kernel adds later, also with
-// nodad. Before, packets between two sockets of the host leave through the interface and
-// are lost.
+// nodad. Before that, packets between two sockets of the host leave through the interface
+// and are lost.
 func (e *End) awaitAddrs() {
 	e.NS.tb.Helper()
 	for _, addr := range e.Addrs {

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// changing matches what changes in the output of iptables-save while the rules do not:
-// comments with the time, and counters of packets and bytes.
+// changing matches the parts of the output of iptables-save that change although the
+// rules do not change: comments with the time, and counters of packets and bytes.
 var changing = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)
 
 // Rules returns the rules of both backends of iptables and of both families, as
 // iptables-save prints them, without times and counters. Two results are equal if the
-// rules are.
+// rules are equal.
 func (n *NS) Rules() string {
 	n.tb.Helper()
 	var rules strings.Builder

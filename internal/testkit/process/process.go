@@ -91,8 +91,8 @@ func Build(commands ...string) (dir string, err error) {
 	return dir, nil
 }
 
-// openSources opens the directories of the packages of a module that packages are built from, and what says
-// which versions of other modules are used.
+// openSources opens the directories, in the module at root, of all packages from which packages are built.
+// It also opens the files with the versions of other modules.
 func openSources(root string, packages []string) error {
 	list := exec.CommandContext(context.Background(), "go", append([]string{"list", "-deps", "-f", "{{with .Module}}{{if .Main}}{{$.Dir}}{{end}}{{end}}"}, packages...)...)
 	list.Dir = root

@@ -1,4 +1,4 @@
-// Package testlog keeps what a test's subject logs, so that the test can read it.
+// Package testlog keeps the log of a test's subject, for the test to read.
 package testlog
 
 import (

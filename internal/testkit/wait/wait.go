@@ -3,8 +3,8 @@
 //	wait.Until(t, "the nameserver is down", func() bool { return state() == upstream.Down })
 //	err := wait.For(t, "Run returns", returned)
 //
-// Both fail the test after [Limit], and say what they waited for. In a bubble of testing/synctest
-// that is virtual time, and the condition is called at most every millisecond of it.
+// Both fail the test after [Limit], and say what they waited for. In a bubble of testing/synctest, Limit
+// is virtual time, and the condition is called at most once in each millisecond of it.
 package wait
 
 import (
@@ -18,11 +18,11 @@ import (
 // that long, so it is generous: the machine may be busy.
 const Limit = time.Minute
 
-// together is how many tests that wait run at a time.
+// together is how many parallel tests run at a time.
 const together = 8
 
-// Together lets parallel tests of a package wait at the same time: more than there are processors, which
-// is Go's default. TestMain calls it. `go test -parallel` takes precedence.
+// Together lets more parallel tests of a package run at a time than there are processors, which is Go's
+// default: most of the time they wait. TestMain calls it. `go test -parallel` takes precedence.
 func Together() {
 	if err := flag.Set("test.parallel", strconv.Itoa(together)); err != nil {
 		panic(err) // not in a test
@@ -74,7 +74,7 @@ func For[T any](tb TB, what string, channel <-chan T) T {
 // the whole program without saying what was waited for.
 func deadline(tb TB) (deadline time.Time) {
 	deadline = time.Now().Add(Limit)
-	// In a bubble, whose time is another one, a test has no deadline: asking for it panics.
+	// In a bubble, which has a time of its own, a test has no deadline: asking for it panics.
 	defer func() { _ = recover() }()
 	if t, ok := tb.(*testing.T); ok {
 		if end, ok := t.Deadline(); ok && end.Add(-time.Second).Before(deadline) {
