@@ -66,6 +66,9 @@ func (d *document) read(text []byte) (*yaml.Node, error) {
 // at returns err, an error of the YAML library, with the number of the line in the manifest.
 func (d *document) at(err error) error {
 	line, message := yamltext.Cause(err)
+	if line == 0 {
+		return fmt.Errorf("line %d: document that begins here: %s", d.Before+1, message)
+	}
 	return fmt.Errorf("line %d: %s", d.Before+line, message)
 }
 

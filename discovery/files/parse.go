@@ -76,7 +76,7 @@ func (p *parsed) parseDocument(name string, text *yamltext.Document) {
 	}
 	if err != nil {
 		line, msg := yamltext.Cause(err)
-		doc.fail(line, "", "not valid YAML: %s", msg)
+		doc.fail(max(line, 1), "", "not valid YAML: %s", msg)
 		p.errs = append(p.errs, doc.errs...)
 		p.unnamed = true
 		return

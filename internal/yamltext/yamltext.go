@@ -73,9 +73,9 @@ var (
 	parserMessage = regexp.MustCompile(`^did not find expected (key|node|<document|')`)
 )
 
-// Cause splits an error of the YAML library into the line of the body, counted from 1, and the message. The library's
-// parser counts lines from 0, but its scanner from 1. Only the message shows whether the error is from the parser or the
-// scanner.
+// Cause splits an error of the YAML library into the line of the body, counted from 1, and the message. The line is 0 if
+// the error names none. The library's parser counts lines from 0, but its scanner from 1. Only the message shows whether
+// the error is from the parser or the scanner.
 func Cause(err error) (line int, message string) {
 	message = strings.TrimPrefix(err.Error(), "yaml: ")
 	if match := errorLine.FindStringSubmatch(message); match != nil {
@@ -83,7 +83,7 @@ func Cause(err error) (line int, message string) {
 		message = message[len(match[0]):]
 	}
 	if parserMessage.MatchString(message) {
-		line++
+		line++ // the parser leaves out line 0
 	}
-	return max(line, 1), message
+	return line, message
 }

@@ -40,6 +40,7 @@ func TestSplit(t *testing.T) { // I13, D18
 // TestCause checks the line of errors, which the library counts in two ways.
 func TestCause(t *testing.T) { // I13, D18
 	for body, want := range map[string]int{
+		"a: *b\n":                   0, // an alias without an anchor
 		"a: b\n c: d\n":             2, // the scanner's: mapping values are not allowed
 		"a:\n\tb: c\n":              2, // the scanner's: a tab
 		"{a: b}\n{c: d}\n":          2, // the parser's: no document start
