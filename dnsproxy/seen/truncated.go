@@ -64,15 +64,22 @@ func (t *truncated) retried(client netip.Addr, name wire.Name, qtype uint16) {
 func (t *truncated) overdue(number uint64, now time.Time, visit func(q *Query)) (next uint64, due time.Time) {
 	end := t.next.Load()
 	number = max(number, end-min(end, truncatedSize))
+	unwritten := end // the first slot without a query, since which no later query was old enough
 	for ; number < end; number++ {
 		var b packed
 		key := t.keys[number%truncatedSize].Load()
-		if t.get(number, &b) != there {
+		switch t.get(number, &b) {
+		case early:
+			unwritten = min(unwritten, number)
 			continue
+		case gone:
+			continue
+		case there:
 		}
 		if due = b.time().Add(retryWait); due.After(now) {
-			return number, due
+			return min(unwritten, number), due
 		}
+		unwritten = end // its writer has given up
 		if key == 0 {
 			continue
 		}
@@ -80,5 +87,8 @@ func (t *truncated) overdue(number uint64, now time.Time, visit func(q *Query)) 
 		q.Kind, q.Rows, q.Reason = Odd, []string{"A9"}, "truncated, and not asked again over TCP within 5s"
 		visit(&q)
 	}
-	return number, time.Time{}
+	if unwritten < end {
+		return unwritten, now.Add(retryWait)
+	}
+	return end, time.Time{}
 }
