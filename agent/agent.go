@@ -28,7 +28,7 @@ type Agent struct {
 	quitting  chan struct{}    // closed when the agent must end
 	handOver  atomic.Bool      // whether the rules stay for the next agent
 	changed   [2]chan struct{} // to the query path and the push path: addresses of interfaces have changed
-	memory    *time.Timer      // calls freeMemory after each pause in pushes
+	memory    *time.Timer      // calls freeMemory (see freeAfter)
 	records   *records
 	ready     chan struct{} // closed when queries are answered from a table
 }

@@ -14,7 +14,7 @@ type check struct {
 	// check is skipped.
 	grounds []Code
 	find    func(*Readings) []Problem
-	host    bool // whether only the command makes the check, not the agent
+	host    bool // whether only `nametap doctor` makes the check, from Readings.Host; the agent does not
 }
 
 // judge does the same as [Judge], for the checks in made.
