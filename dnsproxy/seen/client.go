@@ -170,7 +170,7 @@ func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []
 	return b
 }
 
-// exactLocked asks for the socket whose own address is the client's, and whose peer is sent, the address to which the
+// exactLocked asks for the socket whose own address is the client's, and whose peer has the address to which the
 // query was sent. It also finds a UDP socket that is not connected.
 func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	if !sent.IsValid() || sent.Addr().Is4() != q.Client.Addr().Is4() {
