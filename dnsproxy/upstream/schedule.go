@@ -181,8 +181,8 @@ func (s *schedule) wake(now time.Time) {
 	}
 }
 
-// repeat sends the query to the next server because a server is late, if the query may be sent
-// twice (rule 8) and the budget allows it (rule 7).
+// repeat is called when a server is late. It sends the query to the next server if the query may be
+// sent twice (rule 8) and rule 7 allows it.
 func (s *schedule) repeat(now time.Time) {
 	i := s.next()
 	if s.once || !s.mayRepeat(&s.tries[i].standing, now) {
