@@ -28,7 +28,7 @@ type entry struct {
 	maxTTL     uint32 // bounds the TTLs that clients see
 
 	reply   *reply.Reply  // nil if there are only failures
-	server  string        // that sent reply; shared with other entries
+	server  string        // the nameserver that sent reply; the text is shared with other entries
 	stored  time.Duration // when reply was stored
 	expires time.Duration // when reply becomes stale
 	until   time.Duration // when reply can no longer be used

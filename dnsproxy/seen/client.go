@@ -22,7 +22,7 @@ type Sent interface {
 // time, and not the number of lookups, because a lookup by port takes longer the more sockets there are.
 type budget struct {
 	share float64       // of one processor
-	burst time.Duration // that may be used at once
+	burst time.Duration // the most that may be used at once
 	left  time.Duration
 	at    time.Time // when left was computed
 }
