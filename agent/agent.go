@@ -27,8 +27,8 @@ type Agent struct {
 	hastened  chan struct{}    // closed when the drain must end
 	quitting  chan struct{}    // closed when the agent must end
 	handOver  atomic.Bool      // whether the rules stay for the next agent
-	changed   [2]chan struct{} // to the query path and the push path: addresses of interfaces have changed
-	memory    *time.Timer      // calls freeMemory after each pause in pushes
+	changed   [2]chan struct{} // tells the query path and the push path that addresses of interfaces have changed
+	memory    *time.Timer      // calls freeMemory (see freeAfter)
 	records   *records
 	ready     chan struct{} // closed when queries are answered from a table
 }
@@ -170,7 +170,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// snapshotTimeout is how long queries wait for the snapshot. Reading even a large snapshot takes less. A
+// snapshotTimeout is how long queries wait for the snapshot. Reading even a large snapshot takes less time. A
 // disk that hangs must not prevent forwarding.
 const snapshotTimeout = 2 * time.Second
 
@@ -287,8 +287,8 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 // SetRecords changes where the records of queries go. It returns at once.
 func (a *Agent) SetRecords(cfg RecordsConfig) { a.records.set(cfg) }
 
-// HandOver ends the agent and leaves the capture rules to the next agent. The agent removes rules without a lease,
-// because the kernel would not end their capture if no agent followed.
+// HandOver ends the agent and leaves the capture rules to the next agent. The agent removes rules without a lease: if
+// no agent followed, the kernel would not end their capture.
 func (a *Agent) HandOver() {
 	a.handOver.Store(true)
 	a.quit()

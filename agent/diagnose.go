@@ -30,17 +30,16 @@ type diagnosis struct {
 	ticks    int         // number of ticks so far
 	repairs  uint64      // number of repairs of capture rules, as of the last reading
 	repaired []time.Time // when readings found that repairs had grown
-	// refusals counts, by nameserver, the replies that were no answers.
 	refusals map[upstream.Spec]refusals
 }
 
-// refusals counts the replies of a nameserver that were no answers.
+// refusals counts the refusals of a nameserver: its replies with a response code other than NOERROR and NXDOMAIN.
 type refusals struct {
 	count uint64
 	at    time.Time // when the count last grew
 }
 
-// refusedAt returns when a reading last noticed a reply of the nameserver that was no answer.
+// refusedAt counts the refusals of a nameserver, and returns when a reading last noticed a new one.
 func (d *diagnosis) refusedAt(now time.Time, s upstream.Status) time.Time {
 	var count uint64
 	for code, n := range s.Responses {
@@ -77,8 +76,8 @@ func (d *diagnosis) run(ctx context.Context) {
 const probeEvery = 4
 
 // tick takes a reading. Only every probeEvery-th tick probes the UDP listeners, because probes cost more than the
-// rest. After a reading in which a listener was silent, whether of a tick or for the status, tick probes all
-// listeners.
+// rest. But if a listener was silent in the last reading, tick probes all listeners. The last reading may be one that
+// was taken for the status.
 func (d *diagnosis) tick(ctx context.Context) {
 	refused := d.core.proxy.Overflows()
 	d.mu.Lock()
@@ -99,7 +98,8 @@ func (d *diagnosis) tick(ctx context.Context) {
 }
 
 // add takes a reading and returns the report. silent, which becomes part of the reading, has a text for each
-// listener that does not answer.
+// listener that does not answer. While the agent drains, or its listeners are not open yet, add takes no reading and
+// returns the previous report.
 func (d *diagnosis) add(silent []string) problems.Report {
 	c := d.core
 	if c.draining.Load() || !c.open() {

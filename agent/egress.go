@@ -87,9 +87,9 @@ func (v *vipCarrier) end(drain bool) {
 	}
 }
 
-// drain keeps the open connections for the time of the drain, while queries are still answered. If no other process
-// holds the listeners for VIPs, it returns at once, because new connections would be refused during the drain
-// instead of waiting for the next agent. It returns early when hastened is closed.
+// drain keeps the open connections for the time of the drain, while queries are still answered. It returns early when
+// hastened is closed. If another process holds the listeners for VIPs, new connections wait there for the next agent.
+// If no other process does, new connections would be refused during the drain, so drain returns at once.
 func (v *vipCarrier) drain(serving context.Context, hastened <-chan struct{}) {
 	if v == nil || !v.held.Load() {
 		return

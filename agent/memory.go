@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// freeAfter is the time from the last push until memory is freed. A push that comes sooner needs the memory again.
+// freeAfter is the time from the start, or from the last push that replaced a large part of the table, until memory is
+// freed. Such a push that comes sooner needs the memory again.
 const freeAfter = 2 * time.Second
 
 // freeMemory collects garbage and returns free memory to the kernel. A push needs several times the size of the table,

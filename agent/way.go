@@ -301,7 +301,7 @@ func (w *ways) changed(now *way) {
 		w.log.Warn("a firewall of this host drops the queries that the agent forwards to nameservers. Queries of clients go to the nameserver itself until the agent may query it; allow it for the agent's user",
 			"nameserver", now.Nameserver, "error", now.Detail)
 	case problems.WayElsewhere:
-		w.log.Warn("whether queries of clients reach the agent cannot be checked", "nameserver", now.Nameserver, "error", now.Detail)
+		w.log.Warn("cannot check whether queries of clients reach the agent", "nameserver", now.Nameserver, "error", now.Detail)
 	case problems.WaySilent:
 		w.log.Warn("the agent does not answer its own probes", "nameserver", now.Nameserver, "error", now.Detail)
 	case problems.WayUnknown:

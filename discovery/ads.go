@@ -47,8 +47,8 @@ const (
 	window = 1 << 16
 	// maxHeaders bounds the headers of a stream, in bytes. The longest header is the token, of about 1 KiB.
 	maxHeaders = 8 << 10
-	// maxUnread bounds the bytes that unread requests need. The requests of 9,000 agents that connect at once need
-	// less.
+	// maxUnread bounds the bytes that unread requests need. It is more than the requests of 9,000 agents that connect
+	// at once need.
 	maxUnread = 32 << 20
 	// maxRefusals is the number of refused clients that are logged without a pause.
 	maxRefusals = 100

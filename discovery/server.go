@@ -255,22 +255,22 @@ func (s *Server) saveVIPs(u hosts.Update) {
 // lag is how long a replica may normally be behind another one: events reach replicas at different times.
 const lag = time.Second
 
-// behind reports whether the served tables are older than revision, which was known at the time known. If they are
-// older, it makes follow apply everything that the API server has sent, even if no object has changed. If the API
-// server has not sent enough within lag, behind lists the resources again.
-func (s *Server) behind(revision []byte, known time.Time) bool {
+// behind reports whether the served tables may be older than revision, which a client had at the time since. If they
+// may be older, it makes follow apply everything that the API server has sent, even if no object has changed. If the
+// API server has not sent enough by lag after since, behind lists the resources again.
+func (s *Server) behind(revision []byte, since time.Time) bool {
 	r := source.ParseRevision(revision)
 	s.mu.Lock()
 	heard := s.heard
 	s.mu.Unlock()
 	switch {
-	case heard.Includes(r, known):
+	case heard.Includes(r, since):
 		return false
-	case s.inputs.kube.Heard().Includes(r, known):
+	case s.inputs.kube.Heard().Includes(r, since):
 		// Without this case's condition, a client with a revision that never comes would cause builds all the time.
 		chans.Wake(s.inputs.changed)
-	case time.Since(known) >= lag:
-		s.inputs.kube.CatchUp(r, known)
+	case time.Since(since) >= lag:
+		s.inputs.kube.CatchUp(r, since)
 	}
 	return true
 }

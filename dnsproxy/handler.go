@@ -93,8 +93,8 @@ type task struct {
 
 	usual    bool // the packet has the shape that wire.Query describes
 	query    wire.Query
-	decision decision        // if usual
-	ask      forward.Query   // if the decision is to forward
+	decision decision        // set if usual is true
+	ask      forward.Query   // set if the decision is to forward
 	located  bool            // elsewhere has set ask.Server
 	held     int             // bytes that from.hold has counted
 	began    seen.Moment     // 0 if the clock was not read

@@ -16,9 +16,9 @@ import (
 
 // Resolve returns the addresses of hostname that nameservers or the cache have; rrtype is A or
 // AAAA. It does not use the table, neither for hostname nor for names that CNAME records lead to.
-// Local-only names have no addresses. If there are no addresses, err gives the reason. An answer from
-// the cache takes no other goroutine. If onlyCached is true and the cache has no answer, known is
-// false. Resolve returns at once when ctx ends.
+// Local-only names have no addresses. An answer from the cache takes no other goroutine. If onlyCached
+// is true and the cache has no answer, known is false, and addrs and err are nil. Otherwise known is
+// true, and if there are no addresses, err gives the reason. Resolve returns at once when ctx ends.
 func (s *Server) Resolve(
 	ctx context.Context, hostname string, rrtype uint16, onlyCached bool,
 ) (addrs []netip.Addr, known bool, err error) {

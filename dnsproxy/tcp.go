@@ -284,7 +284,7 @@ func (c *tcpConn) releaseQuery(query []byte) bool {
 	return long
 }
 
-// answer appends the response to a query to answers, which have yet to be written, or passes
+// answer appends the response to a query to answers, which are not written yet, or passes
 // the query to a worker. It writes the answers when they exceed maxBatch.
 func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	start := len(answers)

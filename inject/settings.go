@@ -67,7 +67,7 @@ func similar(name string) string {
 	if len(name) > maxName {
 		return ""
 	}
-	best, least := "", 3 // more mistakes are another word
+	best, least := "", 3 // a name with 3 mistakes or more is another word
 	for _, candidate := range slices.Sorted(maps.Keys(settingKinds)) {
 		for _, short := range []string{candidate, strings.TrimPrefix(candidate, "capture-")} {
 			if d := distance(name, short); d < least {

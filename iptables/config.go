@@ -22,12 +22,14 @@ type Config struct {
 	Port uint16
 
 	// AgentUIDs and AgentGIDs are the users and groups of the agent. Queries of sockets of these users and groups
-	// are never captured, because they would come back to the agent. At least one user or group is required.
+	// are not captured, because they would come back to the agent. Only the agent's probes ([ProbeHops]) and test
+	// queries ([TestAddr]) are. At least one user or group is required.
 	AgentUIDs, AgentGIDs []uint32
 
 	// Servers are the nameservers to which queries are captured, such as the nameservers of resolv.conf. Queries to
-	// other servers pass through. If Servers is empty, queries to any address are captured. If a server has a zone
-	// ("fe80::1%eth0"), only queries through this outgoing interface are captured.
+	// other servers pass through. If Servers is empty, queries to any address are captured. Queries to link-local
+	// IPv6 addresses always pass through ([Passes]). If a server has a zone ("fd00::1%eth0"), queries of this host to
+	// it are captured only if they leave through this interface.
 	Servers []netip.Addr
 
 	// ExcludeUIDs and ExcludeGIDs are users and groups whose queries pass through, such as the user of a stub
@@ -46,15 +48,16 @@ type Config struct {
 
 	// VIPs are virtual addresses. If a client connects to a VIP, the agent connects it to the host that has the VIP.
 	// TCP connections to VIPs, and UDP packets to their port 443, are redirected to EgressPort. Other UDP packets
-	// are refused (ICMP port unreachable). The exclusions apply to VIPs, too. Servers is only for DNS, and does not
-	// apply to VIPs. If EgressPort is 0, packets to VIPs pass through.
+	// are refused (ICMP port unreachable). Servers does not apply to VIPs, except that queries (port 53) to VIPs are
+	// captured if Servers is empty. The exclusions apply to VIPs, too. If EgressPort is 0, VIPs has no effect.
 	VIPs []netip.Prefix
 	// EgressPort is the agent's TCP port for VIPs, and its UDP port for QUIC, on the same addresses as Port.
 	EgressPort uint16
 
 	// Pod is true if the network namespace is a pod's. Queries that the agent sends to other hosts then skip the
-	// other rules in table nat: rules of Istio's ambient mode would redirect these queries to the agent. Outside of
-	// pods these queries skip no rules, because a host may have DNAT rules for them.
+	// other rules in table nat: rules of Istio's ambient mode would redirect these queries to port 15053, on which
+	// ztunnel or the agent listens. Outside of pods these queries skip no rules, because a host may have DNAT rules
+	// for them.
 	Pod bool
 
 	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone, the kernel treats queries
@@ -77,8 +80,9 @@ type Config struct {
 	Backend Backend
 	// Interval is how often Keep checks the rules; 0 is 5 s.
 	Interval time.Duration
-	// Settle is how long a reply to a query may be in flight when the rules change: the longest time that the
-	// agent spends on a query, and a little more; 0 is 5 s.
+	// Settle is how long the chains stay after the capture ends, so that replies in flight still reach the clients.
+	// Conntrack entries that such replies may need stay for as long. Set it to a little more than the longest time
+	// that the agent spends on a query; 0 is 5 s.
 	Settle time.Duration
 	// Patience is how long one tool may run. It is also how long a step of a removal is retried before its failure
 	// is reported, if the reason may pass, such as a lock that another program holds. The retries go on after that.
@@ -115,7 +119,8 @@ func (c Config) Families() []family.Family {
 	return slices.DeleteFunc(family.All(), func(f family.Family) bool { return !c.Has(f) })
 }
 
-// Needs reports whether capture has failed if this machine lacks f. It is true if f is IPv4 or the only family.
+// Needs reports whether f is required: IPv4 and the only family are. If this machine lacks a required family, the
+// agent and the commands report a failure, even if the other family is captured.
 func (c Config) Needs(f family.Family) bool { return f == family.IPv4 || c.Only == f }
 
 // Without returns the configuration without f. The other family must not be left out already.
@@ -125,8 +130,8 @@ func (c Config) Without(f family.Family) Config {
 }
 
 // Serves reports whether a listener at this address receives all queries of its family that the rules redirect.
-// Queries of this host are redirected to loopback, and queries from a virtual interface to an address of that
-// interface.
+// Queries of this host are redirected to loopback. Queries from a virtual interface are redirected to an address of
+// that interface.
 func (c Config) Serves(listener netip.AddrPort) bool {
 	addr := listener.Addr()
 	loopback := addr == family.Of(addr).Loopback()
@@ -144,7 +149,7 @@ func (c Config) hasVIPs(f family.Family) bool {
 	return c.EgressPort != 0 && slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return family.Of(p.Addr()) == f })
 }
 
-// withDefaults returns c with its empty fields set to their defaults.
+// withDefaults returns c with Backend, Interval, Settle and Patience set to their defaults where they are empty.
 func (c Config) withDefaults() Config {
 	defaults := DefaultConfig()
 	c.Backend = cmp.Or(c.Backend, defaults.Backend)
@@ -211,7 +216,7 @@ func (c Config) validateModes() error {
 
 func checkServer(a netip.Addr) error {
 	if !a.IsValid() || a.IsUnspecified() || !plain(a) {
-		return fmt.Errorf("capture server %q: want an IPv4 or IPv6 address, not IPv4 within IPv6", a)
+		return fmt.Errorf("capture server %q: want the IPv4 or IPv6 address of a server, not 0.0.0.0, :: or IPv4 within IPv6", a)
 	}
 	if a.Zone() != "" {
 		if err := checkInterface(a.Zone()); err != nil {
@@ -229,13 +234,13 @@ func plain(a netip.Addr) bool {
 	return !compatible && !a.Is4In6()
 }
 
-// checkInterface returns an error for three kinds of names: a name that is not valid in the kernel
-// (dev_valid_name), a name that iptables-restore or iptables-save would quote, and a single "+", which
-// iptables-save leaves out.
+// checkInterface returns an error for a name that is empty or too long for the kernel (dev_valid_name), for a name
+// that iptables-restore or iptables-save would quote or misread, such as a name that begins with "-", and for a
+// single "+", which iptables-save leaves out.
 func checkInterface(name string) error {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@"
 	if name == "" || len(name) > 15 || name[0] == '-' || name == "+" || strings.Trim(name, plain) != "" {
-		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@, and + at the end for all names that begin with the rest", name)
+		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@, without a - at the start; a + at the end means all names that begin with the text before it", name)
 	}
 	return nil
 }

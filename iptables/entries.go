@@ -62,7 +62,7 @@ func (e *entries) sweep(cfg Config, in installed, changed bool) {
 }
 
 // closingTime is how long connections from before a change of rules may still be reset after it. No client waits
-// for a reply for longer.
+// longer than that for a reply.
 const closingTime = 30 * time.Second
 
 // late reports whether a sweep is due because rules changed not long ago. If changed is true, they changed now.

@@ -56,7 +56,8 @@ type Client struct {
 	// skippedCertificate is the workload certificate that the last connect replaced by the token (see
 	// skipCertificateAfter); nil if the last connect replaced no certificate.
 	skippedCertificate *tls.Certificate
-	// failures counts the connects since the last stream that lasted stableAfter.
+	// failures counts the pauses before a connect since the last stream that lasted stableAfter, or since the last
+	// suspend of the machine.
 	failures       int
 	streamFailures logonce.Log // logs why there is no stream
 	// variant is the variant of the next connect. If the control plane does not implement

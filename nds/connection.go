@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// The longest pause before the next connect is minPause after the first failure, and
-	// doubles with each failure up to maxPause.
+	// The pause before the next connect is random, from 0 to a limit. The limit is minPause after the first failure
+	// and after a stream that worked. It doubles with each further failure, up to maxPause.
 	minPause = 100 * time.Millisecond
 	maxPause = 30 * time.Second
 
@@ -45,8 +45,8 @@ const (
 	maxPingAfter = 6 * time.Minute
 )
 
-// pause returns how long to wait before the next connect after a number of failures in a row: the longest pause
-// after these failures, times part, which is random from 0 to 1 (full jitter).
+// pause returns the pause before the next connect: its limit, times part, which is random from 0 to 1 (full
+// jitter). failures is the number of failures in a row before the last one, so it is 0 after the first failure.
 func pause(failures int, part float64) time.Duration {
 	return time.Duration(part * float64(clock.BackOff(failures, minPause, maxPause)))
 }

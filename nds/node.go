@@ -38,8 +38,8 @@ type Node struct {
 	// ServiceAccount may be empty.
 	ServiceAccount string
 	// AutoAllocate requests automatic VIPs for hosts that have no address. Connections to these VIPs work only
-	// through package egress, or a proxy such as Envoy. Without AutoAllocate, the table does not have hosts without
-	// an address.
+	// through package egress, or a proxy such as Envoy. Without AutoAllocate, hosts that have no address are
+	// missing from the table.
 	AutoAllocate bool
 	// Version is the version of the workload's agent, which control planes show; it may be empty.
 	Version string

@@ -30,11 +30,11 @@ type snapshotSaver struct {
 	dir  *statedir.Dir
 	wake chan struct{} // wakes run after put
 
-	mu      sync.Mutex
-	next    *snapshot // the snapshot to write; nil if there is nothing new
-	changed bool      // whether next must be written whole, because it differs from the file by more than changes
-	// If changed is false, changes are the changes from the table of the last saveNext to the table of next.
-	// Together they have size bytes, at most maxPending.
+	mu    sync.Mutex
+	next  *snapshot // the snapshot to write; nil if there is nothing new
+	whole bool      // whether next must be written whole: changes do not lead from the file to next
+	// If whole is false, changes lead from the table that saveNext last took to the table of next. Together they
+	// have size bytes, at most maxPending.
 	changes []record
 	size    int
 	failure string // why the last write failed; "" if it succeeded
@@ -43,8 +43,9 @@ type snapshotSaver struct {
 
 	// unsaved is true if the file does not have the table of the last snapshot.
 	unsaved bool
-	// base is the length of the file without its log, and length is the length of the whole file. base is 0 if
-	// changes cannot be added to the file, for example because this saver has not written it.
+	// The file ends with a log of changes (snapshotfile.go). base is the length of the file up to the log, and length
+	// is the length of the whole file. base is 0 if changes cannot be added to the file, for example because this
+	// saver has not written it.
 	base, length int64
 	failures     logonce.Log
 
@@ -88,24 +89,24 @@ func (s *snapshotSaver) start() (stop func()) {
 // maxPending bounds the changes that wait for a slow disk.
 const maxPending = 1 << 20
 
-// put makes next the snapshot to write.
-func (s *snapshotSaver) put(next snapshot, changed saving) {
+// put makes next the snapshot to write. differs says how its table differs from the table of the last put.
+func (s *snapshotSaver) put(next snapshot, differs saving) {
 	s.mu.Lock()
-	s.next, s.changed = &next, s.changed || changed.all
-	if changed.change != nil {
-		s.changes = append(s.changes, record{pushed: next.pushed, version: next.version, change: changed.change})
-		s.size += len(changed.change)
+	s.next, s.whole = &next, s.whole || differs.all
+	if differs.change != nil {
+		s.changes = append(s.changes, record{pushed: next.pushed, version: next.version, change: differs.change})
+		s.size += len(differs.change)
 	}
-	if s.changed = s.changed || s.size > maxPending; s.changed {
+	if s.whole = s.whole || s.size > maxPending; s.whole {
 		s.changes, s.size = nil, 0
 	}
 	s.mu.Unlock()
 	chans.Wake(s.wake)
 }
 
-// After a failure, the saver retries when the next push comes, or after saveAgain: a control plane that sends
-// changes may be silent until its next stream. This time doubles with each failure up to maxSaveAgain, because the
-// cause of the failure may last.
+// After a failure, the saver retries at the next push, or after a pause: a control plane that sends changes may be
+// silent until its next stream. The pause is saveAgain at first. It doubles, up to maxSaveAgain, each time that the
+// retry after it fails, because the cause of the failure may last. A push restarts the pause and does not double it.
 const (
 	saveAgain    = 30 * time.Second
 	maxSaveAgain = 30 * time.Minute
@@ -139,8 +140,8 @@ func (s *snapshotSaver) run(ctx context.Context) {
 func (s *snapshotSaver) saveNext() {
 	s.mu.Lock()
 	next, changes := s.next, s.changes
-	s.unsaved = s.unsaved || s.changed
-	s.next, s.changed, s.changes, s.size = nil, false, nil, 0
+	s.unsaved = s.unsaved || s.whole
+	s.next, s.whole, s.changes, s.size = nil, false, nil, 0
 	s.mu.Unlock()
 	switch {
 	case next == nil:

@@ -142,7 +142,7 @@ func TestPendingChangesAreBounded(t *testing.T) {
 		s.put(snapshot{table: &hostTable{}}, saving{change: change})
 		most = max(most, len(s.changes))
 	}
-	if !s.changed || len(s.changes) > 0 || most > maxPending/len(change)+1 {
+	if !s.whole || len(s.changes) > 0 || most > maxPending/len(change)+1 {
 		t.Errorf("%d changes are waiting, at most %d", len(s.changes), most)
 	}
 }

@@ -294,8 +294,7 @@ func (r *certRenewer) save() {
 }
 
 // load makes the certificate in the state directory the current certificate. It does nothing if there is no file. If
-// the file cannot be read now, run calls load again, because the agent has no other credential if the token has
-// expired.
+// the file cannot be read now, run calls load again: if the token has expired, the agent has no other credential.
 func (r *certRenewer) load() {
 	r.unread = false
 	if r.cfg.StateDir == "" || r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff {

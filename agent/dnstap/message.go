@@ -94,7 +94,7 @@ func (e *encoder) frame(b []byte, x *seen.Exchange, kind uint64, extra any) []by
 	}
 	out = appendBytes(out, dnstapMessage, e.inner)
 	e.outer = appendVarint(out, dnstapType, typeMessage)
-	b = binary.BigEndian.AppendUint32(b, uint32(len(e.outer))) //nolint:gosec // two messages of 64 KiB at most
+	b = binary.BigEndian.AppendUint32(b, uint32(len(e.outer))) //nolint:gosec // a message of at most 64 KiB, and short texts
 	return append(b, e.outer...)
 }
 

@@ -59,9 +59,9 @@ func New(cfg Config) *Sender {
 	return &Sender{config: cfg, dialer: net.Dialer{Resolver: cfg.Resolver}, metrics: newMetrics(cfg.Registerer)}
 }
 
-// Run sends queries to the receiver until ctx ends. to is the address of the receiver. Run calls read once: read
-// returns the reader of the queries, which calls lost with the number of messages that it drops. Run must not be
-// called again before it has returned.
+// Run sends queries to the receiver until ctx ends. to is the address of the receiver. Run calls read once.
+// read returns the reader of the queries; when this reader drops messages, it calls lost with their number. Run must
+// not be called again before it has returned.
 func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(messages int)) *seen.Exchanges) {
 	exchanges := read(func(messages int) { s.metrics.dropped.Add(float64(messages)) })
 	defer exchanges.Close()

@@ -14,10 +14,10 @@ type check struct {
 	// check is skipped.
 	grounds []Code
 	find    func(*Readings) []Problem
-	host    bool // whether only the command makes the check, not the agent
+	host    bool // whether only `nametap doctor` makes the check, from Readings.Host; the agent does not
 }
 
-// judge does the same as [Judge], for the checks in made.
+// judge does the same as [Judge]. made has the checks.
 func judge(made []check, found, suspected []Problem, unread map[Code]string) Report {
 	report := Report{Problems: []Problem{}, Passed: []string{}}
 	all := slices.Concat(found, suspected)

@@ -37,7 +37,7 @@ func Judge(found, suspected []Problem, unread map[Code]string) Report {
 	return judge(checks(), found, suspected, unread)
 }
 
-// Codes returns the codes of all checks, of the agent and of the command.
+// Codes returns the codes of all checks, of the agent and of `nametap doctor`.
 func Codes() []Code {
 	var codes []Code
 	for _, c := range checks() {

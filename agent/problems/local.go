@@ -171,7 +171,7 @@ func ways(state WayState) func(*Readings) []Problem {
 			Effect: "queries go to the nameserver itself, which does not know mesh names", Mend: "allow DNS for the agent's user in that firewall"},
 		WayBroken: {Severity: Severe, What: "queries of programs to %s do not reach the agent, although it answers",
 			Effect: "they go to the nameserver itself, which does not know mesh names", Mend: "nametap capture check lists the firewall rules to look at"},
-		WayElsewhere: {Severity: Minor, What: "whether queries of programs to %s reach the agent cannot be checked",
+		WayElsewhere: {Severity: Minor, What: "nametap cannot check whether queries of programs to %s reach the agent",
 			Effect: "queries may go to another server, which does not know mesh names", Mend: "nametap capture check lists the rules of other programs"},
 		WaySilent: {Severity: Severe, What: "the agent does not answer queries of programs to %s, nor its own probes",
 			Effect: "without an answer the kernel ends the capture: they go to the nameserver itself, which does not know mesh names", Mend: "nametap capture check lists the firewall rules to look at"},

@@ -187,7 +187,7 @@ func TestBroken(t *testing.T) {
 			r.Agent.Capture.Ways = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "broken", Detail: "timeout"}}
 			r.Host.Ways[0] = problems.Sent{To: "10.96.0.10:53", Network: "udp", Other: true}
 		},
-		"warning: whether queries of programs to 10.96.0.10 reach the agent cannot be checked": func(r *problems.Readings) {
+		"warning: nametap cannot check whether queries of programs to 10.96.0.10 reach the agent": func(r *problems.Readings) {
 			r.Agent.Capture.Ways = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "elsewhere", Detail: "another server"}}
 		},
 		"problem: the agent does not answer queries of programs to 10.96.0.10": func(r *problems.Readings) {

@@ -147,7 +147,7 @@ func (r Resource) full(share, free uint64) bool {
 type Server struct {
 	upstream.Status
 	Suffix    string    // the server is queried for names below Suffix; if it is "", for names below no other Suffix
-	RefusedAt time.Time // when the last reply that was no answer was noticed
+	RefusedAt time.Time // when a reading last noticed a reply whose response code is neither NOERROR nor NXDOMAIN
 }
 
 // said returns the last error of a nameserver, and the time since then.

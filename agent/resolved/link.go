@@ -131,7 +131,8 @@ func RemoveLink() error {
 	return nil
 }
 
-// linkHeader returns the header of a request that sets flags of an interface.
+// linkHeader returns the header of a request about an interface. The request sets flags of the interface; none if
+// flags is 0.
 func linkHeader(index int, flags uint32) *nl.IfInfomsg {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index, header.Flags, header.Change = int32(index), flags, flags //nolint:gosec // below highestIndex

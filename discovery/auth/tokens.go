@@ -147,9 +147,9 @@ func (t *Tokens) known(key tokenKey) (known good, ok bool, err error) {
 	return good{}, false, nil
 }
 
-// accept remembers that a token is good, and returns when it ends. A token that has ended by the clock of this machine
-// counts as long as the review counts: the clock of the API server differs, or the API server accepts tokens a minute
-// longer.
+// accept remembers that a token is good, and returns the time at which the token ends. A token that has ended by the
+// clock of this machine counts as long as the review counts: the clock of the API server differs, or the API server
+// accepts tokens for a minute after their end.
 func (t *Tokens) accept(key tokenKey, identity Identity, ends time.Time) time.Time {
 	now := time.Now()
 	a := good{identity: identity, fresh: now.Add(reviewedFor), ends: ends}

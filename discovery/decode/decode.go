@@ -252,7 +252,7 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 
 // maxInTables bounds about how many bytes the hosts of a ServiceEntry have in tables: each host has all addresses, and
 // each port of a host has all endpoints. An object of 1 MiB could need 1 GiB. Istio's definition of the resource
-// permits 256 hosts with 256 addresses, which need less.
+// permits 256 hosts with 256 addresses; they need less than maxInTables.
 const maxInTables = 4 << 20
 
 // sizeInTables returns about how many bytes the hosts of a ServiceEntry have in tables.

@@ -33,7 +33,7 @@ type sourceID struct {
 	number  int
 }
 
-// Merge returns changes, one for each source, that have the same effect as a list of changes.
+// Merge merges a list of changes into one change for each source, with the same effect.
 func Merge(changes []Change) []Change {
 	var order []sourceID
 	merged := map[sourceID]*Change{}

@@ -25,7 +25,7 @@ func newCluster(name string, id clusterID, domain string, sources int) *cluster 
 	return c
 }
 
-// get returns the object with a key that counts: the object of the first source that has one.
+// get returns the object that counts for a key: the object of the first source that has one.
 func (c *cluster) get(key object.Key) (object.Object, bool) {
 	for _, objects := range c.sources {
 		if o, ok := objects[key]; ok {
@@ -35,8 +35,8 @@ func (c *cluster) get(key object.Key) (object.Object, bool) {
 	return object.Object{}, false
 }
 
-// put sets the object of a source with a key; a nil o removes it. It returns the objects with the
-// key that counted before and count now; the zero Object stands for none.
+// put sets the object of a source with a key; a nil o removes it. It returns the object that counted
+// for the key before, and the object that counts now; the zero Object stands for none.
 func (c *cluster) put(source int, key object.Key, o *object.Object) (before, now object.Object) {
 	before, _ = c.get(key)
 	if o != nil {

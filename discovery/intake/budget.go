@@ -28,7 +28,7 @@ type Budget struct {
 // A holder is an address that holds bytes of a budget.
 type holder struct {
 	held  int
-	conns map[*conn]struct{} // that hold bytes
+	conns map[*conn]struct{} // connections that hold bytes
 }
 
 // NewBudget returns a budget of which nothing is held. It calls closed for each connection that it closes.

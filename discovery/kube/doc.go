@@ -23,7 +23,7 @@
 //
 // certificate.go keeps the certificate that replicas share (package pki) in a Secret. publisher.go writes the root
 // certificate to ConfigMaps, and bundle.go writes it to a webhook. pace.go decides when these three try again, and how
-// often the latter two restore a field that another program changes. All three read objects through a mirror
+// often publisher.go and bundle.go restore a field that another program changes. All three read objects through a mirror
 // (mirror.go), and send requests by shared.go. clustersecrets.go and namespaces.go have mirrors, too.
 //
 // vips.go writes the status of ServiceEntries while this replica holds the Lease, which lease.go gets and renews.

@@ -26,7 +26,7 @@ type leaseTimes struct {
 	duration time.Duration // after which the Lease is free without a renewal; the Lease has it in seconds
 	deadline time.Duration // after which a holder that cannot renew stops: before others may start
 	retry    time.Duration // between two tries; up to a fifth is added
-	request  time.Duration // which bounds one request
+	request  time.Duration // bounds one request
 }
 
 // writerLease makes another replica take over from a holder that dies, within 15 s and at most two tries.

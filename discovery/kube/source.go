@@ -135,10 +135,10 @@ func (s *Source) Heard() source.Heard {
 
 // CatchUp lists the resources again that lack changes of the revision r, see [source.Objects]. For a custom resource, it
 // also lists the definition again.
-func (s *Source) CatchUp(r source.Revision, known time.Time) {
+func (s *Source) CatchUp(r source.Revision, since time.Time) {
 	heard := s.Heard()
 	for i, f := range s.all() {
-		if !heard.Lacks(i, r, known) {
+		if !heard.Lacks(i, r, since) {
 			continue
 		}
 		if f.catchUp(); i >= len(s.feeds) {

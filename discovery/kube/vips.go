@@ -167,7 +167,7 @@ func (w *Writer) istiodIsAway(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("whether istiod writes them is not known: %w", err)
+		return fmt.Errorf("cannot find out whether istiod writes them: %w", err)
 	}
 	var holder struct {
 		Identity string      `json:"holderIdentity"`
@@ -183,7 +183,7 @@ func (w *Writer) istiodIsAway(ctx context.Context) error {
 		return fmt.Errorf("istiod (%s) writes them: it holds the lock in ConfigMap %s/%s", holder.Identity, w.cfg.RootNamespace, istiodLock)
 	}
 	if err := checkClock(ctx, w.clients.core); err != nil {
-		return fmt.Errorf("whether istiod (%s) writes them is not known: %w", holder.Identity, err)
+		return fmt.Errorf("cannot find out whether istiod (%s) writes them: %w", holder.Identity, err)
 	}
 	return nil
 }

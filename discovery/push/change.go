@@ -67,7 +67,7 @@ func newRecent(now generation) recent {
 	}
 }
 
-// add begins a generation, to which changes lead.
+// add begins a generation. changes lead to it from the previous one.
 func (r *recent) add(changes []hosts.HostChange) {
 	r.now++
 	r.spans.clear()

@@ -29,7 +29,7 @@ const (
 	metaLabels       = "LABELS"
 	metaCluster      = "CLUSTER_ID"
 	metaNetwork      = "NETWORK"
-	metaAccount      = "SERVICE_ACCOUNT" // which [Config.Check] reads
+	metaAccount      = "SERVICE_ACCOUNT" // [Config.Check] reads it
 	metaIstioVersion = "ISTIO_VERSION"
 )
 
@@ -52,7 +52,7 @@ type subscriber struct {
 	software         string // its name and version; may be empty
 	view             hosts.View
 	labels           hosts.Labels
-	cluster, network string // that the client claims to be in; may be empty
+	cluster, network string // where the client says that it is; may be empty
 	// mergesHosts is true if the client is sent changes. digests are the digests of its hosts, nil
 	// if it has none; revision is the revision of its last change.
 	mergesHosts bool

@@ -55,7 +55,7 @@ func (n *nacks) keep(id string, last nack) {
 	n.last[id] = last
 }
 
-// take returns the NACK of a client, which is not kept any more.
+// take removes the NACK of a client, and returns it.
 func (n *nacks) take(id string) nack {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -34,7 +34,7 @@ const (
 // nothing else: a client may send 4 MiB of names, or metadata that is 30 times as large in memory.
 type Request struct {
 	delta bool // it is a DeltaDiscoveryRequest
-	bytes int  // that the request has taken of the stream
+	bytes int  // number of bytes that the request has taken of the stream
 
 	node         *corev3.Node // the id and the metadata that is used; nil in most requests but the first of a stream
 	typeURL      string
@@ -44,7 +44,7 @@ type Request struct {
 	names        bool   // it names resources: the requested ones, in the incremental variant the added ones
 	removesAll   bool   // it removes the wildcard
 	removesTable bool   // it removes the resource without a name
-	version      string // of the resource without a name that the client has at the start of an incremental stream
+	version      string // version that the client has of the resource without a name, at the start of an incremental stream
 	err          error  // why the request is refused; nil if it is not
 }
 

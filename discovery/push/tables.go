@@ -35,7 +35,7 @@ type tables struct {
 	set       hosts.Set
 	unused    int // views without sessions that are kept
 	recent    recent
-	revision  []byte // of the objects, see [Service.Update]
+	revision  []byte // of the objects (see [Service.Update])
 	bases     map[hosts.Base]*base
 	shards    cache[shardID, mem.Buffer]
 	resources cache[resourceID, *resource] // of the current table

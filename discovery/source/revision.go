@@ -43,18 +43,18 @@ func (h *Heard) Add(upTo uint64, from time.Time) {
 	h.upTo, h.from = append(h.upTo, upTo), append(h.from, from)
 }
 
-// Lacks reports whether the API server may have a change of a resource that it has not sent yet: the revision r, which
-// was known at the time known, has a later version of the resource. It reports false if the last list began after
-// known: that list has the newest state, so r is from another API server, or from a time before etcd was restored, or
+// Lacks reports whether the API server may have a change of a resource that it has not sent yet: the revision r, which a
+// client had at the time since, has a later version of the resource. It reports false if the last list began after
+// since: that list has the newest state, so r is from another API server, or from a time before etcd was restored, or
 // it is invented. It also reports false for revisions of another release, which may read other resources.
-func (h Heard) Lacks(resource int, r Revision, known time.Time) bool {
-	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(known)
+func (h Heard) Lacks(resource int, r Revision, since time.Time) bool {
+	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(since)
 }
 
 // Includes reports whether h lacks no resource, see [Heard.Lacks].
-func (h Heard) Includes(r Revision, known time.Time) bool {
+func (h Heard) Includes(r Revision, since time.Time) bool {
 	for i := range h.upTo {
-		if h.Lacks(i, r, known) {
+		if h.Lacks(i, r, since) {
 			return false
 		}
 	}

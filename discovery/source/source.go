@@ -111,9 +111,9 @@ type Objects interface {
 	Source
 	// Heard returns the state of the API server that the next call of Read will include.
 	Heard() Heard
-	// CatchUp lists the resources again that lack changes of the revision r, which was known at the time known: see
+	// CatchUp lists the resources again that lack changes of the revision r, which a client had at the time since: see
 	// [Heard.Lacks]. It does nothing while a list is in flight, or shortly after a list. It does not wait.
-	CatchUp(r Revision, known time.Time)
+	CatchUp(r Revision, since time.Time)
 }
 
 // Status is the state of one resource.

@@ -91,7 +91,7 @@ const MaxProvisional = 30 * time.Second
 // Stats are counts of a cache.
 type Stats struct {
 	Entries int   // replies and failures
-	Bytes   int64 // that they occupy, with the index
+	Bytes   int64 // bytes that the entries occupy, with the index
 	// Questions by the state that Get returned: Fresh, Miss, Stale or StaleNow, Failed.
 	Hits, Misses, Stale, Failures uint64
 	Evictions                     uint64 // entries that were removed to make room

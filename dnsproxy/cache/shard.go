@@ -28,7 +28,7 @@ type entry struct {
 	maxTTL     uint32 // bounds the TTLs that clients see
 
 	reply   *reply.Reply  // nil if there are only failures
-	server  string        // that sent reply; shared with other entries
+	server  string        // the nameserver that sent reply; the text is shared with other entries
 	stored  time.Duration // when reply was stored
 	expires time.Duration // when reply becomes stale
 	until   time.Duration // when reply can no longer be used
@@ -214,7 +214,7 @@ func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
 
 // If a reply could not be replaced, its question is asked again after minRecheck. The time doubles with each failure,
 // up to maxRecheck, the failure recheck timer of RFC 8767, section 5. No client waits meanwhile, so the first times may
-// be shorter.
+// be shorter than this timer.
 const (
 	minRecheck = 5 * time.Second
 	maxRecheck = 30 * time.Second

@@ -46,7 +46,7 @@ type CacheEntry struct {
 	Rcode   string `json:"rcode,omitempty"`   // empty if no nameserver answered
 	Records int    `json:"records,omitempty"` // in the answer section
 	Server  string `json:"server,omitempty"`  // the nameserver that sent the reply
-	// TTL is for how many more seconds the reply is fresh; less than 0 if it is stale.
+	// TTL is the number of seconds until the reply expires; less than 0 if it is stale.
 	TTL     int    `json:"ttl"`
 	Failure string `json:"failure,omitempty"` // why nameservers did not answer the last time
 }

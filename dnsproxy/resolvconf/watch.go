@@ -20,8 +20,8 @@ const (
 	settleTime = 100 * time.Millisecond
 )
 
-// A Watcher reports changes of a resolv.conf, and of systemd-resolved's resolv.conf if the
-// servers of the latter are in use.
+// A Watcher reports changes of a resolv.conf. It also reports changes of systemd-resolved's
+// resolv.conf if that file's servers are in use.
 //
 // It reads the file at each tick of its clock instead of waiting for inotify events. There are no
 // events for a file that is bind-mounted over, or that changes below an overlayfs, so the file must
@@ -97,7 +97,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if ticks == nil {
 		ticks = clock.New()
 	}
-	var seen identity // of the files when last was read for the second time; zero before
+	var seen identity // identity of the files at the latest reading that was equal to last; zero if there is none
 	var current identity
 	look := func() bool {
 		current = w.identify()

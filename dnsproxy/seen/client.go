@@ -22,7 +22,7 @@ type Sent interface {
 // time, and not the number of lookups, because a lookup by port takes longer the more sockets there are.
 type budget struct {
 	share float64       // of one processor
-	burst time.Duration // that may be used at once
+	burst time.Duration // the most that may be used at once
 	left  time.Duration
 	at    time.Time // when left was computed
 }
@@ -85,8 +85,8 @@ func (c *clients) find(q *Query, sent Sent) Who {
 	if !found.Known && !sure {
 		found = c.byPortLocked(q)
 	}
-	// A socket that is bound to all addresses and has the port of a client elsewhere, such as in a container, is not the
-	// client's.
+	// The client may be elsewhere, such as in a container. Then a socket of this host that has the same port and is bound
+	// to all addresses is not the client's.
 	if found.wildcard && !c.host.Has(q.Client.Addr(), now) {
 		return Who{}
 	}
@@ -170,8 +170,8 @@ func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []
 	return b
 }
 
-// exactLocked asks for the socket whose own address is the client's, and whose peer has the address sent. It also
-// finds a UDP socket that is not connected.
+// exactLocked asks for the socket whose own address is the client's, and whose peer has the address to which the
+// query was sent. It also finds a UDP socket that is not connected.
 func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	if !sent.IsValid() || sent.Addr().Is4() != q.Client.Addr().Is4() {
 		return owner{}

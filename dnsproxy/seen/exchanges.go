@@ -90,8 +90,8 @@ func (e *Exchanges) Close() {
 	}
 }
 
-// Next waits for a query and returns it, after a moment in which more queries may come for Poll. After the end of ctx it
-// returns the error of ctx.
+// Next waits for a query. Then it waits up to gatherTime for more queries, which Poll returns, and returns the first
+// query. After the end of ctx it returns the error of ctx, or a query that is still in the queue.
 func (e *Exchanges) Next(ctx context.Context) (*Exchange, error) {
 	select {
 	case w := <-e.queue:

@@ -50,7 +50,7 @@ type Query struct {
 	Rcode     uint16
 	Truncated bool
 	Source    string        // as in metrics
-	Server    string        // that sent the reply
+	Server    string        // the nameserver that sent the reply
 	Rows      []string      // of docs/behaviour.md
 	Reason    string        // why there is no answer, or a stale one
 	Age       time.Duration // of a reply of the cache

@@ -9,7 +9,8 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// holeWait is how long a reader waits for a query whose number is taken: a query that was lost leaves a hole.
+// A writer takes a number, then writes the query. holeWait is how long a reader waits for the query of a number that
+// was taken, because the query may be lost.
 const holeWait = 100 * time.Millisecond
 
 // gatherTime is how long a reader waits for more queries after the first one, so that it does not wake for each query.
@@ -26,7 +27,7 @@ type Reader struct {
 
 	number uint64              // of the next query in live
 	past   map[uint64]struct{} // the queries that Past has returned
-	cut    uint64              // of the next truncated response that may become noteworthy
+	cut    uint64              // number, in Recorder.cut, of the next truncated response that may become noteworthy
 	lost   uint64
 	missed atomic.Uint64 // queries that the filter may select, but whose clients were not looked up
 
@@ -104,7 +105,8 @@ func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 
 // Next waits for queries and returns them, in the order in which they were answered; for a reader of noteworthy queries
 // only, truncated responses come when they have become noteworthy. lost is how many other queries, which the filter
-// selects or may select, were lost meanwhile. After the end of ctx, Next returns the error of ctx.
+// selects or may select, were lost meanwhile. After the end of ctx, Next returns the queries that it still finds; if
+// it finds none, it returns the error of ctx.
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {
 		var due time.Time

@@ -41,8 +41,8 @@ func (t *truncated) key(client netip.Addr, name wire.Name, qtype uint16) uint64 
 // keep keeps a packed query of n bytes.
 func (t *truncated) keep(b *packed, n int, q *Query) {
 	number := t.put(b, n)
-	// The key is stored after put: then a reader that still finds the previous query in the slot has read that query's
-	// key.
+	// The key is stored after put. A reader loads the key before it copies the query. So a reader that copies the
+	// previous query of the slot has that query's key.
 	t.keys[number%truncatedSize].Store(t.key(q.Client.Addr(), q.Name, q.Type))
 }
 
@@ -59,8 +59,9 @@ func (t *truncated) retried(client netip.Addr, name wire.Name, qtype uint16) {
 }
 
 // overdue looks at the queries from a number on that are older than retryWait. It calls visit with each query that the
-// client did not ask again, as a query of the kind Odd. next is the number of the first query that is not old enough, and
-// due when it will be; due is zero if there is none.
+// client did not ask again, as a query of the kind Odd. next is the number of the first query that is younger than
+// retryWait, and due is when this query reaches that age. If there is no such query, next is the number of the next query
+// that will be kept, and due is zero.
 func (t *truncated) overdue(number uint64, now time.Time, visit func(q *Query)) (next uint64, due time.Time) {
 	end := t.next.Load()
 	number = max(number, end-min(end, truncatedSize))

@@ -72,7 +72,7 @@
 //	socket.go            what UDP sockets and connections have in common
 //	attempt.go           one query to one server, in flight
 //	server.go            one server: its history, its sockets, and probes of it
-//	refusals.go          replies in a row that were no answer; response codes that are counted
+//	refusals.go          failures in a row, without an answer between them; response codes that are counted
 //	history.go           rules 1 and 2, and the budget of rule 7; plain values, too
 //	probe.go             the questions of probes, also of probes for loops
 //	shared.go            what a client and its servers share: settings, pools, goroutines

@@ -63,7 +63,7 @@ type try struct {
 
 // An outcome is the end of an attempt.
 type outcome struct {
-	try, asked    int // of the attempt
+	try, asked    int // the attempt's try and asked
 	reply         []byte
 	reading       reading // of reply
 	err           error   // why there is no reply
@@ -181,8 +181,8 @@ func (s *schedule) wake(now time.Time) {
 	}
 }
 
-// repeat sends the query to the next server because a server is late, if the query may be sent
-// twice (rule 8) and the budget allows it (rule 7).
+// repeat is called when a server is late. It sends the query to the next server if the query may be
+// sent twice (rule 8) and rule 7 allows it.
 func (s *schedule) repeat(now time.Time) {
 	i := s.next()
 	if s.once || !s.mayRepeat(&s.tries[i].standing, now) {
@@ -405,8 +405,8 @@ func (s *schedule) hold(o outcome, now time.Time) {
 	}
 }
 
-// before reports whether a server is asked before another that comes earlier in the order of
-// configuration: it was asked less, or ranks better (rule 3).
+// before reports whether a server is asked before another server, which comes earlier in the order of
+// configuration: it was asked fewer times than the other, or it ranks better (rule 3).
 func (t *try) before(other *try, byTime bool) bool {
 	x, y := t.standing, other.standing
 	switch {

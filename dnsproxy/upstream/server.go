@@ -60,7 +60,7 @@ type server struct {
 
 	mu          sync.Mutex
 	history     history
-	options     Options        // of the last group that it was put into
+	options     Options        // options of the group that last took this server
 	nextProbe   probe          // question of the next probe
 	known       []byte         // last question that had an answer, in wire form; empty if there is none
 	responses   [rcodes]uint64 // by the index of the response code in rcodeNames

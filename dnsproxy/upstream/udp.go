@@ -49,7 +49,7 @@ type udpSocket struct {
 	pool *udpSockets
 	conn net.Conn
 	raw  syscall.RawConn
-	born time.Time // of the client's clock
+	born time.Time // when it was opened, by the client's clock
 	left int       // queries that it takes before it is replaced; guarded by mu
 }
 

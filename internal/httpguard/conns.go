@@ -12,8 +12,8 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// acceptWait is how long Accept waits for a client after descriptors have run out. If a client comes, Accept closes
-// a connection.
+// acceptWait is how long Accept waits for a client after descriptors have run out. If a client comes, Accept frees a
+// descriptor: it closes a connection or spends a descriptor of the reserve. If it has neither, it pauses and retries.
 const acceptWait = time.Second
 
 // requestTime is how long a connection has for a request and its response. After that it may be closed to free a
@@ -96,8 +96,9 @@ func (c *conns) freeDescriptor() bool {
 
 // makeRoomLocked closes the connection that has been without a request for longest. If all connections have a
 // request, it closes the connection from another host whose state is oldest, because probes and operators connect
-// from this host. If all connections are from this host, it closes the connection whose state is oldest. For the time
-// spared after a change of state, it spares a connection that is not idle. It returns false if it spares all.
+// from this host. If all connections are from this host, it closes the connection whose state is oldest. A connection
+// that is not idle can be closed only when spared has passed since its state began. makeRoomLocked returns false if it
+// closes none.
 func (c *conns) makeRoomLocked(spared time.Duration) bool {
 	rank := func(c client) int {
 		switch {

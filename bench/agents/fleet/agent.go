@@ -47,7 +47,7 @@ type agent struct {
 type counters struct {
 	read, written atomic.Int64 // bytes of the connections
 	received      atomic.Int64 // pushes
-	streams       atomic.Int64 // that had a push
+	streams       atomic.Int64 // streams that had a push
 	failures      atomic.Int64 // streams that ended without a push
 	rejected      atomic.Int64 // changes with a wrong checksum
 }

@@ -123,7 +123,7 @@ func (f *Fleet) Outages() Times { return f.outages.take() }
 type Counts struct {
 	Read, Written      int64 // bytes on the wire, HTTP/2 and TLS included, TCP and IP not
 	Pushes             int64
-	Streams            int64 // that had a push
+	Streams            int64 // streams that had a push
 	Failures, Rejected int64 // streams that ended without a push, and changes with a wrong checksum
 }
 

@@ -39,7 +39,7 @@ type Config struct {
 	Agents, Full int
 	Mode         Mode
 	Variant      wire.Variant
-	Namespaces   []string                 // which agents are in, in turns
+	Namespaces   []string                 // of the agents, in turns
 	Servers      []string                 // addresses, which agents choose from at random
 	TLS          func(string) *tls.Config // of a namespace; nil for plaintext
 	Cold         bool                     // agents do not say what they have

@@ -17,7 +17,7 @@ const (
 // A Version is a version of a group of custom resources.
 type Version struct {
 	Name      string
-	Resources []string // that the API server says it has
+	Resources []string // resources that the API server says it has
 }
 
 // SetVersions sets the versions of Istio's group that the API server says it serves, the preferred one

@@ -47,8 +47,8 @@ func Own(pid int) bool { return pid == os.Getpid() }
 // Ended reports whether the process pid has ended.
 func Ended(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
 
-// Of returns the cgroups of all hierarchies that are named by prefix and a process ID that
-// matches, with nothing or "-" and more behind it.
+// Of returns the cgroups, in all hierarchies, whose names are prefix and a process ID that matches.
+// After the process ID, the name may go on with "-" and any text.
 func Of(prefix string, match func(pid int) bool) ([]string, error) {
 	hierarchies, err := Hierarchies()
 	if err != nil {
