@@ -16,7 +16,7 @@ type remote struct {
 	client     *http.Client
 	url, token string
 	ctx        context.Context //nolint:containedctx // of the run: all requests end with it
-	edits      int
+	edits      int             // the last address, as a number that only grows
 }
 
 // remoteHosts is the number of ServiceEntries.
@@ -27,7 +27,8 @@ const entriesPath = "/apis/networking.istio.io/v1/namespaces/default/serviceentr
 
 // newRemote creates the ServiceEntries, unless they exist.
 func newRemote(ctx context.Context, url, token string) (*remote, error) {
-	r := &remote{url: url, token: token, ctx: ctx, client: &http.Client{
+	// An earlier run may have edited the same objects. It has made fewer than 100 edits a second, so its addresses differ.
+	r := &remote{url: url, token: token, ctx: ctx, edits: int(time.Now().UnixMilli() / 10), client: &http.Client{
 		Timeout:   time.Minute,
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, //nolint:gosec // of a test's API server
 	}}
@@ -45,7 +46,7 @@ func newRemote(ctx context.Context, url, token string) (*remote, error) {
 // Change changes the address of a ServiceEntry, and returns when the API server has answered.
 func (r *remote) Change(i int) (time.Time, error) {
 	r.edits++
-	patch := fmt.Sprintf(`{"spec":{"addresses":["198.18.%d.%d"]}}`, r.edits>>8&255, r.edits&255)
+	patch := fmt.Sprintf(`{"spec":{"addresses":["100.%d.%d.%d"]}}`, 64+r.edits>>16&63, r.edits>>8&255, r.edits&255)
 	_, err := r.send(http.MethodPatch, fmt.Sprintf("%s/edited-%d", entriesPath, i), "application/merge-patch+json", patch)
 	return time.Now(), err
 }
