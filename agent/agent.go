@@ -28,7 +28,7 @@ type Agent struct {
 	quitting  chan struct{}    // closed when the agent must end
 	handOver  atomic.Bool      // whether the rules stay for the next agent
 	changed   [2]chan struct{} // tells the query path and the push path that addresses of interfaces have changed
-	memory    *time.Timer      // calls freeMemory (see freeAfter)
+	memory    *memory
 	records   *records
 	ready     chan struct{} // closed when queries are answered from a table
 }
@@ -69,8 +69,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.records = newRecords(&cfg, registry)
 	a.client, err = nds.New(cfg.XDS, func(shards map[int][]byte) error {
-		const many = 64 // a quarter of the shards
-		defer a.noteTable(len(shards) >= many)
+		defer a.noteTable()
 		return proxy.Load(shards)
 	})
 	if err != nil {
@@ -96,12 +95,9 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// noteTable is called after a push. large is true if the push has replaced a large part of the table, and so leaves
-// much garbage.
-func (a *Agent) noteTable(large bool) {
-	if large {
-		a.memory.Reset(freeAfter)
-	}
+// noteTable is called after a push.
+func (a *Agent) noteTable() {
+	a.memory.used()
 	if a.capture != nil {
 		a.capture.registrar.Note()
 	}
@@ -116,8 +112,8 @@ func (a *Agent) noteTable(large bool) {
 // nil unless one of them failed.
 func (a *Agent) Run(ctx context.Context) error {
 	a.started = time.Now()
-	a.memory = time.AfterFunc(freeAfter, freeMemory) // the start counts as a push
-	defer a.memory.Stop()
+	a.memory = newMemory()
+	defer a.memory.timer.Stop()
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	group, serving := errgroup.WithContext(serving)

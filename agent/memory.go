@@ -3,18 +3,57 @@ package agent
 import (
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
+	"sync"
 	"time"
 )
 
-// freeAfter is the time from the start, or from the last push that replaced a large part of the table, until memory is
-// freed. Such a push that comes sooner needs the memory again.
-const freeAfter = 2 * time.Second
+const (
+	// freeAfter is the time from the start, or from the last push, until memory is freed. A push that comes sooner needs
+	// the memory again.
+	freeAfter = 2 * time.Second
+	// freeLeast is how many bytes must have been allocated since memory was last freed. A small change leaves less
+	// garbage, and freeing that would cost more than it brings.
+	freeLeast = 1 << 20
+)
 
-// freeMemory collects garbage and returns free memory to the kernel. A push needs several times the size of the table,
-// and Go keeps that memory until its next garbage collection, which may be far off in an agent that answers without
-// allocating. `make bench ARGS=-memory` measures the memory. freeMemory takes a few milliseconds; queries are still
-// answered meanwhile. It collects twice, because the contents of a sync.Pool survive one collection.
-func freeMemory() {
+// memory returns free memory to the kernel when pushes pause. A push needs several times the size of its message, and
+// Go keeps that memory until its next garbage collection, which may be far off in an agent that answers without
+// allocating. `make bench ARGS=-memory` measures the memory.
+type memory struct {
+	timer *time.Timer
+
+	mu    sync.Mutex
+	freed uint64 // guarded by mu: bytes that the process had allocated when memory was last freed
+}
+
+// newMemory returns a memory that is freed after the start, as after a push.
+func newMemory() *memory {
+	m := &memory{}
+	m.timer = time.AfterFunc(freeAfter, m.free)
+	return m
+}
+
+// used is called after a push.
+func (m *memory) used() { m.timer.Reset(freeAfter) }
+
+// free collects garbage and returns free memory to the kernel, unless less than freeLeast bytes were allocated. It takes
+// a few milliseconds; queries are still answered meanwhile. It collects twice, because the contents of a sync.Pool
+// survive one collection.
+func (m *memory) free() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if allocated()-m.freed < freeLeast {
+		return
+	}
 	runtime.GC()
 	debug.FreeOSMemory() // collects garbage again
+	m.freed = allocated()
+}
+
+// allocated returns how many bytes of the heap the process has allocated since its start.
+func allocated() uint64 {
+	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
 }
