@@ -76,7 +76,7 @@ func cutValue(_ []string, a slog.Attr) slog.Attr {
 	switch a.Value.Kind() {
 	case slog.KindString, slog.KindAny:
 		if text := a.Value.String(); len(text) > maxLogged {
-			return slog.String(a.Key, clip.Text(text, maxLogged))
+			return slog.String(a.Key, fmt.Sprintf("%s (%d bytes)", clip.Text(text, maxLogged), len(text)))
 		}
 	default:
 	}

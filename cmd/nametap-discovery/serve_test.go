@@ -30,7 +30,7 @@ func TestLongTextsAreCut(t *testing.T) {
 	go func() {
 		ended <- execute(ctx, []string{"nametap-discovery", "--config-dir", dir, "--state-dir=", "--grpc-addr=127.0.0.1:0", "--http-addr="}, log, log)
 	}()
-	wait.Until(t, "the error is logged", func() bool { return log.Count("long long", "...") > 0 })
+	wait.Until(t, "the error is logged", func() bool { return log.Count("long long", "bytes)") > 0 })
 	cancel(errors.New("the test ends"))
 	if code := wait.For(t, "the end", ended); code != exitOK {
 		t.Errorf("exit code %d", code)
