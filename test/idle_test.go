@@ -17,8 +17,8 @@ import (
 // The largest numbers of waits a second: of an idle pod, the supervisor included, and of an idle agent with capture,
 // which probes the way of clients.
 const (
-	idlePod = 15
-	idleVM  = 60
+	idlePod = 10
+	idleVM  = 40
 )
 
 // A cost is what processes have cost the kernel so far.
