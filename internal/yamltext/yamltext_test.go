@@ -6,6 +6,8 @@ import (
 	"io"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/nametap/nametap/internal/yamltext"
@@ -23,16 +25,12 @@ func TestSplit(t *testing.T) { // I13, D18
 		"a: \"\n--- \n\"\n----\n...b\n": {{Body: []byte("a: \"\n")}, {Marker: []byte("--- \n"), Body: []byte("\"\n----\n...b\n"), Before: 2}},
 		"a\r\n---\r\nb\r\n---":          {{Body: []byte("a\r\n")}, {Marker: []byte("---\r\n"), Body: []byte("b\r\n"), Before: 2}, {Marker: []byte("---"), Before: 4}},
 	} {
-		got := yamltext.Split([]byte(text))
-		same := len(got) == len(want)
-		for i := 0; same && i < len(got); i++ {
-			same = bytes.Equal(got[i].Marker, want[i].Marker) && bytes.Equal(got[i].Body, want[i].Body) && got[i].Before == want[i].Before
+		var got []yamltext.Document
+		for _, d := range yamltext.Split([]byte(text)) {
+			got = append(got, *d)
 		}
-		if !same {
-			t.Errorf("%q:", text)
-			for _, d := range got {
-				t.Errorf("  marker %q, body %q, after %d lines", d.Marker, d.Body, d.Before)
-			}
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%q: (-want +got)\n%s", text, diff)
 		}
 	}
 }
