@@ -69,8 +69,6 @@ func failureMessage(step string) string {
 	switch step {
 	case source.StepRead:
 		return "cannot read the configuration directory"
-	case source.StepWatch:
-		return "cannot watch the configuration directory"
 	case stepSave:
 		return "cannot save the automatic VIPs"
 	case source.StepSaveObjects:
@@ -161,7 +159,7 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	for _, host := range u.Moved {
 		r.logLine(func() { r.out.Warn("another object claims the automatic VIP, the host gets a new one", "host", host) })
 	}
-	for _, step := range []string{source.StepRead, source.StepWatch, stepSave, source.StepSaveObjects, source.StepSaveCluster} {
+	for _, step := range []string{source.StepRead, stepSave, source.StepSaveObjects, source.StepSaveCluster} {
 		if r.logged[step] {
 			logged[step] = true
 		}

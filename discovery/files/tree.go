@@ -27,16 +27,10 @@ const (
 // A tree is the result of one read of the directory.
 type tree struct {
 	files map[string]*file // by path below the root
-	dirs  map[string]dir   // by path; "" is the root
+	empty map[string]bool  // for each directory whether all names in it begin with a dot, by path; "" is the root
 	errs  []object.Error   // the files and directories that could not be read
 	// transient is true if the reason of one of errs may pass.
 	transient bool
-}
-
-// A dir is a directory in a tree.
-type dir struct {
-	id    fileID
-	empty bool // whether all names in it begin with a dot
 }
 
 // A file is a file in a tree. Only its field parsed changes.
@@ -82,7 +76,7 @@ func stampOf(info fs.FileInfo) stamp {
 
 // equal reports whether two trees have the same files, directories and errors. A nil tree equals no tree.
 func (t *tree) equal(other *tree) bool {
-	return t != nil && other != nil && slices.Equal(t.errs, other.errs) && maps.Equal(t.dirs, other.dirs) &&
+	return t != nil && other != nil && slices.Equal(t.errs, other.errs) && maps.Equal(t.empty, other.empty) &&
 		maps.EqualFunc(t.files, other.files, func(a, b *file) bool {
 			return a == b || a.stamp == b.stamp && bytes.Equal(a.data, b.data)
 		})
@@ -100,7 +94,7 @@ type reader struct {
 // readTree reads the directory root. It returns an error only if root itself cannot be read; other errors
 // are part of the tree.
 func readTree(root string, previous *tree) (*tree, error) {
-	r := reader{&tree{files: map[string]*file{}, dirs: map[string]dir{}}, root, previous, map[fileID]bool{}}
+	r := reader{&tree{files: map[string]*file{}, empty: map[string]bool{}}, root, previous, map[fileID]bool{}}
 	info, err := os.Stat(root)
 	if err == nil {
 		err = r.dir("", info)
@@ -135,7 +129,7 @@ func (r *reader) dir(rel string, info fs.FileInfo) error {
 			r.errs = append(r.errs, object.Error{File: name, Msg: "cannot be read: " + plainError(err)})
 		}
 	}
-	r.dirs[rel] = dir{id: id, empty: empty}
+	r.empty[rel] = empty
 	return nil
 }
 

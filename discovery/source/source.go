@@ -55,7 +55,6 @@ type Reading struct {
 // The steps of a source that can fail while it runs.
 const (
 	StepRead        = "read"         // reading the directory
-	StepWatch       = "watch"        // watching the directory
 	StepSaveObjects = "save_objects" // saving the objects of the directory
 	StepSaveCluster = "save_cluster" // saving the objects of a cluster
 )
