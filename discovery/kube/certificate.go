@@ -28,7 +28,7 @@ var errOvertaken = errors.New("the Secret has changed")
 type Certificate struct {
 	cfg       source.CertificateConfig
 	policy    pki.Policy
-	clients   *sharedClients
+	clients   *clients
 	secret    *mirror[*corev1.Secret]
 	publisher *publisher // nil without ConfigMaps
 	bundler   *bundler   // nil without a webhook
@@ -42,7 +42,7 @@ type Certificate struct {
 
 // NewCertificate returns the certificate that replicas share in a Secret.
 func (a *Access) NewCertificate(cfg source.CertificateConfig) (source.Certificate, error) {
-	clients, err := newSharedClients(a)
+	clients, err := newClients(a.config)
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes API: %w", err)
 	}

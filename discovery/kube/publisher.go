@@ -39,7 +39,7 @@ func isSystem(namespace string) bool {
 // can only mount ConfigMaps of its own namespace.
 type publisher struct {
 	name       string // of the ConfigMaps
-	clients    *sharedClients
+	clients    *clients
 	log        *slog.Logger
 	namespaces *mirror[bool] // whether a namespace can get a ConfigMap
 	configMaps *mirror[rootMap]
@@ -57,7 +57,7 @@ type publisher struct {
 	absent int    // namespaces that lacked the roots after the last pass
 }
 
-func newPublisher(name string, clients *sharedClients, log *slog.Logger) *publisher {
+func newPublisher(name string, clients *clients, log *slog.Logger) *publisher {
 	p := &publisher{name: name, clients: clients, log: log, changed: make(chan struct{}, 1), paces: map[string]*pace{}}
 	changed := func() { chans.Wake(p.changed) }
 	p.namespaces = newMirror("namespaces", log, changed, func(o metav1.Object) bool { return o.GetDeletionTimestamp() == nil && !isSystem(o.GetName()) })

@@ -6,12 +6,9 @@ import (
 	"fmt"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -21,23 +18,6 @@ const (
 	configMaps = "configmaps"
 )
 
-// sharedClients read and write the objects that replicas share.
-type sharedClients struct {
-	core     *rest.RESTClient
-	metadata metadata.Interface
-}
-
-// newSharedClients returns the clients of an API server.
-func newSharedClients(a *Access) (*sharedClients, error) {
-	c := new(sharedClients)
-	var err error
-	if c.core, err = typedClient(a.config, corev1.SchemeGroupVersion, corev1.AddToScheme); err != nil {
-		return nil, err
-	}
-	c.metadata, err = metadata.NewForConfig(a.config)
-	return c, err
-}
-
 // A namespaced object has a namespace.
 type namespaced interface {
 	runtime.Object
@@ -45,17 +25,17 @@ type namespaced interface {
 }
 
 // create creates an object.
-func (c *sharedClients) create(ctx context.Context, resource string, o namespaced) error {
+func (c *clients) create(ctx context.Context, resource string, o namespaced) error {
 	return c.core.Post().Resource(resource).Namespace(o.GetNamespace()).Body(o).Do(ctx).Error()
 }
 
 // update changes an object, unless it has changed since it was read.
-func (c *sharedClients) update(ctx context.Context, resource string, o namespaced) error {
+func (c *clients) update(ctx context.Context, resource string, o namespaced) error {
 	return c.core.Put().Resource(resource).Namespace(o.GetNamespace()).Name(o.GetName()).Body(o).Do(ctx).Error()
 }
 
 // patch applies text, a merge patch in JSON (RFC 7396), to an object.
-func (c *sharedClients) patch(ctx context.Context, resource string, o cache.ObjectName, text []byte) error {
+func (c *clients) patch(ctx context.Context, resource string, o cache.ObjectName, text []byte) error {
 	return c.core.Patch(types.MergePatchType).Resource(resource).Namespace(o.Namespace).Name(o.Name).Body(text).Do(ctx).Error()
 }
 

@@ -10,6 +10,7 @@ import (
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // A target is what a request is about.
@@ -96,6 +97,9 @@ func (a *API) serveWrite(w http.ResponseWriter, r *http.Request) {
 		return // the client has left
 	}
 	t := targetOf(r.URL.Path)
+	if body, err = asJSON(body); err != nil {
+		a.tb.Error(err)
+	}
 	status, stored := a.write(r.Method, t, body)
 	a.mu.Lock()
 	a.writes[r.Method+" "+t.resource+" "+http.StatusText(status)]++
@@ -110,6 +114,18 @@ func (a *API) serveWrite(w http.ResponseWriter, r *http.Request) {
 	}
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(stored.Object) // the client may have left
+}
+
+// asJSON returns a body in JSON. Clients may send built-in types as protobuf, in an envelope that begins with "k8s".
+func asJSON(body []byte) ([]byte, error) {
+	if !bytes.HasPrefix(body, []byte("k8s\x00")) {
+		return body, nil
+	}
+	o, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(o)
 }
 
 // write stores what a request says. It returns the status, and the object if it is stored.
