@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	// maxUnequal is the number of reads in a row with different trees after which the last tree is used all the same:
-	// some file may be written all the time.
+	// maxUnequal is the number of reads in a row that may find different trees. After that, the last tree is used,
+	// because a file may be written all the time.
 	maxUnequal = 10
-	// slowRead is how long a read may take before it is reported as slow. A read of a network file system whose server
-	// is away may never return.
+	// slowRead is how long a read may take before it is reported as slow. A read of a network file system may never
+	// return if its server cannot be reached.
 	slowRead = 15 * time.Second
 	// saveEvery is the least time between two writes of the last good objects: they can be tens of megabytes, and a
 	// directory can change many times a second.
@@ -53,7 +53,7 @@ type Config struct {
 	AllowEmpty bool
 	// State is the directory in which the last good form of all objects is saved. If it is nil, none is saved.
 	State *statedir.Dir
-	// Debounce is the time between two reads that must find the same tree.
+	// Debounce is the time between two reads. A tree is used if two reads in a row find it.
 	Debounce time.Duration
 	// Changed is called after each change, from any goroutine. It must not block.
 	Changed func()
@@ -71,12 +71,12 @@ type Source struct {
 	// The fields below are owned by the goroutine of Run.
 	watcher watcher
 	last    *tree                    // the tree of the last read; nil if the read failed
-	unequal int                      // reads in a row that have found another tree than the previous read
+	unequal int                      // number of reads in a row that have found another tree than the previous read
 	used    *tree                    // the tree whose objects are in use
 	good    map[object.Key]located   // the last good form of each object in use
 	missing map[object.Key]time.Time // objects in good that were not found, and since when
 	next    time.Duration            // how long to wait for the next read
-	merged  source.Reading           // the result for used, without Changes
+	merged  source.Reading           // the reading for the tree in use, without Changes
 	unsaved bool                     // the file of last good objects is older than good
 	saved   time.Time                // when that file was last written
 }
@@ -133,7 +133,7 @@ func (s *Source) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		next := s.step()
-		if s.last != nil { // watching starts before the next read, which finds the changes until then
+		if s.last != nil { // the next read comes after this, and finds the changes that were made before watching began
 			s.cfg.Result(source.StepWatch, s.watcher.follow(s.last.dirs))
 		}
 		if time.Since(s.saved) >= saveEvery {
@@ -143,8 +143,8 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
-// step reads the directory, and uses the tree if the previous read has found the same tree. It returns how long to
-// wait for the next read if no change is announced.
+// step reads the directory, and uses the tree if the previous read has found the same tree. It returns how long to wait
+// for the next read, unless a change is announced earlier.
 func (s *Source) step() time.Duration {
 	slow := time.AfterFunc(slowRead, func() { s.cfg.Result(source.StepRead, errSlow) })
 	t, err := readTree(s.cfg.Dir, s.last)
@@ -273,9 +273,9 @@ func (m *merge) add(name string, f *file) {
 }
 
 // keepGood keeps good objects in use that are broken now, that cannot be read, or that have been missing for less than
-// the settle time. If a missing object was in a file that is written in place, it keeps all objects of that file in
-// their good form: the last object in the file may be half written. If no object at all is left, it keeps all good
-// objects unless AllowEmpty is set: an empty directory is usually being mounted or copied.
+// the settle time. If a missing object was in a file that is written in place, keepGood keeps all objects of that file
+// in their good form, because the last object in the file may be half written. If no object at all is left, keepGood
+// keeps all good objects, unless AllowEmpty is set: an empty directory is usually being mounted or copied.
 func (s *Source) keepGood(m *merge, t *tree) {
 	missing, writing := map[object.Key]time.Time{}, map[string]bool{}
 	s.next = rescanEvery
@@ -338,8 +338,8 @@ func (m *merge) hides(file string) bool {
 	return false
 }
 
-// settles returns how much longer an object stays in use that has been missing since the time since. f is the file
-// that had the object, nil if the file was removed.
+// settles returns how much longer a missing object stays in use. The parameter since is the time at which it was found
+// missing. f is the file that had the object, nil if the file was removed.
 func settles(since time.Time, f *file) time.Duration {
 	left := settleTime - time.Since(since)
 	if f != nil {
@@ -348,7 +348,7 @@ func settles(since time.Time, f *file) time.Duration {
 	return left
 }
 
-// use makes good the objects in use, and returns the changes.
+// use puts the objects in good into use, in place of the objects in use before, and returns the changes.
 func (s *Source) use(good map[object.Key]located) []hosts.Change {
 	var c hosts.Change
 	for key, o := range good {
