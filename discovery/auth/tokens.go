@@ -24,9 +24,9 @@ const (
 	refusedFor  = 10 * time.Second // a client that repeats a bad token costs six reviews a minute
 )
 
-// How many tokens are remembered. A good token costs about 300 bytes. An agent's token lives for
-// hours, and hardly more agents than --max-clients have one. Everyone can make up tokens, so refused
-// tokens are remembered apart from good ones.
+// How many tokens are remembered. A good token costs about 300 bytes. An agent's token lives for hours, and there are
+// hardly more agents than --max-clients. Everyone can make up tokens, so refused tokens are remembered apart from good
+// ones.
 const (
 	maxGood    = 25_000
 	maxRefused = 500
@@ -123,7 +123,7 @@ func addressOf(addr net.Addr) string {
 	return host
 }
 
-// ask reviews a token when the turn of its lane has come.
+// ask reviews a token when it is the turn of the token's lane (see turns).
 func (t *Tokens) ask(ctx context.Context, lane, token string) (Identity, error) {
 	done, err := t.turns.take(ctx, lane)
 	if err != nil {
@@ -175,8 +175,8 @@ func (t *Tokens) refuse(key tokenKey, err error) {
 	t.refused.put(key, refused{err, time.Now().Add(refusedFor)})
 }
 
-// expiry returns the end that a token has in it (RFC 7519, section 4.1.4); the zero time if
-// it has none. The API server has checked the token.
+// expiry returns the time in a token at which the token ends (RFC 7519, section 4.1.4); the zero
+// time if there is none. It does not check the token, because the API server has done so.
 func expiry(token string) time.Time {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
