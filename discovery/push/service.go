@@ -108,8 +108,8 @@ func (s *Service) SetMissing(clusters map[string]string) {
 }
 
 // Update applies changes of the objects, and sends each client what has changed for it. Before it sends anything, it
-// calls note with the result. note can save VIPs and report errors in the objects before a client gets a table with
-// them. No client waits for note, and note does not wait for clients.
+// calls the function note with the result. So note can save VIPs, and report errors in the objects, before a client
+// gets a table with them. No client waits for note, and note does not wait for clients.
 //
 // revision identifies the state of the sources with these changes; nil means that it is not known.
 func (s *Service) Update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) hosts.Update {

@@ -262,9 +262,9 @@ func (s *session) stateOfTable(a *Agent) (open bool) {
 	return true
 }
 
-// judgeLocked returns the state of a client that has requested its table. current is true if the
-// client has the current table. woken is the time of the first change that was not sent to the client; 0 if there is
-// none.
+// judgeLocked returns the state of a client that has requested its table. The parameter current is true if the client
+// has the current table. The parameter woken is the time of the first change that was not sent to the client; 0 if
+// there is none.
 func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState {
 	r := &s.record
 	switch {
