@@ -82,8 +82,8 @@ func (h *Host) claimedAlias() string {
 	return ""
 }
 
-// exportedTo yields the lists of namespaces in the exportTo of the claims that allClaims returns. A list may come
-// twice. Empty lists are left out.
+// exportedTo yields the lists of namespaces in the exportTo of all claims (see allClaims). A list may come twice. Empty
+// lists are left out.
 func (h *Host) exportedTo(yield func([]string) bool) {
 	for _, c := range h.allClaims() {
 		if list := c.exportTo.Namespaces; len(list) > 0 && !yield(list) {
@@ -92,8 +92,7 @@ func (h *Host) exportedTo(yield func([]string) bool) {
 	}
 }
 
-// namespaces yields the namespaces of the objects that make the claims that allClaims returns. A namespace may come
-// twice.
+// namespaces yields the namespaces of all claims (see allClaims). A namespace may come twice.
 func (h *Host) namespaces(yield func(string) bool) {
 	for _, c := range h.allClaims() {
 		if !yield(c.namespace) {

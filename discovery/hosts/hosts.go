@@ -460,8 +460,8 @@ func (h *Hosts) alias(key string) (string, bool) {
 	return alias, alias != ""
 }
 
-// covering returns key if objects claim that host, otherwise the key of the closest wildcard above it
-// that objects claim. If there is no such wildcard, it also returns key.
+// covering returns key if objects claim that host, otherwise the key of the closest wildcard above it that objects
+// claim, for example *.b.example for a.b.example. If there is no such wildcard, it also returns key.
 func (h *Hosts) covering(key string) string {
 	if len(h.byHost[key]) > 0 {
 		return key

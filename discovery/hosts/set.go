@@ -13,8 +13,8 @@ import (
 // A Set has all hosts, and follows their changes. The zero value has no hosts.
 type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
-	// The hosts that a namespace may see in another way than other namespaces do: hosts with an exportTo that names
-	// the namespace, and hosts that an object in the namespace claims.
+	// The hosts that a namespace may see in another way than other namespaces do. exported has the hosts with an
+	// exportTo that names the namespace; inside has the hosts that an object in the namespace claims.
 	exported map[string]map[*export]bool
 	inside   map[string]map[string]*Host
 	exports  map[string]*export // by the key that exportKeys.of returns

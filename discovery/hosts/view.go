@@ -41,8 +41,8 @@ type Viewer struct {
 	around    *surroundings // nil with one cluster
 }
 
-// AtBase returns a viewer that sees what all viewers with v's base have in common. v sees only the hosts that
-// [Set.Special] yields in another way.
+// AtBase returns a viewer that sees what all viewers with v's base have in common. Only the hosts that [Set.Special]
+// yields may differ between the two viewers.
 func (v *Viewer) AtBase() Viewer { return Viewer{Base: v.Base, around: v.around} }
 
 // SeesOwn reports whether the viewer may see hosts of its own namespace that other namespaces do not see, although
