@@ -38,7 +38,8 @@ type Value interface {
 	// Len returns the number of elements of a list, and At returns one of them.
 	Len() int
 	At(index int) Value
-	// Text returns, as text, a value that is neither an object nor a list: a string's content, "1", "1.5", "true".
+	// Text returns the text of a value that is neither an object nor a list: the content of a string, or for example
+	// "1.5" or "true".
 	Text() string
 }
 
