@@ -63,7 +63,7 @@ type Clusters struct {
 	selected  bool            // selectors is set
 }
 
-// A namedLink is a client of a cluster, as other goroutines see it.
+// A namedLink is a client of a cluster with the cluster's name, for other goroutines.
 type namedLink struct {
 	cluster string
 	*link
@@ -304,7 +304,8 @@ func (c *Clusters) Status() []source.Status {
 	return all
 }
 
-// Tokens returns the tokens that the API server of a cluster reviews; nil if there is no such cluster.
+// Tokens returns the [auth.Tokens] for which the API server of a cluster makes the reviews; nil if there is no such
+// cluster.
 func (c *Clusters) Tokens(cluster string) *auth.Tokens {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -105,7 +105,8 @@ func (r *remote) read(changes []hosts.Change) []hosts.Change {
 	return append(changes, from.Changes...)
 }
 
-// switchOver makes next live. The change that it returns has all objects; equal objects stay as they are.
+// switchOver makes next live. It returns a change with all objects of the cluster; applying it does not change objects
+// that are equal.
 func (r *remote) switchOver() hosts.Change {
 	r.live.close()
 	r.live, r.next, r.restored, r.tried, r.unsaved = r.next, nil, nil, true, true
