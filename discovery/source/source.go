@@ -171,7 +171,8 @@ type Clusters interface {
 	// Select sets the discovery selectors of the mesh, in the form of kubectl's --selector. Until then no
 	// object is read.
 	Select(selectors []string)
-	// Tokens returns the tokens that the API server of a cluster reviews; nil if there is no such cluster.
+	// Tokens returns the [auth.Tokens] for which the API server of a cluster makes the reviews; nil if there is no such
+	// cluster.
 	Tokens(cluster string) *auth.Tokens
 }
 
@@ -200,7 +201,8 @@ type Certificate interface {
 	Waiting() string
 	// Get returns the certificate. It has the form of [tls.Config.GetCertificate].
 	Get(hello *tls.ClientHelloInfo) (*tls.Certificate, error)
-	// Unpublished returns the number of namespaces whose ConfigMap cannot be written.
+	// Unpublished returns the number of namespaces whose ConfigMap cannot be written, or is replaced by another program
+	// again and again.
 	Unpublished() int
 	// Untrusted reports whether the webhooks do not get the certificates of the authorities.
 	Untrusted() bool
