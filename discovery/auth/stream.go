@@ -21,15 +21,15 @@ type Clients struct {
 	Tokens      *Tokens // nil refuses tokens
 	TrustDomain string  // of certificates
 	Cluster     string  // the cluster whose API server reviews tokens; empty if clients may claim any
-	// Others returns the Tokens that the API server of another cluster reviews, or nil if there is no such cluster.
-	// The field may be nil.
+	// Others returns the Tokens for which the API server of another cluster makes the reviews, or nil if there is no
+	// such cluster. The field may be nil.
 	Others func(cluster string) *Tokens
 }
 
 // A Client is the client that has opened a stream.
 type Client struct {
 	Identity
-	// Ends is the end of the token or certificate that proves the identity; the zero time if it is not known.
+	// Ends is when the token or certificate that proves the identity ends; the zero time if this is not known.
 	Ends    time.Time
 	clients *Clients
 	token   bool   // a token proves the identity

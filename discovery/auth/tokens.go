@@ -147,9 +147,9 @@ func (t *Tokens) known(key tokenKey) (known good, ok bool, err error) {
 	return good{}, false, nil
 }
 
-// accept remembers that a token is good, and returns the time at which the token ends. A token that has ended by the
-// clock of this machine counts as long as the review counts: the clock of the API server differs, or the API server
-// accepts tokens for a minute after their end.
+// accept remembers that a token is good, and returns the time at which the token ends. By the clock of this machine,
+// the token may have ended already: the clock of the API server may differ, and the API server accepts tokens for a
+// minute after their end. Such a token counts as long as its review counts.
 func (t *Tokens) accept(key tokenKey, identity Identity, ends time.Time) time.Time {
 	now := time.Now()
 	a := good{identity: identity, fresh: now.Add(reviewedFor), ends: ends}
