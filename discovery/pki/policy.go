@@ -90,8 +90,8 @@ func (p Policy) dueOf(certificate *x509.Certificate) time.Time {
 	return certificate.NotBefore.Add(time.Duration(float64(life) * p.Share))
 }
 
-// wantsAuthority reports whether there is no authority, or the last one is due or has no key. all is sorted by the ends
-// of the authorities.
+// wantsAuthority reports whether there is no authority, or the last one is due or has no key. The parameter all is
+// sorted by the ends of the authorities.
 func (p Policy) wantsAuthority(all []authority, now time.Time) bool {
 	return len(all) == 0 || all[len(all)-1].key == nil || !now.Before(p.dueOf(all[len(all)-1].certificate))
 }
