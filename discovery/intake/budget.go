@@ -31,7 +31,7 @@ type holder struct {
 	conns map[*conn]struct{} // connections that hold bytes
 }
 
-// NewBudget returns a budget of which nothing is held. It calls closed for each connection that it closes.
+// NewBudget returns a budget with the given maximum. It calls the function closed for each connection that it closes.
 func NewBudget(most int, closed func(net.Addr)) *Budget {
 	return &Budget{max: most, closed: closed, addresses: map[netip.Addr]*holder{}}
 }

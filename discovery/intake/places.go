@@ -91,9 +91,9 @@ type Places struct {
 	open, unproven int
 }
 
-// NewPlaces returns places for most clients, and for perAddress clients of each address. The clients of one namespace
-// get at most half of the places. If other clients can prove their identity, all clients that prove nothing get at most
-// half of the places together.
+// NewPlaces returns Places that bound all clients to the number most, and the clients of each address to the number
+// perAddress. The clients of one namespace get at most half of the places. If other clients can prove their identity,
+// all clients that prove nothing get at most half of the places together.
 func NewPlaces(most, perAddress int) *Places {
 	share := max(1, most/2)
 	return &Places{
