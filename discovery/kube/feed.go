@@ -56,7 +56,7 @@ func newFeed(what string, n *selection, cfg source.ObjectsConfig) *feed {
 	}
 }
 
-// done ends a change of the feed: it releases the lock, and calls notify.
+// done ends a change of the feed: it releases the lock, and calls the function notify.
 func (f *feed) done() {
 	f.synced = f.synced || f.listed && (!f.strict || len(f.errs) == 0)
 	f.mu.Unlock()

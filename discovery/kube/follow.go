@@ -211,7 +211,7 @@ func (h *health) heard() {
 	}
 }
 
-// status returns the state of the resource, which has a number of objects in use.
+// status returns the state of the resource. The parameter objects is the number of its objects in use.
 func (h *health) status(objects int, synced bool) source.Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()

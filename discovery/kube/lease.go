@@ -33,9 +33,9 @@ type leaseTimes struct {
 // and two tries.
 var writerLease = leaseTimes{duration: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second, request: 5 * time.Second} //nolint:gochecknoglobals // a constant
 
-// An election gets and renews a Lease (coordination.k8s.io), of which one process at a time is the holder.
-// It never compares the clocks of two machines: the Lease of another holder is free when this process has seen it
-// unchanged for the duration in it.
+// An election gets and renews a Lease (coordination.k8s.io), of which one process at a time is the holder. It never
+// compares the clocks of two machines: the Lease of another holder is free when this process has seen it unchanged for
+// as long as the Lease says.
 type election struct {
 	name     source.Name
 	identity string
@@ -48,7 +48,7 @@ type election struct {
 	seen    *coordinationv1.Lease // as last read or written; nil for none
 	free    time.Time             // when the Lease of another holder ends, even if it is deleted before that
 	renewed time.Time             // when this process began to send the last successful renewal
-	// The failures of reading and of writing the Lease: a role may permit only one of them.
+	// The failures of reading and of writing the Lease. They are apart, because a role may permit only one of the two.
 	reading, writing logonce.Failure
 }
 
