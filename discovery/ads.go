@@ -38,17 +38,17 @@ const (
 	// ageGrace is how long the streams of an old connection may continue after its client
 	// was asked to connect again. The client keeps its table meanwhile.
 	ageGrace = 10 * time.Second
-	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. Requests and most
-	// responses are short. gRPC takes twice writeBuffer for each connection to which it writes: after the change of a
-	// host, for all connections.
+	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. Requests and most responses are
+	// short. gRPC allocates twice writeBuffer for each connection to which it writes. After the change of a host, it
+	// writes to all connections.
 	readBuffer, writeBuffer = 1 << 10, 2 << 10
 	// window is how many bytes a client may send on a stream, and on a connection, before the server has read them. The
 	// size is fixed: otherwise gRPC would measure the bandwidth with a PING after each request.
 	window = 1 << 16
 	// maxHeaders bounds the headers of a stream, in bytes. The longest header is the token, of about 1 KiB.
 	maxHeaders = 8 << 10
-	// maxUnread bounds the bytes that unread requests need. It is more than the requests of 9,000 agents that connect
-	// at once need.
+	// maxUnread bounds the bytes that unread requests need. The requests of 9,000 agents that connect at once need
+	// less.
 	maxUnread = 32 << 20
 	// maxRefusals is the number of refused clients that are logged without a pause.
 	maxRefusals = 100

@@ -35,8 +35,8 @@ type inputs struct {
 	readOnce func()            // closes read
 }
 
-// newInputs makes the configured sources. The sources save objects in state, unless it is nil, and call result with the
-// result of each step that can fail.
+// newInputs makes the configured sources. The sources save objects in state, unless it is nil. They call the function
+// result with the result of each step that can fail.
 func newInputs(cfg Config, state *statedir.Dir, result func(step string, err error)) (*inputs, error) {
 	in := &inputs{changed: make(chan struct{}, 1), read: make(chan struct{})}
 	in.readOnce = sync.OnceFunc(func() { close(in.read) })
