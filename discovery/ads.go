@@ -38,17 +38,17 @@ const (
 	// ageGrace is how long the streams of an old connection may continue after its client
 	// was asked to connect again. The client keeps its table meanwhile.
 	ageGrace = 10 * time.Second
-	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. Requests and most
-	// responses are short. gRPC takes twice writeBuffer for each connection to which it writes: after the change of a
-	// host, for all connections.
+	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. Requests and most responses are
+	// short. gRPC allocates twice writeBuffer for each connection to which it writes. After the change of a host, it
+	// writes to all connections.
 	readBuffer, writeBuffer = 1 << 10, 2 << 10
 	// window is how many bytes a client may send on a stream, and on a connection, before the server has read them. The
 	// size is fixed: otherwise gRPC would measure the bandwidth with a PING after each request.
 	window = 1 << 16
 	// maxHeaders bounds the headers of a stream, in bytes. The longest header is the token, of about 1 KiB.
 	maxHeaders = 8 << 10
-	// maxUnread bounds the bytes that unread requests need. It is more than the requests of 9,000 agents that connect
-	// at once need.
+	// maxUnread bounds the bytes that unread requests need. The requests of 9,000 agents that connect at once need
+	// less.
 	maxUnread = 32 << 20
 	// maxRefusals is the number of refused clients that are logged without a pause.
 	maxRefusals = 100
@@ -60,14 +60,15 @@ type adsServer struct {
 	push       *push.Service
 	identities *auth.Clients  // nil without TLS
 	tls        *auth.Server   // nil without TLS
-	refusals   rate.Sometimes // logs clients that are refused
+	refusals   rate.Sometimes // limits the log lines about clients that are refused
 
 	places *intake.Places // bounds the streams
 	unread *intake.Budget // bounds the requests that were not read
 	memory *memoryLimit
 }
 
-// newADSServer returns a server whose certificate is in tls. The caller sets push and memory before it listens.
+// newADSServer returns a server whose certificate is in tls. The caller must set the fields push and memory before it
+// calls listen.
 func newADSServer(cfg Config, tls *auth.Server) (*adsServer, error) {
 	s := &adsServer{
 		cfg: cfg, tls: tls, refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
@@ -209,10 +210,10 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 	}
 }
 
-// admit returns an interceptor that refuses a client if there is no place for it, or if it is not one of clients; nil
-// admits everyone. The context of the stream gets the identity that the client has proven. When the token or
-// certificate that proves the identity ends, the stream ends, and the client connects again with the next token or
-// certificate.
+// admit returns an interceptor that refuses a client if there is no place for it, or if it is not one of clients. If
+// clients is nil, everyone is admitted. The context of the stream gets the identity that the client has proven. When
+// the token or certificate that proves the identity ends, the stream ends, and the client connects again with the next
+// token or certificate.
 func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx := stream.Context()
@@ -282,8 +283,8 @@ func (s *adsServer) checkNode(ctx context.Context, node *corev3.Node, namespace 
 }
 
 // refused counts and logs a client that may not connect. The client logs the refusal, too, but the operator of this
-// server may have no access to that log. After maxRefusals lines, one line a second is logged: every client can cause
-// such lines.
+// server may have no access to that log. After maxRefusals lines, at most one line a second is logged, because every
+// client can cause such lines.
 func (s *adsServer) refused(ctx context.Context, err error) {
 	s.push.Refused()
 	s.logRefusal(ctx, err)

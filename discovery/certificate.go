@@ -39,8 +39,8 @@ func newCertificate(cfg Config) (c certificate, err error) {
 	return c, err
 }
 
-// await starts to follow the Secret, if there is one, and waits until it has a certificate or
-// ctx ends. Before that, nothing is served, and the server is not ready.
+// await starts to follow the Secret, if there is one, and waits until it has a certificate or ctx
+// ends. Before there is a certificate, nothing is served, and the server is not ready.
 func (c certificate) await(ctx context.Context, group *errgroup.Group) {
 	if c.secret == nil {
 		return

@@ -104,8 +104,7 @@ type Config struct {
 	Registerer prometheus.Registerer
 }
 
-// DefaultConfig returns the Config of nametap-discovery without flags. The source of objects is
-// missing.
+// DefaultConfig returns the Config of nametap-discovery without flags. It has no source of objects.
 func DefaultConfig() Config {
 	cfg := Config{StateDir: "/var/lib/nametap-discovery", GRPCAddr: defaultGRPCAddr}
 	return cfg.withDefaults()

@@ -9,8 +9,9 @@
 //     (package object).
 //  2. [Server] waits until a source has changed, reads all sources, and serves the changes. It serves
 //     no table before all sources are complete.
-//  3. Package hosts turns changed objects into claims (this host has these addresses, according
-//     to that namespace), claims into hosts with automatic VIPs, and hosts into entries of tables.
+//  3. Package hosts turns changed objects into claims, claims into hosts with automatic VIPs, and
+//     hosts into entries of tables. A claim is what one object says about one host, for example its
+//     addresses.
 //  4. Package push sends each client its table, and then the changes of its table. Package auth
 //     decides which clients may connect, and package intake bounds the resources that they can occupy.
 //

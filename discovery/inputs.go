@@ -18,7 +18,7 @@ import (
 
 const (
 	// maxPending is how many changes may wait before they are merged. Changes wait while the server is not ready, which
-	// may last for days, for example if the server lacks a right.
+	// may last for days, for example if the server lacks a permission.
 	maxPending = 100
 	// readTimeout bounds how long the Kubernetes API is read for one table.
 	readTimeout = 30 * time.Second
@@ -31,12 +31,12 @@ type inputs struct {
 	clusters source.Clusters   // nil without other clusters
 	missing  map[string]string // why other clusters have no objects in use, by name of the cluster
 	changed  chan struct{}     // has an element when a source may have changed
-	read     chan struct{}     // closed when a reading that includes all sources was served, or kept the server from being ready
+	read     chan struct{}     // closed when all sources were read for the first time, and publish has handled the reading
 	readOnce func()            // closes read
 }
 
-// newInputs makes the configured sources. The sources save objects in state, unless it is nil, and call result with the
-// result of each step that can fail.
+// newInputs makes the configured sources. The sources save objects in state, unless it is nil. They call the function
+// result with the result of each step that can fail.
 func newInputs(cfg Config, state *statedir.Dir, result func(step string, err error)) (*inputs, error) {
 	in := &inputs{changed: make(chan struct{}, 1), read: make(chan struct{})}
 	in.readOnce = sync.OnceFunc(func() { close(in.read) })
@@ -171,7 +171,7 @@ type input struct {
 	last source.Reading
 }
 
-// take reads the source with this number.
+// take reads the source. The parameter number is the source's number.
 func (one *input) take(number int) {
 	pending := one.last.Changes
 	one.last = one.Read()

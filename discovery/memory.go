@@ -17,9 +17,9 @@ const (
 	// streamShare is the part of the memory limit, in percent, beyond which streams are refused, and connShare the part
 	// beyond which connections are closed as soon as they are accepted. The client of a refused stream gets the reason.
 	streamShare, connShare = 90, 100
-	// tableShare is the part beyond which the server makes no more large tables that only some namespaces see, as with a
-	// Sidecar. A client that does not read holds its table, and a tenant may have many such clients. The rest of the memory
-	// is for clients that share a table.
+	// tableShare is the part beyond which the server makes no more large tables that only some namespaces see, for
+	// example because of a Sidecar. A client that does not read keeps its table in memory, and a tenant may have many
+	// such clients. The rest of the memory is for clients that share a table.
 	tableShare = 60
 	// collectEvery bounds how often garbage is collected to find out how much memory is really in use.
 	collectEvery = 5 * time.Second

@@ -24,7 +24,7 @@ type metrics struct {
 	failures *prometheus.CounterVec
 }
 
-// newMetrics returns the metrics. Unless reg is nil, it registers them and others.
+// newMetrics returns the metrics. Unless reg is nil, it registers them, and the collectors in others.
 func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*metrics, error) {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help})
@@ -117,7 +117,7 @@ func (m *resourceMetrics) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// newLeaseMetric returns the metric that is 1 if this replica writes.
+// newLeaseMetric returns the metric that is 1 while this replica holds the Lease.
 func newLeaseMetric(holds func() bool) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "nametap", Subsystem: "discovery", Name: "lease_held",

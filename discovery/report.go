@@ -34,10 +34,10 @@ type report struct {
 	errs    []object.Error
 	waiting string         // why the server is not ready; "" once it is
 	told    string         // the last value of waiting that was logged
-	telling rate.Sometimes // limits the lines about waiting: its text may have another port every second
+	telling rate.Sometimes // limits the lines about waiting, because an error in it may have another port every second
 	heard   source.Heard   // the state of the API server that the served tables include
 	lines   *rate.Limiter  // limits lines about objects
-	beyond  rate.Sometimes // logs that there are more lines than lines permits
+	beyond  rate.Sometimes // limits how often the log says that there were too many lines
 }
 
 func newReport(out *slog.Logger, m *metrics) *report {

@@ -158,8 +158,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// checkEvery is how often the sources are read while the server is not ready, even without a change: the reason may
-// change. It is also the time between two tries to save VIPs.
+// checkEvery is how often the sources are read while the server is not ready, even without a change: the reason why it
+// is not ready may change. It is also the time between two tries to save VIPs.
 const checkEvery = time.Second
 
 // follow serves the changes of the sources until ctx ends. One build serves all changes that come within
@@ -245,8 +245,8 @@ func (s *Server) setMissing(missing map[string]string) {
 	s.inputs.missing = missing
 }
 
-// saveVIPs saves the VIPs before a client sees them: a crash loses no VIP that a client has seen. If saving fails, for
-// example because the disk is full, the VIPs are served all the same, and follow tries again.
+// saveVIPs saves the VIPs before a client sees them, so a crash loses no VIP that a client has seen. If saving fails,
+// for example because the disk is full, the VIPs are served all the same, and follow tries again.
 func (s *Server) saveVIPs(u hosts.Update) {
 	s.vips.unsaved = s.vips.unsaved || u.VIPs
 	s.result(stepSave, s.vips.save())
@@ -256,8 +256,8 @@ func (s *Server) saveVIPs(u hosts.Update) {
 const lag = time.Second
 
 // behind reports whether the served tables may be older than revision, which a client had at the time since. If they
-// may be older, it makes follow apply everything that the API server has sent, even if no object has changed. If the
-// API server has not sent enough by lag after since, behind lists the resources again.
+// may be older, and the API server has sent what is missing, behind makes the function follow serve it, even if no
+// object has changed. If the API server has not sent it when the time lag has passed, behind lists the resources again.
 func (s *Server) behind(revision []byte, since time.Time) bool {
 	r := source.ParseRevision(revision)
 	s.mu.Lock()
@@ -267,7 +267,7 @@ func (s *Server) behind(revision []byte, since time.Time) bool {
 	case heard.Includes(r, since):
 		return false
 	case s.inputs.kube.Heard().Includes(r, since):
-		// Without this case's condition, a client with a revision that never comes would cause builds all the time.
+		// Only then: a client with a revision that never comes must not cause builds all the time.
 		chans.Wake(s.inputs.changed)
 	case time.Since(since) >= lag:
 		s.inputs.kube.CatchUp(r, since)

@@ -64,7 +64,7 @@ func openVIPs(path string, log *slog.Logger) (vips, error) {
 	return v, err
 }
 
-// read reads the VIPs with load, a method of a state directory. Without a file, there are none.
+// read reads the VIPs with load, a method of a state directory. If there is no file, there are no VIPs.
 func (v *vips) read(load func(name, format string, decode func(json.RawMessage) error) error) error {
 	err := load(vipsFile, vipsFormat, func(data json.RawMessage) error {
 		all, err := hosts.DecodeVIPs(data)
@@ -79,7 +79,7 @@ func (v *vips) read(load func(name, format string, decode func(json.RawMessage) 
 	return fmt.Errorf("%w (--state-dir): %w", ErrVIPs, err)
 }
 
-// save saves the VIPs if the file is older than they are.
+// save saves the VIPs if they have changed since they were last saved.
 func (v *vips) save() error {
 	v.unsaved = v.unsaved && v.dir != nil
 	if !v.unsaved {

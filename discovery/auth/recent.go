@@ -9,8 +9,8 @@ type tokenKey = [sha256.Size]byte
 // operation takes constant time. The caller needs a lock.
 type recent[V any] struct {
 	max int
-	// young has the values that were used since young was last empty. aged has the values that young had before it
-	// was emptied.
+	// Values are put into young when they are used. When young has max values, it becomes aged, and a new, empty young
+	// takes its place.
 	young, aged map[tokenKey]V
 }
 

@@ -21,15 +21,15 @@ type Clients struct {
 	Tokens      *Tokens // nil refuses tokens
 	TrustDomain string  // of certificates
 	Cluster     string  // the cluster whose API server reviews tokens; empty if clients may claim any
-	// Others returns the Tokens that the API server of another cluster reviews, or nil if there is no such cluster.
-	// The field may be nil.
+	// Others returns the Tokens for which the API server of another cluster makes the reviews, or nil if there is no
+	// such cluster. The field may be nil.
 	Others func(cluster string) *Tokens
 }
 
 // A Client is the client that has opened a stream.
 type Client struct {
 	Identity
-	// Ends is the end of the token or certificate that proves the identity; the zero time if it is not known.
+	// Ends is when the token or certificate that proves the identity ends; the zero time if this is not known.
 	Ends    time.Time
 	clients *Clients
 	token   bool   // a token proves the identity
@@ -76,8 +76,8 @@ func (c *Clients) ofCertificate(ctx context.Context) (Identity, time.Time, error
 	return identity, first.NotAfter, nil
 }
 
-// ofToken returns the identity in a token, and when the token ends. The API server of cluster reviews the token;
-// "" is the own cluster.
+// ofToken returns the identity in a token, and when the token ends. The API server of the given cluster reviews the
+// token; "" is the own cluster.
 func (c *Clients) ofToken(ctx context.Context, token, cluster string) (Identity, time.Time, error) {
 	tokens := c.Tokens
 	if cluster != "" {
@@ -117,8 +117,8 @@ func header(ctx context.Context, name string) string {
 	return values[0]
 }
 
-// Check returns an error with the code PermissionDenied unless a node claims to be this client. A
-// token proves that the client is in the cluster whose API server has reviewed the token.
+// Check returns an error with the code PermissionDenied unless a node claims to be this client. If
+// the client has a token, the node must claim the cluster whose API server has reviewed the token.
 func (c Client) Check(node *corev3.Node, namespace string) error {
 	claimed := node.GetMetadata().GetFields()["CLUSTER_ID"].GetStringValue()
 	if c.token && c.clients.other(claimed) != c.cluster {

@@ -24,9 +24,9 @@ const (
 	refusedFor  = 10 * time.Second // a client that repeats a bad token costs six reviews a minute
 )
 
-// How many tokens are remembered. A good token costs about 300 bytes. An agent's token lives for
-// hours, and hardly more agents than --max-clients have one. Everyone can make up tokens, so refused
-// tokens are remembered apart from good ones.
+// How many tokens are remembered. A good token costs about 300 bytes. An agent's token lives for hours, and there are
+// hardly more agents than --max-clients. Everyone can make up tokens, so refused tokens are remembered apart from good
+// ones.
 const (
 	maxGood    = 25_000
 	maxRefused = 500
@@ -123,7 +123,7 @@ func addressOf(addr net.Addr) string {
 	return host
 }
 
-// ask reviews a token when the turn of its lane has come.
+// ask reviews a token when it is the turn of the token's lane (see turns).
 func (t *Tokens) ask(ctx context.Context, lane, token string) (Identity, error) {
 	done, err := t.turns.take(ctx, lane)
 	if err != nil {
@@ -147,9 +147,9 @@ func (t *Tokens) known(key tokenKey) (known good, ok bool, err error) {
 	return good{}, false, nil
 }
 
-// accept remembers that a token is good, and returns the time at which the token ends. A token that has ended by the
-// clock of this machine counts as long as the review counts: the clock of the API server differs, or the API server
-// accepts tokens for a minute after their end.
+// accept remembers that a token is good, and returns the time at which the token ends. By the clock of this machine,
+// the token may have ended already: the clock of the API server may differ, and the API server accepts tokens for a
+// minute after their end. Such a token counts as long as its review counts.
 func (t *Tokens) accept(key tokenKey, identity Identity, ends time.Time) time.Time {
 	now := time.Now()
 	a := good{identity: identity, fresh: now.Add(reviewedFor), ends: ends}
@@ -175,8 +175,8 @@ func (t *Tokens) refuse(key tokenKey, err error) {
 	t.refused.put(key, refused{err, time.Now().Add(refusedFor)})
 }
 
-// expiry returns the end that a token has in it (RFC 7519, section 4.1.4); the zero time if
-// it has none. The API server has checked the token.
+// expiry returns the time in a token at which the token ends (RFC 7519, section 4.1.4); the zero
+// time if there is none. It does not check the token, because the API server has done so.
 func expiry(token string) time.Time {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

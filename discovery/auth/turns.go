@@ -11,7 +11,7 @@ const (
 	// maxReviews bounds the reviews in flight, maxReviewsOfOne the reviews in flight of one
 	// address.
 	maxReviews, maxReviewsOfOne = 32, 4
-	// maxWaiting bounds the reviews that wait or are in flight, maxWaitingOfOne these reviews of one address.
+	// maxWaiting bounds the reviews that wait or are in flight, maxWaitingOfOne those of one address.
 	maxWaiting, maxWaitingOfOne = 4000, 250
 	// maxTurnWait bounds how long a review waits.
 	maxTurnWait = 5 * time.Second
@@ -24,7 +24,7 @@ type turns struct {
 	all chan struct{} // has an element for each review in flight
 
 	mu      sync.Mutex
-	waiting int // in all lanes
+	waiting int // number of reviews that wait or are in flight, in all lanes
 	lanes   map[string]*lane
 }
 
@@ -38,7 +38,8 @@ func newTurns() *turns {
 	return &turns{all: make(chan struct{}, maxReviews), lanes: map[string]*lane{}}
 }
 
-// take waits until a review for an address may begin. After the review, the caller calls done.
+// take waits until a review of an address, or of a service account, may begin. After the review, the caller must call
+// the function done.
 func (t *turns) take(ctx context.Context, address string) (done func(), err error) {
 	l := t.enter(address)
 	if l == nil {
@@ -68,8 +69,8 @@ func (t *turns) take(ctx context.Context, address string) (done func(), err erro
 	}, nil
 }
 
-// enter adds a review to the lane of an address, and returns the lane, or nil if there are too many reviews. If there are
-// too many in all lanes together, an address without a review may still have one.
+// enter adds a review to the lane of an address, and returns the lane, or nil if there are too many reviews. If there
+// are too many in all lanes together, an address without a review may still have one.
 func (t *turns) enter(address string) *lane {
 	t.mu.Lock()
 	defer t.mu.Unlock()

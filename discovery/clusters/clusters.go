@@ -25,8 +25,8 @@ const checkEvery = time.Second
 // name is the name of the source.
 const name = "the Secrets of other clusters"
 
-// An API is a Kubernetes API server: its objects, the Secrets with the kubeconfigs of other clusters, and
-// what replicas share there.
+// An API is a Kubernetes API server. It has the objects, the Secrets with the kubeconfigs of other clusters, and what
+// the replicas of the control plane share.
 type API struct{ *kube.Access }
 
 // Open returns the API server that the file kubeconfig names in its current context. If kubeconfig is "", it returns the
@@ -63,7 +63,7 @@ type Clusters struct {
 	selected  bool            // selectors is set
 }
 
-// A namedLink is a client of a cluster, as other goroutines see it.
+// A namedLink is a client of a cluster with the cluster's name, for other goroutines.
 type namedLink struct {
 	cluster string
 	*link
@@ -119,7 +119,7 @@ func (c *Clusters) Run(ctx context.Context) {
 	}
 }
 
-// step publishes what has changed. next is the time until the next step if nothing changes earlier.
+// step publishes what has changed. The result next is the time until the next step if nothing changes earlier.
 func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	secrets, ok := c.secrets.All()
 	if !ok {
@@ -133,7 +133,7 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	if !c.started {
 		c.started = true
 		for _, name := range c.saved.clusters() {
-			c.remote(name) // if no Secret names it, leave removes it
+			c.remote(name) // if no Secret names it, leave removes it again
 		}
 	}
 	u := source.Reading{Errors: errs, Missing: map[string]string{}}
@@ -162,7 +162,7 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	return min(next, c.saveAll())
 }
 
-// read adds the changes of a cluster, its errors and the number of its saved objects to u.
+// read adds the changes of a cluster, its errors and the number of its saved objects in use to u.
 func (c *Clusters) read(r *remote, u *source.Reading) {
 	u.Changes = r.read(u.Changes)
 	if r.live == nil && !r.tried && time.Since(r.since) >= c.cfg.Wait/4 {
@@ -189,8 +189,8 @@ func (c *Clusters) restore(r *remote, u *source.Reading) {
 	u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Updated: from.Objects, Whole: true})
 }
 
-// saveAll saves the objects of the clusters that have changed, each cluster at most once in saveEvery. next is the time
-// until the next call.
+// saveAll saves the objects of the clusters that have changed, each cluster at most once in saveEvery. The result next
+// is the time until the next call.
 func (c *Clusters) saveAll() (next time.Duration) {
 	next = time.Minute
 	for _, r := range c.remotes {
@@ -228,7 +228,8 @@ func (c *Clusters) remote(name string) *remote {
 	return r
 }
 
-// leave removes a cluster that no Secret names any more, after settleTime. left is the time until the next call.
+// leave removes a cluster that no Secret names any more, after settleTime. The result left is the time until the next
+// call.
 func (c *Clusters) leave(r *remote, u *source.Reading) (left time.Duration) {
 	if r.unwanted.IsZero() {
 		r.unwanted = time.Now()
@@ -303,7 +304,8 @@ func (c *Clusters) Status() []source.Status {
 	return all
 }
 
-// Tokens returns the tokens that the API server of a cluster reviews; nil if there is no such cluster.
+// Tokens returns the [auth.Tokens] for which the API server of a cluster makes the reviews; nil if there is no such
+// cluster.
 func (c *Clusters) Tokens(cluster string) *auth.Tokens {
 	c.mu.Lock()
 	defer c.mu.Unlock()

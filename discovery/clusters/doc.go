@@ -9,6 +9,6 @@
 //  4. snapshot.go saves the objects of each cluster in the state directory. After a restart the saved objects are
 //     used until all objects were read again.
 //
-// The objects of a cluster are used when all of them were read, and stay until its Secret is removed. While its API
-// server is away, the objects do not change.
+// The objects of a cluster are used when all of them were read, and stay in use until the cluster's Secret is removed.
+// While the cluster's API server cannot be reached, the objects do not change.
 package clusters

@@ -26,7 +26,7 @@ type remote struct {
 	// live has the objects in use; nil before all were read once. next reads the objects with new credentials, and replaces
 	// live when it has read all of them; nil without new credentials.
 	live, next *link
-	// since is when a Secret first named the cluster. From the time until on, tables are served even without the
+	// since is when a Secret first named the cluster. until is the time from which tables are served even without the
 	// cluster's objects.
 	since, until time.Time
 	overdue      bool      // the log says that the cluster is missing
@@ -44,7 +44,7 @@ func newRemote(name string, cfg source.ClustersConfig, notify func()) *remote {
 	return &remote{name: name, cfg: cfg, notify: notify, log: cfg.Logger.With("cluster", name), since: now, until: now.Add(cfg.Wait)}
 }
 
-// connect follows the cluster with the kubeconfig of w, unless the cluster is followed with it already.
+// connect follows the cluster with the kubeconfig of w, unless it does so already.
 func (r *remote) connect(ctx context.Context, w wanted) {
 	same := bytes.Equal(w.kubeconfig, r.wanted.kubeconfig) && (r.live != nil || r.next != nil || r.problem != "")
 	r.wanted, r.unwanted = w, time.Time{}
@@ -105,7 +105,8 @@ func (r *remote) read(changes []hosts.Change) []hosts.Change {
 	return append(changes, from.Changes...)
 }
 
-// switchOver makes next live. The change that it returns has all objects; equal objects stay as they are.
+// switchOver makes next live. It returns a change with all objects of the cluster; applying it does not change objects
+// that are equal.
 func (r *remote) switchOver() hosts.Change {
 	r.live.close()
 	r.live, r.next, r.restored, r.tried, r.unsaved = r.next, nil, nil, true, true
@@ -143,7 +144,7 @@ func (r *remote) waiting() string {
 	return "cluster " + r.name + ": " + secretError(r.wanted.secret, r.name, r.problem).Error()
 }
 
-// givenUp reports whether the first table does not wait for the cluster any more. It logs that once.
+// givenUp reports whether the first table no longer waits for the cluster. It logs that once.
 func (r *remote) givenUp(why string) bool {
 	if time.Now().Before(r.until) {
 		return false

@@ -14,7 +14,7 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// The files of snapshots are snapshotPrefix, the name of the cluster, and snapshotSuffix.
+// The name of a snapshot's file is snapshotPrefix, the name of the cluster, and snapshotSuffix.
 const (
 	snapshotPrefix = "cluster-"
 	snapshotSuffix = ".json"

@@ -17,9 +17,8 @@ const (
 	serviceTypeNames = "ClusterIP, NodePort, LoadBalancer or ExternalName"
 )
 
-// Decode decodes root into o, whose key has the kind. Errors go to the report of root. Invalid parts are
-// left out. So the result depends only on the object, and a broken object never shows a host
-// to more clients than its author wanted.
+// Decode decodes root, which is an object of the kind in o.Key, into o. Errors go to the report of root. Invalid parts
+// are left out. A broken object never shows a host to more clients than its author wanted.
 func Decode(root Field, o *object.Object) {
 	switch o.Key.Kind {
 	case object.KindService:
@@ -250,9 +249,9 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 	return e
 }
 
-// maxInTables bounds about how many bytes the hosts of a ServiceEntry have in tables: each host has all addresses, and
-// each port of a host has all endpoints. An object of 1 MiB could need 1 GiB. Istio's definition of the resource
-// permits 256 hosts with 256 addresses; they need less than maxInTables.
+// maxInTables bounds the size of the hosts of a ServiceEntry in tables, in bytes. In a table, each host has all
+// addresses, and each port of a host has all endpoints, so an object of 1 MiB could need 1 GiB. Istio's definition of
+// the resource permits 256 hosts with 256 addresses; they need less than maxInTables.
 const maxInTables = 4 << 20
 
 // sizeInTables returns about how many bytes the hosts of a ServiceEntry have in tables.

@@ -24,24 +24,27 @@ const (
 	Boolean
 )
 
-// A Value is a value in the form in which a source has it.
+// A Value is an object, or a part of one, in the form of its source. For example, the value of an object in a file is a
+// YAML node.
 type Value interface {
 	// Kind returns the kind of the value.
 	Kind() Kind
 	// Member returns an object's member with the given name; nil if the member is missing or null. The error says what
-	// is wrong with the member, which is used all the same.
+	// is wrong with the member, for example that it occurs twice. The returned member is used even if there is an
+	// error.
 	Member(name string) (Value, error)
 	// Names returns the names of the members of an object, in any order.
 	Names() []string
 	// Len returns the number of elements of a list, and At returns one of them.
 	Len() int
 	At(index int) Value
-	// Text returns, as text, a value that is neither an object nor a list: a string's content, "1", "1.5", "true".
+	// Text returns the text of a value that is neither an object nor a list: the content of a string, or for example
+	// "1.5" or "true".
 	Text() string
 }
 
-// A Field is a value of an object with its path. The methods of an absent field return the zero value, and report no
-// error.
+// A Field is a value in an object, with the path of the value. The methods of an absent field return the zero value,
+// and report no error.
 type Field struct {
 	Value Value // nil if the field is absent
 	Path  string
@@ -49,7 +52,7 @@ type Field struct {
 	report Report
 }
 
-// A Report receives an error in a field, which may be absent. It may receive the same error twice.
+// A Report is called with each error in a field. The field may be absent. The same error may come twice.
 type Report func(f Field, message string)
 
 // NewField returns the field of a value, which may be nil. The field and its members pass their errors to
@@ -62,7 +65,8 @@ func (f Field) Present() bool { return f.Value != nil }
 // Fail reports an error in the field.
 func (f Field) Fail(format string, args ...any) { f.report(f, fmt.Sprintf(format, args...)) }
 
-// Missing reports that the member name of the object f is missing. The error has the line of f.
+// Missing reports that the object f has no member with the given name. The message ends with advice. The report
+// receives the value of f, because the member has none: an error in a file has the line of f.
 func (f Field) Missing(name, advice string) {
 	f.report(Field{f.Value, join(f.Path, name), f.report}, "is missing"+advice)
 }
@@ -73,7 +77,8 @@ func (f Field) To(report Report) Field {
 	return f
 }
 
-// is reports whether the field is present and its value is of a kind. It reports an error if the value is of another kind.
+// is returns true if the field is present and its value is of a kind. If the value is of another kind, it reports an
+// error. The parameter what is the text for the wanted kind in this error.
 func (f Field) is(kind Kind, what string) bool {
 	if f.Value == nil {
 		return false
@@ -235,8 +240,9 @@ func (f Field) addrs() []netip.Addr {
 	return all
 }
 
-// scopes returns the ExportTo with scopes, which are in the field of an object in a namespace. It leaves out invalid scopes.
-// The other scopes count: a host that its author wanted to hide stays hidden.
+// scopes returns the ExportTo for a list of scopes. The list is from the field f of an object in a namespace. Invalid
+// scopes are left out, and the others are used. If all were ignored, a host that its author wanted to hide would be
+// visible.
 func (f Field) scopes(scopes []string, namespace string) object.ExportTo {
 	e, err := object.NewExportTo(scopes, namespace)
 	if err != nil {

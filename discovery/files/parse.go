@@ -44,7 +44,7 @@ func Parse(name string, data []byte) ([]object.Object, []object.Error) {
 	return objects, p.errs
 }
 
-// byteOrderMark may begin a file (YAML 1.2.2, 5.2).
+// byteOrderMark may be at the start of a file (YAML 1.2.2, 5.2).
 const byteOrderMark = "\xef\xbb\xbf"
 
 // parseFile parses the documents of a file. An error in one document does not affect the
@@ -69,7 +69,7 @@ func (p *parsed) parseDocument(name string, text *yamltext.Document) {
 		return
 	}
 	if err == nil {
-		// A second value without a marker before it is an error.
+		// Decode returns an error if there is a second value without a marker before it.
 		if err = dec.Decode(new(yaml.Node)); errors.Is(err, io.EOF) {
 			err = nil
 		}
@@ -91,8 +91,8 @@ func (p *parsed) parseDocument(name string, text *yamltext.Document) {
 	p.parseObject(doc, root, "")
 }
 
-// parseObject parses an object or a list of objects. listKind is the kind of an object without a field kind, as in a
-// ServiceList; "" outside such lists.
+// parseObject parses an object or a list of objects. The parameter listKind is the kind of objects that have no field
+// kind, because they are in a list such as a ServiceList. It is "" outside such lists.
 func (p *parsed) parseObject(parent *document, root decode.Field, listKind string) {
 	doc := &document{file: parent.file, text: parent.text, lines: parent.lines}
 	root = root.To(doc.report)

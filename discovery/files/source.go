@@ -22,16 +22,16 @@ import (
 )
 
 const (
-	// maxUnequal is the number of reads in a row with different trees after which the last tree is used all the same:
-	// some file may be written all the time.
+	// maxUnequal is the number of reads in a row that may find different trees. After that, the last tree is used,
+	// because a file may be written all the time.
 	maxUnequal = 10
 	// readEvery is the time between two reads of a directory that does not change: half of the second within which an
 	// edit is served. The kernel announces changes (inotify), but not in a network file system, below an overlayfs or
 	// when a mount covers the directory, so these reads are needed in any case. A read of 1,000 files takes 2 ms
 	// (BenchmarkUnchanged).
 	readEvery = 500 * time.Millisecond
-	// slowRead is how long a read may take before it is reported as slow. A read of a network file system whose server
-	// is away may never return.
+	// slowRead is how long a read may take before it is reported as slow. A read of a network file system may never
+	// return if its server cannot be reached.
 	slowRead = 15 * time.Second
 	// saveEvery is the least time between two writes of the last good objects: they can be tens of megabytes, and a
 	// directory can change many times a second.
@@ -59,7 +59,7 @@ type Config struct {
 	AllowEmpty bool
 	// State is the directory in which the last good form of all objects is saved. If it is nil, none is saved.
 	State *statedir.Dir
-	// Debounce is the time between two reads that must find the same tree.
+	// Debounce is the time between two reads. A tree is used if two reads in a row find it.
 	Debounce time.Duration
 	// Changed is called after each change, from any goroutine. It must not block.
 	Changed func()
@@ -76,12 +76,12 @@ type Source struct {
 
 	// The fields below are owned by the goroutine of Run.
 	last    *tree                    // the tree of the last read; nil if the read failed
-	unequal int                      // reads in a row that have found another tree than the previous read
+	unequal int                      // number of reads in a row that have found another tree than the previous read
 	used    *tree                    // the tree whose objects are in use
 	good    map[object.Key]located   // the last good form of each object in use
 	missing map[object.Key]time.Time // objects in good that were not found, and since when
 	next    time.Duration            // how long to wait for the next read
-	merged  source.Reading           // the result for used, without Changes
+	merged  source.Reading           // the reading for the tree in use, without Changes
 	unsaved bool                     // the file of last good objects is older than good
 	saved   time.Time                // when that file was last written
 }
@@ -144,8 +144,8 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
-// step reads the directory, and uses the tree if the previous read has found the same tree. It returns how long to
-// wait at least for the next read.
+// step reads the directory, and uses the tree if the previous read has found the same tree. It returns the
+// least time until the next read.
 func (s *Source) step() time.Duration {
 	slow := time.AfterFunc(slowRead, func() { s.cfg.Result(source.StepRead, errSlow) })
 	t, err := readTree(s.cfg.Dir, s.last)
@@ -274,9 +274,9 @@ func (m *merge) add(name string, f *file) {
 }
 
 // keepGood keeps good objects in use that are broken now, that cannot be read, or that have been missing for less than
-// the settle time. If a missing object was in a file that is written in place, it keeps all objects of that file in
-// their good form: the last object in the file may be half written. If no object at all is left, it keeps all good
-// objects unless AllowEmpty is set: an empty directory is usually being mounted or copied.
+// the settle time. If a missing object was in a file that is written in place, keepGood keeps all objects of that file
+// in their good form, because the last object in the file may be half written. If no object at all is left, keepGood
+// keeps all good objects, unless AllowEmpty is set: an empty directory is usually being mounted or copied.
 func (s *Source) keepGood(m *merge, t *tree) {
 	missing, writing := map[object.Key]time.Time{}, map[string]bool{}
 	s.next = readEvery
@@ -339,8 +339,8 @@ func (m *merge) hides(file string) bool {
 	return false
 }
 
-// settles returns how much longer an object stays in use that has been missing since the time since. f is the file
-// that had the object, nil if the file was removed.
+// settles returns how much longer a missing object stays in use. The parameter since is the time at which it was found
+// missing. f is the file that had the object, nil if the file was removed.
 func settles(since time.Time, f *file) time.Duration {
 	left := settleTime - time.Since(since)
 	if f != nil {
@@ -349,7 +349,7 @@ func settles(since time.Time, f *file) time.Duration {
 	return left
 }
 
-// use makes good the objects in use, and returns the changes.
+// use puts the objects in good into use, in place of the objects in use before, and returns the changes.
 func (s *Source) use(good map[object.Key]located) []hosts.Change {
 	var c hosts.Change
 	for key, o := range good {

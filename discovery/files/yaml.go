@@ -24,7 +24,7 @@ type document struct {
 }
 
 func (d *document) fail(line int, field, format string, args ...any) {
-	// YAML has line breaks that editors do not count, such as U+2028.
+	// The parser also counts line breaks that editors do not count, such as U+2028.
 	line = min(line, d.lines)
 	d.errs = object.AppendError(d.errs, object.Error{File: d.file, Line: d.text.Before + line, Field: field, Msg: fmt.Sprintf(format, args...)})
 }
@@ -114,7 +114,7 @@ func (v value) Member(name string) (decode.Value, error) {
 	return nil, err
 }
 
-// Names returns the names of a mapping's members, without the members of merge keys.
+// Names returns the names of a mapping's members, without the members that merge keys ("<<") add.
 func (v value) Names() []string {
 	var names []string
 	for i := 0; i+1 < len(v.node.Content); i += 2 {

@@ -11,18 +11,18 @@ import (
 
 // A claim has what one object says about one host.
 type claim struct {
-	host      string // as its author wrote it
+	host      string // the host's name, as the author of the object wrote it
 	namespace string // of the object
 	shortname string // of a Service; empty for an external host
 	exportTo  object.ExportTo
 
-	// addrs are cluster IPs and endpoints; a client gets the addresses of its families.
-	// literal are the addresses of a ServiceEntry; every client gets all of them, as from
-	// istiod.
+	// addrs are cluster IPs, or addresses of endpoints; a client gets the addresses of its
+	// families. literal are the addresses of a ServiceEntry; as with istiod, every client gets all
+	// of them.
 	addrs   []netip.Addr
 	literal []netip.Addr
-	// wantsVIP is true for an external host that gets automatic VIPs: vips, which a controller has
-	// given to it, or, if there are none, the VIPs of a slot.
+	// wantsVIP is true for an external host that gets automatic VIPs. They are vips if a controller
+	// has given VIPs to the host, and the VIPs of its slot otherwise (see [VIPs]).
 	vips     []netip.Addr
 	wantsVIP bool
 	// destinations are where connections to the VIP lead; none if the ports are not known.
@@ -39,12 +39,12 @@ type claim struct {
 	alias string
 
 	// ports are the Service's ports. If the endpoints of a headless Service have different ports,
-	// mixed has the ports of each of addrs instead.
+	// mixed has the ports of each address in addrs instead.
 	ports object.Ports
 	mixed *[]object.Ports
 }
 
-// kubernetes reports whether the claim is from a Kubernetes Service.
+// kubernetes reports whether the claim is from a Service or a ServiceImport.
 func (c *claim) kubernetes() bool { return c.shortname != "" }
 
 // pod reports whether the host is a pod of a headless Service: its short name is POD.SERVICE.
@@ -53,8 +53,8 @@ func (c *claim) pod() bool { return strings.Contains(c.shortname, ".") }
 // addressed reports whether the object itself gives the host an address.
 func (c *claim) addressed() bool { return len(c.addrs)+len(c.literal) > 0 }
 
-// owner returns the host that a Sidecar shows or hides: for the pod of a headless Service
-// the Service's host, otherwise the host itself.
+// owner returns the host that a Sidecar must show so that the claim is visible. For the pod of a
+// headless Service, it is the Service's host; otherwise it is the host itself.
 func (c *claim) owner() string { return c.host[strings.LastIndexByte(c.shortname, '.')+1:] }
 
 // equal reports whether two claims say the same.
@@ -66,7 +66,7 @@ func (c *claim) equal(other *claim) bool {
 		c.ports == other.ports && c.destinations == other.destinations && slices.Equal(c.mixedPorts(), other.mixedPorts())
 }
 
-// mixedPorts returns the ports of each of addrs if they differ, otherwise nil.
+// mixedPorts returns the ports of each address in addrs if they differ, otherwise nil.
 func (c *claim) mixedPorts() []object.Ports {
 	if c.mixed == nil {
 		return nil
@@ -111,7 +111,7 @@ func (c *claim) endpointsOf(ep object.Endpoint, cluster string) []claim {
 	return claims
 }
 
-// dashed returns the label that agents and CoreDNS use for an address: the address with dashes.
+// dashed returns the label that agents and CoreDNS use for an address, for example 10-1-2-3 for 10.1.2.3.
 func dashed(a netip.Addr) string {
 	label := strings.NewReplacer(".", "-", ":", "-").Replace(a.String())
 	if strings.HasSuffix(label, "-") {
@@ -120,7 +120,7 @@ func dashed(a netip.Addr) string {
 	return label
 }
 
-// hostKey returns the form of a host in which spellings that differ in case are equal.
+// hostKey returns the key of a host: its name in lower case.
 func hostKey(host string) string { return strings.ToLower(host) }
 
 // clusterID is the number of a cluster. Its 16 bits fit into the padding of a claim.
@@ -129,8 +129,8 @@ type clusterID uint16
 // ownCluster is the number of the control plane's own cluster, whose name is empty.
 const ownCluster clusterID = 0
 
-// index holds the objects of a cluster on which claims of other objects depend, by the keys with which they are
-// looked up.
+// index holds the objects of a cluster that are needed for the claims of other objects, by the keys with which they are
+// looked up. For example, the claims of a headless Service need its EndpointSlices.
 type index struct {
 	domain   string
 	cluster  clusterID

@@ -48,7 +48,7 @@ func (c *cluster) put(source int, key object.Key, o *object.Object) (before, now
 	return before, now
 }
 
-// diff returns the change after which the source has exactly objects.
+// diff returns the change after which a source has the given objects and no others.
 func (c *cluster) diff(source int, objects []object.Object) Change {
 	change := Change{Cluster: c.name, Source: source}
 	all := make(map[object.Key]bool, len(objects))
@@ -66,7 +66,8 @@ func (c *cluster) diff(source int, objects []object.Object) Change {
 	return change
 }
 
-// setNetwork sets the network if a changed object is the root namespace, and reports whether it is.
+// setNetwork sets the network if the changed object is the root namespace, and reports whether it is the root
+// namespace.
 func (c *cluster) setNetwork(before, now object.Object) bool {
 	if before.Namespace == nil && now.Namespace == nil {
 		return false

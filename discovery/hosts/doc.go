@@ -1,9 +1,9 @@
-// Package hosts turns objects into hosts and their addresses, and keeps them up to date: the cost of a
-// change depends on the hosts that the changed object affects, not on the number of objects.
+// Package hosts turns objects of Kubernetes, for example Services, into hosts and their addresses, and keeps the hosts
+// up to date. The cost of a change depends on the hosts that the changed object affects, not on the number of objects.
 //
-// The steps are objects, claims, hosts, entries. A claim is what one object says about one host. A
-// [Host] has all claims to it and its automatic VIP. An [Entry] is the encoded line of a host in the name
-// table of the clients that share a [View].
+// The steps are objects, claims, hosts, entries. A claim is what one object says about one host. A [Host] has all
+// claims to it and its automatic VIP, a virtual address for a host that has no address. An [Entry] is the encoded entry
+// of a host in the name table of the clients that share a [View].
 //
 // The files; a file uses the files below it:
 //
@@ -22,6 +22,6 @@
 //	vip.go       automatic VIPs
 //	claims.go    from objects to claims
 //
-// Nothing here locks. [Hosts], [Set] and [VIPs] need a lock of the caller. Hosts and entries do not change
-// after they are made, except that a host remembers its entries, which is safe for concurrent use.
+// The package has no locks: callers must lock [Hosts], [Set] and [VIPs]. Hosts and entries do not change after they are
+// made, except that a host remembers its entries, which is safe for concurrent use.
 package hosts

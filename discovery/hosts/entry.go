@@ -26,7 +26,8 @@ const (
 	fieldValue = 2
 )
 
-// An Entry is the line of a host in a name table. All clients with an equal line share it.
+// An Entry is a host in a name table, with its addresses. All clients whose tables have the same content for the host
+// share the Entry.
 type Entry struct {
 	// Host is the name in the table, as its author wrote it.
 	Host string
@@ -38,7 +39,7 @@ type Entry struct {
 }
 
 func newEntry(host string, info *api.NameTable_NameInfo) *Entry {
-	// The strings of a NameInfo are valid UTF-8, because they are names and addresses.
+	// Marshal fails only for strings that are not valid UTF-8. These are names and addresses.
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(info)
 	if err != nil {
 		panic(fmt.Sprintf("encoding host %q: %v", host, err))
@@ -57,14 +58,14 @@ func newEntry(host string, info *api.NameTable_NameInfo) *Entry {
 // visibleClaim is a claim with the addresses that a client gets.
 type visibleClaim struct {
 	*claim
-	near, addrs []netip.Addr // near comes first
+	near, addrs []netip.Addr // the client gets near first
 }
 
 func isKubernetes(c visibleClaim) bool { return c.kubernetes() }
 
-// mergeClaims makes one table entry of all claims to a host. Kubernetes Services take precedence over
-// ServiceEntries of the same host; the addresses of the remaining claims add up. alias is the host of which
-// this host is an alias. It is used only if all claims are aliases.
+// mergeClaims makes one table entry of all claims to a host. If there are claims of Services, it ignores the claims of
+// ServiceEntries. The entry has the addresses of all remaining claims. The parameter alias is the name of the host that
+// this host is an alias of. It is used only if all remaining claims are aliases.
 func mergeClaims(claims []visibleClaim, alias string) (host string, info *api.NameTable_NameInfo) {
 	if slices.ContainsFunc(claims, isKubernetes) {
 		claims = slices.DeleteFunc(claims, func(c visibleClaim) bool { return !isKubernetes(c) })
@@ -76,8 +77,8 @@ func mergeClaims(claims []visibleClaim, alias string) (host string, info *api.Na
 			alias = ""
 		}
 		near, addrs = append(near, c.near...), append(addrs, c.addrs...)
-		// Claims to the same host may differ in case. The spelling and the owner must not
-		// depend on the order of files.
+		// Claims to the same host may differ in case. The spelling and the owner must not depend on
+		// the order in which objects were read.
 		host = min(host, c.host)
 		if c.namespace < owner.namespace {
 			owner = c
@@ -97,7 +98,7 @@ func sorted(addrs []netip.Addr) []netip.Addr {
 	return slices.Compact(addrs)
 }
 
-// addrs returns the addresses of the entry. In the entry, near come first.
+// addrs returns the addresses of the entry: the near ones, which come first in the entry, and the others.
 func (e *Entry) addrs() (near, others []netip.Addr) {
 	var table api.NameTable
 	if err := proto.Unmarshal(e.Encoded, &table); err != nil {
@@ -191,8 +192,8 @@ func portsOf(claims []visibleClaim, n int) []*api.NameTable_Port {
 	return ports
 }
 
-// maxPortName is the length of the longest name of a port that can be a label of a DNS name after an
-// underscore.
+// maxPortName is the length of the longest port name that fits into a label of a DNS name. Such a label is an
+// underscore and the name, as in _http._tcp.
 const maxPortName = 62
 
 func newPort(p object.Port) *api.NameTable_Port {

@@ -15,10 +15,10 @@ type Host struct {
 	claims  []*claim
 	slot    uint16 // of the automatic VIP
 	hasSlot bool
-	target  *Host  // the host whose addresses this host has; nil if this host is no alias, or its target is no mesh host
-	alias   string // the name of target
+	target  *Host  // if this host is an alias: the host whose addresses it has; nil for a host outside the mesh
+	alias   string // the name that this host is an alias of; empty if it is no alias
 
-	variants atomic.Pointer[[]variant] // the entries that were made; a new one replaces the slice
+	variants atomic.Pointer[[]variant] // the entries that the host remembers; the slice is replaced, not changed
 }
 
 // Weight returns about how many bytes the host has, with its entries; 0 for nil.
@@ -58,7 +58,7 @@ func (h *Host) wantsVIP() bool {
 	return true
 }
 
-// vipsOf returns the automatic VIPs that the host has by a claim, of both families.
+// vipsOf returns the automatic VIPs that the host has because of a claim, of both families.
 func (h *Host) vipsOf(c *claim) []netip.Addr {
 	switch {
 	case !c.wantsVIP || !h.wantsVIP():
@@ -72,7 +72,7 @@ func (h *Host) vipsOf(c *claim) []netip.Addr {
 }
 
 // claimedAlias returns the name of which the host is an alias, as [Hosts.alias] does. Services of
-// several clusters may have different aliases; the first claim with one counts.
+// several clusters may have different aliases; the first claim that has an alias counts.
 func (h *Host) claimedAlias() string {
 	for _, c := range h.claims {
 		if c.alias != "" {
@@ -82,8 +82,8 @@ func (h *Host) claimedAlias() string {
 	return ""
 }
 
-// exportedTo yields the lists of namespaces in the exportTo of the claims that allClaims returns. A list may come
-// twice. Empty lists are left out.
+// exportedTo yields the lists of namespaces in the exportTo of all claims (see allClaims). A list may come twice. Empty
+// lists are left out.
 func (h *Host) exportedTo(yield func([]string) bool) {
 	for _, c := range h.allClaims() {
 		if list := c.exportTo.Namespaces; len(list) > 0 && !yield(list) {
@@ -92,8 +92,7 @@ func (h *Host) exportedTo(yield func([]string) bool) {
 	}
 }
 
-// namespaces yields the namespaces of the objects that make the claims that allClaims returns. A namespace may come
-// twice.
+// namespaces yields the namespaces of all claims (see allClaims). A namespace may come twice.
 func (h *Host) namespaces(yield func(string) bool) {
 	for _, c := range h.allClaims() {
 		if !yield(c.namespace) {
@@ -113,8 +112,8 @@ func (h *Host) allClaims() []*claim {
 	return slices.Concat(h.claims, h.target.claims)
 }
 
-// maxVariants bounds the entries that a host remembers: Sidecars that are edited again and again may show other claims
-// each time.
+// maxVariants bounds the entries that a host remembers. There may be many: a Sidecar that is edited again and again may
+// show other claims each time.
 const maxVariants = 64
 
 // variant returns the entry with a key. It calls build if the host does not remember the entry.
@@ -188,7 +187,7 @@ type claimSet struct {
 	others []byte
 }
 
-// add adds the claim with the number i. of is the number of the host's claims.
+// add adds the claim with the number i. The parameter of is the number of the host's claims.
 func (s *claimSet) add(i, of int) {
 	if i < maxBits {
 		s.first |= 1 << i
@@ -201,7 +200,7 @@ func (s *claimSet) add(i, of int) {
 	s.others[i/8] |= 1 << (i % 8)
 }
 
-// A HostChange is a host before and after a change. Old or New is nil if the host did not exist.
+// A HostChange is a host before and after a change. Old is nil if the host is new; New is nil if the host was removed.
 type HostChange struct {
 	Old, New *Host
 }

@@ -16,8 +16,8 @@ type Hosts struct {
 	*Scene
 	domain   string
 	clusters []*cluster     // by number; nil for a number that is free
-	remote   int            // clusters other than the own one
-	kinds    map[string]int // objects that count, by kind
+	remote   int            // number of clusters other than the own one
+	kinds    map[string]int // number of objects that count, by kind
 	sidecars sidecars
 	mesh     mesh
 	byHost   map[string][]claimOf       // the claims by hostKey
@@ -25,8 +25,8 @@ type Hosts struct {
 	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
 	loops    map[string]bool            // hosts that are aliases of themselves
 	vips     *VIPs
-	settled  bool // an update has compared the VIPs with all hosts
-	resolved int  // hosts that have an address for some client
+	settled  bool // the first update has compared the VIPs with all hosts
+	resolved int  // number of hosts that have an address for some client
 }
 
 // claimOf is a claim and the object that makes it.
@@ -48,8 +48,7 @@ func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	return h
 }
 
-// SetDefaults sets the settings of the mesh that are used where no object sets them. Call it before the
-// first Update.
+// SetDefaults sets the settings of the mesh that are used unless an object sets them. Call it before the first Update.
 func (h *Hosts) SetDefaults(defaults object.Mesh) {
 	h.mesh = newMesh(defaults)
 	h.Scene = h.newScene()
@@ -139,8 +138,9 @@ func (h *Hosts) Update(changes ...Change) Update {
 	return u.Update
 }
 
-// exchange replaces the object before by the object now in a cluster; the zero Object stands for
-// none. It notes in u the objects whose claims may change, and which views may change.
+// exchange replaces an object of a cluster: before is its old content, and now its new content. The
+// zero Object stands for no object. exchange notes in u which objects' claims may change, and which
+// views may change.
 func (h *Hosts) exchange(id clusterID, before, now object.Object, u *updating) {
 	none := object.Object{}
 	if before == now {
@@ -169,7 +169,8 @@ func (h *Hosts) exchange(id clusterID, before, now object.Object, u *updating) {
 	u.Views = c.setNetwork(before, now) || views || u.Views
 }
 
-// claim makes the claims of an object again, and notes which hosts have changed.
+// claim makes the claims of an object again. It adds the hosts that have changed to changed, and the slots of addresses
+// that have changed to vips.
 func (h *Hosts) claim(by objectID, changed map[string]bool, vips *vipChange) {
 	c := h.clusters[by.cluster]
 	old := c.made[by.key]
@@ -199,8 +200,8 @@ func (h *Hosts) claim(by objectID, changed map[string]bool, vips *vipChange) {
 	}
 }
 
-// wanted reports for each changed host whether it wants an automatic VIP. The first time, all hosts that have a VIP
-// count as changed: their VIPs may be from an earlier process.
+// wanted reports for each changed host whether it wants an automatic VIP. The first call treats all hosts that have a
+// VIP as changed, because their VIPs may be from an earlier process.
 func (h *Hosts) wanted(changed map[string]bool) map[string]bool {
 	wanted := make(map[string]bool, len(changed))
 	for key := range changed {
@@ -246,8 +247,9 @@ func counting(claims []claimOf) []claimOf {
 	return own
 }
 
-// renew makes a host again after its claims, its VIP or the target of its alias have changed.
-// It returns nil if there is no claim to the host. The target of an alias is set later.
+// renew makes a host again after its claims, its VIP or the target of its alias have changed. It
+// returns nil if there is no claim to the host. It does not set the target of an alias: setTargets
+// does.
 func (h *Hosts) renew(key string) *Host {
 	claims := h.byHost[key]
 	if len(claims) == 0 {
@@ -331,8 +333,8 @@ func (h *Hosts) dropCluster(id clusterID) {
 	h.remote--
 }
 
-// compareClusters orders clusters by name, the own one first: their numbers depend on the order in
-// which they were added.
+// compareClusters orders clusters by name, the own one first. It does not use their numbers, which
+// depend on the order in which the clusters were added.
 func (h *Hosts) compareClusters(a, b clusterID) int {
 	if a == b {
 		return 0
@@ -390,8 +392,9 @@ func (h *Hosts) addAliases(changed map[string]bool) {
 	}
 }
 
-// aliasEnd is the end of a chain of aliases: the host with the key target. name is its name in the last alias, and
-// empty for a host that is no alias. If loop is true, the chain has no end: it leads to an alias of itself.
+// aliasEnd is the end of a chain of aliases: the host with the key target. The field name is the host's name as written
+// in the last alias of the chain; it is empty if the chain has no alias. If loop is true, the chain has no end, because
+// it comes back to one of its aliases.
 type aliasEnd struct {
 	target, name string
 	loop         bool
@@ -416,8 +419,8 @@ func (h *Hosts) setTargets(changes []HostChange) {
 	}
 }
 
-// aliasEnd returns the end of the chain of aliases that begins at a host. known has the ends that were found before,
-// since there may be many aliases of one host, and long chains.
+// aliasEnd returns the end of the chain of aliases that begins at a host. The parameter known has the ends that were
+// found before: chains may be long, and many of them may have the same end.
 func (h *Hosts) aliasEnd(key string, known map[string]aliasEnd) aliasEnd {
 	type step struct{ key, name string }
 	var steps []step
@@ -457,8 +460,8 @@ func (h *Hosts) alias(key string) (string, bool) {
 	return alias, alias != ""
 }
 
-// covering returns key if objects claim that host, otherwise the key of the closest wildcard above it
-// that objects claim. If there is no such wildcard, it also returns key.
+// covering returns key if objects claim that host, otherwise the key of the closest wildcard above it that objects
+// claim, for example *.b.example for a.b.example. If there is no such wildcard, it also returns key.
 func (h *Hosts) covering(key string) string {
 	if len(h.byHost[key]) > 0 {
 		return key

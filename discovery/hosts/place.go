@@ -1,26 +1,27 @@
 package hosts
 
-// A Place is where a client is, as far as the client's entries depend on it. The zero value is
-// anywhere in the control plane's own cluster.
+// A Place says in which cluster and network a client is. The client's entries depend on it. The
+// zero value is the control plane's own cluster, with an unknown network.
 type Place struct {
 	Cluster string // empty for the own cluster
 	Network string // empty if it is not known
 }
 
-// otherNetwork stands for all networks that no cluster is in. It is no value of a label.
+// otherNetwork stands for all networks that no cluster is in. No cluster is in a network with this name, because it is
+// not a valid value of a label.
 const otherNetwork = "?"
 
 // surroundings decide which claims of several clusters count at a place.
 type surroundings struct {
 	local clusterID
-	// reach holds the clusters, by number, that are in the network of the place.
+	// reach says, for the number of each cluster, whether the cluster may be in the network of the place.
 	reach []bool
 }
 
-// offers reports whether a client can use the addresses or the alias in the claim of a Service. To a
-// proxy, the address of a Service stands for its name, so the address in any cluster will do.
-// Endpoints must be in the client's network. The endpoints of a ServiceImport are in several
-// networks: the controller that imports them lets its own cluster reach them.
+// offers reports whether a client can use the addresses or the alias in the claim of a Service. To a proxy, the address
+// of a Service stands for its name, so the address in any cluster will do. Endpoints must be in the client's network.
+// The endpoints of a ServiceImport may be in other networks: the controller that imports them makes them reachable from
+// its own cluster.
 func (s *surroundings) offers(c *claim) bool {
 	if c.endpoints {
 		return s.reach[c.cluster] && !c.clusterOnly || c.cluster == s.local && (c.imported || s.reach[c.cluster])
@@ -45,9 +46,9 @@ func (s *surroundings) leading(claims []*claim) *claim {
 	return first
 }
 
-// counts reports whether c counts beside the leading claim: c is of the same cluster, adds endpoints
-// to a headless Service, or is not of a Service. The name of a pod stands for the pod of one cluster,
-// and a ServiceImport already has the endpoints of all clusters.
+// counts reports whether c counts beside the leading claim. It does if c is of the same cluster, if c adds endpoints to
+// a headless Service, or if c is not of a Service. Other clusters add nothing to a pod, because its name stands for the
+// pod of one cluster, and nothing to a ServiceImport, which already has the endpoints of all clusters.
 func (s *surroundings) counts(c, leading *claim) bool {
 	switch {
 	case !c.kubernetes():
@@ -58,8 +59,8 @@ func (s *surroundings) counts(c, leading *claim) bool {
 	return c.cluster == leading.cluster || c.endpoints && leading.endpoints && !leading.clusterOnly && !c.imported && !c.pod()
 }
 
-// narrow returns the visible claims of h that count, and sets the fields of key that depend on them.
-// It changes visible.
+// narrow returns the visible claims of h that count, and sets the fields of key that depend on them. It overwrites
+// visible.
 func (s *surroundings) narrow(h *Host, visible []*claim, key *variantKey) []*claim {
 	leading := s.leading(visible)
 	var set claimSet

@@ -15,7 +15,7 @@ type Scene struct {
 	remote   bool    // there is more than one cluster
 }
 
-// place is where a cluster is; a number that is free has the zero value.
+// place has the name and the network of a cluster. It is the zero value for a number that no cluster has.
 type place struct {
 	name, network string
 	used          bool
@@ -24,7 +24,7 @@ type place struct {
 // Sidecar returns the Sidecar that limits the hosts of a workload: a Sidecar of its namespace that selects the
 // workload, or else the Sidecar of the root namespace that selects all workloads.
 func (s *Scene) Sidecar(namespace string, labels Labels) Limit {
-	if of := s.sidecars.of(namespace, labels); of.is != nil {
+	if of := s.sidecars.of(namespace, labels); of.sidecar != nil {
 		return of
 	}
 	return s.sidecars.of(s.settings.RootNamespace, nil)
@@ -66,7 +66,7 @@ func (s *Scene) surroundings(p Place) *surroundings {
 	return around
 }
 
-// Viewer returns the viewer of a view.
+// Viewer returns a viewer that sees hosts as the view v shows them.
 func (s *Scene) Viewer(v View) Viewer {
 	b := Base{Families: v.Families, VIPs: v.VIPs, Sidecar: v.Sidecar, Place: v.Place}
 	b.all, b.own = s.settings.Shows(v.Namespace)

@@ -10,25 +10,25 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Set has the hosts as the changes so far have made them. The zero value has no hosts.
+// A Set has all hosts, and follows their changes. The zero value has no hosts.
 type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
-	// The hosts that a namespace may see in another way than other namespaces do: hosts with an exportTo that names
-	// the namespace, and hosts that an object in the namespace claims.
+	// The hosts that a namespace may see in another way than other namespaces do. exported has the hosts with an
+	// exportTo that names the namespace; inside has the hosts that an object in the namespace claims.
 	exported map[string]map[*export]bool
 	inside   map[string]map[string]*Host
-	exports  map[string]*export // by exportKeys.of
+	exports  map[string]*export // by the key that exportKeys.of returns
 }
 
-// An export has the hosts that have the same list of namespaces in an exportTo. There may be many hosts and many
-// namespaces.
+// An export has the hosts that have the same list of namespaces in an exportTo. It has them once for all these
+// namespaces, because there may be many hosts and many namespaces.
 type export struct {
 	namespaces []string
 	hosts      map[string]*Host
 }
 
-// exportKeys identifies lists of namespaces by their content. It remembers the lists that it has seen: all hosts of an
-// object share a list.
+// exportKeys returns the same key for lists of namespaces with the same content. It remembers the keys of the lists
+// that it has seen, because all hosts of an object share a list.
 type exportKeys map[*string]string
 
 // of returns the key of a list that is not empty.
@@ -44,7 +44,7 @@ func (k exportKeys) of(namespaces []string) string {
 // Shards returns the hosts by shard, sorted by key. Later changes do not change the result.
 func (s *Set) Shards() [digest.Count][]*Host { return s.shards }
 
-// Next returns the hosts by shard after changes.
+// Next returns the hosts, by shard, as they will be after changes. It does not change the Set.
 func (s *Set) Next(changes []HostChange) [digest.Count][]*Host {
 	next, byShard := s.shards, map[int][]HostChange{}
 	for _, c := range changes {
@@ -126,7 +126,8 @@ func (s *Set) Special(v *Viewer) iter.Seq[*Host] {
 	}
 }
 
-// merged returns hosts with changes applied. It sorts changes. hosts and changes have each key once.
+// merged returns hosts with changes applied. It sorts changes; hosts must be sorted by key. Both must have each key
+// only once.
 func merged(hosts []*Host, changes []HostChange) []*Host {
 	slices.SortFunc(changes, func(a, b HostChange) int { return strings.Compare(a.Key(), b.Key()) })
 	next := make([]*Host, 0, len(hosts)+len(changes))
@@ -246,11 +247,11 @@ func (s *Span) Namespaces(yield func(string) bool) {
 // AllNamespaces returns how often Namespaces yields.
 func (s *Span) AllNamespaces() int { return len(s.exported) + len(s.inside) }
 
-// Reaches reports whether a viewer with a base may see a change: if the base has a Sidecar, the Sidecar must show
-// hosts of a namespace of the changed hosts.
+// Reaches reports whether a viewer at the base b (see [Viewer.AtBase]) may see a change of the span. If b has a
+// Sidecar, the Sidecar must show hosts of a namespace in which a host has changed.
 func (s *Span) Reaches(b *Base) bool {
-	if b.Sidecar.is == nil {
+	if b.Sidecar.sidecar == nil {
 		return len(s.Changes) > 0
 	}
-	return object.FromAny(b.Sidecar.is.egress, s.inside)
+	return object.FromAny(b.Sidecar.sidecar.egress, s.inside)
 }

@@ -14,7 +14,7 @@ type sidecars map[string][]*sidecar
 type sidecar struct {
 	key object.Key
 	*object.Sidecar
-	selector Labels // its labels: they are compared for each client of the namespace
+	selector Labels // the labels of its workloads, as they are compared with the labels of clients
 	egress   *object.Egress
 }
 
@@ -30,7 +30,8 @@ func (s sidecars) put(before, now object.Object) bool {
 }
 
 // add adds a Sidecar. As in istiod, Sidecars with a workloadSelector come before the others, and
-// older Sidecars before younger ones. If no age is known, as in a directory, the name decides.
+// older Sidecars before younger ones. If no age is known, because the objects are from a directory,
+// the name decides.
 func (s sidecars) add(o object.Object) {
 	added, all := &sidecar{o.Key, o.Sidecar, NewLabels(o.Sidecar.Labels), o.Sidecar.NewEgress()}, s[o.Key.Namespace]
 	i, _ := slices.BinarySearchFunc(all, added, func(a, b *sidecar) int {
@@ -57,8 +58,8 @@ func (s sidecars) of(namespace string, labels Labels) Limit {
 	return Limit{}
 }
 
-// A Limit is a Sidecar that limits the hosts of a client. The zero value is no Sidecar.
+// A Limit is a Sidecar that limits the hosts of a client. The zero value stands for no Sidecar.
 type Limit struct {
-	Key object.Key
-	is  *sidecar
+	Key     object.Key
+	sidecar *sidecar // nil for no Sidecar
 }

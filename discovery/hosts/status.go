@@ -7,11 +7,10 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// Statuses returns the ServiceEntries of a source of the own cluster whose status must change, and the
-// VIPs that the status should have. A host keeps the VIPs that the status gives to it and that belong
-// to no other host. If there are none, it gets its VIPs in other ServiceEntries, or else allocated
-// VIPs. If two hosts have the same VIP, one of them loses it, and gets another VIP with the next
-// status.
+// Statuses returns the ServiceEntries of a source of the own cluster whose status must change, and the VIPs that the
+// status should have. A host keeps the VIPs that the status gives to it and that belong to no other host. If there are
+// none, it gets the VIPs that other ServiceEntries give to it, or else allocated VIPs. If two hosts have the same VIP,
+// one of them loses it, and gets another VIP with the next status.
 func (h *Hosts) Statuses(source int) map[object.Key]object.VIPStatus {
 	owner := h.vipOwners()
 	out := map[object.Key]object.VIPStatus{}
@@ -39,7 +38,7 @@ func vipsIn(e *object.ServiceEntry) []object.VIP {
 	return all
 }
 
-// uniqueHosts returns the hosts of a ServiceEntry in their order.
+// uniqueHosts returns the hosts of a ServiceEntry in their order, each once.
 func uniqueHosts(e *object.ServiceEntry) []string {
 	all, known := make([]string, 0, len(e.Hosts)), make(map[string]bool, len(e.Hosts))
 	for _, host := range e.Hosts {

@@ -28,32 +28,32 @@ type Base struct {
 	VIPs     bool
 	Sidecar  Limit
 	Place    Place
-	// all and own say which hosts without an exportTo are visible: all hosts, or the hosts of the
-	// namespace.
+	// all is true if all hosts without an exportTo are visible, and own if those in the viewer's
+	// namespace are.
 	all, own bool
 }
 
-// A Viewer looks at hosts through a view. It is valid until an update has Views set. It is safe for concurrent
-// use.
+// A Viewer looks at hosts through a view. It is valid until the next [Update] in which Views is true. It is safe for
+// concurrent use.
 type Viewer struct {
 	Base
 	Namespace string
 	around    *surroundings // nil with one cluster
 }
 
-// AtBase returns a viewer that sees what all viewers with v's base have in common. v sees only the hosts that
-// [Set.Special] yields in another way.
+// AtBase returns a viewer that sees what all viewers with v's base have in common. Only the hosts that [Set.Special]
+// yields may differ between the two viewers.
 func (v *Viewer) AtBase() Viewer { return Viewer{Base: v.Base, around: v.around} }
 
 // SeesOwn reports whether the viewer may see hosts of its own namespace that other namespaces do not see, although
 // no exportTo names the namespace.
 func (v *Viewer) SeesOwn() bool {
-	return v.own && !v.all || v.Sidecar.is != nil && v.Sidecar.is.egress.FromOwn()
+	return v.own && !v.all || v.Sidecar.sidecar != nil && v.Sidecar.sidecar.egress.FromOwn()
 }
 
 // sees reports whether the view shows what a claim says.
 func (v *Viewer) sees(c *claim) bool {
-	return v.isExported(c) && (v.Sidecar.is == nil || v.Sidecar.is.egress.Shows(v.Namespace, c.namespace, c.owner()))
+	return v.isExported(c) && (v.Sidecar.sidecar == nil || v.Sidecar.sidecar.egress.Shows(v.Namespace, c.namespace, c.owner()))
 }
 
 // isExported reports whether the namespace of the view may see what a claim says.

@@ -14,7 +14,7 @@ import (
 // routed anywhere. A slot is the low 16 bits of both: slot 0x0105 is 240.240.1.5 and
 // 2001:2::105.
 const (
-	vipUsable = 256 * 254 // without the addresses that end in .0 and .255
+	vipUsable = 256 * 254 // number of slots, without the addresses that end in .0 and .255
 )
 
 // VIPs holds the automatic VIPs of hosts. A host that is removed keeps its VIP as long as there are
@@ -27,7 +27,7 @@ type VIPs struct {
 	rounds  uint64
 	without map[string]bool // hosts that found no free slot
 	inUse   int             // hosts that want a VIP and have a slot
-	// claimed counts, by slot, the addresses of objects that are VIPs of the slot. No host may have such a slot.
+	// claimed has, by slot, the number of addresses in objects that are VIPs of the slot. No host may have such a slot.
 	claimed map[uint16]int
 }
 
@@ -107,7 +107,7 @@ func preferredSlot(host string) uint16 {
 // nthSlot returns the n-th usable slot, from 0.
 func nthSlot(n int) uint16 { return uint16(n/254)<<8 | uint16(n%254+1) }
 
-// A vipChange says which hosts want a VIP from now on, and which slots are addresses of objects.
+// A vipChange says which hosts want a VIP from now on, and which slots are now, or no longer, addresses of objects.
 type vipChange struct {
 	wanted   map[string]bool // by hostKey: true if the host wants a VIP, false if it does not
 	claimed  []uint16        // slots of addresses that objects have now, once for each address
@@ -143,8 +143,8 @@ func (v *VIPs) Encode() ([]byte, error) { return json.Marshal(v.byHost) }
 // Len returns the number of hosts that have a VIP, or had one before they were removed.
 func (v *VIPs) Len() int { return len(v.byHost) }
 
-// update gives a slot to every host that wants a VIP. No host may have a slot that is the address of an
-// object: a host that has such a slot gets another one.
+// update gives a slot to every host that wants a VIP. A host whose slot has become the address of an object gets
+// another slot.
 func (v *VIPs) update(c vipChange) vipResult {
 	r := vipResult{changed: map[string]bool{}}
 	v.release(c.released)
@@ -173,7 +173,7 @@ func (v *VIPs) update(c vipChange) vipResult {
 // allocate gives a slot to each host that wants one: a free slot or, if all are used, the slot of the host that
 // was removed first. The free and the removed slots are looked up once for all hosts.
 func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
-	free := vipUsable - len(v.bySlot) - len(v.claimed) // or more: claimed may have slots that are not usable
+	free := vipUsable - len(v.bySlot) - len(v.claimed) // there may be more: claimed may have slots that are not usable
 	var removed []string
 	if free < len(wants) {
 		free, removed = v.countFree(), v.removed()
@@ -198,7 +198,7 @@ func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
 	}
 }
 
-// release notes that addresses of objects are gone.
+// release notes that objects no longer have the addresses of slots.
 func (v *VIPs) release(slots []uint16) {
 	for _, slot := range slots {
 		if v.claimed[slot]--; v.claimed[slot] == 0 {
@@ -252,7 +252,7 @@ func (v *VIPs) slot(host string) (uint16, bool) {
 	return h.Slot, ok && h.Removed == 0
 }
 
-// freeSlot returns the first free slot from the host's preferred one on. There must be one.
+// freeSlot returns the first free slot, starting with the host's preferred slot. There must be a free slot.
 func (v *VIPs) freeSlot(host string) uint16 {
 	slot := preferredSlot(host)
 	for !usableSlot(slot) || !v.isFree(slot) {

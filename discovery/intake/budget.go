@@ -14,7 +14,7 @@ import (
 // own.
 const frameCost = 128
 
-// A Budget bounds the bytes of requests that have arrived and that were not read. Its methods are safe for concurrent
+// A Budget bounds the bytes of requests that have arrived but were not read yet. Its methods are safe for concurrent
 // use.
 type Budget struct {
 	max    int
@@ -31,7 +31,7 @@ type holder struct {
 	conns map[*conn]struct{} // connections that hold bytes
 }
 
-// NewBudget returns a budget of which nothing is held. It calls closed for each connection that it closes.
+// NewBudget returns a budget with the given maximum. It calls the function closed for each connection that it closes.
 func NewBudget(most int, closed func(net.Addr)) *Budget {
 	return &Budget{max: most, closed: closed, addresses: map[netip.Addr]*holder{}}
 }
@@ -43,7 +43,8 @@ func (b *Budget) Held() int {
 	return b.held
 }
 
-// Credentials returns credentials that make a server count the bytes that connections hold of the budget.
+// Credentials returns credentials like inner. A server that uses them counts the bytes of the budget that its
+// connections hold.
 func (b *Budget) Credentials(inner credentials.TransportCredentials) credentials.TransportCredentials {
 	return counting{inner, b}
 }
@@ -161,7 +162,7 @@ func (b *Budget) add(c *conn, bytes, cost int) {
 	}
 	b.mu.Unlock()
 	for _, c := range over {
-		_ = c.raw.Close() // TLS would first send the client a message
+		_ = c.raw.Close() // closing the TLS connection would first send the client a message
 		b.closed(c.Conn.RemoteAddr())
 	}
 }
@@ -181,7 +182,7 @@ func (b *Budget) read(c *conn, n int) {
 	b.changeLocked(c, -back)
 }
 
-// changeLocked adds by to the bytes that a connection holds.
+// changeLocked changes the number of bytes that a connection holds.
 func (b *Budget) changeLocked(c *conn, by int) {
 	h := b.addresses[c.address]
 	if h == nil {

@@ -2,9 +2,9 @@
 //
 //   - places.go counts clients: by address; by namespace if they prove their identity; and together if they do
 //     not.
-//   - budget.go bounds the bytes of requests that have arrived, and that no handler has read. gRPC keeps at least
-//     64 KiB for each stream, and 4 MiB for a message that is half received. Beyond the bound, the address that holds
-//     the most bytes loses its connection that holds the most. So an address that holds less than its share of the
-//     bound loses no connection, whatever other addresses do.
+//   - budget.go bounds the bytes of requests that have arrived, and that no handler has read. gRPC keeps at least 64
+//     KiB for each stream, and 4 MiB for a message that is half received. When the bound is exceeded, a connection is
+//     closed: the one that holds the most bytes, at the address that holds the most. So an address that holds less than
+//     its share of the bound loses no connection, whatever other addresses do.
 //   - frames.go finds the bytes of requests in a connection.
 package intake

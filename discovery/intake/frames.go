@@ -21,8 +21,9 @@ type frames struct {
 // newFrames returns the frames of a new connection.
 func newFrames() frames { return frames{skip: len(http2.ClientPreface)} }
 
-// read follows the next bytes. It returns how many DATA frames begin in them, and the bytes of
-// these frames without padding, even if they are yet to come: gRPC makes room for a whole frame.
+// read follows the next bytes. It returns how many DATA frames begin in them, and the size of these
+// frames without padding. It counts all bytes of a frame when the frame begins, because gRPC then
+// makes room for the whole frame.
 func (f *frames) read(p []byte) (count, data int) {
 	for len(p) > 0 {
 		switch {

@@ -9,8 +9,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A Group bounds how many things, such as connections, each of its members holds at a time, and how often a member takes
-// one: max at once, and max more within a minute. Its methods are safe for concurrent use.
+// A Group bounds what each of its members takes, for example the connections of each address. A member holds at most
+// max things at a time. It can take max things at once, and then max more in each minute. Its methods are safe for
+// concurrent use.
 type Group[K comparable] struct {
 	max int
 
@@ -61,13 +62,13 @@ func (g *Group[K]) Give(of K) {
 	g.members[of].held--
 }
 
-// fill adds the things that the member may take since the last call.
+// fill adds to spare what the member may take for the time since the last call.
 func (m *member) fill(most int, now time.Time) {
 	m.spare = min(float64(most), m.spare+now.Sub(m.at).Minutes()*float64(most))
 	m.at = now
 }
 
-// sweepLocked removes members that equal new members.
+// sweepLocked removes the members that hold nothing and may take as much as new members.
 func (g *Group[K]) sweepLocked(now time.Time) {
 	if len(g.members) < g.sweep {
 		return
@@ -90,9 +91,9 @@ type Places struct {
 	open, unproven int
 }
 
-// NewPlaces returns places for most clients, and for perAddress clients of each address. The clients of one namespace
-// get at most half of the places. If other clients can prove their identity, all clients that prove nothing get at most
-// half of the places together.
+// NewPlaces returns Places that bound all clients to the number most, and the clients of each address to the number
+// perAddress. The clients of one namespace get at most half of the places. If other clients can prove their identity,
+// all clients that prove nothing get at most half of the places together.
 func NewPlaces(most, perAddress int) *Places {
 	share := max(1, most/2)
 	return &Places{
@@ -110,8 +111,8 @@ type Place struct {
 	namespace string // the namespace in which it counts; empty if none
 }
 
-// Enter begins to give a client at an address a place, which [Place.Prove] or [Place.Unproven] then takes. If Enter
-// returns no error, call [Place.Leave] in the end.
+// Enter reserves a place for a client at an address. [Place.Prove] or [Place.Unproven] then takes it. If Enter returns
+// no error, call [Place.Leave] in the end.
 func (p *Places) Enter(address netip.Addr) (*Place, error) {
 	if !p.addresses.Take(address) {
 		return nil, status.Errorf(codes.ResourceExhausted, "%d clients at %s are served already, or as many have connected within a minute (--max-clients-per-address): "+
@@ -134,7 +135,8 @@ func (p *Place) Prove(namespace string) error {
 	return nil
 }
 
-// Unproven takes the place for a client that proves nothing. others is true if other clients can prove their identity.
+// Unproven takes the place for a client that proves nothing. The parameter others is true if other clients can prove
+// their identity.
 func (p *Place) Unproven(others bool) error {
 	if err := p.take(); err != nil {
 		return err

@@ -32,15 +32,15 @@ func NewAccess(path string) (*Access, error) {
 }
 
 func newAccess(config *rest.Config) *Access {
-	config.QPS = -1 // a Reflector sends few requests, and backs off
+	config.QPS = -1 // no limit: a Reflector sends few requests, and backs off
 	config.UserAgent = "nametap-discovery"
 	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return prompt{rt} })
 	return &Access{config}
 }
 
-// prompt is a transport that removes the header Retry-After from responses. While the API server starts, the header says
-// 5 s, and client-go would wait that long up to ten times, without a line in the log. All senders of requests here report
-// failures, and have pauses of their own.
+// prompt is a transport that removes the header Retry-After from responses. While the API server starts, the header
+// says 5 s, and client-go would wait that long up to ten times, without a line in the log. The code here that sends
+// requests reports failures itself, and has pauses of its own.
 type prompt struct{ http.RoundTripper }
 
 // RoundTrip sends a request.
@@ -70,9 +70,9 @@ func load(path string) (*rest.Config, error) {
 	return config, nil
 }
 
-// ParseAccess returns the access that a kubeconfig gives in its current context. A program that may write the kubeconfig
-// to the API server must not gain access to this host by it. So, as in istiod, the kubeconfig must not run programs or
-// read files. It must also not lead requests elsewhere, by a proxy or a redirection. The API server must prove its
+// ParseAccess returns the access that a kubeconfig gives in its current context. A program that may write the Secret
+// with the kubeconfig must not gain access to this host by it. So, as in istiod, the kubeconfig must not run programs
+// or read files. It must also not lead requests elsewhere, by a proxy or a redirection. The API server must prove its
 // identity, because it reviews the tokens of its cluster's clients.
 func ParseAccess(kubeconfig []byte) (*Access, error) {
 	parsed, err := clientcmd.Load(kubeconfig)
@@ -135,8 +135,8 @@ func checkCluster(cluster *api.Cluster) error {
 	return nil
 }
 
-// direct is a transport that returns an error in place of a redirection. API servers do not redirect, and
-// the http.Client of client-go would follow, to any host and without TLS.
+// direct is a transport that returns an error in place of a redirection. API servers do not redirect. Without this
+// transport, client-go would follow a redirection to any host, even without TLS.
 type direct struct{ http.RoundTripper }
 
 // RoundTrip sends a request.

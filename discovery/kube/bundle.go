@@ -28,7 +28,7 @@ import (
 const webhookConfigurations = "mutatingwebhookconfigurations"
 
 // A bundler writes the certificates of the authorities to the field caBundle of the webhooks in a
-// MutatingWebhookConfiguration. The API server then trusts the server.
+// MutatingWebhookConfiguration. The API server then trusts the certificate of nametap-discovery.
 type bundler struct {
 	name           string // of the MutatingWebhookConfiguration
 	client         *rest.RESTClient
@@ -96,8 +96,8 @@ func (b *bundler) run(ctx context.Context) {
 	})
 }
 
-// pass writes the certificates to webhooks that lack them. next is the time until the next pass. If another program
-// writes the field, too, pass writes only after a pause.
+// pass writes the certificates to webhooks that lack them. The result next is the time until the next pass. If another
+// program writes the field, too, pass writes only after a pause.
 func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
 	roots := b.current()
 	all, ok := b.configurations.all()
@@ -188,7 +188,7 @@ type operation struct {
 }
 
 // inapplicable reports whether err says that a patch changes a part that was removed from the object. The API server
-// reports that before it compares versions. This error names no field, and an error about a value does.
+// reports that before it compares versions. Unlike an error about a value, this error names no field.
 func inapplicable(err error) bool {
 	status := new(apierrors.StatusError)
 	return errors.As(err, &status) && apierrors.IsInvalid(err) && (status.ErrStatus.Details == nil || len(status.ErrStatus.Details.Causes) == 0)
@@ -198,7 +198,7 @@ func inapplicable(err error) bool {
 type webhooks struct {
 	version string // resourceVersion
 	names   []string
-	bundles [][]byte // by the index of the name
+	bundles [][]byte // the caBundle of each of names
 	owned   []int    // the indices of the managedFields of fieldManager
 	writers []string // other programs that own a caBundle
 }
@@ -221,8 +221,8 @@ func webhooksOf(o metav1.Object) webhooks {
 	return w
 }
 
-// trusts reports whether a bundle has all roots and no expired certificate. It may have other certificates: while an
-// authority is added, another replica may know it earlier, and what that replica has written must stay.
+// trusts reports whether a bundle has all roots and no expired certificate. The bundle may also have other
+// certificates. They may be from another replica that has learned of a new authority earlier, and must stay.
 func trusts(bundle, roots []byte, now time.Time) bool {
 	have, ok := certificatesIn(bundle, now)
 	if !ok {
@@ -237,8 +237,8 @@ func trusts(bundle, roots []byte, now time.Time) bool {
 	return true
 }
 
-// certificatesIn returns the certificates in text, which is PEM. ok is false if text has a part that is not a
-// certificate, or a certificate that has expired.
+// certificatesIn returns the certificates in text, which is PEM. The result ok is false if text has a part that is not
+// a certificate, or a certificate that has expired.
 func certificatesIn(text []byte, now time.Time) (all map[string]bool, ok bool) {
 	all = map[string]bool{}
 	for {

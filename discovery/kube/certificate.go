@@ -179,7 +179,8 @@ func (c *Certificate) step(ctx context.Context) (next time.Duration, err error) 
 }
 
 // parse returns the certificates in a Secret. If the Secret has none, or was deleted, stored is false, and found are
-// the certificates in use, nil if there are none: the Secret then gets the authority that agents trust.
+// the certificates in use, nil if there are none. These are then written to the Secret, so that it has the authority
+// that agents trust.
 func (c *Certificate) parse(secret *corev1.Secret) (found *pki.Certificates, stored bool, err error) {
 	if secret != nil {
 		found, err = pki.Parse(secret.Data)
@@ -216,7 +217,7 @@ func (c *Certificate) write(ctx context.Context, seen *corev1.Secret, certificat
 	return c.clients.update(ctx, secrets, secret)
 }
 
-// use makes certificates the ones in use, unless they are nil.
+// use puts certificates into use, unless the parameter is nil.
 func (c *Certificate) use(certificates *pki.Certificates) {
 	if certificates == nil {
 		return

@@ -12,7 +12,7 @@ import (
 )
 
 // checkClock returns an error if the clocks of this machine and of the API server differ by more than
-// [pki.ClockTolerance]. Each response of the API server has its time (RFC 9110, section 6.6.1).
+// [pki.ClockTolerance]. Each response of the API server has the server's time (RFC 9110, section 6.6.1).
 func checkClock(ctx context.Context, client *rest.RESTClient) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()

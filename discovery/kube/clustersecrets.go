@@ -33,8 +33,8 @@ type ClusterSecrets struct {
 	mirror *mirror[ClusterSecret]
 }
 
-// NewClusterSecrets returns the Secrets of a namespace. They call changed after each change, from any
-// goroutine; changed must not block.
+// NewClusterSecrets returns the Secrets of a namespace. The function changed is called after each change, from any
+// goroutine. It must not block.
 func NewClusterSecrets(access *Access, namespace string, changed func(), log *slog.Logger) (*ClusterSecrets, error) {
 	c, err := newClients(access.config)
 	if err != nil {

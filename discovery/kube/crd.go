@@ -30,8 +30,8 @@ func customs(cluster string) []custom {
 	}
 }
 
-// A customFeed follows a custom resource while the API server has its definition. It is the store
-// of the Reflector of the definition.
+// A customFeed follows a custom resource while the API server has the resource's definition. A
+// Reflector follows the definition; the customFeed is the Reflector's store.
 type customFeed struct {
 	clients *clients
 	custom  custom
@@ -52,7 +52,7 @@ func newCustomFeed(c custom, clients *clients, n *selection, cfg source.ObjectsC
 	}
 }
 
-// run follows the definition, and the resource while there is one, until ctx ends.
+// run follows the definition until ctx ends, and the resource while the definition exists.
 func (c *customFeed) run(ctx context.Context) {
 	c.begin = func() (stop func()) {
 		ctx, cancel := context.WithCancel(ctx)

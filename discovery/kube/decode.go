@@ -42,7 +42,7 @@ func (t structs) reduce(whole any) (*slim, error) {
 	return nil, fmt.Errorf("unexpected object of type %T", whole)
 }
 
-// decode returns the slim form of the object o of a kind. from has its fields.
+// decode returns the slim form of the object o of a kind. The parameter from has the fields of o.
 func (t structs) decode(kind string, o metav1.Object, from any) *slim {
 	s := newSlim(kind, o)
 	root := decode.NewField(t.valueOf(reflect.ValueOf(from)), "", func(f decode.Field, message string) { s.fail(f.Path, "%s", message) })
@@ -102,8 +102,8 @@ func reduceNamespace(o *metav1.PartialObjectMetadata) *slim {
 	return s
 }
 
-// A value is a part of an object from client-go. The object is of one of the API's types, or a custom
-// resource, which consists of maps, lists and scalars. Members have their names in JSON.
+// A value is a part of an object from client-go. The object is of one of the API's types, or a custom resource, which
+// consists of maps, lists and scalars. Members are found by their names in JSON.
 type value struct {
 	of      reflect.Value // neither a pointer nor an interface; invalid for null
 	structs structs
@@ -141,8 +141,8 @@ func (v value) Text() string {
 	return fmt.Sprint(v.of)
 }
 
-// Member returns the member with the given name of a struct or a map. Maps without elements, and zero values that
-// JSON leaves out, are absent.
+// Member returns the member with the given name of a struct or a map. It returns nil if there is no such member, and
+// for null, a nil slice, or a zero value that JSON leaves out.
 func (v value) Member(name string) (decode.Value, error) {
 	var found reflect.Value
 	if v.of.Kind() == reflect.Map {

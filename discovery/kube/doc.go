@@ -3,28 +3,29 @@
 //
 // Objects, in the order in which the files use each other:
 //
-//  1. source.go combines the feeds. Until each feed has all of its objects, the reading says
-//     which resources it waits for.
+//  1. source.go combines the feeds, one for each resource. Until each feed has all of its objects,
+//     [Source.Waiting] says which resources are missing.
 //  2. crd.go follows the definitions of custom resources. A missing definition is no error: when it is installed, the
 //     resource is read.
 //  3. feed.go holds the objects of one resource. client-go's Reflector lists and watches the resource, as a
 //     stream if the API server can, and passes each object to the feed as soon as the object is decoded. follow.go
 //     lists the resource again when no watch confirms the content of the feed.
-//  4. selection.go follows which namespaces count, by the discovery selectors of the mesh. A feed drops
-//     the objects of other namespaces before it reduces them. When such a namespace counts later, the
-//     feed lists its resource again.
-//  5. decode.go reduces an object to the fields of package object as soon as it comes (slim.go): no whole object is
+//  4. selection.go applies the discovery selectors of the mesh: only objects in the namespaces that they select count.
+//     A feed drops the objects of other namespaces before it reduces them. When such a namespace counts later, the feed
+//     lists its resource again.
+//  5. decode.go reduces an object to the fields of package object as soon as it comes (slim.go), so no whole object is
 //     kept. mesh.go reduces the ConfigMap with the settings of the mesh.
 //  6. resources.go lists and watches resources, with selectors. Pods are not read: EndpointSlices
 //     have their hostnames. Endpoints of Services with a ClusterIP are not read either: they do not
 //     change a table.
 //
-// While the API server is away, the objects do not change.
+// While the API server cannot be reached, the objects do not change.
 //
 // certificate.go keeps the certificate that replicas share (package pki) in a Secret. publisher.go writes the root
 // certificate to ConfigMaps, and bundle.go writes it to a webhook. pace.go decides when these three try again, and how
-// often publisher.go and bundle.go restore a field that another program changes. All three read objects through a mirror
-// (mirror.go), and send requests by shared.go. clustersecrets.go and namespaces.go have mirrors, too.
+// often publisher.go and bundle.go restore a field that another program changes. All three read objects through a
+// mirror (mirror.go), which holds a part of each object. The code that they share is in shared.go. clustersecrets.go,
+// namespaces.go and selection.go have mirrors, too.
 //
 // vips.go writes the status of ServiceEntries while this replica holds the Lease, which lease.go gets and renews.
 //

@@ -25,20 +25,20 @@ type feed struct {
 	notify    func()     // called after each change, without the lock; must not block
 	selection *selection // of namespaces whose objects count; nil for all
 	structs   structs    // owned by the goroutine of the Reflector
-	// strict is true if an object with errors is not used: its last good form stays. Nothing may
-	// be served before each object has a good form.
+	// strict is true if an object with errors is not used, and its last good form stays in use.
+	// Then no table may be served before each object has a good form.
 	strict bool
 
 	mu      sync.Mutex
 	objects map[object.Key]object.Object
 	errs    map[object.Key][]object.Error
-	dirty   map[object.Key]bool // objects that have changed since they were taken
-	listed  bool                // all objects were listed once, or there can be none
+	dirty   map[object.Key]bool // objects that have changed since the last call of take
+	listed  bool                // all objects were listed once, or the API server does not have the resource
 	synced  bool                // listed and, if strict is set, there was a time at which no object had errors
 	heardAt uint64              // the version of the resource up to which the API server has sent everything; 0 if unknown
 	from    time.Time           // when the last list began
 	changed uint64              // the version at which objects last changed; 0 if unknown
-	dropped map[string]bool     // namespaces whose objects were dropped since the last list; incomplete at maxDropped
+	dropped map[string]bool     // namespaces whose objects were dropped since the last list; at most maxDropped
 
 	health
 }
@@ -56,7 +56,7 @@ func newFeed(what string, n *selection, cfg source.ObjectsConfig) *feed {
 	}
 }
 
-// done ends a change of the feed: it releases the lock, and calls notify.
+// done ends a change of the feed: it releases the lock, and calls the function notify.
 func (f *feed) done() {
 	f.synced = f.synced || f.listed && (!f.strict || len(f.errs) == 0)
 	f.mu.Unlock()
@@ -76,8 +76,8 @@ func (f *feed) follow(ctx context.Context, l lister) {
 	follow(ctx, l, f, &f.health)
 }
 
-// Transformer makes client-go reduce objects one by one while it lists them. For an object that has not changed, it
-// returns the object of the feed, which needs no more memory.
+// Transformer makes client-go reduce objects one by one while it lists them. An object that has not changed is replaced
+// by the same object in the feed, so the list needs no memory for it.
 func (f *feed) Transformer() cache.TransformFunc {
 	return func(whole any) (any, error) {
 		reduced, err := f.reduce(whole)
@@ -90,7 +90,7 @@ func (f *feed) Transformer() cache.TransformFunc {
 	}
 }
 
-// reduce returns the slim form of an object from client-go, or unselected.
+// reduce returns the slim form of an object from client-go, or unselected if its namespace does not count.
 func (f *feed) reduce(whole any) (any, error) {
 	switch whole.(type) {
 	case unselected, *slim:
@@ -150,7 +150,7 @@ func (f *feed) reselect() {
 	f.notify()
 }
 
-// event reduces an object and calls applyLocked with it, unless its namespace does not count.
+// event reduces an object and calls the function applyLocked with it, if its namespace counts.
 func (f *feed) event(whole any, applyLocked func(*slim)) error {
 	reduced, err := f.reduce(whole)
 	if err != nil {
@@ -185,7 +185,7 @@ func (f *feed) upTo() (version uint64, from time.Time) {
 // Add takes an object that is new or has changed.
 func (f *feed) Add(whole any) error { return f.event(whole, f.putLocked) }
 
-// Update is Add.
+// Update does the same as Add.
 func (f *feed) Update(whole any) error { return f.Add(whole) }
 
 // putLocked applies an object.
@@ -267,8 +267,8 @@ func (f *feed) Bookmark(resourceVersion string) error {
 	return nil
 }
 
-// absent empties the feed of a resource that the API server does not have. from is when the last list of definitions
-// began: this list, with the events since, lacks the definition.
+// absent empties the feed of a resource that the API server does not have. The parameter from is when the last list of
+// definitions began. This list, with the events since, lacks the definition.
 func (f *feed) absent(from time.Time) {
 	f.asked(context.Background(), nil)
 	f.mu.Lock()

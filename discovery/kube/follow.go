@@ -23,18 +23,19 @@ const (
 	// maxSilence is how long the API server may send nothing about a resource before its objects are listed again.
 	// It sends a bookmark about once a minute.
 	maxSilence = 3 * time.Minute
-	// A client can cause a list only after listPause, and listPerObject for each object in the last list, have passed
-	// since that list began. Otherwise any client could keep the API server busy.
+	// A client can cause a list, but not soon after another list: listPause must have passed since that list began, and
+	// listPerObject for each object in it. Otherwise any client could keep the API server busy.
 	listPause     = 2 * time.Second
 	listPerObject = time.Millisecond
 )
 
 // follow keeps a store in step with a resource until ctx ends.
 //
-// A list, which the API server answers with its newest state, confirms the content of the store, and so does each event
-// of the watch after it. A watch that is silent, or that has ended early, confirms nothing: its connection may be dead,
-// or etcd may have been restored. After a restore, the API server accepts a watch from a version that it has not
-// reached yet, and sends nothing up to that version (kubernetes#107457). So the objects are listed again.
+// The API server answers a list with its newest state. So a list confirms the content of the store. Each event of the
+// watch after the list confirms it, too. A watch that is silent, or that has ended early, confirms nothing: its
+// connection may be dead, or etcd may have been restored. After a restore, the API server accepts a watch from a
+// version that it has not reached yet, and sends nothing up to that version (kubernetes#107457). So after silence, or
+// an early end, the objects are listed again.
 func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health) {
 	silent := logr.Discard() // h logs what matters
 	for ctx.Err() == nil {
@@ -62,7 +63,7 @@ type health struct {
 	latest    time.Time   // when the API server last sent something
 	began     time.Time   // when the last list began
 	confirmed time.Time   // when the last complete list began
-	size      int         // number of objects in that list
+	size      int         // number of objects in the last complete list
 	again     func()      // makes follow list again; nil while follow does not run
 	silence   *time.Timer // calls silent when the API server has sent nothing for maxSilence; nil while follow does not run
 	unheard   bool        // silence was logged, and since then only lists have come
@@ -80,7 +81,7 @@ type observedWatch struct {
 	stop    func() // closes stopped, once
 }
 
-// started notes that follow begins; again makes it list again.
+// started notes that the function follow begins. The function again makes follow list again.
 func (h *health) started(again func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -88,7 +89,7 @@ func (h *health) started(again func()) {
 	h.silence = time.AfterFunc(maxSilence, h.silent)
 }
 
-// stopped notes that follow has ended.
+// stopped notes that the function follow has ended.
 func (h *health) stopped() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -96,14 +97,14 @@ func (h *health) stopped() {
 	h.again, h.silence = nil, nil
 }
 
-// follows reports whether follow runs.
+// follows reports whether the function follow runs.
 func (h *health) follows() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.again != nil
 }
 
-// relist makes follow list again, if it runs.
+// relist makes the function follow list again, if it runs.
 func (h *health) relist() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -133,7 +134,7 @@ func (h *health) catchUp() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.again != nil && h.began.Equal(h.confirmed) && time.Since(h.began) >= listPause+time.Duration(h.size)*listPerObject {
-		h.began = time.Now() // the list is in flight
+		h.began = time.Now() // from now on, a list is in flight
 		h.relistLocked()
 	}
 }
@@ -203,14 +204,14 @@ func (h *health) heard() {
 	if h.silence != nil {
 		h.silence.Reset(maxSilence)
 	}
-	h.unheard = h.unheard && !h.began.Equal(h.confirmed) // while a list is in flight, this may be a part of it
+	h.unheard = h.unheard && !h.began.Equal(h.confirmed) // what has come may be a part of a list in flight
 	if h.logged.Ended(nil) {
 		h.logged.Forget()
 		h.log.Info("reading from the Kubernetes API again", "what", h.what)
 	}
 }
 
-// status returns the state of the resource, which has a number of objects in use.
+// status returns the state of the resource. The parameter objects is the number of its objects in use.
 func (h *health) status(objects int, synced bool) source.Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -23,18 +23,19 @@ const leases = "leases"
 
 // leaseTimes are the times of a Lease.
 type leaseTimes struct {
-	duration time.Duration // after which the Lease is free without a renewal; the Lease has it in seconds
-	deadline time.Duration // after which a holder that cannot renew stops: before others may start
+	duration time.Duration // without a renewal, the Lease is free after this time; the Lease has it in seconds
+	deadline time.Duration // a holder that cannot renew the Lease stops after this time, before another one may start
 	retry    time.Duration // between two tries; up to a fifth is added
 	request  time.Duration // bounds one request
 }
 
-// writerLease makes another replica take over from a holder that dies, within 15 s and at most two tries.
+// writerLease has the times of the Lease for writing VIPs. If its holder dies, another replica takes over within 15 s
+// and two tries.
 var writerLease = leaseTimes{duration: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second, request: 5 * time.Second} //nolint:gochecknoglobals // a constant
 
-// An election gets and renews a Lease (coordination.k8s.io), of which one process at a time is the holder.
-// It never compares the clocks of two machines: the Lease of another holder is free when this process has seen it
-// unchanged for the duration in it.
+// An election gets and renews a Lease (coordination.k8s.io), of which one process at a time is the holder. It never
+// compares the clocks of two machines: the Lease of another holder is free when this process has seen it unchanged for
+// as long as the Lease says.
 type election struct {
 	name     source.Name
 	identity string
@@ -47,11 +48,11 @@ type election struct {
 	seen    *coordinationv1.Lease // as last read or written; nil for none
 	free    time.Time             // when the Lease of another holder ends, even if it is deleted before that
 	renewed time.Time             // when this process began to send the last successful renewal
-	// The failures of reading and of writing the Lease: a role may permit only one of them.
+	// The failures of reading and of writing the Lease. They are apart, because a role may permit only one of the two.
 	reading, writing logonce.Failure
 }
 
-// run tries to get the Lease until ctx ends. While it holds the Lease it runs lead, whose context ends
+// run tries to get the Lease until ctx ends. While it holds the Lease, it runs the function lead, whose context ends
 // when the Lease is lost. At the end it gives the Lease back.
 func (e *election) run(ctx context.Context, lead func(ctx context.Context)) {
 	for ctx.Err() == nil {
@@ -62,8 +63,8 @@ func (e *election) run(ctx context.Context, lead func(ctx context.Context)) {
 	}
 }
 
-// hold renews the Lease and runs lead, until the Lease is lost or ctx ends. The Lease is lost when another process
-// has it, or when no renewal succeeds until the deadline.
+// hold renews the Lease and runs the function lead, until the Lease is lost or ctx ends. The Lease is lost when another
+// process has it, or when no renewal succeeds until the deadline.
 func (e *election) hold(ctx context.Context, lead func(ctx context.Context)) {
 	leading, stop := context.WithCancel(ctx)
 	defer stop()
@@ -115,7 +116,7 @@ func (e *election) try(ctx context.Context) bool {
 	began := time.Now()
 	found := new(coordinationv1.Lease)
 	err := e.leases.Get().Namespace(e.name.Namespace).Resource(leases).Name(e.name.Name).Do(ctx).Into(found)
-	e.note(ctx, &e.reading, ignore(err, apierrors.IsNotFound)) // write creates it then
+	e.note(ctx, &e.reading, ignore(err, apierrors.IsNotFound)) // write then creates the Lease
 	switch {
 	case apierrors.IsNotFound(err):
 		found = nil
@@ -140,7 +141,7 @@ func (e *election) see(found *coordinationv1.Lease) {
 	}
 }
 
-// lasts returns how long the Lease lasts without a renewal, as its holder wrote.
+// lasts returns how long the Lease lasts without a renewal, as its holder has written in it.
 func (e *election) lasts() time.Duration {
 	if seconds := e.seen.Spec.LeaseDurationSeconds; seconds != nil && *seconds > 0 {
 		return time.Duration(*seconds) * time.Second
@@ -149,7 +150,7 @@ func (e *election) lasts() time.Duration {
 }
 
 // write makes identity the holder of the Lease, unless the Lease has changed since it was seen. It reports whether that
-// succeeded. now is when the try began.
+// succeeded. The parameter now is when the try began.
 func (e *election) write(ctx context.Context, identity string, now time.Time) bool {
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: e.name.Namespace, Name: e.name.Name}}
 	if e.seen != nil {
@@ -157,7 +158,7 @@ func (e *election) write(ctx context.Context, identity string, now time.Time) bo
 	}
 	at, seconds := metav1.NewMicroTime(now), int32(e.times.duration/time.Second)
 	if identity == "" {
-		seconds = 1 // as Kubernetes' own components give a Lease back
+		seconds = 1 // Kubernetes' own components give a Lease back in this way
 	}
 	if e.holder() != identity || next.Spec.AcquireTime == nil {
 		transitions := int32(0)

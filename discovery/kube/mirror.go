@@ -28,7 +28,8 @@ type mirror[T any] struct {
 
 var _ cache.ReflectorStore = (*mirror[bool])(nil)
 
-// newMirror returns an empty mirror of the resource what. part returns the part of an object that the mirror holds.
+// newMirror returns an empty mirror of the resource what. The function part returns the part of an object that the
+// mirror holds.
 func newMirror[T any](what string, log *slog.Logger, changed func(), part func(metav1.Object) T) *mirror[T] {
 	return &mirror[T]{health: health{what: what, log: log}, changed: changed, part: part, parts: map[cache.ObjectName]T{}}
 }
@@ -42,7 +43,7 @@ func objectOf(whole any) (metav1.Object, cache.ObjectName, error) {
 	return o, cache.MetaObjectToName(o), nil
 }
 
-// update calls change, which changes the parts, and then changed.
+// update calls the function change, which changes the parts, and then the function m.changed.
 func (m *mirror[T]) update(change func()) {
 	m.mu.Lock()
 	change()
@@ -60,7 +61,7 @@ func (m *mirror[T]) Add(whole any) error {
 	return nil
 }
 
-// Update is Add.
+// Update does the same as Add.
 func (m *mirror[T]) Update(whole any) error { return m.Add(whole) }
 
 // Delete removes an object.

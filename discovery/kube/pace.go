@@ -10,8 +10,8 @@ import (
 // writeTimeout bounds one request that writes an object.
 const writeTimeout = 10 * time.Second
 
-// recheck bounds the time between two calls of pass, because clocks jump and machines
-// are suspended.
+// recheck bounds the time between two calls of the function that keepUp calls, because clocks jump
+// and machines are suspended.
 const recheck = time.Hour
 
 // retry returns the pauses between failed requests: 0.5 s at first, and at most about 3 s. So the source has caught up
@@ -20,8 +20,9 @@ func retry() *wait.Backoff {
 	return &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 100, Cap: 2500 * time.Millisecond}
 }
 
-// keepUp calls pass after each change, and when next has passed since the last call, until ctx ends. After an error it
-// calls pass again earlier. note gets the error of each call, which may be nil.
+// keepUp calls the function pass until ctx ends: after each change, and when the time that the last call has returned
+// is over. After an error, it calls pass again earlier. It calls the function note with the error of each call, which
+// may be nil.
 func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Context) (next time.Duration, err error), note func(error)) {
 	backoff := retry()
 	timer := time.NewTimer(recheck)
@@ -64,7 +65,8 @@ type pace struct {
 	last     time.Time // when it was written last
 }
 
-// left returns how long to wait before text is written: 0 or less if text differs from the last text.
+// left returns how long to wait before text is written. It is 0 or less if text can be written now. A text that differs
+// from the last one can always be written.
 func (p *pace) left(text string) time.Duration {
 	if text != p.written {
 		return 0

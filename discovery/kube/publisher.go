@@ -25,7 +25,7 @@ const (
 	// rootKey is the key of the certificates in a ConfigMap, as in Istio's istio-ca-root-cert. Agents look for a file
 	// with this name.
 	rootKey = "root-cert.pem"
-	// maxWriters is the number of other programs in a line of the log.
+	// maxWriters bounds the number of other programs that a line of the log names.
 	maxWriters = 5
 )
 
@@ -103,9 +103,9 @@ func (p *publisher) run(ctx context.Context) {
 	keepUp(ctx, p.changed, p.pass, p.note)
 }
 
-// pass creates missing ConfigMaps, and changes ConfigMaps with other certificates. next is the time until the next
-// pass; err is the first error of a write. If another program writes a ConfigMap, too, pass writes that ConfigMap only
-// after a pause.
+// pass creates missing ConfigMaps, and changes ConfigMaps with other certificates. The result next is the time until
+// the next pass, and err is the first error of a write. If another program writes a ConfigMap, too, pass writes that
+// ConfigMap only after a pause.
 func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
 	p.mu.Lock()
 	roots, unsure := p.roots, p.unsure
@@ -173,9 +173,9 @@ func (p *publisher) paceOf(namespace string) *pace {
 	return w
 }
 
-// disputes returns the number of ConfigMaps that another program writes again and again, and how long it takes until the
-// first of them counts as calm. It logs the names of the programs when they change, at most once in calm: owners of
-// namespaces choose the names.
+// disputes returns the number of ConfigMaps that another program writes again and again, and how long it takes until
+// the first of them counts as calm. It logs the names of the programs when they change, but at most once in the time
+// calm, because owners of namespaces choose these names.
 func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed int, lasts time.Duration) {
 	var writers []string
 	lasts = recheck
@@ -208,8 +208,8 @@ func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed i
 	return disputed, lasts
 }
 
-// write creates a ConfigMap, or changes the certificates in it; its other keys stay. If another replica was first, or the
-// namespace is being deleted, done is false and err is nil: the publisher sees both soon.
+// write creates a ConfigMap, or changes the certificates in it; its other keys stay. If another replica was first, or
+// the namespace is being deleted, done is false and err is nil: the publisher's mirrors show both soon.
 func (p *publisher) write(ctx context.Context, namespace, roots string, exists bool) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()

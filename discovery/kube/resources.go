@@ -55,8 +55,8 @@ func newClients(config *rest.Config) (*clients, error) {
 	return c, err
 }
 
-// typedClient returns a client for the built-in types of one version of an API. add is the function AddToScheme of the
-// package that has these types.
+// typedClient returns a client for the built-in types of one version of an API. The parameter add is the function
+// AddToScheme of the package that has these types.
 func typedClient(config *rest.Config, version schema.GroupVersion, add func(*runtime.Scheme) error) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
@@ -104,8 +104,8 @@ type lister struct {
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// typedLister lists a built-in resource in all namespaces. labels selects objects; an empty
-// string selects all.
+// typedLister lists a built-in resource in all namespaces. The parameter labels is a selector; an
+// empty string selects all objects.
 func typedLister(client *rest.RESTClient, resource, labels string, kind any) lister {
 	return requestLister(kind, func(options metav1.ListOptions) *rest.Request {
 		options.LabelSelector = labels
@@ -113,8 +113,9 @@ func typedLister(client *rest.RESTClient, resource, labels string, kind any) lis
 	})
 }
 
-// namedLister lists the objects of a built-in resource with a name, in one namespace or, without
-// a namespace, in all of them. The API server permits that to a role with this resourceName.
+// namedLister lists the objects of a built-in resource with a name, in one namespace or, without a
+// namespace, in all of them. The API server permits this to a role that names only this
+// resourceName.
 func namedLister(client *rest.RESTClient, resource string, name cache.ObjectName, kind any) lister {
 	return requestLister(kind, func(options metav1.ListOptions) *rest.Request {
 		options.FieldSelector = nameSelector(name.Name)
@@ -127,7 +128,7 @@ func nameSelector(name string) string {
 	return fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 }
 
-// requestLister lists objects of a kind by requests.
+// requestLister lists objects with the requests that the function request returns.
 func requestLister(kind any, request func(metav1.ListOptions) *rest.Request) lister {
 	return lister{
 		kind: kind,
@@ -187,7 +188,8 @@ func metadataLister(r metadata.ResourceInterface, selector string) lister {
 	}
 }
 
-// onNotFound returns a lister that calls missing with the error when the API server does not have the resource.
+// onNotFound returns a lister like l. It calls the function missing with the error if the API server does not have the
+// resource.
 func (l lister) onNotFound(missing func(error)) lister {
 	note := func(err error) {
 		if apierrors.IsNotFound(err) {

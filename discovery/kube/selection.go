@@ -105,7 +105,8 @@ func (n *selection) watch(ctx context.Context) {
 	}
 }
 
-// use applies a selection.
+// use makes names the namespaces that count. The selectors have selected them by the labels in from, which is nil
+// without selectors.
 func (n *selection) use(selectors []string, names namespaces, from *mirror[klabels.Set]) {
 	n.mu.Lock()
 	first, same := !n.inUse, (n.names == nil) == (names == nil) && maps.Equal(n.names, names)

@@ -210,7 +210,8 @@ type resource struct {
 	lister lister
 }
 
-// find returns an object. An EndpointSlice moves to another feed when its labels change.
+// find returns the object with a key. It looks in all feeds, because an EndpointSlice moves to another feed when its
+// labels change.
 func find(feeds []*feed, key object.Key) (object.Object, bool) {
 	for _, f := range feeds {
 		if o, ok := f.get(key); ok {

@@ -17,7 +17,7 @@ type EntryPort struct {
 	Name     string
 	Protocol string // as in the ServiceEntry: "HTTP", "TLS", "UDP" and so on
 	Number   uint16 // 0 if the number is not known
-	Target   uint16 // the port at the host; 0 if it is Number
+	Target   uint16 // the port to which connections to Number lead; 0 if it is Number
 }
 
 // An EntryEndpoint is an endpoint of a ServiceEntry.
@@ -58,12 +58,13 @@ func (d Destination) Compare(other Destination) int {
 	return cmp.Or(cmp.Compare(d.Port, other.Port), cmp.Compare(d.Target, other.Target), slices.Compare(d.Endpoints, other.Endpoints))
 }
 
-// Destinations is a list of destinations in the form of [Ports]: equal lists are == and share their
-// memory. The zero value has none.
+// Destinations is a list of destinations that needs little memory, like [Ports]: equal lists share
+// their memory. Use == to compare two lists. The zero value has no destinations.
 type Destinations struct{ text unique.Handle[string] }
 
-// NewDestinations returns where connections to the hosts of a ServiceEntry lead. Ports for UDP and
-// ports without a number are left out. Endpoints count if the resolution makes connections go to endpoints.
+// NewDestinations returns where connections to the hosts of a ServiceEntry lead. Ports for UDP and ports without a
+// number are left out. Endpoints are left out unless the resolution is STATIC, DNS or DNS_ROUND_ROBIN: with others,
+// connections do not lead to endpoints.
 func NewDestinations(resolution string, ports []EntryPort, endpoints []EntryEndpoint) Destinations {
 	switch resolution {
 	case ResolutionStatic, ResolutionDNS, ResolutionRoundRobin:
@@ -122,8 +123,7 @@ func (d *Destinations) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// List returns the destinations in the order of [Destination.Compare]. There may be several with one
-// port.
+// List returns the destinations in the order of [Destination.Compare]. Several destinations may have the same port.
 func (d Destinations) List() []Destination {
 	if d == (Destinations{}) {
 		return nil

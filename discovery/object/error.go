@@ -8,24 +8,24 @@ import (
 )
 
 const (
-	// maxErrors bounds the errors of an object that are kept: 1 MiB of wrong values has 100,000 errors.
+	// maxErrors bounds the errors of an object that are kept: 1 MiB of wrong values may have 100,000 errors.
 	maxErrors = 20
 	// maxErrorText bounds each text in an error, in bytes.
 	maxErrorText = 512
 )
 
-// Error is an error in an object, or in the place where objects are read. The object is left out,
-// or stays in use in its last good form if it has one.
+// Error is an error in an object, or in the place where objects are read. A source may leave out an
+// object with errors, use its last good form, or use it without the parts that have errors.
 type Error struct {
 	Cluster string `json:"cluster,omitempty"` // empty for the control plane's own cluster
 
-	File  string `json:"file"`            // path below the configuration directory
+	File  string `json:"file"`            // path below the configuration directory; at an API server, the name of the object
 	Line  int    `json:"line,omitempty"`  // from 1; 0 for the whole file
 	Field string `json:"field,omitempty"` // "spec.clusterIP"; empty if the error is not about a field
 	Msg   string `json:"message"`
 	Kept  bool   `json:"kept,omitempty"` // the last good form of the object is in use
 
-	Object Key `json:"-"` // the object, as far as known
+	Object Key `json:"-"` // the object; what is not known of it is empty
 }
 
 // Error returns "file:line: field: message", after the name of the cluster if it is not the own cluster.

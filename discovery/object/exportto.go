@@ -21,8 +21,8 @@ type ExportTo struct {
 	Namespaces []string // sorted; only meaningful if Restricted
 }
 
-// NewExportTo returns the namespaces of an exportTo of an object in namespace: "*" means all
-// namespaces, "." the object's own, "~" none; other scopes are names. As in istiod, "*" prevails over
+// NewExportTo returns the ExportTo for the scopes in the exportTo of an object in namespace. The scope "*" means all
+// namespaces, "." the object's own, and "~" none; other scopes are names of namespaces. As in istiod, "*" prevails over
 // all others, and "~" over the rest. The error names a scope that is not valid; the other scopes count.
 func NewExportTo(scopes []string, namespace string) (ExportTo, error) {
 	e := ExportTo{Restricted: true}
@@ -51,7 +51,7 @@ func NewExportTo(scopes []string, namespace string) (ExportTo, error) {
 	return e, err
 }
 
-// SplitScopes returns the scopes in a text, which commas separate.
+// SplitScopes returns the scopes in a list that is separated by commas.
 func SplitScopes(text string) []string {
 	var scopes []string
 	for scope := range strings.SplitSeq(text, ",") {

@@ -32,8 +32,8 @@ func (m Mesh) Or(other Mesh) Mesh {
 	return m
 }
 
-// Shows says which hosts clients in a namespace see, of the hosts without an exportTo: all hosts, or
-// the hosts of their own namespace.
+// Shows says which hosts without an exportTo are visible to clients in a namespace. The result all is true if all of
+// them are, and own is true if those in the clients' own namespace are.
 func (m Mesh) Shows(namespace string) (all, own bool) {
 	switch {
 	case len(m.ExportTo) == 0 || slices.Contains(m.ExportTo, exportToPublic):

@@ -8,7 +8,7 @@ const (
 	wildcardPrefix = "*."
 )
 
-// IsWildcard reports whether a host stands for all names below it.
+// IsWildcard reports whether a host has the form *.suffix, which stands for all names below suffix.
 func IsWildcard(host string) bool { return strings.HasPrefix(host, wildcardPrefix) }
 
 // IsHost reports whether s is a DNS name, with or without a leading "*.".

@@ -56,8 +56,8 @@ func (k Key) Compare(other Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, other.Kind), cmp.Compare(k.Namespace, other.Namespace), cmp.Compare(k.Name, other.Name))
 }
 
-// Object is a decoded object. Exactly one of the fields after Key is set. Snapshots of clusters use the names of the fields
-// in this package.
+// Object is a decoded object. Exactly one of the fields after Key is set. Snapshots of clusters have objects as JSON,
+// with the names of the fields in this package.
 type Object struct {
 	Key Key
 
@@ -78,7 +78,7 @@ type Namespace struct {
 
 // Service holds the fields of a Kubernetes Service that are used.
 type Service struct {
-	ExternalName    string // the host that the Service stands for, without a trailing dot; empty for other types
+	ExternalName    string // the host that a Service of type ExternalName stands for, without a trailing dot
 	Headless        bool
 	ClusterIPs      []netip.Addr
 	Ports           Ports // for a headless Service, the ports of the Pods that it selects, if their numbers are known
@@ -160,8 +160,8 @@ type Endpoint struct {
 	Pod      string // name of its Pod, from targetRef; may be empty
 }
 
-// Pod holds the fields of a Kubernetes Pod that are used. Only directories hold Pods: the API
-// server has the hostnames of Pods in EndpointSlices.
+// Pod holds the fields of a Kubernetes Pod that are used. Pods are read from directories only:
+// EndpointSlices of the API server have the hostnames of Pods.
 type Pod struct {
 	Labels     map[string]string
 	Hostname   string

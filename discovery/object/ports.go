@@ -28,8 +28,8 @@ func ParseProtocol(text string) (string, error) {
 	return "", fmt.Errorf("want TCP, UDP or SCTP, got %q", text)
 }
 
-// Ports is a list of ports in a form that needs little memory: equal lists share their memory, and most Services
-// have one of a few lists. Lists with the same ports are ==. The zero value has no ports.
+// Ports is a list of ports in a form that needs little memory: equal lists share their memory, and most Services have
+// one of a few lists. Use == to compare two lists. The zero value has no ports.
 type Ports struct{ text unique.Handle[string] }
 
 // NewPorts returns the list of ports. The result does not depend on the order of list, and has each port once.

@@ -88,9 +88,9 @@ func (s *Sidecar) NewEgress() *Egress {
 	return e
 }
 
-// Shows reports whether a workload sees a host of a namespace. The host may be in any case.
-// workload is the workload's namespace, which is the Sidecar's namespace unless the Sidecar is the
-// default of all namespaces.
+// Shows reports whether a workload sees a host of a namespace. The host may be in any case. The
+// parameter workload is the workload's namespace. It is the Sidecar's namespace unless the Sidecar
+// is the default of all namespaces.
 func (e *Egress) Shows(workload, namespace, host string) bool {
 	if e == nil {
 		return true
@@ -126,8 +126,8 @@ func (s *shown) covers(host string) bool {
 // FromOwn reports whether e shows hosts because they are in the workload's own namespace.
 func (e *Egress) FromOwn() bool { return e != nil && e.from[exportToPrivate] != nil }
 
-// FromAny reports whether e may show hosts of one of namespaces to workloads of any namespace. namespaces are the
-// keys of the map.
+// FromAny reports whether e may show hosts of one of the namespaces, which are the keys of the map, to workloads of any
+// namespace.
 func FromAny[T any](e *Egress, namespaces map[string]T) bool {
 	switch {
 	case e == nil || e.from[anything] != nil:

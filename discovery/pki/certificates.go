@@ -12,7 +12,7 @@ import (
 	"slices"
 )
 
-// The keys of the data of a Secret. The server's keys are the keys of the type kubernetes.io/tls.
+// The keys of the data of a Secret. The keys for the server's certificate are those of the type kubernetes.io/tls.
 const (
 	keyCertificate  = "tls.crt"
 	keyPrivate      = "tls.key"
@@ -112,8 +112,8 @@ func (c *Certificates) signedBy(a authority) bool {
 	return c.server.Leaf.CheckSignatureFrom(a.certificate) == nil
 }
 
-// parseAuthorities returns the authorities whose certificates are in certificates, in PEM. keys has the keys of the
-// authorities that may sign.
+// parseAuthorities returns the authorities whose certificates are in certificates, in PEM. The parameter keys has the
+// private keys of those authorities that may sign.
 func parseAuthorities(certificates, keys []byte) ([]authority, error) {
 	var all []authority
 	for _, der := range decode(blockCertificate, certificates) {

@@ -19,9 +19,10 @@ const (
 	authorityLife = 3650 * day
 	// serverLife is 90 days: its last third leaves 30 days to notice that no replica can renew the certificate.
 	serverLife = 90 * day
-	// ClockTolerance is how much the clocks of machines may differ. A certificate is valid from this time before it is made.
+	// ClockTolerance is how much the clocks of machines may differ. A certificate becomes valid this much before it is
+	// made.
 	ClockTolerance = 5 * time.Minute
-	// spread is the part of a life, after two thirds of it, in which replicas renew a certificate.
+	// spread is how much the times at which replicas renew a certificate differ, as a part of the certificate's life.
 	spread = 0.05
 )
 
@@ -89,13 +90,14 @@ func (p Policy) dueOf(certificate *x509.Certificate) time.Time {
 	return certificate.NotBefore.Add(time.Duration(float64(life) * p.Share))
 }
 
-// wantsAuthority reports whether there is no authority, or the last one is due or has no key. all is sorted by the ends
-// of the authorities.
+// wantsAuthority reports whether there is no authority, or the last one is due or has no key. The parameter all is
+// sorted by the ends of the authorities.
 func (p Policy) wantsAuthority(all []authority, now time.Time) bool {
 	return len(all) == 0 || all[len(all)-1].key == nil || !now.Before(p.dueOf(all[len(all)-1].certificate))
 }
 
-// wantsServer reports whether the certificate of the server is missing, due or not good enough.
+// wantsServer reports whether the certificate of the server is missing or due, is not signed by an authority, or lacks
+// a name.
 func (p Policy) wantsServer(c *Certificates, now time.Time) bool {
 	return c.server == nil || !now.Before(p.dueOf(c.server.Leaf)) || !slices.ContainsFunc(c.authorities, c.signedBy) ||
 		slices.ContainsFunc(p.Names, func(name string) bool { return !slices.Contains(c.server.Leaf.DNSNames, name) })

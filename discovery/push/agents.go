@@ -14,7 +14,7 @@ import (
 type Agent struct {
 	// Replica is the replica of the control plane that the client is connected to.
 	Replica string `json:"replica"`
-	// Namespace, Name and ID are from the node id; Name is the pod, or the host of a VM. All are empty before the
+	// Namespace, Name and ID are from the node id; Name is the name of the pod or the VM. All are empty before the
 	// first request.
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -28,24 +28,25 @@ type Agent struct {
 	// Mode is what a change sends: "hosts" or "whole". Variant is the ADS variant.
 	Mode    string `json:"mode"`
 	Variant string `json:"variant"`
-	// View describes what the client has in common with the clients that see the same hosts.
+	// View describes what selects the client's hosts, for example "namespace shop, IPv4, automatic VIPs".
 	View string `json:"view"`
-	// The times are in seconds ago; nil means never.
+	// The times are given in seconds before now; nil means never.
 	ConnectedSeconds float64  `json:"connectedSeconds"`
 	LastPushSeconds  *float64 `json:"lastPushSeconds"`
 	LastAckSeconds   *float64 `json:"lastAckSeconds"`
-	// Digest is the checksum of the table that the client has acknowledged last on this stream; "" for none.
+	// Digest is the checksum of the table in the last push that the client has accepted on this stream; "" for none.
 	// ServedDigest is the checksum of the client's current table, which has Hosts hosts.
 	Digest       string `json:"digest"`
 	ServedDigest string `json:"servedDigest"`
 	Hosts        int    `json:"hosts"`
-	// Current is true if both checksums are equal. Behind is true if the client has been without its
-	// current table for longer than pushes take.
+	// Current is true if Digest equals ServedDigest. Behind is true if the client has rejected its last push, or has
+	// been without its current table for at least behindAfter.
 	Current bool       `json:"current"`
 	Behind  bool       `json:"behind"`
 	State   AgentState `json:"state"`
-	// Nack is the last push that the client has rejected on this stream. If there is none, and the client's last answer
-	// on its previous stream was a NACK, it is the push that this NACK rejected; otherwise nil.
+	// Nack is the last push that the client has rejected on this stream. Before the client rejects one on this stream,
+	// Nack may be from its previous stream: the push that the client rejected there, if this was its last answer.
+	// Otherwise Nack is nil.
 	Nack *Nack `json:"nack"`
 }
 
@@ -64,14 +65,14 @@ const (
 	StateWaiting      AgentState = "waiting"      // it has requested no table, or there is none for it yet
 	StateCurrent      AgentState = "current"      // it has the current table
 	StateUpdating     AgentState = "updating"     // the last push, or a change that was not sent yet, is younger than behindAfter
-	StateUnanswered   AgentState = "unanswered"   // it has not answered the last push for behindAfter
-	StateUnsent       AgentState = "unsent"       // the current table was not sent to it for behindAfter
+	StateUnanswered   AgentState = "unanswered"   // the last push is behindAfter old, or older, and not answered
+	StateUnsent       AgentState = "unsent"       // it lacks a change that should have been sent behindAfter ago
 	StateRejected     AgentState = "rejected"     // it has rejected the last push that it has answered
 	StateUnsubscribed AgentState = "unsubscribed" // it wants no table
 )
 
-// behindAfter is how long a client may be without the current table before it is called behind.
-// With 10,000 clients, a push to all takes less than a second.
+// behindAfter is how long a client may be without the current table before it is called behind. A
+// push to 10,000 clients takes less than a second.
 const behindAfter = 10 * time.Second
 
 // The modes of clients, as `nametap status` calls them.
@@ -92,7 +93,7 @@ func seconds(d time.Duration) float64 {
 	return math.Round(d.Seconds()*1000) / 1000
 }
 
-// ago returns how long ago a time was; nil if it was never.
+// ago returns how many seconds before now a time was; nil if at is 0, which means never.
 func ago(now, at time.Duration) *float64 {
 	if at == 0 {
 		return nil
@@ -101,7 +102,7 @@ func ago(now, at time.Duration) *float64 {
 	return &past
 }
 
-// describe describes the clients that see hosts as a viewer does.
+// describe describes a viewer, for [Agent.View].
 func describe(k *hosts.Viewer) string {
 	parts := []string{"namespace " + k.Namespace}
 	if k.Families.V4 {

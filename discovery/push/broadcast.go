@@ -11,14 +11,13 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// A broadcaster pushes to the sessions for which something has changed. It works in rounds, and
-// after each round pauses for as long as the round took: half of the processors' time is left to
-// answers, new clients and further changes. The next round sends all changes that came meanwhile, in
-// one push for each client.
+// A broadcaster pushes to the sessions for which something has changed. It works in rounds, and after each round pauses
+// for as long as the round took. Half of the processors' time is left to clients' answers, new clients and further
+// changes. The next round sends all changes that came meanwhile, in one push for each client.
 type broadcaster struct {
 	mu    sync.Mutex
 	queue []*session
-	more  chan struct{} // has an element when the queue has one
+	more  chan struct{} // has an element if the queue is not empty
 }
 
 func newBroadcaster() *broadcaster { return &broadcaster{more: make(chan struct{}, 1)} }
@@ -70,7 +69,7 @@ func (b *broadcaster) round() {
 	for range min(runtime.GOMAXPROCS(0), len(queue)) {
 		workers.Go(func() {
 			for i := next.Add(1) - 1; i < int64(len(queue)); i = next.Add(1) - 1 {
-				queue[i].queued.Store(false) // from here on, a change is in the next round
+				queue[i].queued.Store(false) // from here on, a change puts the session into the next round
 				_ = queue[i].push()          // the handler of the stream notices an error, too
 			}
 		})

@@ -1,7 +1,7 @@
 package push
 
-// maxEncoded bounds the bytes of the encoded shards that are kept, and of the encoded resources that are kept; a single
-// one may be larger. Clients say which shards they have, so there may be any number of different resources.
+// maxEncoded bounds the kept bytes of encoded shards, and likewise of encoded resources. (A single shard or resource
+// may be larger.) Each client says which shards it has, so there may be any number of different resources.
 const maxEncoded = 32 << 20
 
 // A cache holds encoded values, by keys that say from what they were made.
@@ -15,10 +15,11 @@ func newCache[K comparable, V any](limit int, sizeOf func(V) int) cache[K, V] {
 	return cache[K, V]{encoded: map[K]V{}, limit: limit, sizeOf: func(v V) int { return sizeOf(v) + overhead }}
 }
 
-// overhead is about how many bytes a cache needs for an element besides the element's own bytes: many elements are small.
+// overhead is about how many bytes a cache needs for an element, in addition to the element's own bytes. It counts
+// because many elements are small.
 const overhead = 400
 
-// add adds an encoded value. If there are too many bytes, it drops other values, in no order.
+// add adds an encoded value. If the cache would have too many bytes, add drops other values, in no particular order.
 func (c *cache[K, V]) add(key K, v V) {
 	c.size += c.sizeOf(v)
 	for other := range c.encoded {

@@ -17,8 +17,8 @@ const (
 	fieldRevision = 4
 )
 
-// A position says what a client that merges hosts has: the table of the generation at, except the shards in missing. It
-// is guarded by tables.mu.
+// A position says which table a client that merges hosts has: its table in the generation at, without the shards in
+// missing. Generations number the changes of the hosts. A position is guarded by tables.mu.
 type position struct {
 	at      generation
 	missing digest.Set
@@ -28,8 +28,9 @@ type position struct {
 	sum      digest.Sum
 }
 
-// maxRecent bounds the changed hosts that are kept, and maxRecentWeight about how many bytes they have: a host may have
-// thousands of addresses, of which one changes. A client that is further behind is sent the shards that have changed.
+// maxRecent bounds the number of changed hosts that are kept, and maxRecentWeight their size, in bytes: a host may have
+// thousands of addresses of which only one changes. A client that lacks older changes is sent the shards that have
+// changed.
 const (
 	maxRecent       = 1 << 11
 	maxRecentWeight = 16 << 20
@@ -38,10 +39,11 @@ const (
 // recent has the last changes of all hosts.
 type recent struct {
 	now   generation
-	steps [][]hosts.HostChange // the last one leads to now
+	steps [][]hosts.HostChange // the changes of each generation; the last one leads to now
 	// size is the number of changed hosts in steps, and weight about how many bytes they have.
 	size, weight int
-	// spans has the changes from a generation to now, and deltas what a base sees of a span, if they were needed before.
+	// spans has all changes from a generation to now; deltas has what a base sees of a span. Both have only what was
+	// needed before.
 	spans  cache[generation, *hosts.Span]
 	deltas cache[deltaID, *delta]
 }
@@ -52,14 +54,14 @@ type deltaID struct {
 	of   *identity
 }
 
-// maxSpans bounds the bytes of the spans that are kept, and of the deltas: each client that is behind may be at another
+// maxSpans bounds the kept bytes of spans, and likewise of deltas: each client that is behind may be at a different
 // generation. changeSize is about how many bytes a span has for each change, and for each namespace.
 const (
 	maxSpans   = 8 << 20
 	changeSize = 150
 )
 
-// newRecent returns a recent at a generation, without the changes that lead to it.
+// newRecent returns a recent that starts at the generation now and has no changes.
 func newRecent(now generation) recent {
 	return recent{
 		now: now, spans: newCache[generation](maxSpans, func(s *hosts.Span) int { return changeSize * (len(s.Changes) + s.AllNamespaces()) }),
@@ -67,7 +69,7 @@ func newRecent(now generation) recent {
 	}
 }
 
-// add begins a generation. changes lead to it from the previous one.
+// add begins the next generation. The parameter changes has all changes between the current generation and the next.
 func (r *recent) add(changes []hosts.HostChange) {
 	r.now++
 	r.spans.clear()
@@ -80,8 +82,8 @@ func (r *recent) add(changes []hosts.HostChange) {
 	}
 }
 
-// weight returns about how many bytes changed hosts have. It leaves out their previous content,
-// which an earlier change counts.
+// weight returns about how many bytes changed hosts have. It counts the new content only: the old
+// content was counted with an earlier change.
 func weight(changes []hosts.HostChange) (n int) {
 	for _, c := range changes {
 		n += c.New.Weight()
@@ -89,7 +91,8 @@ func weight(changes []hosts.HostChange) (n int) {
 	return n
 }
 
-// forget begins a generation and drops all changes, because they do not lead to it.
+// forget begins the next generation and drops all changes. It is called for an update that is more than a list of
+// changed hosts.
 func (r *recent) forget() { *r = newRecent(r.now + 1) }
 
 // since returns the span from a generation to now; nil if not all of its changes are kept any more.
@@ -160,7 +163,8 @@ func (d *delta) encode() {
 	d.added = mem.SliceBuffer(concatenate(entries))
 }
 
-// without returns the entries that are in no shard of complete, and whose host is not in others.
+// without returns the entries of d, except the entries in the shards of complete and the entries of the hosts in
+// others.
 func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []seen {
 	var left []seen
 	keys := make(map[string]bool, len(others))
@@ -175,8 +179,8 @@ func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []seen 
 	return left
 }
 
-// seenBy returns what a view sees of the changes since a generation, except for the shards in complete. own has the
-// changes that the view may see in another way than its base.
+// seenBy returns what a view sees of the changes since a generation, except for the shards in complete. The parameter
+// own has the changes that the view may see in another way than its base.
 func (r *recent) seenBy(v *view, g generation, own []hosts.HostChange, complete *digest.Set) *delta {
 	d := r.seenByBase(v.base, g)
 	if len(own) == 0 && *complete == (digest.Set{}) {

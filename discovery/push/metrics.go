@@ -22,7 +22,7 @@ type metrics struct {
 	differ   prometheus.CounterFunc
 }
 
-// newMetrics returns the metrics; differences returns the value of Service.differences.
+// newMetrics returns the metrics. The function differences returns the current value of Service.differences.
 func newMetrics(differences func() uint64) *metrics {
 	counters := func(name, help, label string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{

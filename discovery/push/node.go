@@ -45,23 +45,24 @@ func isUsed(key string) bool {
 // mergeHosts is the value of NAMETAP_MERGE of a client that merges hosts.
 const mergeHosts = "hosts"
 
-// A subscriber has what is known of a client. The view does not have its Sidecar and its Place yet,
-// because they depend on the objects.
+// A subscriber has what the first request says of its client. The Sidecar and the Place of the view
+// are not set yet, because they depend on the objects.
 type subscriber struct {
 	node             string // the id
 	software         string // its name and version; may be empty
 	view             hosts.View
 	labels           hosts.Labels
 	cluster, network string // where the client says that it is; may be empty
-	// mergesHosts is true if the client is sent changes. digests are the digests of its hosts, nil
-	// if it has none; revision is the revision of its last change.
+	// mergesHosts is true if the client is sent changes. digests are the checksums of the hosts
+	// that it has, nil if it has none. revision is the revision of the last change that it
+	// received.
 	mergesHosts bool
 	digests     *digest.Digests
 	revision    []byte
 }
 
-// Bounds of what is kept of a client as long as its stream lives, in bytes. Names have Kubernetes'
-// bounds.
+// Bounds, in bytes, of texts that are kept as long as the client's stream. The bounds of names and
+// labels are Kubernetes' bounds.
 const (
 	maxRevision = 1 << 10 // revisions are shorter
 	maxName     = 253
@@ -86,7 +87,7 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	meta := metadata{fields: node.GetMetadata().GetFields()}
 	merge := meta.str(metaMerge)
 	v := hosts.View{Namespace: meta.str(metaNamespace)}
-	// Connections to an automatic VIP work only through a proxy. A client that has a proxy says so.
+	// Connections to an automatic VIP work only through a proxy. A client that has a proxy asks for VIPs.
 	captures, asks := meta.flag(metaDNSCapture, true), meta.flag(metaAutoAllocate, false)
 	v.VIPs = captures && asks
 	if v.Namespace == "" {

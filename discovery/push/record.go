@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A record has the times of a session, counted from the start of the service; 0 means never. It is guarded by
-// session.mu.
+// A record has the times of the last push, the last ACK and the last NACK of a session. Times are counted from the
+// start of the service; 0 means never. A record is guarded by session.mu.
 type record struct {
 	pushed, acked time.Duration
 	nack          nack // the last one
@@ -24,7 +24,7 @@ func (r *record) answered(now time.Duration, rejected bool, reason string) {
 	r.acked = now
 }
 
-// A nack is a push that was rejected, and when.
+// A nack says when a push was rejected, and why.
 type nack struct {
 	at     time.Duration
 	reason string
@@ -33,8 +33,8 @@ type nack struct {
 // maxNacks bounds the clients without a stream whose NACK is kept.
 const maxNacks = 1 << 10
 
-// nacks are the NACKs of clients without a stream, if a NACK was the client's last answer. An agent whose table does not
-// have the checksum of a push rejects the push and connects again, so its NACK is kept until then.
+// nacks keeps the NACKs of clients whose stream has ended, if the last answer on the stream was a NACK. An agent that
+// gets a wrong checksum rejects the push and connects again. Its new stream takes the NACK from here.
 type nacks struct {
 	mu   sync.Mutex
 	last map[string]nack // by node id

@@ -19,39 +19,41 @@ const (
 )
 
 const (
-	// MaxMessage bounds a request, in bytes. Istio's agent forwards the requests of its Envoy, which names the
-	// resources that it has.
+	// MaxMessage bounds a request, in bytes. Istio's agent forwards the requests of its Envoy, and they may name all
+	// resources that the Envoy has.
 	MaxMessage = 4 << 20
-	// maxUnnamed bounds the bytes of a request that name no resource.
+	// maxUnnamed bounds the size of a request, in bytes, not counting the names of resources.
 	maxUnnamed = 64 << 10
-	// maxToken bounds texts that are only compared with texts of this server, which are shorter.
+	// maxToken bounds texts that are only compared with texts of this server. Those are shorter, so a longer text
+	// equals none of them.
 	maxToken = 256
-	// frameHead is the length of what gRPC puts before a message.
+	// frameHead is the length of the header that gRPC puts before each message.
 	frameHead = 5
 )
 
-// A Request is a DiscoveryRequest or a DeltaDiscoveryRequest, as far as it is used. [Codec] decodes it and copies
-// nothing else: a client may send 4 MiB of names, or metadata that is 30 times as large in memory.
+// A Request has the fields of a DiscoveryRequest or DeltaDiscoveryRequest that are used. [Codec] decodes these and
+// copies nothing else, because a client may send 4 MiB of names, or metadata that would take 30 times its size in
+// memory.
 type Request struct {
 	delta bool // it is a DeltaDiscoveryRequest
 	bytes int  // number of bytes that the request has taken of the stream
 
-	node         *corev3.Node // the id and the metadata that is used; nil in most requests but the first of a stream
+	node         *corev3.Node // the fields that are used; nil in most requests after the first of a stream
 	typeURL      string
 	nonce        string // of the push that it answers; empty for none
 	rejected     bool   // it rejects that push
 	reason       string // why it rejects the push
 	names        bool   // it names resources: the requested ones, in the incremental variant the added ones
-	removesAll   bool   // it removes the wildcard
-	removesTable bool   // it removes the resource without a name
-	version      string // version that the client has of the resource without a name, at the start of an incremental stream
+	removesAll   bool   // it unsubscribes from all resources
+	removesTable bool   // it unsubscribes from the table, which is the resource without a name
+	version      string // version of the table that the client has, at the start of an incremental stream
 	err          error  // why the request is refused; nil if it is not
 }
 
-// Bytes returns how many bytes the request has taken of the stream.
+// Bytes returns the size of the request in the stream, in bytes, with the header of gRPC.
 func (r *Request) Bytes() int { return r.bytes }
 
-// A part says what a field of a request has.
+// A part says what a field of a request contains.
 type part int
 
 const (
@@ -86,7 +88,7 @@ func (r *Request) decode(data mem.BufferSlice) {
 	}
 }
 
-// part returns what a field has.
+// part returns what the field with number n contains. The variants of ADS number their fields differently.
 func (r *Request) part(n protowire.Number) part {
 	parts := []part{2: partNode, 3: partNames, 4: partType, 5: partNonce, 6: partRejection}
 	if r.delta {
@@ -130,7 +132,8 @@ func (r *Request) use(w wire, of part, size int) (err error) {
 	return err
 }
 
-// useVersion keeps the version of the resource without a name. There may be many other resources, with long names.
+// useVersion reads the version of a resource, and keeps it if the resource has no name. There may be many other
+// resources, with long names.
 func (r *Request) useVersion(w wire, size int) error {
 	unnamed, version := true, ""
 	err := w.each(size, func(n protowire.Number, size int) error {
@@ -148,7 +151,7 @@ func (r *Request) useVersion(w wire, size int) error {
 	return err
 }
 
-// Field numbers of parts of requests: google.rpc.Status, envoy's Node, and Struct and maps of protobuf.
+// Field numbers of the messages in a request: google.rpc.Status, Envoy's Node, and protobuf's Struct and map entries.
 const (
 	fieldStatusMessage = 2
 	fieldNodeID        = 1
@@ -165,8 +168,8 @@ type wire struct{ *mem.Reader }
 
 var errMalformed = errors.New("malformed message of protobuf")
 
-// each calls use for the length-delimited fields in the next n bytes. It skips the bytes of a field that use does not
-// read.
+// each calls the function use for each length-delimited field in the next n bytes. It skips the bytes of the field that
+// use has not read.
 func (w wire) each(n int, use func(field protowire.Number, size int) error) error {
 	for end := w.Remaining() - n; w.Remaining() > end; {
 		tag, err := binary.ReadUvarint(w)
@@ -210,7 +213,7 @@ func (w wire) bytes(size int) []byte {
 	return data[:n]
 }
 
-// text reads the first bytes of a text of size bytes, at most bound.
+// text reads a text of size bytes, cut to bound bytes.
 func (w wire) text(size, bound int) string { return string(w.bytes(min(size, bound))) }
 
 // node reads a node.
@@ -240,7 +243,8 @@ func (w wire) node(size int) (*corev3.Node, error) {
 	return node, err
 }
 
-// metadata reads a value of metadata, if it is used. Encoders write the key first.
+// metadata reads a key of the metadata and its value into the map to, if the key is used. Encoders write the key before
+// the value.
 func (w wire) metadata(size int, to map[string]*structpb.Value) error {
 	key := ""
 	return w.each(size, func(n protowire.Number, size int) error {

@@ -10,7 +10,7 @@ import (
 // TypeURL is the type of the resource that is sent.
 const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
-// A response is a response of either variant before it is encoded.
+// A response has the content of a response of either variant, not encoded yet.
 type response struct {
 	nonce, version string
 	resource       *resource // nil for none
@@ -34,8 +34,8 @@ func (p *response) encode(delta bool) encodedResponse {
 // An encodedResponse is a DiscoveryResponse or a DeltaDiscoveryResponse.
 type encodedResponse mem.BufferSlice
 
-// Field numbers of the messages that are encoded here. The fields that both responses share have the same
-// numbers in both.
+// Field numbers of the messages that are encoded here. A field that is in the responses of both variants has the same
+// number in both.
 const (
 	fieldVersion = 1
 	fieldTypeURL = 4
@@ -50,10 +50,10 @@ const (
 	fieldInner = 2
 )
 
-// A resource is an encoded table, or a change of one. Responses share the parts.
+// A resource is an encoded table, or an encoded change of a table. Many responses share its parts.
 type resource struct {
-	// version is a checksum of the entries, so it is the same on every server with the same objects, and a
-	// client that reconnects with this version is not sent the table again.
+	// version is a checksum of the entries of a table; empty for a change. It is the same on every server with the same
+	// objects, so a client that connects again with this version is not sent the table again.
 	version string
 	parts   []mem.Buffer // of the NameTable
 	size    int          // of all parts, in bytes
@@ -82,12 +82,12 @@ func (r *resource) appendHead(to []byte, delta bool) []byte {
 	return appendTagSize(appendString(to, fieldAnyTypeURL, TypeURL), fieldInner, r.size)
 }
 
-// appendTagSize appends the start of a field of n bytes.
+// appendTagSize appends the tag and the size of a field of n bytes.
 func appendTagSize(to []byte, field protowire.Number, n int) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(to, field, protowire.BytesType), uint64(n)) //nolint:gosec // not negative
 }
 
-// appendString appends a field, unless it is empty.
+// appendString appends a field, unless its value is empty.
 func appendString(to []byte, field protowire.Number, value string) []byte {
 	if value == "" {
 		return to
@@ -95,7 +95,7 @@ func appendString(to []byte, field protowire.Number, value string) []byte {
 	return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), value)
 }
 
-// shown returns the entries of hosts that a viewer sees, in their order.
+// shown returns the entries that a viewer sees of some hosts, in the order of the hosts.
 func shown(v *hosts.Viewer, all []*hosts.Host) []*hosts.Entry {
 	entries := make([]*hosts.Entry, 0, len(all))
 	for _, h := range all {
@@ -106,7 +106,7 @@ func shown(v *hosts.Viewer, all []*hosts.Host) []*hosts.Entry {
 	return entries
 }
 
-// concatenate returns the table of some entries.
+// concatenate returns the encoded table of some entries.
 func concatenate(entries []*hosts.Entry) []byte {
 	size := 0
 	for _, e := range entries {

@@ -22,15 +22,15 @@ import (
 )
 
 const (
-	// firstReadWait is how long a stream waits for the first reading of all sources. An agent
-	// that was refused meanwhile would back off, after an outage for up to 30 s.
+	// firstReadWait is how long a stream waits for the first reading of all sources. An agent that
+	// is refused waits before it connects again, after an outage for up to 30 s.
 	firstReadWait = 10 * time.Second
-	// catchUpWait is how long a client waits if this replica may be behind the table that the client
-	// has. catchUpPoll is the time between two checks whether the replica is behind.
+	// catchUpWait is how long a client waits if the objects of this replica may be older than the client's table.
+	// catchUpPoll is the time between two checks whether the replica is behind.
 	catchUpWait = 30 * time.Second
 	catchUpPoll = 100 * time.Millisecond
-	// maxRejections is the number of rejected pushes that are logged without a pause. After that, one line a second is
-	// logged, because all agents reject a bad push.
+	// maxRejections is the number of rejected pushes that are logged without a pause. After that, at most one line a
+	// second is logged, because all agents reject a bad push.
 	maxRejections = 100
 )
 
@@ -40,14 +40,14 @@ type Config struct {
 	Hosts *hosts.Hosts
 	// FirstRead is closed when all sources have been read for the first time.
 	FirstRead <-chan struct{}
-	// AckTimeout is how long a client may take to request its table, and to acknowledge a push, before its stream
-	// ends. Istio's agent requests the table on the stream on which its Envoy requests other types.
+	// AckTimeout is how long a client may take to request its table, and to acknowledge a push, before its stream ends.
+	// Requests for other types do not count: Istio's agent sends the requests of its Envoy on the same stream.
 	AckTimeout time.Duration
-	// Check returns an error if the client of the stream with ctx may not claim to be node. namespace is the namespace
-	// that the node claims. The error ends the stream. If Check is nil, nothing is checked.
+	// Check returns an error if a client may not claim to be node, in the namespace that node names. ctx is the context
+	// of the client's stream. The error ends the stream. If Check is nil, nothing is checked.
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
-	// Room returns an error if there is no memory for another table. It is called for each large resource that is
-	// encoded and not shared with all namespaces: a client that does not read holds its table, and with Sidecars, each
+	// Room returns an error if there is no memory for another table. It is called after a large resource was encoded
+	// that only some namespaces share. A client that does not read keeps its table in memory, and with Sidecars, each
 	// client may have a table of its own. The error ends the stream of the client. If Room is nil, there is always
 	// room.
 	Room func() error
@@ -55,9 +55,9 @@ type Config struct {
 	Replica string
 	// Comparable is true if replicas with the same revision have the same objects.
 	Comparable bool
-	// Behind reports whether the objects that are served may be older than revision, which a client had at the time
-	// since, from this or another replica. It reports true until the objects are known to be the newest. If Behind is
-	// nil, the objects are never behind.
+	// Behind reports whether the objects that are served may be older than the objects of a client's table. The client
+	// had the table's revision at the time since, from this or another replica. Behind reports true until it is known
+	// that the objects are not older. If Behind is nil, the objects are never behind.
 	Behind func(revision []byte, since time.Time) bool
 	// Logger is for logs.
 	Logger *slog.Logger
@@ -76,7 +76,7 @@ type Service struct {
 	stopped    context.Context //nolint:containedctx // it ends when Stop is called
 	stop       context.CancelFunc
 	handlers   sync.WaitGroup // of streams
-	rejections rate.Sometimes // logs pushes that are rejected
+	rejections rate.Sometimes // limits the log lines about clients that reject a push or have another table
 	// differences counts the clients that had another table from a replica with the same objects.
 	differences atomic.Uint64
 }
@@ -108,10 +108,10 @@ func (s *Service) SetMissing(clusters map[string]string) {
 }
 
 // Update applies changes of the objects, and sends each client what has changed for it. Before it sends anything, it
-// calls note with the result. note can save VIPs and report errors in the objects before a client gets a table with
-// them. No client waits for note, and note does not wait for clients.
+// calls the function note with the result. So note can save VIPs, and report errors in the objects, before a client
+// gets a table with them. No client waits for note, and note does not wait for clients.
 //
-// revision identifies the state of the sources from which the objects are; nil means that it is not known.
+// revision identifies the state of the sources with these changes; nil means that it is not known.
 func (s *Service) Update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) hosts.Update {
 	u, woken := s.tables.update(changes, revision, note)
 	s.rounds.add(woken)
@@ -154,8 +154,8 @@ var (
 		"keep your table, and connect to another one, or later")
 )
 
-// serve serves a stream of either variant until it ends: until the client ends it, requests its table or
-// acknowledges a push too late, or is refused, or the service stops.
+// serve serves a stream of either variant until it ends. The client can end the stream. serve ends it if the client is
+// refused, if the client requests its table or acknowledges a push too late, or if the service stops.
 func (s *Service) serve(ctx context.Context, variant string, receive, send func(any) error) error {
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -220,9 +220,9 @@ func (s *Service) awaitFirstRead(ended <-chan struct{}) {
 	}
 }
 
-// awaitRevision waits while the objects that are served may be older than revision, which the client has: at most for
-// catchUpWait, or until ended is closed. If they may still be older after catchUpWait, it returns the error that
-// refuses the client, which keeps its newer table.
+// awaitRevision waits while the objects that are served may be older than revision, the revision of the client's table.
+// It waits at most for catchUpWait, or until ended is closed. If the objects may still be older after catchUpWait, it
+// returns an error. The error refuses the client, so the client keeps its table.
 func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) error {
 	began := time.Now()
 	if len(revision) == 0 || s.cfg.Behind == nil || !s.cfg.Behind(revision, began) {
@@ -245,7 +245,7 @@ func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) error {
 	return nil
 }
 
-// rejected counts and logs a NACK. The client keeps its previous table, which nothing else in the logs shows.
+// rejected counts and logs a NACK. Nothing else in the logs shows that the client keeps its previous table.
 func (s *Service) rejected(variant, node, reason string) {
 	s.metrics.rejected.WithLabelValues(variant).Inc()
 	s.rejections.Do(func() {
@@ -253,7 +253,7 @@ func (s *Service) rejected(variant, node, reason string) {
 	})
 }
 
-// replicasDiffer logs and counts that a client comes from a replica with the same objects and another table.
+// replicasDiffer logs and counts a client that comes from a replica with the same objects but has another table.
 func (s *Service) replicasDiffer(node string) {
 	s.differences.Add(1)
 	s.rejections.Do(func() {
@@ -264,9 +264,9 @@ func (s *Service) replicasDiffer(node string) {
 
 func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(variant).Inc() }
 
-// Agents returns the state of the clients that have a stream, of one namespace or, if namespace is "",
-// of all namespaces. The clients are sorted by namespace, name and time of connection. Each state is read when the
-// caller takes it: a push may wait while the state of one client is read, but never for the caller.
+// Agents returns the state of the clients that have a stream, of one namespace or, if namespace is "", of all
+// namespaces. The clients are sorted by namespace, name and time of connection. Each state is read when the iteration
+// reaches it. A push may wait while the state of one client is read, but never for the caller.
 func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 	return func(yield func(Agent) bool) {
 		for _, one := range s.streams.sorted(namespace) {
@@ -294,7 +294,7 @@ func (s *Service) Unread() { s.metrics.ended.WithLabelValues(endedUnread).Inc() 
 // NoMemory counts a client that was refused because nearly all memory is in use.
 func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc() }
 
-// Encode returns the table of clients with a view.
+// Encode returns the encoded table of the clients with the view of.
 func Encode(all *hosts.Hosts, of hosts.View) []byte {
 	var changes []hosts.HostChange
 	for h := range all.All() {

@@ -17,8 +17,8 @@ import (
 type session struct {
 	service *Service
 	variant string
-	// send queues a response. It does not wait for the client: gRPC's queue has room, because the client has
-	// received all of the last push, or it would not know the nonce.
+	// send queues a response. It does not wait for the client. gRPC's queue has room, because the client has received
+	// all of the last push: otherwise the client would not know the nonce.
 	send   func(encoded any) error
 	check  func(node *corev3.Node, namespace string) error // see [Config.Check]; nil checks nothing
 	late   *time.Timer                                     // ends the stream of a client that does not answer in time
@@ -27,10 +27,10 @@ type session struct {
 	queued atomic.Bool                                     // it is in the queue of the broadcaster
 	about  atomic.Pointer[about]                           // nil before the first request
 
-	// Where and when the client has connected; peer may be nil.
+	// Where the client connects from, and since when. peer may be nil.
 	peer      net.Addr
 	tls       bool
-	connected time.Duration // as in record
+	connected time.Duration // a time as in record
 
 	mu      sync.Mutex // guards the fields up to record
 	client  subscriber
@@ -41,13 +41,13 @@ type session struct {
 	has     string // the version of the table that the client has, unless it merges hosts
 	nonce   string // of the last push
 	sent    string // the version of the last push
-	pending bool   // the last push is not answered
+	pending bool   // the last push is not answered yet
 	owed    bool   // the next push is sent even if nothing is new
 	record  record
 
 	// The fields below are guarded by tables.mu.
 
-	view     *view // nil before joined
+	view     *view // nil until joined is set
 	position position
 	accepted string // the version of the last push that the client has accepted
 	// woken is the time, as in record, of the first change that was not sent to the client; 0 if there is none.
@@ -80,7 +80,7 @@ func (s *session) handleLocked(r *Request) error {
 	}
 	answers := r.nonce != "" && r.nonce == s.nonce
 	if r.nonce != "" && !answers && !s.delta() && s.joined {
-		return nil // it answers an earlier push, and the client also answers the last one
+		return nil // it answers an earlier push; the answer to the last push follows
 	}
 	first := !s.joined
 	if first {
@@ -122,7 +122,7 @@ func (s *session) subscribe(r *Request, first bool) {
 	case s.delta():
 		s.wanted = s.wanted && !r.removesAll
 	default:
-		s.wanted = !s.named // a client that has requested names before requests none now
+		s.wanted = !s.named // a client that has requested names ends its subscription by requesting none
 	}
 	if r.removesTable {
 		s.has = ""
@@ -197,7 +197,7 @@ func (s *session) end() {
 	}
 }
 
-// viewer returns the viewer of the client in a scene.
+// viewer returns the viewer of the client, with the Sidecar and the place that scene has for the client.
 func (s *session) viewer(scene *hosts.Scene) hosts.Viewer {
 	v := s.client.view
 	v.Sidecar = scene.Sidecar(v.Namespace, s.client.labels)
@@ -212,8 +212,8 @@ func (s *session) wake(now time.Duration) {
 	}
 }
 
-// state returns the state of the client. said is what the client has said of itself. open is false if the stream has
-// ended.
+// state returns the state of the client. The parameter said has what the client has said of itself. The result open is
+// false if the stream has ended.
 func (s *session) state(said *about) (a Agent, open bool) {
 	select {
 	case <-s.ended:
@@ -233,11 +233,12 @@ func (s *session) state(said *about) (a Agent, open bool) {
 	t.mu.Lock()
 	joined := s.view != nil
 	t.mu.Unlock()
-	// Before the client has joined, the mutex of the session may be held for long.
+	// Until the client has joined, s.mu may be held for long, so it is not locked here.
 	return a, !joined || s.stateOfTable(&a)
 }
 
-// stateOfTable sets what is known of the table of a client that has requested it. open is false if the stream has ended.
+// stateOfTable sets the fields of a that describe the client's table. The client must have requested the table. The
+// result open is false if the stream has ended.
 func (s *session) stateOfTable(a *Agent) (open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,9 +262,9 @@ func (s *session) stateOfTable(a *Agent) (open bool) {
 	return true
 }
 
-// judgeLocked returns the state of a client that has requested its table. current is true if the
-// client has the current table. woken is the time of the first change that was not sent to the client; 0 if there is
-// none.
+// judgeLocked returns the state of a client that has requested its table. The parameter current is true if the client
+// has the current table. The parameter woken is the time of the first change that was not sent to the client; 0 if
+// there is none.
 func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState {
 	r := &s.record
 	switch {

@@ -32,7 +32,7 @@ type listed struct {
 	about *about
 }
 
-// sorted returns the streams of a namespace, or all.
+// sorted returns the open streams of a namespace, sorted for [Service.Agents]. If namespace is "", it returns all.
 func (s *streams) sorted(namespace string) []listed {
 	s.mu.Lock()
 	all := make([]listed, 0, len(s.open))

@@ -23,11 +23,12 @@ type tables struct {
 	building sync.Mutex
 	hosts    *hosts.Hosts
 
-	// making is held while bases are made or follow changes: otherwise a base could be missing after a change.
+	// making is held while bases are made, and while bases follow a change. Otherwise a base that is made during a
+	// change could lack the change.
 	making sync.Mutex
 
-	// mu guards the fields below, and is never held while something is read, written or made of many hosts. set may
-	// also be read while only making is held.
+	// mu guards the fields below. It is never held while something is read or written, or is made from many hosts. With
+	// making locked, set may be read without mu.
 	mu        sync.Mutex
 	waiting   string            // why no table is served yet; empty if tables are served
 	missing   map[string]string // why the objects of a cluster are missing, by name
@@ -91,8 +92,8 @@ func (t *tables) update(changes []hosts.Change, revision []byte, note func(hosts
 	return u, t.moveLocked(&c, woken)
 }
 
-// makeLocked makes the parts of a change for which it looks at many hosts: the new entries of bases and views, and new
-// bases. Meanwhile it unlocks mu.
+// makeLocked makes those parts of a change that need a look at many hosts: the new entries of bases and views, and new
+// bases. It unlocks mu while it makes them.
 func (t *tables) makeLocked(c *change) {
 	var some []func()
 	for _, b := range t.bases {
@@ -105,7 +106,7 @@ func (t *tables) makeLocked(c *change) {
 		})
 	}
 	for {
-		for _, v := range t.movingLocked(c) {
+		for _, v := range t.missingBasesLocked(c) {
 			some = append(some, func() { c.made[v.Base] = newBase(v.AtBase(), c.next) })
 		}
 		if len(some) == 0 {
@@ -120,8 +121,9 @@ func (t *tables) makeLocked(c *change) {
 	}
 }
 
-// movingLocked returns the bases that are missing after a change, each with one of its viewers.
-func (t *tables) movingLocked(c *change) map[hosts.Base]hosts.Viewer {
+// missingBasesLocked returns the bases that sessions need after a change and that do not exist yet, each with one of
+// its viewers.
+func (t *tables) missingBasesLocked(c *change) map[hosts.Base]hosts.Viewer {
 	wanted := map[hosts.Base]hosts.Viewer{}
 	t.affectedLocked(c, func(s *session) {
 		if v := s.viewer(c.scene); t.baseAfterLocked(c, v.Base) == nil {
@@ -131,7 +133,7 @@ func (t *tables) movingLocked(c *change) map[hosts.Base]hosts.Viewer {
 	return wanted
 }
 
-// baseAfterLocked returns a base after a change; nil if there is none yet.
+// baseAfterLocked returns the base with a key after a change; nil if it does not exist yet.
 func (t *tables) baseAfterLocked(c *change, key hosts.Base) *base {
 	if b := c.made[key]; b != nil || c.Views {
 		return b
@@ -139,7 +141,7 @@ func (t *tables) baseAfterLocked(c *change, key hosts.Base) *base {
 	return t.bases[key]
 }
 
-// affectedLocked calls do with the sessions that may have another base after a change.
+// affectedLocked calls the function do with each session that may have another base after a change.
 func (t *tables) affectedLocked(c *change, do func(*session)) {
 	all := c.Views
 	for namespace := range c.Sidecars {
@@ -160,7 +162,8 @@ func (t *tables) affectedLocked(c *change, do func(*session)) {
 	}
 }
 
-// specialLocked calls do with the views of a base that may see changes in another way than the base.
+// specialLocked calls the function do with each view of a base that may see some of the changes in another way than the
+// base, and with these changes.
 func (t *tables) specialLocked(c *change, b *base, do func(*view, []hosts.HostChange)) {
 	if c.Views || len(c.span.Changes) == 0 {
 		return
@@ -185,7 +188,7 @@ func (t *tables) specialLocked(c *change, b *base, do func(*view, []hosts.HostCh
 	}
 }
 
-// followLocked applies a change to the bases that stay, and returns the sessions that see it.
+// followLocked applies a change to the existing bases and their views, and returns the sessions that see it.
 func (t *tables) followLocked(c *change) (woken []*session) {
 	for _, b := range t.bases {
 		shifts, before := c.shifts[b], b.last
@@ -214,9 +217,9 @@ func (t *tables) followLocked(c *change) (woken []*session) {
 	return woken
 }
 
-// wakeLocked appends to woken the sessions of a view that has changed. before is the generation of the view's previous
-// change. A session at before or later has missed nothing until the current generation, so its position moves to the
-// generation right before the current one.
+// wakeLocked appends to woken the sessions of a view that has changed. The parameter before is the generation of the
+// view's previous change. A session that is at this generation or later lacks only the current change, so its position
+// moves to the generation right before the current one.
 func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*session {
 	now := t.elapsed()
 	for s := range v.sessions {
@@ -257,9 +260,9 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	return woken
 }
 
-// join gives a session its view. same is false if the client has another table than this replica
-// serves, although the client comes from a replica with the same revision. It returns an error if
-// there is no table yet.
+// join gives a session its view. The result same is false if the client has another table than this
+// replica serves, although both tables have the same revision. It returns an error if there is no
+// table yet.
 func (t *tables) join(s *session) (same bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -284,8 +287,9 @@ func (t *tables) join(s *session) (same bool, err error) {
 	return same, nil
 }
 
-// makeBaseLocked returns the base of a session, and makes it if it does not exist. Meanwhile it
-// unlocks mu. It locks making, and the caller unlocks it after it has used the base: nothing changes meanwhile.
+// makeBaseLocked returns the base of a session, and makes it if it does not exist. It unlocks mu while it makes the
+// base. It locks making, and the caller must unlock making after it has used the base, so that no change comes in
+// between.
 func (t *tables) makeBaseLocked(s *session) *base {
 	t.mu.Unlock()
 	t.making.Lock()
@@ -318,10 +322,10 @@ func (t *tables) enterLocked(s *session, b *base) {
 }
 
 const (
-	// keepViews is how long a view without sessions is kept. Otherwise a client that connects again and again, as the
-	// only client of its namespace, would make the server look at all hosts each time.
+	// keepViews is how long a view without sessions is kept. Without it, the only client of a namespace, if it connects
+	// again and again, would make the server look at all hosts each time.
 	keepViews = 10 * time.Second
-	// maxUnused bounds the views without sessions that are kept.
+	// maxUnused bounds the number of views that are kept without sessions.
 	maxUnused = 1 << 10
 )
 
@@ -383,9 +387,9 @@ func (t *tables) forget(s *session) {
 	s.position = position{at: t.recent.now, missing: digest.All()}
 }
 
-// next returns what the client of a session does not have; nil if the client has everything. made is
-// true if the resource was encoded for this session, is large, and is not shared with all namespaces.
-// The caller holds session.mu.
+// next returns what the client of a session does not have; nil if the client has everything. The result made is true if
+// the resource was encoded for this session, is large, and is not shared with all namespaces. The caller holds
+// session.mu.
 func (t *tables) next(s *session) (r *resource, version string, made bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -401,12 +405,12 @@ func (t *tables) next(s *session) (r *resource, version string, made bool) {
 	return t.wholeLocked(s.view), version, made
 }
 
-// maxSmall is the number of bytes from which on a resource is large. Most changes are smaller, and sent without a call of
-// Config.Room.
+// maxSmall is the size of the smallest large resource, in bytes. Most changes are smaller, and are sent without a call
+// of Config.Room.
 const maxSmall = 64 << 10
 
-// nextChangeLocked returns the change that leads a client that merges hosts to the current table. Unless s.owed is set,
-// it returns nil if the client has the current table, or has rejected it.
+// nextChangeLocked returns the change from the table of a client that merges hosts to the current table. Unless s.owed
+// is set, it returns nil if the client has the current table, or has rejected it.
 func (t *tables) nextChangeLocked(s *session) *resource {
 	v, p := s.view, s.position
 	sum := v.sum()

@@ -7,14 +7,15 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
-// A generation counts the changes of all hosts.
+// A generation is the number of a state of all hosts. Each update that changes hosts begins the next generation.
 type generation uint64
 
-// An identity tells the tables of bases and views apart; each base and each view has its own. Checksums would not do: the
-// author of hosts can make different tables that have the same checksum.
+// An identity identifies the table of a base or a view. Each base and each view has its own. A checksum cannot identify
+// a table, because the author of hosts can make different tables with the same checksum.
 type identity struct{ _ byte }
 
-// A base has the checksums of what views have in common. It is guarded by tables.mu, except for its viewer.
+// A base has the checksums of the table that several views have in common. It is guarded by tables.mu, except for its
+// viewer.
 type base struct {
 	id      *identity
 	viewer  hosts.Viewer
@@ -26,7 +27,7 @@ type base struct {
 	views   map[string]*view         // by namespace
 }
 
-// newBase returns the base of what a viewer sees of hosts.
+// newBase returns the base of a viewer. The parameter all has all hosts, by shard.
 func newBase(viewer hosts.Viewer, all [digest.Count][]*hosts.Host) *base {
 	b := &base{id: new(identity), viewer: viewer, views: map[string]*view{}}
 	for i, some := range all {
@@ -40,7 +41,7 @@ func newBase(viewer hosts.Viewer, all [digest.Count][]*hosts.Host) *base {
 	return b
 }
 
-// shifts returns the shifts of the base by changes of hosts.
+// shifts returns how changes of hosts change the base.
 func (b *base) shifts(changes []hosts.HostChange) (all []shift) {
 	for _, c := range changes {
 		if old, now := b.viewer.Entry(c.Old), b.viewer.Entry(c.New); differ(old, now) {
@@ -50,7 +51,7 @@ func (b *base) shifts(changes []hosts.HostChange) (all []shift) {
 	return all
 }
 
-// follow applies shifts.
+// follow applies shifts, which begin the generation now.
 func (b *base) follow(shifts []shift, now generation) {
 	for _, s := range shifts {
 		b.sums[s.shard], b.total = b.sums[s.shard].Add(s.sum), b.total.Add(s.sum)
@@ -59,14 +60,14 @@ func (b *base) follow(shifts []shift, now generation) {
 	}
 }
 
-// A shift is the change of the checksum of a shard, and of the number of its entries.
+// A shift says how a shard changes: what is added to its checksum, and to the number of its entries.
 type shift struct {
 	shard   int
 	sum     digest.Sum
 	entries int
 }
 
-// hosts returns the number of hosts in a shift of one host: 0 if the shift is zero, otherwise 1.
+// hosts returns the number of hosts that a shift of a single host changes: 0 if the shift is zero, otherwise 1.
 func (s shift) hosts() int {
 	if s == (shift{}) {
 		return 0
@@ -74,7 +75,8 @@ func (s shift) hosts() int {
 	return 1
 }
 
-// shiftOf returns the shift of a table in which now replaces old, the entry of the host key; nil stands for no entry.
+// shiftOf returns the shift of a table in which the entry of the host key changes from old to now; nil stands for no
+// entry.
 func shiftOf(key string, old, now *hosts.Entry) shift {
 	s := shift{shard: digest.ShardOf(key)}
 	if old != nil {
@@ -98,11 +100,11 @@ type view struct {
 	base    *base
 	viewer  hosts.Viewer
 	differs map[int]difference // by shard
-	own     digest.Sum         // of all differs
-	hosts   int                // of all differs
+	own     digest.Sum         // sum of the checksums in differs
+	hosts   int                // number of hosts in differs
 	entries int                // how many more than the base has
-	last    generation         // the latest in differs
-	// text is the checksum textOf as text. textOf is the checksum that the table had when text was made.
+	last    generation         // latest generation in differs
+	// textOf is a checksum that the table has had, and text is this checksum as text.
 	text     string
 	textOf   digest.Sum
 	sessions map[*session]struct{}
@@ -150,8 +152,8 @@ func (v *view) difference(h *hosts.Host) shift {
 	return s
 }
 
-// A shardID identifies the entries of a shard, as a base or a view has them since they changed
-// last.
+// A shardID identifies the entries that a shard of a base or a view has had since the generation
+// changed.
 type shardID struct {
 	of      *identity
 	shard   int
@@ -176,7 +178,7 @@ func (v *view) shardID(i int) shardID {
 	return id
 }
 
-// tableID returns the identity of the table.
+// tableID returns the identity of the table. A view that is equal to its base has the identity of the base.
 func (v *view) tableID() *identity {
 	if v.hosts > 0 {
 		return v.id
@@ -184,7 +186,7 @@ func (v *view) tableID() *identity {
 	return v.base.id
 }
 
-// isOwn reports whether the table is only for some namespaces: a Sidecar, or an exportTo, decides about it.
+// isOwn reports whether only some namespaces share the table, because of a Sidecar or an exportTo.
 func (v *view) isOwn() bool { return v.hosts > 0 || v.base.viewer.Sidecar != (hosts.Limit{}) }
 
 // shard returns the checksum of a shard.
@@ -201,7 +203,7 @@ func (v *view) version() string {
 	return v.text
 }
 
-// changedAt returns the last generation that has changed the table.
+// changedAt returns the last generation in which the table has changed.
 func (v *view) changedAt() generation { return max(v.base.last, v.last) }
 
 // changedSince returns the shards that have changed after a generation.

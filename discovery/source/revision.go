@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// A Revision is a state of an API server: the version of each resource that [Objects] reads, 0 if the version is not known.
-// The order of the resources is the same in all replicas of one release. The versions of the resources of an
-// API server are comparable (KEP-5504).
+// A Revision is a state of an API server: the version of each resource that [Objects] reads, 0 if the version is not
+// known. The order of the resources is the same in all replicas of one release. Of two versions of a resource at one
+// API server, the higher one is the newer one (KEP-5504).
 type Revision []uint64
 
 // Encode returns the revision in a form that [ParseRevision] takes.
@@ -43,15 +43,16 @@ func (h *Heard) Add(upTo uint64, from time.Time) {
 	h.upTo, h.from = append(h.upTo, upTo), append(h.from, from)
 }
 
-// Lacks reports whether the API server may have a change of a resource that it has not sent yet: the revision r, which a
-// client had at the time since, has a later version of the resource. It reports false if the last list began after
-// since: that list has the newest state, so r is from another API server, or from a time before etcd was restored, or
-// it is invented. It also reports false for revisions of another release, which may read other resources.
+// Lacks reports whether the API server may have a change of a resource that it has not sent yet. It does if the
+// revision r, which a client had at the time since, has a later version of the resource. Lacks reports false if the
+// last list of the resource began after since. This list has the newest state, so r is from another API server, or from
+// a time before etcd was restored, or it is invented. Lacks also reports false for revisions of another release, which
+// may read other resources.
 func (h Heard) Lacks(resource int, r Revision, since time.Time) bool {
 	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(since)
 }
 
-// Includes reports whether h lacks no resource, see [Heard.Lacks].
+// Includes reports whether the API server has sent all changes that are in r: [Heard.Lacks] is false for each resource.
 func (h Heard) Includes(r Revision, since time.Time) bool {
 	for i := range h.upTo {
 		if h.Lacks(i, r, since) {

@@ -26,14 +26,14 @@ type Source interface {
 	// Read returns what has changed since the last call. It must not be called by two goroutines at a
 	// time. The caller must not change the objects.
 	Read() Reading
-	// Status returns the state of each resource of an API server that is read.
+	// Status returns the state of each resource that the source reads at an API server.
 	Status() []Status
 }
 
 // A Reading has the changes of a [Source], and its current state.
 type Reading struct {
-	// Changes are the changes since the last reading. The field Source of a change of the own cluster is 0:
-	// the control plane sets it, because it numbers its sources.
+	// Changes are the changes since the last reading. In the changes of the own cluster, the field Source is 0. The
+	// control plane then sets it to the number of the source.
 	Changes []hosts.Change
 	Errors  []object.Error // all current errors, sorted
 	Notes   []string       // why objects without errors make no host, sorted
@@ -110,8 +110,8 @@ type Objects interface {
 	Source
 	// Heard returns the state of the API server that the next call of Read will include.
 	Heard() Heard
-	// CatchUp lists the resources again that lack changes of the revision r, which a client had at the time since: see
-	// [Heard.Lacks]. It does nothing while a list is in flight, or shortly after a list. It does not wait.
+	// CatchUp lists those resources again for which [Heard.Lacks] is true with r and since. It does nothing while a
+	// list is in flight, or shortly after a list. It does not wait.
 	CatchUp(r Revision, since time.Time)
 }
 
@@ -170,7 +170,8 @@ type Clusters interface {
 	// Select sets the discovery selectors of the mesh, in the form of kubectl's --selector. Until then no
 	// object is read.
 	Select(selectors []string)
-	// Tokens returns the tokens that the API server of a cluster reviews; nil if there is no such cluster.
+	// Tokens returns the [auth.Tokens] for which the API server of a cluster makes the reviews; nil if there is no such
+	// cluster.
 	Tokens(cluster string) *auth.Tokens
 }
 
@@ -180,7 +181,7 @@ type CertificateConfig struct {
 	Secret Name
 	// DNSNames are the names of the server.
 	DNSNames []string
-	// ConfigMap is the name of the ConfigMaps that get the certificates of the authorities; "" means none.
+	// ConfigMap is the name of the ConfigMaps that get the certificates of the authorities (CAs); "" means none.
 	ConfigMap string
 	// Webhook is the name of the MutatingWebhookConfiguration whose webhooks get the certificates of the
 	// authorities as their caBundle; "" means none.
@@ -199,7 +200,8 @@ type Certificate interface {
 	Waiting() string
 	// Get returns the certificate. It has the form of [tls.Config.GetCertificate].
 	Get(hello *tls.ClientHelloInfo) (*tls.Certificate, error)
-	// Unpublished returns the number of namespaces whose ConfigMap cannot be written.
+	// Unpublished returns the number of namespaces whose ConfigMap cannot be written, or is replaced by another program
+	// again and again.
 	Unpublished() int
 	// Untrusted reports whether the webhooks do not get the certificates of the authorities.
 	Untrusted() bool
