@@ -10,7 +10,7 @@ const (
 	// firewallPause is how long nft rules must not change before table filter is repaired.
 	firewallPause = 200 * time.Millisecond
 	// firewallLimit replaces firewallPause while the table has no rule of another program. It is also the longest
-	// time for which a repair waits.
+	// time for which the repair waits.
 	firewallLimit = 2 * time.Second
 )
 
@@ -34,8 +34,9 @@ type lack struct {
 }
 
 // look decides for which families the current step leaves table filter as it is. changed is when the kernel last
-// announced a change of nft rules; zero if it has announced none. If changed is not zero, the step leaves a table
-// that was complete at the last step: a firewall may begin to change the table while nametap reads it.
+// announced a change of nft rules. If the kernel has announced none, changed is zero, and the step repairs every
+// table. Otherwise it leaves a table as it is that was complete at the last step: a firewall may have begun to
+// change the table.
 func (w *filterRepair) look(changed time.Time) {
 	w.spared = make(map[family.Family]bool)
 	for _, f := range family.All() {
