@@ -23,7 +23,7 @@ func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.Ad
 		if err == nil {
 			return conn, to, nil
 		}
-		if over := t.over(); over != nil { // err is only a consequence
+		if over := t.over(); over != nil { // the task has to end, and err is only a consequence
 			return nil, to, over
 		}
 		if errs = append(errs, err); !t.now.Before(until) {
