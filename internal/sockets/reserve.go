@@ -15,7 +15,7 @@ type Reserve struct {
 	held []int
 }
 
-// NewReserve returns a reserve of size descriptors, or of fewer if the process can open only fewer.
+// NewReserve returns a reserve of size descriptors. If the process cannot open that many, the reserve has fewer.
 func NewReserve(size int) *Reserve {
 	r := &Reserve{size: size}
 	r.Refill()

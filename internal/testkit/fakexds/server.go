@@ -76,7 +76,7 @@ type Server struct {
 
 	streams map[*stream]struct{}
 
-	// The record. changed is closed and replaced whenever it grows.
+	// The record of requests. Whenever it grows, changed is closed and replaced.
 	requests []Request
 	versions map[string]string
 	changed  chan struct{}
