@@ -302,10 +302,10 @@ func splice(from, to, n int) (int, error) {
 	return int(moved), err
 }
 
-// probe sets the time without data after which the kernel probes both peers. A peer that has vanished is noticed after
-// about five minutes. Once data has ended in one direction, the kernel probes more often, because connection tracking
-// forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules would then no
-// longer translate the connection's addresses, and what the host sends would not reach the client.
+// probe sets the time without data after which the kernel probes both peers. A peer that has vanished is noticed
+// after about five minutes. Once data has ended in one direction, the kernel probes more often, because connection
+// tracking forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). After that,
+// the rules would no longer translate the connection's addresses, and data from the host would not reach the client.
 func (p *pair) probe() {
 	const interval, count = 20 * time.Second, 6
 	idle := 3 * time.Minute

@@ -72,8 +72,8 @@ type attempt struct {
 	beside bool // it began while another attempt of this dialing ran
 }
 
-// dial connects t to one of targets. It gives up at the time until. If allowForbidden is true, it also dials forbidden
-// addresses. The task is suspended while it waits. The error is a refusal.
+// dial connects to one of targets. It suspends the task t while it waits, and gives up at the time until. If
+// allowForbidden is true, it also dials forbidden addresses. The error is a refusal.
 func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, until time.Time) (*socket, netip.AddrPort, error) {
 	r := &dialing{dialer: d, task: t, allowForbidden: allowForbidden, inTurn: len(targets) == 1}
 	defer r.giveUp()

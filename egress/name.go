@@ -38,11 +38,11 @@ const (
 
 // Errors of [beginning.name].
 var (
-	// errNoName says that the client sent no name.
+	// errNoName is the error if the client sent no name.
 	errNoName = errors.New("the client sent no name")
-	// errTooLong says that a beginning has reached its bound in bytes.
+	// errTooLong is the error if a beginning is as long as it may be and has no name.
 	errTooLong = fmt.Errorf("no name within %d bytes", MaxHello)
-	// errMemory says that beginnings use all of maxBeginnings.
+	// errMemory is the error if beginnings use all of maxBeginnings.
 	errMemory = errors.New("other clients use all memory for longer beginnings")
 	// errStop ends a handshake once crypto/tls has parsed the ClientHello.
 	errStop = errors.New("the name is known")

@@ -36,8 +36,8 @@ type HostStatus struct {
 	// client.
 	VIP     netip.AddrPort `json:"vip"`
 	Address netip.AddrPort `json:"address"`
-	// PortsUnknown says that the table does not have the ports of the host, so the server dialled the port of the
-	// VIP.
+	// PortsUnknown is true if the table does not have the ports of the host. Then the server dialled the same port
+	// that the client connected to.
 	PortsUnknown bool `json:"portsUnknown,omitempty"`
 	// Total is the number of connections so far, and Open how many of them are open.
 	Open  int64 `json:"open"`

@@ -95,7 +95,7 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 				first = err
 			}
 			if failsAgain(err) && !isAny(err, errExtension, errNoTable) {
-				break // fewer rules would fail, too, such as when a tool hangs
+				break // fewer rules would fail, too, for example if a tool hangs
 			}
 			continue
 		}

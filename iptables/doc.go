@@ -18,14 +18,14 @@
 //
 // [Build] makes the rules of a [Config]. They are in chains of nametap's own (NAMETAP_OUTPUT, NAMETAP_PREROUTING).
 // Only the name of its chain distinguishes a rule of nametap from the rules of other programs. In table nat, a chain
-// redirects the test query ([TestAddr]), returns excluded packets (packets of the agent first), and redirects the
-// rest to the agent. In table raw, a chain of the same name does the same for UDP, but it puts queries into a
-// conntrack zone instead of redirecting them. The zone is a number that is a part of the key of a flow: an
-// application and the agent may use the same source port to the same server, and only the zone distinguishes these
-// two flows. The zone applies only to the original direction of a flow. Otherwise a client would not get the ICMP
-// error for a query to an agent that has ended. TCP needs no zone, because the kernel never gives two sockets the
-// same addresses and ports at both ends. A TCP connection that is open while rules are installed or removed stays
-// with its peer, as long as a rule of any program makes the kernel track connections.
+// first redirects the test query ([TestAddr]). Then it lets excluded packets pass (target RETURN), first of all the
+// packets of the agent, and redirects the rest to the agent. In table raw, a chain of the same name does the same
+// for UDP, but it puts queries into a conntrack zone instead of redirecting them. The zone is a number that is a
+// part of the key of a flow: an application and the agent may use the same source port to the same server, and only
+// the zone distinguishes these two flows. The zone applies only to the original direction of a flow. Otherwise a
+// client would not get the ICMP error for a query to an agent that has ended. TCP needs no zone, because the kernel
+// never gives two sockets the same addresses and ports at both ends. A TCP connection that is open while rules are
+// installed or removed stays with its peer, as long as a rule of any program makes the kernel track connections.
 //
 // In table filter, nametap's rules accept the packets of redirected flows: a firewall that allows queries to a
 // nameserver may know nothing of packets to the agent.
@@ -67,7 +67,7 @@
 //	entries.go      which conntrack entries keep sockets on their old path, and when they are dropped
 //	firewall.go     when table filter is repaired, while another program changes rules
 //	installed.go    what this process has installed, and what is missing
-//	backend.go      what nft and legacy have, and which of them to use
+//	backend.go      the two backends of iptables, nft and legacy: what they have, and which of them to use
 //	place.go        one family in one backend: save, restore, verify, retry, roll back
 //	tools.go        iptables-save and iptables-restore, and what their errors mean
 //	fingerprint.go  whether rules may have changed in the kernel
@@ -91,5 +91,6 @@
 // A TCP connection leaves an entry, too. In three cases the next connection from the same port takes over the entry,
 // and is redirected only if the entry is: the server has reset the connection, the SYN of the connection had no
 // reply, or the kernel began to track the connection in the middle and has seen no reply since. Such entries are
-// dropped when rules change. After all other ends the kernel makes a new entry.
+// dropped when rules change. If a connection ends in any other way, the kernel makes a new entry for the next
+// connection.
 package iptables

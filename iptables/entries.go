@@ -91,7 +91,8 @@ func (e *entries) settled(key string, previous map[string]time.Time, latest time
 	return false
 }
 
-// drop drops the entries of family f in class c, and returns how many it dropped. It logs a failure once.
+// drop drops the entries of family f in class c, and returns how many it dropped. After a failure, ok is false. A
+// failure that repeats is logged once.
 func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
 	dropped, err := c.drop(f)
 	if e.logged[f].Differs(err) {
@@ -189,7 +190,7 @@ func bypassingVIPs(cfg Config) class {
 // excluded clients.
 //
 // Without a zone, an entry that is not redirected may belong to a captured query, to the agent or to an excluded
-// client.
+// client. Nothing distinguishes these entries, so all have to be dropped.
 func (s sweep) stale(e conntrack.Entry) bool {
 	return isDNS(e, unix.IPPROTO_UDP) && e.Zone == s.zone && !s.redirected(e) // the zone is 0 without one
 }
@@ -209,14 +210,14 @@ func unanswered(e conntrack.Entry) bool {
 }
 
 // reset reports whether an entry belongs to a TCP connection that a RST has ended. The entry stays for 10 s. If the
-// last packet came from the server, the next connection from the same port takes over the entry. After all other ends
-// the kernel makes a new entry for the next connection.
+// last packet came from the server, the next connection from the same port takes over the entry. Otherwise the
+// kernel makes a new entry for the next connection.
 func reset(e conntrack.Entry) bool { return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPClose }
 
 // pickedUp reports whether an entry was made by a packet in the middle of a TCP connection, without a reply. The
-// kernel makes such entries when it begins to track connections again, as after `nft flush ruleset`. They stay for
-// five minutes, and further connections from the same port take them over. If the entry is dropped but the
-// connection still exists, the next packet makes the entry again.
+// kernel makes such entries when it begins to track connections again, for example when rules are installed after
+// `nft flush ruleset`. They stay for five minutes, and further connections from the same port take them over. If the
+// entry is dropped but the connection still exists, the next packet makes the entry again.
 func pickedUp(e conntrack.Entry) bool {
 	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPEstablished && !e.Replied()
 }
@@ -244,10 +245,10 @@ func isDNS(e conntrack.Entry, protocol uint8) bool {
 	return e.Original.Protocol == protocol && e.Original.Destination.Port() == dnsPort
 }
 
-// leftover reports whether an entry has to be dropped some time after rules with a zone were installed. It is
-// redirected and not in the zone, so it was made while table raw had no rules. The application no longer uses the
-// entry, but a query of the agent from the same source port would. It can be dropped when no reply can be in
-// flight.
+// leftover reports whether an entry has to be dropped some time after rules with a zone were installed. Such an
+// entry is redirected and not in the zone, so it was made while table raw had no rules. The application no longer
+// uses the entry, but a query of the agent from the same source port would. It can be dropped when no reply can be
+// in flight.
 func (s sweep) leftover(e conntrack.Entry) bool {
 	return s.zone != 0 && e.Zone != s.zone && s.toAgent(e)
 }

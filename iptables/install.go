@@ -139,7 +139,7 @@ func (i *installer) candidates(vs []variant, at site, have saved) (left []varian
 	return left, lacks
 }
 
-// noteLacks sets when to try again what this machine does not support. in is what was just installed.
+// noteLacks sets when rules that this machine does not support are tried again. in is what was just installed.
 func (i *installer) noteLacks(in installed) {
 	switch {
 	case in.complete() || in.failed():
@@ -192,7 +192,7 @@ func (i *installer) logMissing(in installed) {
 	}
 }
 
-// cleared records that nametap has nothing in those families of a backend that could be read.
+// cleared records that nametap has no rules left in the families of a backend that could be read.
 func (i *installer) cleared(s *side) {
 	for f := range s.saved {
 		delete(i.placed, site{s.backend, f})

@@ -24,8 +24,8 @@ type FamilyStatus struct {
 	Port uint16 `json:"port,omitempty"`
 	// Zone reports whether captured queries have a conntrack zone of their own.
 	Zone bool `json:"zone"`
-	// Lease is the state of the lease of the rules: they capture only while it has time left. It is "" if the rules
-	// have no lease.
+	// Lease is the state of the lease of the rules, which capture only while the lease has time left. It is "" if
+	// the rules have no lease.
 	Lease LeaseState `json:"lease,omitempty"`
 	// Without describes what the rules lack.
 	Without []string `json:"without,omitempty"`

@@ -19,10 +19,10 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// ApplyFunc replaces shards of the table (digest.ShardOf). For each shard to replace, shards has all entries of the
-// shard, as a NameTable in wire form. Shards that are not in shards stay unchanged. If ApplyFunc returns an error,
-// all shards must stay unchanged, and the push is rejected with that reason. Only one goroutine calls ApplyFunc. It
-// may keep the entries, but must not change them.
+// ApplyFunc replaces shards of the table (digest.ShardOf). The parameter shards has all entries of each shard to
+// replace, as a NameTable in wire form. Shards of the table that it does not have stay unchanged. If ApplyFunc
+// returns an error, all shards must stay unchanged, and the push is rejected with that reason. Only one goroutine
+// calls ApplyFunc. It may keep the entries, but must not change them.
 type ApplyFunc func(shards map[int][]byte) error
 
 // A receiver applies pushes and the snapshot. The goroutine of Client.Run owns it.

@@ -51,8 +51,8 @@ type snapshot struct {
 // because other nodes get other tables.
 func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
-// marshal returns the parts of the snapshot file. Most parts are the shards of the table themselves: joining the parts
-// would make garbage as large as the table.
+// marshal returns the parts of the snapshot file. Most parts are the shards of the table. marshal does not join the
+// parts, because that would make garbage as large as the table.
 func (s snapshot) marshal() ([][]byte, error) {
 	m := &discoveryv3.DeltaDiscoveryResponse{
 		SystemVersionInfo: s.version,

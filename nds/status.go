@@ -29,7 +29,7 @@ type Status struct {
 	Mode     Mode   `json:"mode,omitempty"`
 	Digest   string `json:"digest,omitempty"`
 	Revision []byte `json:"revision,omitempty"`
-	// ChecksumDifferences counts how often the table did not have the checksum of a change, since the start.
+	// ChecksumDifferences counts how often, since the start, the table did not have the checksum of a change.
 	// LastChecksumDifference is the error of the last such case.
 	ChecksumDifferences    uint64 `json:"checksumDifferences"`
 	LastChecksumDifference string `json:"lastChecksumDifference,omitempty"`

@@ -180,8 +180,8 @@ func (r *certRenewer) isRefused() bool {
 
 // renewAt returns when to renew a certificate: after two thirds of its life, minus part times a tenth of its life.
 // part is a random number from 0 to 1, because machines that were set up together must not renew together. The life
-// starts at obtained. For a new certificate, that is not its NotBefore: authorities backdate certificates, and the
-// clock of this host may be fast.
+// starts at the time obtained. For a new certificate, this is when the client got it and not its NotBefore, because
+// authorities backdate certificates, and the clock of this host may be fast.
 func renewAt(leaf *x509.Certificate, obtained time.Time, part float64) time.Time {
 	life := leaf.NotAfter.Sub(obtained)
 	return obtained.Add(max(time.Second, life*2/3-time.Duration(part*float64(life)/10)))
