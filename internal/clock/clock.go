@@ -57,8 +57,8 @@ func ForPolling(tick time.Duration) *Clock {
 	return c
 }
 
-// From returns a clock for tests. It calls asleep to find out how long the machine has been suspended since some
-// time in the past.
+// From returns a clock for tests. The clock calls the function asleep to find out how long the machine has been
+// suspended since some time in the past.
 func From(asleep func() time.Duration) *Clock {
 	now := time.Now()
 	return &Clock{origin: now, asleep: asleep, before: asleep(), ticks: ticks{origin: now, length: Tick}}
@@ -103,7 +103,8 @@ func (c *Clock) Poll(every time.Duration, look func() bool) (found <-chan struct
 	return p.found, func() { c.ticks.remove(p) }
 }
 
-// Await calls look as [Clock.Poll] does. It returns true when look has returned true, and false if ctx ends first.
+// Await calls the function look at the same ticks as [Clock.Poll]. It returns true when look has returned true, and
+// false if ctx ends first.
 func (c *Clock) Await(ctx context.Context, every time.Duration, look func() bool) bool {
 	found, stop := c.Poll(every, look)
 	defer stop()
@@ -125,8 +126,8 @@ func timeAsleep() time.Duration {
 	return time.Duration(boot.Nano() - awake.Nano())
 }
 
-// BackOff returns how long to wait after failure n in a row. n counts from 0. The wait begins with first, doubles with
-// each failure, and is at most longest.
+// BackOff returns how long to wait after the nth failure in a row, counted from 0. The first wait has the length
+// first. The wait doubles with each further failure, and has at most the length longest.
 func BackOff(n int, first, longest time.Duration) time.Duration {
 	for ; n > 0 && first < longest; n-- {
 		first *= 2

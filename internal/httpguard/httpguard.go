@@ -69,8 +69,8 @@ func Serve(ctx context.Context, server *http.Server, ln net.Listener, grace time
 }
 
 // LocalOnly returns a handler that serves only programs on this host. It refuses other clients and pages of other
-// origins. It also refuses a Host that is neither localhost nor a loopback address. A page can make its own name
-// resolve to this host (DNS rebinding); in requests of such a page, the Host is this name.
+// origins. It also refuses a Host that is neither localhost nor a loopback address. Such a request may come from a
+// page that has made its own name resolve to this host (DNS rebinding).
 func LocalOnly(next http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if why := foreign(r); why != "" {

@@ -305,7 +305,7 @@ func (l *list[T]) GetSlice() []string {
 	return texts
 }
 
-// read parses every text. If there are several, the error names the malformed one.
+// read parses every text. If there are several texts, the error quotes the malformed text.
 func (l *list[T]) read(texts []string) ([]T, error) {
 	values := make([]T, 0, len(texts))
 	for _, text := range texts {

@@ -77,8 +77,8 @@ const (
 	maxRetry = 5 * time.Second
 )
 
-// Retry calls attempt until it succeeds. It waits before each call, and longer after each failure. It returns false if
-// ctx ends before attempt succeeds.
+// Retry calls the function attempt until it succeeds. Retry waits before each call, and longer after each failure.
+// It returns false if ctx ends before attempt succeeds.
 func Retry(ctx context.Context, attempt func() error) bool {
 	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
 		timer := time.NewTimer(pause)

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Reserve holds spare descriptors. When the process has no free descriptor left, Spend closes a spare one; then a
-// client can still be accepted. A Reserve is safe for concurrent use.
+// A Reserve holds spare descriptors. When the process has no free descriptor left, Spend closes a spare descriptor,
+// so one more client can be accepted. A Reserve is safe for concurrent use.
 type Reserve struct {
 	size int
 

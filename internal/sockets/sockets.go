@@ -68,8 +68,8 @@ func AsUser(uid, gid int, f func() error) error {
 	return <-result
 }
 
-// The pause after an error doubles from minPause up to maxPause. After the time calm without an error, it starts again
-// at minPause.
+// The pause after an error doubles from minPause up to maxPause. If no error occurs for the time calm, it starts
+// again at minPause.
 const (
 	minPause = time.Millisecond
 	maxPause = 100 * time.Millisecond

@@ -418,7 +418,8 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 
 // firstLocked returns the first events of a watch, and the index of the first change that the watch sends after
 // them. Like the API server, it accepts a watch from a version that is later than the last version; the watch then
-// sends only changes after that version (kubernetes#107457). A list of such a version fails.
+// sends only changes after that version (kubernetes#107457). A watch that begins with a list fails at such a
+// version.
 func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructured) bool) (events []event, next int) {
 	query, path := r.URL.Query(), targetOf(r.URL.Path).resource
 	from, err := strconv.Atoi(query.Get("resourceVersion"))

@@ -81,10 +81,10 @@ func NewAuthority(tb testing.TB, name, identity string) *Authority {
 	return a
 }
 
-// SetHandshake makes the server call change before every handshake, with a copy of its
-// settings. The handshake uses the copy, which change may modify. If change returns an
-// error, the client gets the alert "internal error". If change is nil, handshakes use the
-// server's settings.
+// SetHandshake makes the server call the function change before every handshake, with a
+// copy of the server's settings. The handshake uses the copy, which change may modify. If
+// change returns an error, the client gets the alert "internal error". If change is nil,
+// handshakes use the server's settings.
 func (a *Authority) SetHandshake(change func(*tls.Config) error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -180,8 +180,8 @@ func (a *Authority) SetBackdate(backdate time.Duration) {
 	a.backdate = backdate
 }
 
-// SetLongest makes the authority refuse requests for a longer life, as istiod does. A
-// request without a life is not refused.
+// SetLongest makes the authority refuse requests for a life that is longer than longest,
+// as istiod does. A request without a life is not refused.
 func (a *Authority) SetLongest(longest time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
