@@ -10,7 +10,7 @@ import (
 
 // A Document is one of the YAML documents in a text.
 type Document struct {
-	Marker []byte // the line that begins the document, if any
+	Marker []byte // the line that begins the document, or only its "---" if the body begins on the same line
 	Body   []byte // the text after the marker. If a line that begins with "..." ends the document, Body includes it.
 	Before int    // the number of lines before the body
 }
