@@ -34,7 +34,7 @@ type Config struct {
 	// opening sockets, and closes the files.
 	Sockets []*os.File
 	// OpenOthers makes New also open the listeners of Addr that are not among Sockets. Otherwise, if there are
-	// Sockets, New opens no listener: the process that holds them decides.
+	// Sockets, New opens no listener: the process that holds the Sockets decides which listeners there are.
 	OpenOthers bool
 	// Opened is called with the addresses of all open listeners when a listener is opened after New. It may be
 	// nil.
@@ -65,7 +65,7 @@ type Config struct {
 	// the number of open connections, and so does the number of descriptors that the process may have.
 	Memory int64
 	// IdleTimeout is how long a connection may carry no data in either direction before it is closed. A connection
-	// whose data has ended in one direction has a twelfth of that time.
+	// whose data has ended in one direction is closed after a twelfth of that time.
 	IdleTimeout time.Duration
 	// Drain is how long open connections may go on after the server was told to end.
 	Drain time.Duration

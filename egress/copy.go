@@ -14,10 +14,10 @@ const (
 	// bufferSize is how many bytes a direction reads at a time, unless it is busy. A direction is busy if its last
 	// read had bufferSize bytes or more.
 	bufferSize = 16 << 10
-	// chunkSize is how many bytes a direction moves before another connection has its turn. A busy direction moves
-	// them at once, through a pipe of that size within the kernel. With larger chunks, copying takes less processor
-	// time, but queries wait longer, because the kernel does not interrupt a system call that copies. maxPipes bounds
-	// the number of pipes.
+	// chunkSize is how many bytes a direction moves before another connection has its turn. A busy direction moves a
+	// whole chunk at once, through a pipe of this size within the kernel. With larger chunks, copying takes less
+	// processor time, but queries wait longer, because the kernel does not interrupt a system call that copies.
+	// maxPipes bounds the number of pipes.
 	chunkSize = 128 << 10
 	maxPipes  = 32
 )
@@ -78,8 +78,8 @@ type pair struct {
 	up, down     direction     // up is from the client to the host, down is back
 	last         time.Time     // when data was last moved, or a direction ended
 	probes       time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
-	queued       bool          // moveQueued is in again
-	failed       bool          // both connections are reset at the end
+	queued       bool          // moveQueued is among the functions in loop.again
+	failed       bool          // the end of the pair resets both connections
 	closed       bool
 	done         func() // called after both connections were closed
 }
@@ -95,8 +95,8 @@ type direction struct {
 	over     bool // the direction has ended or failed
 }
 
-// newPair returns a pair; n counts its bytes. From the first call of move on, the pair copies in both directions until
-// both have ended. If one connection fails, the other one is reset.
+// newPair returns a pair whose bytes are counted in n. The caller then calls move. From that call on, the pair
+// copies in both directions until both have ended. If one connection fails, the other one is reset.
 func (c *copier) newPair(client, host *socket, n *counts) *pair {
 	p := &pair{copier: c, client: client, host: host, last: c.now}
 	p.up = direction{from: client, to: host, copied: &n.sent}
@@ -279,7 +279,7 @@ func (p *pair) fill(d *direction) (n int, err error) {
 			d.from.failed = true
 			return 0, err
 		}
-		return 0, nil // read(2) knows the reason: before urgent data, splice(2) returns 0 or EAGAIN
+		return 0, nil // a read(2) follows and finds the reason: before urgent data, splice(2) returns 0 or EAGAIN
 	}
 	d.busy = pipe.held >= bufferSize
 	d.pipe = pipe
@@ -302,10 +302,10 @@ func splice(from, to, n int) (int, error) {
 	return int(moved), err
 }
 
-// probe sets the time without data after which the kernel probes both peers. A peer that has vanished is noticed after
-// about five minutes. Once data has ended in one direction, the kernel probes more often, because connection tracking
-// forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules would then no
-// longer translate the connection's addresses, and what the host sends would not reach the client.
+// probe sets the time without data after which the kernel probes both peers. A peer that has vanished is noticed
+// after about five minutes. Once data has ended in one direction, the kernel probes more often, because connection
+// tracking forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). After that,
+// the rules would no longer translate the connection's addresses, and data from the host would not reach the client.
 func (p *pair) probe() {
 	const interval, count = 20 * time.Second, 6
 	idle := 3 * time.Minute

@@ -58,7 +58,7 @@ type dialing struct {
 	lost           []lostLookup
 }
 
-// A lostLookup found no addresses.
+// A lostLookup is a lookup that found no addresses.
 type lostLookup struct {
 	name string
 	err  error
@@ -72,8 +72,8 @@ type attempt struct {
 	beside bool // it began while another attempt of this dialing ran
 }
 
-// dial connects t to one of targets. It gives up at the time until. If allowForbidden is true, it also dials forbidden
-// addresses. The task is suspended while it waits. The error is a refusal.
+// dial connects to one of targets. It suspends the task t while it waits, and gives up at the time until. If
+// allowForbidden is true, it also dials forbidden addresses. The error is a refusal.
 func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, until time.Time) (*socket, netip.AddrPort, error) {
 	r := &dialing{dialer: d, task: t, allowForbidden: allowForbidden, inTurn: len(targets) == 1}
 	defer r.giveUp()
@@ -101,8 +101,8 @@ func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, until ti
 	}
 }
 
-// lookUp looks up the addresses of targets, both families of a name at the same time. Cached results are there when it
-// returns; other results come later.
+// lookUp starts to look up the names of targets, for both families at the same time. When it returns, r has the
+// cached results; other results come later.
 func (r *dialing) lookUp(targets []endpoint, until time.Time) {
 	names := 0
 	ctx := r.ctx
@@ -155,8 +155,8 @@ func (r *dialing) found(target endpoint, addrs []netip.Addr, err error) {
 	}
 }
 
-// release moves the addresses in early to addrs, unless lookups run and hold has not passed. With inTurn the families
-// alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
+// release moves the addresses in early to addrs, unless lookups run and hold has not passed. If inTurn is true, the
+// families alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
 func (r *dialing) release() {
 	if r.lookups > 0 && r.now.Before(r.hold) {
 		return
@@ -275,7 +275,7 @@ func (r *dialing) giveUp() {
 	}
 }
 
-// wakeTime returns when dial goes on if no event comes earlier: at until at the latest.
+// wakeTime returns when dial goes on if no event comes earlier. The time is never later than until.
 func (r *dialing) wakeTime(until time.Time) time.Time {
 	if len(r.addrs) > 0 {
 		next := r.next

@@ -63,7 +63,7 @@ func (e endpoint) String() string {
 	return net.JoinHostPort(host, strconv.Itoa(int(e.port)))
 }
 
-// parseEndpoint parses HOST:PORT, which was checked before.
+// parseEndpoint parses HOST:PORT. The caller has checked that the text has this form.
 func parseEndpoint(text string) (endpoint, error) {
 	if a, err := netip.ParseAddrPort(text); err == nil {
 		return endpoint{addr: a.Addr().Unmap(), port: a.Port()}, nil
@@ -76,8 +76,8 @@ func parseEndpoint(text string) (endpoint, error) {
 	return endpoint{name: text[:max(at, 0)], port: uint16(port)}, nil
 }
 
-// targets returns the endpoints of a destination in random order, which spreads connections over them.
-// Without endpoints it returns the host itself.
+// targets returns the endpoints of a destination in random order, which spreads connections over them. If the
+// destination has no endpoints, it returns the host itself.
 func (d *destination) targets(host string) ([]endpoint, error) {
 	if len(d.endpoints) == 0 {
 		return []endpoint{{name: host, port: d.port}}, nil

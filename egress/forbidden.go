@@ -19,9 +19,9 @@ type addressRange struct {
 	name   string
 }
 
-// forbidden returns the ranges to which a name may not lead. The owner of a name chooses its addresses. Without the
-// ranges, clients could reach through the agent what only this host may reach. Private addresses (RFC 1918) are
-// allowed, because many external hosts have such an address.
+// forbidden returns the ranges to which a name may not lead. The owner of a name chooses its addresses, so without
+// these ranges a client could use the agent to reach services that only this host may reach. Private addresses (RFC
+// 1918) are allowed, because many external hosts have such an address.
 func forbidden() (ranges []addressRange) {
 	for _, r := range [][2]string{
 		{"0.0.0.0/8", "this host"},
@@ -58,8 +58,8 @@ type translation struct {
 }
 
 // translations returns the well-known translations (RFC 6052, section 2.1; RFC 3056, section 2; RFC 4291, section
-// 2.5.5.1; RFC 2765, section 2.1). With the prefix for local translators (RFC 8215), operators choose where the
-// IPv4 address is; the list has the usual place.
+// 2.5.5.1; RFC 2765, section 2.1). In addresses of the prefix for local translators (RFC 8215), operators choose
+// where the IPv4 address begins; the list has the usual byte.
 func translations() []translation {
 	return []translation{
 		{netip.MustParsePrefix("64:ff9b::/96"), 12}, {netip.MustParsePrefix("64:ff9b:1::/48"), 12}, {netip.MustParsePrefix("2002::/16"), 2},
@@ -105,7 +105,7 @@ func newGuard(cfg *Config) *guard {
 	return &guard{ranges: forbidden(), ownPorts: cfg.OwnPorts, resolve: cfg.Resolve}
 }
 
-// mayWait reports whether forbids may wait for nameservers.
+// mayWait reports whether the method forbids may have to wait for nameservers.
 func (g *guard) mayWait(addr netip.Addr) bool {
 	if !addr.Unmap().Is6() {
 		return false
@@ -123,7 +123,7 @@ func (g *guard) nat64Translations(ctx context.Context) []translation {
 	defer g.mu.Unlock()
 	if time.Now().After(g.until) {
 		found, err := g.findNAT64(context.WithoutCancel(ctx)) // other connections wait for the result, too
-		hold := nat64Timeout                                  // the last result counts for so long
+		hold := nat64Timeout                                  // after a timeout, the previous result is used for this time
 		if !errors.Is(err, context.DeadlineExceeded) {
 			g.nat64, hold = found, nat64Hold
 		}
@@ -132,8 +132,8 @@ func (g *guard) nat64Translations(ctx context.Context) []translation {
 	return g.nat64
 }
 
-// findNAT64 looks the translations up. Each IPv6 address of [nat64Name] contains one of two IPv4 addresses, at a
-// place that follows from the length of the prefix.
+// findNAT64 asks nameservers for the translations of this network's NAT64. Each IPv6 address of [nat64Name] contains
+// one of two IPv4 addresses, at a place that follows from the length of the prefix.
 func (g *guard) findNAT64(ctx context.Context) (found []translation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nat64Timeout)
 	defer cancel()
@@ -177,7 +177,7 @@ func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 func ownAddress(addr netip.Addr) bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
-		return true // unknown, and the port is the agent's
+		return true // not known, so the address may be this host's
 	}
 	return slices.ContainsFunc(addrs, func(a net.Addr) bool {
 		prefix, err := netip.ParsePrefix(a.String())

@@ -35,9 +35,10 @@ type listeners struct {
 	closed  bool                     // close was called
 }
 
-// open adopts Config.Sockets. Without Sockets, or with Config.OpenOthers, it opens the listeners of Config.Addr, and
-// records the listeners that it cannot open as missing. It fails if all are missing because the address is wrong. A
-// listener on loopback is opened even if the host does not have the address yet, because IPv6 may be switched on later.
+// open adopts Config.Sockets. If there are none, or if Config.OpenOthers is true, it opens the listeners of
+// Config.Addr, and records the listeners that it cannot open as missing. It fails if all are missing because the
+// address is wrong. A listener on loopback is opened even if the host does not have the address yet, because IPv6
+// may be switched on later.
 func (ls *listeners) open(ctx context.Context) error {
 	if err := ls.adopt(); err != nil {
 		return err
@@ -101,8 +102,8 @@ func (ls *listeners) openOne(ctx context.Context, addr netip.AddrPort) (listener
 	return detached(l, err)
 }
 
-// detached returns a duplicate of l that Go's runtime does not watch, and closes l. Otherwise each client would
-// also wake the runtime. If err is not nil, detached returns it.
+// detached returns a duplicate of l that Go's runtime does not watch, and closes l. If the runtime watched the
+// socket, each new client would also wake the runtime. If err is not nil, detached returns it.
 func detached(l net.Listener, err error) (listener, error) {
 	if err != nil {
 		return listener{}, err
@@ -124,8 +125,8 @@ func detached(l net.Listener, err error) (listener, error) {
 	return found, errors.Join(controlErr, err)
 }
 
-// openMissing opens the missing listeners until all are open or ctx ends. It calls accept with each listener that it
-// has opened.
+// openMissing tries to open the missing listeners until all are open or ctx ends. It calls the function accept with
+// each listener that it has opened.
 func (ls *listeners) openMissing(ctx context.Context, accept func(listener)) {
 	if len(ls.unserved()) == 0 {
 		return
@@ -229,9 +230,10 @@ func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, str
 	return l.(*net.TCPListener), nil
 }
 
-// OpenSockets opens the sockets of addr, a [Config.Addr], for [Config.Sockets] of another process, also at
-// addresses that this host does not have yet. It logs why it cannot open a socket. It fails if it can open no socket
-// because the address is wrong. The caller closes the files.
+// OpenSockets opens the listening sockets of addr, a [Config.Addr]. Another process gets them in its
+// [Config.Sockets]. OpenSockets also opens sockets at addresses that this host does not have yet. If it cannot open
+// a socket, it logs why. It fails if it can open no socket because the address is wrong. The caller closes the
+// files.
 func OpenSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
 	cfg := Config{Addr: addr}
 	hosts, port, err := cfg.listenAddrs()
@@ -276,8 +278,8 @@ func Among(addr string, file *os.File) bool {
 	return err == nil && port != 0 && bound.Port() == port && slices.Contains(hosts, bound.Addr())
 }
 
-// Owns reports whether a socket listens on the port of addr, a [Config.Addr], over TCP: it is one of
-// [OpenSockets], or one that systemd holds for that port.
+// Owns reports whether a TCP socket listens on the port of addr, a [Config.Addr]. Such a socket comes from
+// [OpenSockets], or from systemd.
 func Owns(addr string, file *os.File) bool {
 	cfg := Config{Addr: addr}
 	_, port, err := cfg.listenAddrs()

@@ -21,7 +21,7 @@ import (
 const (
 	// eventsAtOnce is how many events the loop takes from the kernel at a time.
 	eventsAtOnce = 256
-	// timerInterval is the shortest time between two searches for tasks whose time has come.
+	// timerInterval is the shortest time between two searches for tasks that have waited long enough.
 	timerInterval = 10 * time.Millisecond
 )
 
@@ -32,9 +32,9 @@ var (
 )
 
 // A loop carries all connections in one goroutine. It waits for the events of sockets in epoll(7), outside of Go's
-// runtime. A goroutine for each direction, which the runtime would wake for each event, would cost twice the
-// processor time (see docs/performance.md), and would take the processors from queries while it copies. Only post
-// may be called from other goroutines.
+// runtime. If each direction had a goroutine, the runtime would have to wake a goroutine for each event. That would
+// cost twice the processor time (see docs/performance.md), and goroutines that copy would take processors from
+// queries. Other goroutines may call only the method post.
 type loop struct {
 	epoll   int
 	wake    *socket // an eventfd, to which post writes
@@ -81,8 +81,8 @@ type socket struct {
 	events uint32 // the events that the kernel reports
 	on     func() // called after an event
 
-	// readable and writable are true from an event until the socket has nothing more to read, or no more room to
-	// write.
+	// readable is true from an event until the socket has nothing more to read, and writable is true from an event
+	// until the socket has no more room.
 	readable, writable bool
 	ending             bool // the peer has ended its data or reset the connection
 	failed             bool // the peer has reset the connection
@@ -96,7 +96,7 @@ const (
 	eventsOfWriting = eventsOfConn | unix.EPOLLOUT
 )
 
-// watch makes the loop call on after the given events of a descriptor.
+// watch makes the loop call the function on after the given events of a descriptor.
 func (l *loop) watch(fd int, events uint32, on func()) (*socket, error) {
 	l.nextID++
 	s := &socket{fd: fd, events: events, id: l.nextID, on: on, writable: events&unix.EPOLLOUT == 0}
@@ -107,7 +107,7 @@ func (l *loop) watch(fd int, events uint32, on func()) (*socket, error) {
 	return s, nil
 }
 
-// event returns the events of s in the form in which the kernel is asked for them.
+// event returns the events of s in the form that epoll_ctl(2) takes.
 func (s *socket) event() *unix.EpollEvent {
 	return &unix.EpollEvent{Events: s.events, Fd: int32(s.fd), Pad: s.id} //nolint:gosec // a descriptor
 }
@@ -218,7 +218,7 @@ func (l *loop) post(f func()) {
 		return
 	}
 	if l.posted = append(l.posted, f); len(l.posted) == 1 {
-		_, _ = unix.Write(l.wake.fd, binary.NativeEndian.AppendUint64(nil, 1)) // fails only at 2^64
+		_, _ = unix.Write(l.wake.fd, binary.NativeEndian.AppendUint64(nil, 1)) // fails only if the counter is near 2^64
 	}
 }
 
@@ -386,10 +386,10 @@ func (s *taskStream) try(f func() (int, error)) (int, error) {
 	}
 }
 
-// retry calls call until no signal interrupts it.
-func retry(call func() (int, error)) (int, error) {
+// retry calls f, and calls it again whenever a signal has interrupted it.
+func retry(f func() (int, error)) (int, error) {
 	for {
-		if n, err := call(); !errors.Is(err, unix.EINTR) {
+		if n, err := f(); !errors.Is(err, unix.EINTR) {
 			return n, err
 		}
 	}

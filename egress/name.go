@@ -19,12 +19,13 @@ const (
 	// MaxHello is how many bytes at the start of a connection are read for a name: the length of the longest
 	// handshake message that crypto/tls accepts. HTTP has the same limit.
 	MaxHello = 64 << 10
-	// maxFraming is how many more bytes are read, for the headers of the records of a ClientHello: some 3,000 records.
+	// maxFraming is how many bytes are read beyond MaxHello, to allow for the headers of TLS records. It is enough
+	// for a ClientHello in some 3,000 records.
 	maxFraming = 16 << 10
 	// helloTimeout is how long a client may take to say the name of a host behind a wildcard.
 	helloTimeout = 5 * time.Second
-	// firstRead is the length in bytes up to which a beginning takes no part of maxBeginnings. Most ClientHellos are
-	// shorter, even with post-quantum key shares.
+	// firstRead is the length in bytes up to which a beginning (the bytes that were read for a name) does not count
+	// towards maxBeginnings. Most ClientHellos are shorter, even with post-quantum key shares.
 	firstRead = 2 << 10
 	// maxBeginnings bounds the memory in bytes for beginnings that are longer than firstRead, of all connections
 	// together. It is enough for some 1,000 beginnings of 8 KiB. Each byte counts parserShare times, because the
@@ -37,11 +38,11 @@ const (
 
 // Errors of [beginning.name].
 var (
-	// errNoName says that the client sent no name.
+	// errNoName is the error if the client sent no name.
 	errNoName = errors.New("the client sent no name")
-	// errTooLong says that a beginning has reached its bound in bytes.
+	// errTooLong is the error if a beginning is as long as it may be and has no name.
 	errTooLong = fmt.Errorf("no name within %d bytes", MaxHello)
-	// errMemory says that beginnings use all of maxBeginnings.
+	// errMemory is the error if beginnings use all of maxBeginnings.
 	errMemory = errors.New("other clients use all memory for longer beginnings")
 	// errStop ends a handshake once crypto/tls has parsed the ClientHello.
 	errStop = errors.New("the name is known")
@@ -92,7 +93,7 @@ func (b *beginning) more(n int) {
 	b.read, b.err = b.read[:len(b.read)+got], err
 }
 
-// release gives back the memory, once the bytes are no longer needed.
+// release gives back the reserved memory, once the bytes are no longer needed.
 func (b *beginning) release() { *b.all -= b.held }
 
 // Write discards the alerts of crypto/tls.
@@ -113,7 +114,7 @@ func (b *beginning) name() (string, error) {
 	switch first := b.read[0]; {
 	case first == recordHandshake:
 		name, err = helloName(b)
-	case first < 'A' || first > 'Z': // no method begins so
+	case first < 'A' || first > 'Z': // no HTTP method begins with this byte
 		err = errors.New("the first bytes are neither TLS nor HTTP/1")
 	default:
 		name, err = httpName(b)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// connect connects t to one of targets, directly or through the proxy. The task is suspended while it waits. The
+// connect connects to one of targets, directly or through the proxy. It suspends the task t while it waits. The
 // error contains a refusal.
 func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.AddrPort, err error) {
 	until := t.now.Add(connectTimeout)
@@ -23,7 +23,7 @@ func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.Ad
 		if err == nil {
 			return conn, to, nil
 		}
-		if over := t.over(); over != nil { // err is only a consequence
+		if over := t.over(); over != nil { // the task has to end, and err is only a consequence
 			return nil, to, over
 		}
 		if errs = append(errs, err); !t.now.Before(until) {

@@ -21,7 +21,7 @@ const (
 	// shorter (RFC 9000, section 14.1). The answer is shorter, so an attacker with a forged source address gains
 	// nothing.
 	minQUIC = 1200
-	// longHeader is the bit of the first byte that says that a packet has a version (RFC 8999, section 5.1).
+	// longHeader is the bit of the first byte that is set if a packet has a version (RFC 8999, section 5.1).
 	// fixedBit is another bit of that byte, which the answer should have, too (RFC 9000, section 17.2.1).
 	longHeader, fixedBit = 0x80, 0x40
 	// versionAt is the byte at which the version of a packet begins, and idsAt the byte at which its connection IDs

@@ -13,7 +13,7 @@ type Reason string
 
 // The reasons of refusals.
 const (
-	ReasonLimit      Reason = "limit"       // too many connections, or too many long beginnings
+	ReasonLimit      Reason = "limit"       // too many connections, or too much memory in use for reading names
 	ReasonDirect     Reason = "direct"      // the client connected to the listener itself, or its VIP cannot be found
 	ReasonNoHost     Reason = "no_host"     // no host is known to have the VIP
 	ReasonPort       Reason = "port"        // the host does not have the port

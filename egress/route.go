@@ -34,21 +34,22 @@ func routeTo(vip netip.AddrPort, cfg *Config) (route, error) {
 		return r, refuse(ReasonNoHost, "no host of the table has the address %s", vip.Addr())
 	}
 	sort.Slice(r.hosts, func(i, j int) bool { return r.hosts[i].name.CompareText(r.hosts[j].name) < 0 })
-	// If any host has the port, the name that the client says decides later.
+	// If at least one host has the port, the route is not refused yet: the client may say the name of this host.
 	if !slices.ContainsFunc(r.hosts, func(h vipHost) bool { return h.refused == nil }) {
 		return r, r.hosts[0].refused
 	}
 	return r, nil
 }
 
-// exact returns the host of the VIP, and true if it is the only one and no wildcard.
+// exact returns a host of the VIP. The result is true if this host is the only one and no wildcard.
 func (r *route) exact() (wire.Name, bool) {
 	only := r.hosts[0].name
 	return only, len(r.hosts) == 1 && !isWildcard(only)
 }
 
-// hostOf returns the host of the VIP to which a name belongs: the host of that name, else the wildcard above it. Of
-// several wildcards it is the one with the longest suffix, as in DNS. If there is no such host, hostOf returns nil.
+// hostOf returns the host of the VIP to which a name belongs: the host of that name or, if there is none, the
+// wildcard above the name. Of several wildcards, hostOf returns the wildcard with the longest suffix, as in DNS. If
+// there is no such host, hostOf returns nil.
 func (r *route) hostOf(name wire.Name) *vipHost {
 	var found *vipHost
 	for i := range r.hosts {

@@ -58,22 +58,22 @@ const (
 	// bytesPerConn is the memory in bytes of a connection that has carried little data. Most of it is in the
 	// kernel, for two sockets. Half of Config.Memory is for connections.
 	bytesPerConn = 24 << 10
-	// One in attemptShare of the descriptors for connections is for attempts to connect that run beside a first
-	// attempt.
+	// One in attemptShare of the descriptors for connections is kept for further attempts to connect, which run
+	// beside the first attempt of a connection.
 	attemptShare = 8
 	// sweepInterval is the longest time between two sweeps over all connections.
 	sweepInterval = 5 * time.Second
 	// acceptsAtOnce is how many clients a listener accepts at most before other connections have their turn.
 	acceptsAtOnce = 64
-	// A connection that has ended in one direction has the idle timeout divided by halfClosedShare. After the idle
-	// timeout divided by newShare, an idle connection may be closed to let another one in. With an idle timeout of
-	// one hour, these are five minutes and one minute.
+	// The idle timeout divided by halfClosedShare is the idle timeout of a connection that has ended in one
+	// direction. A connection that is idle for the idle timeout divided by newShare may be closed to let another one
+	// in. If the idle timeout is one hour, these are five minutes and one minute.
 	halfClosedShare = 12
 	newShare        = 60
 )
 
-// New checks cfg, opens the listeners and tests the mark. An error names the setting. If another program has the
-// port of a listener, Run opens it later.
+// New checks cfg, opens the listeners, and tests whether packets can get the mark. An error names the setting. If
+// another program has the port of a listener, Run opens the listener later.
 func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -110,8 +110,8 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// descriptorLimits returns how many connections the limit of descriptors allows, and how many attempts to connect
-// beside first attempts. Both together take at most half of all descriptors: enough are left for DNS.
+// descriptorLimits returns how many connections the limit of descriptors allows, and how many further attempts to
+// connect (see attemptShare). Both together take at most half of all descriptors, which leaves enough for DNS.
 func descriptorLimits() (conns, attempts int64) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > 1<<30 {
@@ -150,8 +150,8 @@ func (s *Server) Status() Status {
 	}
 }
 
-// End makes Run end. Without drain it resets the open connections at once. It may be called any number
-// of times.
+// End makes Run end. If drain is false, Run resets the open connections at once. End may be called any number of
+// times.
 func (s *Server) End(drain bool) {
 	if !drain {
 		s.hasten()
@@ -165,8 +165,8 @@ func (s *Server) End(drain bool) {
 func (s *Server) Run(ctx context.Context) error {
 	defer s.reserve.Close()
 	defer s.copier.closePipes()
-	// While it copies, the loop keeps one of the runtime's processors, so queries need another one. The loop has a
-	// thread of its own: other threads then wait for the network, and find queries at once.
+	// While it copies, the loop keeps one of the runtime's processors, so queries need another one. LockOSThread
+	// gives the loop a thread of its own. Then other threads wait for the network, so they find queries at once.
 	if runtime.GOMAXPROCS(0) == 1 {
 		runtime.GOMAXPROCS(2)
 	}
@@ -262,7 +262,7 @@ func (s *Server) accept(l *socket, pacer *sockets.Pacer) {
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.EAGAIN): // EAGAIN: all clients are accepted, or have gone
-		s.reserve.Refill() // another part of the process may have taken the descriptor when it was spent
+		s.reserve.Refill() // after Spend, another part of the process may have taken the descriptor
 	case sockets.Dead(err):
 		s.failed = fmt.Errorf("the listener for connections to VIPs %s failed: %w", pacer.Listener, err)
 		s.end()
@@ -314,7 +314,7 @@ func (s *Server) accepted(fd int) {
 	})
 }
 
-// carry joins a client's connection with one to its host, or returns a refusal.
+// carry joins a client's connection with a connection to its host, or returns a refusal.
 func (s *Server) carry(t *task, client *socket) error {
 	r, err := s.route(t, client)
 	if err != nil {

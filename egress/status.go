@@ -19,8 +19,8 @@ type Status struct {
 	// Open is the number of open connections, and Max their limit.
 	Open int64 `json:"open"`
 	Max  int64 `json:"max"`
-	// Hosts are the hosts to which clients connected, by name. Of more than [MaxHosts] names, Hosts leaves out first
-	// the names without open connections that were used longest ago.
+	// Hosts are the hosts to which clients connected, by name. If there are more than [MaxHosts] names, Hosts leaves
+	// out some of them: first names without open connections, and of these the names that were used longest ago.
 	Hosts []HostStatus `json:"hosts,omitempty"`
 	// Refused has the number of refusals and the last refusal, for each reason.
 	Refused []RefusalStatus `json:"refused,omitempty"`
@@ -36,8 +36,8 @@ type HostStatus struct {
 	// client.
 	VIP     netip.AddrPort `json:"vip"`
 	Address netip.AddrPort `json:"address"`
-	// PortsUnknown says that the table does not have the ports of the host, so the server dialled the port of the
-	// VIP.
+	// PortsUnknown is true if the table does not have the ports of the host. Then the server dialled the same port
+	// that the client connected to.
 	PortsUnknown bool `json:"portsUnknown,omitempty"`
 	// Total is the number of connections so far, and Open how many of them are open.
 	Open  int64 `json:"open"`
@@ -67,7 +67,7 @@ type counts struct {
 	received atomic.Int64
 
 	// Guarded by the mutex of the hostCounts.
-	host         string // may be another one after a push
+	host         string // may change with a push of the table
 	total        int64
 	used         time.Time
 	vip, address netip.AddrPort
@@ -78,11 +78,12 @@ type counts struct {
 type hostCounts struct {
 	mu       sync.Mutex
 	byName   map[wire.Name]*counts
-	sent     int64 // bytes of names that are no longer in byName; so is received
-	received int64
+	sent     int64 // bytes to the hosts of names that are no longer in byName
+	received int64 // bytes from the hosts of these names
 }
 
-// of counts an open connection to name, from vip to address, and returns the counts of name.
+// of counts an open connection to name, and returns the counts of name. The client connected to vip, and the server
+// to address.
 func (h *hostCounts) of(name wire.Name, host *vipHost, vip, address netip.AddrPort) *counts {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -104,9 +105,9 @@ func (h *hostCounts) of(name wire.Name, host *vipHost, vip, address netip.AddrPo
 	return c
 }
 
-// forgetLocked forgets a name: of the names without open connections, or of all if there are none, the name that was
-// used longest ago. It adds the bytes of the name so far to the sums; later bytes of its open connections are not
-// counted.
+// forgetLocked forgets the name without open connections that was used longest ago. If all names have open
+// connections, it forgets the name that was used longest ago. It adds the bytes of the name so far to the sums;
+// later bytes of its open connections are not counted.
 func (h *hostCounts) forgetLocked() {
 	var oldest wire.Name
 	var found *counts

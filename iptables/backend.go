@@ -10,8 +10,8 @@ import (
 	"github.com/nametap/nametap/internal/family"
 )
 
-// A side is what one backend has in the kernel. Reading it changes nothing: above all, it does not make the kernel
-// create a table of legacy.
+// A side is what one backend has in the kernel. Reading a backend changes nothing in the kernel. Above all, it does
+// not make the kernel create a table of legacy.
 type side struct {
 	backend Backend
 	tools   map[family.Family]tools // the tools of the families that have some
@@ -24,7 +24,7 @@ func inspect(ctx context.Context, cfg Config, b Backend) *side {
 	return inspecting(ctx, newToolbox(cfg), b)()
 }
 
-// inspecting starts to read a backend. wait returns what was read.
+// inspecting starts to read a backend. The function wait returns what was read.
 func inspecting(ctx context.Context, x toolbox, b Backend) (wait func() *side) {
 	s := &side{
 		backend: b,
@@ -65,8 +65,8 @@ func (s *side) place(f family.Family, attempts int) place {
 	return place{backend: s.backend, family: f, tools: s.tools[f], attempts: attempts}
 }
 
-// remove removes everything of nametap in the families of the backend that could be read, and reports whether
-// there was anything. made has the tables that this process has made.
+// remove removes everything of nametap in the families of the backend that could be read, and reports whether there
+// was anything to remove. made has the tables that this process has made.
 func (s *side) remove(ctx context.Context, attempts int, made map[site]map[string]bool) (bool, error) {
 	changed := false
 	var errs []error
@@ -121,8 +121,8 @@ func (s *side) err() error {
 		s.backend, errors.Join(s.reason[family.IPv4], s.reason[family.IPv6]))
 }
 
-// unseen returns an error if a family of the backend could not be read and may have rules of nametap: an
-// [ErrUnseen] if the family can never be read.
+// unseen returns an error if a family of the backend could not be read and may have rules of nametap. The error is
+// an [ErrUnseen] if the family can never be read.
 func (s *side) unseen() error {
 	for _, f := range family.All() {
 		switch err := s.reason[f]; {
@@ -182,10 +182,10 @@ func (m machine) side(b Backend) *side {
 	return m.nft
 }
 
-// choose returns the backend to use, and why: the configured backend; otherwise the only usable backend; otherwise
-// the backend in which other programs have more rules; otherwise the backend that already has rules of nametap;
-// otherwise m.plain. A backend that no other program uses may be there by accident (a tool of the other kind in
-// this image).
+// choose returns the backend to use, and why. If the configuration does not name a backend, choose takes the only
+// usable backend. If both are usable, it takes the backend in which other programs have more rules, because a
+// backend that no other program uses may be there by accident: this image may have a tool of the other kind. If that
+// does not decide, it takes the backend that already has rules of nametap, and as a last resort m.plain.
 func (m machine) choose(asked Backend) (*side, string, error) {
 	nft, legacy := m.nft, m.legacy
 	switch {

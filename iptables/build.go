@@ -59,10 +59,11 @@ func TestAddr(f family.Family) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 1, 15: 53})
 }
 
-// ProbeHops is the TTL or hop limit by which the rules recognise the agent's probes: they redirect a probe like a
-// client's query. No system uses this value by default, and the agent sets another value for its other queries. The
-// rules do not recognise probes by a mark: it would need a capability, rules of other programs change marks, and
-// routes and firewalls treat marked packets differently.
+// ProbeHops is the TTL or hop limit of the agent's probes, which are queries that test whether the rules redirect
+// queries to the agent. The rules recognise probes by this value, and redirect them like queries of clients. No
+// system uses this value by default, and the agent sets another value for its other queries. The rules do not
+// recognise probes by a mark: it would need a capability, rules of other programs change marks, and routes and
+// firewalls treat marked packets differently.
 const ProbeHops = 217
 
 // builder makes the chains of one family.
@@ -162,8 +163,8 @@ func owned(kind string, ids []uint32) (matches []string) {
 	return matches
 }
 
-// exclusions makes the rules that let packets to excluded destinations pass through. They are for packets from this
-// host and from virtual interfaces.
+// exclusions makes the rules that let packets to excluded destinations pass through. The chains for packets from
+// this host and for packets from virtual interfaces both have these rules.
 func (b builder) exclusions() []string {
 	var rules []string
 	if b.family == family.IPv6 && len(b.cfg.Servers) == 0 {
@@ -237,9 +238,10 @@ func (b builder) prerouting(to action) chain {
 // quicPort is the UDP port of HTTP/3. refusedPort is a UDP port on which no program listens (RFC 1078).
 const quicPort, refusedPort = 443, 1
 
-// vips makes the rules that redirect connections to VIPs. If in is an interface, the rules match only connections
-// from it; if in is "", they match all. Packets of HTTP/3 are redirected to the agent, which answers that it
-// supports no version of QUIC. Other UDP packets are redirected to refusedPort, so the kernel refuses them at once.
+// vips makes the rules that redirect connections to VIPs. If the parameter in names an interface, the rules match
+// only connections from this interface; if it is "", they match all connections. Packets of HTTP/3 are redirected to
+// the agent, which answers that it supports no version of QUIC. Other UDP packets are redirected to refusedPort, so
+// the kernel refuses them at once.
 func (b builder) vips(in string) (rules []string) {
 	for _, vip := range b.vipRanges() {
 		m := matches("-d", vip, "-i", in, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
@@ -313,9 +315,10 @@ func (b builder) redirected() (rules []string) {
 	return rules
 }
 
-// looped adds rules to table raw that accept the packets of redirected flows when they come in on lo. The kernel
-// has found the connections of these packets already. A reply then has the source address of the nameserver, so
-// rules against forged addresses, such as wg-quick's, would drop it.
+// looped adds rules to table raw that accept the packets of redirected flows when they come in on lo. Table raw
+// comes before connection tracking, but these packets were assigned to their connections when they were sent. A
+// reply on lo already has the source address of the nameserver, so rules against forged addresses, such as
+// wg-quick's, would drop it.
 func (b builder) looped(chains []chain) []chain {
 	if b.cfg.NoAccept {
 		return chains
@@ -351,8 +354,8 @@ func (b builder) leases() []chain {
 		return nil
 	}
 	to := func(request leaseRequest) string { return fmt.Sprintf("-p udp -m udp --dport %d", request) }
-	// A reply of the agent is no request, even if it goes to the port of a request: where sysctl allows that, any
-	// user may query the agent from such a port.
+	// A reply of the agent is no request, even if it goes to the port of a request: a sysctl can allow any user to
+	// query the agent from such a low port.
 	jump := fmt.Sprintf("-d %s -p udp -m udp ! --sport %d --dport %d:%d", b.loopback(), b.cfg.Port, leaseRenewal, leaseEnd)
 	c := chain{name: leaseChain, parent: "OUTPUT", jumps: []string{b.rule(jump, "lease", leaseChain)}}
 	for _, agent := range b.agents() {

@@ -32,7 +32,7 @@ type Capture struct {
 	rules     chan struct{}          // receives when a program has changed nft rules, or a lease begins
 	installed chan struct{}          // see Installed
 	begun     chan struct{}          // see Begun
-	ending    atomic.Int32           // the Ending
+	ending    atomic.Int32           // what Keep does at its end: an Ending
 	report    atomic.Pointer[report] // the state that other goroutines read
 	lease     lease
 
@@ -41,21 +41,21 @@ type Capture struct {
 	installer
 	phase    phase         // what this process knows of the kernel
 	due      time.Time     // the earliest time of the next step
-	attempts int           // how often the next step apply may write
+	attempts int           // how often the next stepApply may write the rules
 	settle   time.Duration // how long the chains stay after they are unhooked
 	retries  retries       // the retries of a removal
-	applied  machine       // what the kernel had after the last step apply
+	applied  machine       // what the kernel had after the last stepApply
 	captured bool          // rules were installed and not removed
 	logged   logonce.Failure
 	seed     maphash.Seed // the seed of fingerprints
-	seen     fingerprint  // the fingerprint when the kernel had all rules; zero if that is not known
-	ready    time.Time    // the earliest time of a check that an announcement makes due
-	paced    time.Time    // each step moves it on by Config.Interval; a check after an announcement waits for it
+	seen     fingerprint  // taken when a check last found all rules in the kernel; zero after any other check
+	ready    time.Time    // when a check is due if the kernel announces a change: see nextCheck
+	paced    time.Time    // bounds how often announcements cause checks: see nextCheck
 
-	open      func() bool // reports connections to VIPs; nil if there are never any
+	open      func() bool // reports whether there are connections to VIPs; nil if there can be none
 	openSince time.Time   // when the unhooked chains were first found in use
 	openLimit time.Duration
-	openUntil time.Time // until when inUse calls open; set at the end of Keep, zero before
+	openUntil time.Time // after this time, connections no longer keep the chains; zero until Keep ends
 }
 
 // New returns a Capture that has done nothing yet. A nil logger logs nothing.
@@ -123,7 +123,7 @@ func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.ope
 // there are no rules with a lease, it does nothing.
 func (c *Capture) Renew(f family.Family) error {
 	begins, err := c.lease.renew(f)
-	if begins { // connections to VIPs that began before have no reply yet
+	if begins { // a check drops the entries of connections to VIPs that began without a lease
 		c.begins.Store(true)
 		chans.Wake(c.rules)
 	}
@@ -134,12 +134,12 @@ func (c *Capture) Renew(f family.Family) error {
 // stand for several changes.
 func (c *Capture) Installed() <-chan struct{} { return c.installed }
 
-// Look makes Keep check the rules soon, as if the kernel had announced a change. The caller has seen that the rules
-// may be gone. Look returns at once.
+// Look makes Keep check the rules soon, as if the kernel had announced a change. It is for a caller that has reason
+// to believe that the rules are gone. Look returns at once.
 func (c *Capture) Look() { chans.Wake(c.rules) }
 
 // Begun returns a channel that is closed when Keep has installed the rules of the first desired
-// value, or has begun to remove rules if capture is off.
+// value. If capture is off, the channel is closed when Keep begins to remove rules.
 func (c *Capture) Begun() <-chan struct{} { return c.begun }
 
 // Keep keeps the kernel as desired until ctx ends: it follows every change of the desired value,
@@ -184,12 +184,12 @@ func (c *Capture) Keep(ctx context.Context) error {
 // returns another error, each family has the rules that it had before, or none.
 func (c *Capture) Apply(ctx context.Context) error { return c.once(ctx, true) }
 
-// Remove removes all rules and chains of nametap, in both backends and families, whatever configuration they were
-// made of. It leaves rules of other programs unchanged. It is no error if nametap has no rules.
+// Remove removes all rules and chains of nametap, in both backends and families, whatever configuration they belong
+// to. It leaves rules of other programs unchanged. It is no error if nametap has no rules.
 //
-// If a backend can never be read, for example without a capability, Remove does the rest and returns [ErrUnseen],
-// unless the kernel reports the backend as empty. It returns another error if c has installed rules in that
-// backend, or if the backend may be readable later.
+// If a backend can never be read, for example because a capability is missing, Remove removes what is in the other
+// backend. It then returns [ErrUnseen], unless the kernel reports the unreadable backend as empty. If c has
+// installed rules in that backend, or if the backend may be readable later, Remove returns another error.
 //
 // Remove takes the same steps as Keep. When ctx ends it does not wait for replies in flight any longer. A step
 // that fails for a reason that may pass is retried for some seconds.
@@ -210,7 +210,8 @@ func (c *Capture) once(ctx context.Context, on bool) error {
 	return c.reach(ctx)
 }
 
-// loop is Keep without the end.
+// loop takes the steps of Keep until ctx ends, or until the rules cannot be installed at the start. The caller then
+// removes the rules.
 func (c *Capture) loop(ctx context.Context) error {
 	begun := false
 	for ctx.Err() == nil {
@@ -224,8 +225,8 @@ func (c *Capture) loop(ctx context.Context) error {
 			c.sleep(ctx, s)
 			continue
 		}
-		// The goal may have changed because queries pass through while a firewall changes rules. So this step, too, may
-		// leave table filter as it is.
+		// While a firewall changes rules, queries may pass through, and the agent may want another goal for that
+		// reason. So this step, too, may leave table filter as it is.
 		if changed := c.watch.last(); s == stepApply && c.in.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
 			c.firewall.look(changed)
 		}
@@ -261,13 +262,13 @@ func (c *Capture) take() {
 	c.restart()
 }
 
-// restart makes the next step begin at once, from what is in the kernel.
+// restart makes the next step begin at once. The step reads from the kernel which rules there are.
 func (c *Capture) restart() {
 	if c.phase == phaseCaptured {
 		c.phase = phaseOutdated
 	}
 	if c.phase != phaseUnhooked || c.goal.On || c.retries.failure != nil {
-		c.due = time.Time{} // otherwise replies are in flight
+		c.due = time.Time{} // in the other cases the chains stay for replies in flight
 	}
 	c.attempts, c.lacks = patient, 0
 	c.logged.Forget()
@@ -275,7 +276,7 @@ func (c *Capture) restart() {
 	c.retries.failure, c.retries.n = nil, 0
 }
 
-// next returns the next step now.
+// next returns the step to take at the present time.
 func (c *Capture) next() step { return nextStep(c.goal, c.phase, !time.Now().Before(c.due)) }
 
 // sleep returns when the desired value changed, the next step is due, or ctx ends.
@@ -362,7 +363,7 @@ func (c *Capture) act(ctx context.Context, s step) error {
 // is missing.
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
-	now, err := takeFingerprint(c.seed) // before the rules are read, or a change in between would be missed
+	now, err := takeFingerprint(c.seed) // before the rules are read: the next check must see a change in between
 	known := err == nil
 	c.firewall.look(c.watch.last())
 	if begins := c.begins.Swap(false); begins || c.entries.pending() {
@@ -379,8 +380,8 @@ func (c *Capture) check(ctx context.Context) error {
 	return err
 }
 
-// repair reads the rules and repairs what differs, except for a table that is left to a later check. same is true
-// if nothing differs.
+// repair reads the rules and repairs the rules that differ. It may leave table filter to a later check (see
+// [filterRepair]). same is true if nothing differs.
 func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 	m := inspectAll(ctx, c.goal.Config)
 	drifts, err := c.drifted(m)
@@ -403,7 +404,7 @@ func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 	return false, err
 }
 
-// unhookAll takes the step unhook. If replies may be in flight, the chains stay for the settle time.
+// unhookAll takes stepUnhook. If replies may be in flight, the chains stay for the settle time.
 func (c *Capture) unhookAll(ctx context.Context) error {
 	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, filterRepair{}
 	for _, f := range family.All() {
@@ -428,7 +429,7 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 	return c.failed(err, again)
 }
 
-// removeAll takes the step remove.
+// removeAll takes stepRemove.
 func (c *Capture) removeAll(ctx context.Context) error {
 	again, err := c.removeSides(context.WithoutCancel(ctx))
 	if err == nil || c.onlyOthers(err) {
@@ -464,9 +465,9 @@ func (c *Capture) failed(err error, again bool) error {
 // retries are the retries of a removal.
 type retries struct {
 	n        int       // failures since the last report
-	since    time.Time // the first of them
+	since    time.Time // when the first of these failures was
 	failure  error     // the last failure; nil if the last step did not fail
-	reported error     // the failure that was reported last; nil after the removal or an apply
+	reported error     // the failure that was reported last; nil after rules were removed or installed
 }
 
 // openShortest and openLongest bound the pause between two looks for open connections, which is an eighth of the
@@ -478,9 +479,9 @@ func (c *Capture) inUse() bool {
 	return c.open != nil && (c.openUntil.IsZero() || time.Now().Before(c.openUntil)) && c.open()
 }
 
-// nextCheck returns when the next check is due if the kernel announces no change before. It also sets c.ready: when
-// the check is due after an announcement. The last step began at began and has just ended. If steps take long, half
-// of the time is left to other programs.
+// nextCheck returns when the next check is due if the kernel announces no change before. It also sets c.ready, which
+// is when the check is due after an announcement. The last step has just ended; began is when it began. The pause
+// before a check is at least as long as the last step took, so half of the time is left to other programs.
 func (c *Capture) nextCheck(began time.Time) time.Time {
 	took := time.Since(began)
 	interval := c.goal.Config.Interval
@@ -501,15 +502,16 @@ func (c *Capture) nextCheck(began time.Time) time.Time {
 	return began.Add(max(interval, 2*took))
 }
 
-// checksAtOnce is how many checks may follow announcements at once. After these there is one check in each
-// Config.Interval, even if programs change nft rules all the time or want other rules than nametap.
+// checksAtOnce is how many announcements may each cause a check at once. After that, announcements cause one check
+// in each Config.Interval. So programs that change nft rules all the time, or that want other rules than nametap, do
+// not cause more.
 const checksAtOnce = 10
 
 // endTimeout bounds the removal at the end of Keep: the settle time, and the time of the tools.
 const endTimeout = 15 * time.Second
 
-// end removes the rules at the end of Keep, unless they are to stay. It ignores the desired
-// value, which may still change.
+// end removes the rules at the end of Keep, unless they are to stay. It ignores later
+// changes of the desired value.
 func (c *Capture) end(ctx context.Context) error {
 	kept := c.goal.On && c.goal.Config.FailClosed
 	ending := Ending(c.ending.Load())
@@ -600,7 +602,8 @@ func (c *Capture) Levels() map[family.Family]Level {
 	return levels
 }
 
-// Failure returns why the last attempt to install the rules of a family has failed, nil if it has not.
+// Failure returns why the last attempt to install the rules of a family has failed. It returns nil if the attempt
+// has succeeded.
 func (c *Capture) Failure(f family.Family) error { return c.report.Load().in.missing[f] }
 
 // Captured reports whether rules were installed and not removed since.
@@ -609,7 +612,7 @@ func (c *Capture) Captured() bool { return c.report.Load().captured }
 // Active reports whether queries are captured: rules are installed, and they match.
 func (c *Capture) Active() bool {
 	r := c.report.Load()
-	active := len(r.in.families) == 0 && !r.outdated // true if there are no rules, because no query can be captured
+	active := len(r.in.families) == 0 && !r.outdated // true if the goal needs no rules, because no query can be captured
 	for f, v := range r.in.families {
 		active = active || !v.lease || c.lease.alive(f)
 	}
@@ -623,7 +626,8 @@ func (c *Capture) Leased() bool {
 	return len(in.families) > 0 && !in.unleased()
 }
 
-// Remaining says why rules that were to be removed are, or may be, still there. It is "" if no removal has failed.
+// Remaining says why rules may still be in the kernel although they were to be removed. It returns "" if no removal
+// has failed.
 func (c *Capture) Remaining() string { return c.report.Load().remaining }
 
 // Stats counts what Keep has done.
@@ -649,8 +653,8 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 	return r.status(inspectAll(ctx, r.goal.Config))
 }
 
-// Applied returns the Status of the rules that the last [Capture.Apply] has left. It reads nothing, and must not
-// be called while rules are changed.
+// Applied returns the Status of the rules as they were after the last [Capture.Apply]. It does not read the kernel,
+// and must not be called while rules are changed.
 func (c *Capture) Applied() (Status, error) { return c.report.Load().status(c.applied) }
 
 // EndsByItself reports whether all rules of nametap in the kernel have a lease: then they capture nothing once no
@@ -659,8 +663,8 @@ func (c *Capture) EndsByItself(ctx context.Context) bool {
 	return inspectAll(ctx, c.goal.Config).endsByItself()
 }
 
-// Plan returns the texts that Apply would pass to iptables-restore now, in order, and changes nothing. It returns
-// none if all rules are installed. If this machine lacks something (see Check), Apply tries these texts first, and
+// Plan returns the texts that Apply would pass to iptables-restore now, in order, and changes nothing. It returns no
+// texts if all rules are installed. If this machine lacks something (see Check), Apply tries these texts first, and
 // then texts without what is missing.
 func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 	r := c.report.Load()

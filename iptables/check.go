@@ -83,8 +83,8 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 	return findings
 }
 
-// probe tries the variants of the rules, best first, where they capture nothing. The first variant that works shows
-// what is missing. needed is true if capture fails when no variant works.
+// probe tries the variants of the rules, best first, without capturing queries: see [tryRules]. The first variant
+// that works shows what is missing. needed is true if capture fails when no variant works.
 func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
 	var first error
@@ -95,7 +95,7 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 				first = err
 			}
 			if failsAgain(err) && !isAny(err, errExtension, errNoTable) {
-				break // fewer rules would fail, too, such as when a tool hangs
+				break // fewer rules would fail, too, for example if a tool hangs
 			}
 			continue
 		}
@@ -218,8 +218,8 @@ func checkMapped(cfg Config) error {
 	return nil
 }
 
-// mapped reports whether an id is in a map of user_namespaces(7). Each line of the map has the first id inside,
-// the first id outside, and the number of ids.
+// mapped reports whether an id is in a map of user_namespaces(7). Each line of the map describes a range of ids: the
+// first id inside the user namespace, the first id outside, and how many ids there are.
 func mapped(idMap []byte, id uint32) bool {
 	lines := bufio.NewScanner(bytes.NewReader(idMap))
 	for lines.Scan() {
@@ -243,14 +243,14 @@ func mapped(idMap []byte, id uint32) bool {
 //     cannot be replaced where /run is read-only;
 //   - reports a missing chain or table as a missing rule.
 
-// goLockWait is lockWait for go-iptables.
+// goLockWait is how long go-iptables lets a tool wait for the lock, in seconds: as long as lockWait.
 const goLockWait = 5
 
 // oldestTool is the first version whose iptables-restore waits for the lock (-w).
 func oldestTool() []int { return []int{1, 6, 2} }
 
-// checkInstalled returns a finding for the version of a family's tool. If rules of nametap are installed, it also
-// returns whether the tool finds each rule.
+// checkInstalled returns a finding about the version of a family's tool. If rules of nametap are installed, it also
+// returns a finding about whether the tool finds each rule.
 func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, p.tools.limit)
 	defer cancel()

@@ -22,18 +22,18 @@ type Config struct {
 	Port uint16
 
 	// AgentUIDs and AgentGIDs are the users and groups of the agent. Queries of sockets of these users and groups
-	// are not captured, because they would come back to the agent. Only the agent's probes ([ProbeHops]) and test
-	// queries ([TestAddr]) are. At least one user or group is required.
+	// are not captured, because they would come back to the agent. The exceptions are the agent's probes
+	// ([ProbeHops]) and test queries ([TestAddr]), which are captured. At least one user or group is required.
 	AgentUIDs, AgentGIDs []uint32
 
 	// Servers are the nameservers to which queries are captured, such as the nameservers of resolv.conf. Queries to
 	// other servers pass through. If Servers is empty, queries to any address are captured. Queries to link-local
-	// IPv6 addresses always pass through ([Passes]). If a server has a zone ("fd00::1%eth0"), queries of this host to
-	// it are captured only if they leave through this interface.
+	// IPv6 addresses always pass through ([Passes]). If a server's address names an interface ("fd00::1%eth0"),
+	// queries of this host to the server are captured only if they leave through this interface.
 	Servers []netip.Addr
 
 	// ExcludeUIDs and ExcludeGIDs are users and groups whose queries pass through, such as the user of a stub
-	// resolver on loopback: through the agent, the stub resolver would query itself.
+	// resolver on loopback. If its queries were captured, the agent could forward them to the same stub resolver.
 	ExcludeUIDs, ExcludeGIDs []uint32
 	// ExcludeCIDRs are destinations to which queries pass through.
 	ExcludeCIDRs []netip.Prefix
@@ -48,8 +48,9 @@ type Config struct {
 
 	// VIPs are virtual addresses. If a client connects to a VIP, the agent connects it to the host that has the VIP.
 	// TCP connections to VIPs, and UDP packets to their port 443, are redirected to EgressPort. Other UDP packets
-	// are refused (ICMP port unreachable). Servers does not apply to VIPs, except that queries (port 53) to VIPs are
-	// captured if Servers is empty. The exclusions apply to VIPs, too. If EgressPort is 0, VIPs has no effect.
+	// are refused (ICMP port unreachable). If Servers is empty, queries (port 53) to VIPs are captured. Otherwise
+	// packets to port 53 of VIPs are treated like packets to other ports. The exclusions apply to VIPs, too. If
+	// EgressPort is 0, VIPs has no effect.
 	VIPs []netip.Prefix
 	// EgressPort is the agent's TCP port for VIPs, and its UDP port for QUIC, on the same addresses as Port.
 	EgressPort uint16
@@ -80,13 +81,14 @@ type Config struct {
 	Backend Backend
 	// Interval is how often Keep checks the rules; 0 is 5 s.
 	Interval time.Duration
-	// Settle is how long the chains stay after the capture ends, so that replies in flight still reach the clients.
-	// Conntrack entries that such replies may need stay for as long. Set it to a little more than the longest time
-	// that the agent spends on a query; 0 is 5 s.
+	// Settle is how long the chains stay after the capture ends. As long as they stay, replies in flight still reach
+	// the clients. Conntrack entries that such replies may need stay for the same time. Set it to a little more than
+	// the longest time that the agent spends on a query; 0 is 5 s.
 	Settle time.Duration
-	// Patience is how long one tool may run. It is also how long a step of a removal is retried before its failure
-	// is reported, if the reason may pass, such as a lock that another program holds. The retries go on after that.
-	// 0 is 15 s: time for the lock, and for a name service, which iptables queries even for a numeric uid.
+	// Patience is how long one tool may run. If a step of a removal fails for a reason that may pass, such as a lock
+	// that another program holds, the step is retried for this time before its failure is reported. The retries go
+	// on after the report. 0 is 15 s, which is enough to wait for the lock and for a slow name service: iptables
+	// queries the name service even for a numeric uid.
 	Patience time.Duration
 	// ToolDir is a directory in which the tools of iptables are looked for before $PATH, /usr/sbin and
 	// /sbin; "" for none.
@@ -119,8 +121,8 @@ func (c Config) Families() []family.Family {
 	return slices.DeleteFunc(family.All(), func(f family.Family) bool { return !c.Has(f) })
 }
 
-// Needs reports whether f is required: IPv4 and the only family are. If this machine lacks a required family, the
-// agent and the commands report a failure, even if the other family is captured.
+// Needs reports whether f is required. IPv4 is required, and so is the family in the field Only. If this machine
+// lacks a required family, the agent and the commands report a failure, even if the other family is captured.
 func (c Config) Needs(f family.Family) bool { return f == family.IPv4 || c.Only == f }
 
 // Without returns the configuration without f. The other family must not be left out already.
@@ -159,8 +161,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate returns an error for the first field from which no rules can be made. The error has the value, and what
-// was expected.
+// validate returns an error for the first field with an invalid value. The error quotes the value and says what was
+// expected.
 func (c Config) validate() error {
 	if c.Port == 0 || c.Port == dnsPort {
 		return fmt.Errorf("capture port %d: want the agent's DNS port, not 0 and not %d", c.Port, dnsPort)
@@ -234,9 +236,9 @@ func plain(a netip.Addr) bool {
 	return !compatible && !a.Is4In6()
 }
 
-// checkInterface returns an error for a name that is empty or too long for the kernel (dev_valid_name), for a name
-// that iptables-restore or iptables-save would quote or misread, such as a name that begins with "-", and for a
-// single "+", which iptables-save leaves out.
+// checkInterface returns an error for a name that rules cannot have. The name must not be empty or too long for the
+// kernel (dev_valid_name). iptables-restore and iptables-save must not quote or misread it, as they do with a name
+// that begins with "-". A single "+" is an error because iptables-save leaves it out.
 func checkInterface(name string) error {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@"
 	if name == "" || len(name) > 15 || name[0] == '-' || name == "+" || strings.Trim(name, plain) != "" {
@@ -249,9 +251,9 @@ func checkInterface(name string) error {
 // nametap's rules must be in only one of them.
 type Backend string
 
-// The backends. Auto takes the only usable backend. If both are usable, it takes the backend in which other
-// programs have more rules; otherwise the backend that already has rules of nametap; otherwise the backend that the
-// tool named iptables-restore uses.
+// The backends. Auto takes the only usable backend. If both are usable, it takes the backend in which other programs
+// have more rules. If that does not decide, it takes the backend that already has rules of nametap, and as a last
+// resort the backend that the tool named iptables-restore uses.
 const (
 	Auto   Backend = "auto"
 	NFT    Backend = "nft"
@@ -269,8 +271,8 @@ func (b Backend) other() Backend {
 // MarshalText returns what UnmarshalText reads.
 func (b Backend) MarshalText() ([]byte, error) { return []byte(b), nil }
 
-// UnmarshalText reads "auto", "nft" or "legacy". The error says what was expected; the
-// caller names the setting and its value.
+// UnmarshalText reads "auto", "nft" or "legacy". The error says only what was expected,
+// so the caller adds the setting and its value.
 func (b *Backend) UnmarshalText(text []byte) error {
 	return choice.Parse(b, text, Auto, NFT, Legacy)
 }

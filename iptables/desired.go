@@ -12,16 +12,17 @@ type Desired struct {
 	On bool
 	// Because says why capture is on or off, for the log.
 	Because string
-	// Config says what is captured. A removal uses its Settle, Patience and ToolDir.
+	// Config says what is captured. A removal uses only its fields Settle, Patience and ToolDir.
 	Config Config
 }
 
-// A target is a desired value with the variants of its rules, best first. It never changes.
+// A target is a desired value and the variants of its rules: first the complete rules, then rules without parts that
+// this machine may lack. A target never changes.
 type target struct {
 	Desired
 	set      bool // false before the first Set: there is nothing to do
 	variants []variant
-	leased   []variant // the same with a lease: another process may have installed such rules
+	leased   []variant // the variants with a lease, even if Config has none: see variantsFor
 }
 
 // same reports whether t asks for the same rules as other.
@@ -29,8 +30,9 @@ func (t *target) same(other *target) bool {
 	return t.set == other.set && t.On == other.On && reflect.DeepEqual(t.Config, other.Config)
 }
 
-// variantsFor returns the variants of the rules of a family, best first. If the rules in the kernel have a lease,
-// an agent renews the lease. Then the variants have a lease, too, unless the configuration wants rules that stay.
+// variantsFor returns the variants of the rules of a family, best first. have is what the kernel has. If the rules
+// in the kernel have a lease, an agent may be renewing it, so the variants have a lease, too. They have none if the
+// configuration wants rules that stay (FailClosed).
 func (t *target) variantsFor(f family.Family, have saved) []variant {
 	if have.leased(f) && !t.Config.FailClosed {
 		return t.leased

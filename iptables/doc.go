@@ -16,26 +16,29 @@
 //
 // # The rules
 //
-// [Build] makes the rules of a [Config]. They are in chains of nametap (NAMETAP_OUTPUT, NAMETAP_PREROUTING), whose
-// names alone distinguish them from the rules of other programs. In table nat, a chain redirects the test query
-// ([TestAddr]), returns excluded packets (packets of the agent first), and redirects the rest to the agent. In
-// table raw, a chain of the same name does the same for UDP, with the conntrack zone instead of the redirect: an
-// application and the agent may use the same source port to the same server, and only the zone distinguishes these
-// two flows. The zone applies only to the original direction, because an ICMP error of a dead agent must reach the
-// client. TCP needs no zone, because the kernel gives no two sockets the same four-tuple. So a TCP connection that
-// is open while rules are installed or removed stays with its peer, as long as a rule of any program makes the
-// kernel track connections.
+// [Build] makes the rules of a [Config]. They are in chains of nametap's own (NAMETAP_OUTPUT, NAMETAP_PREROUTING).
+// Only the name of its chain distinguishes a rule of nametap from the rules of other programs. In table nat, a chain
+// first redirects the test query ([TestAddr]). Then it lets excluded packets pass (target RETURN), first of all the
+// packets of the agent, and redirects the rest to the agent. In table raw, a chain of the same name does the same
+// for UDP, but it puts queries into a conntrack zone instead of redirecting them. The zone is a number that is a
+// part of the key of a flow: an application and the agent may use the same source port to the same server, and only
+// the zone distinguishes these two flows. The zone applies only to the original direction of a flow. Otherwise a
+// client would not get the ICMP error for a query to an agent that has ended. TCP needs no zone, because the kernel
+// never gives two sockets the same addresses and ports at both ends. A TCP connection that is open while rules are
+// installed or removed stays with its peer, as long as a rule of any program makes the kernel track connections.
 //
-// Table filter accepts the packets of redirected flows, which a firewall does not know.
+// In table filter, nametap's rules accept the packets of redirected flows: a firewall that allows queries to a
+// nameserver may know nothing of packets to the agent.
 //
 // # The lease
 //
-// With [Config].Lease, each chain that redirects, or sets the zone, returns unless the lease of its family was
-// renewed in the last [LeaseTime] (iptables' match recent). The agent renews the lease while it answers: it sends a
-// datagram to loopback, and a rule of table raw records that as a renewal. Sending it needs no capability. So the
-// kernel ends the capture of an agent that was killed, hangs or is missing, and the rules stay in place for the
-// next agent. Nothing has to be dropped from conntrack then: table raw decides packet by packet whether a query
-// belongs to the zone. So the next query of a client that keeps its socket takes the new path, too.
+// With [Config].Lease, the rules capture queries only as long as an agent answers. Each chain that redirects packets
+// or sets the zone has a rule that returns, unless the lease of the family was renewed in the last [LeaseTime]
+// (iptables' match recent). While the agent answers, it renews the lease: it sends a datagram to loopback, and a
+// rule of table raw records the datagram as a renewal. Sending the datagram needs no capability. So the kernel
+// itself ends the capture if the agent was killed, hangs or is missing, and the rules stay in place for the next
+// agent. No conntrack entry of a UDP query has to be dropped then: table raw decides packet by packet whether a
+// query belongs to the zone. So the next query of a client that keeps its socket takes the new path, too.
 //
 // Packets with [ProbeHops] are redirected without a lease: they show whether queries would reach the agent.
 //
@@ -64,29 +67,30 @@
 //	entries.go      which conntrack entries keep sockets on their old path, and when they are dropped
 //	firewall.go     when table filter is repaired, while another program changes rules
 //	installed.go    what this process has installed, and what is missing
-//	backend.go      what nft and legacy have, and which of them to use
+//	backend.go      the two backends of iptables, nft and legacy: what they have, and which of them to use
 //	place.go        one family in one backend: save, restore, verify, retry, roll back
 //	tools.go        iptables-save and iptables-restore, and what their errors mean
 //	fingerprint.go  whether rules may have changed in the kernel
 //	legacy.go       what the kernel itself says about legacy's tables
-//	nft.go          what only nf_tables itself can do: generations, deleting a table
+//	nft.go          what only nf_tables itself can do: count changes of rules, and delete a table
 //	variant.go      the rules of a Config, complete or without what this machine lacks
 //	build.go        the rules of a Config
 //	rules.go        rules as text: how the kernel differs from them, and the text that repairs it
 //	save.go         the output of iptables-save, parsed
-//	lease.go        the time for which the rules match, and requests about it
+//	lease.go        the lease, which is the time for which the rules match, and requests about it
 //	permission.go   capabilities, and what else may refuse the tools
-//	fault.go        kinds of errors: a lack, a lasting fault, or one that may pass
+//	fault.go        kinds of errors: unsupported, permanent, or temporary
 //	config.go       what is captured, and what is excluded
 //	names.go        the names of nametap's chains and tables
 //
-// A restore is atomic for each table, and changes nat before raw. A flow that begins between the two is redirected,
-// but its conntrack entry is not in the zone. The application's next query is in the zone, so it does not use this
-// entry, but a query of the agent from the same port would. So such entries are dropped: by a check when no reply
-// can be in flight, and by unhook at once.
+// A restore changes one table after the other, and nat before raw. A flow that begins between these two changes is
+// redirected, but its conntrack entry is not in the zone. The application's next query is in the zone, so it does
+// not use this entry, but a query of the agent from the same port would. So such entries are dropped: the step check
+// drops them when no reply can be in flight any more, and the step unhook drops them at once.
 //
-// A TCP connection leaves an entry, too. In three cases the next connection from the same port takes over the
-// entry, with its redirect or without one: the server has reset the connection, the SYN of the connection had no
+// A TCP connection leaves an entry, too. In three cases the next connection from the same port takes over the entry,
+// and is redirected only if the entry is: the server has reset the connection, the SYN of the connection had no
 // reply, or the kernel began to track the connection in the middle and has seen no reply since. Such entries are
-// dropped when rules change. After all other ends the kernel makes a new entry.
+// dropped when rules change. If a connection ends in any other way, the kernel makes a new entry for the next
+// connection.
 package iptables

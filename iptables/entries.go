@@ -17,9 +17,9 @@ import (
 // entries drops conntrack entries that keep sockets on the path of previous rules.
 type entries struct {
 	log       *slog.Logger
-	leftovers map[string]time.Time // the entries that will be dropped later: when each was first seen, by key
-	replies   time.Time            // until then replies to queries of dropped entries may arrive; zero if none may
-	closing   time.Time            // until then connections from before the last change may be reset
+	leftovers map[string]time.Time // when each entry that is to be dropped later was first seen, by the entry's key
+	replies   time.Time            // until this time, replies may arrive whose entries were dropped; zero if none may
+	closing   time.Time            // until this time, connections from before the last change may be reset
 	logged    map[family.Family]*logonce.Failure
 	failed    bool // the last sweep failed
 }
@@ -33,9 +33,9 @@ func (e *entries) pending() bool {
 	return e.failed || len(e.leftovers) > 0 || !e.replies.IsZero() || time.Now().Before(e.closing)
 }
 
-// sweep drops entries that let queries bypass the agent. changed is true after a change of rules. A leftover is
-// dropped when sweeps have seen it for the settle time. After a failure, the next check sweeps again. For
-// [closingTime] after a change, every check sweeps.
+// sweep drops entries that let queries bypass the agent. changed is true after a change of rules. A leftover (see
+// [sweep.leftover]) is dropped when the settle time has passed since a sweep first saw it. After a failure, the next
+// check sweeps again. For [closingTime] after a change, every check sweeps.
 func (e *entries) sweep(cfg Config, in installed, changed bool) {
 	now := time.Now()
 	changed = changed || e.failed
@@ -61,8 +61,8 @@ func (e *entries) sweep(cfg Config, in installed, changed bool) {
 	}
 }
 
-// closingTime is how long connections from before a change of rules may still be reset after it. No client waits
-// longer than that for a reply.
+// closingTime is how long after a change of rules older connections may still be reset. No client waits longer than
+// that for a reply.
 const closingTime = 30 * time.Second
 
 // late reports whether a sweep is due because rules changed not long ago. If changed is true, they changed now.
@@ -77,8 +77,8 @@ func (e *entries) late(now time.Time, changed bool) bool {
 	return late
 }
 
-// settled reports whether a leftover was first seen at the time latest, or earlier. Otherwise it records the leftover.
-// previous has the leftovers of the last sweep.
+// settled reports whether the leftover with this key was first seen at the time latest, or earlier. Otherwise it
+// records the leftover for the next sweep. The parameter previous has the leftovers of the last sweep.
 func (e *entries) settled(key string, previous map[string]time.Time, latest time.Time) bool {
 	seen, ok := previous[key]
 	if !ok {
@@ -91,7 +91,8 @@ func (e *entries) settled(key string, previous map[string]time.Time, latest time
 	return false
 }
 
-// drop drops the entries of family f in class c, and returns how many it dropped. It logs a failure once.
+// drop drops the entries of family f in class c, and returns how many it dropped. After a failure, ok is false. A
+// failure that repeats is logged once.
 func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
 	dropped, err := c.drop(f)
 	if e.logged[f].Differs(err) {
@@ -111,7 +112,7 @@ type class struct {
 	match   func(conntrack.Entry) bool
 }
 
-// visit calls visit with each entry of family f in the class, perhaps more than once.
+// visit calls the function visit with each entry of family f in the class, perhaps more than once.
 func (c class) visit(f family.Family, visit func(conntrack.Entry)) error {
 	return conntrack.Dump(f.Number(), func(e conntrack.Entry) {
 		if c.match(e) {
@@ -133,10 +134,9 @@ func (c class) drop(f family.Family) (deleted int, err error) {
 	return deleted, err
 }
 
-// A sweep finds conntrack entries that keep queries on a path that the rules no longer give them. An open TCP
-// connection stays with its peer, or breaks. So a sweep looks for entries of UDP, and for entries of TCP
-// connections that the next connection from the same port would take over: see [unanswered], [reset] and
-// [pickedUp].
+// A sweep finds conntrack entries that keep queries on the path of previous rules. It looks for entries of UDP, and
+// for entries of TCP that the next connection from the same port would take over: see [unanswered], [reset] and
+// [pickedUp]. It ignores the entries of other TCP connections, because an open connection cannot change its path.
 type sweep struct {
 	ports []uint16 // ports of the agent, now or previously
 	zone  uint16   // zone of captured queries, 0 without one
@@ -160,7 +160,8 @@ func (s sweep) bypassing(changed bool, settled func(conntrack.Entry) bool) class
 }
 
 // captured returns the class of DNS entries that are redirected to the agent and for which match returns true. The
-// agent's port is not 53, so the destination of each was replaced.
+// agent's port is not 53, so the kernel has replaced the destination of each such entry, and its status has the bit
+// DstNAT.
 func (s sweep) captured(match func(conntrack.Entry) bool) class {
 	return class{
 		filters: []conntrack.Filter{
@@ -189,7 +190,7 @@ func bypassingVIPs(cfg Config) class {
 // excluded clients.
 //
 // Without a zone, an entry that is not redirected may belong to a captured query, to the agent or to an excluded
-// client.
+// client. Nothing distinguishes these entries, so all have to be dropped.
 func (s sweep) stale(e conntrack.Entry) bool {
 	return isDNS(e, unix.IPPROTO_UDP) && e.Zone == s.zone && !s.redirected(e) // the zone is 0 without one
 }
@@ -202,27 +203,28 @@ func ofReply(e conntrack.Entry) bool {
 }
 
 // unanswered reports whether an entry belongs to a TCP connection whose SYN has no reply. The entry stays for two
-// minutes, and decides the path of repetitions of the SYN and of further connections from the same port. If the
-// entry is dropped, the next SYN is the first packet of a new entry.
+// minutes. It decides the path of repeated SYNs, and of further connections from the same port. If the entry is
+// dropped, the next SYN is the first packet of a new entry.
 func unanswered(e conntrack.Entry) bool {
 	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPSynSent
 }
 
 // reset reports whether an entry belongs to a TCP connection that a RST has ended. The entry stays for 10 s. If the
-// last packet came from the server, the next connection from the same port takes over the entry. After all other ends
-// the kernel makes a new entry for the next connection.
+// last packet came from the server, the next connection from the same port takes over the entry. Otherwise the
+// kernel makes a new entry for the next connection.
 func reset(e conntrack.Entry) bool { return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPClose }
 
 // pickedUp reports whether an entry was made by a packet in the middle of a TCP connection, without a reply. The
-// kernel makes such entries when it begins to track connections again, as after `nft flush ruleset`. They stay for
-// five minutes, and further connections from the same port take them over. If the entry is dropped but the
-// connection still exists, the next packet makes the entry again.
+// kernel makes such entries when it begins to track connections again, for example when rules are installed after
+// `nft flush ruleset`. They stay for five minutes, and further connections from the same port take them over. If the
+// entry is dropped but the connection still exists, the next packet makes the entry again.
 func pickedUp(e conntrack.Entry) bool {
 	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPEstablished && !e.Replied()
 }
 
-// bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped. After a change of
-// rules, an entry of a connection without a reply has to be dropped, too.
+// bypassed reports whether an entry has to be dropped because its TCP connection is not redirected, and the next
+// connection from the same port would take over the entry. If changed is true, that includes a connection whose SYN
+// has no reply.
 func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
 	return !s.redirected(e) && (reset(e) || pickedUp(e) || changed && unanswered(e))
 }
@@ -243,10 +245,10 @@ func isDNS(e conntrack.Entry, protocol uint8) bool {
 	return e.Original.Protocol == protocol && e.Original.Destination.Port() == dnsPort
 }
 
-// leftover reports whether an entry has to be dropped some time after rules with a zone were installed. It is
-// redirected and not in the zone, so it was made while table raw had no rules. The application no longer uses the
-// entry, but a query of the agent from the same source port would. It can be dropped when no reply can be in
-// flight.
+// leftover reports whether an entry has to be dropped some time after rules with a zone were installed. Such an
+// entry is redirected and not in the zone, so it was made while table raw had no rules. The application no longer
+// uses the entry, but a query of the agent from the same source port would. It can be dropped when no reply can be
+// in flight.
 func (s sweep) leftover(e conntrack.Entry) bool {
 	return s.zone != 0 && e.Zone != s.zone && s.toAgent(e)
 }

@@ -17,20 +17,20 @@ var (
 	// These errors are permanent, too, but the machine supports what is needed.
 	errPermission   = errors.New("not permitted")
 	errIncompatible = errors.New("has rules that only the nft tool can read: keep them in a table of another name")
-	// The tool has waited for the lock already.
+	// This error is temporary, but the tool is not run again at once, because it has already waited for the lock.
 	errLocked = errors.New("lock is held")
-	// Keep removes these rules later.
+	// Keep tries later to remove these rules.
 	errElsewhere = errors.New("rules of nametap remain in the other backend")
 )
 
 // Errors of this package's methods.
 var (
-	// ErrIncomplete is returned if the rules in the kernel are incomplete: a supported
-	// family, or the conntrack zone, is missing for a temporary reason, or rules of nametap
+	// ErrIncomplete is returned if the rules in the kernel are incomplete: a family or a
+	// part of the rules that this machine may support is missing, or rules of nametap
 	// remain in the other backend. Keep retries.
 	ErrIncomplete = errors.New("capture is incomplete")
-	// ErrUnseen is returned if a backend can never be read, so rules of nametap that
-	// another process installed may remain there.
+	// ErrUnseen is returned if a backend can never be read. If another process has
+	// installed rules of nametap there, they remain.
 	ErrUnseen = errors.New("rules of nametap may remain in a backend that cannot be read")
 	// ErrCapability is returned if this process lacks CAP_NET_ADMIN.
 	ErrCapability = errors.New("CAP_NET_ADMIN is missing: give it to this process, in a pod by securityContext.capabilities.add: [NET_ADMIN] with runAsUser: 0, because Kubernetes gives capabilities to root only, in a systemd unit by AmbientCapabilities=CAP_NET_ADMIN, or run it as root")

@@ -35,7 +35,7 @@ func takeFingerprint(seed maphash.Seed) (fingerprint, error) {
 	return fingerprint{generation, hash.Sum64()}, nil
 }
 
-// legacyPrint adds the tables of legacy that nametap uses to a hash, without the counters.
+// legacyPrint adds to a hash the tables of legacy that nametap uses, without their counters.
 func legacyPrint(hash *maphash.Hash, f family.Family) error {
 	tables, err := legacyTables(f)
 	if errors.Is(err, os.ErrPermission) {
@@ -64,8 +64,9 @@ func legacyPrint(hash *maphash.Hash, f family.Family) error {
 }
 
 // hashEntries adds the entries of a table to a hash, without their counters. An entry
-// (struct ipt_entry, ip6t_entry) is the packet that it matches, then the offsets of its
-// target and of the next entry, then its counters, then matches and target.
+// (struct ipt_entry, ip6t_entry) describes the packets that it matches by their
+// addresses. It then has the offsets of its target and of the next entry, its counters,
+// its further matches and its target.
 func hashEntries(hash *maphash.Hash, f family.Family, entries []byte) {
 	const counters = 16
 	packet := 84 // struct ipt_ip

@@ -10,7 +10,7 @@ const (
 	// firewallPause is how long nft rules must not change before table filter is repaired.
 	firewallPause = 200 * time.Millisecond
 	// firewallLimit replaces firewallPause while the table has no rule of another program. It is also the longest
-	// time for which a repair waits.
+	// time for which the repair waits.
 	firewallLimit = 2 * time.Second
 )
 
@@ -19,9 +19,9 @@ const (
 // from the removal of the rules of table filter to `-I OUTPUT 4`, and 0.6 s on a busy machine. If a rule of nametap
 // is installed in between, the firewall's rule gets another place among the firewall's own rules.
 //
-// So the repair of table filter waits for a pause in the changes of nft rules. The other tables, without which
-// queries are not captured, are repaired at once. A table filter without rules of other programs refuses either no
-// packet or all of them, so its repair can wait longer.
+// So the repair of table filter waits for a pause in the changes of nft rules. The other tables are repaired at
+// once, because queries are not captured without them. A table filter without rules of other programs refuses either
+// no packet or all of them, so its repair can wait longer.
 type filterRepair struct {
 	lacks  map[family.Family]lack // the repairs that wait
 	spared map[family.Family]bool // the families whose table filter the current step leaves as it is
@@ -34,8 +34,9 @@ type lack struct {
 }
 
 // look decides for which families the current step leaves table filter as it is. changed is when the kernel last
-// announced a change of nft rules; zero if it has announced none. If changed is not zero, the step leaves a table
-// that was complete at the last step: a firewall may begin to change the table while nametap reads it.
+// announced a change of nft rules. If the kernel has announced none, changed is zero, and the step repairs every
+// table filter. Otherwise it repairs only a table filter whose repair has waited long enough. A table filter that
+// was complete at the last step is left as it is, because a firewall may have begun to change it.
 func (w *filterRepair) look(changed time.Time) {
 	w.spared = make(map[family.Family]bool)
 	for _, f := range family.All() {
@@ -48,7 +49,7 @@ func (w *filterRepair) look(changed time.Time) {
 	}
 }
 
-// spare returns the table that the current step leaves as it is, "" for none.
+// spare returns the table of a family that the current step leaves as it is, or "" if there is none.
 func (w *filterRepair) spare(f family.Family) string {
 	if w.spared[f] {
 		return filterTable

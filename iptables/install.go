@@ -19,15 +19,15 @@ type installer struct {
 	log      *slog.Logger
 	goal     *target                  // the target that the steps are for
 	in       installed                // what this process has installed
-	unleased bool                     // the rules of a family have no lease
+	unleased bool                     // the installed rules of at least one family have no lease
 	changes  bool                     // rules were installed or changed since the last report
 	placed   map[site]bool            // where rules were written and may still be
 	made     map[site]map[string]bool // the tables that this process has made
 	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
 	entries  entries
 	firewall filterRepair
-	lacks    time.Duration // how long to wait before trying again what this machine does not support; 0 if there is nothing
-	lacksDue time.Time     // when to try that again
+	lacks    time.Duration // the pause before rules that this machine does not support are tried again; 0 for no pause
+	lacksDue time.Time     // when this pause ends
 }
 
 func newInstaller(log *slog.Logger) installer {
@@ -40,8 +40,8 @@ func newInstaller(log *slog.Logger) installer {
 	}
 }
 
-// apply installs the rules of the goal, writing them up to attempts times, and reports whether that changed
-// anything. m is what the kernel had a moment ago.
+// apply installs the rules of the goal, and reports whether that changed anything. m is what the kernel had a moment
+// ago. The parameter attempts is how often rules may be written until the kernel has them.
 func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed bool, err error) {
 	defer func() { i.changes = i.changes || changed }()
 	cfg := i.goal.Config
@@ -62,7 +62,7 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 		}
 	}
 	if err != nil && !errors.Is(err, ErrIncomplete) {
-		if cfg.Backend == Auto && !other.usable() { // the error of the other backend may say what confines this process
+		if cfg.Backend == Auto && !other.usable() { // why it cannot be used may explain the failure
 			err = errors.Join(err, other.err())
 		}
 		return changed, err
@@ -139,7 +139,7 @@ func (i *installer) candidates(vs []variant, at site, have saved) (left []varian
 	return left, lacks
 }
 
-// noteLacks sets when to try again what this machine does not support. in is what was just installed.
+// noteLacks sets when rules that this machine does not support are tried again. in is what was just installed.
 func (i *installer) noteLacks(in installed) {
 	switch {
 	case in.complete() || in.failed():
@@ -153,9 +153,10 @@ func (i *installer) noteLacks(in installed) {
 // quietInterval is the time between checks of complete nft rules, whose changes the kernel announces.
 const quietInterval = time.Hour
 
-// retryDue reports whether to try again what is missing: at each check if it has failed for a reason that may pass,
-// and ever more rarely if this machine does not support it. An attempt may write rules to one table and fail at the
-// next table. Then queries pass through until the rules are as before.
+// retryDue reports whether it is time to try again to install rules that are missing. If they may be missing for a
+// reason that passes, each check tries. If this machine does not support them, checks try ever more rarely: an
+// attempt may write rules to one table and fail at the next table, and then queries pass through until the rules are
+// as before.
 func (i *installer) retryDue() bool {
 	return !i.in.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
 }
@@ -191,15 +192,15 @@ func (i *installer) logMissing(in installed) {
 	}
 }
 
-// cleared records that nametap has nothing in those families of a backend that could be read.
+// cleared records that nametap has no rules left in the families of a backend that could be read.
 func (i *installer) cleared(s *side) {
 	for f := range s.saved {
 		delete(i.placed, site{s.backend, f})
 	}
 }
 
-// drifted lists how the kernel differs from what was installed, without a table that is left to a later check. The
-// list is empty if nothing differs.
+// drifted lists how the kernel differs from what was installed. It ignores a table whose repair is left to a later
+// check (see [filterRepair]). The list is empty if nothing differs.
 func (i *installer) drifted(m machine) ([]string, error) {
 	s, other := m.side(i.in.backend), m.side(i.in.backend.other())
 	var drifts []string
@@ -225,7 +226,7 @@ func (i *installer) drifted(m machine) ([]string, error) {
 	return drifts, errors.Join(errs...)
 }
 
-// unhook deletes the jumps to nametap's chains in both backends. used is true if queries were captured recently:
+// unhook deletes the jumps to nametap's chains in both backends. used is true if queries were captured recently, so
 // replies may be in flight. again is true if what failed may succeed soon.
 func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 	var sides []*side
@@ -270,10 +271,11 @@ func (i *installer) ownFirst() []Backend {
 	return []Backend{NFT, Legacy}
 }
 
-// unhookFamily deletes the jumps of one family in one backend, and drops the conntrack entries that would still
-// redirect to the agent. With a zone, no UDP socket uses these entries, but sockets would use them again without
-// the zone. So the entries are dropped before the jumps are deleted. Without a zone, and over TCP, sockets use the
-// entries until the jumps are deleted. So the entries are dropped after that, too.
+// unhookFamily deletes the jumps of one family in one backend. It drops the conntrack entries that would still
+// redirect packets to the agent: before it deletes the jumps, and again after that. The first time is for rules that
+// put queries into a conntrack zone: UDP sockets use no entries outside the zone then, but would use them as soon as
+// the jumps are deleted. The second time is for the other entries, of TCP and of UDP without a zone. Sockets use
+// these entries, and make new ones, until the jumps are deleted.
 func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error {
 	s := sweep{ports: have.redirections()}
 	if len(have["raw"].ownChains()) > 0 {
@@ -316,9 +318,9 @@ func (i *installer) hasMade(b Backend) bool {
 	return slices.ContainsFunc(family.All(), func(f family.Family) bool { return len(i.made[site{b, f}]) > 0 })
 }
 
-// unread returns an error if a backend that may have rules of nametap could not be read. The error is unseen, an
-// [ErrUnseen], if the backend can never be read and this process has installed no rules there; otherwise it is
-// failed.
+// unread returns an error if a backend that may have rules of nametap could not be read. If the backend can never be
+// read and this process has installed no rules there, the result unseen is an [ErrUnseen]. In all other cases the
+// result failed is the error.
 func (i *installer) unread(s *side) (unseen, failed error) {
 	failed = i.unreadPlaced(s)
 	if failed == nil {

@@ -36,13 +36,13 @@ const (
 // makes all addresses equal, so the list has at most one entry: the time of the last renewal.
 func leaseName(f family.Family) string { return ownPrefix + strings.ToUpper(f.String()) }
 
-// recent returns the match recent with a command for the lease of a family.
+// recent returns a use of iptables' match recent: a command on the list that holds the lease of a family.
 func recent(f family.Family, command string) string {
 	every := netip.PrefixFrom(f.Loopback(), 0).Masked().Addr()
 	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", command, leaseName(f), every)
 }
 
-// leaseAlive is the command of match recent that matches while the lease has time left.
+// leaseAlive is the command of match recent that matches if the lease was renewed in the last [LeaseTime].
 var leaseAlive = fmt.Sprintf("--rcheck --seconds %d", LeaseTime/time.Second) //nolint:gochecknoglobals // a constant
 
 // Leased reports whether the rules of a family have a lease with time left.

@@ -57,8 +57,8 @@ func askLegacy(f family.Family, option int, buffer []byte) error {
 	return nil
 }
 
-// lacksLegacyTable reports whether the kernel has no such table. Asking makes the kernel create the table, so
-// lacksLegacyTable is called only after a tool had to create it anyway.
+// lacksLegacyTable reports whether the kernel has no such table. The request makes the kernel create the table, so
+// lacksLegacyTable is called only if a tool has already made the kernel try that.
 func lacksLegacyTable(f family.Family, table string) bool {
 	if table == "" || len(table) >= tableNameSize {
 		return false
@@ -68,9 +68,9 @@ func lacksLegacyTable(f family.Family, table string) bool {
 	return isAny(askLegacy(f, legacyInfo, buffer), unix.ENOENT, unix.ENOPROTOOPT, unix.EAFNOSUPPORT)
 }
 
-// missingLegacyExtension returns the first match or target in text, an input of iptables-restore, that the kernel
-// does not have; "" if it has all. It asks the kernel, because iptables-legacy does not say what is missing when a
-// commit fails.
+// missingLegacyExtension returns the first match or target that the kernel lacks, or "" if it has all. It looks at
+// all matches and targets in text, an input of iptables-restore. It asks the kernel, because iptables-legacy does
+// not say what is missing when a commit fails.
 func missingLegacyExtension(f family.Family, text string) string {
 	match, target := legacyRevisions(f)
 	asked := map[string]bool{}
@@ -96,13 +96,13 @@ func missingLegacyExtension(f family.Family, text string) string {
 	return ""
 }
 
-// builtin reports whether a target needs no module: it is a verdict or a chain of nametap.
+// builtin reports whether a target needs no kernel module, because it is a verdict or a chain of nametap.
 func builtin(target string) bool {
 	return slices.Contains([]string{"RETURN", "ACCEPT"}, target) || strings.HasPrefix(target, ownPrefix)
 }
 
-// legacyTables returns which of the tables that nametap uses exist in legacy. Without ip_tables in the kernel there
-// are none.
+// legacyTables returns which of the tables that nametap uses exist in legacy. If the kernel has not loaded
+// ip_tables, no tables exist.
 func legacyTables(f family.Family) ([]string, error) {
 	name := "/proc/thread-self/net/ip_tables_names"
 	if f == family.IPv6 {

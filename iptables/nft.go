@@ -13,7 +13,7 @@ import (
 )
 
 // Messages of nf_tables (linux/netfilter/nf_tables.h). The tools can neither delete a table nor return the
-// generation of the rules.
+// generation of the rules, which is a number that the kernel increases with each change of nft rules.
 const (
 	nftGetGeneration  = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
 	nftGetTable       = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE
@@ -31,7 +31,7 @@ func askNetfilter(visit func(attributes []byte), request conntrack.Request) erro
 	return c.Exchange(visit, request)
 }
 
-// nftGeneration returns the number that counts changes of nft rules.
+// nftGeneration returns the generation of the nft rules.
 func nftGeneration() (uint32, error) {
 	var value []byte
 	err := askNetfilter(func(b []byte) {

@@ -12,10 +12,10 @@ import (
 const (
 	// istioPrefix begins the names of chains of istio-iptables and istio-cni.
 	istioPrefix = "ISTIO_"
-	// ztunnelMark is on packets of ztunnel in a pod of Istio's ambient mode. Only rules of istio-cni
-	// match it: istio-iptables recognises ztunnel's packets by their owner.
+	// ztunnelMark is the mark of packets of ztunnel in a pod of Istio's ambient mode. Only rules of istio-cni match
+	// this mark: istio-iptables recognises ztunnel's packets by their owner.
 	ztunnelMark = "0x539/0xfff"
-	// ambientTable is istio-cni's table, of family inet, if it uses nft by itself.
+	// ambientTable is the table of istio-cni, of family inet, if istio-cni uses nft directly instead of iptables.
 	ambientTable = "istio-ambient-nat"
 	// nfprotoInet is the kernel's number of the family inet.
 	nfprotoInet = 1

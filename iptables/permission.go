@@ -16,8 +16,8 @@ func capable(bit int) bool {
 	return err != nil || sets[bit/32].Effective&(1<<(bit%32)) != 0
 }
 
-// Permitted returns [ErrCapability] if this process lacks CAP_NET_ADMIN. Some tools read the
-// rules without it, and then fail to change them.
+// Permitted returns [ErrCapability] if this process lacks CAP_NET_ADMIN. Without this
+// capability, some tools read the rules and then fail to change them.
 func Permitted() error {
 	if capable(unix.CAP_NET_ADMIN) {
 		return nil

@@ -16,8 +16,8 @@ type place struct {
 	family   family.Family
 	tools    tools
 	attempts int // how often to write, 1 or more
-	// made has the tables that this process has made, or has found with nametap's mark. Another program may
-	// delete the mark. If made is nil, nothing is recorded in it.
+	// made has the tables that this process has made, or has found with nametap's mark. It is needed because another
+	// program may delete the mark. If made is nil, no table is recorded.
 	made map[string]bool
 	// spare is a table that is not written; "" for none.
 	spare string
@@ -82,7 +82,7 @@ func (p place) converge(ctx context.Context, have saved, rules Rules) (reading, 
 
 // marks reports whether a table is to get the mark of nametap. Only tables of nft get it. A table that does not
 // exist yet gets the mark, and marks records the table in p.made. A table in p.made gets the mark again if the mark
-// is gone and no other program uses the table: another program has deleted all chains.
+// is gone and no other program uses the table: then another program has deleted all chains, and the mark with them.
 func (p place) marks(name string, have *savedTable) bool {
 	if p.backend != NFT {
 		return false
@@ -93,9 +93,9 @@ func (p place) marks(name string, have *savedTable) bool {
 	return have == nil || p.made[name] && !have.hasMark() && have.foreign() == 0
 }
 
-// write calls repair with what the kernel has, and writes the text that repair returns, until that text is empty.
-// have is what the kernel had a moment ago. If have is nil, write first reads the kernel. write returns what the
-// kernel has at the end, and whether it wrote anything.
+// write calls the function repair with what the kernel has, and writes the text that repair returns, until that text
+// is empty. have is what the kernel had a moment ago. If have is nil, write first reads the kernel. write returns
+// what the kernel has at the end, and whether it wrote anything.
 func (p place) write(ctx context.Context, have saved, repair func(saved) string) (reading, bool, error) {
 	var now reading
 	var err error
@@ -176,8 +176,8 @@ func (p place) unhook(ctx context.Context, have saved) error {
 }
 
 // remove removes all rules and chains of nametap. It finds them by the names of the chains, whatever the settings.
-// have is what the kernel had a moment ago. after is what the kernel has then, but may still have tables and marks
-// that were deleted at the end. changed is true if there was anything to remove.
+// have is what the kernel had a moment ago. The result after is what the kernel has then, except that it may still
+// list tables and marks that were deleted last. changed is true if there was anything to remove.
 func (p place) remove(ctx context.Context, have saved) (after saved, changed bool, err error) {
 	now, changed, err := p.converge(ctx, have, Rules{})
 	if err != nil || !p.untidy(now.saved) {

@@ -15,7 +15,7 @@ type Rules struct {
 	spare    string // a table that the rules leave as it is, "" for none
 }
 
-// sparing returns rules that leave a table as it is. Otherwise they equal r.
+// sparing returns a copy of r that leaves a table of the kernel as it is.
 func (r Rules) sparing(table string) Rules { r.spare = table; return r }
 
 // tableNames returns the tables that the rules may change, in the order in which they are changed.
@@ -36,9 +36,9 @@ func (r Rules) table(f family.Family, name string) table {
 	return table{name: name}
 }
 
-// Text returns the rules of a family as iptables-restore --noflush reads them, for a machine
-// without rules of nametap; "" if that family has none. The text that Apply restores also
-// removes previous rules: see [Capture.Plan].
+// Text returns the rules of a family as iptables-restore --noflush reads them, or "" if the
+// family has no rules. It is for a machine without rules of nametap. The text that Apply
+// restores also removes previous rules: see [Capture.Plan].
 func (r Rules) Text(f family.Family) string { return r.change(f, saved{}, noMark) }
 
 // drift lists how the saved rules of a family differ from r, as text for a log; the list is empty if they match.
@@ -53,8 +53,8 @@ func (r Rules) drift(f family.Family, s saved) []string {
 }
 
 // change returns the text for iptables-restore --noflush that turns the saved rules of a family into r, table by
-// table; "" if they match. It changes nothing of other programs. A table for which mark returns true gets the mark
-// of nametap, even if an existing table differs in nothing else. A marked table keeps its mark.
+// table. It returns "" if they match. The text changes no rules of other programs. A table for which mark returns
+// true gets the mark of nametap, even if an existing table differs in nothing else. A marked table keeps its mark.
 func (r Rules) change(f family.Family, s saved, mark func(name string, have *savedTable) bool) string {
 	var b strings.Builder
 	for _, name := range r.tableNames() {
@@ -208,8 +208,8 @@ func deleteJumps(b *strings.Builder, have *savedTable) {
 	}
 }
 
-// unhookText returns the text that removes the jumps to nametap's chains, and nothing
-// else; "" if there are none.
+// unhookText returns the text that removes only the jumps to nametap's chains, or "" if
+// there are no jumps.
 func unhookText(s saved) string {
 	var b strings.Builder
 	for _, name := range tableNames() {

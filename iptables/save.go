@@ -102,7 +102,8 @@ func targetOf(spec string) string {
 	return cmp.Or(valueOf(ws, "-j"), valueOf(ws, "-g"))
 }
 
-// valueOf returns the word after an option of a rule, "" if the rule does not have the option. ws are the rule's words.
+// valueOf returns the word after an option of a rule, or "" if the rule does not have the option. ws are the rule's
+// words.
 func valueOf(ws []string, option string) string {
 	if i := slices.Index(ws, option); i >= 0 && i+1 < len(ws) {
 		return ws[i+1]
@@ -138,7 +139,7 @@ func words(spec string) []string {
 	return out
 }
 
-// ownChains returns the chains of nametap in a table, without the mark. t may be nil.
+// ownChains returns the chains of nametap in a table, except [tableMark]. t may be nil.
 func (t *savedTable) ownChains() []string {
 	var names []string
 	if t == nil {
@@ -152,7 +153,7 @@ func (t *savedTable) ownChains() []string {
 	return names
 }
 
-// hasMark reports whether a table has the mark of nametap: then nametap has made the table.
+// hasMark reports whether a table has the mark of nametap, which means that nametap has made the table.
 func (t *savedTable) hasMark() bool {
 	return t != nil && slices.ContainsFunc(t.chains, func(c savedChain) bool { return c.name == tableMark })
 }
@@ -278,8 +279,8 @@ func (t *savedTable) equal(u *savedTable) bool {
 	return slices.Equal(t.chains, u.chains) && slices.Equal(t.rules, u.rules)
 }
 
-// port returns the port to which the rules redirect queries of this host, or 0. All redirects of port 53 go to the
-// same port, and they come before the redirects of VIPs.
+// port returns the port to which the rules redirect queries of this host, or 0 if they redirect none. All redirects
+// of port 53 go to the same port, and they come before the redirects of VIPs.
 func (s saved) port() uint16 {
 	nat := s["nat"]
 	if !slices.ContainsFunc(nat.jumps(), func(r savedRule) bool { return r.target == outputChain }) {

@@ -24,8 +24,8 @@ type FamilyStatus struct {
 	Port uint16 `json:"port,omitempty"`
 	// Zone reports whether captured queries have a conntrack zone of their own.
 	Zone bool `json:"zone"`
-	// Lease is the state of the lease of the rules: they capture only while it has time left. It is "" if the rules
-	// have no lease.
+	// Lease is the state of the lease of the rules, which capture only while the lease has time left. It is "" if
+	// the rules have no lease.
 	Lease LeaseState `json:"lease,omitempty"`
 	// Without describes what the rules lack.
 	Without []string `json:"without,omitempty"`
@@ -83,8 +83,8 @@ func leaseState(f family.Family) LeaseState {
 type report struct {
 	goal      *target
 	in        installed
-	outdated  bool // the rules of goal are not installed, or may not be
-	unleased  bool // rules were installed that capture without an agent
+	outdated  bool // the rules of goal may not be installed
+	unleased  bool // installed rules have no lease, so they capture without an agent
 	captured  bool
 	remaining string
 }
@@ -123,8 +123,8 @@ func (r *report) status(m machine) (Status, error) {
 	return status, nil
 }
 
-// sides returns both backends. chosen is the backend in which this process has installed rules. If it has installed
-// none, chosen is the backend in which it would install them.
+// sides returns both backends. The result chosen is the backend in which this process has installed rules. If it has
+// installed none, chosen is the backend in which it would install them.
 func (r *report) sides(m machine) (chosen, other *side, reason string, err error) {
 	if r.in.backend != "" {
 		chosen, reason = m.side(r.in.backend), r.in.reason

@@ -24,7 +24,7 @@ const (
 	// lockWait is how long iptables-restore waits for the lock of the legacy backend, in
 	// seconds. Without -w it waits forever.
 	lockWait = "5"
-	// lockFile is the lock of legacy, unless XTABLES_LOCKFILE names another.
+	// lockFile is the lock file of legacy, unless XTABLES_LOCKFILE names another file.
 	lockFile = "/run/xtables.lock"
 )
 
@@ -52,8 +52,8 @@ type toolbox struct {
 // newToolbox returns the toolbox of a configuration with defaults.
 func newToolbox(c Config) toolbox { return toolbox{c.ToolDir, c.Patience} }
 
-// find returns the tools with the backend in their names, such as iptables-nft-save. Without these, it returns the
-// tools without a backend in their names, such as iptables-save, if they use that backend.
+// find returns the tools with the backend in their names, such as iptables-nft-save. If there are none, it returns
+// the tools without a backend in their names, such as iptables-save, if they use that backend.
 func (x toolbox) find(ctx context.Context, b Backend, f family.Family) (tools, error) {
 	base := "iptables"
 	if f == family.IPv6 {
@@ -135,8 +135,9 @@ func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 // named. After a failure that may pass, read tries again.
 func (t tools) read(ctx context.Context) (saved, error) { return t.reading(ctx)() }
 
-// reading starts to read the rules, and wait returns them. So one thread, which may have a network namespace of its
-// own, can start several tools that run at the same time.
+// reading starts a tool that reads the rules; the function wait returns the rules. With reading, one thread can
+// start several tools that run at the same time. The thread may have a network namespace of its own, which the tools
+// inherit.
 func (t tools) reading(ctx context.Context) (wait func() (saved, error)) {
 	first := t.start(ctx, nil, t.save)
 	return func() (saved, error) { return t.parsed(ctx, first) }
@@ -169,8 +170,8 @@ func (t tools) write(ctx context.Context, text string) error {
 	return err
 }
 
-// backOff returns how long to wait after the nth failure, counted from 0: longer each time, and partly at random,
-// because two programs that disturb each other must get out of step.
+// backOff returns how long to wait after the nth failure, counted from 0. The pause is longer each time, and partly
+// random, because two programs that disturb each other must not retry at the same times.
 func backOff(n int) time.Duration { return clock.Jitter(clock.BackOff(n, firstPause, longestPause)) }
 
 // run runs a tool and returns its output.
@@ -178,7 +179,7 @@ func (x toolbox) run(ctx context.Context, stdin []byte, tool string, args ...str
 	return x.start(ctx, stdin, tool, args...)()
 }
 
-// start starts a tool. wait waits for the end of the tool and returns its output.
+// start starts a tool. The function wait waits for the end of the tool and returns its output.
 func (x toolbox) start(ctx context.Context, stdin []byte, tool string, args ...string) (wait func() ([]byte, error)) {
 	ctx, cancel := context.WithTimeout(ctx, x.limit)
 	output := startCommand(ctx, exec.CommandContext(ctx, tool, args...), stdin)

@@ -6,7 +6,7 @@ import (
 	"sort"
 )
 
-// A variant has the rules of a configuration, complete or without parts that this machine lacks.
+// A variant has the rules of a configuration, complete or without parts that this machine does not support.
 type variant struct {
 	rules   Rules
 	without []string // the parts that are left out, as text for a log
@@ -23,8 +23,8 @@ func (v variant) level() Level {
 	return LevelComplete
 }
 
-// orLess returns v and the variants after v in vs, which are not better than v. If v is not in vs, it returns all
-// of vs.
+// orLess returns v and the variants that come after v in vs. No such variant is better than v, because vs begins
+// with the best. If v is not in vs, orLess returns all of vs.
 func (v variant) orLess(vs []variant) []variant {
 	better := slices.IndexFunc(vs, func(other variant) bool { return slices.Equal(other.without, v.without) })
 	return vs[max(better, 0):]

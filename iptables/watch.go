@@ -19,15 +19,15 @@ type watch struct {
 	changed atomic.Pointer[time.Time]
 }
 
-// start subscribes to changes of nft rules in this network namespace. The caller passes the socket to [watch.follow].
-// From now on, works returns true until follow ends.
+// start subscribes to changes of nft rules in this network namespace. The caller passes the socket to
+// [watch.follow]. If start returns no error, the method works returns true from now on, until follow ends.
 func (w *watch) start() (*nl.NetlinkSocket, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	w.started.Store(err == nil)
 	return socket, err
 }
 
-// follow calls changed after each change, until ctx ends or the socket fails.
+// follow calls the function changed after each change of nft rules, until ctx ends or the socket fails.
 func (w *watch) follow(ctx context.Context, socket *nl.NetlinkSocket, changed func()) error {
 	defer w.started.Store(false)
 	defer context.AfterFunc(ctx, socket.Close)()
@@ -44,7 +44,7 @@ func (w *watch) follow(ctx context.Context, socket *nl.NetlinkSocket, changed fu
 	}
 }
 
-// isChange reports whether a message announces the end of a change.
+// isChange reports whether a message announces that a change is complete.
 func isChange(m syscall.NetlinkMessage) bool {
 	return m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN
 }
@@ -52,7 +52,7 @@ func isChange(m syscall.NetlinkMessage) bool {
 // works reports whether the kernel announces changes.
 func (w *watch) works() bool { return w.started.Load() }
 
-// last returns when the last change was announced; zero if none was.
+// last returns when the last change was announced, or the zero time if none was.
 func (w *watch) last() (at time.Time) {
 	if changed := w.changed.Load(); changed != nil {
 		at = *changed

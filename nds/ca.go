@@ -45,7 +45,7 @@ func (p keyPair) parse() (*tls.Certificate, error) {
 }
 
 // requestCertificate makes a key, and requests a certificate for it from the certificate authority. The client
-// authenticates with the token, with the certificate in current unless that is nil, or with both.
+// authenticates with the token, with the certificate in current, or with both. current may be nil.
 func requestCertificate(ctx context.Context, cfg Config, current *tls.Certificate) (keyPair, error) {
 	request, key, err := newRequest(cfg)
 	if err != nil {
@@ -77,7 +77,7 @@ func requestCertificate(ctx context.Context, cfg Config, current *tls.Certificat
 	return keyPair{chain: []byte(chain), key: key}, nil
 }
 
-// sign requests a certificate with the given life. With 0, the authority chooses.
+// sign requests a certificate with the given life. If life is 0, the authority chooses it.
 func sign(ctx context.Context, conn *grpc.ClientConn, request []byte, life time.Duration) (*ca.IstioCertificateResponse, error) {
 	response := &ca.IstioCertificateResponse{}
 	err := conn.Invoke(ctx, createCertificate, &ca.IstioCertificateRequest{

@@ -28,7 +28,7 @@ type change struct {
 	hosts map[string][]byte
 	// complete are the shards that the change replaces: after the change, they have only the entries in hosts.
 	complete digest.Set
-	sum      digest.Sum // of the table after the change
+	sum      digest.Sum // the checksum of the table after the change
 	revision []byte
 }
 
@@ -95,7 +95,7 @@ func (c *change) setMessage(m *api.NameTable_Change) (err error) {
 	return nil
 }
 
-// then joins next to c. From then on, c has the effect of the previous c, followed by the effect of next.
+// then adds the effect of another change to c: c first does what it did before, and after that what next does.
 func (c *change) then(next change) {
 	c.complete.Join(next.complete)
 	if next.complete != (digest.Set{}) {
@@ -115,7 +115,7 @@ func (c *change) difference() error {
 	return &differenceError{fmt.Sprintf("the change's checksum %s does not match the resulting table: it changes %s", c.sum, someOf("host", hosts))}
 }
 
-// A differenceError is the error if a table does not have the checksum of the control plane.
+// A differenceError is the error if a table does not have the checksum that the control plane has sent.
 type differenceError struct{ text string }
 
 func (e *differenceError) Error() string { return e.text }

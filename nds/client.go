@@ -27,8 +27,9 @@ const (
 	// would connect several times a second to a control plane that pushes and then closes the stream.
 	stableAfter = 10 * time.Second
 
-	// incrementalAgain is how long the client uses state-of-the-world. The first connect after that tries the
-	// incremental RPC again, because the control plane may have been upgraded.
+	// incrementalAgain is how long the client uses state-of-the-world after the control plane has refused the
+	// incremental RPC. The first connect after that time tries the incremental RPC again, because the control plane
+	// may have been upgraded.
 	incrementalAgain = time.Hour
 
 	// After skipCertificateAfter failed connects in a row, every second connect uses the token in place of the
@@ -53,18 +54,18 @@ type Client struct {
 	// pingAfter is how long a connection is silent before the client pings. It doubles
 	// when the control plane answers "too_many_pings".
 	pingAfter time.Duration
-	// skippedCertificate is the workload certificate that the last connect replaced by the token (see
-	// skipCertificateAfter); nil if the last connect replaced no certificate.
+	// skippedCertificate is the workload certificate, if the last connect used the token in its place (see
+	// skipCertificateAfter); otherwise nil.
 	skippedCertificate *tls.Certificate
 	// failures counts the pauses before a connect since the last stream that lasted stableAfter, or since the last
 	// suspend of the machine.
 	failures       int
 	streamFailures logonce.Log // logs why there is no stream
-	// variant is the variant of the next connect. If the control plane does not implement
-	// the incremental RPC, variant is stateOfTheWorld for incrementalAgain from fellBack on.
-	// fallbacks counts these changes to stateOfTheWorld.
+	// variant is the variant of ADS for the next connect. If the control plane does not
+	// implement the incremental RPC, variant changes to stateOfTheWorld at the time
+	// fellBack, and stays so for incrementalAgain. fallbacks counts these changes.
 	variant   variant
-	fellBack  time.Time // of cfg.Clock
+	fellBack  time.Time // a time of cfg.Clock
 	fallbacks int
 	receiver  receiver
 
@@ -181,7 +182,7 @@ func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
 	defer stopResumed()
 	recheck, stopRecheck := c.cfg.Clock.Poll(nodeInterval, func() bool { return true })
 	defer stopRecheck()
-	var settled <-chan time.Time // when to check the node after a signal, which further signals do not delay; nil without a signal
+	var settled <-chan time.Time // when to check the node after the first signal on Changed; nil without a signal
 	for {
 		select {
 		case <-ctx.Done():
@@ -300,7 +301,7 @@ func (c *Client) certificate() *tls.Certificate {
 	return certificate
 }
 
-// runStream opens a stream, and returns when the stream ends. Its results have the meaning of the results of connect.
+// runStream opens a stream, and returns when the stream ends. Its results mean the same as the results of connect.
 func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -312,7 +313,7 @@ func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted t
 	s := &stream{receiver: &c.receiver, rpc: rpc, cancel: cancel, accepted: c.streamAccepted}
 	err = s.run(ctx, c.receiver.firstNode(c.sentNode))
 	if !s.acceptedAt.IsZero() {
-		lasted = max(1, time.Since(s.acceptedAt)) // the clock may be coarse
+		lasted = max(1, time.Since(s.acceptedAt)) // above 0, even if the clock is coarse
 	}
 	return lasted, err
 }

@@ -45,8 +45,9 @@ const (
 	maxPingAfter = 6 * time.Minute
 )
 
-// pause returns the pause before the next connect: its limit, times part, which is random from 0 to 1 (full
-// jitter). failures is the number of failures in a row before the last one, so it is 0 after the first failure.
+// pause returns the pause before the next connect: the limit of the pause, multiplied by part. The caller chooses
+// part at random from 0 to 1 (full jitter). failures is the number of failures in a row before the last failure, so
+// it is 0 after the first failure.
 func pause(failures int, part float64) time.Duration {
 	return time.Duration(part * float64(clock.BackOff(failures, minPause, maxPause)))
 }
@@ -68,7 +69,7 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 		grpc.WithStaticConnWindowSize(window),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 	}, creds.options...)
-	// With "passthrough", the dialer looks the host up; gRPC does not.
+	// "passthrough" means that the dialer looks up the host, and not gRPC.
 	conn, err := grpc.NewClient("passthrough:///"+addr, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("preparing the connection to %q: %w", addr, err)
@@ -121,7 +122,7 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	if certificate != nil {
 		// Unlike tls.Config.Certificates, GetClientCertificate sends the certificate even if the server does not
-		// list the issuer. Then a server that refuses the certificate sends an alert.
+		// list the issuer. A server that does not accept the certificate then says so by an alert.
 		tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return certificate, nil
 		}

@@ -28,17 +28,17 @@
 // What a response means:
 //
 //   - A response has at most one NameTable, whose resource has no name. A NameTable with a Change (api/nds.proto) changes the
-//     table in use; any other NameTable is the whole table. The client asks for changes
-//     (NAMETAP_MERGE); istiod sends whole tables. Both kinds of tables are split into the same shards, and are
-//     handled alike from then on.
+//     table in use; any other NameTable is the whole table. The client asks for changes (NAMETAP_MERGE in the metadata
+//     of the node), but istiod sends whole tables all the same. Both kinds of tables are split into the same shards,
+//     and are handled alike from then on.
 //   - A state-of-the-world response without a NameTable means an empty table. An incremental response without a
-//     NameTable changes nothing. But if it is the first response of a stream, it means an empty table,
-//     unless the table in use came as changes.
+//     NameTable changes nothing, except at the start of a stream: the first response then means an empty table. But
+//     if the table in use came as changes, the first response changes nothing, either.
 //   - A table with the same shards as the table in use is not applied again.
 //   - A response is ACKed after its table is in use. If the response is malformed, or the apply
 //     function returns an error, the response is NACKed with the reason, and the current table stays.
-//   - A change has the checksum of the table that it makes. If the table has another checksum, the current table stays,
-//     the NACK names the hosts that the change has, and the stream ends.
+//   - A change has the checksum of the table after the change. If the client gets another checksum, the current table
+//     stays, the NACK names the hosts in the change, and the stream ends.
 //   - If the table in use came as changes, the first request of a stream has the checksums of the table's shards
 //     (NAMETAP_HOSTS) and the revision of the last change (NAMETAP_REVISION). The control plane then
 //     sends the shards that differ. After a wrong checksum, the client computes the checksums again from the entries. If
@@ -49,7 +49,8 @@
 // returns another node later, the client ends the stream and connects again.
 //
 // If nothing renews the bearer token, the client exchanges the token for a workload
-// certificate (workloadcert.go), which it renews and saves in the state directory.
+// certificate (workloadcert.go). It renews this certificate, and saves it in the state
+// directory.
 //
 // If the control plane does not implement the incremental RPC, the client uses state-of-the-world for an hour. Then
 // it tries the incremental RPC again. The table in use survives a lost stream and, with a state directory,

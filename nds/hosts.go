@@ -10,8 +10,8 @@ import (
 	"github.com/nametap/nametap/api/digest"
 )
 
-// A hostTable has the entries of a table, by shard: a change costs only as much as the shards that it changes. A
-// hostTable is immutable: the next table shares its unchanged shards.
+// A hostTable has the entries of a table, by shard. It is immutable: the next table is a new hostTable that shares
+// all unchanged shards, so a change costs only as much as the shards that it changes.
 type hostTable struct {
 	mode   Mode
 	shards [digest.Count]hostShard
@@ -26,7 +26,8 @@ type hostShard struct {
 	hosts   int
 }
 
-// wholeTable returns the hostTable for table, a NameTable in wire form without a Change. It does not keep table.
+// wholeTable returns the hostTable for table, a NameTable in wire form without a Change. The hostTable has a copy of
+// the entries.
 func wholeTable(table []byte) (*hostTable, error) {
 	shards, err := digest.Split(table)
 	if err != nil {
@@ -61,7 +62,7 @@ func (t *hostTable) len() int {
 	return n
 }
 
-// with returns the table that c makes from t. t may be nil.
+// with returns the table that results if the change c is applied to t. t may be nil.
 func (t *hostTable) with(c *change) (*hostTable, error) {
 	next := &hostTable{mode: ModeHosts, revision: slices.Clone(c.revision)}
 	if t != nil && t.mode == ModeHosts {
@@ -154,7 +155,8 @@ func (t *hostTable) each(shard int, yield func(host, entry []byte)) error {
 // maxHostLen is the size of a buffer that holds almost every key; append allocates for longer keys.
 const maxHostLen = 256
 
-// since returns the shards of t that may differ from the shards of before, the previous table, which may be nil.
+// since returns the shards of t that may differ from the shards of the previous table. The parameter before is the
+// previous table; it may be nil.
 func (t *hostTable) since(before *hostTable) map[int][]byte {
 	changed := map[int][]byte{}
 	for at := range t.shards {
@@ -184,7 +186,7 @@ func (t *hostTable) summed() *hostTable {
 		}
 	}
 	if actual.sums != t.sums {
-		actual.revision = nil // the table is not the table of the revision
+		actual.revision = nil // the table is not the table that came with the revision
 	}
 	return &actual
 }

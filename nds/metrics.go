@@ -22,8 +22,8 @@ type metrics struct {
 	duration prometheus.Histogram
 }
 
-// newMetrics returns the metrics of a client, and registers them unless registry is nil. It calls status for the
-// values that a Status has.
+// newMetrics returns the metrics of a client, and registers them unless registry is nil. The metrics get some of
+// their values from the function status.
 func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
 	auto := promauto.With(registry)
 	m := &metrics{

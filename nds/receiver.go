@@ -19,10 +19,10 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// ApplyFunc replaces shards of the table (digest.ShardOf). For each shard to replace, shards has all entries of the
-// shard, as a NameTable in wire form. Shards that are not in shards stay unchanged. If ApplyFunc returns an error,
-// all shards must stay unchanged, and the push is rejected with that reason. Only one goroutine calls ApplyFunc. It
-// may keep the entries, but must not change them.
+// ApplyFunc replaces shards of the table (digest.ShardOf). The parameter shards has all entries of each shard to
+// replace, as a NameTable in wire form. Shards of the table that it does not have stay unchanged. If ApplyFunc
+// returns an error, all shards must stay unchanged, and the push is rejected with that reason. Only one goroutine
+// calls ApplyFunc. It may keep the entries, but must not change them.
 type ApplyFunc func(shards map[int][]byte) error
 
 // A receiver applies pushes and the snapshot. The goroutine of Client.Run owns it.
@@ -51,8 +51,7 @@ type receiver struct {
 }
 
 // restore applies the snapshot. If the snapshot cannot be read now, restoreAgain reads it before the next connect.
-// If the snapshot is damaged or belongs to another node, restore renames the file, which is neither used again nor
-// lost.
+// If the snapshot is damaged or belongs to another node, restore renames the file: it is kept, but not used again.
 func (r *receiver) restore() {
 	r.snapshotUnread = false
 	if r.cfg.StateDir == "" {
@@ -119,8 +118,8 @@ func (r *receiver) setAside(reason, lockErr error) {
 	r.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
 }
 
-// firstNode returns the node for the first request of a stream: sent and, if the table in use came as changes, the
-// checksums of the table. With these checksums, the control plane sends only the shards that differ.
+// firstNode returns sent as the node for the first request of a stream. If the table in use came as changes, the
+// result also has the checksums of the table, so the control plane sends only the shards that differ.
 func (r *receiver) firstNode(sent *corev3.Node) *corev3.Node {
 	r.node = sent
 	if r.table == nil || r.table.mode != ModeHosts || r.undetected {
@@ -129,16 +128,17 @@ func (r *receiver) firstNode(sent *corev3.Node) *corev3.Node {
 	node := proto.CloneOf(sent)
 	fields := node.GetMetadata().GetFields()
 	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.sums.Digests().Bytes()))
-	// A replica that has read what the revision names compares the hosts, so the table must have been sent to this
-	// node.
+	// The revision says what the control plane had read when it sent the table. A replica that has read the same
+	// compares the hosts of that table with the hosts for this node. So the revision is sent only if the table was
+	// sent to this node.
 	if len(r.table.revision) > 0 && r.tableNode == fingerprint(sent) {
 		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.revision))
 	}
 	return node
 }
 
-// use applies a response, and returns how the table that is now in use differs from the table that was last passed
-// to the saver. first is true if no earlier response of the stream was accepted.
+// use applies a response. It returns how the table that is now in use differs from the table that was last passed to
+// the saver. The parameter first is true if no earlier response of the stream was accepted.
 func (r *receiver) use(got response, first bool) (saving, error) {
 	value, there, err := got.table()
 	if err != nil {

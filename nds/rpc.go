@@ -106,7 +106,7 @@ type incrementalRPC struct {
 	client discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
 }
 
-// subscribe names no resource: that subscribes to all resources.
+// subscribe sends a request without names of resources, which subscribes to all resources.
 func (r incrementalRPC) subscribe(node *corev3.Node) error {
 	return r.client.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: TypeURL})
 }

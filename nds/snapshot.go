@@ -21,8 +21,8 @@ const (
 
 // saving says how the table in use differs from the table that was last passed to the saver.
 type saving struct {
-	all    bool   // whether it differs by more than a change, and must be saved whole
-	change []byte // the change by which it differs, a NameTable in wire form; nil for none
+	all    bool   // the table must be saved whole, because it differs by more than a change
+	change []byte // the change by which the table differs, a NameTable in wire form; nil for none
 }
 
 // A snapshotSaver writes snapshots in its own goroutine. So a disk that is slow or does not answer delays no push.
@@ -32,9 +32,9 @@ type snapshotSaver struct {
 
 	mu    sync.Mutex
 	next  *snapshot // the snapshot to write; nil if there is nothing new
-	whole bool      // whether next must be written whole: changes do not lead from the file to next
-	// If whole is false, changes lead from the table that saveNext last took to the table of next. Together they
-	// have size bytes, at most maxPending.
+	whole bool      // next must be written whole, because adding changes to the file would not result in next
+	// If whole is false, applying changes to the table that saveNext last took results in the table of next. The
+	// changes have size bytes together, at most maxPending.
 	changes []record
 	size    int
 	failure string // why the last write failed; "" if it succeeded
@@ -63,9 +63,8 @@ func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
 	}
 }
 
-// start runs the saver. stop waits until the last snapshot is written, the saver has ended and the directory is
-// unlocked. If the disk does not answer in time, stop gives up:
-// the kernel releases the lock when the process ends.
+// start runs the saver. The function stop ends it, and waits until the last snapshot is written and the directory is
+// unlocked. If the disk does not answer in time, stop gives up: the kernel releases the lock when the process ends.
 func (s *snapshotSaver) start() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -105,8 +104,8 @@ func (s *snapshotSaver) put(next snapshot, differs saving) {
 }
 
 // After a failure, the saver retries at the next push, or after a pause: a control plane that sends changes may be
-// silent until its next stream. The pause is saveAgain at first. It doubles, up to maxSaveAgain, each time that the
-// retry after it fails, because the cause of the failure may last. A push restarts the pause and does not double it.
+// silent until its next stream. The pause is saveAgain at first. If the retry after the pause fails, the cause may
+// last, so the next pause is twice as long, up to maxSaveAgain. A push restarts the pause without doubling it.
 const (
 	saveAgain    = 30 * time.Second
 	maxSaveAgain = 30 * time.Minute
@@ -183,7 +182,7 @@ func (s *snapshotSaver) succeeded() {
 	s.failure = ""
 }
 
-// lastFailure returns why the last write failed, "" if it succeeded.
+// lastFailure returns why the last write failed, or "" if it succeeded.
 func (s *snapshotSaver) lastFailure() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

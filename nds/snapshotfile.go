@@ -24,9 +24,9 @@ import (
 //   - the base: a DeltaDiscoveryResponse with the table. Its control plane identifier is the owner.
 //   - the log
 //
-// If the table came as changes, the base has the table as a change of the empty table, and the nonce is the
-// fingerprint of the node. The log then has a record for each later change that was sent to the same node.
-// Otherwise the log is empty.
+// If the table came as changes, the base has the table as a change of the empty table, and the nonce of the
+// DeltaDiscoveryResponse is the fingerprint of the node. The log then has a record for each later change that was
+// sent to the same node. Otherwise the log is empty.
 const (
 	snapshotFamily = "nametap"
 	snapshotMagic  = snapshotFamily + "\x04"
@@ -47,12 +47,12 @@ type snapshot struct {
 	node    string // see receiver.tableNode
 }
 
-// snapshotOwner identifies the nodes that may use a snapshot: the table for a namespace of a cluster is wrong for
-// nodes of other namespaces and clusters.
+// snapshotOwner identifies the nodes that may use a snapshot. They are in the same namespace of the same cluster,
+// because other nodes get other tables.
 func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
-// marshal returns the parts of the snapshot file. Most parts are the shards of the table themselves: joining the parts
-// would make garbage as large as the table.
+// marshal returns the parts of the snapshot file. Most parts are the shards of the table. marshal does not join the
+// parts, because that would make garbage as large as the table.
 func (s snapshot) marshal() ([][]byte, error) {
 	m := &discoveryv3.DeltaDiscoveryResponse{
 		SystemVersionInfo: s.version,

@@ -16,20 +16,20 @@ type Status struct {
 	// Variant is the variant in use, which may be the fallback.
 	Variant string `json:"variant"`
 	// Loaded is true if a table is in use. Version is the table's version. LastPush is when the control plane last
-	// sent or confirmed the table. TableAge is the time since then in seconds. Stale is true if the table is from
-	// the snapshot and no push has confirmed the table.
+	// sent or confirmed the table, and TableAge is the time since LastPush in seconds. Stale is true if the table is
+	// from the snapshot and no push has confirmed the table.
 	Loaded   bool      `json:"loaded"`
 	Version  string    `json:"version"`
 	LastPush time.Time `json:"lastPush,omitzero"`
 	TableAge float64   `json:"tableAgeSeconds"`
 	Stale    bool      `json:"stale"`
 	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came whole. In mode hosts, Digest is
-	// the checksum of the table, in hexadecimal, and Revision is the control plane's own text, in base64, for what
-	// it had read when it sent the table. In mode whole both are empty.
+	// the checksum of the table, in hexadecimal. Revision says what the control plane had read when it sent the
+	// table; only the control plane can interpret it. In mode whole both are empty.
 	Mode     Mode   `json:"mode,omitempty"`
 	Digest   string `json:"digest,omitempty"`
 	Revision []byte `json:"revision,omitempty"`
-	// ChecksumDifferences counts how often the table did not have the checksum of a change, since the start.
+	// ChecksumDifferences counts how often, since the start, the table did not have the checksum of a change.
 	// LastChecksumDifference is the error of the last such case.
 	ChecksumDifferences    uint64 `json:"checksumDifferences"`
 	LastChecksumDifference string `json:"lastChecksumDifference,omitempty"`
@@ -55,8 +55,8 @@ type Mode string
 
 // The modes.
 const (
-	ModeWhole Mode = "whole"
-	ModeHosts Mode = "hosts"
+	ModeWhole Mode = "whole" // each push has the whole table
+	ModeHosts Mode = "hosts" // each push has the changes of single hosts
 )
 
 // A state has the values that the goroutines of a client record for Status. Its methods are safe for concurrent use.
@@ -64,8 +64,8 @@ type state struct {
 	clock *clock.Clock
 	ready chan struct{} // closed when the first table is in use
 
-	// status has the values of Status and the metrics, except TableAge. received is the time of clock at which the
-	// table in use was received; zero for the table of the snapshot.
+	// status has the values of Status and the metrics, except TableAge. received is when the table in use was
+	// received, as a time of clock; it is zero if the table is from the snapshot.
 	mu       sync.Mutex
 	status   Status
 	received time.Time

@@ -53,10 +53,10 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 }
 
 // After a push, the client waits restFactor times as long as the push took, but at most maxRest. So pushes of up to
-// 55 ms use at most a tenth of a processor. An author could otherwise change an object with hosts in all shards again
-// and again, and so make agents build their whole table each time. The client answers the push after the wait: then
-// nametap-discovery sends in one push all that has changed meanwhile. With a longer maxRest, agents would not see a
-// change of another object within a second.
+// 55 ms use at most a tenth of a processor. Without the wait, the author of an object with hosts in all shards could
+// change the object again and again, and make agents build their whole table each time. The client answers the push
+// only after the wait. Until then nametap-discovery sends no further push. After that it sends all changes in one
+// push. With a longer maxRest, agents would not see a change of another object within a second.
 const (
 	restFactor = 9
 	maxRest    = 500 * time.Millisecond
@@ -99,10 +99,10 @@ func rejection(reason error) *rpcstatus.Status {
 	}
 }
 
-// endTimeout bounds how long the client waits until the control plane has read its NACK.
+// endTimeout bounds how long the client waits until the control plane has read the client's NACK.
 const endTimeout = time.Second
 
-// end ends the stream when the control plane has read all requests, or after endTimeout.
+// end ends the stream as soon as the control plane has read all requests, but after endTimeout at the latest.
 func (s *stream) end() {
 	timer := time.AfterFunc(endTimeout, s.cancel)
 	defer timer.Stop()

@@ -27,8 +27,8 @@ import (
 const certificateFile = "workload-certificate.pem"
 
 const (
-	// certificatePoll is how often the wall clock is read. A timer does not notice that the clock is set or that
-	// the machine is suspended, but a certificate expires nevertheless.
+	// certificatePoll is how often the wall clock is read to find out whether the certificate must be renewed. A
+	// timer would not notice that the clock is set, or that the machine is suspended.
 	certificatePoll = time.Minute
 	// If a control plane has no certificate authority, the client requests a certificate again after authorityPoll.
 	authorityPoll = time.Hour
@@ -45,7 +45,7 @@ type certRenewer struct {
 
 	// The fields below are owned by the goroutine of run. Before run, they are owned by the caller of load.
 
-	// unread is true if the certificate file could not be read. run calls load again
+	// unread is true if the certificate file could not be read. Then run calls load again
 	// until there is a certificate.
 	unread bool
 	// fileFailures logs why the certificate was not read or saved, renewFailures why none was
@@ -70,9 +70,9 @@ func newCertRenewer(cfg Config, dir *statedir.Dir) *certRenewer {
 	}
 }
 
-// wanted reports whether the agent should exchange the token for a certificate. By default it should not if
-// kubelet renews the token. Then the symbolic link "..data" is next to the token: kubelet writes each token
-// to a new directory, and makes the link point to that directory.
+// wanted reports whether the agent should exchange the token for a certificate. By default it should not if kubelet
+// renews the token. In this case, the symbolic link "..data" is next to the token: kubelet writes each token to a
+// new directory, and makes the link point to this directory.
 func (r *certRenewer) wanted() bool {
 	switch {
 	case r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff:
@@ -84,7 +84,7 @@ func (r *certRenewer) wanted() bool {
 	}
 	data, err := os.Lstat(filepath.Join(filepath.Dir(r.cfg.TokenFile), "..data"))
 	if err != nil {
-		// After any other error the token cannot be read either, which connect reports.
+		// If the error is another one, the token cannot be read either, and connect reports that.
 		return errors.Is(err, fs.ErrNotExist)
 	}
 	return data.Mode()&fs.ModeSymlink == 0
@@ -179,9 +179,9 @@ func (r *certRenewer) isRefused() bool {
 }
 
 // renewAt returns when to renew a certificate: after two thirds of its life, minus part times a tenth of its life.
-// part is random, from 0 to 1: machines that were set up together must not renew together. The life of a new
-// certificate starts when it was obtained: authorities backdate certificates, and the clock of this host may be
-// fast.
+// part is a random number from 0 to 1, because machines that were set up together must not renew together. The life
+// starts at the time obtained. For a new certificate, this is when the client got it and not its NotBefore, because
+// authorities backdate certificates, and the clock of this host may be fast.
 func renewAt(leaf *x509.Certificate, obtained time.Time, part float64) time.Time {
 	life := leaf.NotAfter.Sub(obtained)
 	return obtained.Add(max(time.Second, life*2/3-time.Duration(part*float64(life)/10)))
@@ -294,7 +294,8 @@ func (r *certRenewer) save() {
 }
 
 // load makes the certificate in the state directory the current certificate. It does nothing if there is no file. If
-// the file cannot be read now, run calls load again: if the token has expired, the agent has no other credential.
+// the file cannot be read now, run calls load again later, because the certificate may be the only credential: the
+// token may have expired.
 func (r *certRenewer) load() {
 	r.unread = false
 	if r.cfg.StateDir == "" || r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff {

@@ -1,11 +1,12 @@
-// Package digest computes the checksums of tables, which a control plane and its agents compare
-// (NameTable.Change in nds.proto). The checksum of a table is the sum of its entries' checksums. So
-// the order of the entries does not matter, and a changed entry is the only one that is hashed again.
+// Package digest computes the checksums of tables, which a control plane and its agents compare (NameTable.Change in
+// nds.proto). The checksum of a table is the sum of its entries' checksums. So the order of the entries does not
+// matter, and only a changed entry has to be hashed again.
 //
-// Checksums find faults. They do not prove that tables are equal, because entries can be chosen to have a wanted sum:
-// 128 hosts with a wanted checksum are found in half a minute, and 8 hosts with a wanted digest in a second. So where
-// there is another way to know what to send, keep or use, checksums do not decide it. If entries are replaced by
-// entries with the same sum while an agent is away, the agent keeps the previous entries.
+// Checksums find faults. They do not prove that tables are equal, because an author can choose entries that have a
+// wanted sum: 128 hosts with a wanted checksum are found in half a minute, and 8 hosts with a wanted digest (the
+// first half of a checksum) in a second. So checksums decide what to send, keep or use only where there is no other
+// way to know that. If entries are replaced by entries with the same sum while an agent is away, the agent keeps the
+// previous entries.
 package digest
 
 import (
@@ -21,7 +22,8 @@ const SumSize = 16
 // A Sum is the checksum of a set of entries. The zero value is the checksum of the empty set.
 type Sum struct{ high, low uint64 }
 
-// Of returns the checksum of one entry, as it is encoded in a NameTable, tag and length included.
+// Of returns the checksum of one entry. The entry is in the form that it has in a NameTable in wire form, tag and
+// length included.
 func Of(entry []byte) Sum {
 	s := sha256.Sum256(entry)
 	return Sum{binary.BigEndian.Uint64(s[:]), binary.BigEndian.Uint64(s[8:])}

@@ -14,8 +14,8 @@ const Count = 256
 // maxName is how many bytes of a name, without the dot at its end, determine its shard.
 const maxName = 254
 
-// ShardOf returns the shard of a host. The host's name may be in any case and have a dot at the
-// end: the shard is computed from its wire form.
+// ShardOf returns the shard of a host. The host's name may be in any case and may have a dot at
+// the end, because the shard is computed from the wire form of the name.
 func ShardOf[T string | []byte](host T) int {
 	if n := len(host); n > 0 && host[n-1] == '.' {
 		host = host[:n-1]
@@ -61,8 +61,8 @@ func shardOfWire(name []byte) int {
 	return int(hash >> 56)
 }
 
-// Split returns the entries of NameTables in wire form, by shard. All shards are in the result. It
-// returns an error if the tables cannot be parsed.
+// Split returns the entries of NameTables in wire form, by shard. The result has all shards, even
+// shards without entries. It returns an error if the tables cannot be parsed.
 func Split(tables ...[]byte) (map[int][]byte, error) {
 	var sizes [Count]int
 	const usual = 64 // bytes of an entry

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// files are the names of one version of cgroups.
+// files has the names that one version of cgroups uses.
 type files struct {
 	mount, limit, used string
 	freeable           []string // the lines of memory.stat with memory that the kernel can free
@@ -24,9 +24,10 @@ func MemoryLimit(root string) int64 {
 	return limit
 }
 
-// Memory returns the lowest memory limit of the cgroup of this process and of the cgroups around it, in bytes; 0 if
-// there is no limit. It reads the file system at root. used is how much memory the cgroup with that limit uses,
-// without memory that the kernel can free.
+// Memory returns a memory limit and the memory that is in use, in bytes. It looks at the cgroup of this process and
+// at the cgroups around it. limit is the lowest of their limits; it is 0 if there is no limit. used is how much
+// memory the cgroup with this limit uses, without memory that the kernel can free. Memory reads the file system at
+// root.
 func Memory(root string) (used, limit int64) {
 	text, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package chans has functions for channels that only wake: their values carry nothing.
+// Package chans has functions for channels that only wake a goroutine: their values carry no data.
 package chans
 
 // Wake sends to channel, which has a buffer of one, unless a value already waits there: one value stands for several
@@ -10,7 +10,7 @@ func Wake(channel chan<- struct{}) {
 	}
 }
 
-// Closed reports whether channel, to which nothing is sent, is closed.
+// Closed reports whether channel is closed. It is for channels to which nothing is sent.
 func Closed(channel <-chan struct{}) bool {
 	select {
 	case <-channel:

@@ -3,8 +3,8 @@ package clip
 
 import "strings"
 
-// Text returns text if it has at most limit bytes. Otherwise it returns its first limit bytes, without bytes that are
-// not UTF-8, such as the half of a character at the end, and "...".
+// Text returns text if it has at most limit bytes. Otherwise it returns the first limit bytes, followed by "...". It
+// leaves out bytes that are not UTF-8, such as half a character at the cut.
 func Text(text string, limit int) string {
 	if len(text) <= limit {
 		return text

@@ -15,7 +15,7 @@
 //   - A [Clock] measures the age of something that other machines may have changed during a suspend: TTLs and
 //     staleness of replies, the age of the table, and the age of sockets to nameservers.
 //   - time.Now and timers stand still during a suspend. They measure how long a server has not answered, and how long
-//     to wait for it: the server does not cause a suspend, and no client on this machine waits during a suspend.
+//     to wait for it. A suspend is not the server's fault, and no client on this machine waits during a suspend.
 //   - The wall clock tells when a certificate or a token expires. It also gives the time of a push in the snapshot
 //     file, which is compared after a reboot.
 package clock
@@ -29,8 +29,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readEvery is how long the clock uses the time asleep that it has read. So the first queries after a suspend of a
-// busy machine may still see a time without that suspend.
+// readEvery is how long the clock goes on using a time asleep that it has read. So on a busy machine, the first
+// queries after a suspend may still see a time without that suspend.
 const readEvery = 10 * time.Millisecond
 
 // A Clock measures time, including suspends. It is safe for concurrent use.
@@ -57,8 +57,8 @@ func ForPolling(tick time.Duration) *Clock {
 	return c
 }
 
-// From returns a clock for tests. It calls asleep to find out how long the machine has been suspended since some
-// time in the past.
+// From returns a clock for tests. The clock calls the function asleep to find out how long the machine has been
+// suspended since some time in the past.
 func From(asleep func() time.Duration) *Clock {
 	now := time.Now()
 	return &Clock{origin: now, asleep: asleep, before: asleep(), ticks: ticks{origin: now, length: Tick}}
@@ -95,16 +95,16 @@ func (c *Clock) sleptAt(now time.Time) time.Duration {
 }
 
 // Poll calls the function look at ticks of the clock, until stop has returned. The time between two calls is every,
-// rounded down to whole ticks, but at least one tick. When look returns true, found, which has a buffer of one, gets
-// a value.
-// look must be quick, because all polls of the clock run one after the other: a poll that waits for a disk delays
-// all of them. look must not call stop.
+// rounded down to whole ticks, but at least one tick. When look returns true, the channel found gets a value; it has
+// a buffer of one. look must be quick, because all polls of the clock run one after the other: a poll that waits for
+// a disk delays all of them. look must not call stop.
 func (c *Clock) Poll(every time.Duration, look func() bool) (found <-chan struct{}, stop func()) {
 	p := c.ticks.add(every, look)
 	return p.found, func() { c.ticks.remove(p) }
 }
 
-// Await calls look as [Clock.Poll] does. It returns true when look has returned true, and false if ctx ends first.
+// Await calls the function look at the same ticks as [Clock.Poll]. It returns true when look has returned true, and
+// false if ctx ends first.
 func (c *Clock) Await(ctx context.Context, every time.Duration, look func() bool) bool {
 	found, stop := c.Poll(every, look)
 	defer stop()
@@ -126,8 +126,8 @@ func timeAsleep() time.Duration {
 	return time.Duration(boot.Nano() - awake.Nano())
 }
 
-// BackOff returns how long to wait after failure n in a row. n counts from 0. The wait begins with first, doubles with
-// each failure, and is at most longest.
+// BackOff returns how long to wait after the nth failure in a row, counted from 0. The first wait has the length
+// first. The wait doubles with each further failure, and has at most the length longest.
 func BackOff(n int, first, longest time.Duration) time.Duration {
 	for ; n > 0 && first < longest; n-- {
 		first *= 2
@@ -135,8 +135,8 @@ func BackOff(n int, first, longest time.Duration) time.Duration {
 	return min(first, longest)
 }
 
-// Jitter returns a random time from half of longest to longest. With it, programs that wait for the same reason get
-// out of step.
+// Jitter returns a random time from half of longest to longest. With it, programs that wait for the same reason do
+// not all go on at the same time.
 func Jitter(longest time.Duration) time.Duration { return longest/2 + rand.N(longest/2+1) }
 
 // Sleep waits for the time length. It returns false if ctx ends first.

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Tick is the time between the ticks of a clock that [New] has made. With it, a changed file is used within 1 s,
-// including a second reading a moment later, which must find the same contents.
+// Tick is the time between the ticks of a clock that [New] has made. It is short enough that a changed file is used
+// within 1 s: at a tick the change is found, and a moment later a second reading must find the same contents.
 const Tick = 800 * time.Millisecond
 
 // ticks calls all polls of a clock from one alarm and one goroutine, because a wake-up of an idle process costs

@@ -9,9 +9,9 @@
 // own. So the reply direction is found in zone 0, with and without such rules. An entry whose reply direction is in
 // another zone (CT --zone) is not found.
 //
-// Requests are sent with package nl of github.com/vishvananda/netlink. Its package netlink has no function for
-// these requests: it reads the whole table into memory, filters there, and ignores the zone of one direction
-// (CTA_TUPLE_ZONE), by which nametap recognises its entries. The lookup of a captured UDP query, which runs once for
-// each query, is made without the library: it takes 6 µs of processor time and allocates nothing. With the library it
-// would take 16 µs and allocate 16 times.
+// Requests are sent with package nl of the library github.com/vishvananda/netlink. The library also has functions
+// that list and delete entries, but they do not suffice: they read the whole table into memory, filter there, and
+// ignore the zone of one direction (CTA_TUPLE_ZONE), by which nametap recognises its entries. The lookup of a
+// captured UDP query, which runs once for each query, is made without the library: it takes 6 µs of processor time
+// and allocates nothing. With the library it would take 16 µs and allocate 16 times.
 package conntrack

@@ -178,10 +178,11 @@ func (f Filter) tuple() []byte {
 	return append(tuple.Serialize(), filter.Serialize()...)
 }
 
-// Dump calls visit for every entry of a family (AF_INET or AF_INET6) that passes one of the filters, perhaps more
-// than once. It keeps no entry. The kernel filters as far as it can, and Dump checks the entries that the kernel
-// returns. For each filter the kernel walks through its whole hash table, which takes some ms even if the table has
-// few entries. So if there are few entries, Dump gets all of them in one walk, and the kernel does not filter.
+// Dump calls the function visit for every entry of a family (AF_INET or AF_INET6) that passes one of the filters,
+// perhaps more than once. It keeps no entry. The kernel filters as far as it can, and Dump checks the entries that
+// the kernel returns. For each filter the kernel walks through its whole hash table, which takes some ms even if the
+// table has few entries. So if there are few entries, Dump gets all of them in one walk, and the kernel does not
+// filter.
 func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	c, err := Dial()
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package explain has texts that explain a line of output. They are from the documents of this version: the rows of
-// docs/behaviour.md, and the symptoms and the extended DNS errors of docs/operations.md. It needs no network.
+// Package explain has texts that explain what a command or the log prints. The texts are from the documents of this
+// version: the rows of docs/behaviour.md, and the symptoms and the extended DNS errors of docs/operations.md. They
+// are a part of the program, so reading them needs no network.
 //
 // The texts are in entries.gz, which `make generate` writes from the documents.
 package explain
@@ -69,8 +70,9 @@ var (
 	digits = regexp.MustCompile(`[0-9]+`)
 )
 
-// Find returns the entries for words that a command or a log prints: numbers of rows, such as N9, numbers of extended
-// DNS errors, such as 22, or other text, such as a message. For other text it returns the entries that match best.
+// Find returns the entries for words that a command or a log prints. The words are numbers of rows, such as N9,
+// numbers of extended DNS errors, such as 22, or other text, such as a message. For other text, Find returns the
+// entries that match best.
 func Find(entries []Entry, words []string) []Entry {
 	text := strings.Join(words, " ")
 	var found []Entry
@@ -91,7 +93,7 @@ func Find(entries []Entry, words []string) []Entry {
 	return found
 }
 
-// numbered returns the row or the code with a number, nil if there is none.
+// numbered returns the row or the code with a number, or nil if there is none.
 func numbered(entries []Entry, word string) *Entry {
 	kind, id := Row, strings.ToUpper(word)
 	if match := codeID.FindStringSubmatch(word); match != nil {
@@ -110,7 +112,7 @@ func numbered(entries []Entry, word string) *Entry {
 	return foreign(id)
 }
 
-// foreign returns an entry for an extended DNS error that nametap does not send, nil if there is no such error.
+// foreign returns an entry for an extended DNS error that nametap does not send, or nil if there is no such error.
 func foreign(id string) *Entry {
 	n, err := strconv.ParseUint(id, 10, 16)
 	if err != nil {
@@ -161,7 +163,8 @@ func matching(entries []Entry, text string) []Entry {
 	return found
 }
 
-// fold returns a text in which case, numbers and quotation marks make no difference.
+// fold returns text in a form for comparison: texts that differ only in case, numbers or quotation marks are equal
+// after fold.
 func fold(text string) string {
 	return digits.ReplaceAllString(strings.NewReplacer("`", "", "\"", "").Replace(strings.ToLower(text)), "#")
 }
@@ -186,8 +189,9 @@ func match(e *Entry, text string, words []*regexp.Regexp) int {
 	return matchNone
 }
 
-// codeName returns the name of an entry's code in the form of a match of quoted, because the name is printed before the
-// text of an extended DNS error.
+// codeName returns the name of an extended DNS error, in the form of a match of the regular expression quoted.
+// Output about such an error contains the name, just as other output contains a quoted message. For other entries,
+// and for a name of a single word, codeName returns nothing.
 func codeName(e *Entry) [][]string {
 	if e.Kind != Code || len(strings.Fields(e.Title)) < 2 {
 		return nil

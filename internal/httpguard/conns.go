@@ -13,7 +13,8 @@ import (
 )
 
 // acceptWait is how long Accept waits for a client after descriptors have run out. If a client comes, Accept frees a
-// descriptor: it closes a connection or spends a descriptor of the reserve. If it has neither, it pauses and retries.
+// descriptor: it closes a connection or spends a descriptor of the reserve. If it can do neither, it pauses and
+// retries.
 const acceptWait = time.Second
 
 // requestTime is how long a connection has for a request and its response. After that it may be closed to free a

@@ -18,16 +18,16 @@ const (
 	dumpBuffer = 16 << 10
 )
 
-// Dumps bounds how many clients read dumps at a time. A dump is a long response that is written part by part: a
-// longer dump takes no more memory.
+// Dumps bounds how many clients read dumps at a time. A dump is a long response that is written part by part, so a
+// longer dump does not take more memory.
 type Dumps struct {
 	slots   *semaphore.Weighted
 	max     int64
 	content string
 }
 
-// NewDumps returns a Dumps for up to limit clients at a time. The text of a refusal names content, which the clients
-// read.
+// NewDumps returns a Dumps for up to limit clients at a time. content describes what the clients read; it is a part
+// of the text of a refusal.
 func NewDumps(limit int64, content string) *Dumps {
 	return &Dumps{slots: semaphore.NewWeighted(limit), max: limit, content: content}
 }

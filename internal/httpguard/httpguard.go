@@ -1,5 +1,5 @@
-// Package httpguard makes HTTP servers whose resources clients cannot exhaust. It also restricts endpoints to
-// programs on this host, and refuses requests that a browser on this host sends for pages of other sites.
+// Package httpguard makes HTTP servers whose resources clients cannot exhaust. It also has a handler that serves
+// only programs on this host, and no web pages of other sites in a browser on this host.
 package httpguard
 
 import (
@@ -69,8 +69,8 @@ func Serve(ctx context.Context, server *http.Server, ln net.Listener, grace time
 }
 
 // LocalOnly returns a handler that serves only programs on this host. It refuses other clients and pages of other
-// origins. It also refuses a Host that is neither localhost nor a loopback address: for a page that has rebound its
-// own name to this host, a browser sends that name.
+// origins. It also refuses a Host that is neither localhost nor a loopback address. Such a request may come from a
+// page that has made its own name resolve to this host (DNS rebinding).
 func LocalOnly(next http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if why := foreign(r); why != "" {

@@ -17,7 +17,7 @@ type Log struct {
 	log *slog.Logger
 
 	// The failure that was logged last; text is "" if there is none. repeats counts how
-	// often it was reported since then.
+	// often the failure was reported again since it was logged.
 	level         slog.Level
 	message, text string
 	repeats       int
@@ -80,8 +80,8 @@ func withoutLocalPort(text string) string {
 	return strings.TrimRight(before, "0123456789") + "->" + after
 }
 
-// A Failure remembers the failure that was logged last, for callers that log it themselves. The zero value is no
-// failure.
+// A Failure remembers the last failure of an operation, for callers that log failures themselves. The zero value
+// means that there was no failure.
 type Failure struct{ text string }
 
 // Differs reports whether the caller should log err: err is not nil, and differs from the previous failure. Differs
@@ -95,7 +95,8 @@ func (f *Failure) Differs(err error) bool {
 	return err != nil && f.text != previous
 }
 
-// Ended reports whether err, which is nil, ends a failure that was logged. Call it before Differs.
+// Ended reports whether err is nil although the previous error was not, so the failure has ended. Call Ended before
+// Differs, which replaces the previous error.
 func (f *Failure) Ended(err error) bool { return err == nil && f.text != "" }
 
 // Forget forgets the failure: the next failure is logged, even if it is the same.

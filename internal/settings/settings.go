@@ -1,11 +1,11 @@
 // Package settings declares a command's settings and gives them their values. A setting has one name, one default and
 // one parser, wherever its value comes from.
 //
-// A setting is declared once, in a [Group]: where its value goes, its name and its help, and its other names if it has
-// any. The flag --foo-bar is the environment variable NAMETAP_FOO_BAR and the key foo-bar of the file. If Istio's agent
-// has an environment variable for a setting, the setting takes that variable, too. The variables may also stand in
-// proxyMetadata of Istio's ProxyConfig: the pod's annotation, which is in the environment variable PROXY_CONFIG, or the
-// default for all pods in the mesh config file.
+// A setting is declared once, in a [Group]: where its value goes, its name and its help, and its other names if it
+// has any. For the flag --foo-bar, the environment variable is NAMETAP_FOO_BAR, and the key in the file is foo-bar.
+// If Istio's agent has an environment variable for a setting, the setting takes that variable, too. The variables
+// may also stand in proxyMetadata of Istio's ProxyConfig. The ProxyConfig of a pod is in an annotation, which the
+// environment variable PROXY_CONFIG holds. The ProxyConfig for all pods is in the mesh config file.
 //
 // The sources are, from the strongest to the weakest: the command line, the environment, the annotation, the mesh
 // config, the file, the default. Unknown names and malformed values are errors. The environment and Istio's
@@ -30,7 +30,7 @@ import (
 // Prefix is the beginning of the names of nametap's environment variables.
 const Prefix = "NAMETAP_"
 
-// ConfigFlag is the flag that names the configuration file. That file cannot set it.
+// ConfigFlag is the flag that names the configuration file. The file itself cannot set this flag.
 const ConfigFlag = "config"
 
 // Annotations of flags: the heading in the help, further environment variables, and

@@ -2,10 +2,11 @@ package settings
 
 import "strings"
 
-// ParseEnvironmentFile returns the variables ("KEY=value") of a file that a unit of systemd names in EnvironmentFile=,
-// as systemd reads it (systemd.exec(5)): nothing is expanded, quotes count only at the beginning of a value, a
-// backslash at the end of a line continues the value, and lines that begin with "#" or ";" or have no "=" are skipped.
-// No library reads this form: libraries for shells and for .env files expand variables and know "export".
+// ParseEnvironmentFile returns the variables ("KEY=value") of a file that a unit of systemd names in
+// EnvironmentFile=. It reads the file as systemd does (systemd.exec(5)). Nothing is expanded. Quotes count only at
+// the beginning of a value. A backslash at the end of a line continues the value. Lines that begin with "#" or ";",
+// and lines without "=", are skipped. No library reads this form: libraries for shells and for .env files expand
+// variables and know "export".
 func ParseEnvironmentFile(text string) []string {
 	var found []string
 	s := scanner{rest: text}

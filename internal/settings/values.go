@@ -108,14 +108,15 @@ func (v oneOf[T]) Set(s string) error {
 // Type names the kind of value in the help.
 func (v oneOf[T]) Type() string { return "string" }
 
-// A Zero says what 0 means as the value of a setting. In a Config, a zero value means the default.
+// A Zero says what 0 means if a user writes it as the value of a setting. This is needed because a zero field of a
+// Config means the default.
 type Zero int
 
 // The meanings of 0.
 const (
-	ZeroRefused Zero = iota // nothing: it is refused
-	ZeroIsZero              // 0
-	ZeroIsNone              // none, which the Config writes as -1
+	ZeroRefused Zero = iota // 0 is refused
+	ZeroIsZero              // 0 means 0, and is stored as 0
+	ZeroIsNone              // 0 means none, and is stored as -1
 )
 
 // number is a setting that is a number, perhaps with a unit, and not negative.
@@ -304,7 +305,7 @@ func (l *list[T]) GetSlice() []string {
 	return texts
 }
 
-// read parses every text. If there are several, the error names the malformed one.
+// read parses every text. If there are several texts, the error quotes the malformed text.
 func (l *list[T]) read(texts []string) ([]T, error) {
 	values := make([]T, 0, len(texts))
 	for _, text := range texts {

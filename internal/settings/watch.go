@@ -65,8 +65,8 @@ type Watcher struct {
 func NewWatcher(files []string) *Watcher { return &Watcher{files: files, used: readFiles(files)} }
 
 // Note makes the Watcher report only changes from now on. Call it before the files are read
-// for another reason than a report. Otherwise, if a change is undone after that reading, the
-// Watcher does not report that.
+// for another reason than a report. Otherwise the Watcher would not report that a change was
+// undone after the files were read.
 func (w *Watcher) Note() {
 	now := readFiles(w.files)
 	w.mu.Lock()

@@ -77,8 +77,8 @@ const (
 	maxRetry = 5 * time.Second
 )
 
-// Retry calls attempt until it succeeds. It waits before each call, and longer after each failure. It returns false if
-// ctx ends before attempt succeeds.
+// Retry calls the function attempt until it succeeds. Retry waits before each call, and longer after each failure.
+// It returns false if ctx ends before attempt succeeds.
 func Retry(ctx context.Context, attempt func() error) bool {
 	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
 		timer := time.NewTimer(pause)
@@ -94,7 +94,7 @@ func Retry(ctx context.Context, attempt func() error) bool {
 	}
 }
 
-// TCPAddr returns the address of a listening TCP socket, the zero AddrPort for any other file.
+// TCPAddr returns the address of a listening TCP socket, or the zero AddrPort for any other file.
 func TCPAddr(file *os.File) netip.AddrPort {
 	listener, err := net.FileListener(file) // a duplicate
 	if err != nil {
@@ -107,7 +107,7 @@ func TCPAddr(file *os.File) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// UDPPort returns the port of a UDP socket, 0 for any other file.
+// UDPPort returns the port of a UDP socket, or 0 for any other file.
 func UDPPort(file *os.File) uint16 {
 	conn, err := net.FilePacketConn(file) // a duplicate
 	if err != nil {

@@ -14,7 +14,7 @@ const controlLen = 64
 // A Message is a UDP packet with its source and destination addresses in the
 // kernel's form. It must not be copied.
 type Message struct {
-	// Packet is the buffer for received packets; in a clone it is the packet.
+	// Packet is the buffer for received packets. In a clone, Packet has the bytes of one packet.
 	Packet  []byte
 	name    unix.RawSockaddrInet6 // the source address; for IPv4 it holds a RawSockaddrInet4, which is shorter
 	nameLen uint32

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Reserve holds spare descriptors. When the process has no free descriptor left, Spend closes a spare one; then a
-// client can still be accepted. A Reserve is safe for concurrent use.
+// A Reserve holds spare descriptors. When the process has no free descriptor left, Spend closes a spare descriptor,
+// so one more client can be accepted. A Reserve is safe for concurrent use.
 type Reserve struct {
 	size int
 
@@ -15,7 +15,7 @@ type Reserve struct {
 	held []int
 }
 
-// NewReserve returns a reserve of size descriptors, or of fewer if the process can open only fewer.
+// NewReserve returns a reserve of size descriptors. If the process cannot open that many, the reserve has fewer.
 func NewReserve(size int) *Reserve {
 	r := &Reserve{size: size}
 	r.Refill()

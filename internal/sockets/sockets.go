@@ -1,6 +1,6 @@
-// Package sockets reads and sends UDP messages without allocation, parses addresses to listen on,
-// distinguishes permanent errors of a listening socket from temporary ones, paces the attempts to
-// use the socket after temporary errors, keeps a reserve of descriptors, and opens sockets as another user.
+// Package sockets has helpers for listeners. It reads and sends UDP messages without allocation, parses addresses to
+// listen on, and opens sockets as another user. It distinguishes permanent errors of a listening socket from
+// temporary errors, and paces further attempts after temporary errors. It also keeps a reserve of descriptors.
 package sockets
 
 import (
@@ -68,8 +68,8 @@ func AsUser(uid, gid int, f func() error) error {
 	return <-result
 }
 
-// The pause after an error doubles from minPause up to maxPause. After the time calm without an error, it starts again
-// at minPause.
+// The pause after an error doubles from minPause up to maxPause. If no error occurs for the time calm, it starts
+// again at minPause.
 const (
 	minPause = time.Millisecond
 	maxPause = 100 * time.Millisecond

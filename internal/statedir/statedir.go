@@ -162,7 +162,7 @@ func (d *Dir) Append(name string, data []byte, size int64) error {
 	})
 }
 
-// change locks the directory and calls edit with an existing file.
+// change locks the directory, opens an existing file, and calls the function edit with it.
 func (d *Dir) change(name string, edit func(f *os.File) error) error {
 	if err := d.Lock(); err != nil {
 		return err
@@ -174,8 +174,8 @@ func (d *Dir) change(name string, edit func(f *os.File) error) error {
 	return errors.Join(edit(f), f.Close())
 }
 
-// SetAside renames a file that cannot be used: the file is neither used again nor lost. It returns the new path.
-// ending is the last part of the new name, and gives the reason.
+// SetAside renames a file that cannot be used: the file is kept, but not used again. It returns the new path. ending
+// is the last part of the new name, and gives the reason.
 func (d *Dir) SetAside(name, ending string) (path string, err error) {
 	path = d.File(name) + "." + ending
 	return path, os.Rename(d.File(name), path)

@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// A Document is a document of a text.
+// A Document is one of the YAML documents in a text.
 type Document struct {
-	Marker []byte // the line that begins it, if any
-	Body   []byte // what follows the marker. A line that begins with "..." ends it and is a part of it.
+	Marker []byte // the line that begins the document, or only its "---" if the body begins on the same line
+	Body   []byte // the text after the marker. If a line that begins with "..." ends the document, Body includes it.
 	Before int    // the number of lines before the body
 }
 
-// Split returns the documents of a text. A line that begins with "---" or "..." separates documents wherever it is, also
-// in a quoted text (YAML 1.2.2, 9.1.2 and 9.1.4), so a syntax error in one document does not hide the next document. The
-// documents refer to the text.
+// Split returns the documents of a text. A line that begins with "---" or "..." separates documents wherever it is,
+// also in a quoted text (YAML 1.2.2, 9.1.2 and 9.1.4), so a syntax error in one document does not hide the next
+// document. The documents share the memory of text.
 func Split(text []byte) []*Document {
 	var documents []*Document
 	d, begin, end, number := &Document{}, 0, 0, 0 // d has the lines from begin to end
@@ -50,7 +50,7 @@ func Split(text []byte) []*Document {
 	return documents
 }
 
-// isMarker reports whether a line begins with a marker that is complete.
+// isMarker reports whether a line begins with marker, and white space or the end of the line follows.
 func isMarker(line []byte, marker string) bool {
 	rest, ok := bytes.CutPrefix(line, []byte(marker))
 	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
@@ -83,7 +83,7 @@ func Cause(err error) (line int, message string) {
 		message = message[len(match[0]):]
 	}
 	if parserMessage.MatchString(message) {
-		line++ // the parser leaves out line 0
+		line++ // the parser counts from 0, and its errors do not name line 0
 	}
 	return line, message
 }

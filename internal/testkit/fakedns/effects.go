@@ -40,9 +40,9 @@ type Packet struct {
 	sent chan<- struct{}
 }
 
-// An Effect changes the packets for a query. packets are the result of the previous effect,
-// which the effect may change; they are empty if the handler was silent. An Effect must be safe
-// for concurrent use.
+// An Effect returns the packets for a query. The parameter packets has the result of the
+// previous effect, and the effect may change it. It is empty if the handler was silent. An
+// Effect must be safe for concurrent use.
 type Effect func(r Request, packets []Packet) []Packet
 
 // OnUDP applies effects over UDP only.
@@ -100,7 +100,7 @@ func Jitter(longest time.Duration, seed uint64) Effect {
 	}
 }
 
-// Sometimes has an effect with probability p. The seed decides when, as for Loss.
+// Sometimes applies effect with probability p. The seed decides when, as for Loss.
 func Sometimes(p float64, seed uint64, effect Effect) Effect {
 	var mu sync.Mutex
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -160,14 +160,14 @@ func First(effect Effect) Effect {
 	}
 }
 
-// WrongID replies like a forger with a wrong ID: NXDOMAIN, which a test notices if the agent
-// accepts it.
+// WrongID replies with NXDOMAIN and a wrong ID, as a forger would. A test can notice from
+// the NXDOMAIN that the agent has accepted the reply.
 func WrongID(r Request, _ []Packet) []Packet {
 	return forged(r, func(m *dns.Msg) { m.Id ^= 0x5555 })
 }
 
-// WrongQuestion replies with the right ID to another question: NXDOMAIN for a name below
-// invalid.
+// WrongQuestion replies with NXDOMAIN and the right ID, but to another question, for a
+// name below invalid.
 func WrongQuestion(r Request, _ []Packet) []Packet {
 	return forged(r, func(m *dns.Msg) {
 		for i := range m.Question {

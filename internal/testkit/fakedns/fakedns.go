@@ -1,5 +1,5 @@
-// Package fakedns is a nameserver for tests and for the demo. A Handler makes its replies,
-// and Effects change, delay or lose them, in this order:
+// Package fakedns is a nameserver for tests and for the demo. A Handler makes its replies.
+// Effects change, delay or lose the replies, in the order in which they are given:
 //
 //	upstream, err := fakedns.Start(fakedns.Answer("example.com. 60 IN A 192.0.2.1"))
 //	defer upstream.Close()

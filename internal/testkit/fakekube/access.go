@@ -24,16 +24,16 @@ func (a *API) Kubeconfig() string {
 	return path
 }
 
-// KubeconfigWith returns a kubeconfig with the access to the API server. user is what the kubeconfig
-// says of the user, in YAML on one line, such as "{token: secret}".
+// KubeconfigWith returns a kubeconfig with the access to the API server. user is the entry of the user in the
+// kubeconfig, in YAML on one line, such as "{token: secret}".
 func (a *API) KubeconfigWith(user string) string {
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.server.Certificate().Raw})
 	return fmt.Sprintf("{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q, certificate-authority-data: %s}}], users: [{name: u, user: %s}], "+
 		"contexts: [{name: x, context: {cluster: c, user: u}}], current-context: x}\n", a.server.URL, base64.StdEncoding.EncodeToString(authority), user)
 }
 
-// Require makes the server refuse requests without a bearer token from now on, and ends all watches.
-// With an empty token, no request is refused.
+// Require makes the server refuse requests without this bearer token from now on, and ends all watches. If token is
+// empty, no request is refused.
 func (a *API) Require(token string) {
 	a.mu.Lock()
 	a.required = token

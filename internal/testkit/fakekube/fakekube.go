@@ -22,8 +22,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The paths of resources. A definition of a custom resource and a namespace are put as
-// PartialObjectMetadata, since only their metadata is read.
+// The paths of resources. Tests put namespaces, and definitions of custom resources, as
+// objects of the kind PartialObjectMetadata, because only the metadata of these objects
+// is read.
 const (
 	Services       = "/api/v1/services"
 	Secrets        = "/api/v1/secrets"
@@ -76,13 +77,13 @@ type API struct {
 
 	mu       sync.Mutex
 	objects  map[string]map[string]*unstructured.Unstructured // by the path of the resource, and "namespace/name"
-	changes  []change                                         // all of them; the version of an object is the number of its last change, from 1
-	oldest   int                                              // watches cannot continue from a version below
+	changes  []change                                         // all changes; the version of an object is the number of its last change, from 1
+	oldest   int                                              // watches cannot continue from versions that are older than this one
 	changed  chan struct{}                                    // closed at the next change
 	ended    chan struct{}                                    // closed by EndWatches
 	refused  map[string]int                                   // the status of requests for a path
-	requests map[string]bool                                  // paths that were asked for
-	lists    map[string]int                                   // watches that began with all objects, by path
+	requests map[string]bool                                  // the paths of all requests
+	lists    map[string]int                                   // how many watches began with all objects, by path
 	watches  int                                              // number of watches that have begun
 	stalled  int                                              // how many of the first watches send nothing any more
 	tokens   map[string]Token
@@ -90,22 +91,23 @@ type API struct {
 	reviewed time.Duration        // how long a review takes
 	busy     int                  // reviews in flight
 	busiest  int                  // the most reviews in flight at a time
-	writes   map[string]int       // how often a request that writes had a status
-	held     int                  // how many more requests that write must come until the waiting ones go on
-	released chan struct{}        // closed when waiting requests go on; nil if none waits
+	writes   map[string]int       // the result of Writes
+	held     int                  // how many more writing requests have to arrive before the waiting requests go on
+	released chan struct{}        // closed when the waiting requests go on; nil if requests do not wait
 	ahead    time.Duration        // how far the clock is ahead
 	required string               // token that requests must have; empty for none
 	versions map[string][]Version // of the groups of custom resources
 }
 
-// A Token is what a review says of a token.
+// A Token is the result of the review of a token.
 type Token struct {
 	User      string // empty if the token is refused
 	Audiences []string
 	Error     string // why it is refused
 }
 
-// A change is a change of an object. before and after are nil if there is none.
+// A change has an object as it was before and after the change: before is nil if the object was created, and after
+// is nil if it was deleted.
 type change struct {
 	path          string
 	before, after *unstructured.Unstructured
@@ -127,7 +129,7 @@ func Start(tb testing.TB) *API {
 	return a
 }
 
-// Put creates or changes an object, in YAML, of the resource with a path.
+// Put creates or changes an object of the resource with this path. text is the object in YAML.
 func (a *API) Put(path, text string) {
 	a.tb.Helper()
 	o := new(unstructured.Unstructured)
@@ -168,7 +170,7 @@ func (a *API) Forget(path string) {
 }
 
 // Restore undoes the last n changes, as if etcd was restored from a backup and the API server started again:
-// versions go back. Watches end. It calls meanwhile before clients can connect again.
+// versions go back. Watches end. Restore calls the function meanwhile before clients can connect again.
 func (a *API) Restore(n int, meanwhile func()) {
 	a.tb.Helper()
 	a.Leave()
@@ -247,7 +249,7 @@ func (a *API) Lists(path string) int {
 	return a.lists[path]
 }
 
-// SetToken sets what reviews say of a token.
+// SetToken sets the result of reviews of a token.
 func (a *API) SetToken(token string, t Token) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -275,8 +277,8 @@ func (a *API) BusiestReviews() int {
 	return a.busiest
 }
 
-// serveReview reviews a token. As the API server does, it returns the token's audiences that the
-// review names, and refuses a token that has none of them.
+// serveReview reviews a token. Like the API server, it returns those audiences of the token that
+// the review names. It refuses a token that has none of them.
 func (a *API) serveReview(w http.ResponseWriter, r *http.Request) {
 	var review struct {
 		Spec struct {
@@ -414,9 +416,10 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// firstLocked returns the first events of a watch, and the first change that it sends after them. As the API server
-// does, it accepts a watch from a version that is later than the last one, and sends only changes after that version
-// (kubernetes#107457). A list of such a version fails.
+// firstLocked returns the first events of a watch, and the index of the first change that the watch sends after
+// them. Like the API server, it accepts a watch from a version that is later than the last version; the watch then
+// sends only changes after that version (kubernetes#107457). A watch that begins with a list fails at such a
+// version.
 func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructured) bool) (events []event, next int) {
 	query, path := r.URL.Query(), targetOf(r.URL.Path).resource
 	from, err := strconv.Atoi(query.Get("resourceVersion"))
@@ -463,7 +466,7 @@ func (c change) event(version int, path string, selects func(*unstructured.Unstr
 		return event{"ADDED", c.after.Object}, true
 	case was:
 		last := c.before.DeepCopy()
-		last.SetResourceVersion(strconv.Itoa(version)) // as the API server says when it was deleted
+		last.SetResourceVersion(strconv.Itoa(version)) // the version of the deletion, as the API server sends it
 		return event{"DELETED", last.Object}, true
 	}
 	return event{}, false

@@ -48,7 +48,7 @@ func (a *API) groupOf(asked string) (group string, ok bool) {
 	return "", false
 }
 
-// serveVersions answers a request for the versions of a group, or for the resources of one.
+// serveVersions answers a request for the versions of a group, or for the resources of one of its versions.
 func (a *API) serveVersions(w http.ResponseWriter, r *http.Request, of string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -20,9 +20,9 @@ type target struct {
 	name      string // "" for all
 }
 
-// targetOf returns what a path is about. The status of an object is written with the object.
+// targetOf returns what a path is about. The path of an object's status counts as the path of the object.
 func targetOf(path string) target {
-	if name, found := strings.CutPrefix(path, Webhooks+"/"); found { // which have no namespaces
+	if name, found := strings.CutPrefix(path, Webhooks+"/"); found { // webhooks have no namespace
 		return target{resource: Webhooks, name: name}
 	}
 	prefix, rest, found := strings.Cut(path, "/namespaces/")
@@ -55,22 +55,22 @@ func (a *API) Object(path, key string) *unstructured.Unstructured {
 	return a.objects[path][key]
 }
 
-// HoldWrites makes the next n requests that write wait for each other.
+// HoldWrites makes the next n writing requests wait until all n have arrived.
 func (a *API) HoldWrites(n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.held, a.released = n, make(chan struct{})
 }
 
-// Writes returns the number of requests that write, by method, resource and status, such as "POST
-// /api/v1/secrets Created".
+// Writes returns how many writing requests there were, by method, resource and status. A key is,
+// for example, "POST /api/v1/secrets Created".
 func (a *API) Writes() map[string]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return maps.Clone(a.writes)
 }
 
-// await waits until requests that write may go on.
+// await waits until a writing request may go on: see [API.HoldWrites].
 func (a *API) await(r *http.Request) {
 	a.mu.Lock()
 	released := a.released

@@ -55,8 +55,8 @@ type Signing struct {
 }
 
 // NewAuthority returns an authority with a server certificate for name. The certificates
-// that it signs live for 24 h and are for identity, whatever the request says; istiod's
-// are for the service account of the token.
+// that it signs live for 24 h and are for identity, whatever the request says. istiod's
+// certificates are for the service account of the token.
 func NewAuthority(tb testing.TB, name, identity string) *Authority {
 	tb.Helper()
 	a := &Authority{tb: tb, life: 24 * time.Hour, backdate: time.Second, identity: identity, changed: make(chan struct{})}
@@ -81,9 +81,10 @@ func NewAuthority(tb testing.TB, name, identity string) *Authority {
 	return a
 }
 
-// SetHandshake makes every handshake use the server's settings after change has changed
-// them. If change returns an error, the client gets the alert "internal error". nil means
-// no change.
+// SetHandshake makes the server call the function change before every handshake, with a
+// copy of the server's settings. The handshake uses the copy, which change may modify. If
+// change returns an error, the client gets the alert "internal error". If change is nil,
+// handshakes use the server's settings.
 func (a *Authority) SetHandshake(change func(*tls.Config) error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -179,8 +180,8 @@ func (a *Authority) SetBackdate(backdate time.Duration) {
 	a.backdate = backdate
 }
 
-// SetLongest makes the authority refuse requests for a longer life, as istiod does. A
-// request without a life is not refused.
+// SetLongest makes the authority refuse requests for a life that is longer than longest,
+// as istiod does. A request without a life is not refused.
 func (a *Authority) SetLongest(longest time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -22,7 +22,8 @@ type resource struct {
 }
 
 // response is one push in both variants. A stream is sent the response of its own
-// variant, or nothing if that is nil. The nonce is set when the response is sent.
+// variant, or nothing if that response is nil. The nonce is set when the response is
+// sent.
 type response struct {
 	version string
 	delta   *discoveryv3.DeltaDiscoveryResponse

@@ -49,8 +49,8 @@ type Options struct {
 	NoSigning bool
 	// TLS, if not nil, makes the port speak TLS.
 	TLS *tls.Config
-	// Token, if not empty, is the bearer token that a stream must have; otherwise it ends
-	// with Unauthenticated. SetToken changes it.
+	// Token, if not empty, is the bearer token that a stream must have. A stream without
+	// the token ends with Unauthenticated. SetToken changes the token.
 	Token string
 }
 
@@ -76,7 +76,7 @@ type Server struct {
 
 	streams map[*stream]struct{}
 
-	// The record. changed is closed and replaced whenever it grows.
+	// The record of requests. Whenever it grows, changed is closed and replaced.
 	requests []Request
 	versions map[string]string
 	changed  chan struct{}

@@ -39,7 +39,7 @@ func (st *stream) queueLocked(r *response) {
 	}
 }
 
-// end makes the handler of the stream return err, unless it returns already.
+// end makes the handler of the stream return err. If an earlier call has already ended the stream, it does nothing.
 func (st *stream) end(err error) {
 	select {
 	case st.ended <- err:

@@ -16,7 +16,7 @@ import (
 )
 
 // Missing lists the visible commands and flags that the pages and the completion of a command
-// lack. The commands of newRoot are used once each.
+// lack. It calls newRoot several times, and uses each of these commands only once.
 func Missing(newRoot func() *cobra.Command, dir string) ([]string, error) {
 	if err := manual.Write(newRoot(), dir, time.Time{}); err != nil {
 		return nil, err
@@ -78,7 +78,8 @@ func missingCommands(command *cobra.Command, page, completed string) []string {
 	return missing
 }
 
-// complete returns what the shells show for arguments, as their scripts ask for it.
+// complete returns the completions of arguments. It requests them in the same way as the completion scripts of the
+// shells.
 func complete(root *cobra.Command, args []string) (string, error) {
 	var out strings.Builder
 	root.SetOut(&out)

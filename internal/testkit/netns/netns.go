@@ -75,8 +75,9 @@ func leave(home *os.File) {
 // the test if it runs on the test's goroutine.
 //
 // A socket stays in the namespace in which it was opened. Goroutines that f starts are
-// outside of the namespace, so f itself must open the sockets, as net.Listen does, and
-// net.Dial with one address. A goroutine can call Run to enter the namespace.
+// outside of the namespace, so f itself must open the sockets. net.Listen opens its
+// socket in the calling goroutine, and so does net.Dial with a single address. A
+// goroutine can call Run to enter the namespace.
 func (n *NS) Run(f func()) {
 	n.tb.Helper()
 	runtime.LockOSThread()
@@ -107,8 +108,8 @@ func (n *NS) Start(cmd *exec.Cmd) error {
 func (n *NS) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
 
 // Exec runs a command in the namespace and returns its standard output. The test fails if
-// the command fails, or runs longer than [wait.Limit]: with a held xtables lock it would
-// wait forever.
+// the command fails, or runs longer than [wait.Limit]: iptables would wait forever for an
+// xtables lock that is never released.
 func (n *NS) Exec(name string, args ...string) string {
 	n.tb.Helper()
 	return n.Pipe("", name, args...)

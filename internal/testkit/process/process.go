@@ -46,11 +46,11 @@ var errEarly = errors.New("binaries must be built by a test: what is opened befo
 
 // Build builds binaries in a new directory that every user may read. The caller removes the directory.
 //
-// A test that calls Build in the module of the commands runs again if their sources have changed: Go's
-// test cache keys on the files and directories that a test opens in its own module. Tests of other
-// modules must not be cached.
+// Go's test cache runs a test again if a file or directory that the test opened in its own module has changed. Build
+// opens the sources of the commands, so a test in the module of the commands runs again if these sources have
+// changed. The cache does not notice that for tests of other modules, so they must not be cached.
 func Build(commands ...string) (dir string, err error) {
-	if signal.Ignored(syscall.SIGHUP) { // as under nohup; a program that is started ignores it, too
+	if signal.Ignored(syscall.SIGHUP) { // for example under nohup: the programs that tests start would ignore it, too
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
 	dir, err = os.MkdirTemp("", "nametap-test-")
@@ -65,7 +65,7 @@ func Build(commands ...string) (dir string, err error) {
 	if err := os.Chmod(dir, 0o755); err != nil { // the agent runs as another user
 		return "", err
 	}
-	// The tests of other modules do not have the dependencies of the commands.
+	// The build runs in the module of the commands, because other modules may lack dependencies of the commands.
 	output, err := exec.CommandContext(context.Background(), "go", "list", "-m", "-f", "{{.Main}} {{.Dir}}", "github.com/nametap/nametap").Output()
 	if err != nil {
 		return "", fmt.Errorf("finding the module of the commands: %w", err)
@@ -91,8 +91,8 @@ func Build(commands ...string) (dir string, err error) {
 	return dir, nil
 }
 
-// openSources opens the directories, in the module at root, of all packages from which packages are built.
-// It also opens the files with the versions of other modules.
+// openSources opens the directories of packages, and of all packages in the module at root that they import. It also
+// opens go.mod and go.sum, which have the versions of other modules.
 func openSources(root string, packages []string) error {
 	list := exec.CommandContext(context.Background(), "go", append([]string{"list", "-deps", "-f", "{{with .Module}}{{if .Main}}{{$.Dir}}{{end}}{{end}}"}, packages...)...)
 	list.Dir = root
@@ -111,8 +111,8 @@ func openSources(root string, packages []string) error {
 	return nil
 }
 
-// Children returns the processes that pid has started and that have not been waited for.
-// A process that has ended has none.
+// Children returns the child processes of pid that pid has not waited for yet. A process
+// that has ended has no children.
 func Children(pid int) []int {
 	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package testlog keeps the log of a test's subject, for the test to read.
+// Package testlog keeps the log of the code under test in memory, where the test can read it.
 package testlog
 
 import (

@@ -21,8 +21,8 @@ const Limit = time.Minute
 // together is how many parallel tests run at a time.
 const together = 8
 
-// Together lets more parallel tests of a package run at a time than there are processors, which is Go's
-// default: most of the time they wait. TestMain calls it. `go test -parallel` takes precedence.
+// Together sets how many parallel tests of a package run at a time. Go's default is the number of processors. More
+// can run, because the tests wait most of the time. TestMain calls Together. `go test -parallel` takes precedence.
 func Together() {
 	if err := flag.Set("test.parallel", strconv.Itoa(together)); err != nil {
 		panic(err) // not in a test
