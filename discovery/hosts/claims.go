@@ -75,7 +75,7 @@ func (c *claim) mixedPorts() []object.Ports {
 }
 
 // addEndpoint adds the addresses and the ports of an endpoint to c, the claim of its Service.
-func (c *claim) addEndpoint(ep *endpoint) {
+func (c *claim) addEndpoint(ep *headlessEndpoint) {
 	switch {
 	case c.mixed != nil:
 	case len(c.addrs) == 0:
@@ -272,16 +272,16 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 
 // endpoints returns the endpoints of a headless Service, from its slices or, if it has no
 // slices, from the Pods that it selects.
-func (ix *index) endpoints(k object.Key, s *object.Service) []endpoint {
+func (ix *index) endpoints(k object.Key, s *object.Service) []headlessEndpoint {
 	pods := ix.pods[k.Namespace]
-	var out []endpoint
+	var out []headlessEndpoint
 	if found := ix.slices[k]; len(found) > 0 {
 		for _, name := range sortedKeys(found) {
 			for _, ep := range found[name].Endpoints {
 				if p := pods[ep.Pod]; ep.Hostname == "" && p != nil && p.Subdomain == k.Name {
 					ep.Hostname = p.Hostname
 				}
-				out = append(out, endpoint{ep, found[name].Ports})
+				out = append(out, headlessEndpoint{ep, found[name].Ports})
 			}
 		}
 		return out
@@ -294,7 +294,7 @@ func (ix *index) endpoints(k object.Key, s *object.Service) []endpoint {
 		if p.Terminated || !object.Selects(s.Selector, p.Labels) {
 			continue
 		}
-		ep := endpoint{object.Endpoint{Addrs: p.Addrs, Ready: p.Ready}, s.Ports}
+		ep := headlessEndpoint{object.Endpoint{Addrs: p.Addrs, Ready: p.Ready}, s.Ports}
 		if p.Subdomain == k.Name {
 			ep.Hostname = p.Hostname
 		}
@@ -303,8 +303,8 @@ func (ix *index) endpoints(k object.Key, s *object.Service) []endpoint {
 	return out
 }
 
-// An endpoint is an endpoint of a headless Service, with its ports.
-type endpoint struct {
+// A headlessEndpoint is an endpoint of a headless Service, with its ports.
+type headlessEndpoint struct {
 	object.Endpoint
 	ports object.Ports
 }
@@ -330,7 +330,7 @@ func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
 			if !ep.Ready {
 				continue
 			}
-			claims[0].addEndpoint(&endpoint{ep, slice.Ports})
+			claims[0].addEndpoint(&headlessEndpoint{ep, slice.Ports})
 			if slice.Import.Cluster != "" {
 				claims = append(claims, c.endpointsOf(ep, slice.Import.Cluster)...)
 			}
