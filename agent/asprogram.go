@@ -17,11 +17,12 @@ const (
 	// ProgramUser is the user "nobody" and its group. AsProgram sends queries as this user, so the rules treat the
 	// queries like queries of any program.
 	ProgramUser = 65534
-	// programTimeout is how long an answer to such a query may take. A resolver of libc waits 5 s.
+	// programTimeout is how long an answer to a query of AsProgram may take.
 	programTimeout = 2 * time.Second
 )
 
-// An Identity has an agent's answers to questions about itself.
+// An Identity distinguishes an agent from other servers: it has the agent's answers to queries for id.server and
+// version.server.
 type Identity struct{ id, version string }
 
 // Identify queries the listeners of an agent, one after another, until a listener answers. It returns the Identity

@@ -49,7 +49,7 @@
 //	nds.Client.Run       one for the stream, which receives, applies and ACKs in this order; one
 //	                     that ends the stream when the node changes; one that writes the
 //	                     snapshot; one that obtains and renews the workload certificate
-//	clock.Clock          one that polls for all parts: files, addresses, the node; with capture, one more for the ways
+//	clock.Clock          one that polls for all parts: files, addresses, the node; with capture, one more for the probes of way.go
 //	Agent                one that takes readings for package problems, one that follows the addresses of the interfaces
 //	                     (rtnetlink), two of the status server (status address, private socket), the drain, the
 //	                     announcement of readiness, systemd's watchdog, one for the records of queries, the query

@@ -67,8 +67,8 @@ type part struct {
 	ended   chan struct{}      // closed when the goroutine has ended
 }
 
-// restart ends the goroutine and calls work in a new goroutine. It does nothing if the part was started with the
-// same setting.
+// restart ends the goroutine and calls the function work in a new goroutine. It does nothing if the part was started
+// with the same setting.
 func (p *part) restart(ctx context.Context, setting string, work func(context.Context)) {
 	if p.stop != nil && p.setting == setting {
 		return
