@@ -142,7 +142,7 @@ the input for a machine without rules of nametap.`,
 					return err
 				}
 			}
-			all := append([]iptables.Step{}, steps...) // [] rather than null
+			all := append([]iptables.Step{}, steps...) // so that JSON has [], not null
 			return c.output.print(w, all, func(w io.Writer) {
 				fmt.Fprintf(w, "# settings: %s\n", c.source)
 				printSteps(w, all)
@@ -201,7 +201,8 @@ code is 1.`,
 		})
 }
 
-// testQueries shows what is captured, as test queries show. unread is the reason why the rules cannot be read.
+// testQueries sends test queries, and prints whether they were captured. unread is the reason why the rules cannot be
+// read.
 func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread error) error {
 	result := struct {
 		Settings   string              `json:"settings"`

@@ -182,9 +182,9 @@ func (t *topCommand) print(w io.Writer, before string) {
 // maxKeys is how many keys are counted at a time.
 const maxKeys = 1000
 
-// A top counts the most frequent keys of a stream, however many other keys there are: it is Space-Saving, of Metwally,
-// Agrawal and El Abbadi, 2005. A new key takes the place of the least frequent one and takes over its count, because
-// the new key may have been there before. So no count is too low.
+// A top counts the most frequent keys of a stream, however many other keys there are. It uses the algorithm
+// Space-Saving (Metwally, Agrawal and El Abbadi, 2005). A new key replaces the least frequent key and takes over its
+// count, because the new key may have been replaced before. So no count is too low.
 type top struct {
 	began   time.Time
 	queries int
@@ -196,8 +196,8 @@ type top struct {
 type topCount struct {
 	Key     string `json:"key"`
 	Queries int    `json:"queries"`
-	// Over is by how much Queries may be too high. The numbers below are only of the queries since the key took its
-	// place.
+	// Over is by how much Queries may be too high. The fields below count only the queries since the key has replaced
+	// another key.
 	Over   int      `json:"over"`
 	Failed int      `json:"failed"`
 	Mean   *float64 `json:"meanSeconds,omitempty"` // mean time of the queries whose time was measured
