@@ -45,8 +45,8 @@ const (
 	ReasonByHand          = "the pod has a container " + agentName + " or " + captureName + " and no annotation " + Status
 )
 
-// decide returns whether a pod is to be injected, and the reason. The cases that would do harm come before the
-// pod's label, and the pod's label before the namespace's label.
+// decide returns whether a pod is to be injected, and the reason. A pod in which nametap would do harm is skipped,
+// whatever its labels are. Otherwise the pod's label decides, and without that label the namespace's label.
 func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	label, labelled := p.Metadata.Labels[Label]
 	ofNamespace, requested := ns.Labels[Label], ns.Requested && ns.Labels[Label] == ""
