@@ -35,7 +35,7 @@ type agent struct {
 	conn     net.Conn   // nil while there is none
 	server   int        // to which conn leads
 	table    *table     // nil before the first change, and in other modes
-	current  digest.Sum // the checksum after the last change; table has it, unless the table after that change is not known
+	current  digest.Sum // the checksum after the last change; table has it, unless that table is not known
 	revision []byte
 	raw      map[string][]byte // the resources of a full agent in other modes than Hosts, by name
 	pushed   time.Time         // when the last push was received
