@@ -37,7 +37,7 @@ const (
 	minPause    = 20 * time.Millisecond
 	maxPause    = time.Second
 	// Abandoned is called when the command has ended abandonAfter times in succession, each time but the first within
-	// steadyAfter of its start. If the command ends at once each time, that is after about 150 ms.
+	// steadyAfter of its start. If the command ends at once each time, Abandoned is first called after about 150 ms.
 	abandonAfter = 5
 	// dumpTime is the time for a hung command to print its stacks.
 	dumpTime = 2 * time.Second
@@ -227,7 +227,7 @@ func (s *supervisor) leave(code int) int {
 }
 
 // signal sends a signal to the command. The process number of the command cannot belong to another
-// process, because this process has not reaped the command.
+// process, because this process has not reaped the command yet.
 func (s *supervisor) signal(sig syscall.Signal) {
 	if s.pid != 0 {
 		_ = unix.Kill(s.pid, sig) // fails if the command has ended
