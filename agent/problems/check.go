@@ -48,7 +48,7 @@ func judge(made []check, found, suspected []Problem, unread map[Code]string) Rep
 	return report
 }
 
-// only returns the problems that match.
+// only returns the problems for which match returns true.
 func only(all []Problem, match func(Problem) bool) []Problem {
 	return slices.DeleteFunc(slices.Clone(all), func(p Problem) bool { return !match(p) })
 }

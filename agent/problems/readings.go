@@ -41,7 +41,7 @@ type Agent struct {
 	Conntrack, Descriptors, Memory Resource
 }
 
-// capture returns the state of the rules. If the agent installs none, capture is off.
+// capture returns the state of the rules. If the agent installs none, it returns the state of a capture that is off.
 func (a *Agent) capture() Capture {
 	if a.Capture == nil {
 		return Capture{}
