@@ -15,8 +15,8 @@ import (
 )
 
 // InstanceIPs returns the addresses of the node. If the parameter given is a valid address, it is the first of the
-// list. Then come the global addresses of the interfaces, in the order of the kernel. The control plane sends only
-// addresses of the families that the node has.
+// list. Then come the global addresses of the interfaces, in the order of the kernel. From them the control plane knows
+// which families the node has: it sends only addresses of these families.
 func InstanceIPs(given netip.Addr) ([]netip.Addr, error) {
 	var ips []netip.Addr
 	if given.IsValid() {

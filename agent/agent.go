@@ -95,7 +95,8 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// noteTable is called after a push.
+// noteTable is called after a push. It starts the time until memory is freed, and lets the registrar read the names
+// again.
 func (a *Agent) noteTable() {
 	a.memory.used()
 	if a.capture != nil {
@@ -196,8 +197,8 @@ func (a *Agent) announce(ctx context.Context) error {
 }
 
 // How long queries in flight may take at the end of an agent with Config.Service. stopTimeout is for an agent that has
-// removed its rules: replies no longer reach the clients whose queries were captured. handOverTimeout is for an agent
-// that another agent follows: during this time, new queries wait in the sockets.
+// removed its rules. It is short, because replies no longer reach the clients whose queries were captured.
+// handOverTimeout is for an agent that another agent follows: during this time, new queries wait in the sockets.
 const (
 	stopTimeout     = 50 * time.Millisecond
 	handOverTimeout = time.Second
@@ -229,7 +230,9 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 		return handOverTimeout
 	}
 	a.log.Info("draining: queries are still answered", "for", a.config.Drain)
-	if a.capture != nil { // if it is nil, as in a pod, another process has installed the rules; they stay, so the agent accepts connections until its end
+	// In a pod, a.capture is nil: another process has installed the rules, and they stay. So the agent accepts
+	// connections to VIPs until its end.
+	if a.capture != nil {
 		a.vips.end(true)
 	}
 	release()
@@ -302,7 +305,7 @@ func (a *Agent) Hasten() {
 // Ready returns a channel that is closed when queries are answered from a table.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }
 
-// Clock returns the clock at whose ticks the agent polls.
+// Clock returns the clock that tells the agent when to poll.
 func (a *Agent) Clock() *clock.Clock { return a.clock }
 
 // Proxy returns the query path.

@@ -40,9 +40,9 @@ func Identify(ctx context.Context, listeners []dnsproxy.Addr) (found Identity, e
 	return found, err
 }
 
-// AsProgram sends a question about the server to a nameserver, over UDP and over TCP, as a program of another user
-// would. It reports for each network whether the agent with the given Identity answers. AsProgram must run as root
-// to send the question as another user.
+// AsProgram sends queries for id.server and version.server to a nameserver, over UDP and over TCP, as a program of
+// another user would. It reports for each network whether the agent with the given Identity answers. AsProgram must run
+// as root to send the queries as another user.
 func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []problems.Sent {
 	networks := []string{"udp", "tcp"}
 	found := make([]problems.Sent, len(networks))

@@ -126,7 +126,9 @@ func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late err
 		switch err := errors.Join(both...); {
 		case err == nil:
 			served = true
-		case !noRoute(err) || slices.Contains(both, nil): // if one of the two answers, the host has the family: the other probe had no route for another reason, such as no free local port
+		// If one of the two listeners answers, the host has the family. A probe of the other one may have had no local
+		// port, which gives the same error as a missing family.
+		case !noRoute(err) || slices.Contains(both, nil):
 			rules, late = rules.Without(f), errors.Join(late, err)
 		}
 	}

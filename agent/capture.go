@@ -36,7 +36,7 @@ type capture struct {
 
 	mu     sync.Mutex
 	inputs inputs // guarded by mu
-	begun  bool   // begin has waited for the listeners; guarded by mu
+	begun  bool   // whether the method begin has waited for the listeners; guarded by mu
 }
 
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.

@@ -155,10 +155,10 @@ type CaptureConfig struct {
 	// On is true if DNS is captured; Because names the setting that decides this.
 	On      bool
 	Because string
-	// Config says what is captured. With ResolvConfServers, the nameservers of ResolvConf
-	// replace Config.Servers.
+	// Config says what is captured. If Servers is ResolvConfServers, the nameservers of
+	// ResolvConf replace Config.Servers.
 	Config iptables.Config
-	// Servers says for which nameservers queries are captured. Default all.
+	// Servers says for which nameservers queries are captured. The default is all.
 	Servers CaptureServers
 	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
 	// /etc/resolv.conf.

@@ -28,8 +28,8 @@ const (
 	probeRetry = probeTimeout / 10
 )
 
-// probeAll probes all listeners at the same time. It returns the errors that probe returned, in the order of
-// listeners: nil for a listener that answers.
+// probeAll probes all listeners at the same time. It returns the errors of the calls of the function probe, in the
+// order of listeners: nil for a listener that answers.
 func probeAll(ctx context.Context, listeners []dnsproxy.Addr, probe func(context.Context, dnsproxy.Addr) error) []error {
 	errs := make([]error, len(listeners))
 	var probing sync.WaitGroup

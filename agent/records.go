@@ -16,7 +16,7 @@ import (
 // records runs the query log and the dnstap sender as the settings say.
 type records struct {
 	config  atomic.Pointer[RecordsConfig]
-	changed chan struct{} // set sends to it, to wake run
+	changed chan struct{} // the method set sends a value, to wake the method run
 	dnstap  *dnstap.Sender
 }
 

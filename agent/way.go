@@ -83,7 +83,7 @@ type probed struct {
 	nameserver netip.Addr
 	state      problems.WayState
 	err        error
-	kept       bool  // whether keep has called renew, because the agent has answered
+	kept       bool  // whether the method keep has called renew, because the agent has answered
 	lease      error // the error of renew
 }
 
