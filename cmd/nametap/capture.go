@@ -152,7 +152,7 @@ the input for a machine without rules of nametap.`,
 	return command
 }
 
-// cleanSteps returns the steps for a machine without rules of nametap.
+// cleanSteps returns the steps that install the rules on a machine that has no rules of nametap yet.
 func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
 	rules, err := iptables.Build(c.config.Config)
 	if err != nil {
@@ -263,7 +263,7 @@ func (c *captureCommand) printStatus(
 	})
 }
 
-// printSettings prints where the settings come from, and the switch.
+// printSettings prints where the settings come from, and whether capture is on.
 func (c *captureCommand) printSettings(w io.Writer) {
 	fmt.Fprintf(w, "settings\t%s\nswitch\t%s\n", c.source, onOff(c.config.On, c.config.Because))
 }
@@ -398,7 +398,7 @@ until an agent listens.
 With ISTIO_META_DNS_CAPTURE=false the command installs nothing, and the exit code is 0.`, c.apply)
 }
 
-// apply installs the rules, if the switch is on.
+// apply installs the rules, if capture is on.
 func (c *captureCommand) apply(ctx context.Context, w io.Writer) error {
 	if !c.config.On {
 		nothing := struct {

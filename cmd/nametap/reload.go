@@ -57,8 +57,8 @@ type reloader struct {
 	files atomic.Pointer[problems.Settings]
 }
 
-// newReloader returns a reloader for an agent that was started with the settings o. running returns the agent; it
-// is called when settings have changed.
+// newReloader returns a reloader for an agent that was started with the settings o. The function running returns the
+// agent. It is called when settings have changed.
 func newReloader(o *options, log *slog.Logger, running func() configurable) *reloader {
 	watcher := settings.NewWatcher(settings.Files(o.flags))
 	id, _ := readIdentity(o.flags, os.Environ()) // there is no error, or the agent would not run
@@ -144,7 +144,7 @@ func (r *reloader) pending() (names []string) {
 	return names
 }
 
-// apply makes the agent use the settings next.
+// apply makes the agent use the settings in the parameter next.
 func (r *reloader) apply(next settingsRead) {
 	previous := r.inUse.Swap(next.inUse)
 	r.running.logLevel.Set(next.inUse.logLevel.Level())

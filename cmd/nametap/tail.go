@@ -21,7 +21,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/seen"
 )
 
-// allOf is how far back --no-follow begins without --since: longer than any agent runs.
+// allOf is how far back `nametap tail --no-follow` begins if --since is not set. No agent runs that long.
 const allOf = 10 * 365 * 24 * time.Hour
 
 // A seenQueries has the flags and the state that `nametap tail` and `nametap top` have in common.

@@ -52,7 +52,7 @@ The exit code is 1 if --for found no query.`,
 	return command
 }
 
-// A topKey says what queries are counted by.
+// A topKey says by what queries are counted: for keyName, there is one count for each name.
 type topKey string
 
 // The values of topKey.
@@ -163,7 +163,7 @@ func (t *topCommand) result() topResult {
 // clearScreen moves the cursor of a terminal to its first line, and clears it.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// print prints before, and then the table.
+// print prints the text in the parameter before, and then the table.
 func (t *topCommand) print(w io.Writer, before string) {
 	took := time.Since(t.counted.began)
 	fmt.Fprintf(w, "%s%d queries in %v\n", before, t.counted.queries, took.Round(100*time.Millisecond))
