@@ -129,7 +129,7 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*ag
 	return nil
 }
 
-// await waits for ready or for the end of ctx.
+// await waits until ready is closed, or until ctx ends.
 func await(ctx context.Context, ready <-chan struct{}) error {
 	select {
 	case <-ready:
