@@ -66,7 +66,7 @@ func (b *budget) settle(p *part) {
 	p.giveUp = nil
 }
 
-// release gives the bytes of a part back, or ends its wait.
+// release gives the bytes of a part back. If the part still waits for bytes, release ends the wait.
 func (b *budget) release(p *part) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -58,7 +58,7 @@ type question struct {
 	Request *request `json:"request"`
 }
 
-// A request is the question itself.
+// A request is the part of an AdmissionReview that asks about one object.
 type request struct {
 	UID         types.UID                   `json:"uid"`
 	Resource    metav1.GroupVersionResource `json:"resource"`
