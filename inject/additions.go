@@ -34,7 +34,7 @@ func mark(node *yaml.Node) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:])[:markSize]
 }
 
-// marks returns the marks of the units of a container, in their order.
+// marks returns the marks of the units of a container, in the order of the function units.
 func marks(container *yaml.Node) string {
 	var all strings.Builder
 	for _, path := range units() {

@@ -79,8 +79,8 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	return Injected, ReasonNamespace
 }
 
-// obstacle returns why nametap would not work in a pod; "" if it would. The rules do not redirect the queries of user and
-// group 1337, and only one program can listen on a port of the pod.
+// obstacle returns why nametap would not work in a pod; "" if it would. For example, a container may run as user or
+// group 1337, whose queries the rules do not redirect. Or it may have a port on which the agent has to listen.
 func obstacle(p *pod, previous status, cfg Config) string {
 	ports := portsOf(p, cfg)
 	for _, c := range p.application(previous.addedContainer) {

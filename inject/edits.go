@@ -196,8 +196,8 @@ func (e edits) applyDNS(spec *yaml.Node) {
 	}
 }
 
-// applyNamed removes the elements with the names removed from a list, and appends the elements added. If the list is
-// empty then, it removes the key of the list.
+// applyNamed changes the list that is the value of the key. It removes the elements whose names are in the parameter
+// removed, and appends the elements in the parameter added. If the list is empty then, it removes the key, too.
 func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) {
 	if len(removed)+len(added) == 0 {
 		return

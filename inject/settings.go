@@ -173,7 +173,7 @@ func checkInt(value string, positive bool, bounds string) error {
 	return nil
 }
 
-// above0 returns an error unless ok is true: the value is above 0, or may be 0.
+// above0 returns an error if ok is false. The caller sets ok if the value is above 0, or if it may be 0.
 func above0(ok bool) error {
 	if ok {
 		return nil
