@@ -14,9 +14,9 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// InstanceIPs returns the addresses of the node. The list begins with given, if that is a valid address. Then come
-// the global addresses of the interfaces, in the order of the kernel. The control plane sends only addresses of the
-// families that the node has.
+// InstanceIPs returns the addresses of the node. If the parameter given is a valid address, it is the first of the
+// list. Then come the global addresses of the interfaces, in the order of the kernel. From them the control plane knows
+// which families the node has: it sends only addresses of these families.
 func InstanceIPs(given netip.Addr) ([]netip.Addr, error) {
 	var ips []netip.Addr
 	if given.IsValid() {
@@ -44,8 +44,8 @@ func InstanceIPs(given netip.Addr) ([]netip.Addr, error) {
 }
 
 // watchAddresses follows the addresses of the interfaces until ctx ends. After an address was added or removed, it
-// sends a value to each channel of changed. Each channel must have a buffer for one value. One is enough for any
-// number of changes, because the receiver of a value reads all addresses.
+// sends a value to each of the channels in the parameter changed. Each channel must have a buffer for one value. One
+// value is enough for any number of changes, because its receiver reads all addresses.
 func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {

@@ -95,7 +95,8 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// noteTable is called after a push.
+// noteTable is called after a push. It starts the time until memory is freed, and lets the registrar read the names
+// again.
 func (a *Agent) noteTable() {
 	a.memory.used()
 	if a.capture != nil {
@@ -103,13 +104,12 @@ func (a *Agent) noteTable() {
 	}
 }
 
-// Run answers queries until ctx ends or a client of the status endpoints ends the agent. Then
-// Run drains: it removes the capture rules and still answers for Config.Drain, because
-// Kubernetes ends the containers of a pod at the same time, and the other containers may still query.
-// Finally Run closes the listeners and finishes the queries in flight. With Config.Service there is no drain if the
-// next agent answers on the same sockets, or if no query is redirected to this agent any more.
-// Run returns when all of its goroutines have ended. The error is
-// nil unless one of them failed.
+// Run answers queries until ctx ends or a client of the status endpoints ends the agent. Then Run drains: it removes
+// the capture rules, and still answers queries for the time Config.Drain. Kubernetes ends all containers of a pod at
+// the same time, and the other containers may still send queries. Finally Run closes the listeners and finishes the
+// queries in flight. An agent with Config.Service does not drain if the next agent answers on the same sockets, or if
+// no query is redirected to this agent any more. Run returns when all of its goroutines have ended. It returns an error
+// if one of them failed.
 func (a *Agent) Run(ctx context.Context) error {
 	a.started = time.Now()
 	a.memory = newMemory()
@@ -160,19 +160,19 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	if a.handOver.Load() && a.capture != nil {
-		a.capture.extend(true) // answering the queries in flight has taken a part of the lease's time
+		a.capture.extend(true) // renews the lease of the rules: a part of its time is over
 	}
 	a.log.Info("ended")
 	return nil
 }
 
-// snapshotTimeout is how long queries wait for the snapshot. Reading even a large snapshot takes less time. A
-// disk that hangs must not prevent forwarding.
+// snapshotTimeout is how long queries wait for the snapshot, the table that a previous agent has saved on disk. Reading
+// even a large snapshot takes less time. A disk that hangs must not prevent forwarding.
 const snapshotTimeout = 2 * time.Second
 
-// awaitSnapshot waits until the snapshot is in use, if there is one. Under systemd and the
-// supervisor, queries wait in the sockets during a restart. Without a table, the agent would
-// forward these queries, and nameservers would answer that mesh names do not exist.
+// awaitSnapshot waits until the snapshot is in use, if there is a snapshot. Under systemd and the supervisor, queries
+// wait in the sockets during a restart. Without a table, the agent would forward these queries, and nameservers would
+// answer that mesh names do not exist.
 func (a *Agent) awaitSnapshot(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()
@@ -196,9 +196,9 @@ func (a *Agent) announce(ctx context.Context) error {
 	return nil
 }
 
-// How long queries in flight may take at the end of an agent with Config.Service: stopTimeout after the rules were
-// removed, because then replies no longer reach the clients whose queries were captured; handOverTimeout before a
-// restart, because further queries wait in the sockets during that time.
+// How long queries in flight may take at the end of an agent with Config.Service. stopTimeout is for an agent that has
+// removed its rules. It is short, because replies no longer reach the clients whose queries were captured.
+// handOverTimeout is for an agent that another agent follows: during this time, new queries wait in the sockets.
 const (
 	stopTimeout     = 50 * time.Millisecond
 	handOverTimeout = time.Second
@@ -230,7 +230,9 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 		return handOverTimeout
 	}
 	a.log.Info("draining: queries are still answered", "for", a.config.Drain)
-	if a.capture != nil { // without capture, as in a pod, the rules stay, so the agent accepts connections until its end
+	// In a pod, a.capture is nil: another process has installed the rules, and they stay. So the agent accepts
+	// connections to VIPs until its end.
+	if a.capture != nil {
 		a.vips.end(true)
 	}
 	release()
@@ -283,8 +285,9 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 // SetRecords changes where the records of queries go. It returns at once.
 func (a *Agent) SetRecords(cfg RecordsConfig) { a.records.set(cfg) }
 
-// HandOver ends the agent and leaves the capture rules to the next agent. The agent removes rules without a lease: if
-// no agent followed, the kernel would not end their capture.
+// HandOver ends the agent and leaves the capture rules to the next agent. It leaves only rules with a lease: if no
+// agent follows, the lease expires, and the kernel ends their capture. Rules without a lease are removed, unless their
+// Config.FailClosed keeps them.
 func (a *Agent) HandOver() {
 	a.handOver.Store(true)
 	a.quit()
@@ -302,7 +305,7 @@ func (a *Agent) Hasten() {
 // Ready returns a channel that is closed when queries are answered from a table.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }
 
-// Clock returns the clock at whose ticks the agent polls.
+// Clock returns the clock that tells the agent when to poll.
 func (a *Agent) Clock() *clock.Clock { return a.clock }
 
 // Proxy returns the query path.

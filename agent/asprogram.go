@@ -17,11 +17,12 @@ const (
 	// ProgramUser is the user "nobody" and its group. AsProgram sends queries as this user, so the rules treat the
 	// queries like queries of any program.
 	ProgramUser = 65534
-	// programTimeout is how long an answer to such a query may take. A resolver of libc waits 5 s.
+	// programTimeout is how long an answer to a query of AsProgram may take.
 	programTimeout = 2 * time.Second
 )
 
-// An Identity has an agent's answers to questions about itself.
+// An Identity distinguishes an agent from other servers: it has the agent's answers to queries for id.server and
+// version.server.
 type Identity struct{ id, version string }
 
 // Identify queries the listeners of an agent, one after another, until a listener answers. It returns the Identity
@@ -39,9 +40,9 @@ func Identify(ctx context.Context, listeners []dnsproxy.Addr) (found Identity, e
 	return found, err
 }
 
-// AsProgram sends a question about the server to a nameserver, over UDP and over TCP, as a program of another user
-// would. It reports for each network whether the agent with the given Identity answers. AsProgram must run as root
-// to send the question as another user.
+// AsProgram sends queries for id.server and version.server to a nameserver, over UDP and over TCP, as a program of
+// another user would. It reports for each network whether the agent with the given Identity answers. AsProgram must run
+// as root to send the queries as another user.
 func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []problems.Sent {
 	networks := []string{"udp", "tcp"}
 	found := make([]problems.Sent, len(networks))

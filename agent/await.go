@@ -70,8 +70,8 @@ func (w Awaited) Await(ctx context.Context) (iptables.Config, error) {
 // ErrCapturesItself is the error if the rules would redirect the agent's own queries to the agent.
 var ErrCapturesItself = errors.New("the rules would redirect the agent's own queries to itself")
 
-// capturesItself returns an error if the rules would redirect the queries of user, the agent's "uid:gid". It returns
-// nil if user is "", because the agent has not said its user.
+// capturesItself returns an error if the rules would redirect the queries of user, the agent's "uid:gid". If user is
+// "", the agent has not said its user, and capturesItself returns nil.
 func (w Awaited) capturesItself(user string) error {
 	var uid, gid uint32
 	if _, err := fmt.Sscanf(user, "%d:%d", &uid, &gid); err != nil {
@@ -84,8 +84,8 @@ func (w Awaited) capturesItself(user string) error {
 		ErrCapturesItself, uid, gid, w.Rules.AgentUIDs, w.Rules.AgentGIDs)
 }
 
-// awaitListeners waits until the listeners of all wanted families answer. awaitFamily after the first family has
-// answered, it returns the rules without the other family.
+// awaitListeners waits until the listeners of all wanted families answer. If a family has not answered within the time
+// awaitFamily after the other one, awaitListeners returns the rules without that family.
 func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	began := time.Now()
 	var since time.Time // when a family first answered
@@ -117,8 +117,8 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 }
 
 // fit returns the rules without the families that do not answer; late says why they do not. served is true if any
-// family answers. errs are the errors of w.listeners. If the host has no address of a family, fit keeps the family:
-// no query uses it, even if a socket on ::1 stays open when IPv6 is switched off.
+// family answers. errs are the results of probing w.listeners. If the host has no address of a family, fit keeps the
+// rules of the family: no query uses them.
 func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late error) {
 	rules = w.Rules
 	for i, f := range w.Rules.Families() {
@@ -126,7 +126,9 @@ func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late err
 		switch err := errors.Join(both...); {
 		case err == nil:
 			served = true
-		case !noRoute(err) || slices.Contains(both, nil): // if one listener of the two answers, the host has the family; perhaps no local port was free for the other probe
+		// If one of the two listeners answers, the host has the family. A probe of the other one may have had no local
+		// port, which gives the same error as a missing family.
+		case !noRoute(err) || slices.Contains(both, nil):
 			rules, late = rules.Without(f), errors.Join(late, err)
 		}
 	}
@@ -144,14 +146,14 @@ func (w Awaited) listeners() []dnsproxy.Addr {
 	return all
 }
 
-// awaitReady waits until /healthz/ready is 200: the agent has a table, or has waited for a table for
-// [Config.ReadyTimeout]. It returns an error if ctx ends first, or if the status address does not answer. user is
-// the agent's "uid:gid" from [userHeader], or "" if there was no such header.
+// awaitReady waits until the response of /healthz/ready has the status 200: the agent has a table, or has waited for a
+// table for [Config.ReadyTimeout]. It returns an error if ctx ends first, or if the status address does not answer.
+// user is the agent's "uid:gid" from [userHeader], or "" if there was no such header.
 func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
 	defer client.CloseIdleConnections()
 	began := time.Now()
-	var reason error // of the last response
+	var reason error // why the agent was not ready, according to its last response
 	for logged := false; ; {
 		said, reached, err := w.notReady(ctx, &client)
 		switch {

@@ -36,7 +36,7 @@ type capture struct {
 
 	mu     sync.Mutex
 	inputs inputs // guarded by mu
-	begun  bool   // begin has waited for the listeners; guarded by mu
+	begun  bool   // whether the method begin has waited for the listeners; guarded by mu
 }
 
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.
@@ -78,8 +78,10 @@ func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capt
 // next agent. If capture is on at the start and no rules can be installed, run returns an error. It logs and
 // retries later failures.
 //
-// A hand-over to the next agent has three steps. endSoon makes Keep leave rules with a lease in place. [Agent.Run]
-// renews the lease when this agent has answered its last query. takeOver of the next agent renews it once more.
+// A hand-over to the next agent needs rules with a lease. The kernel ends the capture when the lease has expired, so
+// the agents renew it in three steps. First, the method endSoon tells package iptables to leave the rules in place.
+// Next, [Agent.Run] renews the lease after this agent has answered its last query. Finally, the next agent renews the
+// lease in the method takeOver.
 func (c *capture) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
@@ -101,13 +103,13 @@ func (c *capture) run(ctx context.Context) error {
 	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))
 }
 
-// takeOver renews the lease of the previous agent once, before this agent answers: until then queries wait in the
-// sockets that systemd holds. It does not renew after a failed start: an agent that fails at each start must not
-// keep the capture alive. alive reports whether there is a lease that has not expired.
+// takeOver renews the lease of the rules that the previous agent has left. The queries that they redirect wait in the
+// sockets that systemd holds, until this agent answers. After a failed start, takeOver does not renew the lease: an
+// agent that fails at each start must not keep the capture alive. The result is true if the lease of any family has not
+// expired.
 func (c *capture) takeOver() (alive bool) { return c.extend(firstStart()) }
 
-// extend reports whether the lease of any family is alive. If renew is true, it also renews each lease that is
-// alive.
+// extend reports whether any family has a lease that has not expired. If renew is true, it also renews each such lease.
 func (c *capture) extend(renew bool) (alive bool) {
 	for _, f := range c.current().Config.Families() {
 		leased, err := iptables.Leased(f)
@@ -215,9 +217,9 @@ func (c *capture) noteListeners() {
 	}
 }
 
-// probed returns the addresses of family f to which the way is probed: the nameservers of resolv.conf, except for
-// nameservers to which queries always pass through. If none is left, but queries to any server are captured, probed returns a
-// loopback address. While queries over f are not captured, it returns no address.
+// probed returns the addresses of family f to which c.ways sends probes: the nameservers of resolv.conf, except for
+// nameservers to which queries always pass through. If there is none, and queries to all servers are captured, probed
+// returns a loopback address. While queries over f are not captured, it returns no address.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
 	if !in.On || !in.Config.Has(f) || c.listens(f) != nil || c.kernel.Failure(f) != nil {
@@ -246,9 +248,9 @@ func (c *capture) barred() (all bool) {
 	return all
 }
 
-// awaitBegun waits until the first rules are installed or, if capture is off, until the removal of rules has begun.
-// If capture is on by then, it also waits until a probe has renewed the lease of the rules, at most for the time of
-// a lease. It returns early if ctx ends.
+// awaitBegun waits until the first rules are installed. If capture is off, it waits until the removal of rules has
+// begun. If capture is on, it then waits until an answer to a probe has renewed the lease of the rules, but no longer
+// than iptables.LeaseTime. It returns early if ctx ends.
 func (c *capture) awaitBegun(ctx context.Context) {
 	select {
 	case <-c.kernel.Begun():
@@ -265,9 +267,9 @@ func (c *capture) awaitBegun(ctx context.Context) {
 	}
 }
 
-// endSoon reports whether the agent ends without a drain. If so, run also waits only briefly for replies when it
-// removes the rules. With handOver, rules that have a lease stay: the kernel ends their capture if no agent follows.
-// drains is true if the agent drains after it has removed rules.
+// endSoon reports whether the agent ends without a drain. If handOver is true, rules that have a lease stay: if no
+// agent follows, the kernel ends their capture. Otherwise, before an end without a drain, run removes the rules and
+// waits only briefly for replies. drains is true if the settings want a drain after rules were removed.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
 	case handOver && c.kernel.Leased():
@@ -280,9 +282,9 @@ func (c *capture) endSoon(handOver, drains bool) bool {
 	return true
 }
 
-// change calls edit with the inputs, computes the desired state from them, and passes it to package iptables. If
-// there is no desired state for the inputs, it returns an error, and the rules stay unchanged. Before begin has
-// waited for the listeners, it passes nothing to package iptables.
+// change calls edit with the inputs, computes the desired state from them, and passes it to package iptables. If there
+// is no desired state for the inputs, for example because resolv.conf has no nameservers, it returns an error, and the
+// rules stay unchanged. Until the method begin has waited for the listeners, change passes nothing to package iptables.
 func (c *capture) change(edit func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -332,7 +334,7 @@ type inputs struct {
 	CaptureConfig
 	servers []netip.Addr                     // the nameservers that resolv.conf has, or last had
 	without map[family.Family]error          // families that the agent does not listen on, and why
-	passing map[family.Family][]netip.Prefix // queries to these pass through, because their way is broken or the agent is barred
+	passing map[family.Family][]netip.Prefix // queries to these pass through: their way is broken, or a firewall drops the agent's queries
 	vips    []netip.AddrPort                 // the listeners for connections to VIPs
 }
 

@@ -30,7 +30,7 @@ type Config struct {
 	// KeptResolvConf and Control of its Forward.
 	DNS dnsproxy.Config
 	// XDS configures the push path. New sets its Logger, Registerer, Changed and Resolver. If XDS.Clock is nil, New
-	// sets that, too.
+	// also sets that field.
 	XDS nds.Config
 	// StatusAddr is the host:port of the status endpoints. An empty host means all
 	// addresses, and port 0 means a free port.
@@ -39,7 +39,7 @@ type Config struct {
 	// them instead of a socket of its own, and closes the files.
 	StatusSockets []*os.File
 	// SocketDirs are the directories in which the socket of the private status endpoints may be:
-	// see [SocketDirs]. Without any, there are no private endpoints.
+	// see [SocketDirs]. If the list is empty, there are no private endpoints.
 	SocketDirs []string
 	// StateDirRequired makes New return an error if the state directory (XDS.StateDir) cannot be
 	// used. Otherwise the agent logs the error and runs without a snapshot.
@@ -47,8 +47,8 @@ type Config struct {
 	// Drain is how long the agent still answers queries and carries connections to VIPs before it ends. With 0 the
 	// agent ends at once.
 	Drain time.Duration
-	// Service is true for an agent under systemd, whose unit restarts the agent when it ends and holds its sockets:
-	// queries wait in the sockets during the restart.
+	// Service is true if systemd runs the agent as a unit. The unit restarts the agent when it ends, and holds its
+	// sockets: queries wait in the sockets during the restart.
 	Service bool
 	// DrainCaptured makes an agent with Service drain after it has removed its rules.
 	DrainCaptured bool
@@ -139,8 +139,8 @@ func (c *Config) prepareStateDir() {
 }
 
 // setClock gives one clock to the query path and to the push path, unless the caller has given the push path
-// another clock. It also gives each of these two paths a channel of changed, which receives when addresses of
-// interfaces change.
+// another clock. It also makes the channels changed, one for each path. A value in a channel tells the path that
+// addresses of interfaces have changed.
 func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
 	ticks = clock.ForPolling(clock.Tick)
 	c.DNS.Forward.Clock, c.XDS.Clock = ticks, cmp.Or(c.XDS.Clock, ticks)
@@ -149,21 +149,22 @@ func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
 	return ticks, changed
 }
 
-// A CaptureConfig says which queries are redirected to the agent. [Agent.SetCapture] changes it while the agent
-// runs, but the agent then neither follows another ResolvConf nor listens on another port.
+// A CaptureConfig says which queries are redirected to the agent. [Agent.SetCapture] changes it while the agent runs.
+// It changes neither which resolv.conf the agent follows nor on which port the agent listens.
 type CaptureConfig struct {
 	// On is true if DNS is captured; Because names the setting that decides this.
 	On      bool
 	Because string
-	// Config says what is captured. With ResolvConfServers, the nameservers of ResolvConf
-	// replace Config.Servers.
+	// Config says what is captured. If Servers is ResolvConfServers, the nameservers of
+	// ResolvConf replace Config.Servers.
 	Config iptables.Config
-	// Servers says for which nameservers queries are captured. Default all.
+	// Servers says for which nameservers queries are captured. The default is all.
 	Servers CaptureServers
 	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// Resolved is true if the agent, while it captures, is registered with the systemd-resolved of the host, if any.
+	// If Resolved is true, the agent is registered with systemd-resolved while it captures, if the host has
+	// systemd-resolved.
 	Resolved bool
 }
 

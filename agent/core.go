@@ -13,8 +13,8 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// A core has the state that the parts of an agent share: the settings, the two paths, and whether the agent starts or
-// ends.
+// A core has the state that the parts of an agent share: the settings, the query path, the push path, and whether the
+// agent starts or ends.
 type core struct {
 	config  Config
 	log     *slog.Logger

@@ -20,7 +20,7 @@ const diagnoseInterval = 4 * clock.Tick
 // A diagnosis keeps the lasting problems of an agent (package problems).
 type diagnosis struct {
 	core     *core
-	unserved func() []string // why addresses cannot be opened, except for addresses of DNS
+	unserved func() []string // returns why addresses other than those for DNS cannot be opened
 	window   problems.Window
 
 	mu       sync.Mutex
@@ -75,9 +75,8 @@ func (d *diagnosis) run(ctx context.Context) {
 // probeEvery is the number of ticks from one probe of the UDP listeners to the next.
 const probeEvery = 4
 
-// tick takes a reading. Only every probeEvery-th tick probes the UDP listeners, because probes cost more than the
-// rest. But if a listener was silent in the last reading, tick probes all listeners. The last reading may be one that
-// was taken for the status.
+// tick takes a reading. Only every probeEvery-th tick probes the UDP listeners, because probes cost more than the rest
+// of a reading. But if a listener was silent in the last reading, tick probes all listeners.
 func (d *diagnosis) tick(ctx context.Context) {
 	refused := d.core.proxy.Overflows()
 	d.mu.Lock()

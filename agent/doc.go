@@ -11,7 +11,7 @@
 //	readings.go       the state of the kernel, read once for all requests of a second
 //	egress.go         connections to automatic VIPs
 //	resolved.go       the names for which systemd-resolved should query the agent
-//	core.go           state that the parts share: the settings, the two paths, whether the agent starts or ends
+//	core.go           state that the parts share: settings, query path, push path, whether the agent starts or ends
 //	capture.go        the desired state of capture: from the settings, the nameservers of
 //	                  resolv.conf, the families that the agent listens on, and the probes of way.go
 //	way.go            the way of clients' queries to the agent: probes, and their consequences
@@ -39,17 +39,17 @@
 // the workload stays broken, as in Istio's agent when a DNS listener fails.
 //
 //	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per
-//	                     query on the slow path (while there are many, workers read too); one
-//	                     per refresh, and one per client that got a stale answer meanwhile; the
-//	                     watcher of resolv.conf; one that finds the names of cgroups; one that follows the addresses of this host;
-//	                     one that opens connection tracking, if that failed at first; one that
-//	                     opens missing listeners
+//	                     query on the slow path (while there are many, workers read too); the
+//	                     watcher of resolv.conf; one that finds the names of cgroups; one that
+//	                     follows the addresses of this host; one that opens connection tracking,
+//	                     if that failed at first; one that opens missing listeners
 //	upstream.Client      one reader per open socket, two per connection, and one that closes
 //	                     idle connections; none without queries
 //	nds.Client.Run       one for the stream, which receives, applies and ACKs in this order; one
 //	                     that ends the stream when the node changes; one that writes the
 //	                     snapshot; one that obtains and renews the workload certificate
-//	clock.Clock          one that polls for all parts: files, addresses, the node; with capture, one more for the ways
+//	clock.Clock          one that polls for all parts: files, addresses, the node; with capture, one more
+//	                     for the probes of way.go
 //	Agent                one that takes readings for package problems, one that follows the addresses of the interfaces
 //	                     (rtnetlink), two of the status server (status address, private socket), the drain, the
 //	                     announcement of readiness, systemd's watchdog, one for the records of queries, the query

@@ -21,7 +21,8 @@ type dumps struct{ *httpguard.Dumps }
 
 func newDumps() dumps { return dumps{httpguard.NewDumps(maxDumps, "the table or the cache")} }
 
-// limited returns a handler that calls next. While maxDumps requests are answered, it refuses further requests.
+// limited returns a handler that calls the function next. While maxDumps requests are answered, it refuses further
+// requests.
 func (d dumps) limited(next func(w *dump, r *http.Request)) http.HandlerFunc {
 	return d.Limited(func(w *httpguard.Dump, r *http.Request) { next(&dump{Dump: w}, r) })
 }
@@ -29,7 +30,7 @@ func (d dumps) limited(next func(w *dump, r *http.Request)) http.HandlerFunc {
 // A dump is one response.
 type dump struct {
 	*httpguard.Dump
-	scratch bytes.Buffer // memory that entry reuses
+	scratch bytes.Buffer // reused by the method entry
 }
 
 // text writes a part of the response.

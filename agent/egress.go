@@ -15,7 +15,8 @@ import (
 )
 
 // resetTime is how long it may take to reset the connections after the drain. The rules stay until all connections
-// are reset: without the rules, the kernel would not translate the resets, and clients would wait for ever.
+// are reset: without the rules, the kernel would not translate the addresses of the resets, and clients would wait for
+// ever.
 const resetTime = 5 * time.Second
 
 // A vipCarrier carries the connections to automatic VIPs. A nil *vipCarrier carries none.

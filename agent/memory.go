@@ -27,7 +27,8 @@ type memory struct {
 	freed uint64 // guarded by mu: bytes that the process had allocated when memory was last freed
 }
 
-// newMemory returns a memory that is freed after the start, as after a push.
+// newMemory returns a memory. It calls free once after freeAfter, because the start of the agent needs memory like a
+// push.
 func newMemory() *memory {
 	m := &memory{}
 	m.timer = time.AfterFunc(freeAfter, m.free)

@@ -27,7 +27,7 @@ const runtimeDir = "/run/nametap"
 //  3. the state directory, if there is one: in a pod with a read-only file system it is a volume
 func SocketDirs(stateDir string) []string {
 	var dirs []string
-	unit, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":") // systemd.exec(5): the first of several
+	unit, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":") // it may be a list: see systemd.exec(5)
 	for _, dir := range []string{unit, runtimeDir, stateDir} {
 		if dir != "" {
 			dirs = append(dirs, dir)
@@ -47,8 +47,8 @@ func SocketPaths(dirs []string, statusAddr string) []string {
 	return paths
 }
 
-// DialPrivate connects to the first of paths at which an agent accepts this user. If no agent accepts this user,
-// but a socket at one of the paths refuses this user, the error is [fs.ErrPermission].
+// DialPrivate connects to the first of paths at which an agent accepts this user. If there is no such agent, and this
+// user has no permission for one of the sockets, the error is [fs.ErrPermission].
 func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
 	var dialer net.Dialer
 	var refused, forbidden error

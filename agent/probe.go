@@ -28,8 +28,8 @@ const (
 	probeRetry = probeTimeout / 10
 )
 
-// probeAll probes all listeners at the same time. It returns the errors that probe returned, in the order of
-// listeners: nil for a listener that answers.
+// probeAll probes all listeners at the same time. It returns the errors of the calls of the function probe, in the
+// order of listeners: nil for a listener that answers.
 func probeAll(ctx context.Context, listeners []dnsproxy.Addr, probe func(context.Context, dnsproxy.Addr) error) []error {
 	errs := make([]error, len(listeners))
 	var probing sync.WaitGroup
@@ -47,8 +47,8 @@ func probeOne(ctx context.Context, l dnsproxy.Addr) error {
 	return err
 }
 
-// probeAgent returns an error unless an agent of nametap answers. Another program may listen there, such as Istio's
-// agent, which uses the same port.
+// probeAgent returns an error unless an agent of nametap answers. Another program may listen at the address, such as
+// Istio's agent, which uses the same port.
 func probeAgent(ctx context.Context, l dnsproxy.Addr) error {
 	q := listenerQuestion(l, askVersion)
 	text, err := ask(ctx, q)
@@ -90,7 +90,7 @@ type question struct {
 	what        string // the description of the probe in errors
 	network, to string // the server
 	name        string
-	hops        int           // TTL or hop limit of the packets; 0 is the system's
+	hops        int           // TTL or hop limit of the packets; 0 means the system's default
 	limit       time.Duration // how long the answer may take; 0 means probeTimeout
 }
 
@@ -102,10 +102,10 @@ func listenerQuestion(l dnsproxy.Addr, name string) question {
 // errOtherServer is the error for an answer that is not the agent's.
 var errOtherServer = errors.New("another DNS server answers")
 
-// ask sends a question. Over UDP it sends the question again every probeRetry until it is answered: like a client's
-// query, the question is lost if the buffer of the listener is full. ask returns the text of the answer, or "" if
-// the answer has another form. [unsent], [isTimeout] and [noRoute] distinguish the errors. If conntrack is full, the
-// text of the error includes that.
+// ask sends a question. Over UDP it sends the question again every probeRetry until there is an answer, because the
+// kernel drops a question while the buffer of the listener is full. ask returns the text of the answer, or "" if the
+// answer is not exactly one TXT record. [unsent], [isTimeout] and [noRoute] distinguish the errors. If conntrack is
+// full, the text of the error includes that.
 func ask(ctx context.Context, q question) (text string, err error) {
 	defer func() {
 		if err = withCause(err); err != nil {
@@ -176,7 +176,7 @@ func setHops(hops int) func(network, address string, conn syscall.RawConn) error
 }
 
 // withCause returns err, the error of a probe. If conntrack is full, it adds that as the cause: the kernel then drops
-// the first packet of each flow that passes rules of table nat, whether these rules capture or not.
+// the first packet of each flow that passes rules of table nat, even if the rules do not redirect the packet.
 func withCause(err error) error {
 	table := ConntrackEntries()
 	if err == nil || len(problems.Conntrack(table)) == 0 {

@@ -18,7 +18,7 @@ type reading struct {
 // readingAge is how long a reading is kept.
 const readingAge = time.Second
 
-// readings takes one reading at a time. All requests that wait for a reading share it with all requests of the next
+// readings takes one reading at a time. A reading is for all requests that wait for it and for all requests of the next
 // second. So the cost does not grow with the number of requests.
 type readings struct {
 	take func(ctx context.Context) reading

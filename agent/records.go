@@ -16,7 +16,7 @@ import (
 // records runs the query log and the dnstap sender as the settings say.
 type records struct {
 	config  atomic.Pointer[RecordsConfig]
-	changed chan struct{} // set sends to it, to wake run
+	changed chan struct{} // the method set sends a value, to wake the method run
 	dnstap  *dnstap.Sender
 }
 
@@ -67,8 +67,8 @@ type part struct {
 	ended   chan struct{}      // closed when the goroutine has ended
 }
 
-// restart ends the goroutine and calls work in a new goroutine. It does nothing if the part was started with the
-// same setting.
+// restart ends the goroutine and calls the function work in a new goroutine. It does nothing if the part was started
+// with the same setting.
 func (p *part) restart(ctx context.Context, setting string, work func(context.Context)) {
 	if p.stop != nil && p.setting == setting {
 		return

@@ -52,7 +52,8 @@ func Redirections(ctx context.Context, families []family.Family) []Redirection {
 	return found
 }
 
-// redirection sends a test query to the address to.
+// redirection sends a test query to the address in the parameter to. It returns what the result says about redirection,
+// and a text about the result.
 func redirection(ctx context.Context, to netip.AddrPort) (state RedirectState, detail string) {
 	q := question{what: fmt.Sprintf("a test query to %s", to), network: "udp", to: to.String(), name: askVersion, limit: testTimeout}
 	if to.Addr().Is6() {

@@ -13,8 +13,9 @@ import (
 // SteadyTime is how long a process must be ready before its start counts as good.
 const SteadyTime = time.Second
 
-// ForgetStarts deletes the count of starts and the message of the last failure, so the next start of the unit has no
-// pause before it. dir is the runtime directory of the unit.
+// ForgetStarts deletes two files from dir, the runtime directory of a unit: the count of starts and the message of the
+// last failure. The script deploy/systemd/back-off reads the count. Without it, the script does not pause before the
+// next start.
 func ForgetStarts(dir string, log *slog.Logger) {
 	for _, name := range []string{"starts", failureName} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {

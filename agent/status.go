@@ -255,9 +255,9 @@ type Upstream struct {
 	// Responses counts the replies by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP, FORMERR or
 	// "other". Codes that the nameserver has not sent are left out.
 	Responses map[string]uint64 `json:"responses,omitempty"`
-	// Refusing is true if the last replies, at least ten and for names of at least three domains, had response codes
-	// other than NOERROR and NXDOMAIN, or could not be used. A failure does not count if another nameserver has failed
-	// for the same query before.
+	// Refusing is true if at least the last ten replies, for names of at least three domains, were failures: they had
+	// response codes other than NOERROR and NXDOMAIN, or could not be used. If another nameserver has already failed
+	// for the same query, a failure does not count.
 	Refusing    bool      `json:"refusing,omitempty"`
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`

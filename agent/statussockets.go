@@ -12,8 +12,9 @@ import (
 )
 
 // OpenStatusSockets opens the socket of the status address. The caller passes the socket to the process of an agent,
-// for [Config.StatusSockets], and closes the files. If the port is 0, if another program uses the address, or if
-// there is another obstacle that may pass, OpenStatusSockets returns no socket: then the agent opens its own.
+// for [Config.StatusSockets], and closes the files. If the port is 0, OpenStatusSockets returns no socket, and the
+// agent opens its own. The same is true if the socket cannot be opened now but perhaps later, for example because
+// another program uses the address.
 func OpenStatusSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", addr)

@@ -27,9 +27,9 @@ const (
 	wayInterval = iptables.LeaseTime / 4
 	// wayTCP is how often the way to a nameserver is also probed over TCP.
 	wayTCP = 8 * wayInterval
-	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through. A failure counts
-	// only if it comes wayMissed or more after the previous failure that counted, because a repair of the rules
-	// causes further probes.
+	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through, which means that
+	// they are no longer redirected. A repair of the rules causes further probes, so a failure does not count if it
+	// comes less than wayMissed after the previous failure that counted.
 	wayMisses = 3
 	wayMissed = wayInterval * 3 / 4
 )
@@ -41,7 +41,7 @@ const (
 //
 // One nameserver of each family is probed at a time. If the probe is not answered, the other nameservers are probed
 // without delay: any answer shows that the agent is alive, and renews the lease of the rules. If no probe is answered,
-// for whatever reason, the lease ends, and with it the kernel ends the capture.
+// for whatever reason, the lease ends. Then the kernel ends the capture.
 type ways struct {
 	log     *slog.Logger
 	clock   *clock.Clock // only for probes: on a shared clock, a poll that waits for a disk could delay them
@@ -83,7 +83,7 @@ type probed struct {
 	nameserver netip.Addr
 	state      problems.WayState
 	err        error
-	kept       bool  // whether keep has called renew, because the agent has answered
+	kept       bool  // whether the method keep has called renew, because the agent has answered
 	lease      error // the error of renew
 }
 

@@ -20,13 +20,12 @@ const (
 	// agentUser is the uid and gid of the agent. The rules let its queries pass through.
 	agentUser = 1337
 	agentPort = 15053
-	// The paths take turns, captureTurns times in a round, with captureQueries each. Other
-	// load on the machine comes in bursts, so many short turns are more precise than a few
-	// long ones.
+	// The paths take turns. In a round, each path has captureTurns turns of captureQueries queries. Other load on the
+	// machine comes in bursts, so many short turns are more precise than a few long ones.
 	captureTurns   = 10
 	captureQueries = 500
-	// settling is the number of queries before a turn that do not count: agent and thread
-	// have slept before them.
+	// settling is the number of queries before a turn that do not count, because the agent and the client's thread have
+	// slept before them.
 	settling = 50
 	// namespacesEnd is the time for the kernel to remove namespaces.
 	namespacesEnd = time.Second

@@ -28,8 +28,8 @@ const (
 	installRemove   = "remove_ms"
 )
 
-// installs measures the time to install the default rules in one backend: by apply, by
-// iptables-restore with the text of apply, and rule by rule. Each way starts in an empty namespace.
+// installs measures the time to install the default rules in each backend: by apply, by iptables-restore with the text
+// of apply, and rule by rule. Each of these three ways starts in an empty namespace.
 func (b *captureBench) installs(ctx context.Context, round int) error {
 	for _, p := range b.paths {
 		if p.backend == "" {
@@ -52,7 +52,7 @@ func (b *captureBench) installs(ctx context.Context, round int) error {
 	return nil
 }
 
-// applied measures the commands of the agent.
+// applied measures the commands apply and remove of `nametap capture`.
 func (b *captureBench) applied(ctx context.Context, p path, set func(string, float64)) error {
 	took, err := b.apply(ctx, p)
 	if err != nil {
@@ -80,8 +80,8 @@ func (b *captureBench) apply(ctx context.Context, p path) (time.Duration, error)
 	return time.Since(began), err
 }
 
-// choose makes nametap use the backend of a path in this namespace, by a chain of another program in this
-// backend.
+// choose makes nametap use the backend of a path in this namespace: it makes a chain in this backend, and nametap uses
+// the backend that has chains of other programs.
 func (b *captureBench) choose(ctx context.Context, p path) error {
 	for _, tool := range []string{"iptables-", "ip6tables-"} {
 		if _, err := b.tool(ctx, "", tool+p.backend, "-w", "5", "-N", "OTHER"); err != nil {
@@ -138,7 +138,7 @@ func (b *captureBench) restored(ctx context.Context, p path, set func(string, fl
 	return nil
 }
 
-// singly measures an exec of iptables for each line.
+// singly measures running iptables once for each line.
 func (b *captureBench) singly(ctx context.Context, p path, set func(string, float64)) error {
 	steps, err := b.steps(ctx, p)
 	if err != nil {
@@ -195,8 +195,8 @@ func words(line string) []string {
 	return all
 }
 
-// tool runs a command with text as its input. Of the environment, the command gets only PATH. No other
-// program holds the lock that it takes.
+// tool runs a command with text as its input. Of the environment, the command gets only PATH. Its lock file is in the
+// lab, so it does not wait for other programs.
 func (b *captureBench) tool(ctx context.Context, text string, argv ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.lab.Dir, "XTABLES_LOCKFILE=" + b.lab.Path("xtables.lock")}

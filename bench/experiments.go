@@ -10,8 +10,7 @@ import (
 	"github.com/nametap/nametap/bench/lab"
 )
 
-// An experiments is one run of the chosen experiments on forwarding and capture, inside the
-// namespaces.
+// experiments are the chosen experiments on forwarding and capture in one run, inside the namespaces.
 type experiments struct {
 	options
 

@@ -14,7 +14,7 @@ import (
 
 const (
 	faultQueries = 1000
-	// noticing is the number of queries in the second before the measured ones, in which a
+	// noticing is the number of queries in the first second of a fault, before the measured queries. In this second, a
 	// server can detect a dead nameserver.
 	noticing = 100
 )

@@ -19,8 +19,9 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A flood is this many queries for distinct names, in this time, over this many
-// sockets.
+// A flood has floodQueries queries for distinct names. They are sent in floodSeconds over floodSockets sockets. After
+// the flood, the nameservers stay silent for floodSilence. The goroutines are counted again floodAfter after the first
+// answer of a nameserver.
 const (
 	floodQueries  = 50_000
 	floodSeconds  = 2

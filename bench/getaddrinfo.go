@@ -29,7 +29,7 @@ func libcs() []libc {
 // A resolving is a server that a pod's queries go to.
 type resolving struct {
 	title string
-	// peer is the server. Without a name it is the nameserver itself.
+	// peer is the server. If it has no name, the server is the nameserver itself.
 	peer lab.Peer
 }
 

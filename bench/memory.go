@@ -14,8 +14,8 @@ import (
 	"github.com/nametap/nametap/bench/report"
 )
 
-// memorySettle is how long an agent is left alone before its memory is read. It returns
-// memory to the kernel when pushes pause.
+// memorySettle is how long an agent is left alone before its memory is read. The agent returns memory to the kernel
+// when pushes pause.
 const memorySettle = 5 * time.Second
 
 // memoryFields are the fields of /proc/PID/smaps_rollup that are reported: everything

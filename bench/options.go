@@ -25,8 +25,8 @@ type options struct {
 	forward, faults, flood, replay, getaddrinfo, capture bool
 	// queries is the number of replayed queries.
 	queries int
-	// inside is the directory with the binaries in the namespaces of the experiments, empty
-	// outside of them.
+	// inside is the directory with the binaries if this process is in the namespaces of the experiments. Otherwise it
+	// is empty.
 	inside string
 }
 

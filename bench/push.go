@@ -93,7 +93,7 @@ func (b *pushBench) writeTables() error {
 	return err
 }
 
-// A client of pushes, with its own control plane.
+// A client gets pushes from a control plane of its own.
 type client struct {
 	lab.Instance
 
@@ -144,7 +144,8 @@ func (b *pushBench) agentOf(ctx context.Context, c client) ([]string, error) {
 	return how.Argv, err
 }
 
-// with starts a control plane and its client c with argv, calls use, and ends both.
+// with starts a control plane and its client c, calls the function use, and ends both. The function argv returns the
+// command line of the client.
 func (b *pushBench) with(ctx context.Context, c client,
 	argv func(context.Context, client) ([]string, error), use func(context.Context, client) error,
 ) error {
@@ -265,7 +266,7 @@ func pushRegularly(ctx context.Context, c *lab.Control, files []string) error {
 	}
 }
 
-// sleep waits, unless ctx ends.
+// sleep waits for the time d. It returns early, with an error, if ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {
 	clock.Sleep(ctx, d)
 	return ctx.Err()

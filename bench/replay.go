@@ -96,8 +96,8 @@ func (e *experiments) startResolver(ctx context.Context, z *lab.Zone) error {
 	if err != nil {
 		return err
 	}
-	// Without DNSSEC, because the zone is not signed. Answers must not depend on other
-	// entries of the cache.
+	// The list of modules leaves out DNSSEC, because the zone is not signed. Responses are minimal, because answers
+	// must not depend on other entries of the cache.
 	path, err := e.lab.UnboundConfig(lab.Port53(lab.FirstServer()), fmt.Sprintf(`  module-config: "iterator"
   do-not-query-localhost: no
   local-zone: "example." nodefault
@@ -186,8 +186,8 @@ func compareReplies(ctx context.Context, addr netip.AddrPort, q dns.Question) er
 	return difference(ours.Reply, theirs.Reply)
 }
 
-// difference compares two replies, except for ID, order and compression. TTLs may be lower
-// in ours, the agent's reply, and a second higher, by rounding.
+// difference compares two replies, except for ID, order and compression. The TTLs in ours, the agent's reply, may be
+// lower than in theirs. By rounding, they may also be a second higher.
 func difference(ours, theirs *dns.Msg) error {
 	a, b := ours.MsgHdr, theirs.MsgHdr
 	a.Id, b.Id = 0, 0

@@ -49,7 +49,7 @@ type machine struct {
 	Go        string `json:"go"`
 }
 
-// newResults returns results with only the circumstances.
+// newResults returns results without figures. They describe the machine and the options.
 func newResults(o options) *results {
 	return &results{
 		Machine: thisMachine(), Hosts: o.hosts, Rounds: o.rounds, Seconds: o.seconds,

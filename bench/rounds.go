@@ -14,7 +14,7 @@ const (
 	latencyRate = 2000
 )
 
-// attempts is how often a run is tried until it counts.
+// attempts is how often a run is tried at most until it counts.
 const attempts = 3
 
 // Names of figures; the processor time of a mix is mixFigure.
@@ -147,7 +147,7 @@ func (b *bench) measureMixes(ctx context.Context, s *lab.Server, round int) erro
 	return nil
 }
 
-// run runs l against the server i until the run counts, and passes it to use. If no attempt
+// run runs the load l against the server i until a run counts, and passes that run to the function use. If no attempt
 // counts, the results get a note instead of figures.
 func (b *bench) run(ctx context.Context, i lab.Instance, l lab.Load, use func(lab.Run)) error {
 	var err error

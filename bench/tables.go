@@ -111,7 +111,7 @@ func (r *results) markdown() string {
 	return b.String()
 }
 
-// circumstances describes the machine and the versions of the figures.
+// circumstances describes the machine, and the versions of its kernel and of Go.
 func (r *results) circumstances() string {
 	m := r.Machine
 	return fmt.Sprintf("%d × %s, Linux %s, %s", m.Cores, m.Processor, m.Kernel, m.Go)

@@ -9,10 +9,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// units returns the paths of the units of an added container. If a second injection generates the same unit as the
-// first injection, it leaves the unit as it is, with the changes that others have made: LimitRanges, AlwaysPullImages,
-// webhooks that rewrite images. Otherwise it replaces the unit; in lists and maps, the elements that others have added
-// stay. It never changes other fields.
+// units returns the paths of the units of an added container: the fields that a later injection keeps or replaces as a
+// whole. If a later injection generates the same unit as the one before, the unit stays, even if others have changed
+// it: LimitRanges, AlwaysPullImages or webhooks that rewrite images. Otherwise the unit is replaced, except that
+// elements that others have added to a list or a map stay. Injection never changes the other fields of an added
+// container.
 func units() []string {
 	return []string{
 		"image", "imagePullPolicy", "args", "restartPolicy", "env", "securityContext", "ports", "lifecycle", "readinessProbe", "livenessProbe",
@@ -33,7 +34,7 @@ func mark(node *yaml.Node) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:])[:markSize]
 }
 
-// marks returns the marks of the units of a container, in their order.
+// marks returns the marks of the units of a container, in the order of the function units.
 func marks(container *yaml.Node) string {
 	var all strings.Builder
 	for _, path := range units() {
@@ -42,8 +43,8 @@ func marks(container *yaml.Node) string {
 	return all.String()
 }
 
-// mergeContainer changes container, which an earlier injection added, to generated. previous has
-// the marks of the container that the earlier injection generated; "" if they are not known.
+// mergeContainer updates container, which an earlier injection has added, with the units of generated. previous has the
+// marks of the container that the earlier injection generated; "" if they are not known.
 func mergeContainer(container, generated *yaml.Node, previous string) {
 	now := marks(generated)
 	for i, path := range units() {
@@ -64,8 +65,9 @@ func mergeContainer(container, generated *yaml.Node, previous string) {
 	}
 }
 
-// withOthers returns generated, a list, with the elements that others have added to current: elements with a key that
-// generated does not have, unless own reports that injection generates the key under other circumstances.
+// withOthers returns the list generated, with the elements that others have added to the list current: the elements
+// whose keys are not in generated. It leaves out elements for whose keys own returns true: injection adds such keys
+// itself, with other settings.
 func withOthers(generated, current *yaml.Node, key string, own func(string) bool) *yaml.Node {
 	if current == nil || current.Kind != yaml.SequenceNode {
 		return generated
@@ -87,7 +89,7 @@ func withOthers(generated, current *yaml.Node, key string, own func(string) bool
 	return list
 }
 
-// withOtherKeys returns generated, a map, with the keys of current that generated does not have.
+// withOtherKeys adds to the map generated the keys that only the map current has, and returns generated.
 func withOtherKeys(generated, current *yaml.Node) *yaml.Node {
 	if current == nil || current.Kind != yaml.MappingNode {
 		return generated

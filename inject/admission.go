@@ -7,15 +7,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits of a pod in JSON. A value needs 600 bytes of memory while the pod is injected (BenchmarkAdmit), and
-// the 3 MiB that the API server accepts can have a million of them.
+// Limits of a pod in JSON. A value needs 600 bytes of memory while the pod is injected (BenchmarkAdmit). A pod of 3
+// MiB, which the API server accepts, can have a million values.
 const (
 	maxValues = 20_000
 	maxDepth  = 100
 )
 
-// Admit is Pod for a pod in JSON, as the API server sends it to a webhook. It also returns the changes
-// as a JSON patch (RFC 6902), which is nil without changes.
+// Admit calls Pod for a pod in JSON, as the API server sends it to a webhook. It also returns the changes as a JSON
+// patch (RFC 6902). The patch is nil if there are no changes.
 func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte, err error) {
 	before, err := readJSON(object, maxValues, maxDepth)
 	if err == nil && before.Kind != yaml.MappingNode {
@@ -32,7 +32,7 @@ func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte
 }
 
 // patchOf returns the changes of a pod as a JSON patch. If metadata or spec has changed, the patch has it as a whole.
-// Libraries that find smaller patches read numbers as floats, and may write other numbers than the pod has.
+// A library could find a smaller patch, but such libraries read numbers as floats, and may change them.
 func patchOf(before, after *yaml.Node) []byte {
 	var patch jsonWriter
 	for _, section := range []string{"metadata", "spec"} {

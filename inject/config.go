@@ -172,8 +172,9 @@ func (c Config) check() error {
 	return nil
 }
 
-// checkAgentUser returns an error if the rules would capture the queries of the agent. The rules do not redirect the
-// queries of the users and groups in two settings: by default, of the user and group of the agent's container.
+// checkAgentUser returns an error if the rules would capture the queries of the agent. Two settings list the users and
+// the groups whose queries the rules do not redirect. By default, these are the user and the group of the agent's
+// container.
 func (c Config) checkAgentUser() error {
 	for _, name := range []string{"capture-agent-uid", "capture-agent-gid"} {
 		value, set := c.Settings[name]
@@ -236,7 +237,7 @@ const (
 )
 
 // forPod returns the settings of a pod. Annotations of the pod take precedence over annotations of its namespace, and
-// these over c. forPod sets p.user and p.ambient. An error says why the pod is refused.
+// both take precedence over c. forPod sets p.user and p.ambient. An error says why the pod is refused.
 func (c Config) forPod(p *pod, ns Namespace) (Config, error) {
 	for _, annotations := range []map[string]string{p.Metadata.Annotations, ns.Annotations} {
 		if mode, ok := annotations[modeAnnotation]; ok {

@@ -79,8 +79,8 @@ func captureContainer(variables []corev1.EnvVar, cfg Config) corev1.Container {
 	}
 }
 
-// confined returns the security context of user with the fewest rights. It has the profile of seccomp for namespaces with
-// the Pod Security level restricted: their pods may have the profile in their containers only.
+// confined returns the security context of user with the fewest rights. It has a profile of seccomp, because the Pod
+// Security level restricted requires one for each container, and the pod itself may have none.
 func confined(user int64) *corev1.SecurityContext {
 	yes, no := true, false
 	c := &corev1.SecurityContext{
@@ -156,7 +156,7 @@ func (e *environ) field(name, path string) {
 	*e = append(*e, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}})
 }
 
-// set sets a variable. If the list has it already, it stays in its place.
+// set sets a variable. If the list already has the variable, set changes its value in place.
 func (e *environ) set(name, value string) {
 	v := corev1.EnvVar{Name: name, Value: value}
 	if i := slices.IndexFunc(*e, func(v corev1.EnvVar) bool { return v.Name == name }); i >= 0 {

@@ -45,8 +45,8 @@ const (
 	ReasonByHand          = "the pod has a container " + agentName + " or " + captureName + " and no annotation " + Status
 )
 
-// decide returns whether a pod is to be injected, and the reason. The cases that would do harm come before the
-// pod's label, and the pod's label before the namespace's label.
+// decide returns whether a pod is to be injected, and the reason. A pod in which nametap would do harm is skipped,
+// whatever its labels are. Otherwise the pod's label decides, and without that label the namespace's label.
 func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	label, labelled := p.Metadata.Labels[Label]
 	ofNamespace, requested := ns.Labels[Label], ns.Requested && ns.Labels[Label] == ""
@@ -79,8 +79,8 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	return Injected, ReasonNamespace
 }
 
-// obstacle returns why nametap would not work in a pod; "" if it would. The rules do not redirect the queries of user and
-// group 1337, and only one program can listen on a port of the pod.
+// obstacle returns why nametap would not work in a pod; "" if it would. For example, a container may run as user or
+// group 1337, whose queries the rules do not redirect. Or it may have a port on which the agent has to listen.
 func obstacle(p *pod, previous status, cfg Config) string {
 	ports := portsOf(p, cfg)
 	for _, c := range p.application(previous.addedContainer) {

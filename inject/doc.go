@@ -36,9 +36,10 @@
 //	tree.go        finding and changing parts of a tree
 //	names.go       names and numbers that deploy/kubernetes/istiod.yaml has, too
 //
-// The annotation Status lists the additions and what they replaced. newEdits looks at the pod without the additions: a
-// second injection has the same result, even after other injectors have moved containers. The next additions depend
-// only on that pod and on the Config. The annotation also has a mark for each part of an addition. If the mark of a
-// part is unchanged, the part stays, whatever others have changed in it. The author of a pod can write any annotation:
-// it only keeps fields that the author can set anyway, and other admission controllers check the pod afterwards.
+// The annotation Status lists the additions and what they replaced. newEdits looks at the pod without the additions. So
+// a second injection has the same result as the first one, even after other injectors have moved containers. The
+// annotation also has a mark, a short hash, for each part of an addition as injection has generated it. If the next
+// injection generates a part with the same mark, the part of the pod stays, whatever others have changed in it. The
+// author of a pod can write any annotation, which does no harm: an annotation can only keep fields that the author can
+// set anyway, and other admission controllers check the pod afterwards.
 package inject

@@ -14,7 +14,7 @@ import (
 	"github.com/nametap/nametap/internal/yamltext"
 )
 
-// A document is a document of a manifest.
+// A document is one of the documents of a manifest, which lines with --- separate.
 type document struct {
 	*yamltext.Document
 	root *yaml.Node // nil without an object

@@ -92,7 +92,7 @@ func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *st
 	}
 }
 
-// apply changes a pod. It leaves equal parts as they are, with their comments and their style.
+// apply changes a pod. Parts that need no change keep their comments and their style.
 func (e edits) apply(node *yaml.Node) {
 	meta := ensure(node, "metadata", "spec", yaml.MappingNode)
 	spec := ensure(node, "spec", "", yaml.MappingNode)
@@ -196,8 +196,8 @@ func (e edits) applyDNS(spec *yaml.Node) {
 	}
 }
 
-// applyNamed removes elements of a list by their names, and appends added to the elements that stay. It leaves no
-// empty list.
+// applyNamed changes the list that is the value of the key. It removes the elements whose names are in the parameter
+// removed, and appends the elements in the parameter added. If the list is empty then, it removes the key, too.
 func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) {
 	if len(removed)+len(added) == 0 {
 		return

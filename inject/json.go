@@ -78,15 +78,15 @@ func (r *jsonReader) list(node *yaml.Node, bracket json.Delim, depth int) error 
 		}
 		node.Content = append(node.Content, child)
 	}
-	_, err := r.Token() // the other bracket
+	_, err := r.Token() // the closing bracket
 	return err
 }
 
-// ambiguous matches scalars that are texts in YAML 1.2 and no texts in YAML 1.1. encode quotes them.
+// ambiguous matches scalars that are texts in YAML 1.2 but not in YAML 1.1, such as yes. encode quotes them.
 var ambiguous = regexp.MustCompile(`^(?:[yY]|[nN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)$`)
 
-// encode returns the tree of v: a value of Kubernetes' types, a text, or a list of these, all of which have a form in JSON.
-// [yaml.Node.Encode] does not know the names that the fields have in JSON.
+// encode returns the tree of v, which is a value of one of Kubernetes' types, a text, or a list of these. It writes v
+// as JSON first, because [yaml.Node.Encode] does not know the names that the fields have in JSON.
 func encode(v any) *yaml.Node {
 	var node *yaml.Node
 	text, err := json.Marshal(v)

@@ -10,7 +10,7 @@ import (
 
 // A Report is the result for one pod of a manifest.
 type Report struct {
-	Object  string // as "Deployment shop/cart"
+	Object  string // such as "Deployment shop/cart"
 	Line    int    // in the manifest
 	Outcome Outcome
 	Reasons []string
@@ -19,8 +19,9 @@ type Report struct {
 // Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and
 // other objects. A document in which no pod changes stays byte for byte. Other documents keep their comments
 // and, if merge succeeds, all lines that do not change. namespace is the namespace of objects that name none.
-// Injection counts as requested, so pods need no label. If the manifest has the Namespace of a pod, the Namespace's
-// annotations count, and so does its label if the value is not Enabled.
+// Pods need no label: the call itself asks for injection. If the manifest has the Namespace of a pod, Manifest uses the
+// annotations of the Namespace. If that Namespace has the label with another value than Enabled, only pods with a label
+// of their own are injected.
 //
 // Errors are about malformed text and objects, and name the lines. Refused pods are in the
 // reports. If there are errors, the caller should not use the text.
@@ -49,7 +50,7 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 	return out.Bytes(), m.reports, errors.Join(failures...)
 }
 
-// A manifest is the state of Manifest.
+// A manifest is the state of one call of [Manifest].
 type manifest struct {
 	namespace  string
 	namespaces map[string]Namespace // the Namespaces in the manifest, by name

@@ -27,7 +27,7 @@ const (
 
 	loopback = "127.0.0.1"
 
-	// program is the agent in its image.
+	// program is the path of the agent in its image.
 	program = "/usr/local/bin/nametap"
 	// goMemory is the variable from which Go's runtime reads how much memory it may use.
 	goMemory = "GOMEMLIMIT"

@@ -140,7 +140,8 @@ const (
 	ambientCapture = "ambient.istio.io/dns-capture"
 )
 
-// isAmbient reports whether a pod is in Istio's ambient mode. A pod with a sidecar is not.
+// isAmbient reports whether a pod is in Istio's ambient mode. A pod with Istio's sidecar is not in that mode, whatever
+// its labels are.
 func (p *pod) isAmbient(ns Namespace) bool {
 	mode, labelled := p.Metadata.Labels[dataplaneMode]
 	if !labelled {

@@ -57,7 +57,9 @@ func ownDNS(p *pod, previous status) dnsFields {
 	}}
 }
 
-// edited returns the elements of before that are also in now, and the elements of now that are neither in before nor in
+// edited returns a list with the changes that others have made since an injection. The parameter before is the list
+// before the injection, now is the present list, and injected has the elements that the injection added. The result has
+// the elements of before that are still in now, and then the elements of now that are neither in before nor in
 // injected.
 func edited[T any](before, now []T, injected []string, text func(T) string) []T {
 	present, known := map[string]bool{}, map[string]bool{}

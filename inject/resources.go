@@ -37,7 +37,7 @@ func (r Resources) withDefaults() Resources {
 	return defaults
 }
 
-// list returns the amounts, which check has checked, without the empty ones.
+// list returns the amounts without the empty ones. The method check must have accepted them.
 func (a Amounts) list() corev1.ResourceList {
 	list := corev1.ResourceList{}
 	for name, text := range a {

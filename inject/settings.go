@@ -14,8 +14,8 @@ import (
 )
 
 // settingKinds has the settings of `nametap agent` that Config.Settings may have. For the name of each flag, it has
-// the kind of the value as the flag declares it, with its bounds, or the permitted values. An agent does not start
-// with another setting or value, and its pod would have no DNS.
+// the kind of the value as the flag declares it, with its bounds, or the permitted values. With any other setting or
+// value, the agent would not start, and its pod would have no DNS.
 var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
 	"cache-size": "bytes", "capture-agent-gid": "strings",
@@ -173,7 +173,7 @@ func checkInt(value string, positive bool, bounds string) error {
 	return nil
 }
 
-// above0 returns an error unless ok is true: the value is above 0, or may be 0.
+// above0 returns an error if ok is false. The caller sets ok if the value is above 0, or if it may be 0.
 func above0(ok bool) error {
 	if ok {
 		return nil

@@ -164,7 +164,8 @@ func value(m *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// set sets a key. A key that exists stays in its place. A new key comes in front of the key before, or at the end.
+// set sets a key of a mapping. A key that exists stays in its place. A new key is inserted in front of the key named by
+// the parameter before. If there is no such key, the new key comes last.
 func set(m *yaml.Node, key, before string, v *yaml.Node) {
 	own(m)
 	if i := find(m, key); i >= 0 {
@@ -187,7 +188,7 @@ func remove(m *yaml.Node, key string) {
 	}
 }
 
-// ensure returns the value of a key. If the value is missing or null, it makes an empty value of the kind.
+// ensure returns the value of a key. If the value is missing or null, ensure calls set with an empty value of the kind.
 func ensure(m *yaml.Node, key, before string, kind yaml.Kind) *yaml.Node {
 	if v := value(m, key); v != nil {
 		if len(v.Content) == 0 {

@@ -47,7 +47,7 @@ func validate(root *yaml.Node) error {
 	return err
 }
 
-// A validator is the state of validate.
+// A validator is the state of one call of validate.
 type validator struct {
 	values int                // without aliases
 	sizes  map[*yaml.Node]int // of the nodes with an anchor; 0 until the whole node was counted

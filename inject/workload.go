@@ -51,7 +51,7 @@ func workloads(root *yaml.Node) []workload {
 	return all
 }
 
-// hasTemplate reports whether an object has a template of pods where most workloads have it.
+// hasTemplate reports whether an object has a template of pods at the place where most workloads have it.
 func hasTemplate(object *yaml.Node) bool {
 	for _, key := range []string{"spec", "template", "spec", "containers"} {
 		if object = lookup(object, key); object == nil {
@@ -61,7 +61,7 @@ func hasTemplate(object *yaml.Node) bool {
 	return object.Kind == yaml.SequenceNode
 }
 
-// An object is an object in a document.
+// An object is a Kubernetes object in a document.
 type object struct {
 	node          *yaml.Node
 	version, kind string

@@ -59,9 +59,9 @@ func New(cfg Config) *Sender {
 	return &Sender{config: cfg, dialer: net.Dialer{Resolver: cfg.Resolver}, metrics: newMetrics(cfg.Registerer)}
 }
 
-// Run sends queries to the receiver until ctx ends. to is the address of the receiver. Run calls read once.
-// read returns the reader of the queries; when this reader drops messages, it calls lost with their number. Run must
-// not be called again before it has returned.
+// Run sends queries to a receiver until ctx ends. The parameter to is the address of the receiver. Run calls the
+// function read once, to get a reader of the queries. When the reader drops messages, it calls the function lost with
+// their number. Run must not be called again before it has returned.
 func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(messages int)) *seen.Exchanges) {
 	exchanges := read(func(messages int) { s.metrics.dropped.Add(float64(messages)) })
 	defer exchanges.Close()
@@ -92,8 +92,8 @@ func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(message
 	}
 }
 
-// connection sends queries over one connection. It calls ready after the handshake. It returns when ctx has ended, or
-// when the connection has failed.
+// connection sends queries over one connection. It calls the function ready after the handshake. It returns when ctx
+// has ended, or when the connection has failed.
 func (s *Sender) connection(ctx context.Context, to Target, exchanges *seen.Exchanges, ready func()) error {
 	conn, err := s.dial(ctx, to)
 	if err != nil {

@@ -14,10 +14,10 @@ type check struct {
 	// check is skipped.
 	grounds []Code
 	find    func(*Readings) []Problem
-	host    bool // whether only `nametap doctor` makes the check, from Readings.Host; the agent does not
+	host    bool // whether the check is only for `nametap doctor`, and uses Readings.Host
 }
 
-// judge does the same as [Judge]. made has the checks.
+// judge is [Judge] for the checks in the parameter made.
 func judge(made []check, found, suspected []Problem, unread map[Code]string) Report {
 	report := Report{Problems: []Problem{}, Passed: []string{}}
 	all := slices.Concat(found, suspected)
@@ -48,7 +48,7 @@ func judge(made []check, found, suspected []Problem, unread map[Code]string) Rep
 	return report
 }
 
-// only returns the problems that match.
+// only returns the problems for which match returns true.
 func only(all []Problem, match func(Problem) bool) []Problem {
 	return slices.DeleteFunc(slices.Clone(all), func(p Problem) bool { return !match(p) })
 }

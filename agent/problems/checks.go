@@ -30,9 +30,9 @@ func Find(r *Readings) []Problem {
 	return found
 }
 
-// Judge returns the report on found and suspected. It puts severe problems before warnings, and both in the order
-// of causes. It leaves out problems that another problem explains, even if the other problem is only suspected.
-// unread has the reasons why checks were not made.
+// Judge returns the report on the problems in found and suspected. It puts severe problems before warnings, and both in
+// the order of causes. It leaves out problems that another problem explains, even if the other problem is only
+// suspected. unread has the reasons why checks were not made.
 func Judge(found, suspected []Problem, unread map[Code]string) Report {
 	return judge(checks(), found, suspected, unread)
 }
@@ -46,7 +46,7 @@ func Codes() []Code {
 	return codes
 }
 
-// Unread returns the codes of the checks that do not apply to a, with the reasons.
+// Unread returns the codes of the checks that do not apply to the agent a, with the reasons.
 func Unread(a *Agent) map[Code]string {
 	unread := map[Code]string{}
 	if a.Capture == nil {

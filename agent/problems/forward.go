@@ -66,8 +66,8 @@ func nameserversNone(r *Readings) []Problem {
 	}}
 }
 
-// ill calls problem for each nameserver that match selects. It adds the subject, the severity and the effect to each
-// problem, and returns the problems.
+// ill calls the function problem for each nameserver for which match returns true. It adds the subject, the severity
+// and the effect to each problem, and returns the problems.
 func ill(r *Readings, match func(Server) bool, problem func(s Server) Problem) (found []Problem) {
 	for _, s := range r.Agent.Servers {
 		if !match(s) {

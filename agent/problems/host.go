@@ -171,7 +171,7 @@ func queriesGoUnanswered(r *Readings) []Problem {
 	})
 }
 
-// sent returns a problem for each query that match selects.
+// sent returns a problem for each query for which match returns true.
 func sent(r *Readings, match func(Sent) bool, problem func(Sent) Problem) (found []Problem) {
 	for _, s := range r.Host.Ways {
 		if match(s) {

@@ -127,9 +127,9 @@ func captureAbsent(r *Readings) (found []Problem) {
 const RepairsIn = 3 * time.Minute
 
 const (
-	// There is a problem if at least repairs readings within RepairsIn found further repairs. The first and the last
-	// of these readings must be at least repairsApart apart, because loading a firewall changes the rules several
-	// times. The last of these readings may be at most repairsLast ago.
+	// captureRepaired finds a problem if at least four readings (the constant repairs) within the time RepairsIn found
+	// further repairs. Loading a firewall changes the rules several times, so the time from the first to the last of
+	// these readings must be at least repairsApart. The last of them may be at most repairsLast ago.
 	repairs      = 4
 	repairsApart = 20 * time.Second
 	repairsLast  = 20 * time.Second
@@ -164,7 +164,7 @@ func captureRemains(r *Readings) []Problem {
 	}}
 }
 
-// ways returns the find function of a check: it finds the ways that are in this state.
+// ways returns the find function of a check that finds a problem for each way in the given state.
 func ways(state WayState) func(*Readings) []Problem {
 	text := map[WayState]Problem{
 		WayBarred: {Severity: Severe, What: "a firewall of this host drops the queries that the agent forwards to %s",

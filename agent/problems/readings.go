@@ -12,7 +12,7 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// Readings are the data for the checks. A nil field was not read.
+// Readings are the data for the checks. A field is nil if its readings were not taken.
 type Readings struct {
 	Now   time.Time
 	Agent *Agent
@@ -41,7 +41,7 @@ type Agent struct {
 	Conntrack, Descriptors, Memory Resource
 }
 
-// capture returns the state of the rules. If the agent installs none, capture is off.
+// capture returns the state of the rules. If the agent installs none, it returns the state of a capture that is off.
 func (a *Agent) capture() Capture {
 	if a.Capture == nil {
 		return Capture{}
@@ -58,7 +58,8 @@ func (a *Agent) needsToken(now time.Time) bool {
 }
 
 // unread returns the file that the agent needs to connect to the control plane, but cannot read, and the reason. The
-// text file includes the setting that names the file. It is "" if the agent can read all files.
+// result file describes the file and names its setting, such as "the token (--xds-token-file)". It is "" if the agent
+// can read all files.
 func (a *Agent) unread() (file, why string) {
 	if text, found := strings.CutPrefix(a.XDS.LastError, "reading "); found && !a.connected() {
 		file, why, _ = strings.Cut(text, ": ")
@@ -197,7 +198,7 @@ const (
 	WaySilent    WayState = "silent"    // the agent does not answer at all
 )
 
-// Host has the readings that only the command takes.
+// Host has the readings that only the command `nametap doctor` takes.
 type Host struct {
 	// Settings says why the settings are wrong; "" if they are right. SettingsOf names the settings that are wrong:
 	// the settings of the command, or of the agent's unit.

@@ -33,7 +33,7 @@ type sighting struct {
 	raised  bool
 }
 
-// Add adds the problems of a reading: found, as of now. unread has the reasons why checks were not made.
+// Add adds the problems found by a reading at the time now. unread has the reasons why checks were not made.
 func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

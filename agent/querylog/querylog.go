@@ -67,8 +67,8 @@ func Run(ctx context.Context, reader *seen.Reader, domain string, log *slog.Logg
 	}
 }
 
-// next waits for queries, but returns without any when a line is due. It returns the queries, and how many further
-// queries the reader has missed.
+// next waits for queries until a line is due. It returns the queries, if there are any, and how many further queries
+// the reader has missed.
 func next(ctx context.Context, reader *seen.Reader, s *summary) (records []seen.Record, lost uint64) {
 	if at, waiting := s.next(); waiting {
 		var cancel context.CancelFunc

@@ -118,8 +118,8 @@ func (s *summary) count(k key, n uint64, now time.Time, r *seen.Record) {
 	g.count += n
 }
 
-// forget removes the groups that have had no query since their last line, if that line is older than repeat. It
-// does so at most once in each pause.
+// forget removes the groups that have had no query since their last line, if that line is older than the time repeat.
+// It does so at most once in the time pause.
 func (s *summary) forget(now time.Time) {
 	if now.Sub(s.forgot) < pause {
 		return

@@ -121,9 +121,9 @@ type link struct {
 	inUse   bool              // whether the interface is used for DNS: it is up and has an address
 }
 
-// modes returns the properties that must be off: mesh names are not signed, the agent has
-// no certificate, and no other host is on the interface. systemd-resolved has a method for each property,
-// named after the property.
+// modes returns the properties of the interface that must be off. DNSSEC is off because mesh names are not signed,
+// DNSOverTLS because the agent has no certificate, and LLMNR and MulticastDNS because the interface connects no other
+// host. systemd-resolved has a method for each property, named after the property.
 func modes() []string { return []string{"DNSSEC", "DNSOverTLS", "LLMNR", "MulticastDNS"} }
 
 // modeOff is the value that each property of modes must have.

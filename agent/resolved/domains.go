@@ -11,13 +11,13 @@ import (
 const maxDomains = 256
 
 // choose returns the domains to register, at most maxDomains, and how many further domains are not registered. The
-// domains of always come first. Then come the domains below .local, because without a registration systemd-resolved
-// queries no nameserver for them. The other domains come last, domains with few labels first.
+// domains in the parameter always come first. Then come the domains below .local, because without a registration
+// systemd-resolved queries no nameserver for them. The other domains come last, domains with few labels first.
 //
-// A domain below .local is replaced by its last two labels: all other names below .local belong to multicast DNS,
-// which uses no third label. No other domain is replaced by its parent to save room: further names below the parent
-// may have their own nameservers, such as the nameservers of a VPN, and systemd-resolved would no longer validate
-// these names by DNSSEC.
+// A domain below .local is replaced by its last two labels: the other names below .local belong to multicast DNS, which
+// uses only names of two labels, such as printer.local. No other domain is replaced by its parent to save room: further
+// names below the parent may have their own nameservers, such as the nameservers of a VPN, and systemd-resolved would
+// no longer validate these names by DNSSEC.
 func choose(always, domains []string) (chosen []string, others int) {
 	all := make([]string, 0, len(always)+len(domains))
 	for _, name := range always {

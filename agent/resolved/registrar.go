@@ -140,9 +140,8 @@ func (r *Registrar) Run(ctx context.Context) {
 	}
 }
 
-// due returns how long to wait before the next check. The wait is shorter than Interval if the names may have
-// changed and notePause is not over: then it ends with notePause. If notePause is over and the names are still
-// unread, there is no registration to change.
+// due returns how long to wait before the next check. If the names may have changed, but may not be read before the end
+// of notePause, the wait ends with notePause. Otherwise it is Interval.
 func (r *Registrar) due() time.Duration {
 	if left := r.pauseLeft(); r.noted.Load() && left > 0 {
 		return min(r.config.Interval, left)

@@ -15,10 +15,10 @@ import (
 // parentInterval is how often the state of the supervisor is read.
 const parentInterval = 5 * clock.Tick
 
-// WatchParent continues the supervisor of this process each time that a signal has stopped it, until ctx ends: a
-// stopped supervisor does not restart this process. If the supervisor is not process 1 of a container, WatchParent
-// returns at once: then the stop may be intended (Ctrl-Z in a terminal), and the parent of the supervisor, such as a
-// shell, can continue it.
+// WatchParent sends SIGCONT to the supervisor of this process each time that a signal has stopped the supervisor, until
+// ctx ends. A stopped supervisor would not restart this process. If the supervisor is not process 1 of a container,
+// WatchParent returns at once: the stop may be intended (Ctrl-Z in a terminal), and the parent of the supervisor, such
+// as a shell, can continue it.
 func WatchParent(ctx context.Context, ticks *clock.Clock, log *slog.Logger) {
 	if os.Getppid() != 1 {
 		return

@@ -101,8 +101,8 @@ func (p *prober) read(sent map[netip.AddrPort]*query) answers {
 	return found
 }
 
-// hangs counts a probe, of which found has the answers. It returns an error if this is the hungProbes-th failed probe in
-// succession. It does so even after a signal to end, because an orderly command closes its sockets last.
+// hangs counts the probe whose answers are in found. It returns an error if this is the hungProbes-th failed probe in
+// succession. It does so even after a signal to end, because the command should answer until it closes its sockets.
 func (p *prober) hangs(found answers) error {
 	err := p.silent(found)
 	switch {

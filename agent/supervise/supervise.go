@@ -37,7 +37,7 @@ const (
 	minPause    = 20 * time.Millisecond
 	maxPause    = time.Second
 	// Abandoned is called when the command has ended abandonAfter times in succession, each time but the first within
-	// steadyAfter of its start. If the command ends at once each time, that is after about 150 ms.
+	// steadyAfter of its start. If the command ends at once each time, Abandoned is first called after about 150 ms.
 	abandonAfter = 5
 	// dumpTime is the time for a hung command to print its stacks.
 	dumpTime = 2 * time.Second
@@ -87,7 +87,8 @@ type supervisor struct {
 // Run runs the command until its last end, and returns its exit code, or 128 plus the
 // number of the signal that ended it. It returns an error if the command cannot be started.
 func Run(cfg Config) (code int, err error) {
-	// The kernel sends the command a signal (Pdeathsig) when the thread that started it ends.
+	// The kernel sends the command a signal (Pdeathsig) when the thread that started it ends. So this goroutine keeps
+	// its thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s := &supervisor{Config: cfg}
@@ -172,8 +173,9 @@ func (s *supervisor) start() error {
 	return nil
 }
 
-// collect reaps all children that have ended, including orphans of other processes. over is true if the command is
-// one of these children. status is then its status.
+// collect reaps all children that have ended. As process 1, this process also has orphans of other processes as its
+// children. over is true if the command is one of the children that have ended. Then status is the status of the
+// command.
 func (s *supervisor) collect() (status syscall.WaitStatus, over bool) {
 	for {
 		var ws syscall.WaitStatus
@@ -225,7 +227,7 @@ func (s *supervisor) leave(code int) int {
 }
 
 // signal sends a signal to the command. The process number of the command cannot belong to another
-// process, because this process has not reaped the command.
+// process, because this process has not reaped the command yet.
 func (s *supervisor) signal(sig syscall.Signal) {
 	if s.pid != 0 {
 		_ = unix.Kill(s.pid, sig) // fails if the command has ended

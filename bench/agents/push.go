@@ -146,7 +146,7 @@ func (s *stage) editAt(ctx context.Context, perSecond float64) {
 	}
 }
 
-// addTraffic adds figures of many edits, which began at m.
+// addTraffic adds figures of the edits since the meter m has started. edits is the number of edits before.
 func (s *stage) addTraffic(f *figures, m meter, edits int) error {
 	c, err := m.read()
 	if err != nil {
@@ -166,7 +166,7 @@ func (s *stage) addTraffic(f *figures, m meter, edits int) error {
 	return s.addMemory(f)
 }
 
-// quiet waits until no agent has had a push for a second.
+// quiet waits until all agents are connected, and none of them has had a push for a second.
 func (s *stage) quiet(ctx context.Context) error {
 	limit := time.Now().Add(s.limit)
 	for {

@@ -43,8 +43,8 @@ func (s *stage) rolling(ctx context.Context, f *figures, rate float64) error {
 	return s.addTraffic(f, m, edits)
 }
 
-// restarts restarts one replica after the other until while ends, with a pause after each. It returns
-// their number.
+// restarts restarts one replica after the other, with a pause before each restart, until the context while ends. It
+// returns the number of restarts.
 func (s *stage) restarts(ctx, while context.Context) (n int, err error) {
 	pause := s.lasts / time.Duration(4*len(s.servers))
 	for {

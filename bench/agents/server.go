@@ -14,7 +14,7 @@ import (
 
 // A server is a process of a control plane.
 type server struct {
-	addr, status string // of ADS, and of HTTP; status is empty for a target
+	addr, status string // the addresses of ADS and of HTTP; status is empty for a target
 	pid          int
 	process      *lab.Process  // nil for a target
 	before       time.Duration // processor time of earlier processes

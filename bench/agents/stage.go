@@ -15,7 +15,7 @@ import (
 
 // A source has the objects of a control plane.
 type source interface {
-	// Change changes a host, and returns when that was: when the API server has answered.
+	// Change changes a host, and returns the time of the change. For a real API server, that is the time of its answer.
 	Change(i int) (time.Time, error)
 	// Len returns the number of hosts that can be changed.
 	Len() int
@@ -222,7 +222,7 @@ func (s *stage) addMemory(f *figures) error {
 // ownProcessor returns the processor time of this process.
 func ownProcessor() (time.Duration, error) { return lab.ProcessorClock(lab.ClockOf(os.Getpid())) }
 
-// sleep waits, unless ctx ends.
+// sleep waits for the time d. It returns early, with an error, if ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {
 	if !clock.Sleep(ctx, d) {
 		return fmt.Errorf("waiting: %w", ctx.Err())

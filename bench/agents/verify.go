@@ -16,10 +16,9 @@ import (
 // verifyLimit is how long tables may differ after the last push.
 const verifyLimit = 30 * time.Second
 
-// verify compares the checksums of the agents' tables with the servers': an agent without a table
-// gets the whole table of each server. In other modes than Hosts, only agents that keep their
-// tables are compared, and a difference is no error: the order of addresses in an entry may
-// differ.
+// verify compares the checksums of the agents' tables with the checksum of each server's table. To get that table, it
+// connects another agent, which has no table, to the server. In other modes than Hosts, only agents that keep their
+// tables are compared, and a difference is no error: the order of addresses in an entry may differ.
 func (s *stage) verify(ctx context.Context, f *figures) error {
 	limit := time.Now().Add(verifyLimit)
 	for {

@@ -5,9 +5,9 @@ package main
 import (
 	"github.com/coredns/coredns/coremain"
 	_ "github.com/coredns/coredns/plugin/bind"    // keeps it on the loopback interface
-	_ "github.com/coredns/coredns/plugin/cache"   // so that it compares as a forwarder
-	_ "github.com/coredns/coredns/plugin/forward" // as a forwarder
-	_ "github.com/coredns/coredns/plugin/hosts"   // its own names
+	_ "github.com/coredns/coredns/plugin/cache"   // keeps the replies of other nameservers
+	_ "github.com/coredns/coredns/plugin/forward" // answers from other nameservers
+	_ "github.com/coredns/coredns/plugin/hosts"   // answers from a hosts file
 )
 
 func main() { coremain.Run() }

@@ -29,7 +29,7 @@ const (
 	helloPort  = 7443 // answers a ClientHello with a byte
 )
 
-// Names of hosts, which the server's nameserver resolves to it.
+// Names of hosts, which the server's nameserver resolves to the address of the server, and ports of the proxies.
 const (
 	exactHost   = "db.example.com"
 	wildcard    = "*.apps.example.com"

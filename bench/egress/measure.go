@@ -152,7 +152,7 @@ func (p *proxy) processor() (time.Duration, error) {
 	return lab.ProcessorTime(p.pid)
 }
 
-// firstByte returns the time from a dial to the first byte, after first is sent.
+// firstByte dials, sends the bytes in first, and returns the time from the dial to the first byte that it receives.
 func firstByte(addr string, first []byte) (time.Duration, error) {
 	began := time.Now()
 	conn, err := net.Dial("tcp", addr)

@@ -117,8 +117,8 @@ func (s *stage) write(name, text string) (string, error) {
 	return path, os.WriteFile(path, []byte(text), 0o644)
 }
 
-// redirected returns a proxy that clients reach at an address that a rule redirects to it, as nametap's rules do for
-// VIPs.
+// redirected adds rules that redirect the address ip to a proxy, as nametap's rules do for VIPs. It returns the proxy
+// as clients reach it at that address.
 func redirected(p *proxy, ip string) (*proxy, error) {
 	r := &proxy{name: p.name + ", redirected", pid: p.pid, addrs: map[int]string{}}
 	for port, addr := range p.addrs {
@@ -191,7 +191,7 @@ func await(addr string) error {
 	return fmt.Errorf("no process accepts connections at %s: %w", addr, err)
 }
 
-// awaitProxy is await with what the process has printed.
+// awaitProxy calls await. If that fails, its error has the output of the process.
 func (s *stage) awaitProxy(p *proxy) error {
 	err := await(p.addrs[echoPort])
 	if err != nil {
@@ -269,7 +269,7 @@ func (s *stage) build(binary *string) error {
 	return nil
 }
 
-// vipOf returns the VIP that the agent answers for a host, by the rules.
+// vipOf returns the VIP that the agent answers for a host. The capture rules redirect its query to the agent.
 func vipOf(host string) (string, error) {
 	var err error
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)

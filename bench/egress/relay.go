@@ -16,7 +16,7 @@ func relay(pairs []string) error {
 	for _, pair := range pairs {
 		from, to, _ := strings.Cut(pair, "=")
 		var config net.ListenConfig
-		config.SetMultipathTCP(false) // as the agent
+		config.SetMultipathTCP(false) // like the agent
 		listener, err := config.Listen(context.Background(), "tcp", from)
 		if err != nil {
 			return err

@@ -74,7 +74,7 @@ func echo(conn net.Conn) {
 	}
 }
 
-// source reads a number of bytes, and sends as many.
+// source reads a number, and sends as many bytes.
 func source(conn net.Conn) {
 	var n [8]byte
 	if _, err := io.ReadFull(conn, n[:]); err != nil {

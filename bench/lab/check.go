@@ -20,8 +20,8 @@ type Checker struct {
 	fixed netip.Addr
 }
 
-// Check sends samples queries of m, spread over hosts, and returns an error for the first
-// wrong answer.
+// Check sends about 200 queries (the constant samples) of the mix m, spread over hosts. It returns an error for the
+// first wrong answer.
 func (c Checker) Check(ctx context.Context, m Mix, hosts []Host) error {
 	step := max(len(hosts)/samples, 1)
 	for i := 0; i < len(hosts); i += step {

@@ -9,7 +9,7 @@ import (
 type Run struct {
 	Tally
 
-	// processor is the server's time.
+	// processor is the processor time of the server.
 	processor time.Duration
 }
 

@@ -48,8 +48,8 @@ func enterNetspace() error {
 	return InOwnNamespace()
 }
 
-// Do calls f in the namespace. Processes and sockets that f starts and opens are in the
-// namespace, except in goroutines that f starts.
+// Do calls f in the namespace. Processes that f starts and sockets that f opens are in the namespace. Goroutines that f
+// starts are outside of it.
 func (n *Netspace) Do(f func() error) error {
 	done := make(chan error, 1)
 	n.work <- func() { done <- f() }

@@ -96,8 +96,7 @@ func (u *Upstream) serveDNS(w dns.ResponseWriter, query *dns.Msg) {
 	}
 }
 
-// respond returns the answer to a query, with the TTLs of a name in use, and with an OPT
-// record if the query has one.
+// respond returns the answer to a query. It has an OPT record if the query has one.
 func respond(query *dns.Msg) *dns.Msg {
 	reply := new(dns.Msg).SetReply(query)
 	reply.RecursionAvailable = true

@@ -66,7 +66,7 @@ func run(args []string) int {
 		fmt.Fprintf(os.Stderr, "kubectl nametap: %v\n`kubectl nametap --help` shows the usage\n", err)
 		return exitUsage
 	}
-	signal.Notify(make(chan os.Signal, 1), os.Interrupt) // kubectl gets it, too, and ends
+	signal.Notify(make(chan os.Signal, 1), os.Interrupt) // kubectl gets the signal, too, and ends
 	code := 0
 	if r.command == agents {
 		code, err = r.replicas()
@@ -166,7 +166,7 @@ func (r *request) check() error {
 func (r *request) exec(pod, namespace string, program []string) (int, error) {
 	container := r.container
 	if container == "" {
-		container = program[0] // the manifests of both programs name the container like this
+		container = program[0] // the manifests name each container like its program
 	}
 	args := slices.Clone(r.kubectl)
 	if namespace != "" {
@@ -177,7 +177,7 @@ func (r *request) exec(pod, namespace string, program []string) (int, error) {
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	err := cmd.Run()
 	if ended, ok := errors.AsType[*exec.ExitError](err); ok {
-		return max(ended.ExitCode(), exitFailed), nil // -1 after a signal
+		return max(ended.ExitCode(), exitFailed), nil // ExitCode is -1 after a signal
 	}
 	return 0, err
 }

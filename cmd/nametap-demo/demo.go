@@ -84,7 +84,7 @@ func runDemo(ctx context.Context, out *printer, once bool) (err error) {
 }
 
 // start starts control plane and agent in group, and returns when the agent answers from a
-// table. change changes the configuration of the agent.
+// table. The function change may change the configuration of the agent.
 func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*agent.Config)) error {
 	// Control plane and agent log errors only, so that the tour stays readable.
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
@@ -129,7 +129,7 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*ag
 	return nil
 }
 
-// await waits for ready or for the end of ctx.
+// await waits until ready is closed, or until ctx ends.
 func await(ctx context.Context, ready <-chan struct{}) error {
 	select {
 	case <-ready:

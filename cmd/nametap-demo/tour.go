@@ -38,7 +38,7 @@ var upstreamRecords = []string{ //nolint:gochecknoglobals // a constant list
 	demoOutside + ". 300 IN AAAA 2001:db8::80",
 }
 
-// The live edit changes the address of the service from the first to the second.
+// showEdit changes the address of demoService from demoOldAddress to demoNewAddress.
 const (
 	demoOldAddress = "10.96.10.12"
 	demoNewAddress = "10.96.10.99"

@@ -38,7 +38,7 @@ const visitTimeout = 10 * time.Second
 
 // showVIPs shows what a client of an agent with --egress sees. It runs `nametap-demo vips` in a network
 // namespace of its own, because capture rules in the demo's namespace would concern other programs,
-// too. As root of a user namespace, the command needs no rights.
+// too. The command is root in a user namespace of its own, so the user of the demo needs no rights.
 func (d *demo) showVIPs(ctx context.Context) error {
 	d.out.heading("The same databases with --egress: each has a VIP, and connections reach it")
 	path, err := os.Executable()
@@ -132,7 +132,7 @@ func setUp(ctx context.Context) (*client, error) {
 // captureConfig returns a configuration that captures the client's queries and its connections to VIPs.
 func captureConfig() iptables.Config {
 	cfg := iptables.DefaultConfig()
-	cfg.AgentUIDs, cfg.AgentGIDs = []uint32{0}, []uint32{0} // the namespace has no others
+	cfg.AgentUIDs, cfg.AgentGIDs = []uint32{0}, []uint32{0} // the user namespace has only root
 	cfg.VirtualInterfaces = []string{hostInterface}
 	cfg.VIPs, cfg.EgressPort = egress.VIPs(), demoEgressPort
 	cfg.Only = family.IPv4
@@ -142,7 +142,7 @@ func captureConfig() iptables.Config {
 // carryVIPs changes the configuration of the demo's agent as --capture, --capture-virtual-interface and --egress do.
 func carryVIPs(cfg *agent.Config) {
 	cfg.DNS.Addr = ":15053" // the client's gateway is the agent's host
-	cfg.XDS.StateDir = ""   // the other agent uses it
+	cfg.XDS.StateDir = ""   // the agent of the process that has started this one uses it
 	cfg.XDS.Node.AutoAllocate = true
 	cfg.Capture = &agent.CaptureConfig{
 		On: true, Because: "the demo", Config: captureConfig(), ResolvConf: cfg.DNS.Forward.ResolvConf,
@@ -195,8 +195,8 @@ func (d *demo) visit(ctx context.Context, name string) error {
 	return nil
 }
 
-// awaitAddress queries the client's nameserver for a name. No program listens there, so it repeats the query
-// until the capture rules are installed.
+// awaitAddress queries the client's nameserver for a name. No program listens at the address of that nameserver. So it
+// repeats the query until the capture rules redirect it to the agent.
 func awaitAddress(ctx context.Context, name string) (string, error) {
 	resolver := stubResolver{server: net.JoinHostPort(hostAddr, "53")}
 	for {

@@ -35,7 +35,8 @@ const (
 	// The parameters of agentsPath: agents of one namespace, and only agents that are behind.
 	paramNamespace = "namespace"
 	paramBehind    = "behind"
-	// maxListings is how many clients read agentsPath at a time. The server keeps 16 bytes of each agent meanwhile.
+	// maxListings is how many clients read agentsPath at a time. While a client reads it, the server keeps 16 bytes for
+	// each agent.
 	maxListings = 2
 )
 
@@ -55,13 +56,14 @@ type fleet struct {
 }
 
 // agentsHandler serves the state of the agents to programs on this host, one agent in a line. It reads the state of an
-// agent only when there is room for the agent's line. So a slow client costs no memory, and no lock is held meanwhile.
+// agent only when there is room for the agent's line. So a slow client costs no memory, and no lock is held while lines
+// are sent to it.
 func agentsHandler(server *discovery.Server) http.Handler {
 	dumps := httpguard.NewDumps(maxListings, "the agents")
 	return httpguard.LocalOnly(dumps.Limited(func(w *httpguard.Dump, r *http.Request) {
 		query := r.URL.Query()
 		w.Header().Set("Content-Type", "application/x-ndjson")
-		lines := json.NewEncoder(w) // which panics if the client has disconnected
+		lines := json.NewEncoder(w) // w panics if the client has disconnected, so Encode returns no error
 		all := fleet{Replica: server.Replica(), Namespace: query.Get(paramNamespace), States: map[push.AgentState]int{}}
 		for agent := range server.Agents(all.Namespace) {
 			all.Agents++
@@ -198,7 +200,8 @@ func (c *agentsCommand) print(lines io.Reader) error {
 	return failure
 }
 
-// endOf returns io.ErrUnexpectedEOF if err is the end of a response, which then lacks its last line; otherwise nil.
+// endOf returns io.ErrUnexpectedEOF if err is the end of a response, because the last line is missing then. Otherwise
+// it returns nil.
 func endOf(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -226,8 +229,8 @@ func row(a *push.Agent) string {
 	return strings.Join(cells, "\t")
 }
 
-// printable returns text, which a client has sent, for a terminal. It quotes a text with characters that a terminal
-// does not print.
+// printable makes a text that a client has sent safe for a terminal. If the text has a character that cannot be
+// printed, printable quotes the text.
 func printable(text string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return text

@@ -22,7 +22,7 @@ type injectOptions struct {
 	file       manifestFile
 	configFile string
 	namespace  string
-	// cfg has the fields that flags can set; they replace the fields of the file.
+	// cfg has the values of the flags. A flag that is set replaces the field of configFile.
 	cfg inject.Config
 }
 

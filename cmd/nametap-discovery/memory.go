@@ -10,8 +10,8 @@ import (
 
 const (
 	// gcPercent is how much the heap may grow before garbage is collected, in percent of the memory in use.
-	// Nearly all of that memory has objects, tables and connections, which stay. So Go's default of 100 would reserve as
-	// much memory again for garbage. With 10,000 agents, 25 in place of 50 saves 6 KiB for each agent.
+	// Nearly all of that memory is for objects, tables and connections, which stay. With Go's default of 100, garbage
+	// could take as much memory as these. With 50, it would take 6 KiB more for each of 10,000 agents than with 25.
 	gcPercent = 25
 	// goShare is the part of a cgroup's memory that Go may use, in percent. The rest is for the pages of the binary,
 	// 26 MiB, and for the sockets of the kernel.

@@ -86,11 +86,12 @@ func cutValue(_ []string, a slog.Attr) slog.Attr {
 // inPod is an environment variable that kubelet sets in each container.
 const inPod = "KUBERNETES_SERVICE_HOST"
 
-// podDrain is the time after which kube-proxy does not send clients to a pod that ends any more.
+// podDrain is how long kube-proxy may still send clients to a pod that is ending.
 const podDrain = 5 * time.Second
 
-// afterDrain returns a context that ends with stopping or, in a pod, podDrain later, so that kube-proxy does not send clients
-// to this replica again when their streams end. If the server is not ready, it has no clients, and the context ends at once.
+// afterDrain returns a context that ends when the context stopping ends. In a pod, the context ends podDrain later:
+// when the streams of clients end then, kube-proxy does not send these clients to this replica again. If the server is
+// not ready, it has no clients, and the context ends at once.
 func afterDrain(stopping context.Context, ready <-chan struct{}, logger *slog.Logger) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
 	context.AfterFunc(stopping, func() {
@@ -110,9 +111,9 @@ func afterDrain(stopping context.Context, ready <-chan struct{}, logger *slog.Lo
 	return ctx, cancel
 }
 
-// usableStateDir returns dir, or "" if this user cannot create or write it, so that trying
-// nametap out does not need root. It returns dir after any other error, such as a full
-// disk, which then makes discovery.New fail.
+// usableStateDir returns dir. If this user cannot create or write dir, it logs a warning and returns "", because a user
+// should be able to try nametap without root. After any other error, such as a full disk, it returns dir, and
+// discovery.New fails.
 func usableStateDir(dir string, logger *slog.Logger) string {
 	err := statedir.Check(dir)
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) && !errors.Is(err, syscall.ENOTDIR) {
@@ -124,8 +125,8 @@ func usableStateDir(dir string, logger *slog.Logger) string {
 	return ""
 }
 
-// statusHandler serves probes, metrics, the errors in objects, the state of resources and the state of agents. The
-// readiness probe fails from the end of stopping on.
+// statusHandler serves probes, metrics, the errors in objects, the state of resources and the state of agents. After
+// the context stopping has ended, the readiness probe fails.
 func statusHandler(stopping context.Context, server *discovery.Server, registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })

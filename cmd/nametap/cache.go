@@ -33,7 +33,7 @@ func newCacheCommand() *cobra.Command {
 	return command
 }
 
-// requestCache completes a command, which sends a request about the replies for a name or a suffix, or about all
+// requestCache completes a command. The command sends a request about the replies for a name or a suffix, or about all
 // replies, and prints the result.
 func requestCache[T any](command *cobra.Command, method, path string, text func(w io.Writer, result *T)) {
 	var (

@@ -142,7 +142,7 @@ the input for a machine without rules of nametap.`,
 					return err
 				}
 			}
-			all := append([]iptables.Step{}, steps...) // [] rather than null
+			all := append([]iptables.Step{}, steps...) // so that JSON has [], not null
 			return c.output.print(w, all, func(w io.Writer) {
 				fmt.Fprintf(w, "# settings: %s\n", c.source)
 				printSteps(w, all)
@@ -152,7 +152,7 @@ the input for a machine without rules of nametap.`,
 	return command
 }
 
-// cleanSteps returns the steps for a machine without rules of nametap.
+// cleanSteps returns the steps that install the rules on a machine that has no rules of nametap yet.
 func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
 	rules, err := iptables.Build(c.config.Config)
 	if err != nil {
@@ -201,7 +201,8 @@ code is 1.`,
 		})
 }
 
-// testQueries shows what is captured, as test queries show. unread is the reason why the rules cannot be read.
+// testQueries sends test queries, and prints whether they were captured. unread is the reason why the rules cannot be
+// read.
 func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread error) error {
 	result := struct {
 		Settings   string              `json:"settings"`
@@ -262,7 +263,7 @@ func (c *captureCommand) printStatus(
 	})
 }
 
-// printSettings prints where the settings come from, and the switch.
+// printSettings prints where the settings come from, and whether capture is on.
 func (c *captureCommand) printSettings(w io.Writer) {
 	fmt.Fprintf(w, "settings\t%s\nswitch\t%s\n", c.source, onOff(c.config.On, c.config.Because))
 }
@@ -397,7 +398,7 @@ until an agent listens.
 With ISTIO_META_DNS_CAPTURE=false the command installs nothing, and the exit code is 0.`, c.apply)
 }
 
-// apply installs the rules, if the switch is on.
+// apply installs the rules, if capture is on.
 func (c *captureCommand) apply(ctx context.Context, w io.Writer) error {
 	if !c.config.On {
 		nothing := struct {

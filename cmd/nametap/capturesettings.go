@@ -19,8 +19,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// A captureCommand has what the subcommands of capture share. The subcommands have all settings of the agent, so that
-// they and the agent can use one environment and one file.
+// A captureCommand has the values that all subcommands of `nametap capture` use. The subcommands accept all settings of
+// the agent, because they may have the agent's environment and read the agent's file.
 type captureCommand struct {
 	options *options
 	output  outputFormat
@@ -77,7 +77,7 @@ func affectsCapture(name string) bool {
 }
 
 // resolve reads the settings. If capture is on for the nameservers of resolv.conf alone, it also reads these
-// nameservers. If all is true, a file of the unit that cannot be read is an error.
+// nameservers. If the parameter all is true, a file of the unit that cannot be read is an error.
 func (c *captureCommand) resolve(ctx context.Context, all bool) error {
 	if err := c.findSettings(ctx, all); err != nil {
 		return err
@@ -106,8 +106,8 @@ const (
 
 // findSettings gives the settings their values. Flags and the environment come first. The other settings come from
 // the running agent or, without an agent, from nametap.service. In a container of a pod, or if the user has named a
-// file, only flags, the environment and the named files count. If all is true, a file of the unit that cannot be
-// read is an error.
+// file, only flags, the environment and the named files count. If the parameter all is true, a file of the unit that
+// cannot be read is an error.
 func (c *captureCommand) findSettings(ctx context.Context, all bool) error {
 	flags := c.options.flags
 	own := settings.FromEnvironment(flags, os.Environ())
@@ -155,7 +155,7 @@ func (c *captureCommand) client(unit []string) statusClient {
 	return client
 }
 
-// place returns the settings that say where the agent is reached.
+// place returns the settings that say where the agent can be reached.
 func (c *statusClient) place() [2]string {
 	return [2]string{c.options.agent.StatusAddr, c.options.agent.XDS.StateDir}
 }

@@ -31,7 +31,7 @@ import (
 // default file does not exist.
 const vmRootCA = "/etc/certs/root-cert.pem"
 
-// podReadyTimeout is agent.Config.ReadyTimeout in a pod, whose containers wait for the agent.
+// podReadyTimeout is agent.Config.ReadyTimeout in a pod. The containers of the pod wait for the agent.
 const podReadyTimeout = 3 * time.Second
 
 // resolve gives the settings their values.
@@ -83,8 +83,7 @@ func (o *options) config() (agent.Config, error) {
 	return cfg, err
 }
 
-// completeDNS adds the nameservers to the Config of DNS, and the values that it shares with the control plane's
-// Config.
+// completeDNS adds to cfg.DNS the identity of the node, which cfg.XDS has, the version, the domain and the nameservers.
 func (o *options) completeDNS(cfg *agent.Config) error {
 	dns := &cfg.DNS
 	dns.Namespace, dns.ID = cfg.XDS.Node.Namespace, cfg.XDS.Node.PodName
@@ -139,7 +138,7 @@ func (o *options) logger() *slog.Logger {
 	return slog.New(handler)
 }
 
-// logParallel logs what parallelEnv means, if its value is in use.
+// logParallel logs what the environment variable parallelEnv means to nametap, if its value is in use.
 func (o *options) logParallel(log *slog.Logger) {
 	if o.parallel && o.agent.DNS.Forward.Order == forward.OrderFastest {
 		log.Info(parallelEnv+"=true means --"+orderFlag+" fastest: nameservers are not asked all at once",
@@ -189,7 +188,7 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 		cfg.VIPs = egress.VIPs()
 	}
 	cfg.Pod = os.Getenv(inPod) != "" && !o.hostNetwork
-	cfg.Settle = o.agent.DNS.Forward.Timeout + time.Second // the time of nameservers, and a little for the agent
+	cfg.Settle = o.agent.DNS.Forward.Timeout + time.Second // how long a reply may be in flight
 	if cfg, err = servedFamilies(cfg, hosts); err != nil {
 		return cfg, fmt.Errorf("%s %q: %w", dnsAddrFlag, addr, err)
 	}

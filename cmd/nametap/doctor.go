@@ -256,7 +256,8 @@ func (d *doctorCommand) ways(
 	return agent.AsProgram(ctx, server, identity), ""
 }
 
-// excluded returns a setting of the agent that may exclude the query of ways from capture.
+// excluded returns a setting of the agent that may exclude the queries of the method ways from capture. It returns ""
+// if there is none.
 func (d *doctorCommand) excluded(ctx context.Context) string {
 	settings, err := askSettings(ctx, d.status)
 	if err != nil {

@@ -15,7 +15,7 @@ const (
 // A usageError means wrong arguments or settings. It ends the command with exitUsage.
 type usageError struct{ error }
 
-// Unwrap returns the error without the mark.
+// Unwrap returns the wrapped error.
 func (e usageError) Unwrap() error { return e.error }
 
 // usageArgs returns a check of the arguments whose errors are usage errors.

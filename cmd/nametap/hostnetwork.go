@@ -13,8 +13,8 @@ import (
 // hostsFile is a file that kubelet writes for each pod.
 const hostsFile = "/etc/hosts"
 
-// inPod is an environment variable that kubelet sets in each container. Without it, this is not a
-// pod but maybe the node itself, whose DNS may be captured as on any VM.
+// inPod is an environment variable that kubelet sets in each container. If it is not set, this is not a pod. It may be
+// the node itself, whose DNS may be captured like that of any VM.
 const inPod = "KUBERNETES_SERVICE_HOST"
 
 // hostIP is an environment variable with the address of a pod's node, by the downward API.

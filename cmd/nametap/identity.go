@@ -69,8 +69,8 @@ func readIdentity(flags *pflag.FlagSet, environ []string) (workloadIdentity, err
 	return id, nil
 }
 
-// addLabels adds labels in the form of a JSON object. They replace labels of the same name from canonicalLabel,
-// because variables are read in the order of their names.
+// addLabels adds labels in the form of a JSON object. They replace labels of the same name that canonicalLabel has
+// returned. Variables are read in the order of their names, so the variables of canonicalLabel come first.
 func (id *workloadIdentity) addLabels(text string) error {
 	var labels map[string]string
 	if err := json.Unmarshal([]byte(text), &labels); err != nil {

@@ -26,8 +26,8 @@ func newInjectCommand() *cobra.Command {
 				return fmt.Errorf("the program %s does the work: install it beside nametap or in PATH, or run its image: %w",
 					controlPlane, err)
 			}
-			// The other program takes the place of this process, so it has the output, the signals and the exit
-			// code. Its first argument makes it speak as nametap.
+			// The other program replaces this process, so it has the output, the signals and the exit code. Because its
+			// first argument is "nametap", it uses this name in its help and its errors.
 			return fmt.Errorf("running %s: %w", program,
 				syscall.Exec(program, append([]string{"nametap", "inject"}, args...), os.Environ()))
 		},

@@ -17,7 +17,7 @@ const (
 
 // nodesNamespace returns the sign that the network namespace of this process is a node's, or "". There are two
 // signs: kubelet listens in the namespace, or the interfaces of the namespace have peers in several other namespaces,
-// which are pods. The interfaces of a pod have their peers only in the node's namespace.
+// those of pods. The interfaces of a pod have their peers only in the node's namespace.
 func nodesNamespace() (sign string, err error) {
 	listening, err := listeningPorts()
 	if err != nil {

@@ -31,7 +31,7 @@ type options struct {
 	instanceIP    netip.Addr
 	labelsFile    string
 	nameservers   []nameserver
-	parallel      bool // parallelEnv
+	parallel      bool // whether parallelEnv is true
 
 	installRules bool // --capture
 	captureWait  time.Duration
@@ -143,7 +143,7 @@ func (o *options) declareDNS(g settings.Group) {
 		"`suffix` whose names are never forwarded: those that the table lacks get NXDOMAIN; may be repeated")
 }
 
-// declareNameservers declares where all other queries are forwarded to.
+// declareNameservers declares where queries that the table does not answer are forwarded to.
 func (o *options) declareNameservers(g settings.Group) {
 	forward := &o.agent.DNS.Forward
 	g.String(&forward.ResolvConf, "resolv-conf", "`file` with the search list and the nameservers")

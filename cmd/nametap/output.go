@@ -28,7 +28,7 @@ func (o *outputFormat) declare(flags *pflag.FlagSet) {
 	flags.VarP(settings.OneOf(o, outputText, outputJSON), "output", "o", "`format` of the output: text or json")
 }
 
-// print prints v as JSON, or as the text that write writes. In a text, tabs separate columns.
+// print prints v as JSON, or as the text that the function write writes. In a text, tabs separate columns.
 func (o outputFormat) print(to io.Writer, v any, write func(w io.Writer)) error {
 	var all bytes.Buffer
 	if o == outputJSON {
@@ -46,7 +46,8 @@ func (o outputFormat) print(to io.Writer, v any, write func(w io.Writer)) error 
 	return err
 }
 
-// An agentCommand has what the commands about the agent on this host have in common.
+// An agentCommand has what every command about the agent on this host needs: a client of the agent, and the format of
+// the output.
 type agentCommand struct {
 	status statusClient
 	output outputFormat

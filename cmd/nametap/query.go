@@ -361,7 +361,8 @@ func (a *asker) capture(o *options) error {
 	if err != nil {
 		return fmt.Errorf("reading the nameserver to ask: %w", err)
 	}
-	// Clients ask the stub of systemd-resolved, which Files.Read would replace.
+	// If the file names the stub of systemd-resolved, clients query the stub. resolvconf.Files.Read would return the
+	// nameservers behind it.
 	servers := resolvconf.Parse(text).Servers
 	if len(servers) == 0 {
 		return fmt.Errorf("%s names no nameserver, so clients ask 127.0.0.1: query that with --dns-addr", path)
@@ -457,7 +458,8 @@ type vipUse struct {
 	Hosts []egress.HostStatus `json:"hosts,omitempty"`
 }
 
-// findEgress adds the use of the VIPs in the answer, if there are any and the agent's status can be read.
+// findEgress adds the use of the VIPs in the answer, if there are any. It adds nothing if the agent's status cannot be
+// read.
 func (r *queryResult) findEgress(ctx context.Context, client *statusClient) {
 	var status agent.Status
 	if r.Rule == nil || !slices.ContainsFunc(r.Answer, hasVIP) || client.get(ctx, "/debug/status", nil, &status) != nil {

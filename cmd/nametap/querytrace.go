@@ -50,7 +50,7 @@ type tableState struct {
 	Stale   bool    `json:"stale,omitempty"`
 }
 
-// recentQueries are the noteworthy queries for a name.
+// recentQueries are the queries for a name that the agent has kept: failures and slow queries.
 type recentQueries struct {
 	Count  int            `json:"count"`
 	Rcodes map[string]int `json:"rcodes"`
@@ -114,7 +114,8 @@ func (t *queryTrace) findCandidates(ctx context.Context, a *asker, name string, 
 	if !t.note("search list", err) {
 		return
 	}
-	libc.Search = slices.DeleteFunc(libc.Search, func(domain string) bool { return domain == "." }) // the name alone
+	// NameList always has the name itself, which "." in the search list would add a second time.
+	libc.Search = slices.DeleteFunc(libc.Search, func(domain string) bool { return domain == "." })
 	for _, full := range libc.NameList(name) {
 		result, err := a.ask(ctx, dns.Question{Name: full, Qtype: qtype, Qclass: dns.ClassINET})
 		if !t.note("candidate "+full, err) {

@@ -20,7 +20,7 @@ import (
 )
 
 // isLive reports whether a running agent takes changed values of a setting. It is the only place that says which
-// settings take effect while the agent runs; for all others the next process takes the value.
+// settings take effect while the agent runs. The changed values of all other settings take effect in the next process.
 func isLive(name string) bool {
 	return isOfDNS(name) || strings.HasPrefix(name, "capture-") ||
 		slices.Contains([]string{"log-level", "query-log", "dnstap"}, name)
@@ -57,8 +57,8 @@ type reloader struct {
 	files atomic.Pointer[problems.Settings]
 }
 
-// newReloader returns a reloader for an agent that was started with the settings o. running returns the agent; it
-// is called when settings have changed.
+// newReloader returns a reloader for an agent that was started with the settings o. The function running returns the
+// agent. It is called when settings have changed.
 func newReloader(o *options, log *slog.Logger, running func() configurable) *reloader {
 	watcher := settings.NewWatcher(settings.Files(o.flags))
 	id, _ := readIdentity(o.flags, os.Environ()) // there is no error, or the agent would not run
@@ -144,7 +144,7 @@ func (r *reloader) pending() (names []string) {
 	return names
 }
 
-// apply makes the agent use the settings next.
+// apply makes the agent use the settings in the parameter next.
 func (r *reloader) apply(next settingsRead) {
 	previous := r.inUse.Swap(next.inUse)
 	r.running.logLevel.Set(next.inUse.logLevel.Level())
@@ -169,8 +169,8 @@ type settingsRead struct {
 	capture     agent.CaptureConfig // only if the agent installs rules
 }
 
-// read reads the settings of the files, with the command line and the environment
-// that the agent was started with, and checks those that the agent takes.
+// read reads the settings of the files, with the command line and the environment that the agent was started with. It
+// checks the settings that a running agent takes.
 func (r *reloader) read() (next settingsRead, err error) {
 	next.read = looseOptions()
 	err = cmp.Or(settings.CheckRereadable(r.running.flags),

@@ -8,7 +8,7 @@ import (
 )
 
 // endSignals returns the signals that end a command in an orderly way. SIGHUP is one of them, because a terminal that
-// closes sends it to end the programs in the terminal. Under nohup it stays ignored.
+// closes sends it to end the programs in the terminal. A command that was started by nohup still ignores SIGHUP.
 func endSignals() []os.Signal {
 	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

@@ -15,8 +15,8 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// systemdSockets returns the sockets that systemd passes to this process; none without systemd. It keeps programs of
-// other users from the packets of these sockets.
+// systemdSockets returns the sockets that systemd passes to this process; none without systemd. It clears SO_REUSEADDR
+// of the UDP sockets, and returns an error if a program of another user may receive their packets.
 func systemdSockets() ([]*os.File, error) {
 	files := activation.Files(true)
 	if err := exclusive(files); err != nil || len(files) == 0 {
@@ -51,7 +51,7 @@ func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 			cfg.StatusSockets = append(cfg.StatusSockets, file)
 		case file.Name() == agent.StatusFDName: // the status address has changed since systemd stored it
 			agent.ForgetSocket(agent.StatusFDName, cfg.Logger)
-			_ = file.Close() // no client of the new address has connected
+			_ = file.Close() // only clients of the previous address have connected
 		case file.Name() == agent.VIPsFDName:
 			vips = append(vips, file)
 		case egress.Owns(egressAddr, file):
@@ -88,10 +88,10 @@ func shareStored(cfg *agent.Config, addr string, vips []*os.File) {
 	}
 }
 
-// exclusive keeps the programs of other users from the ports of UDP sockets. systemd sets SO_REUSEADDR on each
-// socket (systemd.socket(5) has no setting for it). If both sockets have this option, Linux lets any user bind
-// another UDP socket to the same address and port, which then receives all packets. Once exclusive has cleared the
-// option, Linux refuses that as long as any process has the socket.
+// exclusive keeps programs of other users from opening sockets on the ports of UDP sockets. systemd sets SO_REUSEADDR
+// on each socket (systemd.socket(5) has no setting for it). If two sockets have this option, Linux lets any user bind
+// the second one to the address and port of the first one, and the second one then receives all packets. exclusive
+// clears the option. Then Linux refuses the second socket as long as any process has the first one.
 func exclusive(files []*os.File) error {
 	var errs []error
 	for _, file := range files {

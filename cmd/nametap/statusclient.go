@@ -78,7 +78,8 @@ func (c *statusClient) dnsAddr() (string, error) {
 	return reachable(dnsAddrFlag, c.options.agent.DNS.Addr)
 }
 
-// reachable returns the address to connect to if addr, the value of flag, is the address to listen on.
+// reachable returns the address to connect to if an agent listens on addr. flag is the name of the setting that has the
+// value addr.
 func reachable(flag, addr string) (string, error) {
 	to, err := settings.Reachable(addr)
 	if err != nil {

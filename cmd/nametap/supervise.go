@@ -29,7 +29,7 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 	if err := fixedPorts(cfg); err != nil {
 		return usageError{err}
 	}
-	runtime.GOMAXPROCS(1) // Go would wake another thread at each probe
+	runtime.GOMAXPROCS(1) // otherwise, Go would wake another thread at each probe
 	files, err := dnsproxy.OpenSockets(ctx, cfg.DNS.Addr, cfg.Logger)
 	if err != nil {
 		return err

@@ -21,10 +21,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/seen"
 )
 
-// allOf is how far back --no-follow begins without --since: longer than any agent runs.
+// allOf is how far back `nametap tail --no-follow` begins if --since is not set. No agent runs that long.
 const allOf = 10 * 365 * 24 * time.Hour
 
-// A seenQueries has what the commands that read the queries of the agent have in common.
+// A seenQueries has the flags and the state that `nametap tail` and `nametap top` have in common.
 type seenQueries struct {
 	agentCommand
 
@@ -88,7 +88,8 @@ func (s *seenQueries) limited(ctx context.Context) (context.Context, context.Can
 	return context.WithTimeout(ctx, s.limit)
 }
 
-// read is [statusClient.tail] with the queries alone. It counts the queries that were lost.
+// read requests queries, and calls take with each query until take returns false or an error. It counts the queries
+// that were lost. It returns the error of [statusClient.tail].
 func (s *seenQueries) read(
 	ctx context.Context, params url.Values, take func(*seen.Record) (more bool, err error),
 ) error {
@@ -101,8 +102,8 @@ func (s *seenQueries) read(
 	})
 }
 
-// tailEnded returns the error of read for people. It is errTailEnded if the agent has ended the response, in whatever
-// way.
+// tailEnded returns the error that the command shows for err, an error of read. It returns errTailEnded if the agent
+// has ended the response, even in the middle of a line.
 func tailEnded(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errTailEnded
@@ -121,7 +122,7 @@ type tailCommand struct {
 	shown   int
 	header  bool
 	colour  bool
-	recent  map[string]*repeats // repeats of the queries that were printed, by what was printed
+	recent  map[string]*repeats // the repeats of each printed query; the key is what was printed
 	hidden  int                 // queries that were not printed
 	reasons bool                // reasons were printed
 }
@@ -287,8 +288,7 @@ type repeats struct {
 }
 
 // repeats reports whether r is like a query that was printed a moment ago, and counts it if so. Otherwise, before is
-// how many such queries were not printed since the last printed one. Programs and forwarders repeat questions that
-// fail.
+// how many such queries have come since the last printed one. Programs and forwarders repeat questions that fail.
 func (t *tailCommand) repeats(r *seen.Record) (repeat bool, before int) {
 	if !r.Noteworthy {
 		return false, 0
@@ -425,8 +425,8 @@ type clientNames struct {
 }
 
 // of returns the unit that a query came from, or else the name of the user, with the uid. For a client that was not
-// looked up it returns the address. In place of an address of this host it returns "a local program", because
-// nameservers here have such addresses, too.
+// looked up it returns the address. If that is an address of this host, it returns "a local program" instead: a reader
+// could take the address for that of a nameserver.
 func (c *clientNames) of(r *seen.Record) string {
 	named := *r
 	switch {

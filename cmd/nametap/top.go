@@ -52,7 +52,7 @@ The exit code is 1 if --for found no query.`,
 	return command
 }
 
-// A topKey says what queries are counted by.
+// A topKey says by what queries are counted: for keyName, there is one count for each name.
 type topKey string
 
 // The values of topKey.
@@ -163,7 +163,7 @@ func (t *topCommand) result() topResult {
 // clearScreen moves the cursor of a terminal to its first line, and clears it.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// print prints before, and then the table.
+// print prints the text in the parameter before, and then the table.
 func (t *topCommand) print(w io.Writer, before string) {
 	took := time.Since(t.counted.began)
 	fmt.Fprintf(w, "%s%d queries in %v\n", before, t.counted.queries, took.Round(100*time.Millisecond))
@@ -182,9 +182,9 @@ func (t *topCommand) print(w io.Writer, before string) {
 // maxKeys is how many keys are counted at a time.
 const maxKeys = 1000
 
-// A top counts the most frequent keys of a stream, however many other keys there are: it is Space-Saving, of Metwally,
-// Agrawal and El Abbadi, 2005. A new key takes the place of the least frequent one and takes over its count, because
-// the new key may have been there before. So no count is too low.
+// A top counts the most frequent keys of a stream, however many other keys there are. It uses the algorithm
+// Space-Saving (Metwally, Agrawal and El Abbadi, 2005). A new key replaces the least frequent key and takes over its
+// count, because the new key may have been replaced before. So no count is too low.
 type top struct {
 	began   time.Time
 	queries int
@@ -196,8 +196,8 @@ type top struct {
 type topCount struct {
 	Key     string `json:"key"`
 	Queries int    `json:"queries"`
-	// Over is by how much Queries may be too high. The numbers below are only of the queries since the key took its
-	// place.
+	// Over is by how much Queries may be too high. The fields below count only the queries since the key has replaced
+	// another key.
 	Over   int      `json:"over"`
 	Failed int      `json:"failed"`
 	Mean   *float64 `json:"meanSeconds,omitempty"` // mean time of the queries whose time was measured

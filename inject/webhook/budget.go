@@ -30,9 +30,9 @@ type part struct {
 
 func newBudget(bytes int64) *budget { return &budget{free: bytes, held: map[*part]struct{}{}} }
 
-// take returns a part, which the caller must release; nil if ctx ends before enough bytes are free. It returns a part
-// that it can give at once even if ctx has ended. giveUp must not block. It is called at most once, and not after settle
-// or release.
+// take returns a part, which the caller must release; nil if ctx ends before enough bytes are free. If enough bytes are
+// free at once, take returns a part even if ctx has ended. giveUp ends the request's wait for its client. It must not
+// block. It is called at most once, and not after settle or release.
 func (b *budget) take(ctx context.Context, bytes int64, giveUp func()) *part {
 	p := &part{bytes: bytes, giveUp: giveUp, given: make(chan struct{})}
 	b.mu.Lock()
@@ -66,7 +66,7 @@ func (b *budget) settle(p *part) {
 	p.giveUp = nil
 }
 
-// release gives the bytes of a part back, or ends its wait.
+// release gives the bytes of a part back. If the part still waits for bytes, release ends the wait.
 func (b *budget) release(p *part) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -20,8 +20,8 @@ import (
 
 // The outcomes of questions, beside the outcomes of package inject.
 const (
-	outcomeIgnored = "ignored" // not a pod, or not created
-	outcomeInvalid = "invalid" // not a question, or not a valid pod
+	outcomeIgnored = "ignored" // the question is not about the creation of a pod
+	outcomeInvalid = "invalid" // the request has no question, or no valid pod
 	outcomeBusy    = "busy"
 )
 
@@ -58,7 +58,7 @@ type question struct {
 	Request *request `json:"request"`
 }
 
-// A request is the question itself.
+// A request is the part of an AdmissionReview that asks about one object.
 type request struct {
 	UID         types.UID                   `json:"uid"`
 	Resource    metav1.GroupVersionResource `json:"resource"`
@@ -82,7 +82,7 @@ func (v *inPlace) UnmarshalJSON(text []byte) error {
 type reviewer struct {
 	log      *slog.Logger
 	settings *settings
-	read     func(ctx context.Context, namespace string) (labels, annotations map[string]string, err error) // of Config.Namespace; nil for none
+	read     func(ctx context.Context, namespace string) (labels, annotations map[string]string, err error) // Config.Namespace, which may be nil
 }
 
 // review answers a question about a pod. labelled is true if the pod's namespace has the label Enabled.

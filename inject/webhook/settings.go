@@ -22,7 +22,7 @@ type settings struct {
 	log  *slog.Logger
 
 	mu      sync.Mutex
-	text    []byte // of cfg
+	text    []byte // the text of the file that cfg was read from
 	cfg     inject.Config
 	usable  bool   // cfg was read from the file, or there is no file
 	problem string // why the file cannot be used; "" if it can

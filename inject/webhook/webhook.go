@@ -46,7 +46,8 @@ const (
 	maxBody = 4 << 20
 	// smallBody is the longest question that is read without a part of the budget. Nearly all questions are shorter.
 	smallBody = 16 << 10
-	// maxBodies and maxAnswers bound the sums of the other questions, and of the answers that are written.
+	// maxBodies bounds the bytes of all longer questions together, and maxAnswers the bytes of all answers that are
+	// being written.
 	maxBodies, maxAnswers = 2 * maxBody, 2 * maxBody
 	// bodyTimeout bounds how long a client takes to send a question, and writeTimeout to read an answer.
 	bodyTimeout, writeTimeout = 2 * time.Second, 5 * time.Second
@@ -124,8 +125,8 @@ func (w *Webhook) Metrics() []prometheus.Collector {
 // replica still answers.
 func (w *Webhook) Drain() { w.draining.Store(true) }
 
-// Serve serves on a listener until ctx ends, with the certificate that a function returns. It returns
-// when all questions are answered.
+// Serve serves on a listener until ctx ends. The function certificate returns the certificate of the server. Serve
+// returns when all questions are answered.
 func (w *Webhook) Serve(ctx context.Context, ln net.Listener, certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) error {
 	srv, ln := httpguard.New(w, ln, maxConns, w.log)
 	srv.IdleTimeout, srv.ErrorLog = idleTimeout, slog.NewLogLogger(w.log.Handler(), slog.LevelDebug)
@@ -155,7 +156,7 @@ func (w *Webhook) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	} else {
 		defer w.texts.release(p)
 	}
-	_ = connection.SetWriteDeadline(time.Now().Add(writeTimeout)) // a connection can do that
+	_ = connection.SetWriteDeadline(time.Now().Add(writeTimeout)) // fails only for writers without deadlines
 	if w.draining.Load() {
 		to.Header().Set("Connection", "close")
 	}
@@ -218,7 +219,7 @@ func (w *Webhook) readBody(ctx context.Context, to http.ResponseWriter, r *http.
 		return failed(tooLarge())
 	}
 	connection := http.NewResponseController(to)
-	_ = connection.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection can do that
+	_ = connection.SetReadDeadline(time.Now().Add(bodyTimeout)) // fails only for writers without deadlines
 	from := http.MaxBytesReader(to, r.Body, maxBody)
 	text, err := io.ReadAll(io.LimitReader(from, smallBody+1))
 	release := func() {}
@@ -244,7 +245,7 @@ func (w *Webhook) readBody(ctx context.Context, to http.ResponseWriter, r *http.
 		}
 		return failed(invalid(http.StatusBadRequest, fmt.Sprintf("reading the request: %v", err)))
 	}
-	_ = connection.SetReadDeadline(time.Time{}) // or the server would take the deadline for the end of the client
+	_ = connection.SetReadDeadline(time.Time{}) // otherwise the server would take an expired deadline for the end of the client
 	return body{text, large, release}, nil
 }
 

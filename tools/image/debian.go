@@ -21,8 +21,8 @@ import (
 // programs are the two programs that all tools of iptables are links to.
 var programs = regexp.MustCompile(`^usr/sbin/xtables-(nft|legacy)-multi$`)
 
-// kept matches the files of packages that are in the image even if no program links them. The programs open
-// the plugins by their names. Scanners of images read which Debian it is.
+// kept matches files of packages that are in the image although no program is linked with them: the plugins, which the
+// programs open by name, the copyright files, and os-release, from which scanners of images read the version of Debian.
 var kept = regexp.MustCompile(`^usr/lib/[^/]+/xtables/.*\.so$|^usr/share/doc/[^/]+/copyright$|^(etc|usr/lib)/os-release$`)
 
 // tool matches the links by which the programs are called.
@@ -139,7 +139,7 @@ func sourceOf(control string) string {
 	return name + " " + cmp.Or(strings.Trim(version, "()"), fields["Version"])
 }
 
-// addDefaults adds the tools without a backend in their names, which Debian's package makes
+// addDefaults adds the tools whose names have no backend, such as iptables-save. Debian's package makes these links
 // when it is installed.
 func (f files) addDefaults() error {
 	const program = "xtables-nft-multi"

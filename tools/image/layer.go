@@ -105,7 +105,7 @@ func (f files) write(dir string, modified time.Time) error {
 			return err
 		}
 	}
-	slices.Reverse(names) // a directory after its files
+	slices.Reverse(names) // set the time of a directory after the files in it
 	for _, name := range names {
 		if all[name].link == "" {
 			if err := os.Chtimes(filepath.Join(dir, name), modified, modified); err != nil {

@@ -1,9 +1,9 @@
 // Command image writes the container images of nametap as an OCI layout, without an engine
 // and without a base image. Equal inputs give equal bytes.
 //
-// Every image is for all architectures of the binaries: agent and discovery have one static
-// program and run as the user 1337; init also has iptables, from packages of Debian, and runs as
-// the user that the pod gives it.
+// Every image is for all architectures of the binaries. The images agent and discovery have one static program, and run
+// as the user 1337. The image init also has iptables, from packages of Debian, and runs as the user that the pod gives
+// it.
 //
 // With -roots it writes the files of images below a directory instead, for an engine that follows the
 // Dockerfile.
@@ -207,8 +207,8 @@ func (o options) assemble(arch string, config v1.Config, layers []files) (v1.Ima
 	return image, nil
 }
 
-// write writes an index as a layout, a directory and a tar file, with the name by which
-// containerd imports it.
+// write writes an index as an OCI layout, once as a directory and once as a tar file. It adds the name by which
+// containerd imports the image.
 func (o options) write(index v1.ImageIndex, suffix string) error {
 	reference, err := name.NewTag(o.image + suffix + ":" + o.tag)
 	if err != nil {

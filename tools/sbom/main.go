@@ -87,7 +87,7 @@ func epoch() (time.Time, error) {
 	return time.Unix(seconds, 0).UTC(), nil
 }
 
-// A bom is a bill of materials in CycloneDX, with only the fields that describe sets.
+// A bom is a bill of materials in CycloneDX, with only the fields that the function describe sets.
 type bom struct {
 	Format       string      `json:"bomFormat"`
 	SpecVersion  string      `json:"specVersion"`

@@ -40,7 +40,7 @@ func kindOf(resource string) (version, kind string) {
 	return "meta.k8s.io/v1", "PartialObjectMetadata" // only the metadata of others is read
 }
 
-// serve answers a request. Services are the only objects that there are. All control planes can watch.
+// serve answers a request for a watch, and refuses all others. Services are the only objects of the cluster.
 func (c *Cluster) serve(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if watch, _ := strconv.ParseBool(r.URL.Query().Get("watch")); !watch {

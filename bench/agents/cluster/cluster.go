@@ -15,7 +15,7 @@ type Cluster struct {
 
 	mu      sync.Mutex
 	states  []state
-	edits   []edit // since the start; the version of the objects is their number plus 1
+	edits   []edit // all edits since the start; the version of the objects is the number of edits plus 1
 	edited  map[string]time.Time
 	changed chan struct{} // closed at the next edit
 }
@@ -24,7 +24,7 @@ type Cluster struct {
 type state struct {
 	edits   int
 	removed bool
-	version int // of the objects at the last edit, less 1; 0 before the first one
+	version int // the number of edits of all Services, up to the last edit of this Service; 0 before it
 }
 
 // An edit is a change of a Service, and its state after it.
@@ -73,7 +73,7 @@ func (c *Cluster) Change(i int) (time.Time, error) {
 	return c.editLocked(i, kind), nil
 }
 
-// Remove deletes a Service, unless it is removed.
+// Remove deletes a Service, unless it is removed already.
 func (c *Cluster) Remove(i int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -35,7 +35,7 @@ type agent struct {
 	conn     net.Conn   // nil while there is none
 	server   int        // to which conn leads
 	table    *table     // nil before the first change, and in other modes
-	current  digest.Sum // after the last change; the sum of table, unless the table after the change is not known
+	current  digest.Sum // the checksum after the last change; table has it, unless that table is not known
 	revision []byte
 	raw      map[string][]byte // the resources of a full agent in other modes than Hosts, by name
 	pushed   time.Time         // when the last push was received
@@ -43,7 +43,7 @@ type agent struct {
 	problem  string            // of the last stream
 }
 
-// counters are what is counted of an agent.
+// counters count what an agent does.
 type counters struct {
 	read, written atomic.Int64 // bytes of the connections
 	received      atomic.Int64 // pushes
@@ -186,10 +186,10 @@ func (a *agent) take(now time.Time, skimmed bool) error {
 	return nil
 }
 
-// applyLocked applies a change, unless another agent has a table with its checksum. If the entries
-// are missing, or the table that they change is not known, the agent keeps its previous table
-// beside the checksum; if it connects then, it reports that table as its own, as after a restart
-// from a snapshot.
+// applyLocked applies a change. If another agent has a table with the checksum of the change, an agent that is not full
+// takes that table. If the entries are missing, or the table that they change is not known, such an agent keeps its
+// previous table beside the new checksum. When it connects again, it reports the previous table as its own, like an
+// agent that has restarted with a snapshot.
 func (a *agent) applyLocked(raw []byte, c wire.Change, skimmed bool) error {
 	before := a.table
 	if before == nil {

@@ -54,7 +54,7 @@ func (r *Round) Wait(ctx context.Context, limit time.Duration) error {
 	}
 }
 
-// Times returns how long after a time within the round the agents had their pushes.
+// Times returns the time from since to the push of each agent that has had one.
 func (r *Round) Times(since time.Time) Times {
 	var all Times
 	for i := range r.times {
@@ -98,8 +98,8 @@ func (c *collected) take() Times {
 	return all
 }
 
-// noteDelays notes how long the hosts of a push took. A push with whole shards is the answer to a
-// reconnect, which is measured otherwise.
+// noteDelays notes the time from the edit of each host in a push to the push. It leaves out pushes with whole shards,
+// because these answer a reconnect, which other figures measure.
 func (f *Fleet) noteDelays(a *agent, now time.Time) {
 	for _, r := range a.parsed.Resources {
 		if c, _, err := wire.ParseChange(r.Table); err != nil || c.Complete != (digest.Set{}) || a.pushes == 1 {
@@ -113,10 +113,12 @@ func (f *Fleet) noteDelays(a *agent, now time.Time) {
 	}
 }
 
-// Delays returns the times from the edit of a host to its arrival at a full agent since the last call.
+// Delays returns the times from the edit of a host to its arrival at a full agent. It returns the times that were
+// measured since the last call.
 func (f *Fleet) Delays() Times { return f.delays.take() }
 
-// Outages returns how long agents were without a stream before each connect since the last call.
+// Outages returns how long agents were without a stream before they connected again. It returns the times that were
+// measured since the last call.
 func (f *Fleet) Outages() Times { return f.outages.take() }
 
 // Counts are the sums of what agents have counted.
@@ -152,7 +154,7 @@ func (c Counts) Since(old Counts) Counts {
 type Census struct {
 	Connected int
 	Servers   []int          // agents of each server
-	Problems  map[string]int // why streams have ended, of agents without one
+	Problems  map[string]int // for agents without a stream: why the last stream has ended
 }
 
 // Census returns the state of all agents.

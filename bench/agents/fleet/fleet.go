@@ -41,8 +41,8 @@ type Config struct {
 	Variant      wire.Variant
 	Namespaces   []string                 // of the agents, in turns
 	Servers      []string                 // addresses, which agents choose from at random
-	TLS          func(string) *tls.Config // of a namespace; nil for plaintext
-	Cold         bool                     // agents do not say what they have
+	TLS          func(string) *tls.Config // returns the configuration for a namespace; nil means plaintext
+	Cold         bool                     // agents do not say which table they have
 	Estimate     bool                     // agents estimate the bandwidth, as grpc-go does
 	// Edited returns when a host was last edited; ok is false if it was not. It may be nil.
 	Edited func(host string) (at time.Time, ok bool)
@@ -85,9 +85,9 @@ func New(cfg Config) *Fleet {
 	return f
 }
 
-// Start connects all agents, a few at a time, and returns when each has had a push. In the mode Hosts
-// the first agent gets the whole table, and the others say that they have it, as agents do that start
-// again; so it takes no longer with many hosts. With Config.Cold, each gets the whole table.
+// Start connects all agents, a few at a time, and returns when each has had a push. In the mode Hosts the first agent
+// gets the whole table, and the others say that they have it, as agents do that start again. So Start takes no longer
+// with many hosts. With Config.Cold, each agent gets the whole table.
 func (f *Fleet) Start(ctx context.Context) error {
 	ctx, f.end = context.WithCancel(ctx)
 	for id, a := range f.agents {
@@ -180,7 +180,7 @@ func (f *Fleet) Release() { f.gate.open() }
 // not.
 func (f *Fleet) SetUp(server int, up bool) { f.up[server].Store(up) }
 
-// Pause stops the first n agents that are not full from reading after their next push.
+// Pause makes n agents stop reading after their next push. Full agents go on reading.
 func (f *Fleet) Pause(n int) { f.pauses.begin(f.cfg.Full, n) }
 
 // Resume ends Pause.

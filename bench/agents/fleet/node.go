@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// A Mode is what agents say of how they merge.
+// A Mode says in which form agents ask for tables.
 type Mode string
 
 // The modes.

@@ -19,7 +19,7 @@ type table struct {
 	sums    digest.Sums
 	sum     digest.Sum
 	hosts   int
-	digests func() string // of node metadata, computed once
+	digests func() string // returns the digests for the metadata of the node, which are computed once
 }
 
 // An entry is an entry of a table.
@@ -74,7 +74,7 @@ func (t *table) apply(raw []byte, c wire.Change) (*table, error) {
 	return next, nil
 }
 
-// merge returns a shard with other entries. It sorts added.
+// merge returns the shard old, without the entries of the hosts removed and with the entries added. It sorts added.
 func merge(old, added []entry, removed []string) []entry {
 	slices.SortStableFunc(added, func(a, b entry) int { return strings.Compare(a.host, b.host) })
 	out := make([]entry, 0, len(old)+len(added))

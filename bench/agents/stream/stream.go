@@ -86,7 +86,7 @@ type Stream struct {
 	cfg  *Config
 	in   *bufio.Reader
 
-	received []byte // of DATA frames, from the beginning of a message; nil, or of the pool
+	received []byte // bytes of DATA frames, in a buffer of the pool; nil if there are none
 	taken    int    // bytes of received that were returned
 	skimming int    // bytes of a message that are still to be skimmed
 	consumed uint32 // bytes of DATA frames for which the server has no credit yet
@@ -249,7 +249,8 @@ func (s *Stream) data(h http2.FrameHeader) error {
 	return nil
 }
 
-// grow makes room for size received bytes: at once for a whole message, if its length is known.
+// grow makes room for size received bytes. If the length of the current message is known, grow makes room for the whole
+// message.
 func (s *Stream) grow(size int) {
 	if size <= cap(s.received) {
 		return

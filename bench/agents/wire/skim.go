@@ -19,15 +19,15 @@ const (
 type Skimmer struct {
 	Variant Variant
 
-	kept  []byte   // of Table: a NameTable without entries
-	own   []byte   // of the response: its other fields
-	rest  []byte   // of the last part: what was not decoded
-	skip  int      // bytes of a field that do not matter
+	kept  []byte   // the NameTable without its entries
+	own   []byte   // the other fields of the response
+	rest  []byte   // the end of the last part, which was not decoded yet
+	skip  int      // how many bytes of a field are still to be skipped
 	outer []opened // messages that were entered, the innermost last
 	err   error
 }
 
-// An opened message has some bytes left.
+// An opened is a message that was entered, and how many of its bytes are left.
 type opened struct {
 	level level
 	left  int
@@ -86,7 +86,7 @@ func (s *Skimmer) step(b []byte) int {
 	}
 	head := tag + length
 	if inner, ok := s.enters(at, number); ok && size > 0 {
-		s.outer = append(s.outer, opened{inner, head + int(size)}) // the head is passed next
+		s.outer = append(s.outer, opened{inner, head + int(size)}) // pass then subtracts the head
 		return head
 	}
 	if at == inTable && number != fieldChange || at == inAny || at == inResource {
@@ -116,7 +116,7 @@ func (s *Skimmer) unless(enough bool) int {
 	return 0
 }
 
-// enters returns the level of a field that is entered.
+// enters returns the level of the message in a field, and whether the Skimmer enters that message.
 func (s *Skimmer) enters(at level, number protowire.Number) (level, bool) {
 	const resources, body = 2, 2
 	switch {

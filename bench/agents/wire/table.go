@@ -51,8 +51,8 @@ func ParseChange(table []byte) (c Change, ok bool, err error) {
 	return c, ok, err
 }
 
-// Entries calls use for each entry of a NameTable, with its host in lower case and its bytes, tag and
-// length included.
+// Entries calls the function use for each entry of a NameTable, with the host of the entry in lower case, and with its
+// bytes, including the tag and the length.
 func Entries(table []byte, use func(host string, raw []byte)) error {
 	const key = 1
 	for len(table) > 0 {

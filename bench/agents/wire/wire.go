@@ -59,8 +59,8 @@ func (v Variant) request() numbers {
 	return numbers{typeURL: 2, nonce: 6, problem: 7}
 }
 
-// AppendAnswer appends the ACK of a response to b or, with a reason, its NACK. version is the
-// version of the last response that was accepted.
+// AppendAnswer appends the ACK of a response to b. If there is a reason, it appends a NACK with the reason instead.
+// version is the version of the last response that was accepted.
 func (v Variant) AppendAnswer(b []byte, version, nonce []byte, reason string) []byte {
 	n := v.request()
 	if n.version != 0 && len(version) > 0 {
@@ -166,7 +166,7 @@ func parseAny(b []byte) (Resource, error) {
 
 var errMalformed = errors.New("a message that is not in protobuf's wire format")
 
-// eachField calls use for the fields of a message; value is empty for numbers.
+// eachField calls the function use for each field of a message. value is empty for numbers.
 func eachField(b []byte, use func(number protowire.Number, value []byte) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)

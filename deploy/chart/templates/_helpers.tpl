@@ -168,8 +168,8 @@ missing. */}}
 {{- end }}
 {{- end }}
 
-{{/* The ConfigMap with the root certificate of the control plane, which nametap-discovery and istiod write. That
-of another control plane is not known. */}}
+{{/* The ConfigMap with the root certificate of the control plane. nametap-discovery and istiod write it. For another
+control plane, injection.rootCert must name it. */}}
 {{- define "nametap.rootCert" -}}
 {{- $controlPlane := include "nametap.controlPlane" . }}
 {{- if .Values.injection.rootCert }}{{ .Values.injection.rootCert }}
@@ -198,7 +198,8 @@ of another control plane is not known. */}}
 {{- toJson $texts }}
 {{- end }}
 
-{{/* The namespaces that are never injected, in JSON. The pods of the release do not wait for themselves. */}}
+{{/* The namespaces that are never injected, in JSON. The namespace of the release is one, because its pods must not
+wait for themselves. */}}
 {{- define "nametap.ignoredNamespaces" -}}
 {{- append (.Values.injection.ignoredNamespaces | default list) .Release.Namespace | uniq | toJson }}
 {{- end }}
