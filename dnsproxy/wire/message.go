@@ -194,7 +194,7 @@ type Query struct {
 //   - without the RD bit, because they ask for the content of a server's cache;
 //   - with EDNS options, because the reply may depend on them;
 //   - for a zone transfer;
-//   - that were changed before they are forwarded (see Sent).
+//   - with more than a question and an OPT record (see Sent), such as signed queries.
 func (q *Query) Cacheable() bool {
 	switch q.Type {
 	case dns.TypeIXFR, dns.TypeAXFR, dns.TypeTKEY, dns.TypeTSIG:
