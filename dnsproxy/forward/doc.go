@@ -21,7 +21,7 @@
 // The first rule that applies wins.
 //
 //  1. A message with an opcode other than QUERY is relayed as it is. It goes to its original destination if that
-//     is known.
+//     is known, otherwise to a nameserver of rule 4.
 //
 //  2. A captured query is relayed to its original destination if resolv.conf does not name that nameserver. If
 //     resolv.conf names a forwarder on this host, a captured query to any other host is relayed to its original
