@@ -13,24 +13,25 @@ type attempt struct {
 	server *server
 	sent   time.Time
 
-	// An exchange sets these fields; for probes, take and current are nil. The exchange waits for the reply as long as
-	// current, its generation at the moment, equals generation, which was its generation when the query was sent.
+	// An exchange sets these fields. For probes, take and current are nil. current points to the generation of the
+	// exchange, and generation is its value when the query was sent. As long as the two are equal, the exchange waits
+	// for the reply.
 	take       func(generation uint64, o outcome)
 	current    *atomic.Uint64
 	generation uint64
 	try        int // index of the server in the exchange
 
-	slot      uint32     // chooses one of the server's UDP sockets
-	stream    bool       // sent over a connection
-	asked     int        // how often the exchange has sent the query to this server, including this time
-	plain     bool       // sent without the OPT record that the query has
-	retried   bool       // sent a second time, on a new connection
-	probe     probe      // which question it asks, if it is a probe of rule 2; otherwise noProbe
-	loopProbe *loopProbe // nil if the attempt is no loop probe
-	second    bool       // the result of exchange.hasFailed: a failure does not count for refusals
-	opcode    byte       // as it is in the header
-	question  []byte     // as sent, in wire form
-	packet    []byte     // the whole query, if sent over a connection
+	slot            uint32     // chooses one of the server's UDP sockets
+	stream          bool       // sent over a connection
+	asked           int        // how often the exchange has sent the query to this server, including this time
+	plain           bool       // sent without the OPT record that the query has
+	retried         bool       // sent a second time, on a new connection
+	probe           probe      // which question it asks, if it is a probe of rule 2; otherwise noProbe
+	loopProbe       *loopProbe // nil if the attempt is no loop probe
+	failedForOthers bool       // see exchange.failedForOthers; if true, a failure does not count for refusals
+	opcode          byte       // as it is in the header
+	question        []byte     // as sent, in wire form
+	packet          []byte     // the whole query, if sent over a connection
 }
 
 // newAttempt returns an attempt from the pool.

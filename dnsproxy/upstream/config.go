@@ -95,7 +95,8 @@ type Status struct {
 	TCP TCPStatus
 }
 
-// A TCPStatus describes the failures of queries over TCP since the last reply over TCP. It is zero if there was none.
+// A TCPStatus describes the failures of queries over TCP since the last reply over TCP. It is zero if there was no
+// failure.
 type TCPStatus struct {
 	Since       time.Time
 	LastError   string

@@ -40,7 +40,7 @@ func (e *noReply) Error() string { return e.text }
 func (e *noReply) Unwrap() []error { return e.causes }
 
 // refuses reports whether an error shows that the server cannot be used: for example, it refuses connections, or its
-// certificate is not valid. Timeouts and errors of this host show no such thing.
+// certificate is not valid. A timeout does not show this, and neither does an error of this host.
 func refuses(err error) bool {
 	for _, sign := range []error{
 		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN,

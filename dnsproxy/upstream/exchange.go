@@ -320,7 +320,7 @@ func (e *exchange) send(i int, now time.Time) {
 		packet, a.plain = wire.CutOPT(packet), true
 	}
 	question := packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
-	a.second = e.hasFailed(i)
+	a.failedForOthers = e.failedForOthers(i)
 	a.opcode, a.question = opcode(e.query), append(a.question, question...)
 	e.trace.sent(a, earlier(e.schedule.late, e.schedule.deadline).Sub(now))
 	s.sent(now)
@@ -328,9 +328,9 @@ func (e *exchange) send(i int, now time.Time) {
 	s.carrier(a.stream).send(a, packet)
 }
 
-// hasFailed reports whether the question would be a likely reason if server i failed. It is if another server has
-// failed for it, and that server answers other questions.
-func (e *exchange) hasFailed(i int) bool {
+// failedForOthers reports whether another server, which answers other questions, has failed for this question. If so, the
+// question is the likely reason if server i fails, too.
+func (e *exchange) failedForOthers(i int) bool {
 	for other := range e.schedule.tries {
 		if other != i && e.schedule.tries[other].failure != nil && !e.servers[other].refuses() {
 			return true

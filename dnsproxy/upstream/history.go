@@ -101,7 +101,7 @@ func (h *history) usual(unknown, limit time.Duration) time.Duration {
 	return min(max(h.srtt+4*h.rttvar, minLate), limit)
 }
 
-// silence returns how long probes have been unanswered, or connections refused, without a reply; zero if none is.
+// silence returns the time since silentSince. It is zero if no probe is unanswered and no connection was refused.
 func (h *history) silence(now time.Time) time.Duration {
 	if h.silentSince.IsZero() {
 		return 0
@@ -222,7 +222,7 @@ const (
 type budget struct {
 	mu     sync.Mutex
 	spent  float64
-	filled time.Time // until when budgetSecond has been subtracted from spent
+	filled time.Time // when spent was last reduced for the time that had passed
 }
 
 // take spends one repetition, and reports whether one was left.

@@ -262,9 +262,8 @@ func (s *schedule) receiveAnswer(o outcome, now time.Time) {
 	s.win(o, now)
 }
 
-// again asks a server once more, in another way: over a connection, or without EDNS. The pointer way is to the field
-// of the server's try for this way. again sets the field, so that the query is sent to the server in this way from now
-// on.
+// again asks a server once more, in another way: over a connection, or without EDNS. way points to the field stream
+// or plain of the server's try. again sets this field, so that the server is asked in this way from now on.
 func (s *schedule) again(i int, now time.Time, way *bool) {
 	if *way {
 		return // another attempt had the same outcome before
@@ -313,8 +312,8 @@ func (s *schedule) next() int {
 	return best
 }
 
-// ended ends the query if it need not wait any more: the reply that is held is the answer, or no server is left. It
-// reports whether the query is answered.
+// ended ends the query if it need not wait any more, because the reply that is held becomes the answer, or no server
+// is left. It reports whether the query is answered.
 func (s *schedule) ended(now time.Time) bool {
 	switch {
 	case s.answered:
@@ -435,8 +434,8 @@ func (t *try) late(now time.Time) bool {
 // reply.
 func (t *try) mayKnow() bool { return t.truncated.reply != nil || !t.done && t.standing.lives() }
 
-// disclaims reports whether a server has replied that it does not answer such questions. Servers for
-// internal names reply so to questions for all other names.
+// disclaims reports whether a server has replied that it does not answer such questions. A server for
+// internal names replies this to a question for any other name.
 func (t *try) disclaims() bool {
 	return t.failure != nil && (t.code == dns.RcodeRefused || t.code == dns.RcodeNotImplemented)
 }

@@ -32,9 +32,9 @@ type carrier interface {
 	close()
 }
 
-// Bounds of the sockets to all servers that are not configured, counted together. A server that has not replied yet
-// gets no socket beyond newElsewhereSockets, and a server that has replied none beyond maxElsewhereSockets. Each socket
-// costs a descriptor and one or two goroutines.
+// Bounds of the number of sockets to servers that are not configured. While newElsewhereSockets are open, a server
+// that has not replied yet gets no new socket. While maxElsewhereSockets are open, no such server gets one. Each
+// socket costs a descriptor and one or two goroutines.
 const (
 	newElsewhereSockets = 384
 	maxElsewhereSockets = 512
@@ -52,25 +52,25 @@ type server struct {
 	alone     *Group       // the group of this server alone; guarded by the client's mutex
 	evicted   atomic.Bool  // it was removed from the client's elsewhere
 	open      atomic.Int64 // sockets and connections
-	owes      atomic.Int64 // queries in memory that were sent and have no reply so far
+	owes      atomic.Int64 // how many queries were sent, are still in memory, and have no reply so far
 
 	requests, failures, wrong, malformed, hedges atomic.Uint64
 
 	strayed atomic.Pointer[time.Time] // when the last packet came that was no reply to a query in flight; nil for never
 
-	mu          sync.Mutex
-	history     history
-	options     Options        // options of the group that last took this server
-	nextProbe   probe          // question of the next probe
-	known       []byte         // last question that had an answer, in wire form; empty if there is none
-	responses   [rcodes]uint64 // by the index of the response code in rcodeNames
-	refused     refusals
-	turned      time.Time // when a change of refused.all was last logged
-	lastError   string
-	lastErrorAt time.Time
-	barred      bool // see Status.Barred
-	overTCP     overTCP
-	loggedDown  bool // the last line in the log reports it as down
+	mu             sync.Mutex
+	history        history
+	options        Options        // options of the group that last took this server
+	nextProbe      probe          // question of the next probe
+	known          []byte         // last question that had an answer, in wire form; empty if there is none
+	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
+	refused        refusals
+	refusalsLogged time.Time // when a change of refused.all was last logged
+	lastError      string
+	lastErrorAt    time.Time
+	barred         bool // see Status.Barred
+	overTCP        overTCP
+	loggedDown     bool // the last line in the log reports it as down
 
 	loopProbe  time.Time // when the last loop probe was sent
 	loopProbes int       // loop probes sent in short succession
@@ -254,9 +254,9 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	rose := s.loggedDown
 	s.loggedDown = false
 	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a, r) &&
-		now.Sub(s.turned) >= turnedEvery
+		now.Sub(s.refusalsLogged) >= refusalsLogEvery
 	if turned {
-		s.turned = now
+		s.refusalsLogged = now
 	}
 	refusing, lastError := s.refused.all(), s.lastError
 	s.mu.Unlock()
@@ -273,8 +273,8 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 }
 
-// turnedEvery is the least time between two log lines about whether a server answers queries or only refuses them.
-const turnedEvery = time.Minute
+// refusalsLogEvery is the least time between two log lines about whether a server answers queries or only refuses them.
+const refusalsLogEvery = time.Minute
 
 // countLocked counts a reply to a query, and reports whether it has changed the result of refused.all. A failure does
 // not count for refused.all if another server has failed for the same question: the reason may be the question.
@@ -285,7 +285,7 @@ func (s *server) countLocked(a *attempt, r reading) (turned bool) {
 	}
 	if r.usable() {
 		s.refused = refusals{domains: s.refused.domains[:0]}
-	} else if !a.second {
+	} else if !a.failedForOthers {
 		s.refused.add(a.question)
 	}
 	return s.refused.all() != before

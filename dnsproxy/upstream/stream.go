@@ -34,7 +34,7 @@ type stream struct {
 	conn    net.Conn  // nil until it is open
 	used    time.Time // when a query was last sent, or a reply received, by the client's clock
 	heard   time.Time // when anything was last received
-	waiting time.Time // since when anything has been awaited and nothing was received; zero if nothing is awaited
+	waiting time.Time // since when queries have waited and nothing was received; zero if no query waits
 	served  bool      // a reply has come over it
 }
 

@@ -24,8 +24,8 @@ type timer struct {
 type wheel struct {
 	mu      sync.Mutex
 	origin  time.Time
-	slots   [wheelSlots]timer // each is the head of a ring of timers
-	count   int               // of timers that are set
+	slots   [wheelSlots]timer // sentinels of rings of timers, one for each tick of a turn
+	count   int               // how many timers are set
 	passed  int64             // the last tick whose slot was looked at
 	pending int64             // the tick for which alarm is set; 0 if alarm is not set
 	firing  bool              // the method fire runs; it sets alarm when it ends
