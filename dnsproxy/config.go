@@ -41,7 +41,7 @@ type Config struct {
 	// open across restarts. They must be on the port of Addr. The server serves them instead of opening Addr. Run
 	// closes the files. Default none.
 	Sockets []*os.File
-	// OpenOthers reports whether the server also opens the sockets of Addr that are not among Sockets. Default false,
+	// OpenOthers says whether the server also opens the sockets of Addr that are not among Sockets. Default false,
 	// because a service manager opens all sockets that its user wants.
 	OpenOthers bool
 	// Namespace is the clients' namespace, in which short names of one label are found.

@@ -64,7 +64,7 @@ const (
 	sourceStale    = forward.SourceStale
 	sourceUpstream = forward.SourceUpstream
 	sourceSelf     = forward.SourceSelf
-	sourceProbe    = "probe" // the agent, for class CH: for example, it probes itself with id.server
+	sourceProbe    = "probe" // nametap, for a question of class CH, such as the agent's own probes
 )
 
 // rules decide what is done with a question. They are immutable, except for the search list,
@@ -172,9 +172,9 @@ func (d decision) unlessTransfer(q wire.Question) decision {
 	return d
 }
 
-// decide decides on a question by the numbered rules of the package comment; [screen]
-// applies the rules for the rest of the message. current is the table; it is nil before the first push. The decision
-// may refer to memory in s, so s must not be used again before the decision is no longer needed.
+// decide decides on a question by the numbered rules of the package comment; [screen] applies the rules for the rest
+// of the message. current is the table; it is nil before the first push. The decision may refer to memory in s, so s
+// must not be used for another lookup as long as the decision is needed.
 func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) decision {
 	switch q.Class {
 	case dns.ClassINET:

@@ -29,9 +29,9 @@ const measuredOf = 1024
 // query that need not wait. Answers from the table and the cache take no allocation. The length of the response is
 // within the limit of its transport.
 //
-// For all other queries, fast returns the verdict later, and dst is unchanged: these are forwarded queries, queries
-// before the first table, and rare or malformed queries. [handler.slow] can answer them. The
-// scratch belongs to the goroutine, and t does not refer to it after fast has returned.
+// All other queries are left to [handler.slow]; dst is then unchanged. These are forwarded queries, queries before
+// the first table, and rare or malformed queries. The scratch belongs to the goroutine, and t does not refer to it
+// after fast has returned.
 func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
 	t.began, t.measured = h.seen.Start(), false
 	if t.turn++; t.turn%measuredOf == 0 {
@@ -120,7 +120,7 @@ func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	return found, ok
 }
 
-// refuse appends the response to a query for which fast has returned later, if no worker can take the query. The
+// refuse appends the response to a query that fast has left to the slow path, if no worker can take the query. The
 // response is an expired reply if the cache has one, otherwise SERVFAIL. If the query is not to be forwarded, refuse
 // reports false, and dst is unchanged.
 func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {

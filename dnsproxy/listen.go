@@ -22,7 +22,7 @@ import (
 // addrSetting names [Config.Addr] in errors.
 const addrSetting = "DNS address"
 
-// portAttempts is how often another port is tried for Port 0. The port that the kernel chooses for the first socket
+// portAttempts is how often another port is tried for port 0. The port that the kernel chooses for the first socket
 // may not be free for the others.
 const portAttempts = 10
 

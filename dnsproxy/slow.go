@@ -12,8 +12,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// slow is the slow path. It returns the response to a query for which [handler.fast] has returned the verdict later.
-// It may have to wait for a nameserver, or for the first table.
+// slow is the slow path. It returns the response to a query that [handler.fast] has left to it. It may have to wait
+// for a nameserver, or for the first table.
 func (h *handler) slow(t *task) []byte {
 	if !t.usual || t.decision.action != actChaos { // class CH: probes are not counted as requests of clients
 		h.metrics.requests.Inc()

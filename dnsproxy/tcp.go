@@ -32,9 +32,9 @@ const (
 	tcpWriteTimeout = 10 * time.Second // until a client has read an answer
 )
 
-// tcpDeferAccept is how long the kernel keeps a new connection, in seconds, until a query has arrived on it. So long
-// the connection belongs to the listening socket and not to this process: if the process ends, the next process that
-// inherits the socket gets the connection.
+// tcpDeferAccept is how long the kernel keeps a new connection, in seconds, until a query has arrived on it. Until
+// then the connection belongs to the listening socket and not to this process: if the process ends, the next process
+// that inherits the socket gets the connection.
 const tcpDeferAccept = 1
 
 // tcpReadBuffer is the size of the read buffer in bytes, enough for some fifty queries.
@@ -246,8 +246,7 @@ func (c *tcpConn) serve() {
 	defer func() { c.releaseQuery(query) }()
 	var buffer *[]byte
 	for served := false; ; {
-		// If several queries have arrived together, their answers are written together: when the buffer does not have
-		// another whole query.
+		// Answers to queries that arrived together are written together: when there is no further whole query.
 		if !c.buffered() {
 			wrote := len(answers) > 0
 			if c.write(answers) != nil || c.brief && served {

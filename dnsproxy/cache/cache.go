@@ -54,7 +54,7 @@ const (
 	// StaleNow: Reply has expired, and the last attempt to ask failed; use Reply.
 	StaleNow
 	// Failed: the last attempt to ask failed a moment ago, and there is no answer. If a nameserver has sent a failure
-	// such as SERVFAIL, it is in Reply. Otherwise Reply is nil, and Failure says why asking failed.
+	// such as SERVFAIL, Reply is this failure. Otherwise Reply is nil, and Failure says why asking failed.
 	Failed
 )
 

@@ -11,8 +11,8 @@ import (
 
 // A reply that is in use is refreshed: nameservers are asked again before it expires. This happens if there is a
 // query in the last tenth of its TTL, and if this query is at least the third since the reply was stored
-// (refreshHits). If queries arrive at random, and as often as before, the new reply is used with a probability of 1
-// - e^-3, or 95 %: one refresh in 20 is wasted. If one query sufficed instead of three, one refresh in three would
+// (refreshHits). If queries arrive at random, and as often as before, the new reply is used with a probability of
+// 95 % (1 - e^-3), so one refresh in 20 is wasted. If one query sufficed instead of three, one refresh in three would
 // be wasted.
 const (
 	refreshHits  = 3

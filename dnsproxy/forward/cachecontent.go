@@ -57,7 +57,7 @@ type CacheContent struct {
 	Entries []CacheEntry `json:"entries"` // some or all of these questions, sorted by name and type
 }
 
-// newCacheContent returns the CacheContent with the entries kept. total is the number of questions that were
+// newCacheContent returns the CacheContent of the entries in kept. total is the number of questions that were
 // selected.
 func newCacheContent(kept []cache.Entry, total int) CacheContent {
 	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}

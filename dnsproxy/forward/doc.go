@@ -27,12 +27,11 @@
 //     resolv.conf names a forwarder on this host, a captured query to any other host is relayed to its original
 //     destination, too.
 //
-//     All other queries go to the nameservers of rule 4. If the answer to such a query is only for its client, the
-//     query is also relayed. Such queries have no RD bit, have EDNS options for nameservers, are signed, or ask for a
-//     zone transfer.
+//     All other queries are for the nameservers of rule 4. Such a query is also relayed if its answer is only for its
+//     client: if it has no RD bit, has EDNS options for nameservers, is signed, or asks for a zone transfer.
 //
-//     A relayed message gets an OPT record for the next hop, in both directions, unless the message is signed. Of a
-//     zone transfer over TCP, all messages are relayed.
+//     A relayed message gets an OPT record for the next hop, in both directions, unless the message is signed. All
+//     messages of a zone transfer over TCP are relayed.
 //
 //  3. If the cache has a reply, it is the answer.
 //
@@ -63,6 +62,6 @@
 // most questions within milliseconds, so this is a question whose nameservers are dead or slow. So names with dead
 // nameservers never keep other names from being asked. Long queries are also bounded in bytes.
 //
-// Nameservers that are silent are sent only a few queries (rule 7 of package upstream). If all nameservers of a
-// query are silent like this, the query ends no other question.
+// Nameservers that are silent are sent only a few queries (rule 7 of package upstream). If all nameservers of a query
+// are silent like this, the query does not end another question to make room.
 package forward

@@ -73,7 +73,8 @@ func (s seat) give(result *Result) {
 }
 
 // A flight is a question, or a relayed message, on its way to nameservers and back. All clients that send the same
-// in this time take a seat in the flight, and get the same answer. The flight lands when the answer has come.
+// question or message in this time take a seat in the flight, and get the same answer. The flight lands when the
+// answer has come.
 type flight struct {
 	all   *flights
 	key   flightKey

@@ -25,7 +25,7 @@ type router struct {
 	config  Config // as New got it; the settings that Configure changes are in settings
 	client  *upstream.Client
 	failed  func()                           // called when resolv.conf becomes unusable
-	changed func(match func(cache.Key) bool) // called when the nameservers for the questions that match selects change
+	changed func(match func(cache.Key) bool) // called when the nameservers for some questions change: see useLocked
 	routing atomic.Pointer[routing]
 
 	mu        sync.Mutex       // held while the routing is made
@@ -255,8 +255,9 @@ func (r *router) followAddresses(ctx context.Context) {
 }
 
 // useLocked makes the routing from a resolv.conf, the settings and the addresses of this host, and
-// uses it. If this changes the nameservers for a question, the question's replies are removed from
-// the cache, and replies in flight are not cached.
+// uses it. If this changes the nameservers for some questions, it calls changed with a function that selects these
+// questions, or with nil if they are all changed. The replies to these questions are then removed from the cache, and
+// replies in flight are not cached.
 func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	next := &routing{conf: conf, returned: r.returned, local: local}
 	next.readSearch()

@@ -73,7 +73,7 @@ func dropExtendedRcode(msg []byte, rcodeHigh byte) {
 	}
 }
 
-// appendForOthers appends the EDNS options that may be forwarded, to dst. It also appends malformed options.
+// appendForOthers appends to dst the EDNS options that may be forwarded. It also appends malformed options.
 func appendForOthers(dst, options []byte) []byte {
 	for len(options) > 0 {
 		code, option, rest, _ := wire.CutOption(options)

@@ -76,7 +76,7 @@ func (r *Reply) Question() []byte { return r.msg[wire.HeaderLen:r.questionEnd:r.
 func (r *Reply) Negative() bool { return r.negative }
 
 // TTL returns for how long the reply may be cached; ok is false if it must not be cached. For an answer, the result
-// is the least TTL of the records. For a negative answer, it is at most the MINIMUM of the SOA record. For a
+// is the least TTL of the records. For a negative answer, it is also at most the MINIMUM of the SOA record. For a
 // failure, it is 5 s. A TTL with the top bit set counts as 0 (RFC 2181, section 8). A truncated reply must not be
 // cached, nor a negative answer without an SOA record (RFC 2308, section 5).
 func (r *Reply) TTL() (ttl time.Duration, ok bool) {

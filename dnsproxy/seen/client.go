@@ -19,8 +19,7 @@ type Sent interface {
 }
 
 // A budget bounds the time that lookups take, so that a flood of failures costs only a small part of one processor.
-// It bounds the time, and not the number of lookups, because a lookup by port takes the longer the more sockets
-// there are.
+// It bounds the time, and not the number of lookups, because a lookup by port takes longer if there are more sockets.
 type budget struct {
 	share float64       // the part of one processor's time that lookups may use
 	burst time.Duration // the most that left can be

@@ -26,7 +26,7 @@ const (
 // noteworthy reports whether a query of the kind is noteworthy by itself.
 func (k Kind) noteworthy() bool { return k == Failure || k == Odd }
 
-// Slow is the least time that a query takes to be noteworthy for this reason.
+// Slow is how long a query must take to be noteworthy because it is slow.
 const Slow = 500 * time.Millisecond
 
 // Dropped stands for the response code of a query that got no response, because too many queries were waiting.

@@ -28,7 +28,7 @@ type Reader struct {
 	number uint64              // the number of the next query in live
 	past   map[uint64]struct{} // the ids of the queries that Past has looked at
 	cut    uint64              // the number, in Recorder.cut, of the next truncated response that may become noteworthy
-	lost   uint64              // how many queries were lost since Next has returned this number
+	lost   uint64              // how many queries were lost since Next last returned
 	missed atomic.Uint64       // how many queries the filter might have selected, but their clients were not looked up
 
 	exchanges *Exchanges // gets the queries in place of live; nil if no messages are read
@@ -106,9 +106,9 @@ func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 }
 
 // Next waits for queries and returns them, in the order in which they were answered. For a reader that only wants
-// noteworthy queries, truncated responses come later, when they have become noteworthy. lost is how many more queries
-// the filter may have selected that were lost. After the end of ctx, Next returns the queries that it still finds. If
-// it finds none, it returns the error of ctx.
+// noteworthy queries, truncated responses come later, when they have become noteworthy. lost is how many queries were
+// lost that the filter selects, or might have selected. After the end of ctx, Next returns the queries that it still
+// finds. If it finds none, it returns the error of ctx.
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {
 		var due time.Time

@@ -330,8 +330,8 @@ func (b *builder) ports(s *shard, host *addresses) []byte {
 	return b.encoded[start:len(b.encoded):len(b.encoded)]
 }
 
-// port checks a port of a host and returns it. p.name is valid only until the next call of port, because it is in
-// memory of b.names that is used again.
+// port checks a port of a host and returns it. p.name is valid only until the next call of port, because its memory
+// is used again.
 func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bool) {
 	skip := func(reason string) (port, bool) {
 		s.skip(b.info.key, fmt.Sprintf("port %q: %s", info.name, reason))

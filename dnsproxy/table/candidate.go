@@ -48,8 +48,8 @@ func (c *candidate) compare(other *candidate) int {
 		// The registry Kubernetes wins.
 		-cmp.Compare(c.flags&flagKubernetes, other.flags&flagKubernetes),
 		cmp.Compare(c.info.key, other.info.key),
-		// The same key can be in two NameTables of a push. The rest makes the order independent of the order of
-		// arrival.
+		// The same key can be in two NameTables of a push. The rest makes the result independent of the order in
+		// which they arrive.
 		bytes.Compare(c.V4, other.V4),
 		bytes.Compare(c.V6, other.V6),
 		slices.Compare(c.near[:], other.near[:]),

@@ -82,9 +82,8 @@ func (c *Cluster) shortNames(short, namespace string) []string {
 	return names
 }
 
-// heads appends to dst the short names of a host that has flagDerived. They are the
-// first labels of its FQDN: name.namespace and name.namespace.svc. A host in the agent's namespace also has the short
-// name that is only name.
+// heads appends to dst the short names of a host that has flagDerived. They are the first labels of its FQDN:
+// name.namespace and name.namespace.svc. For a host in the agent's namespace, name alone is a short name, too.
 func (c *Cluster) heads(fqdn wire.Name, dst []wire.Name) []wire.Name {
 	short := fqdn[:len(fqdn)-len(c.services)]
 	dst = append(dst, short, fqdn[:len(fqdn)-len(c.Domain)])

@@ -132,8 +132,8 @@ func (s *srv) ports(yield func(port) bool) {
 }
 
 // targets calls yield for the targets. A pod with several addresses is yielded only at its first address. So if the
-// first addresses of all pods are far behind the index first, the bound of looked may be reached before a target is
-// found. Then targets begins again at index 0.
+// first addresses of all pods are far behind the index at which targets begins, the bound of looked may be reached
+// before a target is found. Then targets begins again at index 0.
 func (s *srv) targets(first int, yield func(Target) bool) {
 	found := false
 	next := func(target Target) bool {

@@ -89,8 +89,8 @@ func (s *shard) find(hash uint64, name wire.Name) (h Host, ok bool) {
 	return Host{}, false
 }
 
-// having calls yield for the hosts that have a packed address. It looks only at hosts whose names have hashes with
-// the low half low. If yield returns false, having ends and returns false, too.
+// having calls yield for the hosts that have a packed address. It looks only at hosts for whose names the low half of
+// the hash is the parameter low. If yield returns false, having ends and returns false, too.
 func (s *shard) having(packed []byte, seed maphash.Seed, low uint32, yield func(Host) bool) bool {
 	if len(s.index) == 0 {
 		return true

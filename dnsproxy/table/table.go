@@ -31,8 +31,8 @@ type Table struct {
 func (t *Table) Len() int { return int(t.hosts + t.wildcards) }
 
 // Lookup finds the host with the name of a question. It finds none if the name or the host is bypassed according to
-// suffixes. search is the client's search list. Lookup also finds a name with one of these domains after it
-// (autopath); the first such domain wins.
+// suffixes. search is the client's search list. If name ends in one of these domains, Lookup also looks for the name
+// without it (autopath). The first domain with which it finds a host wins.
 func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) (m Match) {
 	m.Rule = RuleNone
 	if name.Special() {
@@ -200,8 +200,8 @@ func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
 	return t.findWhole(m, parent, s) && m.Host.headless() && t.narrow(&m.Host, addr)
 }
 
-// findWhole sets m.Host to the host with the FQDN name or, if m.Short is set, with the
-// short name. It reports false if there is no such host, or if m.Prefix followed by its FQDN is too long for a name.
+// findWhole sets m.Host to the host that has name as its FQDN or, if m.Short is set, as a short name. It reports
+// false if there is no such host, or if m.Prefix followed by its FQDN is too long for a name.
 func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
 	m.Host, found = t.find(name)
 	if m.Short {

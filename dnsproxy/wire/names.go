@@ -119,7 +119,7 @@ func FoldByte(c byte) byte {
 }
 
 // PackName returns the wire form of a name in presentation form. The result has no root label, and keeps the case of
-// the name. PackName fails for a name that is too long for a packet, or has a label that is.
+// the name. PackName fails if the name is too long for a packet, or has a label that is too long.
 func PackName(presentation string) ([]byte, error) {
 	var buf [MaxNameLen + 1]byte
 	n, err := dns.PackDomainName(dns.Fqdn(presentation), buf[:], 0, nil, false)
