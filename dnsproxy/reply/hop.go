@@ -48,7 +48,7 @@ func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	return out
 }
 
-// ClearAD clears the AD bit of a message, which must have a header.
+// ClearAD clears the AD bit of a message. The message must have a whole header.
 func ClearAD(msg []byte) { msg[wire.FlagsOffset+1] &^= wire.AD }
 
 // Signed reports whether a message is signed as a whole (TSIG, SIG(0)).

@@ -200,7 +200,7 @@ func (s *srv) before(target *Target, nth int, number uint16, looked *effort) boo
 			continue
 		}
 		if !s.each || looked.over || looked.first(&p, &host) != nil {
-			return true // unless each is set, there is one host, which has all these ports
+			return true // if each is false, all these ports are of the one host
 		}
 	}
 	return false

@@ -63,7 +63,7 @@ func (e *elsewhere) evict(victims []*server) []*server {
 	return victims
 }
 
-// remove forgets a server, which the caller closes.
+// remove forgets a server and returns it. The caller must close it.
 func (e *elsewhere) remove(at *list.Element) *server {
 	s := serverOf(at)
 	e.recent.Remove(at)

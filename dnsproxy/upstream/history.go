@@ -161,7 +161,7 @@ func (h *history) refused(at time.Time) {
 	h.unanswered(at)
 }
 
-// unanswered notes the time of a probe, which is unanswered so far, or of a refusal.
+// unanswered notes the time of a probe that was sent, or of a connection that was refused.
 func (h *history) unanswered(at time.Time) {
 	if h.silentSince.IsZero() {
 		h.silentSince = at

@@ -21,8 +21,8 @@ import (
 
 // A carrier carries queries to a server and its replies back.
 type carrier interface {
-	// send sends packet, whose ID it chooses. The carrier owns the attempt from then on, and
-	// ends it exactly once, perhaps before send returns. It does not keep packet.
+	// send chooses an ID, and sends packet with this ID. The carrier owns the attempt from then on, and ends it
+	// exactly once, perhaps before send returns. It does not keep packet.
 	send(a *attempt, packet []byte)
 	// sweep ends attempts that have had no reply in time and closes idle sockets.
 	sweep(now time.Time)

@@ -23,7 +23,8 @@ type transferRelay struct {
 	timeout time.Duration
 }
 
-// relayTransfer sends the query and relays the messages of the response, except the last, which it returns.
+// relayTransfer sends the query and relays the messages of the response. It does not relay the last message, but
+// returns it.
 func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transferRelay) (last []byte, err error) {
 	if err := conn.SetDeadline(time.Now().Add(to.timeout)); err != nil {
 		return nil, err

@@ -177,7 +177,7 @@ func (s *udpSocket) send(a *attempt, packet []byte) bool {
 	return true
 }
 
-// endAll ends all attempts except one, which may be nil, with an error.
+// endAll ends all attempts with an error, except the attempt excluded. excluded may be nil.
 func (s *udpSocket) endAll(err error, excluded *attempt) {
 	for _, a := range s.removeIf(func(a *attempt) bool { return a != excluded }) {
 		a.end(nil, err)

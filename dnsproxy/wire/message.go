@@ -246,8 +246,8 @@ func (q *Query) Parse(packet []byte) bool {
 	return q.parseOPT(packet[q.QuestionEnd:])
 }
 
-// parseName parses the question's name, which must not be compressed, and returns the
-// offset of its end in packet, or -1.
+// parseName parses the question's name, and returns the offset of its end in packet. It returns -1 if the name is
+// malformed or compressed.
 func (q *Query) parseName(packet []byte) int {
 	i := HeaderLen
 	for i < len(packet) && packet[i] != 0 {
