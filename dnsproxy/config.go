@@ -35,14 +35,14 @@ const DefaultEDNSUDPSize = 1232
 type Config struct {
 	// Addr is the host:port to listen on, UDP and TCP. The host is an IP address,
 	// "localhost" (127.0.0.1 and ::1) or empty (all addresses, both families).
-	// Port 0 takes a free one. Default localhost:15053.
+	// For port 0 the kernel chooses a free port. Default localhost:15053.
 	Addr string
-	// Sockets are UDP sockets and listening TCP sockets on the port of Addr, which a
-	// service manager keeps open across restarts. The server serves them instead of
-	// opening Addr. Run closes the files. Default none.
+	// Sockets are UDP sockets and listening TCP sockets that are open already, because a service manager keeps them
+	// open across restarts. They must be on the port of Addr. The server serves them instead of opening Addr. Run
+	// closes the files. Default none.
 	Sockets []*os.File
-	// OpenOthers also opens the sockets of Addr that are not among Sockets. Default false:
-	// a service manager opens all sockets that are wanted.
+	// OpenOthers says whether the server also opens the sockets of Addr that are not among Sockets. Default false,
+	// because a service manager opens all sockets that its user wants.
 	OpenOthers bool
 	// Namespace is the clients' namespace, in which short names of one label are found.
 	// Default none.
@@ -50,20 +50,20 @@ type Config struct {
 	// Domain is the cluster domain, with or without "namespace.svc." before it.
 	// Default cluster.local.
 	Domain string
-	// Forward configures what happens to queries that the table does not answer. The
-	// Logger and Registerer below replace the fields of Forward with these names. The
+	// Forward configures what happens to queries that the table does not answer. The fields
+	// Logger and Registerer of Forward are not used: those of this Config take their place. The
 	// search list of Forward.ResolvConf is also used for mesh names.
 	Forward forward.Config
-	// Bypass lists suffixes whose names are forwarded as if the table had no hosts below
-	// them. A longer suffix in LocalOnly wins. Default none.
+	// Bypass lists suffixes. Names below them are forwarded as if the table had no hosts there, except names below a
+	// longer suffix of LocalOnly. Default none.
 	Bypass []string
-	// LocalOnly lists suffixes whose names are never forwarded: a name that the table does
-	// not have is NXDOMAIN. Default none.
+	// LocalOnly lists suffixes. Names below them are never forwarded; if the table does not have such a name, the
+	// answer is NXDOMAIN. Default none.
 	LocalOnly []string
 	// TTL is the TTL of the records of mesh names, 1 s to about 68 years, in whole
 	// seconds. Default 30 s.
 	TTL time.Duration
-	// EDNSUDPSize is the length of the longest UDP response in bytes, 512 to 65534.
+	// EDNSUDPSize bounds the length of a UDP response in bytes, 512 to 65534.
 	// Default 1232.
 	EDNSUDPSize int
 	// MaxTCPConns bounds the client connections of all listeners together, 1 or more. At
@@ -74,7 +74,7 @@ type Config struct {
 	// BeforeSync says how queries are answered before the first table. Default forward.
 	BeforeSync BeforeSync
 	// Version and ID are the answers for version.bind and id.server (RFC 4892). Default
-	// none: these queries are REFUSED.
+	// none; then these queries are REFUSED.
 	Version, ID string
 	// Logger logs what operators should know. Default slog.Default().
 	Logger *slog.Logger
@@ -108,7 +108,7 @@ func DefaultConfig() Config {
 	return c
 }
 
-// configNames are the names of a Config.
+// configNames has the domain names of a Config, in wire form.
 type configNames struct {
 	cluster  table.Cluster
 	suffixes table.Suffixes
@@ -133,7 +133,7 @@ func (c Config) Validate() error {
 	return err
 }
 
-// check returns the names of a Config with defaults, or an error if a setting is wrong.
+// check returns the names of c, or an error if a setting is wrong. The defaults of c must be set.
 func (c *Config) check() (names configNames, err error) {
 	if _, _, err = sockets.SplitAddr(addrSetting, c.Addr); err != nil {
 		return names, err

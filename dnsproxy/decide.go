@@ -28,22 +28,23 @@ const (
 	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
 )
 
-// A decision says what is done with a query, and why. It is valid as long as the question.
+// A decision says what is done with a query, and why. It is valid only as long as the question is, because it refers
+// to names in it.
 type decision struct {
 	action action
 	match  table.Match
-	rcode  int   // of actReject
-	reason error // of actReject, and of actForward for a name that the table may have
-	// zone is the owner of the SOA record of negative answers: the local-only suffix of
-	// the name. For actUnknown, the search domain of the name follows, if it has one. zone is
-	// the root if there is no such suffix; then the name is a zone of its own.
+	rcode  int   // for actReject: the response code
+	reason error // why the query is rejected, special, or forwarded although the table may have the name; may be nil
+	// zone is the owner of the SOA record in negative answers. It is the local-only suffix or the special-use zone
+	// of the name. If the name has a search domain after the local-only suffix, zone includes this domain. If the
+	// name has no such suffix, zone is the root; then the name itself is the owner.
 	zone wire.Name
-	// For actUnknown: the name without the search domain.
+	// local is the name without its search domain, for actUnknown.
 	local wire.Name
-	// For actTarget: the name that nameservers are asked for. It differs from the question's name if
+	// target is the name that nameservers are asked for, for actTarget. It differs from the question's name if
 	// the question's name has a search domain, or belongs to an alias.
 	target wire.Name
-	// The table of the decision, for actAddresses and actUnknown.
+	// table is the table that the decision is based on, for actAddresses and actUnknown.
 	table *table.Table
 }
 
@@ -63,7 +64,7 @@ const (
 	sourceStale    = forward.SourceStale
 	sourceUpstream = forward.SourceUpstream
 	sourceSelf     = forward.SourceSelf
-	sourceProbe    = "probe" // class CH: a question about the server, such as the agent's own probe
+	sourceProbe    = "probe" // nametap, for a question of class CH, such as the agent's own probes
 )
 
 // rules decide what is done with a question. They are immutable, except for the search list,
@@ -73,15 +74,16 @@ type rules struct {
 	cluster    table.Cluster
 	beforeSync BeforeSync
 	suffixes   table.Suffixes
-	// meantSpecial lists the suffixes in special-use zones to which settings give another meaning.
+	// meantSpecial lists the suffixes in special-use zones that settings mention. Names below them are no special-use
+	// names for nametap.
 	meantSpecial []wire.Name
 }
 
 // signed reports whether a query is signed as a whole.
 func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
 
-// answersFor reports whether the table answers a question for a mesh name. Other questions are
-// forwarded: a host that is not a Service may have records of other types.
+// answersFor reports whether the table answers a question for a mesh name. If it does not, the question is
+// forwarded, because a host that is not a Service may have records of other types.
 func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
 	alias := m.Host.Alias() != wire.Root
 	if answersAlways(q.Type) || alias && q.Type == dns.TypeCNAME {
@@ -100,8 +102,8 @@ func answersAlways(qtype uint16) bool {
 	return false
 }
 
-// screen applies the rules that come before the question's rules: opcode, number of
-// questions, EDNS. It reports false if none of them decides.
+// screen applies the rules that do not depend on the question: opcode, number of
+// questions, EDNS. It reports false if none of these rules applies.
 func screen(req *dns.Msg) (d decision, decided bool) {
 	if req.Opcode != dns.OpcodeQuery {
 		return decision{action: actForward}, true
@@ -147,13 +149,13 @@ func (d *decision) failure() failure {
 // forwards reports whether nameservers may be queried.
 func (d *decision) forwards() bool { return d.action == actForward || d.action == actTarget }
 
-// exists reports whether a local-only name exists without records: as the suffix itself, or
-// as an ancestor of mesh names.
+// exists reports whether the answer to a local-only name that the table does not have is NODATA, and not NXDOMAIN.
+// This is so if the name is the suffix itself or an ancestor of mesh names.
 func (d *decision) exists(name wire.Name) bool {
 	return d.action == actUnknown && (name == d.zone || d.table.HasBelow(d.local))
 }
 
-// asked returns the name that nameservers are asked for. A message that is signed keeps its name.
+// asked returns the name that nameservers are asked for. If the query is signed, this is the query's own name.
 func (d *decision) asked(q *wire.Query) wire.Name {
 	if d.action == actTarget && !signed(q) {
 		return d.target
@@ -161,8 +163,8 @@ func (d *decision) asked(q *wire.Query) wire.Name {
 	return q.Name
 }
 
-// unlessTransfer returns d, or a refusal for a zone transfer: nametap has records of names
-// that it answers itself, and no zones.
+// unlessTransfer returns d, or a refusal if the question asks for a zone transfer. nametap cannot transfer zones,
+// because it does not know where they begin and end.
 func (d decision) unlessTransfer(q wire.Question) decision {
 	if isTransfer(q.Type) {
 		return decision{action: actReject, match: d.match, rcode: dns.RcodeRefused, reason: errTransfer}
@@ -170,9 +172,9 @@ func (d decision) unlessTransfer(q wire.Question) decision {
 	return d
 }
 
-// decide decides on a question by the numbered rules of the package comment; [screen]
-// applies the rules for the rest of the message. current is nil before the first push. s
-// must not be reused while the decision is used.
+// decide decides on a question by the numbered rules of the package comment; [screen] applies the rules for the rest
+// of the message. current is the table; it is nil before the first push. The decision may refer to memory in s, so s
+// must not be used for another lookup as long as the decision is needed.
 func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) decision {
 	switch q.Class {
 	case dns.ClassINET:
@@ -197,7 +199,7 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 		if localOnly || isTransfer(q.Type) || r.answersPointer(&m, q.Type) {
 			return decision{action: actPointers, match: m, zone: zone}.unlessTransfer(q)
 		}
-		m.Pointers = nil // of the scratch
+		m.Pointers = nil // they are in the memory of s
 		return decision{action: actTarget, match: m, target: q.Name}
 	}
 	bypassed := m.Bypassed
@@ -227,9 +229,9 @@ func (r *rules) special(name wire.Name) (zone wire.Name, found bool) {
 	return zone, false
 }
 
-// answersPointer reports whether the table answers a question of a type for the PTR name of an
-// address. Questions of other types are forwarded, unless only Services have the address: the
-// address of another host may be in a zone of a nameserver, with records of these types.
+// answersPointer reports whether the table answers a question of the type qtype for the PTR name of an
+// address. It answers PTR, and the types that it answers for every mesh name. It answers other types if only Services
+// have the address. If other hosts have it, a nameserver may have records of these types, so they are forwarded.
 func (r *rules) answersPointer(m *table.Match, qtype uint16) bool {
 	if qtype == dns.TypePTR || answersAlways(qtype) {
 		return true
@@ -242,7 +244,7 @@ func (r *rules) answersPointer(m *table.Match, qtype uint16) bool {
 	return true
 }
 
-// decideBeforeSync is decide without a table.
+// decideBeforeSync decides on a question before the first table.
 func (r *rules) decideBeforeSync(name wire.Name, localOnly bool) decision {
 	switch {
 	case r.beforeSync == BeforeSyncServfail:
@@ -256,14 +258,14 @@ func (r *rules) decideBeforeSync(name wire.Name, localOnly bool) decision {
 // holdTimeout is how long a query waits for the first table (BeforeSync).
 const holdTimeout = 2 * time.Second
 
-// A failure says why a response has no records.
+// A failure is the content of a response that says why there is no answer.
 type failure struct {
 	rcode int
 	code  uint16 // of the Extended DNS Error (RFC 8914)
-	err   error  // its text; nil for none
+	err   error  // the text of the Extended DNS Error; nil for none
 }
 
-// maxReason is the length in bytes of the longest text of an Extended DNS Error. With such a text, a response with the
+// maxReason bounds the text of an Extended DNS Error, in bytes. Even with a text of this length, a response with the
 // longest question fits in 512 bytes.
 const maxReason = 200
 

@@ -1,16 +1,15 @@
 // Package dnsproxy answers DNS queries for mesh names from a table, and forwards all other queries.
 //
-// A query comes in at tcp.go or udp.go, and decide.go decides what is done with it. The files; a file uses the files
-// below it:
+// A query comes in at tcp.go or udp.go, and decide.go decides what is done with it. These are the files; each file
+// uses only the files below it:
 //
 //	explain.go     the rule by which a question is answered, for nametap query
 //	resolve.go     addresses of names for the agent itself
-//	server.go      Server: New, Run, Ready, Load, which puts a table into use, and Configure, which
-//	               puts settings into use
+//	server.go      Server: New, Run, Ready; Load, for a new table; Configure, for new settings
 //	listen.go      opening the sockets
 //	tcpclients.go  the limit of TCP connections, and which connection is closed to make room
 //	tcp.go         reading queries from TCP connections, and when a connection is closed
-//	udp.go         the same for UDP sockets; clients that wait for nameservers; workers
+//	udp.go         reading queries from UDP sockets; clients that wait for nameservers; workers
 //	listener.go    what the sockets of both transports have in common
 //	front.go       gives each query to the handler in use
 //	slow.go        the slow path: queries that are forwarded or held; rare and malformed ones
@@ -34,42 +33,43 @@
 //  2. An opcode other than QUERY: forwarded unchanged.
 //  3. Not exactly one question: FORMERR. An EDNS version other than 0: BADVERS.
 //  4. Class CH: version.bind and id.server. Every other class except IN: REFUSED.
-//  5. A special-use name (wire/names.go has the list): answered by nametap, unless a
-//     setting names a suffix in that zone (--upstream onion=…, --bypass).
-//  6. A bypassed name: forwarded. The rules below do not find a host whose FQDN is bypassed: not by a short
-//     name, not by a search domain, and not by its address.
+//  5. A special-use name (wire/names.go has the list): answered by nametap. But if a
+//     setting names a suffix in that zone (--upstream onion=…, --bypass), this rule does not apply to names below it.
+//  6. A bypassed name: forwarded. If the FQDN of a host is bypassed, the rules below do not find the host: not by a
+//     short name, not with a search domain, and not by its address.
 //  7. No table yet: as [BeforeSync] says.
 //  8. The PTR name of a mesh host's address: the FQDNs of all hosts that have the address,
 //     sorted, at most 64. For a headless Service, the record has the FQDN of the endpoint with the
 //     address. If all these hosts are Services, types other than PTR are answered as for the name of
-//     a Service, otherwise as for the name of an external host.
+//     a Service. Otherwise they are answered as for the name of an external host.
 //  9. A mesh name. The order of a push's entries does not matter: a. a host's FQDN; of two hosts with the
 //     same FQDN, the host of the registry Kubernetes wins, or else the host with the smaller key; b. a part
 //     of a host (an endpoint of a headless Service, or a port) followed by the host's FQDN; c. a wildcard,
 //     the longest suffix first; d. a short name: name.namespace, name.namespace.svc, name in the agent's
 //     namespace, alternative names; e. a part of a host followed by the host's short name; f. autopath: one
-//     of a to e, followed by a domain of the search list; the first such domain of the list wins. The target of
-//     the CNAME record is an FQDN if d or e applies, otherwise the name without the search domain.
+//     of a to e, followed by a domain of the search list; the first such domain of the list wins. Autopath answers
+//     with a CNAME record. Its target is an FQDN if d or e applies, otherwise the name without the search domain.
 //  10. A local-only name, with or without a search domain after it: NODATA if the name is the
 //     suffix itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
 //  11. Any other name: forwarded, by the rules of package forward.
 //
-// The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses; NODATA with
-// an SOA record if the name has none of that family. HTTPS and SVCB: NODATA. SRV: the ports of a
+// The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses, or NODATA with
+// an SOA record if the name has no address of that family. HTTPS and SVCB: NODATA. SRV: the ports of a
 // Kubernetes host, if the table has them. Any other type: NODATA for a Kubernetes host,
-// forwarded for other hosts. The name of a port has SRV records only. An alias of another host (ExternalName) is
-// answered with a CNAME record to that host, followed by that host's records; types that the table does not answer
-// for that host are forwarded.
-// Zone transfers of names that nametap answers itself are REFUSED.
+// forwarded for other hosts. The name of a port has SRV records only. Zone transfers of names that nametap answers
+// itself are REFUSED.
+//
+// If a host is an alias of another host (ExternalName), the answer is a CNAME record to the other host, followed by
+// the records of the other host. A type that the table does not answer for the other host is forwarded.
 //
 // # Fast path and slow path
 //
 // Each query is parsed, decided on and looked up in the cache once.
 //
-// The goroutine that reads a socket takes the fast path ([handler.fast]): it answers mesh
-// names, special-use names, local-only names and cache hits, from wire form to wire form. For
-// cache hits and for queries that are forwarded, it looks up the original destination of a UDP
-// query. The lookup comes last, because it is a request to the kernel.
+// The goroutine that reads a socket takes the fast path ([handler.fast]). It answers mesh names, special-use names,
+// local-only names and cache hits, and unpacks no message for this. The original destination of a UDP query is
+// needed only for cache hits and for queries that are forwarded. It is looked up last, because the lookup is a
+// request to the kernel.
 //
 // The same goroutine forwards a query over UDP, and keeps a copy of the query's packet in a [udpClient]. The
 // goroutine that reads the nameserver's socket sends the response to the client.

@@ -18,7 +18,7 @@ type Explanation struct {
 	// Rows are the rows of docs/behaviour.md that apply: first the rows for the name,
 	// then the row for the type.
 	Rows []string `json:"rows"`
-	// Rule is the rule by which the table has the name.
+	// Rule is the rule by which the table has found the name.
 	Rule table.Rule `json:"rule"`
 	// Host is the key of the table's entry that answers, if there is one.
 	Host string `json:"host,omitempty"`
@@ -28,7 +28,7 @@ type Explanation struct {
 	Why string `json:"why"`
 }
 
-// Explain says how a question is answered and why, without a query to a nameserver. It fails
+// Explain says how a question is answered and why. It sends no query to a nameserver. It fails
 // if name is not a domain name or qtype is not a record type.
 func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	code, known := dns.StringToType[strings.ToUpper(qtype)]

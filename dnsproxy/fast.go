@@ -20,18 +20,18 @@ const (
 // A verdict says what the fast path has made of a query.
 type verdict uint8
 
-// The fast path measures one of measuredOf queries that it answers. To read the clock twice and
-// to add to the histogram takes longer than an answer: if one query of 16 were measured, answers
-// would be more than 5 % slower.
+// The fast path measures the time of one in measuredOf queries that it answers. Measuring takes longer than the
+// answer, because it reads the clock twice and adds to a histogram. If one query in 16 were measured, answers would
+// be more than 5 % slower.
 const measuredOf = 1024
 
-// fast is the fast path: it appends to dst the response to a query that need not wait, from
-// wire form to wire form, on the goroutine that has read the query. All other queries are for
-// [handler.slow], and dst is unchanged: forwarded queries, queries before the first table, and
-// rare or malformed queries. Answers from the table and the cache take no allocation. The
-// scratch belongs to the goroutine; the task does not refer to it afterwards.
+// fast is the fast path. It runs on the goroutine that has read the query, and appends to dst the response to a
+// query that need not wait. Answers from the table and the cache take no allocation. The length of the response is
+// within the limit of its transport.
 //
-// The response is in the bounds of its transport.
+// All other queries are left to [handler.slow]; dst is then unchanged. These are forwarded queries, queries before
+// the first table, and rare or malformed queries. The scratch belongs to the goroutine, and t does not refer to it
+// after fast has returned.
 func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
 	t.began, t.measured = h.seen.Start(), false
 	if t.turn++; t.turn%measuredOf == 0 {
@@ -40,7 +40,7 @@ func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) 
 	t.usual = t.query.Parse(t.packet)
 	if !t.usual {
 		if len(t.packet) < wire.HeaderLen || t.packet[wire.FlagsOffset]&wire.QR != 0 {
-			h.metrics.dropped.Inc() // an answer to an answer could be answered, and so on forever
+			h.metrics.dropped.Inc() // two programs that answer answers would never stop
 			return dst, dropped
 		}
 		t.measure()
@@ -65,8 +65,8 @@ func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) 
 	return h.withProvenance(response, len(dst), t, result), answered
 }
 
-// respond appends to dst the response to a query that was decided on, if the query need not
-// wait for a nameserver or the first table. For other queries it reports false, and dst is unchanged.
+// respond appends to dst the response to a query. t must have the decision. If the query has to wait for a
+// nameserver or the first table, respond reports false, and dst is unchanged.
 func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome, ok bool) {
 	q, d := &t.query, &t.decision
 	switch d.action {
@@ -91,7 +91,7 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 	found, ok := h.lookup(t)
 	switch {
 	case ok && d.asked(q) != q.Name:
-		// A worker responds: the reply must be unpacked.
+		// The reply must be unpacked, so a worker responds.
 	case ok && !h.mayGoElsewhere(t):
 		response, result = h.respondResult(dst, t, found)
 		return response, result, true
@@ -102,8 +102,8 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 	return dst, outcome{}, false
 }
 
-// lookup searches the cache for the reply to a query that is to be forwarded, unless the reply is
-// for the query's client alone.
+// lookup searches the cache for the reply to a query that is to be forwarded. It finds nothing if a reply to the
+// query would be only for this client ([wire.Query.Cacheable]).
 func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	q := &t.query
 	t.ask, t.located = forward.Query{}, false
@@ -120,8 +120,9 @@ func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	return found, ok
 }
 
-// refuse appends the response to a query that fast has left for later and that no worker can take: an expired reply if
-// the cache has one, otherwise SERVFAIL. If the query is not to be forwarded, it reports false, and dst is unchanged.
+// refuse appends the response to a query that fast has left to the slow path, if no worker can take the query. The
+// response is an expired reply if the cache has one, otherwise SERVFAIL. If the query is not to be forwarded, refuse
+// reports false, and dst is unchanged.
 func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 	if !t.usual || !t.decision.forwards() {
 		return dst, false

@@ -7,7 +7,7 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// A front gives each query of the listeners to the handler in use when the query arrives.
+// A front passes each query of the listeners to the handler that is in use when the query arrives.
 type front struct {
 	*common
 	inUse atomic.Pointer[handler]

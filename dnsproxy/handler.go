@@ -18,16 +18,16 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A handler answers queries by the settings of one moment: [handler.fast] answers queries that need
+// A handler answers queries. [handler.fast] answers queries that need
 // not wait, and [handler.slow] answers all other queries. A handler is safe for concurrent use. It
-// never changes: when settings change, another handler takes its place in [front].
+// never changes: when settings change, a handler with the new settings takes its place in [front].
 type handler struct {
 	answerer
 	rules
 	*common
 }
 
-// common has what a query needs besides the settings that may change. All handlers of a Server share it.
+// common has what handlers need besides the settings that may change. All handlers of a Server share it.
 type common struct {
 	forwarder *forward.Forwarder
 	metrics   *metrics
@@ -61,16 +61,18 @@ type arrival struct {
 	// original returns the original destination of a captured query, or an address that is not
 	// valid if the query was not captured. If original is nil, the query was not captured.
 	original func() (netip.AddrPort, error)
-	// local returns the agent's address, to which the query came.
+	// local returns the address of the agent to which the query came.
 	local func() netip.AddrPort
-	// send sends a message of a response of several messages, except the last one. It is nil over UDP.
+	// send sends one message of a zone transfer to the client; the last message is the response of the handler. It is
+	// nil over UDP.
 	send func(message []byte) error
-	// hold is called before a response is made. It counts n bytes as held by the connection, and reports
-	// false if the connection was closed. It is nil over UDP.
+	// hold is called before a response is made. It counts the n bytes of the response as memory of the connection,
+	// and reports false if the connection was closed. It is nil over UDP.
 	hold func(n int) bool
 }
 
-// SentTo implements [seen.Sent]. A TCP connection whose original destination is unknown counts as not captured.
+// SentTo implements [seen.Sent]. If the original destination of a TCP connection is unknown, the connection counts as
+// not captured.
 func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 	if a.original != nil {
 		if server, err := a.original(); err == nil && server.IsValid() {
@@ -80,12 +82,13 @@ func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 	return a.local(), a.over == overTCP
 }
 
-// A task is a query on its way through a handler: its packet, and the results of the fast path,
-// from which the slow path continues. A goroutine that reads queries reuses its task for
-// queries that the fast path answers. If a query is for the slow path, the goroutine passes the
-// task to a worker and allocates another one: names in the task point into the task's buffers,
-// and background work may need the names after the query is answered. A task must not be
-// copied.
+// A task is a query on its way through a handler. It has the query's packet, and the results of the fast path,
+// from which the slow path continues.
+//
+// A goroutine that reads queries uses one task for all queries that the fast path answers. If a query is for the slow
+// path, the goroutine passes the task to a worker and allocates another one. That task is not used again, because
+// background work may need its names after the query is answered, and the names point to memory of the task. For the
+// same reason a task must not be copied.
 type task struct {
 	packet  []byte
 	from    *arrival
@@ -95,21 +98,20 @@ type task struct {
 	query    wire.Query
 	decision decision        // set if usual is true
 	ask      forward.Query   // set if the decision is to forward
-	located  bool            // elsewhere has set ask.Server
+	located  bool            // the method elsewhere has set ask.Server
 	held     int             // bytes that from.hold has counted
-	began    seen.Moment     // 0 if the clock was not read
+	began    seen.Moment     // when the query was read; 0 if the clock was not read
 	measured bool            // the time since began goes into metrics
-	turn     uint32          // counts the queries that the goroutine reads, from a random number on
-	found    *forward.Result // nil if the forwarder was not asked
+	turn     uint32          // a count of the queries that the goroutine reads; starts at a random number
+	found    *forward.Result // the result of the forwarder; nil if the forwarder was not asked
 	source   *Provenance     // of found, if the client asks for it
 }
 
-// newTask returns the first task of a goroutine that reads queries. turn begins at a random number: if it began at 0,
-// a goroutine that reads few queries would measure none.
+// newTask returns the first task of a goroutine that reads queries. The field turn begins at a random number: if it
+// began at 0, a goroutine that reads few queries would never measure one.
 func newTask() *task { return &task{turn: rand.Uint32()} } //nolint:gosec // a sample
 
-// begin makes t the task of a packet. It does not keep the packet beyond the next call of
-// begin or keep.
+// begin makes t the task of a packet. t refers to the memory of the packet until the next call of begin or keep.
 func (t *task) begin(packet []byte, from *arrival) {
 	t.packet, t.from, t.located, t.found = packet, from, false, nil
 }
@@ -117,7 +119,7 @@ func (t *task) begin(packet []byte, from *arrival) {
 // next returns a task for the query that the goroutine of t reads next.
 func (t *task) next() *task { return &task{turn: t.turn} }
 
-// keep prepares t for the slow path. packet is a copy of t's packet that no other query
+// keep prepares t for the slow path. packet must be a copy of t's packet, in memory that no other query
 // uses.
 func (t *task) keep(packet []byte, from *arrival) {
 	t.packet, t.from = packet, from
@@ -126,8 +128,8 @@ func (t *task) keep(packet []byte, from *arrival) {
 	}
 }
 
-// measure makes the query's time go into metrics, and reads the clock if it was not read. The fast path measures the
-// queries that it leaves for later, because only these may be slow, and a few of the queries that it answers.
+// measure makes the query's time go into metrics, and reads the clock if it was not read. The fast path measures a
+// few of the queries that it answers, and all other queries, because only these may be slow.
 func (t *task) measure() {
 	t.measured = true
 	if t.began == 0 {
@@ -138,9 +140,8 @@ func (t *task) measure() {
 // stale reports whether the forwarder has found a stale reply.
 func (t *task) stale() bool { return t.found != nil && t.found.Source == sourceStale }
 
-// elsewhere returns the original destination of a captured query if the query is to be
-// forwarded there. The address is not valid if the query was not captured or goes to the
-// nameservers of resolv.conf.
+// elsewhere returns the original destination of a captured query if the query is to be forwarded there. If the query
+// was not captured, or goes to the nameservers of resolv.conf, the address is not valid.
 func (h *handler) elsewhere(t *task) (netip.AddrPort, error) {
 	if t.located || t.from.original == nil || h.origins.ignored() {
 		return t.ask.Server, nil
@@ -156,14 +157,15 @@ func (h *handler) elsewhere(t *task) (netip.AddrPort, error) {
 	return t.ask.Server, nil
 }
 
-// mayGoElsewhere reports whether a query goes to its original destination, or may do so. Callers
-// test all other conditions first, because it may ask the kernel.
+// mayGoElsewhere reports whether a query is forwarded to its original destination. It also reports true if the
+// lookup of that destination failed. Callers test all other conditions first, because the lookup may be a request to
+// the kernel.
 func (h *handler) mayGoElsewhere(t *task) bool {
 	server, err := h.elsewhere(t)
 	return err != nil || server.IsValid()
 }
 
-// askFor sets the message of t.ask, whose name and key are set already.
+// askFor sets the message of t.ask. The name and the key of t.ask must be set already.
 func (h *handler) askFor(t *task) {
 	t.ask.Message, t.ask.Trace = t.query.AsSent(), t.query.Trace
 	if name := t.decision.asked(&t.query); name != t.query.Name {
@@ -197,11 +199,11 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	return h.respondReply(dst, q, found, limit)
 }
 
-// respondTarget returns the response to a query for a mesh name that leads to another name: the
-// nameservers' records for that name, after the CNAME records that lead to it. Without records
-// of the queried type, the table's response is returned.
+// respondTarget returns the response to a query for a mesh name that leads to another name. The response has the
+// CNAME records that lead to the other name, and then the records of the other name, which nameservers have sent. If
+// they have no records of the queried type, respondTarget returns the response of the table.
 //
-// Only workers call it, because it unpacks as much of the reply as the client has room for.
+// Only workers call respondTarget. It is too slow for the fast path, because it unpacks the reply.
 func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome) {
 	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
 	bad := func() ([]byte, outcome) {
@@ -236,7 +238,7 @@ func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome
 	return h.respondReply(nil, q, &derived, limit)
 }
 
-// respondReply appends the response to q with the reply of found. That reply must be to the question of q.
+// respondReply appends the response to q that has the records of found.Reply. This must be a reply to q's question.
 func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result, limit int) ([]byte, outcome) {
 	request := reply.Request{
 		Query: q.Packet[:q.QuestionEnd], EDNS: q.EDNS, DO: q.DO,
@@ -244,13 +246,14 @@ func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result,
 	}
 	result := outcome{found.Rcode(), found.Source}
 	if !q.EDNS && result.rcode > wire.RcodeMask {
-		result.rcode = dns.RcodeServerFailure // as in the response, whose header has four bits for it
+		result.rcode = dns.RcodeServerFailure // Append replaces a code that needs more than the four bits of the header
 	}
 	return found.Reply.Append(dst, &request, found.Age), result
 }
 
-// relayed returns a reply that was relayed for a client, with the OPT record of this hop. If the reply is from a
-// nameserver of resolv.conf, it clears the AD bit, unless resolv.conf has trust-ad or the reply is signed.
+// relayed returns a copy of a reply that was relayed for one client. The copy has this agent's OPT record and the
+// client's ID. If the reply is from a nameserver of resolv.conf, relayed clears the AD bit, unless resolv.conf has
+// trust-ad or the reply is signed.
 func (h *handler) relayed(t *task, message []byte, edns bool) []byte {
 	out := reply.Hop(message, edns, h.ednsUDPSize)
 	copy(out, t.query.Packet[:2]) // the ID

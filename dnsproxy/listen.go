@@ -22,8 +22,8 @@ import (
 // addrSetting names [Config.Addr] in errors.
 const addrSetting = "DNS address"
 
-// portAttempts is how many more ports are tried if the first port that the kernel chose is not
-// free for all sockets.
+// portAttempts is how often another port is tried for port 0. The port that the kernel chooses for the first socket
+// may not be free for the others.
 const portAttempts = 10
 
 // A missingListener is a listener that could not be opened, and why.
@@ -37,16 +37,17 @@ type missingListener struct {
 type listeners struct {
 	config  *Config
 	handler *front
-	clients *tcpClients // of all TCP listeners; nil before open
+	clients *tcpClients // the clients of all TCP listeners; nil before open is called
 
 	mu      sync.Mutex
 	opened  []listener // IPv4 before IPv6, UDP before TCP
 	missing []missingListener
-	stopped bool // run has ended all listeners
+	stopped bool // run has stopped all listeners
 }
 
-// open opens UDP and TCP sockets on every address of [Config.Addr], all on one port. It logs
-// the sockets that it could not open, and fails if it could open none.
+// open opens UDP and TCP sockets on every address of [Config.Addr], all on one port. If there are [Config.Sockets],
+// it uses these instead, and opens only the missing sockets if [Config.OpenOthers] is set. It logs the sockets that
+// it could not open, and fails if there is no socket.
 func (ls *listeners) open(ctx context.Context) error {
 	hosts, port, err := sockets.SplitAddr(addrSetting, ls.config.Addr)
 	if err != nil {
@@ -68,7 +69,8 @@ func (ls *listeners) open(ctx context.Context) error {
 	return nil
 }
 
-// unopened returns why listeners are missing, except listeners of a family that the host does not have.
+// unopened returns a reason for each listener that is missing. It leaves out listeners of a family that the host does
+// not have.
 func (ls *listeners) unopened() (reasons []string) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -83,8 +85,9 @@ func (ls *listeners) unopened() (reasons []string) {
 // close releases spare descriptors. It must be called after all listeners have ended.
 func (ls *listeners) close() { ls.clients.close() }
 
-// openOnOnePort opens all sockets that were not adopted: their port may have been taken when the adopted sockets were
-// opened, and be free now. For port 0 the kernel chooses a port that is free for every address, UDP and TCP.
+// openOnOnePort opens all sockets that were not adopted. All sockets have the same port. For port 0 the kernel
+// chooses the port for the first socket; if it is not free for all other sockets, openOnOnePort starts again with
+// another port.
 func (ls *listeners) openOnOnePort(
 	ctx context.Context, hosts []netip.Addr, port uint16,
 ) ([]listener, []missingListener, error) {
@@ -105,8 +108,8 @@ func (ls *listeners) openOnOnePort(
 	return opened, missing, nil
 }
 
-// run serves the listeners in group, and opens the missing ones, until ctx ends. Every
-// listener then ends after it has answered the queries that it has read.
+// run serves the listeners on goroutines of group, and opens the missing ones. When ctx ends, run stops all
+// listeners. Each listener ends after it has answered the queries that it has read.
 func (ls *listeners) run(ctx context.Context, group *errgroup.Group) {
 	for _, l := range ls.opened {
 		group.Go(l.serve)
@@ -138,8 +141,8 @@ func (ls *listeners) addrs() []Addr {
 	return addrs
 }
 
-// changed sets the metric of open listeners, and gives the forwarder their addresses: a
-// nameserver with such an address is this agent.
+// changed is called when a listener has been opened. It sets the metric of open listeners, and gives the forwarder
+// their addresses. The forwarder must not ask a nameserver at such an address, because it is this agent.
 func (ls *listeners) changed() {
 	var own []netip.AddrPort
 	all := ls.addrs()
@@ -163,8 +166,8 @@ func (ls *listeners) logMissing(missing []missingListener) {
 	}
 }
 
-// noFamily reports whether a listener cannot be opened because the host has no address of the family, as
-// when IPv6 is switched off.
+// noFamily reports whether err, from opening a listener, means that the host has no address of the family. For
+// example, IPv6 may be switched off.
 func noFamily(err error) bool {
 	return errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)
 }
@@ -172,8 +175,8 @@ func noFamily(err error) bool {
 // reopenInterval is the time between attempts to open missing listeners.
 const reopenInterval = time.Second
 
-// openMissing retries to open the missing listeners, such as the listeners of a family that
-// the host gets later, until all are open or ctx ends.
+// openMissing tries again and again to open the missing listeners, until all are open or ctx ends. For example, the
+// host may get IPv6 later.
 func (ls *listeners) openMissing(ctx context.Context, group *errgroup.Group) {
 	ticker := time.NewTicker(reopenInterval)
 	defer ticker.Stop()
@@ -198,7 +201,8 @@ func (ls *listeners) openMissing(ctx context.Context, group *errgroup.Group) {
 	}
 }
 
-// add starts serving a listener in group, or closes it if run has stopped the other listeners.
+// add begins to serve a listener that was missing, on a goroutine of group. If run has stopped the other listeners,
+// add closes it.
 func (ls *listeners) add(group *errgroup.Group, l listener) {
 	ls.mu.Lock()
 	if ls.stopped {
@@ -234,7 +238,7 @@ func (ls *listeners) openAll(
 				continue
 			}
 			listeners = append(listeners, l)
-			if port == 0 { // the other sockets get the port that the kernel chose for the first
+			if port == 0 { // the kernel has chosen a port; the other sockets get the same one
 				port = l.addr().port()
 			}
 		}
@@ -276,10 +280,10 @@ func (ls *listeners) tcpListener(opened net.Listener) (listener, error) {
 	return newTCPListener(ls.handler, tcp, ls.clients), nil
 }
 
-// OpenSockets opens UDP and TCP sockets on every address of addr, a [Config.Addr], for
-// [Config.Sockets] of this or another process. For localhost it opens the sockets of a
-// disabled family, too; they receive queries once the family is enabled. It logs the
-// sockets that it cannot open, and fails if it can open none. The caller closes the files.
+// OpenSockets opens UDP and TCP sockets on every address of addr, which has the form of [Config.Addr]. The files are
+// for [Config.Sockets] of this or another process. The caller must close them. For localhost, OpenSockets also opens
+// the sockets of a disabled family; they receive queries once the family is enabled. It logs the sockets that it
+// cannot open, and fails if it can open none.
 func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*os.File, err error) {
 	hosts, port, err := sockets.SplitAddr(addrSetting, addr)
 	if err != nil {
@@ -337,7 +341,7 @@ func openSocket(ctx context.Context, config net.ListenConfig, network string, ad
 	return socket.File()
 }
 
-// familyOf returns the suffix by which the net package names the family of an address.
+// familyOf returns "4" or "6", as in the network names udp4 and tcp6 of package net.
 func familyOf(addr netip.AddrPort) string {
 	if addr.Addr().Is4() {
 		return "4"
@@ -345,7 +349,7 @@ func familyOf(addr netip.AddrPort) string {
 	return "6"
 }
 
-// adopt returns the listeners of [Config.Sockets], all of which must be on the port of
+// adopt returns the listeners of [Config.Sockets]. It returns an error if one of them is not on the port of
 // [Config.Addr].
 func (ls *listeners) adopt(port uint16) (listeners []listener, err error) {
 	defer func() {

@@ -34,10 +34,10 @@ func order(a Addr) int {
 // A listener serves one socket.
 type listener interface {
 	addr() Addr
-	// serve answers queries until stop is called, and returns after it has answered
-	// every query that it read. An error means that the socket no longer works.
+	// serve answers queries until stop is called. It returns after it has answered
+	// every query that it has read. An error means that the socket no longer works.
 	serve() error
-	// stop ends serve. It must be called at most once, before or during serve.
+	// stop makes serve end. It must be called at most once, before or during serve.
 	stop()
 	// close closes a socket on which serve was not called.
 	close()

@@ -10,14 +10,14 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// metrics are the metrics of a Server, without its Forwarder's; docs/metrics.md
+// metrics are the metrics of a Server, except the metrics of its Forwarder. docs/metrics.md
 // describes them for operators.
 type metrics struct {
-	requests prometheus.Counter // has the name that dashboards for Istio's agent query
+	requests prometheus.Counter // its name is the same as in Istio's agent, so that dashboards for that agent work
 
-	queries        *prometheus.CounterVec // by type, protocol, rcode, source
-	answers        [transports]map[string]answerCounters
-	durations      *prometheus.HistogramVec // by source
+	queries        *prometheus.CounterVec                // by type, protocol, rcode, source
+	answers        [transports]map[string]answerCounters // counters of queries, by protocol and source
+	durations      *prometheus.HistogramVec              // by source
 	truncated      prometheus.Counter
 	originErrors   prometheus.Counter
 	dropped        prometheus.Counter
@@ -30,7 +30,7 @@ type metrics struct {
 // A transport is the protocol over which a query came.
 type transport uint8
 
-// The transports, as metrics number them.
+// The transports.
 const (
 	overUDP transport = iota
 	overTCP
@@ -45,7 +45,7 @@ func (t transport) String() string {
 	return "tcp"
 }
 
-// An outcome has the response code and the source of a response, as metrics count them.
+// An outcome is the response code and the source of a response.
 type outcome struct {
 	rcode  int
 	source string
@@ -122,7 +122,7 @@ func gauge(name, help string) prometheus.Gauge {
 }
 
 // answerCounters are the counters of NOERROR answers from one source over one transport.
-// They are looked up once, not for each query.
+// They are kept here, so that they need not be looked up for each query.
 type answerCounters struct{ a, aaaa prometheus.Counter }
 
 func newAnswerCounters(queries *prometheus.CounterVec, over transport, source string) answerCounters {
@@ -146,8 +146,8 @@ func (m *metrics) countFast(qtype uint16, over transport, result outcome) {
 	}
 }
 
-// countQuery counts an answered query. A nameserver chooses the response code, which has
-// twelve bits, so codes without a name share one label value.
+// countQuery counts an answered query. Response codes without a name share one label value. Otherwise nameservers
+// could make 4,096 series, because the code has twelve bits.
 func (m *metrics) countQuery(qtype uint16, over transport, result outcome) {
 	code := "OTHER"
 	if _, named := dns.RcodeToString[result.rcode]; named {
@@ -156,8 +156,8 @@ func (m *metrics) countQuery(qtype uint16, over transport, result outcome) {
 	m.queries.WithLabelValues(typeLabel(qtype), over.String(), code, result.source).Inc()
 }
 
-// typeLabel returns the label value of a type. A client chooses the type, so rare types
-// share one value.
+// typeLabel returns the label value of a type. Rare types share one value, so that clients cannot make a series for
+// each type.
 func typeLabel(qtype uint16) string {
 	switch qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeSRV, dns.TypeTXT, dns.TypeMX, dns.TypeNS,
@@ -167,7 +167,7 @@ func typeLabel(qtype uint16) string {
 	return "other"
 }
 
-// how returns how nameservers are asked for a query that came over t and is not cached.
+// how returns how nameservers are asked if a query came over t and its reply is not cached.
 func (t transport) how() upstream.How {
 	if t == overTCP {
 		return upstream.TCPOnly

@@ -14,8 +14,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// note is called when the response to a query is made, before it is sent. It measures the query, and
-// records it if it is noteworthy or a reader wants it. For other queries it does not allocate.
+// note is called when the response to a query is made, before it is sent. It adds to the metrics. It also
+// records the query if its kind is not Ordinary or a reader wants it. For other queries it does not allocate.
 func (h *handler) note(t *task, result outcome, response []byte) {
 	took := h.took(t)
 	h.measure(t, took, result.source, response)
@@ -40,8 +40,8 @@ func (h *handler) note(t *task, result outcome, response []byte) {
 	h.record(&q, t.from, who)
 }
 
-// noteRefused records a query of the usual shape that is refused because too many queries wait. response is nil if the
-// query gets no response.
+// noteRefused is called for a query that is refused because too many queries wait. It records queries of the usual
+// shape. response is nil if the query gets no response.
 func (h *handler) noteRefused(t *task, rcode int, response []byte) {
 	if t.usual {
 		t.found = &forward.Result{Err: forward.ErrTooMany, Source: sourceSelf}
@@ -54,10 +54,10 @@ func truncated(response []byte) bool {
 	return len(response) >= wire.HeaderLen && response[wire.FlagsOffset]&wire.TC != 0
 }
 
-// isService reports whether a name has the form of a Service's name, name.namespace.svc.DOMAIN, perhaps with the labels
-// of an SRV record before it. Other names below the cluster domain come from the search list: with ndots:5, a pod asks
-// for three such names before each name outside of the mesh. If the name outside has two labels, such as example.org,
-// one of the three looks like a Service's name: example.org.svc.cluster.local.
+// isService reports whether a name has the form of a Service's name: name.namespace.svc.DOMAIN, perhaps after labels
+// such as _http._tcp. NXDOMAIN for such a name is noteworthy. Other names below the cluster domain mostly come from
+// the search list: with ndots:5, a pod asks for three of them before each name outside of the mesh. Some of these
+// also have the form of a Service's name: for example.org, the pod asks for example.org.svc.cluster.local.
 func isService(name, domain wire.Name) bool {
 	rest, below := name.CutSuffix(domain)
 	if !below {
@@ -75,8 +75,8 @@ func isService(name, domain wire.Name) bool {
 	return rest == "\x03svc"
 }
 
-// measure counts a truncated response, and notes the time that a query took if its task is measured. The
-// time of a probe is not noted: it is no request of a client.
+// measure counts a truncated response. If the task is measured, it also adds the time that the query took to the
+// metrics. It does not add the time of a probe, which is no request of a client.
 func (h *handler) measure(t *task, took time.Duration, source string, response []byte) {
 	if truncated(response) {
 		h.metrics.truncated.Inc()
@@ -99,7 +99,7 @@ func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.K
 	return seen.Ordinary
 }
 
-// queryOf returns what is known of a query besides its kind and its question.
+// queryOf returns the record of a query. The caller must set its kind and its question.
 func queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
 		TCP: t.from.over == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
@@ -118,8 +118,8 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 	return q
 }
 
-// reasonOf returns the rows of docs/behaviour.md that apply to a result of the forwarder, and the reason why it is a
-// failure, stale or late. It returns nothing for any other result.
+// reasonOf returns the rows of docs/behaviour.md that apply to a result of the forwarder, and the reason why the
+// result is a failure, is stale or is late. For any other result, it returns neither.
 func reasonOf(found *forward.Result, late bool) (rows []string, reason string) {
 	if found == nil {
 		return nil, ""
@@ -167,7 +167,7 @@ func reasonOf(found *forward.Result, late bool) (rows []string, reason string) {
 // has the form of a Service's name and does not exist.
 func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	d := &t.decision
-	if d.action == actForward && d.match.Rule == "" { // a udpClient does not keep the match
+	if d.action == actForward && d.match.Rule == "" { // a udpClient has forgotten the match: decide again
 		again := h.decide(t.query.Question, h.table.Load(), new(table.Scratch))
 		d = &again
 	}
@@ -182,7 +182,7 @@ func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	}
 }
 
-// took returns how long a query took; the result is negative if the clock was not read.
+// took returns how long a query has taken so far. The result is negative if the clock was not read.
 func (h *handler) took(t *task) time.Duration {
 	if t.began == 0 {
 		return -1
@@ -190,7 +190,8 @@ func (h *handler) took(t *task) time.Duration {
 	return time.Duration(h.seen.Now() - t.began)
 }
 
-// record completes a query and records it. If who is true, a reader wants to know the client's process or pod.
+// record completes the record of a query and stores it. who is true if a reader wants to know the client's process or
+// pod.
 func (h *handler) record(q *seen.Query, from *arrival, who bool) {
 	client := from.client()
 	q.Client, q.Local = netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), from.local

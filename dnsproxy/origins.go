@@ -21,13 +21,13 @@ import (
 // is not sent to resolv.conf's nameservers, because they may give another answer.
 var errOrigin = errors.New("the kernel did not say which nameserver the query was sent to")
 
-// originPauses are the pauses between attempts to look up an original destination: short
-// for a client, long enough for a shortage of kernel buffers to end.
+// originPauses returns the pauses between attempts to look up an original destination. They are short enough for a
+// client to wait, and long enough for a shortage of kernel buffers to end.
 func originPauses() [4]time.Duration {
 	return [4]time.Duration{time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 100 * time.Millisecond}
 }
 
-// maxOriginPauses bounds the queries that wait in a pause at a time.
+// maxOriginPauses bounds how many queries wait in such a pause at a time.
 const maxOriginPauses = 256
 
 // An originFinder finds the original destinations of UDP queries, as [conntrack.UDP] does.
@@ -39,9 +39,9 @@ type originFinder interface {
 // origins looks up the original destinations of captured queries. Its methods are safe for
 // concurrent use.
 //
-// The lookup for UDP needs CAP_NET_ADMIN and a kernel module. Without them, every query counts as not captured
-// ([origins.ignored]). This includes queries over TCP: a name has the same answer over UDP and TCP. After any other
-// error the original destination is unknown, and the lookup is retried.
+// The lookup for UDP needs CAP_NET_ADMIN and a kernel module. Without them, all queries go to the configured
+// nameservers ([origins.ignored]). This includes queries over TCP, so that a name has the same answer over UDP and
+// TCP. After any other error the original destination is unknown, and the lookup is retried.
 type origins struct {
 	log    *slog.Logger
 	errors prometheus.Counter
@@ -49,19 +49,18 @@ type origins struct {
 	udp    atomic.Pointer[originFinder] // nil: not open
 	// unsupported is true if udp cannot be opened because a capability or a kernel module is missing.
 	unsupported atomic.Bool
-	pauses      atomic.Int64 // queries in a pause
+	pauses      atomic.Int64 // how many queries wait in a pause
 
 	logging sync.Mutex // guards missing
 	missing string     // the error that logMissing last logged
 }
 
-// newOrigins returns origins that have yet to be opened.
+// newOrigins returns origins. The caller must call tryOpen before the first lookup.
 func newOrigins(log *slog.Logger, failures prometheus.Counter) *origins {
 	return &origins{log: log, errors: failures, open: func() (originFinder, error) { return conntrack.OpenUDP() }}
 }
 
-// tryOpen opens the connection to the kernel. It reports whether the result is final; if not,
-// a later call may succeed.
+// tryOpen tries to open the connection to the kernel. It reports false if it fails and a later call may succeed.
 func (o *origins) tryOpen() (final bool) {
 	udp, err := o.open()
 	switch {
@@ -100,11 +99,12 @@ func (o *origins) close() {
 	}
 }
 
-// ignored reports whether queries go to the configured nameservers, whatever their original destination is.
+// ignored reports whether all queries go to the configured nameservers, because original destinations cannot be
+// looked up.
 func (o *origins) ignored() bool { return o.unsupported.Load() }
 
-// ofUDP returns the original destination of a UDP query from client to local. It is not
-// valid if the query was not captured. ofUDP does not block.
+// ofUDP returns the original destination of a UDP query from client to local. If the query was not captured, the
+// result is an address that is not valid. ofUDP does not block.
 func (o *origins) ofUDP(client, local netip.AddrPort) (netip.AddrPort, error) {
 	udp := o.udp.Load()
 	switch {
@@ -146,7 +146,7 @@ func (o *origins) awaitUDP(client, local netip.AddrPort) (server netip.AddrPort,
 }
 
 // ofTCP returns a function that returns the original destination of a connection. If the
-// connection was not captured, the function is nil.
+// connection was not captured, ofTCP returns nil.
 func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
 	server, captured, err := conntrack.OriginalTCP(conn)
 	switch {
@@ -165,7 +165,8 @@ func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
 	}
 }
 
-// logMissing logs that a capability or a kernel module is missing, unless its last log line was for the same error.
+// logMissing logs that a capability or a kernel module is missing. It logs nothing if its last line was about the
+// same error.
 func (o *origins) logMissing(err error) {
 	o.logging.Lock()
 	defer o.logging.Unlock()
@@ -175,7 +176,8 @@ func (o *origins) logMissing(err error) {
 	}
 }
 
-// record counts a transient error, and returns it as an errOrigin. If the retry fails, too, the query log shows the error.
+// record counts a transient error, and returns it wrapped in errOrigin. The query log shows the result if the retry
+// fails, too.
 func (o *origins) record(err error) error {
 	o.errors.Inc()
 	return fmt.Errorf("%w: %w", errOrigin, err)

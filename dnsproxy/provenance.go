@@ -13,9 +13,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A Provenance says where one answer came from. It travels in the answer itself, as an EDNS option between a client
-// and this agent, so it describes this answer, whatever the cache has before and afterwards. An [Explanation] says
-// how a question is answered, whatever the cache and the nameservers have.
+// A Provenance says where one answer came from, for example from the cache. It is sent in the answer itself, as an
+// EDNS option between a client and this agent. So it describes this answer, even if the cache changes afterwards. In
+// contrast, an [Explanation] says how a question is answered in general. It does not depend on the cache and the
+// nameservers.
 type Provenance struct {
 	// Source is where the answer came from: table, cache, stale, cached_failure, upstream or self, as in metrics.
 	Source string `json:"source"`
@@ -27,17 +28,17 @@ type Provenance struct {
 	ExpiredSeconds int `json:"expiredSeconds,omitempty"`
 	// Failure says why nameservers have not answered, if the reply is stale or a failure.
 	Failure string `json:"failure,omitempty"`
-	// Rows are the rows of docs/behaviour.md about the cache that apply.
+	// Rows are the rows of docs/behaviour.md that apply, if they are about the cache.
 	Rows []string `json:"rows,omitempty"`
-	// Attempts has what the agent sent to nameservers for this query, if the query asks for attempts. It is empty for
-	// an answer from the cache. If another client's query for the same was in flight already, some attempts may be
-	// missing.
+	// Attempts has what the agent sent to nameservers for this query, if the query asks for attempts. It is empty
+	// for an answer from the cache. If another client's query for the same question was in flight already, some
+	// attempts may be missing.
 	Attempts []upstream.Attempt `json:"attempts,omitempty"`
 	// MoreAttempts is the number of attempts that are left out because they do not fit into the response.
 	MoreAttempts int `json:"moreAttempts,omitempty"`
 }
 
-// errNoProvenance is the error of ReadProvenance for a response without an option.
+// errNoProvenance is the error of ReadProvenance for a response that has no Provenance.
 var errNoProvenance = errors.New(
 	"the server does not say where its answer comes from: it may be another version, or no nametap agent")
 
@@ -95,8 +96,8 @@ func provenanceOf(found *forward.Result, trace bool) *Provenance {
 	return p
 }
 
-// String says for people where a reply came from. It is empty for an answer of the agent itself, which the
-// [Explanation] describes.
+// String says in words where an answer came from. It is empty if the answer was made by the agent itself; such an
+// answer is described by its [Explanation].
 func (p Provenance) String() string {
 	text := ""
 	switch p.Source {

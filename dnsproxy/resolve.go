@@ -14,11 +14,12 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Resolve returns the addresses of hostname that nameservers or the cache have; rrtype is A or
-// AAAA. It does not use the table, neither for hostname nor for names that CNAME records lead to.
-// Local-only names have no addresses. An answer from the cache takes no other goroutine. If onlyCached
-// is true and the cache has no answer, known is false, and addrs and err are nil. Otherwise known is
-// true, and if there are no addresses, err gives the reason. Resolve returns at once when ctx ends.
+// Resolve returns the addresses of hostname that nameservers or the cache have. rrtype is A or
+// AAAA. Resolve does not use the table, neither for hostname nor for names that CNAME records lead to.
+// It returns an error for local-only names. It returns at once when ctx ends.
+//
+// If onlyCached is true, Resolve does not ask nameservers. If the cache then has no answer, known is false, and addrs
+// and err are nil. In all other cases known is true. If there are no addresses, err gives the reason.
 func (s *Server) Resolve(
 	ctx context.Context, hostname string, rrtype uint16, onlyCached bool,
 ) (addrs []netip.Addr, known bool, err error) {
@@ -52,7 +53,7 @@ type resolution struct {
 	rrtype uint16
 	query  wire.Query
 	ask    forward.Query
-	found  chan *forward.Result // has room for the result
+	found  chan *forward.Result // receives the result; has a buffer of one
 }
 
 // Receive takes the result of the forwarder.

@@ -44,8 +44,8 @@ func (d *decision) rows(q wire.Question) []string {
 	return []string{"A10"}
 }
 
-// typeRows returns the row for the type of a question, after the row for aliases if the host is an
-// alias. It returns none if the row for the name also covers the type.
+// typeRows returns the row for the type of a question. If the host is an alias, it returns the row for aliases
+// first. If the row for the name also covers the type, typeRows returns none.
 func (d *decision) typeRows(q wire.Question) []string {
 	var rows []string
 	if d.match.BaseRule() == table.RulePort && (q.Type == dns.TypeSRV || q.Type == dns.TypeANY) {
@@ -78,7 +78,7 @@ func (d *decision) typeRow(q wire.Question) string {
 	}
 }
 
-// nameRows returns the rows by which the table has a name.
+// nameRows returns the rows that describe how the table has found a name.
 func nameRows(m table.Match) []string {
 	switch m.Rule {
 	case table.RuleExact:
@@ -98,7 +98,7 @@ func nameRows(m table.Match) []string {
 	return nil
 }
 
-// why explains a decision; key is the key of the host, if there is one.
+// why explains a decision to people. key is the key of the host, if there is one.
 func why(d decision, key string) string {
 	switch d.action {
 	case actHold:

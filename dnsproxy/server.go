@@ -28,12 +28,12 @@ type Server struct {
 	log     *slog.Logger
 
 	building  sync.Mutex   // held while a table or a handler is made and stored
-	empty     *table.Table // the first table is built from it; guarded by building
+	empty     *table.Table // a table without hosts, from which the first table is built; guarded by building
 	listeners listeners
 	ready     chan struct{} // closed when the listeners are open
 
 	endForwarding func()        // closes abandoned; may be called any number of times
-	abandoned     chan struct{} // closed when queries in flight are to fail
+	abandoned     chan struct{} // closed when forwarded queries in flight must fail
 }
 
 // New checks cfg and reads its resolv.conf. If the file cannot be read, New logs this and returns
@@ -80,9 +80,11 @@ func New(cfg Config) (*Server, error) {
 
 // Configure changes the settings of answers (Bypass, LocalOnly, TTL, EDNSUDPSize
 // and BeforeSync) and the settings that [forward.Forwarder.Configure] changes. It
-// ignores the other fields of cfg. Queries that arrive after it has returned are answered by the
-// new settings. A query that arrived earlier keeps the decision of the previous settings; if it is
-// forwarded, but not sent yet, it is sent to the new nameservers. On an error nothing changes.
+// ignores the other fields of cfg. On an error nothing changes.
+//
+// Queries that arrive after Configure has returned are answered by the
+// new settings. For a query that arrived earlier, the previous settings decide what is done with it. If it is
+// forwarded, and was not sent yet, it is sent to the new nameservers.
 func (s *Server) Configure(cfg Config) error {
 	cfg.setDefaults()
 	names, err := cfg.check()
@@ -93,8 +95,8 @@ func (s *Server) Configure(cfg Config) error {
 	defer s.building.Unlock()
 	s.indexAncestors(names.suffixes)
 	previous := s.handler.inUse.Load()
-	// A name that is local-only in one of the two configurations may have its own nameservers in the other. The name
-	// must be sent to no other nameservers while the forwarder changes.
+	// A name may be local-only in one of the two configurations, and have its own nameservers in the other. While the
+	// forwarder changes, the name must not be sent to other nameservers, so it is local-only until then.
 	between := *previous
 	between.suffixes = previous.suffixes.Strictest(names.suffixes)
 	s.handler.inUse.Store(&between)
@@ -106,8 +108,8 @@ func (s *Server) Configure(cfg Config) error {
 	return nil
 }
 
-// indexAncestors prepares the table for local-only suffixes: a local-only name is NODATA if mesh names are
-// below it.
+// indexAncestors prepares the table for local-only suffixes, if there are any. The answer to a local-only name
+// depends on whether there are mesh names below it, so the table must find the ancestors of mesh names.
 func (s *Server) indexAncestors(suffixes table.Suffixes) {
 	if len(suffixes.LocalOnly) == 0 {
 		return
@@ -118,8 +120,8 @@ func (s *Server) indexAncestors(suffixes table.Suffixes) {
 	}
 }
 
-// useSettings makes the handler for the settings of a Config with defaults and stores it for the
-// next queries. The forwarder has the settings of cfg.Forward already.
+// useSettings makes a handler with the settings of cfg and stores it for the
+// next queries. The defaults of cfg must be set, and the forwarder must have the settings of cfg.Forward already.
 func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 	ttl := uint32(cfg.TTL / time.Second) //nolint:gosec // validate bounds it
 	s.handler.inUse.Store(&handler{
@@ -139,9 +141,9 @@ func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 	})
 }
 
-// Run opens the listeners, answers queries until ctx ends, and then answers the queries that it
-// has read. It returns after all its goroutines have ended: nil after the end of ctx, an error if
-// it could open no listener or if a listener failed.
+// Run opens the listeners and answers queries until ctx ends. Then it answers the queries that it
+// has read, and returns nil. It returns an error if it could open no listener, or if a listener failed. All its
+// goroutines have ended when it returns.
 func (s *Server) Run(ctx context.Context) error {
 	if err := s.listeners.open(ctx); err != nil {
 		return err
@@ -169,7 +171,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	})
 
-	close(s.ready) // the kernel keeps what arrives before the sockets are read
+	close(s.ready) // packets that arrive before the sockets are read wait in the kernel
 	group, ctx := errgroup.WithContext(ctx)
 	s.listeners.run(ctx, group)
 	if reopen {
@@ -183,8 +185,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(err, forwarder.Wait())
 }
 
-// HandOver makes Run leave unread packets in the sockets when Run ends, for another process that
-// has the same sockets.
+// HandOver makes Run leave unread packets in the sockets when it ends. It is to be called if another process has the
+// same sockets and will read them.
 func (s *Server) HandOver() { s.handler.handOver.Store(true) }
 
 // EndForwarding fails the forwarded queries in flight, and all later ones, so that Run can end
@@ -212,7 +214,7 @@ func (s *Server) Addrs() []Addr {
 // routes.
 func (s *Server) Upstreams() []upstream.Spec { return s.handler.forwarder.Upstreams() }
 
-// UpstreamGroups returns the nameservers in use, by the names that they are queried for.
+// UpstreamGroups returns the nameservers in use, grouped by the names that they are queried for.
 func (s *Server) UpstreamGroups() []forward.Group { return s.handler.forwarder.Groups() }
 
 // UpstreamStatus returns the state of each nameserver that was ever configured.
@@ -240,7 +242,8 @@ func (s *Server) Failures(since time.Time) []seen.Record { return s.handler.seen
 // Overflows returns how many queries were refused because too many were in flight.
 func (s *Server) Overflows() uint64 { return s.handler.forwarder.Overflows() }
 
-// Missing returns why listeners are not open, except listeners of a family that the host does not have.
+// Missing returns a reason for each listener that is not open. It leaves out listeners of a family that the host does
+// not have.
 func (s *Server) Missing() []string { return s.listeners.unopened() }
 
 // ReadOwn adds a reader of the queries that are answered, as [seen.Recorder.ReadOwn] does.
@@ -251,11 +254,13 @@ func (s *Server) ReadExchanges(lost func(messages int)) *seen.Exchanges {
 	return s.handler.seen.ReadExchanges(seen.All(), lost)
 }
 
-// Load replaces shards of the table and uses the result. shards maps the number of a shard (digest.ShardOf) to all
-// entries of the shard: a NameTable in wire form. The other shards stay. Every query that arrives after Load has
-// returned is answered from the new table. The cost depends only on the shards that differ. On an error the current
-// table stays in use. Load logs the entries that the new table leaves out and the current one does not. Load
-// must not be called concurrently. It does not keep shards.
+// Load replaces shards of the table and puts the new table into use. The argument maps the number of a shard
+// (digest.ShardOf) to all entries of this shard: a NameTable in wire form. Shards that are not in the map stay as
+// they are. Every query that arrives after Load has returned is answered from the new table. On an error the current
+// table stays in use. The cost depends only on the shards that differ.
+//
+// Load logs the entries that the new table leaves out, unless the current table leaves them out, too. Load
+// must not be called concurrently. It does not keep the memory of shards.
 func (s *Server) Load(shards map[int][]byte) error {
 	s.building.Lock()
 	defer s.building.Unlock()

@@ -12,10 +12,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// slow is the slow path: it returns the response to a query that [handler.fast] has left for
-// later. It blocks for as long as a nameserver, or the first table, takes.
+// slow is the slow path. It returns the response to a query that [handler.fast] has left to it. It may have to wait
+// for a nameserver, or for the first table.
 func (h *handler) slow(t *task) []byte {
-	if !t.usual || t.decision.action != actChaos { // a probe is no request of a client
+	if !t.usual || t.decision.action != actChaos { // class CH: probes are not counted as requests of clients
 		h.metrics.requests.Inc()
 	}
 	respond := h.respondSlow
@@ -28,8 +28,7 @@ func (h *handler) slow(t *task) []byte {
 	return h.withProvenance(response, 0, t, result)
 }
 
-// respondSlow returns the response to a query that was decided on and that respond does not
-// answer.
+// respondSlow returns the response to a query for which respond has reported false. t must have the decision.
 func (h *handler) respondSlow(t *task) ([]byte, outcome) {
 	if t.decision.action == actHold {
 		t.decision = h.hold(t)
@@ -64,7 +63,7 @@ func (h *handler) respondChaos(t *task) ([]byte, outcome) {
 	return h.respondText(q, text, h.limit(q.UDPSize, t.from.over)), outcome{dns.RcodeSuccess, sourceProbe}
 }
 
-// hold waits for the first table and decides again. A held query counts as in flight.
+// hold waits for the first table, and then decides again. While a query waits, it counts as a query in flight.
 func (h *handler) hold(t *task) decision {
 	release, ok := h.forwarder.Hold()
 	if !ok {
@@ -104,9 +103,9 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 	return h.respondResult(nil, t, &found)
 }
 
-// sendTransferred returns the function that sends one message of a zone transfer to the
-// client, with the OPT record of this hop. A signature spans several messages, so the
-// messages of a signed transfer are not changed.
+// sendTransferred returns a function that sends one message of a zone transfer to the
+// client. Each message gets this agent's OPT record. But the messages of a signed transfer are not changed, because
+// the signature covers them.
 func (h *handler) sendTransferred(t *task) func([]byte) error {
 	if reply.Signed(t.query.AsSent()) {
 		return t.from.send
@@ -115,9 +114,8 @@ func (h *handler) sendTransferred(t *task) func([]byte) error {
 	return func(message []byte) error { return t.from.send(reply.Hop(message, edns, h.ednsUDPSize)) }
 }
 
-// respondUnusual returns the response to a message that does not have the shape that [wire.Query] describes. It
-// replaces the query of t by a query in the usual shape that has the message's first question: the answer is the same
-// for both shapes.
+// respondUnusual returns the response to a message that does not have the shape that [wire.Query] describes. For
+// this it sets t.query to a query of the usual shape with the first question of the message.
 func (h *handler) respondUnusual(t *task) ([]byte, outcome) {
 	req := new(dns.Msg)
 	malformed := req.Unpack(t.packet)
@@ -167,8 +165,9 @@ func (h *handler) respondOther(t *task) ([]byte, outcome) {
 	return response, outcome{reply.Rcode(response), found.Source}
 }
 
-// makeUsual makes q a query with the first question of req, and with the OPT record of req, but without the record's
-// options. It reports false if the result does not have the usual shape: then q is only good for a failure response.
+// makeUsual sets q to a query of the usual shape that has the first question of req. If req has an OPT record, q has
+// it, too, but without options. If this is not possible, makeUsual reports false; then q can only be used to make a
+// failure response.
 func makeUsual(q *wire.Query, req *dns.Msg) bool {
 	*q = wire.Query{}
 	msg := new(dns.Msg)
@@ -200,7 +199,7 @@ func makeUsual(q *wire.Query, req *dns.Msg) bool {
 	return false
 }
 
-// bareFailure returns a response with the header alone. The packet must be long enough for
+// bareFailure returns a response that has only a header. The packet must be long enough for
 // a header.
 func bareFailure(packet []byte, rcode byte) []byte {
 	resp := make([]byte, wire.HeaderLen)

@@ -27,28 +27,29 @@ import (
 
 // Timeouts of a client's connection.
 const (
-	tcpIdleTimeout  = 10 * time.Second // for the next query (RFC 7766, section 6.2.3)
-	tcpBriefTimeout = time.Second      // for the next query when descriptors have run out
-	tcpWriteTimeout = 10 * time.Second // for a client to read an answer
+	tcpIdleTimeout  = 10 * time.Second // until the next query (RFC 7766, section 6.2.3)
+	tcpBriefTimeout = time.Second      // until the first query, for a connection with a descriptor of the reserve
+	tcpWriteTimeout = 10 * time.Second // until a client has read an answer
 )
 
-// tcpDeferAccept is how long a connection without a query waits in the kernel, in seconds. Until
-// then it belongs to the listening socket, which the next process may inherit, and not to this process.
+// tcpDeferAccept is how long the kernel keeps a new connection, in seconds, until a query has arrived on it. Until
+// then the connection belongs to the listening socket and not to this process: if the process ends, the next process
+// that inherits the socket gets the connection.
 const tcpDeferAccept = 1
 
 // tcpReadBuffer is the size of the read buffer in bytes, enough for some fifty queries.
 const tcpReadBuffer = 4096
 
-// tcpMaxPending bounds, in bytes, the queries of one connection that workers have. Each costs its length plus
-// tcpPendingCost, so there are at most about 1,000. Beyond the bound, a query that is to be forwarded gets an expired
-// reply or SERVFAIL at once: then queries for mesh names after it need not wait.
+// tcpMaxPending bounds, in bytes, the queries of one connection that workers have. Each query counts as its length
+// plus tcpPendingCost, so there are at most about 1,000. Beyond the bound, a query that would be forwarded gets an
+// expired reply or SERVFAIL at once. Otherwise the queries for mesh names after it would have to wait.
 const (
 	tcpMaxPending  = 1 << 20
 	tcpPendingCost = 1 << 10
 )
 
-// tcpNotSent bounds, in bytes, the answers of one connection that the kernel keeps because the client has no room for
-// them. Without the bound, the kernel would keep megabytes for each client that does not read.
+// tcpNotSent bounds the answers of one connection, in bytes, that the kernel keeps because the client does not read
+// them. Without the bound, the kernel would keep megabytes for each such client.
 const tcpNotSent = 16 << 10
 
 // lengthLen is the length of the length prefix over TCP (RFC 1035, section 4.2.2).
@@ -72,8 +73,8 @@ func newTCPListener(h *front, listener *net.TCPListener, clients *tcpClients) *t
 	address := Addr{Network: "tcp", Address: listener.Addr().String()}
 	if raw, err := listener.SyscallConn(); err == nil { // otherwise accept returns the error
 		_ = raw.Control(func(fd uintptr) {
-			// Accepted connections inherit both options. Errors are ignored: the first matters only for restarts,
-			// the second only for clients that do not read.
+			// Accepted connections inherit both options. Errors are ignored, because the agent works without the
+			// options: the first is useful at a restart, and the second for clients that do not read.
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, tcpDeferAccept)
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, tcpNotSent)
 		})
@@ -90,11 +91,11 @@ func newTCPListener(h *front, listener *net.TCPListener, clients *tcpClients) *t
 
 func (l *tcpListener) addr() Addr { return l.address }
 
-// serve accepts connections until stop, and returns after every query is answered. It retries
+// serve accepts connections until stop is called. It returns when every query is answered. It retries
 // after temporary errors, and frees a descriptor when the process has none left.
 func (l *tcpListener) serve() error {
 	defer l.serving.Wait()
-	reserved := false // the next connection gets a descriptor of the reserve
+	reserved := false // whether the next connection gets a descriptor of the reserve
 	for {
 		conn, err := l.listener.AcceptTCP()
 		if err == nil {
@@ -118,7 +119,7 @@ func (l *tcpListener) serve() error {
 // whether the next connection gets a descriptor of the reserve.
 func (l *tcpListener) afterError(err error) (reserved bool) {
 	if sockets.OutOfDescriptors(err) {
-		// accept returns this error even if no client is waiting.
+		// accept returns this error even if no client waits for a connection.
 		if !sockets.Waiting(l.listener, tcpDrainTime) {
 			return false
 		}
@@ -131,8 +132,8 @@ func (l *tcpListener) afterError(err error) (reserved bool) {
 	return false
 }
 
-// start serves a connection as soon as there is room for it. A connection with a descriptor
-// of the reserve ends after its first answers.
+// start begins to serve a connection. If there is no room for it, another connection is closed. reserved reports
+// whether the connection has a descriptor of the reserve; such a connection ends after its first answers.
 func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c := &tcpConn{
 		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: newTask(),
@@ -142,17 +143,17 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c.reader = bufio.NewReaderSize(drainReader{c}, tcpReadBuffer)
 	c.idleSince.Store(l.clients.now())
 	if !l.clients.add(c) {
-		_ = conn.Close() // the listener stopped before there was room for it
+		_ = conn.Close() // the listener has stopped, and there is no room for it
 		return
 	}
 	l.serving.Go(func() {
 		defer l.clients.remove(c)
 		c.serve()
 	})
-	runtime.Gosched() // answer it before accepting the next one: a crash loses few queries
+	runtime.Gosched() // answer it before accepting the next one, so that a crash loses few queries
 }
 
-// stop ends serve. From then on, connections are read only for queries that have already arrived.
+// stop makes serve end. From then on, only queries that have already arrived are read.
 func (l *tcpListener) stop() {
 	close(l.stopped)
 	_ = l.listener.Close() // the socket is closed even after an error
@@ -188,22 +189,25 @@ type tcpConn struct {
 	reader   *bufio.Reader
 	task     *task // of the query that is being read
 	scratch  table.Scratch
-	brief    bool          // ends after its first answers
+	brief    bool          // the connection ends after its first answers
 	left     chan struct{} // closed when reading has ended
 
-	idleSince atomic.Int64  // when an answer was last written, or a query last awaited, by clients.now
-	answered  atomic.Bool   // a query was answered
-	pending   atomic.Int64  // cost of the queries that workers have (tcpMaxPending)
-	held      atomic.Int64  // bytes of long queries, and of answers that are not yet written
-	progress  atomic.Int64  // when the client last took a part of an answer, or held became more than 0, by clients.now
+	// The times idleSince and progress are from clients.now. idleSince is when an answer was last written, or the
+	// connection began to wait for a query. progress is when the client last read a part of an answer, or held became
+	// more than 0.
+	idleSince atomic.Int64
+	answered  atomic.Bool  // a query was answered
+	pending   atomic.Int64 // cost of the queries that workers have (tcpMaxPending)
+	held      atomic.Int64 // bytes of long queries, and of answers that are not yet written
+	progress  atomic.Int64
 	shed      atomic.Bool   // clients has closed the connection
-	finished  chan struct{} // holds one value after a query has ended, for awaitRoom
+	finished  chan struct{} // has an element after a query has ended, for awaitRoom
 	waiting   sync.WaitGroup
 
-	writing sync.Mutex // for the connection's write side
+	writing sync.Mutex // guards writing to the connection
 
-	deadline sync.Mutex
-	drained  time.Time // when reading ends; zero if the listener has not stopped
+	deadline sync.Mutex // guards drained and the read deadline
+	drained  time.Time  // when reading ends; zero if the listener has not stopped
 }
 
 // buffers has memory for answers while they are made and written.
@@ -225,14 +229,14 @@ func lengthOf(message []byte) []byte {
 	return binary.BigEndian.AppendUint16(nil, uint16(len(message))) //nolint:gosec // a message
 }
 
-// After the listener has stopped, connections are read for queries that arrived before: an idle
-// connection for tcpDrainTime, any other connection for at most tcpDrainLimit.
+// After the listener has stopped, connections are still read for queries that have arrived before. An idle
+// connection is read for tcpDrainTime, any other connection for at most tcpDrainLimit.
 const (
 	tcpDrainTime  = 100 * time.Millisecond
 	tcpDrainLimit = time.Second
 )
 
-// serve answers queries until the client closes the connection, is idle for too long or
+// serve answers queries until the client closes the connection, sends no query for too long, or
 // violates the protocol.
 func (c *tcpConn) serve() {
 	defer func() { _ = c.conn.Close() }() // every answer was written or cannot be written
@@ -242,8 +246,7 @@ func (c *tcpConn) serve() {
 	defer func() { c.releaseQuery(query) }()
 	var buffer *[]byte
 	for served := false; ; {
-		// Answers to queries that arrived together are written together. They are written
-		// before waiting for the rest of a query of which only a part has arrived.
+		// Answers to queries that arrived together are written together: when there is no further whole query.
 		if !c.buffered() {
 			wrote := len(answers) > 0
 			if c.write(answers) != nil || c.brief && served {
@@ -274,8 +277,8 @@ func (c *tcpConn) serve() {
 	}
 }
 
-// releaseQuery reports whether the buffer of a query is long. If so, it no longer counts the
-// buffer as held, and the caller must not use it again.
+// releaseQuery reports whether the buffer of a query is long. A long buffer was counted with hold; releaseQuery ends
+// this, and the caller must not use the buffer again.
 func (c *tcpConn) releaseQuery(query []byte) bool {
 	long := cap(query) > tcpReadBuffer
 	if long {
@@ -284,8 +287,8 @@ func (c *tcpConn) releaseQuery(query []byte) bool {
 	return long
 }
 
-// answer appends the response to a query to answers, which are not written yet, or passes
-// the query to a worker. It writes the answers when they exceed maxBatch.
+// answer answers a query, or passes it to a worker. It appends the response to answers, the responses that are not
+// written yet, and returns the result. It writes them when they exceed maxBatch.
 func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	start := len(answers)
 	c.task.begin(query, &c.from)
@@ -326,7 +329,8 @@ func (c *tcpConn) buffered() bool {
 	return err == nil && n-lengthLen >= int(binary.BigEndian.Uint16(header))
 }
 
-// read returns the next message, in buf if buf has the capacity. A long buffer counts as held until releaseQuery.
+// read returns the next message. It is in the memory of buf if buf has the capacity, otherwise in a new buffer. If
+// the new buffer is long, read counts it with hold.
 func (c *tcpConn) read(buf []byte) ([]byte, error) {
 	header, err := c.reader.Peek(lengthLen)
 	if err != nil {
@@ -337,7 +341,7 @@ func (c *tcpConn) read(buf []byte) ([]byte, error) {
 		return buf, err
 	}
 	for have := 0; have < n && err == nil; {
-		if cap(buf) <= have { // a client that announces much may send little
+		if cap(buf) <= have { // the buffer grows only as bytes arrive: a client may announce more than it sends
 			buf = c.grow(buf[:have], n)
 		}
 		var read int
@@ -358,9 +362,9 @@ func (c *tcpConn) grow(part []byte, n int) []byte {
 	return longer
 }
 
-// awaitRoom waits until the pending queries of the connection are within their bound, and
-// reserves memory for a query. Only rare queries, and queries before the first table, wait here.
-// If there is no memory, awaitRoom answers SERVFAIL and reports false.
+// awaitRoom waits until the pending queries of the connection are within tcpMaxPending. Only rare queries, and
+// queries before the first table, wait here. Then awaitRoom reserves memory for a query. If there is no memory, it
+// answers SERVFAIL and reports false.
 func (c *tcpConn) awaitRoom(query []byte) bool {
 	for c.pending.Load() >= tcpMaxPending {
 		<-c.finished
@@ -412,7 +416,7 @@ func (c *tcpConn) send(message []byte) error {
 	return c.writeHeld(lengthOf(message), message)
 }
 
-// finish ends the accounting of a query that a worker has answered.
+// finish ends the accounting of a query that a worker has answered. cost is what the query added to pending.
 func (c *tcpConn) finish(cost int64) {
 	c.idleSince.Store(c.listener.clients.now())
 	if c.pending.Add(-cost) == 0 {
@@ -421,8 +425,8 @@ func (c *tcpConn) finish(cost int64) {
 	chans.Wake(c.finished)
 }
 
-// hold counts n bytes that the connection holds, until release. It reports false if tcpClients has closed the
-// connection.
+// hold counts n bytes of memory as held by the connection, until release is called. It reports false if tcpClients
+// has closed the connection.
 func (c *tcpConn) hold(n int) bool {
 	c.listener.clients.hold(c, int64(n))
 	return !c.shed.Load()
@@ -430,7 +434,8 @@ func (c *tcpConn) hold(n int) bool {
 
 func (c *tcpConn) release(n int) { c.listener.clients.hold(c, -int64(n)) }
 
-// write sends framed, messages with their length prefixes, and counts it as held meanwhile.
+// write sends messages. framed has the messages, each after its length prefix. While they are being sent, write
+// counts their memory as held.
 func (c *tcpConn) write(framed []byte) error {
 	if len(framed) == 0 {
 		return nil
@@ -440,13 +445,13 @@ func (c *tcpConn) write(framed []byte) error {
 	return c.writeHeld(framed, nil)
 }
 
-// writeHeld sends framed and then more, which may be nil; the caller has counted both as held. On an error it
-// closes the connection, because the client could not parse anything after half an answer.
+// writeHeld sends framed, and then more, which may be nil. The caller must have counted both as held. On an error
+// writeHeld closes the connection, because the client could not parse anything after a part of an answer.
 func (c *tcpConn) writeHeld(framed, more []byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	// This is set before the client sees an answer: then the connection that was answered first has been idle the
-	// longest.
+	// idleSince is set before the client gets the answer. So if one client gets its answer before another client, its
+	// connection has the earlier time.
 	c.idleSince.Store(c.listener.clients.now())
 	c.answered.Store(true)
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
@@ -460,8 +465,8 @@ func (c *tcpConn) writeHeld(framed, more []byte) error {
 	return nil
 }
 
-// writePart writes a part of framed followed by more, and returns the rest. Each part that is written shows that
-// the client reads a long answer, even if slowly.
+// writePart writes the first part of framed and more, and returns the rest of both. If a client reads a long answer
+// slowly, each part that is written shows that it still reads.
 func (c *tcpConn) writePart(framed, more []byte) (restOfFramed, restOfMore []byte, err error) {
 	if len(more) == 0 || len(framed) >= tcpNotSent {
 		n := min(len(framed), tcpNotSent)
@@ -478,9 +483,10 @@ func (c *tcpConn) writePart(framed, more []byte) (restOfFramed, restOfMore []byt
 }
 
 // await waits for the client's next query. It reports false if the connection is to be closed.
-// answered is true if an answer was just written. After the stop of the listener, the
-// connection is closed right after an answer, because then the client is the least likely to
-// have sent the next query. It is also closed if no query arrives for tcpDrainTime.
+// answered is true if an answer was just written.
+//
+// After the listener has stopped, the connection is closed right after an answer. At this moment it is the least
+// likely that the client has sent another query. The connection is also closed if no query arrives for tcpDrainTime.
 func (c *tcpConn) await(answered bool) bool {
 	if !answered {
 		c.idleSince.Store(c.listener.clients.now())
@@ -507,8 +513,8 @@ func (c *tcpConn) setDeadline(answered bool) bool {
 	return c.conn.SetReadDeadline(time.Now().Add(timeout)) == nil
 }
 
-// again reports whether the connection is read again after an error: after the stop of the
-// listener, the read fails at the deadline even if a query has arrived.
+// again reports whether the connection is read again after the error err. After the listener has stopped, a read
+// fails at the deadline even if a query has arrived; then the connection is read again.
 func (c *tcpConn) again(err error) bool {
 	c.deadline.Lock()
 	defer c.deadline.Unlock()
@@ -517,7 +523,7 @@ func (c *tcpConn) again(err error) bool {
 		c.conn.SetReadDeadline(now.Add(tcpDrainTime)) == nil
 }
 
-// busy reports whether a query has arrived or is not answered yet.
+// busy reports whether a query has arrived that is not answered yet.
 func (c *tcpConn) busy() bool {
 	if c.pending.Load() > 0 || c.reader.Buffered() > 0 {
 		return true
@@ -540,13 +546,13 @@ func (c *tcpConn) becameIdle() {
 	c.deadline.Lock()
 	defer c.deadline.Unlock()
 	if !c.drained.IsZero() {
-		_ = c.conn.SetReadDeadline(time.Now()) // await looks for a last query
+		_ = c.conn.SetReadDeadline(time.Now()) // the reader wakes up, and reads a last query if one has arrived
 	}
 }
 
-// A drainReader reads a connection. After the stop of the listener it reads, past the deadline, the bytes that have
-// already arrived, also in the middle of a query: a connection that is closed with unread bytes is reset, and the
-// client loses its answers.
+// A drainReader reads a connection. After the listener has stopped, it reads all bytes that have already arrived,
+// even after the deadline, and even if they are only a part of a query. If the connection were closed with unread
+// bytes, the kernel would reset it, and the client would lose its answers.
 type drainReader struct{ c *tcpConn }
 
 // Read reads from the connection.

@@ -12,17 +12,17 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// tcpReserve is how many clients can be accepted, for one query each, after the process
-// has run out of descriptors.
+// tcpReserve is how many clients can still be accepted, for one query each, when the process
+// has no descriptors left.
 const tcpReserve = 4
 
 // tcpFirstQueryTime is how long a new connection does not count as idle, so that its client can
 // send a query.
 const tcpFirstQueryTime = 50 * time.Millisecond
 
-// tcpMaxHeld bounds, in bytes, what all connections together hold: answers that clients have not read,
-// and long queries, of which at least a part has arrived. Beyond the bound, the connection whose client has
-// taken nothing for the longest is closed.
+// tcpMaxHeld bounds the memory that all connections together hold, in bytes. This is the memory of answers that
+// clients have not read, and of long queries, even if only a part of a query has arrived. If the connections hold
+// more, the connection is closed whose client has read nothing for the longest time.
 const tcpMaxHeld = 16 << 20
 
 // tcpClients bounds the connections of all TCP listeners together.
@@ -37,8 +37,8 @@ type tcpClients struct {
 	open map[*tcpConn]struct{}
 }
 
-// newTCPClients bounds the connections by maxConns and by half of the process's limit of
-// open files; the other half is for nameservers and everything else.
+// newTCPClients returns a tcpClients that allows maxConns connections, but not more than half of the process's limit
+// of open files. The other half is for nameservers and everything else.
 func newTCPClients(maxConns int, log *slog.Logger) *tcpClients {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
@@ -58,8 +58,8 @@ func (p *tcpClients) now() int64 { return int64(time.Since(p.origin)) }
 // close releases the reserve of descriptors.
 func (p *tcpClients) close() { p.reserve.Close() }
 
-// add adds a connection. If there is no room for it, add closes another one, unless the connection's listener is
-// stopping: then add reports false and does nothing.
+// add adds a connection. If there is no room for it, add closes another connection. But if the listener of the
+// connection is stopping, add does nothing and reports false.
 func (p *tcpClients) add(c *tcpConn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,10 +79,10 @@ func (p *tcpClients) add(c *tcpConn) bool {
 	return true
 }
 
-// leastNeededLocked returns the connection that makes room for another one, nil if there is none. It is the connection
-// that has been idle the longest; if none is idle, the connection whose client has taken no part of an answer for the
-// longest. A new connection, whose first query may be on the way, is the last choice. isNew is true if only new
-// connections are left, or none.
+// leastNeededLocked returns the connection that is closed first if another one needs room. It is the connection that
+// has been idle the longest. If none is idle, it is the connection whose client has read nothing of its answers for
+// the longest time. New connections are chosen last, because their first query may be on the way. isNew is true if
+// there are only new connections. If there is no connection, the result is nil, and isNew is true.
 func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
 	const idle, waiting, fresh = 0, 1, 2
 	kind, since := fresh, p.now()
@@ -101,9 +101,9 @@ func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
 	return least, kind == fresh
 }
 
-// hold adds n bytes to what a connection holds. If all connections together hold too much, it
-// closes the connections whose clients have taken nothing for the longest. Bytes that closed
-// connections have yet to release do not count.
+// hold adds n to the number of bytes that a connection holds; n may be negative. If all connections together hold
+// more than tcpMaxHeld, hold closes the connections whose clients have read nothing for the longest time. It does
+// not count the bytes of connections that it has closed, which are soon released.
 func (p *tcpClients) hold(c *tcpConn, n int64) {
 	if c.held.Add(n) == n {
 		c.progress.Store(p.now())
@@ -132,7 +132,8 @@ func (p *tcpClients) hold(c *tcpConn, n int64) {
 	}
 }
 
-// closeLocked closes a connection. Its goroutines end, and release what they hold; they make no more answers.
+// closeLocked closes a connection. The goroutines of the connection make no more answers, release what they hold, and
+// end.
 func (p *tcpClients) closeLocked(c *tcpConn) {
 	c.shed.Store(true)
 	_ = c.conn.Close()
@@ -146,7 +147,7 @@ func (p *tcpClients) remove(c *tcpConn) {
 	p.reserve.Refill()
 }
 
-// stop marks the listener as stopping, and lets its connections end once the queries that
+// stop marks a listener as stopping. It makes the listener's connections end once the queries that
 // have already arrived are answered.
 func (p *tcpClients) stop(l *tcpListener) {
 	p.mu.Lock()
@@ -159,9 +160,9 @@ func (p *tcpClients) stop(l *tcpListener) {
 	}
 }
 
-// freeDescriptor frees a descriptor for a new client: it closes the connection that is needed least. If that connection
-// is new, or there is no connection, it spends a descriptor of the reserve. It reports whether it freed a descriptor,
-// and whether the descriptor is from the reserve.
+// freeDescriptor frees a descriptor for a new client. It closes the connection that is needed least. If there are
+// only new connections, or none, it closes no connection, but frees a descriptor of the reserve. It reports whether
+// it has freed a descriptor, and whether the descriptor is from the reserve.
 func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 	p.mu.Lock()
 	other, isNew := p.leastNeededLocked()
@@ -175,7 +176,7 @@ func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 		return reserved, reserved
 	}
 	select {
-	case <-other.left: // the descriptor is free only then
+	case <-other.left: // before that, the descriptor is in use
 	case <-time.After(tcpDrainTime):
 	}
 	return true, false

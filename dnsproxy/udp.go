@@ -21,21 +21,20 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// udpReceiveBuffer is the size of a socket's receive buffer in bytes, of which a query takes
-// about 800: a burst of 2,000 queries must not be dropped. Without CAP_NET_ADMIN the kernel
-// grants at most net.core.rmem_max.
+// udpReceiveBuffer is the size of a socket's receive buffer in bytes. A query takes about 800 bytes of it, and a
+// burst of 2,000 queries must not be dropped. Without CAP_NET_ADMIN the kernel grants at most net.core.rmem_max.
 const udpReceiveBuffer = 4 << 20
 
 // A udpListener reads one socket on one goroutine, which also runs the fast path.
 //
-// It reads packets until the socket is empty, and only then waits in the netpoller. The system
+// It reads packets until the socket is empty, and only then waits in Go's netpoller. The system
 // calls that read and send never block, so they are made without telling Go's scheduler:
-// telling it would cost as much as making the answer.
+// that would take as long as making the answer.
 type udpListener struct {
 	handler  *front
 	address  Addr
-	local    netip.AddrPort // the address that it is bound to
-	wildcard bool           // bound to all addresses
+	local    netip.AddrPort // the address that the socket is bound to
+	wildcard bool           // the socket is bound to all addresses
 	conn     *net.UDPConn
 	raw      syscall.RawConn
 	stopping atomic.Bool
@@ -43,21 +42,20 @@ type udpListener struct {
 	errors   *sockets.Pacer
 
 	// The slow path runs on workers.
-	passed   chan udpTask // to idle workers
-	starting atomic.Int64 // tasks that no worker has started yet
-	idle     atomic.Int64 // workers that wait for a task
+	passed   chan udpTask // passes tasks to idle workers
+	starting atomic.Int64 // how many tasks no worker has started yet
+	idle     atomic.Int64 // how many workers wait for a task
 	workers  sync.WaitGroup
 
-	// Clients that wait for nameservers.
-	waiting sync.WaitGroup
-	answers sync.Pool // of *udpAnswer
+	waiting sync.WaitGroup // for each udpClient
+	answers sync.Pool      // of *udpAnswer
 
-	// Workers read the socket, too, when many tasks wait (fewStarting).
+	// If many tasks wait, workers read the socket, too (see fewStarting).
 	second  udpReader
 	reading sync.Mutex // guards second
 }
 
-// A udpTask is a task with the message to answer.
+// A udpTask is a task, and the message that contains its query.
 type udpTask struct {
 	*task
 	message *sockets.Message
@@ -120,8 +118,8 @@ func newUDPListener(h *front, opened net.PacketConn) (*udpListener, error) {
 	return l, nil
 }
 
-// configureUDP gives a socket a large receive buffer. A socket that is bound to all addresses
-// also reports the address that each query was sent to: the response must be sent from this address.
+// configureUDP gives a socket a large receive buffer. If the socket is bound to all addresses, the kernel
+// must also report the address that each query was sent to, because the response must be sent from this address.
 func configureUDP(conn syscall.RawConn, bound netip.Addr) error {
 	var err error
 	controlErr := conn.Control(func(fd uintptr) {
@@ -142,7 +140,7 @@ func configureUDP(conn syscall.RawConn, bound netip.Addr) error {
 
 func (l *udpListener) addr() Addr { return l.address }
 
-// serve reads the socket until stop, and returns after every query that it read is answered.
+// serve reads the socket until stop is called. It returns when every query that it has read is answered.
 // It retries after temporary errors, such as a lack of memory.
 func (l *udpListener) serve() error {
 	defer func() { _ = l.conn.Close() }() // every response has been sent
@@ -165,7 +163,7 @@ func (l *udpListener) serve() error {
 	}
 }
 
-// stop ends serve. Before that, serve reads the packets that have already arrived, unless they
+// stop makes serve end. Before it ends, serve reads the packets that have already arrived, unless they
 // are left to another process ([Server.HandOver]).
 func (l *udpListener) stop() {
 	l.stopping.Store(true)
@@ -178,8 +176,8 @@ func (l *udpListener) close() { _ = l.conn.Close() }
 
 // send sends a response to the client of a message.
 func (l *udpListener) send(m *sockets.Message, response []byte) {
-	// Errors are ignored: the client cannot be reached, or the reader of the socket gets
-	// the error, too.
+	// An error is ignored. Either the client cannot be reached, or the goroutine that reads the socket gets the
+	// error, too.
 	_ = l.raw.Write(func(fd uintptr) bool { return m.Send(fd, response) != unix.EAGAIN })
 }
 
@@ -189,13 +187,13 @@ const udpLastPackets = 8192
 // A udpReader has what a goroutine needs to read a socket.
 type udpReader struct {
 	*udpListener
-	task    *task // of the packet in the message in
-	from    *arrival
-	in      *sockets.Message
-	out     []byte
+	task    *task            // of the packet that is being answered
+	from    *arrival         // of the packet
+	in      *sockets.Message // the message with the packet
+	out     []byte           // memory for the response
 	scratch *table.Scratch
-	left    int   // packets that may still be read after stop
-	err     error // the socket's error that ended reading
+	left    int   // how many packets may still be read after stop
+	err     error // the error of the socket, if it ended reading
 }
 
 func (l *udpListener) newReader() udpReader {
@@ -208,8 +206,8 @@ func (l *udpListener) newReader() udpReader {
 	}
 }
 
-// readAll answers the packets that have arrived. It reports true if reading has ended. It reports false when there are
-// no more packets: then the netpoller waits for the next one.
+// readAll answers the packets that have arrived. It reports false when there are no more packets, so that Go's
+// netpoller waits for the next one. It reports true when the socket is not to be read any more.
 func (r *udpReader) readAll(fd uintptr) (over bool) {
 	for {
 		packet, errno := r.in.Receive(fd)
@@ -255,9 +253,9 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 	}
 }
 
-// ask begins to forward the query of the task, whose packet has n bytes. It does nothing and reports false if
-// the query is not simply forwarded, if the lookup of its original destination failed, or if long queries have
-// too much memory already.
+// ask begins to forward the query of the task. n is the length of its packet. ask does nothing and reports false if
+// the query is unusual, if the decision is not actForward, if the lookup of the original destination failed, or if
+// long queries have too much memory already.
 func (r *udpReader) ask(n int) bool {
 	t := r.task
 	h := t.handler
@@ -277,13 +275,13 @@ func (r *udpReader) ask(n int) bool {
 	return true
 }
 
-// A udpClient receives the result of one query and sends the response. It keeps little more than the packet,
-// because thousands may wait.
+// A udpClient receives the result of one query and sends the response. It has little more than the packet,
+// because thousands of clients may wait at the same time.
 type udpClient struct {
 	listener *udpListener
 	handler  *handler
 	message  *sockets.Message
-	server   netip.AddrPort // as in the client's forward.Query
+	server   netip.AddrPort // from forward.Query.Server
 	began    seen.Moment
 }
 
@@ -300,7 +298,7 @@ func (c *udpClient) Receive(found *forward.Result) {
 	t := &a.task
 	a.message = c.message
 	t.begin(c.message.Packet, &a.from)
-	t.usual = t.query.Parse(t.packet) // as it was before
+	t.usual = t.query.Parse(t.packet) // the packet was parsed before, so this succeeds
 	t.decision, t.ask = decision{action: actForward}, forward.Query{Server: c.server}
 	t.began, t.measured = c.began, true
 	response, result := c.handler.respondResult(a.out, t, found)
@@ -320,14 +318,14 @@ const udpAnswerSize = 1232
 type udpAnswer struct {
 	task     task
 	from     arrival
-	out      []byte // empty
-	message  *sockets.Message
-	response []byte
-	send     func(fd uintptr) bool // of response, to the client of message
+	out      []byte                // empty; its capacity is for the response
+	message  *sockets.Message      // the message with the query
+	response []byte                // the response to the query
+	send     func(fd uintptr) bool // sends response to the client of message
 }
 
-// pass passes the task, whose packet has n bytes, to a worker, and makes a new task for the
-// reader. It reports false if too many tasks wait, or if long queries have too much memory already.
+// pass passes the task to a worker, and makes a new task for the reader. n is the length of the task's packet. pass
+// reports false if too many tasks wait, or if long queries have too much memory already.
 func (r *udpReader) pass(n int) bool {
 	if r.starting.Load() >= maxStarting || !r.handler.forwarder.ReserveMemory(n) {
 		return false
@@ -345,10 +343,10 @@ func (r *udpReader) pass(n int) bool {
 	return true
 }
 
-// Bounds of the tasks that no worker has started yet. Go runs goroutines in turn: the reader
-// runs after all workers that were woken before it. Each takes about 30 µs, and queries for mesh
-// names must not wait for them. So if more than fewStarting tasks wait, a worker reads the
-// socket before it starts its task. Tasks beyond maxStarting are refused.
+// Bounds of the tasks that no worker has started yet. Go runs goroutines in turn, so the goroutine that reads the
+// socket runs after all workers that were woken before it. Each worker takes about 30 µs, and queries for mesh names
+// must not wait for all of them. So if more than fewStarting tasks wait, a worker reads the socket before it starts
+// its task. If maxStarting tasks wait, no more are accepted.
 const (
 	fewStarting = 16
 	maxStarting = 4096
@@ -360,17 +358,17 @@ func (l *udpListener) readFirst() {
 		return
 	}
 	defer l.reading.Unlock()
-	// Errors are ignored: the reader gets a permanent error, too, and an error that a
-	// client caused is reported only once.
+	// An error is ignored. If it is permanent, the goroutine that reads the socket gets it, too. If a client caused
+	// it, the kernel does not report it again.
 	_ = l.raw.Control(func(fd uintptr) { l.second.readAll(fd) })
 }
 
-// workerIdle is how long a worker waits for another task while other workers wait, too. The first idle worker waits
-// without a limit: so a few queries a minute start no timers and no workers.
+// workerIdle is how long a worker waits for another task while other workers wait, too. If no other worker waits, it
+// waits without a limit. So a few queries a minute start no timers and no workers.
 const workerIdle = time.Second
 
-// work is a worker: it serves a task, and then tasks that are passed to it while it is idle.
-// With a new goroutine for each task, the growth of its stack would be a tenth of the cost of a
+// work is the goroutine of a worker. It serves t, and then tasks that are passed to it while it is idle.
+// If each task had a new goroutine, growing its stack would be a tenth of the cost of a
 // forwarded query.
 func (l *udpListener) work(t udpTask) {
 	growStack()
@@ -404,8 +402,8 @@ func (l *udpListener) work(t udpTask) {
 	}
 }
 
-// growStack grows the stack of a new goroutine to the size that a forwarded query needs, in one step and while it is
-// empty: nothing is copied.
+// growStack grows the stack of a new goroutine to the size that a forwarded query needs. It does so in one step, and
+// while the stack is empty, so that nothing is copied.
 //
 //go:noinline
 func growStack() {
@@ -413,9 +411,9 @@ func growStack() {
 	runtime.KeepAlive(&need)
 }
 
-// arrival returns the arrival of the query in a message. find looks up the query's original
-// destination when it is needed. A client on the loopback interface sent the query to the agent or to
-// a stub resolver on this host, so its queries count as not captured.
+// arrival returns the arrival of the query in a message. The function find looks up the query's original
+// destination when it is needed. Queries of a client on the loopback interface count as not captured, because such a
+// client has sent them to the agent or to a stub resolver on this host.
 func (l *udpListener) arrival(
 	message func() *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error),
 ) *arrival {

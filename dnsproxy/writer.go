@@ -18,7 +18,7 @@ type answerer struct {
 	soaData     []byte // data of the SOA record of negative answers, in wire form
 }
 
-// respondMesh appends the response to a query for a mesh name, of at most limit bytes.
+// respondMesh appends the response to a query for a mesh name to dst. The response has at most limit bytes.
 func (a *answerer) respondMesh(dst []byte, q *wire.Query, d *decision, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
 	if d.action == actPointers {
@@ -38,7 +38,7 @@ func (a *answerer) respondNames(q *wire.Query, d *decision) []byte {
 	return w.buf
 }
 
-// respondNegative appends a response without answers, of at most limit bytes, to dst. A query
+// respondNegative appends a response without answers to dst. The response has at most limit bytes. But a query
 // for the zone's SOA record gets that record as its answer.
 func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
@@ -53,7 +53,7 @@ func (a *answerer) respondFailure(dst []byte, q *wire.Query, why failure) []byte
 	return w.buf
 }
 
-// respondText returns the response to q with a TXT record, whose TTL is 0.
+// respondText returns a response to q with one TXT record. The TTL of the record is 0.
 func (a *answerer) respondText(q *wire.Query, text string, limit int) []byte {
 	w := writer{answerer: &answerer{ednsUDPSize: a.ednsUDPSize}, query: q, limit: limit}
 	w.begin()
@@ -65,16 +65,15 @@ func (a *answerer) respondText(q *wire.Query, text string, limit int) []byte {
 	return w.buf
 }
 
-// respondSpecial appends the response for a name in a special-use zone, of at most limit
-// bytes, to dst.
+// respondSpecial appends the response for a name in a special-use zone to dst. The response has at most limit bytes.
 func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
 	w.special(zone)
 	return w.buf
 }
 
-// limit returns the length in bytes of the longest response: over UDP, what the client offers (RFC
-// 6891, section 6.2.3), up to ednsUDPSize. An offer of 0 counts as no offer.
+// limit returns how long a response may be, in bytes. Over UDP, this is the size that the client offers (RFC
+// 6891, section 6.2.3), but at most ednsUDPSize and at least 512. offered is 0 if the client offers no size.
 func (a *answerer) limit(offered uint16, over transport) int {
 	if over == overTCP {
 		return dns.MaxMsgSize
@@ -82,21 +81,21 @@ func (a *answerer) limit(offered uint16, over transport) int {
 	return int(max(dns.MinMsgSize, min(offered, a.ednsUDPSize)))
 }
 
-// A negative is a negative answer: NXDOMAIN or NODATA (NOERROR), and the zone of its SOA
-// record, which is the question's name or a suffix of it.
+// A negative describes a negative answer. Its rcode is NXDOMAIN or, for NODATA, NOERROR. Its zone is the owner of
+// the SOA record: the question's name or a suffix of it.
 type negative struct {
 	rcode int
 	zone  wire.Name
 }
 
-// The names in SOA records, followed there by the cluster domain.
+// The names in the data of SOA records. The cluster domain is appended to them.
 const (
 	soaServer  wire.Name = "\x02ns\x03dns"
 	soaMailbox wire.Name = "\x0ahostmaster"
 )
 
-// newSOAData returns the data of the SOA record of negative answers, in wire form. Its names
-// are in the cluster domain, which need not be the zone: no client looks at them.
+// newSOAData returns the data of the SOA record of negative answers, in wire form. The names in the data
+// are always in the cluster domain, whatever the zone is: no client looks at them.
 func newSOAData(domain wire.Name, ttl uint32) []byte {
 	data := append(append([]byte(soaServer), domain...), 0)
 	data = append(append(append(data, soaMailbox...), domain...), 0)
@@ -109,8 +108,8 @@ func newSOAData(domain wire.Name, ttl uint32) []byte {
 	return data
 }
 
-// meantSpecial returns the suffixes that are in a special-use zone. A setting that names such a
-// suffix gives it another meaning, such as onion on a host with Tor.
+// meantSpecial returns the suffixes that are in a special-use zone. A setting that mentions such a
+// suffix gives it another meaning. For example, a host with Tor may have --upstream onion=….
 func meantSpecial(suffixes []wire.Name) []wire.Name {
 	return slices.DeleteFunc(slices.Clone(suffixes), func(s wire.Name) bool { return !s.Special() })
 }
@@ -122,13 +121,14 @@ type writer struct {
 	buf   []byte // holds the response from start on
 	start int
 	limit int // of the response's length, in bytes
-	// zone is the owner of the SOA record of negative answers: a suffix of the name that has no records, or the root,
-	// which stands for that name itself.
+	// zone is the owner of the SOA record in negative answers: a suffix of the name that has no records. The root
+	// stands for that name itself.
 	zone wire.Name
-	// Counts of the records written, and whether one did not fit.
+	// How many records of each section were written. aliases counts the CNAME records at the beginning of the
+	// answers.
 	answers, authority, additional uint16
-	aliases                        uint16 // of the answers: the CNAME records before all others
-	truncated                      bool
+	aliases                        uint16
+	truncated                      bool // a record did not fit
 }
 
 // questionName is the pointer to the question's name, as the client spelled it.
@@ -138,12 +138,12 @@ const questionName uint16 = wire.PointerBits | wire.HeaderLen
 // and data length.
 const fixedLen = 12
 
-// mesh writes the response for a host: its records of the queried type, after the CNAME records
-// of an autopath name and of an alias. If the host has no such records, mesh writes the SOA record
-// that lets clients cache the negative answer (RFC 2308). t is the table of the match.
+// mesh writes the response for a host. First come the CNAME records of an autopath name and of an alias, then the
+// host's records of the queried type. If the host has no such records, mesh writes the SOA record that lets clients
+// cache the negative answer (RFC 2308). t is the table of the match.
 //
-// Without records of the type, an autopath name has no CNAME record: glibc ends its search at a CNAME record,
-// and a later name of the search list may have such records.
+// If the host of an autopath name has no records of the queried type, there is no CNAME record either: glibc would
+// end its search at a CNAME record, but a later name of the search list may have such records.
 func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.begin()
 	if m.Rule == table.RuleAutopath && !w.has(m, t) {
@@ -173,7 +173,7 @@ func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
 
-// has reports whether a host has a record of the queried type.
+// has reports whether the host of a match has a record of the queried type. t is the table of the match.
 func (w *writer) has(m *table.Match, t *table.Table) bool {
 	v4, v6 := len(m.Host.V4) > 0, len(m.Host.V6) > 0
 	port := m.BaseRule() == table.RulePort
@@ -188,7 +188,7 @@ func (w *writer) has(m *table.Match, t *table.Table) bool {
 	return !port && (w.query.Type == dns.TypeA && v4 || w.query.Type == dns.TypeAAAA && v6)
 }
 
-// pointers writes the response for the PTR name of an address; names has the hosts with this
+// pointers writes the response for the PTR name of an address. names are the hosts that have this
 // address.
 func (w *writer) pointers(names []wire.Name) {
 	w.begin()
@@ -216,7 +216,7 @@ func (w *writer) begin() {
 	}
 }
 
-// failure writes a response without records. maxReason bounds its length.
+// failure writes a response without records. It always fits, because maxReason bounds its length.
 func (w *writer) failure(why failure) {
 	w.buf = append(w.buf, w.query.Packet[:w.query.QuestionEnd]...)
 	var option []byte
@@ -226,7 +226,7 @@ func (w *writer) failure(why failure) {
 	w.end(0, why.rcode, option)
 }
 
-// negative writes a response without answers, except to a query for the zone's SOA record.
+// negative writes a response without answers. Only a query for the zone's SOA record gets an answer: this record.
 func (w *writer) negative(n negative) {
 	w.begin()
 	tail := len(w.query.Name) - len(n.zone)
@@ -237,7 +237,7 @@ func (w *writer) negative(n negative) {
 	w.end(wire.AA, n.rcode, nil)
 }
 
-// end writes the OPT record with option and completes the header.
+// end writes the OPT record, with option as its options, and completes the header. aa is the AA bit or 0.
 func (w *writer) end(aa byte, rcode int, option []byte) {
 	if w.query.EDNS {
 		ttl := uint32(rcode>>4) << 24 //nolint:gosec // twelve bits
@@ -251,7 +251,7 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 	}
 	header := w.buf[w.start:]
 	header[wire.FlagsOffset] = wire.QR | aa | header[wire.FlagsOffset]&(wire.OpcodeMask|wire.RD)
-	// Over TCP, which has the longest limit, a client could do nothing about TC.
+	// TC makes a client ask again over TCP. At the limit of TCP, this would not help.
 	if w.truncated && w.limit < dns.MaxMsgSize-wire.OPTLen {
 		header[wire.FlagsOffset] |= wire.TC
 	}
@@ -261,8 +261,8 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 	wire.PutCount(header, wire.AdditionalSection, w.additional)
 }
 
-// record writes a record without its data, which is dataLen bytes long. It reports false,
-// and sets truncated, if the whole record does not fit.
+// record writes a record without its data. The caller then appends the data, dataLen bytes. If the whole record does
+// not fit, record writes nothing, sets truncated and reports false.
 func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 	if w.truncated || !w.fits(fixedLen+dataLen) {
 		w.truncated = true
@@ -280,10 +280,10 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 func (w *writer) fits(n int) bool { return len(w.buf)-w.start+n <= w.limit }
 
 // cnames writes the CNAME records of an autopath name and of an alias, in this order. It returns
-// a pointer to the target of the last record, or to the question's name if it writes none.
+// a pointer to the target of the last record. If it writes none, it returns a pointer to the question's name.
 //
-// The target for an autopath name is the name without the search domain, as the client spelled
-// it. If that name is a short name, the target is the host's FQDN, because systemd-resolved
+// For an autopath name, the target of the CNAME record is the name without the search domain, as the client spelled
+// it. But if that name is a short name, the target is the host's FQDN, because systemd-resolved
 // treats a CNAME record from a name to its own first label as a loop.
 func (w *writer) cnames(m *table.Match) (owner uint16) {
 	owner = questionName
@@ -306,14 +306,13 @@ func (w *writer) cnames(m *table.Match) (owner uint16) {
 	return owner
 }
 
-// pointer returns a pointer to the name that is written next, which must be near the message's start.
+// pointer returns a pointer to the name that is written next. The offset of the name must be less than 1<<14.
 func (w *writer) pointer() uint16 {
 	return wire.PointerBits | uint16(len(w.buf)-w.start) //nolint:gosec // a pointer's 14 bits
 }
 
-// apex returns a pointer to the zone of name, which has no records. owner is a pointer to
-// name. A table does not say where zones begin, so a mesh name is a zone of its own
-// unless a setting names its zone.
+// apex returns a pointer to the owner of the SOA record for a name without records. owner is a pointer to the
+// name. A table does not say where zones begin. So the owner is the name itself, unless a setting gives its zone.
 func (w *writer) apex(owner uint16, name wire.Name) uint16 {
 	if w.zone == wire.Root {
 		return owner
@@ -329,8 +328,8 @@ func (w *writer) soa(owner uint16) {
 	}
 }
 
-// addresses writes a host's records of rrtype, A or AAAA.
-// Addresses in the agent's cluster come first: many clients use the first one.
+// addresses writes the records of a host that have the type rrtype, A or AAAA.
+// Addresses in the agent's cluster come first, because many clients use only the first address.
 func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
 	near, others := h.Near(rrtype)
 	for _, packed := range [...][]byte{near, others} {
@@ -338,8 +337,9 @@ func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
 	}
 }
 
-// shuffled writes a record for each packed address, in uniformly random order: clients that use the first address are
-// spread over all addresses. If they do not all fit, it writes a random sample. It returns the number of records.
+// shuffled writes a record for each packed address, in random order. So clients that use only the first address are
+// spread over all addresses. If the records do not all fit, shuffled writes a random sample. It returns the number of
+// records that it has written.
 func (w *writer) shuffled(owner, rrtype uint16, packed []byte) uint16 {
 	size := wire.AddressLen(rrtype)
 	all := len(packed) / size
@@ -357,11 +357,11 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) uint16 {
 	return uint16(n) //nolint:gosec // in a message of at most 64 KiB
 }
 
-// All addresses are shuffled if there are at most maxShuffled for each address that is written. If there are more, a
-// shuffle would draw most random numbers for addresses that are left out.
+// If there are more than maxShuffled times as many addresses as fit, the addresses are not shuffled, but a sample is
+// drawn: shuffling would take too many random numbers for addresses that are left out.
 const maxShuffled = 2
 
-// shuffle writes n of the packed addresses, from a shuffle of all.
+// shuffle shuffles the packed addresses and writes the first n of them.
 func (w *writer) shuffle(owner, rrtype uint16, packed []byte, n int) {
 	size := wire.AddressLen(rrtype)
 	first := len(w.buf) + fixedLen // offset of the first address
@@ -383,17 +383,17 @@ func (w *writer) shuffle(owner, rrtype uint16, packed []byte, n int) {
 			}
 		case j < n:
 			// Vitter's reservoir sampling: the i-th address is left out or replaces a
-			// random one, which keeps sample and order uniform.
+			// random one. So every sample, in every order, stays equally likely.
 			copy(slot(j), address)
 		}
 	}
 }
 
-// maxSampled bounds the addresses from which a sample is drawn. If there are more, the sample is drawn
-// from maxSampled consecutive addresses that begin at a random one.
+// maxSampled bounds the number of addresses from which a sample is drawn. If there are more, the sample is drawn
+// from maxSampled consecutive addresses, the first of which is chosen at random.
 const maxSampled = 1 << 14
 
-// sample writes n of the packed addresses, of which there are more than maxShuffled times n.
+// sample writes a random sample of n of the packed addresses. There must be more than maxShuffled times n.
 func (w *writer) sample(owner, rrtype uint16, packed []byte, n int) {
 	var taken [maxSampled / 64]uint64
 	size := wire.AddressLen(rrtype)
@@ -412,7 +412,7 @@ func (w *writer) sample(owner, rrtype uint16, packed []byte, n int) {
 	}
 }
 
-// address writes the record of an address, which fits.
+// address writes the record of an address. The record must fit.
 func (w *writer) address(owner, rrtype uint16, packed []byte) {
 	w.record(owner, rrtype, len(packed))
 	w.buf = append(w.buf, packed...)
@@ -470,10 +470,10 @@ const srvFixedLen = 6
 const maxPointer = 1<<14 - 1
 
 // services writes the SRV records of the ports of a Service or an endpoint, and the addresses of their targets as
-// additional records. Addresses that do not fit are left out, and the response does not count as truncated (RFC 2181,
-// section 9). Without a table there are no records.
+// additional records. If not all addresses fit, some are left out, and the response does not count as truncated
+// (RFC 2181, section 9). If t is nil, services writes nothing.
 //
-// Priority and weight are CoreDNS' values: the priority is 0, and all weights are equal. The first
+// Priority and weight have the same values as in CoreDNS: the priority is 0, and all weights are equal. The first
 // target is chosen at random.
 func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	if t == nil {
@@ -530,7 +530,7 @@ func (w *writer) targetAddresses(name int, target *table.Target) bool {
 	return true
 }
 
-// hasServices reports whether there are SRV records for name. m is its match in t; t may be nil.
+// hasServices reports whether the table t has SRV records for name. m is the match of name in t. t may be nil.
 func hasServices(m *table.Match, name wire.Name, t *table.Table) bool {
 	return t != nil && t.CountTargets(t.Aliased(m, name)) > 0
 }

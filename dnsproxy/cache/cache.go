@@ -1,17 +1,17 @@
-// Package cache keeps nameservers' replies by question: positive and negative ones
-// (RFC 2308), failures for a moment (RFC 9520), and expired ones for when no
+// Package cache keeps nameservers' replies by question. It keeps positive and negative replies
+// (RFC 2308), keeps failures for a moment (RFC 9520), and keeps expired replies to be used when no
 // nameserver answers (RFC 8767).
 //
-// The cache is bounded in bytes. SIEVE (Zhang et al., NSDI 2024) chooses which entries are evicted.
-// These are the hits among 1.5 million queries for 200,000 names, Zipf-distributed with
-// s = 1.01, in 4 MiB; in the second column 30 % of the queries are for names that are asked
-// for only once:
+// The memory of the cache is bounded in bytes. SIEVE (Zhang et al., NSDI 2024) chooses which entries are evicted.
+// The table compares it with other methods, in a cache of 4 MiB. The first column has the hits among 1.5 million
+// queries for 200,000 names, Zipf-distributed with s = 1.01. For the second column, 30 % of the queries are for names
+// that are queried only once:
 //
 //	                                        hits     with 30 %   lookup
 //	SIEVE                                   77.3 %   75.2 %       71 ns
 //	maypok86/otter v2.4 (W-TinyLFU)         76.9 %   75.8 %      179 ns, locks included
-//	hashicorp/golang-lru v2.0.7, one LRU    72.4 %   65.5 %      105 ns
-//	the same, two as a segmented LRU        77.2 %   75.2 %       90 ns
+//	hashicorp/golang-lru v2.0.7             72.4 %   65.5 %      105 ns
+//	a segmented LRU of two golang-lru       77.2 %   75.2 %       90 ns
 //
 // otter adds 1.0 MB to a binary. A segmented LRU needs about as many lines of code around its
 // two LRUs as SIEVE has.
@@ -26,8 +26,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// failureTTL is the pause before a question that no nameserver answered is asked
-// again: RFC 9520, section 3.2, requires at least 1 s, and clients retry after 5 s.
+// failureTTL is how long a question is not asked again after no nameserver has answered it.
+// RFC 9520, section 3.2, requires at least 1 s, and clients retry after 5 s.
 const failureTTL = 2 * time.Second
 
 // A Key identifies a question. DO and CD belong to it, because a nameserver's reply depends on them (RFC 4035, section
@@ -40,7 +40,7 @@ type Key struct {
 	DO, CD      bool
 }
 
-// A State tells what a cache has for a question, and what the caller should do.
+// A State says whether a cache has a reply to a question, and what the caller should do.
 type State uint8
 
 // The states of a [Hit].
@@ -53,78 +53,81 @@ const (
 	Stale
 	// StaleNow: Reply has expired, and the last attempt to ask failed; use Reply.
 	StaleNow
-	// Failed: the last attempt to ask failed a moment ago, and there is no answer. Reply is a failure such as
-	// SERVFAIL; or Reply is nil, and Failure says why.
+	// Failed: the last attempt to ask failed a moment ago, and there is no answer. If a nameserver has sent a failure
+	// such as SERVFAIL, Reply is this failure. Otherwise Reply is nil, and Failure says why asking failed.
 	Failed
 )
 
-// A Hit has what a cache has for a question.
+// A Hit is the result of [Cache.Get].
 type Hit struct {
 	State   State
 	Refresh bool         // this caller, and no other, should use Reply and also ask again
-	Reply   *reply.Reply // of Fresh, Stale and StaleNow, and perhaps of Failed
+	Reply   *reply.Reply // set if State is Fresh, Stale or StaleNow; may be set if it is Failed
 	Server  string       // the nameserver that sent Reply: see Value.Server
 	Age     reply.Age    // of Reply, for [reply.Reply.Append]
-	Failure string       // of StaleNow, and of Failed without a Reply: why asking failed; may be empty
+	Failure string       // why asking failed, if State is StaleNow, or Failed without a Reply; may be empty
 }
 
 // A Value is the result of asking nameservers a question.
 type Value struct {
 	Reply *reply.Reply // nil if no nameserver answered
-	// Server names the nameserver that sent Reply. All replies of a nameserver should share the text, which does
-	// not count as memory of the cache.
+	// Server names the nameserver that sent Reply. All replies of a nameserver should share one string, because the
+	// cache does not count its memory.
 	Server string
-	// Failure says why there is no answer, if Reply is nil or has another response code than NOERROR and NXDOMAIN.
+	// Failure says why there is no answer. It is used if Reply is nil, or if its response code is not NOERROR or
+	// NXDOMAIN.
 	Failure string
 	// Generation is what [Cache.Generation] returned before the nameservers were
 	// chosen.
 	Generation uint64
-	// Provisional is true if another nameserver, which failed to reply, may have another
-	// reply. Reply is then kept for at most MaxProvisional, and never served stale.
+	// Provisional is true if another nameserver has not replied and may have a different answer. Then Reply is kept
+	// for at most MaxProvisional, and is never served stale.
 	Provisional bool
 }
 
-// MaxProvisional is how long a reply with Value.Provisional is kept, and the longest TTL that clients
-// see of it. A nameserver that is back is noticed within that time.
+// MaxProvisional is how long a reply with Value.Provisional is kept, and the longest TTL in it that clients get.
+// So the answers of a nameserver that has come back are used after this time at the latest.
 const MaxProvisional = 30 * time.Second
 
 // Stats are counts of a cache.
 type Stats struct {
 	Entries int   // replies and failures
 	Bytes   int64 // bytes that the entries occupy, with the index
-	// Questions by the state that Get returned: Fresh, Miss, Stale or StaleNow, Failed.
+
+	// How often Get has returned the state Fresh (Hits), Miss (Misses), Stale or StaleNow (Stale), and Failed
+	// (Failures). Questions with the state Miss or Stale are counted by CountMiss.
 	Hits, Misses, Stale, Failures uint64
 	Evictions                     uint64 // entries that were removed to make room
 }
 
-// A Cache keeps replies by question. It is safe for concurrent use. The times that callers pass to
-// its methods must come from one clock: a clock of package clock if the time while the machine is
-// suspended is to count.
+// A Cache keeps replies by question. It is safe for concurrent use. The times that callers pass to its methods must
+// all come from the same clock. If replies should also age while the machine is suspended, this must be a clock of
+// package clock.
 type Cache struct {
 	seed   maphash.Seed
-	origin time.Time // entries hold times since then, in 8 bytes each instead of 24
+	origin time.Time // the times in entries count from here: 8 bytes for each time instead of 24
 	shards [shardCount]shard
 	off    atomic.Bool // the cache keeps nothing
 
 	changing sync.Mutex // held by Flush and Configure
-	// generation counts calls of Flush. Each shard has its own copy, which changes
-	// with its content.
+	// generation counts calls of Flush. Each shard has a copy, which Flush changes together with the content of the
+	// shard.
 	generation atomic.Uint64
 
 	misses, staleAsked atomic.Uint64 // counted by CountMiss
 }
 
-// shardCount is the number of shards. With 16 shards, readers rarely wait for a lock, and a shard of the default size
-// has room for the longest reply.
+// shardCount is the number of shards. With 16 shards, readers rarely wait for a lock. In a cache of the default size,
+// a shard still has room for the longest reply.
 const shardCount = 16
 
-// The bounds of the TTLs of positive and negative answers, also of the TTLs that clients see.
+// The longest TTLs of positive and negative answers. They also bound the TTLs that clients get.
 const (
 	maxTTL         = 7 * 24 * time.Hour // RFC 8767, section 4, suggests it
-	maxNegativeTTL = 3 * time.Hour      // the longest that RFC 2308, section 5, has found to work well
+	maxNegativeTTL = 3 * time.Hour      // RFC 2308, section 5, says that 1 to 3 hours work well
 )
 
-// A Config tells how much a cache keeps, and for how long.
+// A Config sets how much a cache keeps, and for how long.
 type Config struct {
 	// MaxBytes bounds the memory; with 0 or less the cache keeps nothing.
 	MaxBytes int64
@@ -142,8 +145,8 @@ func New(cfg Config) *Cache {
 	return c
 }
 
-// Configure changes the limits. The entries become as if they had been stored with these limits,
-// and the cache evicts entries for which there is no room. Get and Put wait only while one shard is changed.
+// Configure changes the limits. They also hold for entries that are in the cache already: if there is no room for all
+// of them, some are evicted. Get and Put do not wait until all shards are changed, only until their shard is.
 func (c *Cache) Configure(cfg Config, now time.Time) {
 	cfg.MaxBytes = max(cfg.MaxBytes, 0)
 	c.changing.Lock()
@@ -157,8 +160,8 @@ func (c *Cache) Configure(cfg Config, now time.Time) {
 // Off reports whether the cache keeps nothing.
 func (c *Cache) Off() bool { return c.off.Load() }
 
-// Get returns the hit for the question k. It counts the states that are answers. For the states Miss and Stale, a
-// caller that asks nameservers calls [Cache.CountMiss]. Get does not allocate.
+// Get returns what the cache has for the question k. It counts the question in Stats, unless the state is Miss or
+// Stale. For these states, the caller calls [Cache.CountMiss] if it asks nameservers. Get does not allocate.
 func (c *Cache) Get(k Key, now time.Time) Hit {
 	hash := c.hash(k)
 	s := c.shard(hash)
@@ -177,8 +180,8 @@ func (c *Cache) Get(k Key, now time.Time) Hit {
 	return hit
 }
 
-// CountMiss counts a question that is asked because Get returned the state Miss or Stale.
-// Other states are ignored.
+// CountMiss counts a question that nameservers are asked because Get returned the state Miss or Stale.
+// It ignores other states.
 func (c *Cache) CountMiss(state State) {
 	switch {
 	case c.Off():
@@ -189,8 +192,7 @@ func (c *Cache) CountMiss(state State) {
 	}
 }
 
-// Generation returns the number that a [Value] must carry to be kept. It changes with
-// every [Cache.Flush].
+// Generation returns the number of calls of [Cache.Flush] so far, for [Value.Generation].
 func (c *Cache) Generation() uint64 { return c.generation.Load() }
 
 // Put stores v, which was received at the time now, for as long as it may be kept. It does not store the result of a
@@ -226,9 +228,9 @@ func lifetimeOf(r *reply.Reply, provisional bool, received time.Duration) lifeti
 	return life
 }
 
-// Flush removes the entries of the questions for which match is true, or all entries if match
-// is nil. Replies to queries that are in flight will not be stored, whatever the question. The
-// counts of Stats are not reset.
+// Flush removes the entries of the questions for which match returns true, or all entries if match is nil. Replies
+// to all queries that are in flight will not be stored, even if match is false for their question. Flush does not
+// reset the counts of Stats.
 func (c *Cache) Flush(match func(Key) bool) {
 	c.changing.Lock()
 	defer c.changing.Unlock()
@@ -256,11 +258,11 @@ func (c *Cache) hash(k Key) uint64 {
 	if k.CD {
 		rest |= 1
 	}
-	// An odd factor keeps different values different: questions for one name never collide; names collide as rarely as
-	// 64 random bits.
+	// Multiplying by an odd number maps different values to different values. So two questions for the same name
+	// never have the same hash. For two names it is as improbable as for two random numbers of 64 bits.
 	const odd = 0x9E3779B97F4A7C15
 	return maphash.String(c.seed, k.Name) ^ rest*odd
 }
 
-// shard returns the shard for keys with a hash.
+// shard returns the shard for keys with this hash.
 func (c *Cache) shard(hash uint64) *shard { return &c.shards[hash>>32%shardCount] }

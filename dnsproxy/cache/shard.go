@@ -9,37 +9,37 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// If a question was asked at least refreshHits times since its reply was stored, the last time
-// in the last tenth of the reply's TTL, nameservers are asked again before the reply expires. If
-// queries arrive at random, as often as before, the new reply is used with a probability of
-// 1 - e^-3, or 95 %: one refresh in 20 is wasted. If one query sufficed instead of three, one
-// refresh in three would be wasted.
+// A reply that is in use is refreshed: nameservers are asked again before it expires. This happens if there is a
+// query in the last tenth of its TTL, and if this query is at least the third since the reply was stored
+// (refreshHits). If queries arrive at random, and as often as before, the new reply is used with a probability of
+// 95 % (1 - e^-3), so one refresh in 20 is wasted. If one query sufficed instead of three, one refresh in three would
+// be wasted.
 const (
 	refreshHits  = 3
 	refreshTenth = 10
 )
 
-// An entry is what the cache has for a question. Times count from the cache's origin.
+// An entry is what the cache has for a question. Its times count from the field origin of the cache.
 type entry struct {
 	key        Key
 	hash       uint64
 	prev, next *entry // in the shard's ring
 	size       int32
-	maxTTL     uint32 // bounds the TTLs that clients see
+	maxTTL     uint32 // the longest TTL that clients get, in seconds
 
-	reply   *reply.Reply  // nil if there are only failures
-	server  string        // the nameserver that sent reply; the text is shared with other entries
+	reply   *reply.Reply  // nil if no nameserver has replied
+	server  string        // the nameserver that sent reply; other entries share the string
 	stored  time.Duration // when reply was stored
 	expires time.Duration // when reply becomes stale
 	until   time.Duration // when reply can no longer be used
-	failed  time.Duration // asking failed: do not ask again before this time
+	failed  time.Duration // when the question may be asked again after asking failed
 	failure string        // why asking failed
 
 	fails       uint8 // how often asking failed in a row, up to maxFails
 	answer      bool  // reply is an answer, not a failure
-	hits        uint8 // of the fresh reply, up to refreshHits
+	hits        uint8 // how often the fresh reply was used, up to refreshHits
 	refreshing  bool  // a caller has been told to ask again
-	visited     bool  // used since the hand has passed
+	visited     bool  // used since the hand of the shard passed it (SIEVE's bit)
 	provisional bool  // see Value.Provisional
 }
 
@@ -47,13 +47,13 @@ type entry struct {
 type shard struct {
 	mu         sync.Mutex
 	generation uint64            // of the last flush
-	entries    map[uint64]*entry // by hash; of two with the same hash the later one stays
-	ring       entry             // before the newest and after the oldest
+	entries    map[uint64]*entry // by hash; a new entry replaces one with the same hash
+	ring       entry             // the sentinel of the ring of entries: next is the newest entry, prev the oldest
 	hand       *entry            // where the search for an entry to evict continues
-	bytes      int64
-	max        int64         // bounds bytes
-	stale      time.Duration // how long answers are kept after they have expired
-	stats      Stats         // Hits, Stale, Failures and Evictions
+	bytes      int64             // the size of all entries
+	max        int64             // the bound of bytes
+	stale      time.Duration     // how long answers are kept after they have expired
+	stats      Stats             // only Hits, Stale, Failures and Evictions are used
 }
 
 // configure is [Cache.Configure] for one shard.
@@ -155,8 +155,8 @@ func (e *entry) refresh(now time.Duration) bool {
 	return true
 }
 
-// recheck reports whether the caller is to ask again after asking failed. If so, no other caller
-// is to ask for a while.
+// recheck reports whether the caller is to ask again after asking failed. If it reports true, it reports false to all
+// other callers for a while.
 func (e *entry) recheck(now time.Duration) bool {
 	if now < e.failed {
 		return false
@@ -170,17 +170,17 @@ func (e *entry) aging(now time.Duration) bool {
 	return e.expires-now < (e.expires-e.stored)/refreshTenth
 }
 
-// A lifetime tells how long a reply is kept.
+// A lifetime says how long a reply is kept.
 type lifetime struct {
-	received    time.Duration
-	ttl         time.Duration // until it expires; 0: it must not be kept
-	max         time.Duration // bounds the TTLs that clients see
+	received    time.Duration // when the reply was received
+	ttl         time.Duration // how long after that it expires; if this is 0, it must not be kept
+	max         time.Duration // the longest TTL that clients get
 	provisional bool
 }
 
-// putReply stores a reply. An answer that must not be kept removes the previous reply. A
-// SERVFAIL or another failure does not replace an answer that is fresh or may be used stale:
-// it counts as a failed attempt to ask.
+// putReply stores a reply. If the reply is an answer that must not be kept, putReply removes the previous reply. If
+// the reply is a failure such as SERVFAIL, and there is an answer that is fresh or may be used stale, the answer
+// stays, and the failure counts as a failed attempt to ask.
 func (s *shard) putReply(hash uint64, k Key, v Value, life lifetime) {
 	const noError, nxDomain = 0, 3
 	r, rcode := v.Reply, v.Reply.Rcode()
@@ -212,9 +212,9 @@ func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
 	s.put(hash, k, &entry{stored: now, expires: now, until: now, failed: now + failureTTL, failure: text})
 }
 
-// If a reply could not be replaced, its question is asked again after minRecheck. The time doubles with each failure,
-// up to maxRecheck, the failure recheck timer of RFC 8767, section 5. No client waits meanwhile, so the first times may
-// be shorter than this timer.
+// If a reply is to be replaced, and asking fails, the question is asked again after minRecheck at the earliest. This
+// time doubles with each failure, up to maxRecheck, the failure recheck timer of RFC 8767, section 5. The first times
+// may be shorter than that timer, because no client waits for these attempts.
 const (
 	minRecheck = 5 * time.Second
 	maxRecheck = 30 * time.Second
@@ -229,7 +229,7 @@ func (s *shard) fail(e *entry, now time.Duration, text string) {
 	s.evict(now)
 }
 
-// put stores e for k, in place of the previous entry.
+// put stores e for the question k. It replaces the previous entry.
 func (s *shard) put(hash uint64, k Key, e *entry) {
 	if old := s.entries[hash]; old != nil {
 		e.visited = old.visited && old.key == k
@@ -240,7 +240,7 @@ func (s *shard) put(hash uint64, k Key, e *entry) {
 	s.insert(e, e.stored)
 }
 
-// insert makes e the newest entry. There is no other entry with its hash.
+// insert adds e as the newest entry. There must be no entry with its hash.
 func (s *shard) insert(e *entry, now time.Duration) {
 	if int64(size(e)) > s.max {
 		return // it would evict all other entries, and then itself
@@ -262,8 +262,9 @@ func (s *shard) remove(e *entry) {
 	s.bytes -= int64(e.size)
 }
 
-// evict makes the shard fit its bound. The hand moves from old entries to new ones, passes entries that were used since
-// it passed them before, and removes the first entry that was not used since.
+// evict removes entries until the shard fits its bound. The hand moves from old entries to new ones. It passes an
+// entry that was used since it passed this entry the last time, and removes the first entry that was not used since
+// then, or is of no use any more.
 func (s *shard) evict(now time.Duration) {
 	for s.bytes > s.max {
 		e := s.hand
@@ -277,7 +278,7 @@ func (s *shard) evict(now time.Duration) {
 	}
 }
 
-// resize measures e again.
+// resize updates the size of e.
 func (s *shard) resize(e *entry) {
 	s.bytes -= int64(e.size)
 	e.size = int32(size(e))
@@ -286,7 +287,7 @@ func (s *shard) resize(e *entry) {
 
 // size returns the bytes that e occupies on the heap.
 func size(e *entry) int {
-	// A map of this type has 17 bytes for each pair, and is 44 to 88 % full.
+	// A map of this type uses 17 bytes for each slot, and 44 to 88 % of its slots are in use.
 	const slot = 28
 	n := slot + int(unsafe.Sizeof(*e)) + len(e.key.Name) + len(e.failure)
 	if e.reply != nil {

@@ -17,7 +17,7 @@ type CacheSelection struct {
 	Suffix string // the questions for this name and all names below it
 }
 
-// match returns a function that reports whether s selects a question. It is nil if s selects all.
+// match returns a function that reports whether s selects a question. If s selects all questions, match returns nil.
 func (s CacheSelection) match() (func(cache.Key) bool, error) {
 	text := s.Name
 	switch {
@@ -46,18 +46,19 @@ type CacheEntry struct {
 	Rcode   string `json:"rcode,omitempty"`   // empty if no nameserver answered
 	Records int    `json:"records,omitempty"` // in the answer section
 	Server  string `json:"server,omitempty"`  // the nameserver that sent the reply
-	// TTL is the number of seconds until the reply expires; less than 0 if it is stale.
+	// TTL is the number of seconds until the reply expires. It is negative if the reply has expired.
 	TTL     int    `json:"ttl"`
 	Failure string `json:"failure,omitempty"` // why nameservers did not answer the last time
 }
 
 // A CacheContent is what the cache has.
 type CacheContent struct {
-	Total   int          `json:"total"`   // questions that were selected
+	Total   int          `json:"total"`   // number of questions that were selected
 	Entries []CacheEntry `json:"entries"` // some or all of these questions, sorted by name and type
 }
 
-// newCacheContent returns the CacheContent with the kept entries. total is the number of selected questions.
+// newCacheContent returns the CacheContent of the entries in kept. total is the number of questions that were
+// selected.
 func newCacheContent(kept []cache.Entry, total int) CacheContent {
 	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}
 	for _, e := range kept {

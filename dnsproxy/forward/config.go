@@ -34,24 +34,24 @@ type Config struct {
 	// nameservers and their options. Changes take effect within a second. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// KeptResolvConf is the path of a copy of ResolvConf. A process uses the copy if ResolvConf is missing or names no
-	// nameserver when the process starts. Default none.
+	// KeptResolvConf is the path of a copy of ResolvConf, which the agent writes. If ResolvConf is missing or names
+	// no nameserver when a process starts, the process uses the copy. Default none.
 	KeptResolvConf string
 	// Upstreams replaces the nameservers of ResolvConf. Default none.
 	Upstreams []upstream.Spec
-	// Routes sends queries for names below a suffix to other nameservers; the longest
-	// suffix wins. Default none.
+	// Routes sends queries for names below some suffixes to other nameservers. If a name has several of these
+	// suffixes, the longest one decides. Default none.
 	Routes []Route
 	// Order says which nameserver is queried first. Default strict.
 	Order Order
-	// RootCA is the path of a PEM file with the root certificates of TLS nameservers, read
-	// for every new connection. Default the system's certificates.
+	// RootCA is the path of a PEM file with the root certificates of TLS nameservers. It is read
+	// for every new connection. By default, the system's certificates are used.
 	RootCA string
-	// Timeout bounds the time of a forwarded query, over all nameservers. Default 4 s, less
+	// Timeout bounds the time of a forwarded query, however many nameservers are asked. Default 4 s, which is less
 	// than the 5 s after which glibc tries the next server.
 	Timeout time.Duration
-	// MaxInflight bounds the queries that wait for a nameserver or for the first table, 1
-	// or more. A further query ends the oldest question in flight with SERVFAIL or a
+	// MaxInflight bounds the number of queries that wait for a nameserver or for the first table. It must be 1
+	// or more. At the bound, a further query ends the oldest question in flight with SERVFAIL or a
 	// stale answer, and takes its place. Default 10,000.
 	MaxInflight int
 	// CacheSize bounds the memory of the cache in bytes; negative disables the cache.
@@ -65,8 +65,8 @@ type Config struct {
 	Control func(network, address string, conn syscall.RawConn) error
 	// Clock tells the age of cached replies and of sockets. Default clock.New().
 	Clock *clock.Clock
-	// AddressesChanged receives a value when addresses of this host may have changed. Without it, changes
-	// take effect after up to 10 s. It may be nil.
+	// AddressesChanged receives a value when addresses of this host may have changed. If it is nil, changes
+	// take effect after up to 10 s.
 	AddressesChanged <-chan struct{}
 	// Logger logs what operators should know. Default slog.Default().
 	Logger *slog.Logger
@@ -118,19 +118,19 @@ type Order string
 // The values of Order.
 const (
 	// OrderStrict queries nameservers in the order of resolv.conf or of the settings. When a nameserver is late, the
-	// next one is queried, too. A negative answer of the next nameserver does not win; its positive answer is cached
-	// for 30 s at most. OrderStrict is the default.
+	// next one is queried, too. A negative answer of the next one is not used while the first one may answer. A
+	// positive answer is used, but is cached for 30 s at most. OrderStrict is the default.
 	OrderStrict Order = "strict"
 	// OrderFastest queries the fastest nameserver, and takes the first answer. The option rotate
 	// of resolv.conf(5) has the same effect.
 	OrderFastest Order = "fastest"
 )
 
-// MarshalText returns what UnmarshalText reads.
+// MarshalText returns the text of o, such as "strict".
 func (o Order) MarshalText() ([]byte, error) { return []byte(o), nil }
 
-// UnmarshalText reads one of the values. The error says what was expected; the caller
-// names the setting and its value.
+// UnmarshalText parses the output of MarshalText. The error says what was expected; the caller should add
+// the setting and its value.
 func (o *Order) UnmarshalText(text []byte) error {
 	switch v := Order(text); v {
 	case OrderStrict, OrderFastest:
@@ -140,7 +140,7 @@ func (o *Order) UnmarshalText(text []byte) error {
 	return fmt.Errorf("want %s or %s", OrderStrict, OrderFastest)
 }
 
-// A Route sends queries for the names of a suffix to other nameservers.
+// A Route says which nameservers are asked for names below a suffix.
 type Route struct {
 	// Suffix is a domain name; the route applies to it and all names below it.
 	Suffix string
@@ -148,13 +148,13 @@ type Route struct {
 	Servers []upstream.Spec
 }
 
-// settings are the settings of a valid Config with defaults. They never change.
+// settings are a Config that is valid and has its defaults set. They never change.
 type settings struct {
 	Config
 	routes []suffixRoute // Routes, parsed
 }
 
-// newSettings checks cfg.
+// newSettings returns the settings of cfg, or an error if one of them is wrong.
 func newSettings(cfg Config) (settings, error) {
 	cfg.SetDefaults()
 	if err := cfg.validate(); err != nil {

@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	// suspectAfter is how long a question may stay in flight, after it has come in for the
-	// second time, before its nameservers are probed for a loop. Most nameservers have
-	// answered by then. A nameserver that forwards to this agent has not: it waits for the
-	// agent, which queries another nameserver after 50 ms at the earliest.
+	// suspectAfter is how long the agent waits, after a question has come in for the second time, before it probes
+	// the nameservers for a loop. Most nameservers have answered by then. A nameserver that forwards to this agent
+	// has not answered: it waits for the agent, which queries another nameserver after 50 ms at the earliest.
 	suspectAfter = 40 * time.Millisecond
 
-	// suspectForms is a number of relayed messages in flight. When so many have the same question, the nameservers are
-	// probed at once: a forwarder in a loop may change the message in each round (EDNS options, the case of letters).
+	// suspectForms is how many different messages with the same question must be in flight before the nameservers are
+	// probed at once. A forwarder in a loop may change the message in each round, for example the case of letters.
 	suspectForms = 4
 )
 
 // A flightKey identifies what nameservers are asked: a question, or a message that is relayed.
 type flightKey struct {
-	cache.Key // of a relayed message: the question's name, type and class
-	// relay distinguishes relayed messages by their digest (messages may be long), the client's transport, and the
-	// nameserver if the client chose it. For a question, it is empty or, if there is no cache, the client's transport.
+	cache.Key // of a relayed message, only the name, type and class of the question
+	// relay distinguishes relayed messages. It consists of the digest of the message, the client's transport and, if
+	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is empty. But if the
+	// cache is off, it is the client's transport.
 	relay string
 }
 
@@ -49,8 +49,8 @@ func relayKey(packet []byte, q *Query) flightKey {
 
 // A Client waits for the result of its query.
 type Client interface {
-	// Receive takes the result, which other clients share. It is called once, perhaps on the goroutine that
-	// reads a nameserver's socket, so it must not block.
+	// Receive takes the result. Other clients may share the result, so it must not be changed. Receive is called
+	// once. It must not block, because it may run on the goroutine that reads a nameserver's socket.
 	Receive(result *Result)
 }
 
@@ -60,7 +60,8 @@ type seat struct {
 	old    *Result // a reply from the cache, for when nameservers fail or are slow; nil if there is none
 }
 
-// give gives a result to the client of a seat, or the old reply if nameservers have failed.
+// give passes a result to the client of a seat. If the result is a failure, and the seat has an old reply, the client
+// gets the old reply instead.
 func (s seat) give(result *Result) {
 	switch {
 	case s.client == nil:
@@ -71,31 +72,32 @@ func (s seat) give(result *Result) {
 	}
 }
 
-// A flight is a question that was sent to nameservers, for all clients that ask it meanwhile. It is the
-// receiver of the nameservers' answer.
+// A flight is a question, or a relayed message, on its way to nameservers and back. All clients that send the same
+// question or message in this time take a seat in the flight, and get the same answer. The flight lands when the
+// answer has come.
 type flight struct {
 	all   *flights
 	key   flightKey
 	began time.Time
-	// generation is the cache's generation from before nameservers were chosen. traced is true if the first client wants
-	// all of Result.Attempts. Both are set before nameservers are asked.
+	// generation is the cache's generation before the nameservers were chosen. traced is true if the first client
+	// has set Query.Trace. Both are set before nameservers are asked.
 	generation uint64
 	traced     bool
 
 	// Guarded by the mutex of the flights.
 	seats        []seat
 	room         [1]seat // memory for the first seat
-	landed       bool
-	evicted      bool // without an answer
-	suspected    bool // suspectLater was called
+	landed       bool    // it has ended, perhaps because it was evicted
+	evicted      bool    // it has ended without an answer, to make room
+	suspected    bool    // suspectLater was called
 	started      upstream.Started
-	older, newer *flight // in the order in which they began
+	older, newer *flight // the flights that began before and after it
 }
 
-// Receive takes the nameservers' answer.
+// Receive implements [upstream.Receiver].
 func (l *flight) Receive(answer upstream.Answer, err error) { l.all.receive(l, answer, err) }
 
-// withTrace returns how, and adds upstream.Traced if the flight is traced.
+// withTrace returns how with upstream.Traced if the flight is traced, otherwise how itself.
 func (l *flight) withTrace(how upstream.How) upstream.How {
 	if l.traced {
 		return how | upstream.Traced
@@ -106,21 +108,21 @@ func (l *flight) withTrace(how upstream.How) upstream.How {
 // relays reports whether the flight relays its message.
 func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
 
-// A boarding is the result of join.
+// A boarding is the result of the method join.
 type boarding struct {
 	flight *flight // nil if there is no place
 	first  bool    // the flight is new: the caller leads it
-	forms  int     // relayed messages in flight with the same question
+	forms  int     // how many relayed messages with the same question are in flight
 	evicted
 }
 
-// An evicted has what remains of a flight that has made room.
+// An evicted is what remains of a flight that was evicted to make room.
 type evicted struct {
 	seats   []seat
 	started upstream.Started
 }
 
-// end cancels the queries of an evicted flight and gives its clients an error, or their old replies.
+// end cancels the queries of an evicted flight. It gives its clients an error, or their old replies.
 // It returns how many places the flight had.
 func (e evicted) end() (clients int) {
 	if e.seats == nil {
@@ -134,19 +136,21 @@ func (e evicted) end() (clients int) {
 	return len(e.seats)
 }
 
-// flights are the questions in flight, with the places that clients take in them. A client takes one place; so
-// does a flight that began without a client, and each successful call of take. If no place is free, the oldest
-// flight makes room: most nameservers answer within milliseconds, so the oldest question is one that nameservers
-// leave unanswered. So names with dead nameservers never keep other names from being asked.
+// flights are all flights, and the places that clients take in them. Each client takes one place. A flight that began
+// without a client takes a place, too, and so does each successful call of the method take.
+//
+// If no place is free, the oldest flight is evicted. Most nameservers answer within milliseconds, so the oldest
+// flight is one whose nameservers do not answer. So names with dead nameservers never keep other names from being
+// asked.
 type flights struct {
 	places  int                                                       // how many there are; never changes
-	receive func(answered *flight, answer upstream.Answer, err error) // takes the nameservers' answer; never changes
+	receive func(answered *flight, answer upstream.Answer, err error) // called with an answer; never changes
 
 	mu    sync.Mutex
-	taken int
+	taken int // how many places are taken
 	byKey map[flightKey]*flight
-	forms map[cache.Key]int // numbers of relayed messages in flight, by their question
-	ends  flight            // of the list of flights: ends.newer is the oldest flight, ends.older the newest
+	forms map[cache.Key]int // how many relayed messages are in flight, by their question
+	ends  flight            // sentinel of the list of flights: ends.newer is the oldest flight, ends.older the newest
 }
 
 func newFlights(places int, receive func(answered *flight, answer upstream.Answer, err error)) *flights {
@@ -155,7 +159,8 @@ func newFlights(places int, receive func(answered *flight, answer upstream.Answe
 	return f
 }
 
-// take takes a place outside of all flights, and reports whether one was free. If so, the caller must call release.
+// take takes a place for a query that has no flight. It reports whether a place was free. If it reports true, the
+// caller must call the method release.
 func (f *flights) take() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -180,8 +185,8 @@ func (f *flights) count() int {
 	return f.taken
 }
 
-// join seats a client in the flight for a key. If no place is free and evict is true, it evicts the oldest other
-// flight, which the caller must end.
+// join seats a client in the flight for a key. If there is no such flight, it begins one. If no place is free and
+// evict is true, it evicts the oldest other flight. The caller must call the method end of the result.
 func (f *flights) join(key flightKey, who seat, evict bool) (b boarding) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -208,7 +213,7 @@ func (f *flights) join(key flightKey, who seat, evict bool) (b boarding) {
 }
 
 func (f *flights) beginLocked(key flightKey) *flight {
-	key.Name = strings.Clone(key.Name) // it points into the client's query
+	key.Name = strings.Clone(key.Name) // the string is in the memory of the client's query
 	begun := &flight{all: f, key: key, began: time.Now(), older: f.ends.older, newer: &f.ends}
 	begun.seats = begun.room[:0]
 	begun.older.newer, f.ends.older = begun, begun
@@ -250,18 +255,18 @@ func (f *flights) endLocked(ended *flight) []seat {
 	return seats
 }
 
-// lead notes the queries of a flight, to cancel them if the flight is evicted.
+// lead notes the queries of a flight that were started, so that they can be cancelled if the flight is evicted.
 func (f *flights) lead(led *flight, started upstream.Started) {
 	f.mu.Lock()
 	led.started = started
-	evicted := led.evicted // since the flight began
+	evicted := led.evicted // it may have been evicted already
 	f.mu.Unlock()
 	if evicted {
 		started.Cancel()
 	}
 }
 
-// land gives the result to all clients that joined.
+// land ends a flight, and gives the result to all its clients.
 func (f *flights) land(landed *flight, result *Result) {
 	f.mu.Lock()
 	if landed.landed {
@@ -295,8 +300,8 @@ func (f *flights) giveOld(late *flight) {
 	}
 }
 
-// suspectLater probes the nameservers of a flight for a loop if it has not landed after
-// suspectAfter. It is called when the flight's question comes in again.
+// suspectLater is called when the question of a flight comes in again. If the flight has not landed after
+// suspectAfter, its nameservers are probed for a loop.
 func (f *flights) suspectLater(joined *flight, group *upstream.Group) {
 	f.mu.Lock()
 	first := !joined.suspected
@@ -315,8 +320,8 @@ func (f *flights) suspectLater(joined *flight, group *upstream.Group) {
 	})
 }
 
-// shut keeps clients from joining the flights that have begun, whose answers are out of date.
-// These flights land as usual for the clients that have joined.
+// shut keeps clients from joining the flights that have begun, because the answers of these flights may be out of
+// date. The flights land as usual for the clients that have joined.
 func (f *flights) shut() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

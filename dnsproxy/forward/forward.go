@@ -25,7 +25,7 @@ type Forwarder struct {
 	client  *upstream.Client
 	cache   *cache.Cache
 	flights *flights
-	long    atomic.Int64 // bytes of the long queries that wait
+	long    atomic.Int64 // how many bytes ReserveMemory has reserved for long queries
 	metrics *metrics
 	clock   *clock.Clock
 }
@@ -53,9 +53,9 @@ func New(cfg Config) (*Forwarder, error) {
 	return f, nil
 }
 
-// Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize and ServeStale, and ignores the other fields
-// of cfg. Queries that arrive after it has returned are answered by the new settings. Cached replies stay, except
-// replies to questions for which other nameservers are asked now. On an error nothing changes.
+// Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize and ServeStale, and ignores the other
+// fields of cfg. Queries that arrive after it has returned are answered by the new settings. If other nameservers
+// are asked for a question now, its replies are removed from the cache. On an error nothing changes.
 func (f *Forwarder) Configure(cfg Config) error {
 	next, err := newSettings(cfg)
 	if err != nil {
@@ -77,19 +77,19 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	return f.follow(ctx)
 }
 
-// Lookup looks up the Key of a query in the cache. It reports whether the cache has the
-// answer. The result belongs to q. Lookup does not allocate for replies.
+// Lookup looks up the Key of a query in the cache. It reports whether the cache has the answer. The result is stored
+// in q, and is valid as long as q is. Lookup does not allocate memory if it finds a reply.
 func (f *Forwarder) Lookup(q *Query) (found *Result, ok bool) {
 	f.look(q.Key, &q.found)
 	return &q.found.result, q.found.final()
 }
 
-// Refresh begins to ask nameservers for a reply whose copy in the cache is about to expire,
-// and returns. It keeps nothing of q.
+// Refresh begins to ask nameservers for a new reply to a question whose reply in the cache is about to expire. It
+// does not wait for the reply. It keeps no memory of q.
 func (f *Forwarder) Refresh(q *Query) { f.renew(q, cache.Fresh) }
 
-// Begin begins to answer a query by the rules in the package comment, and returns. It keeps nothing of q;
-// q.Send is not used. The client receives the result, perhaps before Begin returns.
+// Begin begins to answer a query by the rules in the package comment, and returns. It keeps no memory of q.
+// It does not use q.Send. The client receives the result, perhaps before Begin returns.
 func (f *Forwarder) Begin(q *Query, client Client) {
 	switch {
 	case f.client.Echo(q.Name, upstream.Arrival{From: q.Client, To: q.Server}):
@@ -101,7 +101,7 @@ func (f *Forwarder) Begin(q *Query, client Client) {
 	}
 }
 
-// Answer is Begin for a caller that waits, and for zone transfers.
+// Answer is like Begin, but waits for the result and returns it. If q.Send is set, it makes a zone transfer.
 func (f *Forwarder) Answer(q *Query) Result {
 	if q.Send != nil {
 		return f.transfer(q)
@@ -121,7 +121,7 @@ func (w waiter) Receive(result *Result) { w <- result }
 // wait for the same answer. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
 func (f *Forwarder) resolve(q *Query, client Client) {
 	if q.found.generation != f.cache.Generation() {
-		q.found = lookup{} // flushed since
+		q.found = lookup{} // the cache was flushed after the lookup
 	}
 	if q.found.final() {
 		found := q.found.result
@@ -157,8 +157,8 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 	}
 }
 
-// renew asks nameservers a question for the cache alone, if a place is free: it evicts no flight. state is the
-// state of the question in the cache.
+// renew asks nameservers a question for the cache alone. It does so only if a place is free, and evicts no flight.
+// state is the state of the question in the cache.
 func (f *Forwarder) renew(q *Query, state cache.State) {
 	switch b := f.board(f.questionKey(q), seat{}, nil); {
 	case b.first:
@@ -168,7 +168,7 @@ func (f *Forwarder) renew(q *Query, state cache.State) {
 	}
 }
 
-// questionKey returns the key of a question.
+// questionKey returns the key of the flight for a question.
 func (f *Forwarder) questionKey(q *Query) flightKey {
 	key := flightKey{Key: q.Key}
 	if f.cache.Off() {
@@ -177,14 +177,14 @@ func (f *Forwarder) questionKey(q *Query) flightKey {
 	return key
 }
 
-// lead finds the answer to the question of a new flight. state is what the caller found in the cache. If that is an
-// answer, lead renews it.
+// lead finds the answer to the question of a new flight. state is what the caller has found in the cache. If the
+// cache has an answer, lead asks nameservers for a newer one.
 func (f *Forwarder) lead(led *flight, state cache.State) {
 	key := led.key.Key
 	if renew := (&lookup{state: state}).final(); !renew {
-		// Another flight for the question may have landed after the caller looked into the cache and before it joined
-		// this one. So the leader, and no other goroutine, looks again: otherwise a burst of equal questions could
-		// become two queries to nameservers.
+		// After the caller looked into the cache, and before it began this flight, another flight for the question
+		// may have landed. So the cache may have the answer now. Without this second look, a burst of equal
+		// questions could become two queries to nameservers.
 		var again lookup
 		f.look(key, &again)
 		switch {
@@ -225,7 +225,8 @@ func (f *Forwarder) look(key cache.Key, found *lookup) {
 	}
 }
 
-// receive takes the nameservers' answer to a flight, caches it and gives it to the clients.
+// receive is called with the answer of nameservers to the question of a flight. It caches the answer and gives it to
+// the clients.
 func (f *Forwarder) receive(answered *flight, answer upstream.Answer, err error) {
 	result := &Result{Source: SourceUpstream, Server: answer.Server, Err: err, Attempts: answer.Attempts}
 	if answered.relays() {
@@ -272,9 +273,10 @@ func nameserversFailed(err error) bool {
 	return false
 }
 
-// relay sends a message as it is, except for its OPT record, which is between neighbours (RFC 6891, section 6.2.1), and
-// gives the client the reply as it is. If several clients send the same message at the same time, it is sent once, and
-// all of them get the reply. Otherwise, if a nameserver forwards to this agent, the message would circle forever.
+// relay sends the message of a query to a nameserver, and passes the reply to the client. Only the OPT record of the
+// message is changed, because an OPT record is for two neighbours (RFC 6891, section 6.2.1). If several clients send
+// the same message at the same time, it is sent once, and all of them get the reply. This also ends loops: if a
+// nameserver forwards the message to this agent, it is not sent again.
 func (f *Forwarder) relay(q *Query, client Client) {
 	packet := reply.Hop(q.Message, true, ednsUDPSize)
 	group := func() *upstream.Group {
@@ -292,7 +294,7 @@ func (f *Forwarder) relay(q *Query, client Client) {
 		return
 	}
 	b.flight.traced = q.Trace
-	asked := group() // not before board: see flush
+	asked := group() // is called again, because nameservers must be chosen after board: see flush
 	if b.forms >= suspectForms {
 		asked.Suspect()
 	}
@@ -303,7 +305,8 @@ func (f *Forwarder) relay(q *Query, client Client) {
 }
 
 // board seats a client in a flight. If there is no place, the client gets its old reply, or an error, and the
-// result has no flight. group has the nameservers that will be asked: if they are silent, no flight is evicted.
+// result has no flight. group has the nameservers that will be asked. If they are all silent (Group.Full), no other
+// flight is evicted to make room.
 func (f *Forwarder) board(key flightKey, who seat, group *upstream.Group) boarding {
 	b := f.flights.join(key, who, who.client != nil && !group.Full())
 	f.metrics.overflows.Add(uint64(b.end())) //nolint:gosec // a length
@@ -314,8 +317,8 @@ func (f *Forwarder) board(key flightKey, who seat, group *upstream.Group) boardi
 	return b
 }
 
-// transfer requests a zone transfer over TCP and sends the client all messages except the
-// last, which it returns.
+// transfer requests a zone transfer over TCP. It sends all messages except the last one to the client, and returns
+// the last one.
 func (f *Forwarder) transfer(q *Query) Result {
 	release, ok := f.Hold()
 	if !ok {
@@ -350,7 +353,8 @@ func (f *Forwarder) Overflows() uint64 { return f.metrics.overflows.Load() }
 func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).Full() }
 
 const (
-	// Queries of up to shortQuery bytes are bounded by their number alone. Nearly all queries are that short.
+	// shortQuery is the length of a query, in bytes, above which its memory is bounded. Nearly all queries are
+	// shorter; for these, the bound of their number suffices.
 	shortQuery = 1 << 10
 	// maxLongQueries bounds the bytes of all longer queries that wait. A query is copied
 	// about five times on its way to nameservers.
@@ -393,9 +397,9 @@ func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheCont
 	return newCacheContent(f.cache.Entries(match, limit, f.clock.Now())), nil
 }
 
-// FlushCache removes the entries of the selected questions from the cache, and returns their
-// number. Replies in flight go to the clients that wait for them and are not cached, and
-// clients that ask from now on do not wait for these replies.
+// FlushCache removes the entries of the selected questions from the cache, and returns the number of entries.
+// Replies that are on their way at this moment still go to the clients that wait for them, but they are not cached.
+// Clients that ask from now on do not wait for these replies.
 func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	match, err := selection.match()
 	if err != nil {
@@ -409,10 +413,9 @@ func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	return content.Total, nil
 }
 
-// flush removes the replies to the questions that match from the cache, all if match is
-// nil. Clients that ask from now on do not join flights that have begun. A flight's
-// nameservers are chosen after its first client has joined, so a flight that begins from now on
-// asks the nameservers in use now.
+// flush removes the replies to the questions for which match returns true from the cache, or all replies if match is
+// nil. Clients that ask from now on do not join flights that have begun. They begin new flights, and these ask the
+// nameservers that are in use now, because the nameservers of a flight are chosen after its first client has joined.
 func (f *Forwarder) flush(match func(cache.Key) bool) {
 	f.flights.shut()
 	f.cache.Flush(match)

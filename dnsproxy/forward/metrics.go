@@ -13,7 +13,7 @@ import (
 
 // metrics are the metrics of a Forwarder; docs/metrics.md describes them for operators.
 type metrics struct {
-	upstreamDuration prometheus.Histogram // has the name that dashboards for Istio's agent query
+	upstreamDuration prometheus.Histogram // named as in Istio's agent, so that dashboards for that agent work
 	direct           prometheus.Counter
 	overflows        atomic.Uint64
 	resolvConfErrors prometheus.Counter
@@ -41,7 +41,7 @@ func (m *metrics) observe(_ upstream.Spec, rtt time.Duration) {
 	m.upstreamDuration.Observe(rtt.Seconds())
 }
 
-// register registers the metrics, unless registry is nil. inflight returns how many queries wait.
+// register registers the metrics, unless registry is nil. The function inflight returns how many queries wait.
 func (m *metrics) register(registry prometheus.Registerer, inflight func() int, others *collector) error {
 	if registry == nil {
 		return nil
@@ -64,16 +64,16 @@ func (m *metrics) register(registry prometheus.Registerer, inflight func() int, 
 	return nil
 }
 
-// A collector collects what the upstream client and the cache count themselves. There is
-// one label value for each nameserver that was ever configured.
+// A collector reports what the upstream client and the cache have counted. Each nameserver that was ever configured
+// is a label value.
 type collector struct {
 	status func() []upstream.Status
 	stats  func() cache.Stats
 
-	requests, failures                       *prometheus.Desc // Istio's
-	sent, unanswered, wrong, hedges, rtt, up *prometheus.Desc // by upstream
-	responses                                *prometheus.Desc // by upstream and response code
-	hits, misses, stale, failed              *prometheus.Desc // questions, by what the cache had
+	requests, failures                       *prometheus.Desc // with the names of Istio's agent
+	sent, unanswered, wrong, hedges, rtt, up *prometheus.Desc // by nameserver
+	responses                                *prometheus.Desc // by nameserver and response code
+	hits, misses, stale, failed              *prometheus.Desc // questions, by what the cache had for them
 	evictions, entries, memory               *prometheus.Desc // of the cache
 }
 

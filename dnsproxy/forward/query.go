@@ -9,7 +9,7 @@ import (
 )
 
 // A Query is a query on its way through the forwarder. The caller sets the exported fields. [Forwarder.Lookup] stores
-// its result in the other fields, and [Forwarder.Begin] and [Forwarder.Answer] continue with that result.
+// what it finds in the field found, and [Forwarder.Begin] and [Forwarder.Answer] continue from there.
 type Query struct {
 	// Name is the question's name.
 	Name wire.Name
@@ -24,13 +24,13 @@ type Query struct {
 	Server netip.AddrPort
 	// Client is where the query came from.
 	Client netip.AddrPort
-	// How is the transport of the client's query. Nameservers are asked over the same transport unless the reply may be
-	// cached.
+	// How is the transport of the client's query. If the reply must not be cached, nameservers are asked over the
+	// same transport.
 	How upstream.How
 	// Send is set for zone transfers over TCP. It sends the client all messages except
 	// the last.
 	Send func(message []byte) error
-	// Trace asks for all of Result.Attempts.
+	// Trace makes Result.Attempts complete.
 	Trace bool
 
 	found lookup
@@ -57,12 +57,12 @@ func Key(q *wire.Query) cache.Key {
 // A lookup is what the cache has for a question.
 type lookup struct {
 	state  cache.State
-	result Result // the answer if final, otherwise a stale reply or none
+	result Result // the answer if the method final reports true; otherwise a stale reply, or none
 	// refresh is true if this caller, and no other, is to ask nameservers again.
 	refresh bool
-	// generation is the cache's generation from before the lookup.
+	// generation is the generation of the cache when the lookup began.
 	generation uint64
 }
 
-// final reports whether the cache has the answer: then nameservers need not be asked.
+// final reports whether the cache has the answer, so that nameservers need not be asked.
 func (l *lookup) final() bool { return l.state != cache.Miss && l.state != cache.Stale }

@@ -25,12 +25,12 @@ var (
 	ErrEcho = errors.New("this query is a probe of this agent that a nameserver sent back")
 )
 
-// staleAfter is how long nameservers have before clients get a stale answer: the client
-// response timer of RFC 8767, section 5. It runs from the first client's query. No client
-// waits while nameservers are down, or if they failed to answer the question the last time.
+// staleAfter is how long clients wait for nameservers before they get a stale answer. It is the client response
+// timer of RFC 8767, section 5, and runs from the first client's query. If nameservers are down, or failed to answer
+// the question the last time, clients do not wait.
 const staleAfter = 1800 * time.Millisecond
 
-// The reasons, besides errors, for stale replies.
+// Reasons for stale replies. An error of nameservers is another reason.
 var (
 	errDown = errors.New("all nameservers are down")
 	errLate = errors.New("no nameserver answered within " + staleAfter.String())
@@ -46,7 +46,7 @@ func (e CachedFailure) Error() string { return string(e) }
 const (
 	SourceCache         = "cache"          // a reply that has not expired
 	SourceStale         = "stale"          // a reply of the cache that has expired
-	SourceCachedFailure = "cached_failure" // the cache: nameservers failed a moment ago
+	SourceCachedFailure = "cached_failure" // the cache has noted that nameservers failed a moment ago
 	SourceUpstream      = "upstream"
 	SourceSelf          = "self" // nameservers were not asked
 )
@@ -55,19 +55,19 @@ const (
 type Result struct {
 	Reply *reply.Reply
 	Age   reply.Age // of Reply, for [reply.Reply.Append]
-	// Relayed is the nameserver's message, in place of Reply, if the query was relayed. Clients that sent the
-	// same message share it, so its ID must be replaced.
+	// Relayed is the nameserver's message if the query was relayed; then Reply is nil. Clients that sent the
+	// same message share it, so each must copy it and set the ID of its own query.
 	Relayed []byte
 	Source  string
-	// Server names the nameserver that sent the reply, as [upstream.Spec.String] does.
+	// Server names the nameserver that sent the reply, in the form of [upstream.Spec.String].
 	Server string
-	Err    error // why there is no reply; nil otherwise
+	Err    error // why there is no reply; nil if there is one
 
-	// Attempts has what was sent to nameservers, as [upstream.Answer.Attempts]. It has all attempts if the first of the
-	// clients that sent the same query has set Query.Trace.
+	// Attempts has what was sent to nameservers: see [upstream.Answer.Attempts]. If several clients have sent the
+	// same query, Query.Trace of the first one decides whether it has all attempts.
 	Attempts []upstream.Attempt
 
-	failure string // of a stale reply, see Failure
+	failure string // why a stale reply is used; for the method Failure
 }
 
 // Expired returns how long ago a stale reply has expired.
@@ -84,7 +84,8 @@ func (r *Result) Rcode() int {
 	return r.Reply.Rcode()
 }
 
-// Failure says why nameservers have no answer. It is empty if they have an answer, and may be empty for a stale reply.
+// Failure says why nameservers have not answered. It is empty if they have answered, and may be empty for a stale
+// reply.
 func (r *Result) Failure() string {
 	switch {
 	case r.usable():
@@ -103,7 +104,7 @@ func (r *Result) Size() int {
 	return r.Reply.Size()
 }
 
-// because returns r, a stale reply, with the failure of result as the reason why it is used.
+// because returns a copy of the stale reply r. The copy says that the failure of result is the reason why it is used.
 func (r *Result) because(result *Result) *Result {
 	stale := *r
 	stale.failure, stale.Attempts = result.Failure(), result.Attempts
@@ -115,9 +116,12 @@ func (r *Result) usable() bool {
 	return r.Err == nil && (r.Rcode() == dns.RcodeSuccess || r.Rcode() == dns.RcodeNameError)
 }
 
-// Derive returns r with a reply that edit has changed. The TTLs in this reply are the remaining TTLs. r must be the
-// result for name with the type and class of key, and its Relayed and Err must be nil. edit gets as much of r's reply
-// as fits in limit bytes, so that the cost depends on the length of the response.
+// Derive returns a copy of r whose reply the function edit has changed. r must be the result of a question for name
+// with the type and class of key, and its Relayed and Err must be nil. The TTLs in the copy are already counted
+// down.
+//
+// A long reply is cut to limit bytes before edit gets it, so that unpacking it does not cost more than the response
+// needs.
 func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns.Msg)) (Result, error) {
 	msg, err := r.message(name, key, limit)
 	if err != nil {
@@ -141,8 +145,8 @@ func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns
 	return derived, nil
 }
 
-// message returns r's reply as a message with a question for name, and type and class of key. For
-// TTLs, a second that has begun counts as a whole one.
+// message returns r's reply as a message of the DNS library. Its question has the given name, and the type and class
+// of key. When TTLs are counted down, a second that has begun counts as a whole one.
 func (r *Result) message(name wire.Name, key cache.Key, limit int) (*dns.Msg, error) {
 	query := wire.AppendQuestion(make([]byte, wire.HeaderLen), name, key.Type, key.Class)
 	age := r.Age
@@ -153,8 +157,8 @@ func (r *Result) message(name wire.Name, key cache.Key, limit int) (*dns.Msg, er
 	return unpack(packed)
 }
 
-// unpack unpacks a message that is well-formed, except perhaps for the data of its records. It does not parse the data
-// of types without compressed names.
+// unpack unpacks a message that is well-formed, except perhaps for the data of its records. It parses the data of a
+// record only if there may be compressed names in it.
 func unpack(packed []byte) (*dns.Msg, error) {
 	questionEnd, err := wire.WalkQuestions(packed)
 	if err != nil {

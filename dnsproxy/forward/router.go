@@ -25,16 +25,16 @@ type router struct {
 	config  Config // as New got it; the settings that Configure changes are in settings
 	client  *upstream.Client
 	failed  func()                           // called when resolv.conf becomes unusable
-	changed func(match func(cache.Key) bool) // called when the nameservers of some questions change; match selects these, nil all
+	changed func(match func(cache.Key) bool) // called when the nameservers for some questions change: see useLocked
 	routing atomic.Pointer[routing]
 
 	mu        sync.Mutex       // held while the routing is made
 	settings  settings         // guarded by mu
 	listeners []netip.AddrPort // guarded by mu
-	returned  []wire.Name      // of SetReturned; guarded by mu
+	returned  []wire.Name      // the domains of SetReturned; guarded by mu
 }
 
-// newRouter returns a router without a routing. The caller calls readResolvConf.
+// newRouter returns a router without a routing. The caller must call readResolvConf before any other method.
 func newRouter(s settings, client *upstream.Client, changed func(match func(cache.Key) bool), failed func()) *router {
 	return &router{config: s.Config, settings: s, client: client, changed: changed, failed: failed}
 }
@@ -59,8 +59,9 @@ func (r *router) readResolvConf() {
 	r.useResolvConf(conf)
 }
 
-// readKept returns the resolv.conf that an earlier process has kept, if the current one cannot be used:
-// conf is nil, or neither conf nor the settings have a nameserver. Otherwise it returns nil.
+// readKept returns the resolv.conf that an earlier process has kept, if the current one cannot be used. conf is the
+// current one, or nil if it cannot be read. It cannot be used either if neither conf nor the settings have a
+// nameserver. If it can be used, or nothing was kept, readKept returns nil.
 func (r *router) readKept(conf *resolvconf.Config) *resolvconf.Config {
 	if r.config.KeptResolvConf == "" || conf != nil && (len(conf.Servers) > 0 || len(r.settings.Upstreams) > 0) {
 		return nil
@@ -72,7 +73,7 @@ func (r *router) readKept(conf *resolvconf.Config) *resolvconf.Config {
 	return kept
 }
 
-// keep keeps resolv.conf for a later process.
+// keep copies resolv.conf for a later process.
 func (r *router) keep() {
 	if r.config.KeptResolvConf == "" {
 		return
@@ -103,7 +104,7 @@ func (r *router) configure(next settings, prepare func(previous *settings)) {
 }
 
 // SetListeners sets the addresses on which the agent listens. A nameserver with such an
-// address is the agent itself and is left out (F6).
+// address is the agent itself, and is not asked.
 func (r *router) SetListeners(listeners []netip.AddrPort) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,7 +113,7 @@ func (r *router) SetListeners(listeners []netip.AddrPort) {
 }
 
 // SetReturned sets the domains for which systemd-resolved queries the agent. Names below them are not
-// forwarded to systemd-resolved's stub, because it would send these queries back (F6).
+// forwarded to systemd-resolved's stub, because it would send these queries back.
 func (r *router) SetReturned(domains []string) {
 	returned := make([]wire.Name, 0, len(domains))
 	for _, domain := range domains {
@@ -143,7 +144,7 @@ func (r *router) Suffixes() []wire.Name {
 	return suffixes
 }
 
-// TrustAD reports whether clients may see the AD bit of nameservers' replies (trust-ad in
+// TrustAD reports whether responses to clients have the AD bit of nameservers' replies (trust-ad in
 // resolv.conf(5)).
 func (r *router) TrustAD() bool { return r.routing.Load().conf.TrustAD }
 
@@ -174,9 +175,8 @@ type Group struct {
 // Self returns the nameservers that are left out because they are this agent.
 func (r *router) Self() []upstream.Spec { return slices.Clone(r.routing.Load().self) }
 
-// Elsewhere reports whether a captured query goes to original, the nameserver that it was
-// sent to, rather than to the nameservers of resolv.conf. It is false if original is not
-// valid.
+// Elsewhere reports whether a captured query is forwarded to its original destination, and not to the nameservers of
+// resolv.conf. It reports false if original is not valid.
 func (r *router) Elsewhere(original netip.AddrPort) bool {
 	return original.IsValid() && !r.routing.Load().standsFor(original)
 }
@@ -227,11 +227,11 @@ func (r *router) logIgnored(conf *resolvconf.Config) {
 	}
 }
 
-// addressInterval is how often the addresses of this host are read without a signal on Config.AddressesChanged.
+// addressInterval is how often the addresses of this host are read if there is no signal on Config.AddressesChanged.
 const addressInterval = 12 * clock.Tick
 
-// followAddresses makes the routing again when the addresses of this host change, until
-// ctx ends: a nameserver's address may be among the new addresses.
+// followAddresses makes the routing again when the addresses of this host change, until ctx ends. The address of a
+// nameserver may be among the new addresses; then the nameserver may be the agent itself.
 func (r *router) followAddresses(ctx context.Context) {
 	recheck, stop := r.config.Clock.Poll(addressInterval, func() bool { return true })
 	defer stop()
@@ -244,7 +244,7 @@ func (r *router) followAddresses(ctx context.Context) {
 		}
 		local, err := localAddrs()
 		if err != nil {
-			continue // and read again
+			continue // the addresses are read again later
 		}
 		r.mu.Lock()
 		if current := r.routing.Load(); !slices.Equal(local, current.local) {
@@ -255,8 +255,9 @@ func (r *router) followAddresses(ctx context.Context) {
 }
 
 // useLocked makes the routing from a resolv.conf, the settings and the addresses of this host, and
-// uses it. If this changes the nameservers for a question, the question's replies are removed from
-// the cache, and replies in flight are not cached.
+// uses it. If this changes the nameservers for some questions, it calls changed with a function that selects these
+// questions, or with nil if they are all changed. The replies to these questions are then removed from the cache, and
+// replies in flight are not cached.
 func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	next := &routing{conf: conf, returned: r.returned, local: local}
 	next.readSearch()
@@ -297,7 +298,8 @@ func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 // isStub reports whether a nameserver is systemd-resolved's stub.
 func isStub(server upstream.Spec) bool { return resolvconf.IsStub(server.Addr) }
 
-// withoutSelfLocked splits the nameservers into other programs and this agent itself (F6).
+// withoutSelfLocked divides nameservers into nameservers that are other programs, and nameservers that are this
+// agent.
 func (r *router) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) (others, agent []upstream.Spec) {
 	for _, spec := range specs {
 		_, self := resolvconf.WithoutSelf([]netip.AddrPort{spec.Addr}, r.listeners, local)

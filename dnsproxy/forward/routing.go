@@ -10,16 +10,16 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A routing says which nameservers to ask for a name, by resolv.conf and the settings. It
-// never changes; when resolv.conf or the settings change, a new routing replaces it.
+// A routing says which nameservers are asked for a name, according to resolv.conf and the settings. It
+// never changes. When resolv.conf or the settings change, a new routing replaces it.
 type routing struct {
 	self []upstream.Spec // nameservers that are this agent, and left out
 
 	conf     *resolvconf.Config
-	search   []wire.Name // of conf, without the root
-	routes   []route     // the longest suffix first
-	fallback route
-	returned []wire.Name  // domains whose names systemd-resolved sends back, the longest first
+	search   []wire.Name  // the search list of conf, without the root
+	routes   []route      // the longest suffix first
+	fallback route        // for names without a route
+	returned []wire.Name  // the domains of SetReturned, the longest first
 	local    []netip.Addr // addresses of this host
 }
 
@@ -66,13 +66,13 @@ func (r *routing) group(name wire.Name) *upstream.Group {
 // an IPv6 packet everywhere (DNS flag day 2020).
 const ednsUDPSize = 1232
 
-// query returns the query for a question in wire form, with an OPT record of its own: a client's OPT record is for the
-// hop between client and agent only (RFC 6891, section 6.2.1).
+// query returns a query for a question, in wire form. The query has an OPT record of the agent, because a client's
+// OPT record is only for the hop between client and agent (RFC 6891, section 6.2.1).
 func (r *routing) query(key cache.Key) []byte {
 	var room [wire.MaxNameLen + 1 + 4]byte // keeps the question off the heap
 	packet := wire.NewQuery(wire.AppendQuestion(room[:0], wire.Name(key.Name), key.Type, key.Class))
 	if r.conf.TrustAD {
-		packet[wire.FlagsOffset+1] |= wire.AD // the answer's AD is wanted: RFC 6840, section 5.7
+		packet[wire.FlagsOffset+1] |= wire.AD // this asks for the AD bit in the answer (RFC 6840, section 5.7)
 	}
 	var ttl uint32
 	if key.DO {
@@ -85,13 +85,13 @@ func (r *routing) query(key cache.Key) []byte {
 	return wire.AppendOPT(packet, ednsUDPSize, ttl)
 }
 
-// standsFor reports whether resolv.conf's nameservers are asked instead of server, the original
-// destination of a captured query: because server is one of them, is systemd-resolved's stub in front
-// of them, or cannot be asked.
+// standsFor reports whether resolv.conf's nameservers are asked instead of server, the original destination of a
+// captured query. This is so if server is one of these nameservers, is systemd-resolved's stub in front of them, or
+// cannot be asked.
 //
-// If resolv.conf names a forwarder on this host, then a query for another nameserver of resolv.conf comes from that
-// forwarder, or from a client that has given up on the forwarder. In both cases the query is meant for that other
-// nameserver, and the forwarder would send it back to the agent.
+// There is one exception. If resolv.conf names a forwarder on this host, a query to another nameserver of resolv.conf
+// goes to that nameserver. The query comes either from the forwarder, or from a client to which the forwarder has not
+// replied. If the agent sent it to the forwarder, the forwarder would send it back.
 func (r *routing) standsFor(server netip.AddrPort) bool {
 	if r.conf.Uplink != "" && server.Addr().IsLoopback() {
 		return true // systemd-resolved's stub: the nameservers behind it are asked
@@ -109,7 +109,8 @@ func (r *routing) standsFor(server netip.AddrPort) bool {
 }
 
 // testAddrs returns the addresses with which the capture rules are tested (iptables.TestAddr). The rules redirect
-// queries to these addresses for all users, so a query that is forwarded there would come back.
+// queries to these addresses for all users, also for the agent. So if the agent forwarded a query there, it would
+// come back.
 func testAddrs() (v4, v6 netip.Addr) {
 	return netip.AddrFrom4([4]byte{127, 15, 0, 53}), netip.AddrFrom16([16]byte{0: 1, 15: 53})
 }
@@ -121,8 +122,8 @@ func (r *routing) answersLike(other *routing) bool {
 		r.conf.TrustAD == other.conf.TrustAD
 }
 
-// differs returns a function that reports whether the answer to a question may differ because the
-// other routing asks other nameservers. The function is nil if all answers may differ.
+// differs returns a function that reports whether the two routings may give different answers to a question, because
+// they ask different nameservers. It returns nil if this may be so for all questions.
 func (r *routing) differs(other *routing) func(cache.Key) bool {
 	if r.conf.TrustAD != other.conf.TrustAD {
 		return nil

@@ -11,8 +11,7 @@ import (
 // staleTTL is the TTL of stale records, in seconds (RFC 8767, section 4).
 const staleTTL = 30
 
-// A Request has what a response copies from the client's query, and the form of the response that
-// the client wants.
+// A Request says which query a response is for, and which form it must have.
 type Request struct {
 	// Query is the client's packet up to the end of its question section. The
 	// question must be the reply's; only the name's case may differ.
@@ -21,29 +20,30 @@ type Request struct {
 	EDNS, DO bool
 	// UDPSize is the payload size that the response's OPT record offers, in bytes.
 	UDPSize uint16
-	// KeepAD keeps AD as the nameserver set it; without KeepAD, AD is cleared.
+	// KeepAD reports whether the response has the AD bit of the reply. If KeepAD is false, the bit is cleared.
 	KeepAD bool
-	// Limit is how long the response may be, in bytes: at least 512. A longer response is
-	// cut at a record's boundary, and TC is set. If only additional records are left out, TC
-	// is set only in a referral.
+	// Limit is how long the response may be, in bytes; it must be at least 512. If the response would be longer,
+	// records are left out at the end, and TC is set. If only additional records are left out, TC is set only in a
+	// referral.
 	Limit int
 }
 
-// An Age tells whether a reply comes from the cache, and for how long it was there. The zero
-// Age means a reply straight from the nameserver, whose TTLs and AA bit are kept.
+// An Age says whether a reply comes from the cache, and how long it was there. The zero
+// Age is for a reply straight from the nameserver; it changes neither TTLs nor the AA bit.
 type Age struct {
-	// Cached clears AA and counts TTLs down by Seconds.
+	// Cached reports whether the reply comes from the cache. Then the response has no AA bit, and its TTLs are lower
+	// by Seconds.
 	Cached  bool
 	Seconds uint32
-	// Max bounds TTLs before they are counted down, in seconds; 0 is no bound.
+	// Max bounds the TTLs in seconds, before Seconds is subtracted; 0 is no bound.
 	Max uint32
-	// Stale is for a reply that has expired, for which Cached is set too. It makes every TTL 30, clears AD, because
-	// signatures are not valid for longer than the TTL, and adds an Extended DNS Error for clients with EDNS (RFC 8767,
-	// RFC 8914).
+	// Stale reports whether the reply has expired. Cached is then true, too. In the response every TTL is 30, and
+	// the AD bit is cleared, because signatures are not valid for longer than the TTL. For a client with EDNS, the
+	// response has an Extended DNS Error (RFC 8767, RFC 8914).
 	Stale bool
 }
 
-// Append appends the response to q to dst, whose memory must not overlap q's. It
+// Append appends the response to q to dst. The memory of dst and of q.Query must not overlap. Append
 // does not allocate if dst has room for Limit bytes.
 func (r *Reply) Append(dst []byte, q *Request, age Age) []byte {
 	start := len(dst)
@@ -78,7 +78,7 @@ type fit struct {
 	cut     bool // whether anything is left out that clients should ask for again
 }
 
-// leaveOutAdditional removes the additional records from f, which has records of r.
+// leaveOutAdditional removes the additional records from f, a part of r.
 func (f *fit) leaveOutAdditional(r *Reply) {
 	f.records -= int(f.counts[wire.AdditionalSection])
 	f.counts[wire.AdditionalSection] = 0
@@ -87,12 +87,13 @@ func (f *fit) leaveOutAdditional(r *Reply) {
 	}
 }
 
-// fit returns the part of the reply that fits. Extended DNS Errors are left out before records are, and TC is set in
-// either case (RFC 8914, section 3). OPT stays (RFC 6891, section 7). If not all additional records fit, none is kept:
-// an RRset must not be there in part. Without them, TC is set only in a referral (RFC 2181, section 9).
+// fit returns the part of the reply that fits. If not everything fits, Extended DNS Errors are left out first, and
+// then records; the response has TC in both cases (RFC 8914, section 3). The OPT record is never left out (RFC 6891,
+// section 7). If not all additional records fit, all of them are left out, because an RRset must not be there in
+// part. If nothing else is left out, only a referral has TC (RFC 2181, section 9).
 func (r *Reply) fit(q *Request, stale bool) fit {
 	whole := fit{records: len(r.records), end: len(r.msg), counts: r.counts}
-	room := q.Limit - len(q.Query) + r.questionEnd // for r.msg up to some record
+	room := q.Limit - len(q.Query) + r.questionEnd // how long the part of r.msg may be
 	options := 0
 	if !q.EDNS {
 		if len(r.msg) <= room {
@@ -137,8 +138,8 @@ func (r *Reply) referral() bool {
 	return isReferral(r.Rcode(), r.Answers(), ns, soa)
 }
 
-// rewrite changes the first n records of msg, which consists of the client's header and question
-// and the reply's records. Owners get the question's spelling, and TTLs are set as age says.
+// rewrite changes the first n records of msg. msg has the header and the question of the client, and the records of
+// the reply. Names of owners get the question's spelling, and TTLs are set as age says.
 func (r *Reply) rewrite(msg []byte, n int, age Age) {
 	owner := r.questionEnd
 	for i, rec := range r.records[:n] {
@@ -160,9 +161,9 @@ func (r *Reply) rewrite(msg []byte, n int, age Age) {
 	}
 }
 
-// recordTTL returns the TTL of a record in a cache, in seconds. The TTL of a negative
-// answer's SOA is bounded by its MINIMUM; otherwise clients would count the MINIMUM from the
-// time at which they received it (RFC 2308, section 5).
+// recordTTL returns the TTL of a record in seconds, before it is counted down in the cache. The TTL of the SOA
+// record of a negative answer is at most the MINIMUM of this record. Otherwise clients would count the MINIMUM from
+// the time at which they received the record (RFC 2308, section 5).
 func (r *Reply) recordTTL(i int) uint32 {
 	rec := r.records[i]
 	ttl := seconds(r.msg[rec.fixed+wire.TTLOffset:])
@@ -173,9 +174,9 @@ func (r *Reply) recordTTL(i int) uint32 {
 	return ttl
 }
 
-// respell gives the owner name at off, which equals the question's name, the spelling of
-// the question: it changes the labels, and the target of the pointer at their end. The
-// name keeps its length.
+// respell changes the owner's name at the offset off to the spelling of the question. The two names must be equal
+// except for the case of letters. respell changes the labels, and makes the pointer after them point to the
+// question. The name keeps its length.
 func respell(msg []byte, off int) {
 	for question := wire.HeaderLen; msg[off] != 0; {
 		if wire.IsPointer(msg[off]) {
@@ -214,8 +215,8 @@ func (r *Reply) appendExtended(dst []byte, stale bool) []byte {
 	return dst
 }
 
-// header turns the client's header in msg into the response's, except for the counts and
-// the TC of a response that is cut. Z is cleared.
+// header turns the client's header in msg into the header of the response. It clears the Z bit. It does not set the
+// counts, nor the TC bit of a response from which records were left out.
 func (r *Reply) header(msg []byte, q *Request, age Age) {
 	first, second := r.msg[wire.FlagsOffset], r.msg[wire.FlagsOffset+1]
 	keep := byte(wire.QR | wire.AA | wire.TC)
@@ -229,7 +230,8 @@ func (r *Reply) header(msg []byte, q *Request, age Age) {
 		keep &^= wire.AD
 	}
 	if !q.EDNS && r.rcodeHigh != 0 {
-		// The low bits alone mean something else: BADVERS would be NOERROR.
+		// Without the OPT record, the response has only the low four bits of the response code, and they mean
+		// something else: BADVERS (16) would become NOERROR (0).
 		second = second&^wire.RcodeMask | dns.RcodeServerFailure
 	}
 	msg[wire.FlagsOffset+1] = second&keep | msg[wire.FlagsOffset+1]&wire.CD

@@ -6,12 +6,15 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Cut shortens a relayed message of any opcode to limit bytes: it keeps as many whole records as fit, and OPT (RFC
-// 6891, section 7), and sets TC. If the message has the opcode QUERY, is neither a referral nor signed, and only
-// additional records do not fit, Cut leaves out all additional records except OPT, and TC stays as it is. If a message
-// cannot be walked, Cut keeps the header and the questions, or only the header. A message that fits is unchanged.
+// Cut shortens a relayed message of any opcode to limit bytes. It keeps the OPT record (RFC 6891, section 7) and as
+// many whole records as fit, and sets TC. If the message is malformed, Cut keeps the header and the questions, or
+// only the header. It does not change a message that fits.
 //
-// The result is in msg's memory, which Cut changes.
+// If only additional records do not fit, clients can usually do without them. Then Cut leaves out all additional
+// records except the OPT record, and does not set TC. It does so only if the message has the opcode QUERY, and is
+// neither signed nor a referral.
+//
+// The result is in the memory of msg, which Cut changes.
 func Cut(msg []byte, limit int) []byte {
 	if len(msg) <= limit {
 		return msg
@@ -32,14 +35,14 @@ func Cut(msg []byte, limit int) []byte {
 type cutter struct {
 	msg    []byte
 	limit  int
-	end    int                   // of what is kept, except for opt
-	counts [wire.Sections]uint16 // of what is kept
-	opt    []byte                // the OPT record, while it is behind end
+	end    int                   // msg[:end] is kept
+	counts [wire.Sections]uint16 // how many records of each section are kept, including opt
+	opt    []byte                // the OPT record, if it is kept and not before end
 
 	questionEnd int
-	optInside   bool // OPT is before end
-	ns, soa     bool // types in the authority section
-	optional    bool // nothing is left out that clients should ask for again
+	optInside   bool // the OPT record is before end
+	ns, soa     bool // whether the authority section has records of these types
+	optional    bool // clients can do without the records that are left out
 }
 
 // walk finds what is kept, and sets end, counts and opt.
@@ -58,8 +61,7 @@ func (c *cutter) walk() {
 	}
 }
 
-// findOPT finds the OPT record, if it fits. It reports whether the message can be
-// walked.
+// findOPT finds the OPT record, if it fits. It reports whether the message is well-formed.
 func (c *cutter) findOPT() bool {
 	w := wire.Walk(c.msg, c.end)
 	for w.Next() {
@@ -76,8 +78,7 @@ func (c *cutter) findOPT() bool {
 	return true
 }
 
-// records keeps the records that fit beside OPT, which follows them. The message has been
-// walked before.
+// records finds the records that fit, together with the OPT record. findOPT must have reported true.
 func (c *cutter) records() {
 	c.questionEnd = c.end
 	for w := wire.Walk(c.msg, c.questionEnd); w.Next(); {
@@ -99,8 +100,8 @@ func (c *cutter) records() {
 	}
 }
 
-// leaveOut removes the additional records except OPT, if clients can do without them; the first record that does not
-// fit is in section.
+// leaveOut removes the additional records except the OPT record, if clients can do without them. section is the
+// section of the first record that does not fit.
 func (c *cutter) leaveOut(section int) {
 	rcode := int(c.msg[wire.FlagsOffset+1] & wire.RcodeMask)
 	if section != wire.AdditionalSection || c.optInside || c.msg[wire.FlagsOffset]&wire.OpcodeMask != 0 ||

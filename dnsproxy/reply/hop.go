@@ -9,18 +9,18 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Hop returns a copy of a relayed message of any opcode, with the OPT record of the next hop, because an OPT record is
-// between neighbours (RFC 6891, section 6.2). udpSize replaces the size in it, and options for neighbours are removed;
-// other options, such as the client's subnet, stay. If edns is false, because the next neighbour does not use EDNS, the
-// copy has no OPT record.
+// Hop returns a copy of a relayed message of any opcode, changed for the next neighbour that gets it. What changes
+// is the OPT record, because an OPT record is only for two neighbours (RFC 6891, section 6.2). edns reports whether
+// the next neighbour uses EDNS. If it does not, the copy has no OPT record. If it does, udpSize replaces the size in
+// the OPT record, and options for neighbours only are removed. Other options, such as the client's subnet, stay.
 //
-// If edns is true, a reply without an OPT record gets one: without it, the client would conclude
-// that this agent does not know EDNS. A message that is signed as a whole, or cannot be walked,
+// If edns is true, and a reply has no OPT record, the copy gets one. Without it, the client would conclude
+// that this agent does not support EDNS. A message that is signed as a whole, or is malformed,
 // is copied as it is.
 func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	opt, ok := findHopOPT(msg)
 	if ok && opt.end != opt.last {
-		// Records behind OPT move, and with them the targets of pointers.
+		// When the records after the OPT record move, pointers to names in them must be changed.
 		moved, err := optToEnd(msg)
 		if err != nil {
 			return bytes.Clone(msg)
@@ -48,7 +48,7 @@ func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	return out
 }
 
-// ClearAD clears the AD bit of a message, which must have a header.
+// ClearAD clears the AD bit of a message. The message must have a whole header.
 func ClearAD(msg []byte) { msg[wire.FlagsOffset+1] &^= wire.AD }
 
 // Signed reports whether a message is signed as a whole (TSIG, SIG(0)).
@@ -63,8 +63,9 @@ func addCount(msg []byte, n int) {
 	wire.PutCount(msg, wire.AdditionalSection, uint16(n)) //nolint:gosec // wraps as the field does
 }
 
-// dropExtendedRcode adapts the header of msg, whose OPT record was removed. The header has only
-// four bits of the response code, which mean something else alone: BADVERS would be NOERROR.
+// dropExtendedRcode adapts the header of msg after its OPT record was removed. rcodeHigh has the high bits of the
+// response code, which were in the OPT record. Without them, the four bits in the header mean something else: BADVERS
+// (16) would become NOERROR (0). So the response code becomes SERVFAIL.
 func dropExtendedRcode(msg []byte, rcodeHigh byte) {
 	addCount(msg, -1)
 	if rcodeHigh != 0 {
@@ -72,8 +73,7 @@ func dropExtendedRcode(msg []byte, rcodeHigh byte) {
 	}
 }
 
-// appendForOthers appends the EDNS options that are not for neighbours alone, and malformed
-// options, too.
+// appendForOthers appends to dst the EDNS options that may be forwarded. It also appends malformed options.
 func appendForOthers(dst, options []byte) []byte {
 	for len(options) > 0 {
 		code, option, rest, _ := wire.CutOption(options)
@@ -85,10 +85,10 @@ func appendForOthers(dst, options []byte) []byte {
 	return dst
 }
 
-// AddOption adds an EDNS option to a response that ends in an OPT record, and returns the response;
-// it returns any other response as it is. If the response would be longer than limit, TC is set
-// instead, as for Extended DNS Errors, except at the limit of TCP: over TCP a client could do nothing
-// about TC.
+// AddOption adds an EDNS option to a response that ends in an OPT record, and returns the response. It returns any
+// other response unchanged. If the response would become longer than limit, AddOption does not add the option but
+// sets TC, so that the client asks again over TCP. If limit is the limit of TCP, it does not set TC, because the
+// client could do nothing about it.
 func AddOption(msg, option []byte, limit int) []byte {
 	opt, ok := findHopOPT(msg)
 	switch {
@@ -105,16 +105,16 @@ func AddOption(msg, option []byte, limit int) []byte {
 	return append(msg, option...)
 }
 
-// A hopOPT is the place of the OPT record of a message.
+// A hopOPT says where the OPT record of a message is. The offsets are like those of [wire.Walker].
 type hopOPT struct {
 	start, fixed, end int
 	last              int  // where the last record ends
 	signed            bool // the message is signed as a whole
-	none              bool // there is no OPT record, and nothing behind the last record
+	none              bool // there is no OPT record, and no byte follows the last record
 }
 
-// findHopOPT finds the OPT record of version 0. It reports false if there is not exactly
-// one, or if the message must not be changed.
+// findHopOPT finds the OPT record of a message. It reports false if there is not exactly one, if its version is not
+// 0, or if the message must not be changed because it is signed or malformed.
 func findHopOPT(msg []byte) (opt hopOPT, ok bool) {
 	if len(msg) < wire.HeaderLen {
 		return opt, false

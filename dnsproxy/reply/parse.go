@@ -18,11 +18,11 @@ var (
 	errOPT       = errors.New("an OPT record is malformed, misplaced or repeated")
 )
 
-// Parse parses a nameserver's reply: opcode QUERY, one question. A truncated reply may end
-// anywhere; its whole records are kept. Bytes behind the last record are dropped. A reply
-// without records may lack the question, too, as the failures of some servers do.
+// Parse parses a nameserver's reply. The reply must have the opcode QUERY and one question. If it has no records, it
+// may have no question either, because some servers send such failures. A truncated reply may end anywhere; Parse
+// keeps the records that are whole. It drops bytes after the last record.
 //
-// The Reply keeps msg, which the caller must not change afterwards.
+// The Reply keeps the memory of msg, and the caller must not change it afterwards.
 func Parse(msg []byte) (*Reply, error) {
 	r, err := parse(msg)
 	if err != nil {
@@ -33,7 +33,7 @@ func Parse(msg []byte) (*Reply, error) {
 
 func parse(msg []byte) (*Reply, error) { return parseInto(new(Reply), msg) }
 
-// parseInto is parse into r, which is empty except for memory that is used again.
+// parseInto is like parse, but stores the result in r. r must be empty, except for memory that may be used again.
 func parseInto(r *Reply, msg []byte) (*Reply, error) {
 	switch {
 	case len(msg) < wire.HeaderLen:
@@ -87,7 +87,8 @@ func (p *parser) walk() error {
 	for section := wire.AnswerSection; section < wire.Sections; section++ {
 		total += wire.Count(p.msg, section)
 	}
-	// The header's counts may be wrong, so reserve no more records than fit. A record of the root is the shortest.
+	// The header's counts may be wrong, so reserve no more records than the message has room for. The shortest
+	// record is one for the root, without data.
 	if n := min(total, (len(p.msg)-p.questionEnd)/(1+wire.FixedLen)); cap(p.records) < n {
 		p.records = make([]record, 0, n)
 	}
@@ -180,9 +181,9 @@ func seconds(b []byte) uint32 {
 	return ttl
 }
 
-// optToEnd returns a message with the OPT record as the last record. It is for a message in
-// which other records follow OPT, which is rare. These records move, and with them the targets
-// of pointers, so the message is packed again.
+// optToEnd returns the message with its OPT record moved to the end. It is for the rare message in which other
+// records follow the OPT record. When these records move, the pointers to names in them become wrong, so the message
+// is unpacked and packed again.
 func optToEnd(wireForm []byte) ([]byte, error) {
 	msg := new(dns.Msg)
 	if err := msg.Unpack(wireForm); err != nil {
@@ -199,15 +200,16 @@ func optToEnd(wireForm []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The library packs records that it cannot unpack: a TSIG record without data.
+	// The library may pack records that it cannot unpack afterwards, such as a TSIG record without data.
 	if err := msg.Unpack(packed); err != nil {
 		return nil, err
 	}
 	return packed, nil
 }
 
-// isReferral reports whether a message with these sections refers a resolver to other
-// nameservers, whose addresses in the additional section it needs (RFC 9471).
+// isReferral reports whether a message refers a resolver to other nameservers. The resolver then needs their
+// addresses, which are in the additional section (RFC 9471). answers is the number of answers. ns and soa report
+// whether the authority section has records of these types.
 func isReferral(rcode, answers int, ns, soa bool) bool {
 	return rcode == dns.RcodeSuccess && answers == 0 && ns && !soa
 }

@@ -1,11 +1,11 @@
 // Package reply holds nameservers' replies in wire form and makes responses to
 // clients from them without unpacking them.
 //
-// A response equals the reply in every section. They differ only in the parts that belong
+// A response and its reply differ only in the parts that belong
 // to one hop or one client: the ID, RD and CD, the OPT record, the spelling of the
-// question's name, and the TTLs of cached records. Since the client's question is as
-// long as the reply's, every offset in the reply holds in the response too. So names in
-// record data, whose place depends on the type, are copied as they are.
+// question's name, and the TTLs of cached records. The client's question is as
+// long as the reply's, so everything after it has the same offset in both messages. So compressed names in
+// record data can be copied as they are, and reply need not know where they are in each type of record.
 package reply
 
 import (
@@ -19,10 +19,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// failureTTL is the time in seconds for which a failure may be cached: SERVFAIL,
-// REFUSED, NOTIMP, FORMERR and any other response code except NOERROR and NXDOMAIN. RFC 2308,
-// section 7, and RFC 9520, section 3.2, allow 5 minutes, but a server that answers again
-// should be noticed soon.
+// failureTTL is how long a failure may be cached, in seconds. A failure is a reply with a response code other than
+// NOERROR and NXDOMAIN, such as SERVFAIL. RFC 2308, section 7, and RFC 9520, section 3.2, allow 5 minutes, but a
+// server that answers again should be noticed soon.
 const failureTTL = 5
 
 // A Reply is a nameserver's reply to a query with one question. It never changes
@@ -31,22 +30,23 @@ type Reply struct {
 	msg         []byte                // header, question and all records except OPT
 	questionEnd int                   // where the question section ends in msg
 	records     []record              // the records of msg, in order
-	counts      [wire.Sections]uint16 // of records by section
-	extended    []byte                // the Extended DNS Errors of the nameserver's OPT, as options
-	ttl         uint32                // seconds; 0: not to be cached
-	rcodeHigh   uint8                 // the bits of the response code that OPT has (RFC 6891, section 6.1.3)
+	counts      [wire.Sections]uint16 // how many records each section has
+	extended    []byte                // the Extended DNS Errors of the nameserver's OPT record, as options
+	ttl         uint32                // how long the reply may be cached, in seconds; 0: not at all
+	rcodeHigh   uint8                 // the high bits of the response code, from OPT (RFC 6891, section 6.1.3)
 	negative    bool                  // NXDOMAIN or NODATA
-	respell     bool                  // respell is set in some record
+	respell     bool                  // at least one record has respell set
 }
 
-// A record is the place of a record in a Reply. It begins where the previous record ends.
+// A record says where a record is in a Reply. A record begins where the previous one ends.
 type record struct {
-	fixed uint16 // where its fixed part begins, behind the owner
-	// respell is true if the owner is the question's name, and more than a pointer to it.
+	fixed uint16 // where its fixed part begins, after the owner's name
+	// respell is true if the owner's name is the question's name and is spelled out, at least in part. Then the
+	// response must have it in the spelling of the client's question.
 	respell bool
 }
 
-// Rcode returns the response code, with the bits of it that OPT has.
+// Rcode returns the response code, including its bits in the OPT record.
 func (r *Reply) Rcode() int {
 	return int(r.rcodeHigh)<<4 | int(r.msg[wire.FlagsOffset+1]&wire.RcodeMask)
 }
@@ -67,20 +67,18 @@ func (r *Reply) HasType(rrtype uint16) bool {
 	return false
 }
 
-// Question returns the question section as the nameserver sent it. It is empty if
-// there is none, as some servers leave it out when they fail. The caller must not
-// change it.
+// Question returns the question section as the nameserver sent it. It may be empty, because some servers leave
+// the question out when they send a failure. The caller must not change it.
 func (r *Reply) Question() []byte { return r.msg[wire.HeaderLen:r.questionEnd:r.questionEnd] }
 
 // Negative reports whether the reply is a negative answer: NXDOMAIN, or NOERROR without a
 // record of the type asked for.
 func (r *Reply) Negative() bool { return r.negative }
 
-// TTL returns for how long the reply may be cached; ok is false if it must not be cached. For
-// an answer, TTL is the least TTL of the records; for a negative answer, the SOA's MINIMUM
-// bounds it, too. A negative answer without an SOA must not be cached (RFC 2308, section 5), nor
-// a truncated reply. For a failure, TTL is 5 s. A TTL with the top bit set counts as 0 (RFC 2181,
-// section 8).
+// TTL returns for how long the reply may be cached; ok is false if it must not be cached. For an answer, the result
+// is the least TTL of the records. For a negative answer, it is also at most the MINIMUM of the SOA record. For a
+// failure, it is 5 s. A TTL with the top bit set counts as 0 (RFC 2181, section 8). A truncated reply must not be
+// cached, nor a negative answer without an SOA record (RFC 2308, section 5).
 func (r *Reply) TTL() (ttl time.Duration, ok bool) {
 	return time.Duration(r.ttl) * time.Second, r.ttl > 0
 }
@@ -98,8 +96,8 @@ func (r *Reply) end(rec record) int {
 	return int(rec.fixed) + wire.FixedLen + int(binary.BigEndian.Uint16(r.msg[rec.fixed+wire.DataLenOffset:]))
 }
 
-// answered reports whether the answer section has what the question asks for, and
-// not only aliases.
+// answered reports whether the answer section has a record of the type that the question asks for. It is false if
+// there are only CNAME records that lead to another name.
 func (r *Reply) answered() bool {
 	if len(r.Question()) == 0 {
 		return false
@@ -108,8 +106,8 @@ func (r *Reply) answered() bool {
 	return qtype == dns.TypeANY && r.Answers() > 0 || r.HasType(qtype)
 }
 
-// Rcode returns the response code of a message of any opcode, with the bits in its OPT
-// record (RFC 6891, section 6.1.3). For a message that cannot be walked it returns the bits
+// Rcode returns the response code of a message of any opcode, including the bits in the OPT
+// record (RFC 6891, section 6.1.3). If the message is malformed, it returns only the bits
 // in the header.
 func Rcode(msg []byte) int {
 	if len(msg) < wire.HeaderLen {
@@ -131,15 +129,15 @@ func Rcode(msg []byte) int {
 	return rcode
 }
 
-// A Checker checks whether replies can be parsed, and classifies them, without an
-// allocation for each reply. The zero Checker is ready for use, by any number of goroutines.
+// A Checker checks whether replies can be parsed, and classifies them. It does not allocate memory for each reply.
+// The zero Checker is ready for use, and is safe for concurrent use.
 type Checker struct {
 	pool sync.Pool // of *Reply
 }
 
-// Check returns the response code of a reply, with the bits of it that OPT has, and
-// whether it is negative: NXDOMAIN, or NOERROR without what the question asks for. It
-// returns the error of [Parse].
+// Check returns the response code of a reply, including its bits in the OPT record, and
+// whether the reply is negative: NXDOMAIN, or NOERROR without what the question asks for. If [Parse] would return an
+// error for the reply, Check returns the same error.
 func (c *Checker) Check(msg []byte) (rcode int, negative bool, err error) {
 	r, ok := c.pool.Get().(*Reply)
 	if !ok {

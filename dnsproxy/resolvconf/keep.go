@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// Keep copies the resolv.conf to path, unless the resolv.conf names no nameserver.
+// Keep copies the resolv.conf f.Path to path. It does nothing if the resolv.conf names no nameserver.
 func (f Files) Keep(path string) error {
 	text, err := readFile(cmp.Or(f.Path, DefaultPath))
 	if err != nil || len(Parse(text).Servers) == 0 {

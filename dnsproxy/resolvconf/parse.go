@@ -27,17 +27,18 @@ const (
 
 // A Config is the content of a resolv.conf. It never changes.
 type Config struct {
-	// Servers are the nameservers in their order, each once, on port 53. glibc uses only the first three, because it
-	// asks them one after another and waits for dead ones; a client that prefers live nameservers can use more. There
-	// may be none. glibc would then ask 127.0.0.1, where the agent itself listens, or nothing does.
+	// Servers are the nameservers in their order, each once, on port 53. There may be more than three; glibc uses
+	// only the first three, because it waits for dead nameservers before it asks the next one. There may be none;
+	// glibc would then ask 127.0.0.1, where either the agent itself listens, or no program.
 	//
-	// A link-local IPv6 address has the zone that the file gives; other addresses have none. IPv4-mapped addresses are
-	// IPv4, and 0.0.0.0 and :: are the loopback addresses that the kernel replaces them with.
+	// A link-local IPv6 address has the zone that the file gives; other addresses have no zone. IPv4-mapped
+	// addresses are IPv4 addresses here. In place of 0.0.0.0 and ::, Servers has the loopback address that the
+	// kernel would use.
 	Servers []netip.AddrPort
 	// Search is the search list in its order: the words of the last search or
 	// domain line, whether they are domain names or not. Without such a line it is
-	// empty. glibc would derive a domain from the host name, but the host name of
-	// a container is not its clients' host name.
+	// empty. glibc would derive a domain from the host name; but the agent may run in a container whose host name
+	// differs from the host name of the clients.
 	Search []string
 	// Timeout is how long to wait for a reply, 1 s to 30 s; zero if the file has no such
 	// option.
@@ -51,7 +52,7 @@ type Config struct {
 	// Uplink is the file whose servers replace systemd-resolved's stub. It is empty if the
 	// resolv.conf does not name the stub, or the stub could not be replaced.
 	Uplink string
-	// Ignored lists what could not be used: a sentence each, with the value and
+	// Ignored lists what could not be used. Each element is a sentence with the value and
 	// what was expected.
 	Ignored []string
 }
@@ -131,8 +132,8 @@ func (p *parser) server(value string) {
 	}
 }
 
-// hostOf returns the address at which a packet to addr arrives: loopback in place
-// of the unspecified address.
+// hostOf returns the address at which a packet to addr arrives. For the unspecified address, this is the loopback
+// address; for any other address, it is addr.
 func hostOf(addr netip.Addr) netip.Addr {
 	switch addr {
 	case netip.IPv4Unspecified():
@@ -191,7 +192,7 @@ func (p *parser) ignore(format string, args ...any) {
 	p.conf.Ignored = append(p.conf.Ignored, fmt.Sprintf(format, args...))
 }
 
-// quote returns value in quotes, shortened if it is long.
+// quote returns value in quotes. It shortens a long value.
 func quote(value string) string {
 	if len(value) > maxQuoted {
 		return strconv.Quote(value[:maxQuoted]) + "..."

@@ -32,11 +32,11 @@ type Files struct {
 // regular file, or is longer than 64 KiB; a file without a nameserver is not an error.
 //
 // If the file names systemd-resolved's stub, 127.0.0.53 or 127.0.0.54, the servers of f.Uplink
-// replace it, in its position (F6). These are the servers that the stub forwards to, and
-// queries to the stub may be captured and come back to the agent. The search list and the
-// options come from the file, except trust-ad: the option means that the path to the servers
-// is trusted, and for the servers of f.Uplink only f.Uplink can have it. If f.Uplink has no
-// server, the stub stays, with a sentence in [Config.Ignored].
+// take its place in the list. The stub would forward queries to these servers, and its queries may be captured
+// and come back to the agent. The search list and the
+// options come from the file f.Path, except for trust-ad. This option means that the path to the servers
+// is trusted, so for the servers of f.Uplink it comes from f.Uplink. If f.Uplink has no
+// server, the stub stays in the list, and [Config.Ignored] has a sentence about it.
 func (f Files) Read() (*Config, error) {
 	if f.Path == "" {
 		f.Path = DefaultPath
@@ -70,8 +70,8 @@ func (f Files) Read() (*Config, error) {
 	return conf, nil
 }
 
-// uplinkServers returns the servers behind systemd-resolved's stub, at least one,
-// and whether their AD bit is to be trusted.
+// uplinkServers returns the servers to which systemd-resolved's stub forwards,
+// and whether their AD bit is to be trusted. If there is no such server, it returns an error.
 func uplinkServers(path string) (servers []netip.AddrPort, trust bool, err error) {
 	text, err := readFile(path)
 	if err != nil {
@@ -94,7 +94,7 @@ func IsStub(server netip.AddrPort) bool {
 
 // readFile reads a regular file of at most maxSize bytes.
 func readFile(path string) ([]byte, error) {
-	// Without O_NONBLOCK opening a FIFO waits for its writer.
+	// Without O_NONBLOCK, opening a FIFO would wait for a writer.
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

@@ -5,15 +5,17 @@ import (
 	"net/netip"
 )
 
-// WithoutSelf returns the servers that are not the agent itself, in their order, and for each server that is the agent,
-// a sentence with the reason (F6). A server is the agent if a query to it arrives at one of the listeners. Such a
-// listener has the server's port, and either the server's address or the wildcard address of the family; with the
-// wildcard address, the server's address must be loopback or one of local, the addresses of this host. A link-local
-// address in local without a zone counts for every interface.
+// WithoutSelf removes the servers that are the agent itself. It returns the other servers in their order, and for
+// each server that it removes, a sentence with the reason. listeners are the addresses on which the agent listens,
+// and local are the addresses of this host.
 //
-// If no server is left the agent must answer with an error (F7): any of the removed servers
-// would send it its own queries. A forwarder on another host that forwards to the agent is
-// not found here.
+// A server is the agent if a query to it arrives at one of the listeners. The listener must have the port of the
+// server. It must also have the server's address, or the wildcard address of its family if the server's address is
+// loopback or is in local. A link-local address in local that has no zone stands for this address on every
+// interface.
+//
+// If no server is left, the caller must answer queries with an error: it would send them to itself if it used one of
+// the removed servers. WithoutSelf does not find a forwarder on another host that forwards to the agent.
 func WithoutSelf(servers, listeners []netip.AddrPort, local []netip.Addr) (others []netip.AddrPort, self []string) {
 	for _, server := range servers {
 		if reason := selfReason(server, listeners, local); reason != "" {

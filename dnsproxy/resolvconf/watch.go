@@ -15,19 +15,19 @@ import (
 const (
 	// settleTime is how long a file must stay the same before it is used. A file that is
 	// truncated and written in place is empty for a moment, and may then end
-	// in the middle of an address. settleTime and [clock.Tick] bound how late a change is
-	// noticed: 0.9 s, less than the 1 s of F5.
+	// in the middle of an address. A change is noticed after [clock.Tick] and settleTime at the latest. Together
+	// they are 0.9 s; docs/behaviour.md (row F5) promises 1 s.
 	settleTime = 100 * time.Millisecond
 )
 
 // A Watcher reports changes of a resolv.conf. It also reports changes of systemd-resolved's
 // resolv.conf if that file's servers are in use.
 //
-// It reads the file at each tick of its clock instead of waiting for inotify events. There are no
-// events for a file that is bind-mounted over, or that changes below an overlayfs, so the file must
-// be read every second in any case. Reading works however the file is changed (written in
-// place, renamed, a symlink replaced at any depth). It needs no inotify instance: by default a user
-// has 128, which all pods of that user on a node share. It costs 10 µs (BenchmarkRead), or less while
+// It reads the file at each tick of its clock instead of waiting for inotify events. inotify reports no
+// event if another file is bind-mounted over the file, or if the file changes below an overlayfs. So the file must
+// be read every second in any case. Reading finds every change: a file that is written in
+// place, a file that is renamed, a symlink that is replaced. It also needs no inotify instance; by default a user
+// has 128 of them, which all pods of that user on a node share. Reading costs 10 µs (BenchmarkRead), or less while
 // the times of the files are unchanged.
 type Watcher struct {
 	Files
@@ -40,15 +40,16 @@ type Watcher struct {
 	// goroutine. It is not called for a change of comments only. It must not be nil.
 	Changed func(*Config)
 	// Failed is called, from Run's goroutine, when the file becomes unusable, and again when
-	// the reason changes; the previous configuration remains valid. It is not called for a file
-	// that was unusable when Run began, if Current is nil. It must not be nil.
+	// the reason changes. The previous configuration then remains in use. If Current is nil, and the file is unusable
+	// when Run begins, Failed is not called for that. Failed must not be nil.
 	Failed func(error)
 }
 
-// An identity differs if the content of the files differs. It is made without reading them.
+// An identity tells whether the files have changed since an earlier identity, without reading them: if their content
+// is different, their identity is.
 type identity struct {
 	path, uplink fileIdentity
-	settled      bool // a later change gives another identity
+	settled      bool // a change from now on is certain to give another identity
 }
 
 // A fileIdentity is the inode of a file and the time of its last change; zero if the file is missing.
@@ -58,7 +59,8 @@ type fileIdentity struct {
 	changed    syscall.Timespec
 }
 
-// changeTime is more than the precision of a file's time of change: a change that much later has another time.
+// changeTime is longer than the precision of a file's time of change. So two changes that are changeTime apart have
+// different times.
 const changeTime = 2 * time.Second
 
 // identify returns the identity of the files.
@@ -83,9 +85,11 @@ type reading struct {
 	err  error // why the file cannot be used; conf is nil then
 }
 
-// Run watches until ctx ends, and then returns nil. A file is unusable if it cannot be read; if it names no nameserver,
-// except while a configuration without nameservers is in use; or if it names systemd-resolved's stub, and the servers
-// behind the stub were in use before and can no longer be read.
+// Run watches until ctx ends, and then returns nil. A file is unusable in these cases:
+//   - It cannot be read.
+//   - It names no nameserver, unless the configuration in use has none either.
+//   - It names systemd-resolved's stub, and the servers to which the stub forwards can no longer be read although they
+//     are in use.
 func (w *Watcher) Run(ctx context.Context) error {
 	inUse := reading{conf: w.Current}
 	reported := inUse
@@ -97,7 +101,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if ticks == nil {
 		ticks = clock.New()
 	}
-	var seen identity // identity of the files at the latest reading that was equal to last; zero if there is none
+	var seen identity // of the files when they were last read and the result was equal to last; zero if there is none
 	var current identity
 	look := func() bool {
 		current = w.identify()

@@ -11,30 +11,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sent says to which address a client has sent its query.
+// Sent knows to which address a client has sent its query.
 type Sent interface {
-	// SentTo returns the address. sure is true if the client is known to have sent the query to this address;
-	// otherwise the query may have been redirected to it.
+	// SentTo returns the address. sure is true if the client is known to have sent the query to this address. If sure
+	// is false, the query may have been redirected to the address.
 	SentTo() (addr netip.AddrPort, sure bool)
 }
 
-// A budget bounds the time that lookups take: a flood of failures costs a small part of one processor. It bounds the
-// time, and not the number of lookups, because a lookup by port takes longer the more sockets there are.
+// A budget bounds the time that lookups take, so that a flood of failures costs only a small part of one processor.
+// It bounds the time, and not the number of lookups, because a lookup by port takes longer if there are more sockets.
 type budget struct {
-	share float64       // of one processor
-	burst time.Duration // the most that may be used at once
-	left  time.Duration
-	at    time.Time // when left was computed
+	share float64       // the part of one processor's time that lookups may use
+	burst time.Duration // the most that left can be
+	left  time.Duration // how much time may be used now
+	at    time.Time     // when left was computed
 }
 
-// open reports whether something is left.
+// open reports whether there is time left.
 func (b *budget) open(now time.Time) bool {
 	b.left = min(b.burst, b.left+time.Duration(float64(now.Sub(b.at))*b.share))
 	b.at = now
 	return b.left > 0
 }
 
-// clients finds the owners of clients' sockets (sock_diag(7)). This needs no capability.
+// clients finds the owners of clients' sockets, with sock_diag(7). This needs no capability.
 type clients struct {
 	mu      sync.Mutex
 	fd      int // less than 0 while it is not open
@@ -49,11 +49,11 @@ type clients struct {
 
 func newClients() *clients {
 	c := &clients{fd: -1}
-	// On a busy machine a lookup takes up to 20 µs: this is enough for 2,000 failures a second.
+	// On a busy machine a lookup takes up to 20 µs, so this share is enough for 2,000 failures a second.
 	c.budgets[Failure] = budget{share: 0.05, burst: 100 * time.Millisecond}
 	c.budgets[Odd] = budget{share: 0.003, burst: 5 * time.Millisecond}
 	c.budgets[Truncated] = budget{share: 0.002, burst: 5 * time.Millisecond}
-	c.budgets[Ordinary] = budget{share: 0.02, burst: 20 * time.Millisecond} // while a reader asks for it
+	c.budgets[Ordinary] = budget{share: 0.02, burst: 20 * time.Millisecond} // used only while a reader wants the owners
 	return c
 }
 
@@ -85,26 +85,27 @@ func (c *clients) find(q *Query, sent Sent) Who {
 	if !found.Known && !sure {
 		found = c.byPortLocked(q)
 	}
-	// The client may be elsewhere, such as in a container. Then a socket of this host that has the same port and is bound
-	// to all addresses is not the client's.
+	// The client may be elsewhere, such as in a container. A socket of this host that is bound to all addresses, and
+	// has the client's port, is then not the socket of the client.
 	if found.wildcard && !c.host.Has(q.Client.Addr(), now) {
 		return Who{}
 	}
 	return found.Who
 }
 
-// An owner is the owner of a socket.
+// An owner is the owner of a socket that was found.
 type owner struct {
 	Who
 	wildcard bool // the socket is bound to all addresses
 }
 
-// maxLookup bounds what one lookup takes from the budget, because Go may continue the lookup on another thread.
+// maxLookup bounds how much one lookup takes from the budget. The time that is measured may be wrong, because Go may
+// continue the lookup on another thread.
 const maxLookup = time.Millisecond
 
-// threadTime returns the processor time of this thread, which does not include the time while other threads run on a
-// busy machine. The system call takes 0.2 µs, and is made without telling Go's scheduler, which could take longer than
-// the lookup.
+// threadTime returns the processor time of this thread. It does not include the time while other threads run on a
+// busy machine. The system call takes 0.2 µs. It is made without telling Go's scheduler, because this could take
+// longer than the lookup.
 func threadTime() time.Duration {
 	var at unix.Timespec
 	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&at)),
@@ -114,7 +115,7 @@ func threadTime() time.Duration {
 	return time.Duration(at.Nano())
 }
 
-// openLocked opens the socket, in the network namespace of this process.
+// openLocked opens the socket if it is not open. It reports whether the socket is open.
 func (c *clients) openLocked() bool {
 	if c.fd >= 0 || c.closed {
 		return !c.closed
@@ -145,9 +146,9 @@ const (
 	opSourcePort = 11 // INET_DIAG_BC_S_EQ
 
 	diagBuffer = 16 << 10
-	maxReads   = 8 // of one dump
+	maxReads   = 8 // how many reads of one reply there are at most
 
-	noListeners = ^uint32(1<<6 | 1<<10 | 1<<12) // neither TCP_TIME_WAIT, TCP_LISTEN nor TCP_NEW_SYN_RECV
+	noListeners = ^uint32(1<<6 | 1<<10 | 1<<12) // all states except TCP_TIME_WAIT, TCP_LISTEN and TCP_NEW_SYN_RECV
 )
 
 // beginLocked writes the header of a request for sockets of a family.
@@ -166,12 +167,12 @@ func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []
 		b[unix.SizeofNlMsghdr+1] = unix.IPPROTO_TCP
 	}
 	order.PutUint32(b[diagStates:], noListeners)
-	order.PutUint64(b[diagID+idCookie:], ^uint64(0)) // none
+	order.PutUint64(b[diagID+idCookie:], ^uint64(0)) // no cookie
 	return b
 }
 
-// exactLocked asks for the socket whose own address is the client's, and whose peer has the address to which the
-// query was sent. It also finds a UDP socket that is not connected.
+// exactLocked asks for the socket that has the address of the client, and whose peer has the address to which the
+// query was sent. It also finds a UDP socket that is not connected to a peer.
 func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	if !sent.IsValid() || sent.Addr().Is4() != q.Client.Addr().Is4() {
 		return owner{}
@@ -182,7 +183,7 @@ func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	}
 	b := c.beginLocked(q, family, 0, diagSize)
 	src, dst := q.Client, sent
-	if !q.TCP { // as a packet that comes to the socket
+	if !q.TCP { // for UDP, the kernel wants the addresses of a packet that comes to the socket
 		src, dst = sent, q.Client
 	}
 	id := b[diagID:]
@@ -193,8 +194,9 @@ func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	return c.askLocked(q, b)
 }
 
-// byPortLocked asks for the UDP sockets with the port of the client. IPv6 sockets may carry IPv4. The kernel looks
-// at all its sockets for this, which takes 40 µs, and would take a millisecond for TCP.
+// byPortLocked asks for the UDP sockets with the port of the client. For an IPv4 client, it also looks at IPv6
+// sockets, because they can send IPv4 packets. The kernel has to look at all its sockets for this. It takes 40 µs
+// for UDP; for TCP it would take a millisecond, so byPortLocked does nothing for TCP.
 func (c *clients) byPortLocked(q *Query) owner {
 	if q.TCP {
 		return owner{}
@@ -208,7 +210,8 @@ func (c *clients) byPortLocked(q *Query) owner {
 		attr := b[diagSize:]
 		order.PutUint16(attr, filterSize)
 		order.PutUint16(attr[2:], attrBytecode)
-		// An operation (code, step if true, step if not) and its port. A step beyond the end means no.
+		// One operation: its code, the step if it is true, and the step if it is not; then the port that it compares.
+		// A step beyond the end means that the socket does not match.
 		attr[4], attr[5] = opSourcePort, 8
 		order.PutUint16(attr[6:], 12)
 		order.PutUint16(attr[10:], q.Client.Port())
@@ -219,11 +222,11 @@ func (c *clients) byPortLocked(q *Query) owner {
 	return owner{}
 }
 
-// askLocked sends a request and returns the owner of the first socket of the reply that is the client's. It does not
-// block: the kernel makes the reply while it takes the request, and each further part of a dump while the previous
-// part is read.
+// askLocked sends a request to the kernel, and returns the owner of the first socket in the reply that is the client's.
+// It does not block: the kernel makes the reply during the call of write, and each further part of the reply during the
+// read of the previous part.
 func (c *clients) askLocked(q *Query, request []byte) (found owner) {
-	if _, err := unix.Write(c.fd, request); err != nil { // without an address it goes to the kernel
+	if _, err := unix.Write(c.fd, request); err != nil { // a netlink message without an address goes to the kernel
 		return found
 	}
 	for range maxReads {

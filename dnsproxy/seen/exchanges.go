@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// maxExchanges is how many queries wait for a reader of messages.
+	// maxExchanges is how many queries may wait for a reader of messages.
 	maxExchanges = 1024
 	// maxExchangeBytes bounds the length of all messages of these queries together.
 	maxExchangeBytes = 1 << 20
@@ -34,14 +34,14 @@ func messages(response []byte) int {
 	return 2
 }
 
-// Exchanges reads queries with their messages. Only one goroutine may use it. Queries that were not read yet wait in a
-// queue; while the queue is full, further queries are dropped.
+// Exchanges reads queries with their messages. Only one goroutine may use it. Queries that were not read yet wait in
+// a queue. If the queue is full, further queries are dropped.
 type Exchanges struct {
 	reader *Reader
 	queue  chan *waiting
-	bytes  atomic.Int64  // of the messages in queue
-	half   chan struct{} // the queue may be half full
-	lost   func(messages int)
+	bytes  atomic.Int64       // the length of all messages in queue
+	half   chan struct{}      // has an element when the queue may be half full
+	lost   func(messages int) // called when messages are dropped
 }
 
 // A waiting is a query in the queue.
@@ -57,7 +57,7 @@ func newExchanges(reader *Reader, lost func(messages int)) *Exchanges {
 	return &Exchanges{reader: reader, queue: make(chan *waiting, maxExchanges), half: make(chan struct{}, 1), lost: lost}
 }
 
-// put copies a query, whose packed form is b, into the queue if there is room. It does not block.
+// put copies a query into the queue if there is room. b is the packed form of the query. put does not block.
 func (e *Exchanges) put(b *packed, q *Query) {
 	size := len(q.Request) + len(q.Response)
 	bytes := e.bytes.Add(int64(size))
@@ -90,8 +90,9 @@ func (e *Exchanges) Close() {
 	}
 }
 
-// Next waits for a query. Then it waits up to gatherTime for more queries, which Poll returns, and returns the first
-// query. After the end of ctx it returns the error of ctx, or a query that is still in the queue.
+// Next waits for a query and returns it. Before it returns, it waits up to gatherTime for more queries, so that the
+// caller can get these with Poll. After the end of ctx, Next returns the error of ctx, or a query that is still in
+// the queue.
 func (e *Exchanges) Next(ctx context.Context) (*Exchange, error) {
 	select {
 	case w := <-e.queue:
@@ -102,7 +103,7 @@ func (e *Exchanges) Next(ctx context.Context) (*Exchange, error) {
 	}
 }
 
-// Poll returns a query if one waits, nil otherwise.
+// Poll returns a query if there is one in the queue, otherwise nil.
 func (e *Exchanges) Poll() *Exchange {
 	select {
 	case w := <-e.queue:
@@ -112,7 +113,7 @@ func (e *Exchanges) Poll() *Exchange {
 	}
 }
 
-// take returns a query that has left the queue.
+// take returns the Exchange for a query from the queue.
 func (e *Exchanges) take(w *waiting) *Exchange {
 	e.bytes.Add(-int64(len(w.messages)))
 	q := w.unpack()

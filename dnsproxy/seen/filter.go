@@ -17,38 +17,39 @@ import (
 
 // A Filter says which queries a reader wants. The zero Filter selects all.
 type Filter struct {
-	noteworthy bool
-	failures   bool
+	noteworthy bool      // only noteworthy queries
+	failures   bool      // only queries of the kind Failure
 	name       wire.Name // this name and all names below it
 	qtype      *uint16
 	rcode      *uint16
 	source     string
 	server     server
-	slow       time.Duration
+	slow       time.Duration // queries that took at least this time; 0 for all
 
-	// The client: addr, uid or unit, or none of them. port may be set with addr.
+	// The client. At most one of addr, uid and unit is set. port may be set if addr is.
 	addr netip.Prefix
 	port uint16
 	uid  *uint32
 	unit string
-	// who is true if the owner of the client's socket is to be found.
+	// who is true if the reader wants to know the owner of the client's socket.
 	who bool
 }
 
 // The parameters of a filter.
 const (
 	ParamFailed = "failed" // noteworthy queries only
-	ParamName   = "name"   // a name and all below it
+	ParamName   = "name"   // a name and all names below it
 	ParamType   = "type"
 	ParamRcode  = "rcode"
 	ParamSource = "source"
-	ParamServer = "server" // a nameserver that answered, or failed to
+	ParamServer = "server" // a nameserver that answered, or failed to answer
 	ParamSlow   = "slow"   // queries that took at least this time
 	ParamClient = "client" // an address, a prefix, a uid, or a unit
-	ParamWho    = "who"    // does not select: it asks for the owner of each query's socket
+	ParamWho    = "who"    // selects nothing: it asks for the owner of each client's socket
 )
 
-// probe is the source of answers to questions about the server. The agent itself asks such questions twice a second.
+// probe is the source of answers to questions about the server, such as id.server. The agent itself asks such
+// questions twice a second, to see whether it is reached.
 const probe = "probe"
 
 // sources are the sources of answers, as metrics name them.
@@ -56,8 +57,8 @@ func sources() []string {
 	return []string{"table", "cache", "stale", "cached_failure", "upstream", "self", probe}
 }
 
-// ParseFilter returns the filter with these parameters; a missing parameter selects all queries. An error says which
-// parameter is wrong.
+// ParseFilter returns the filter with these parameters. A parameter that is missing selects all queries. An error
+// says which parameter is wrong.
 func ParseFilter(params url.Values) (f *Filter, err error) {
 	f = &Filter{noteworthy: params.Get(ParamFailed) != "", source: params.Get(ParamSource),
 		who: params.Get(ParamWho) != ""}
@@ -177,7 +178,8 @@ func parseAddr(text string) (addr netip.Addr, port uint16, ok bool) {
 	return addr.Unmap().WithZone(""), port, true
 }
 
-// A server is a nameserver that is selected: all of its ports if port is 0. The zero server selects all.
+// A server is a nameserver that a filter selects. If port is 0, all of its ports are selected. The zero server
+// selects all nameservers.
 type server struct {
 	addr netip.Addr
 	port uint16
@@ -185,15 +187,16 @@ type server struct {
 
 const tlsScheme = "tls://"
 
-// parseServer parses the name of a nameserver, as the String method of upstream.Spec writes it. The port is 0 if the
-// name has none: in a filter this means all ports, in the name of a nameserver the port of the protocol.
+// parseServer parses the name of a nameserver, in the form of upstream.Spec.String. If the name has no port, the
+// result has the port 0. In a filter this means all ports. In the name of a nameserver it means the default port of
+// the protocol.
 func parseServer(name string) (server, bool) {
 	name, _, _ = strings.Cut(strings.TrimPrefix(name, tlsScheme), "#")
 	addr, port, ok := parseAddr(name)
 	return server{addr, port}, ok
 }
 
-// is reports whether a nameserver with a name is selected.
+// is reports whether s selects the nameserver with this name.
 func (s server) is(name string) bool {
 	const dnsPort, tlsPort = 53, 853
 	other, ok := parseServer(name)
@@ -208,7 +211,7 @@ func (s server) is(name string) bool {
 	return s.port == 0 || s.port == other.port
 }
 
-// in reports whether a text about nameservers names the selected nameserver.
+// in reports whether a text about nameservers has the name of a nameserver that s selects.
 func (s server) in(text string) bool {
 	for word := range strings.FieldsSeq(text) {
 		if s.is(strings.TrimSuffix(word, ":")) {
@@ -218,7 +221,7 @@ func (s server) in(text string) bool {
 	return false
 }
 
-// mayWant reports whether a query may be selected, as far as is known without Rows, Reason and Who.
+// mayWant reports whether f may select a query. The fields Rows, Reason and Who of the query need not be set yet.
 func (f *Filter) mayWant(q *Query) bool {
 	switch {
 	case f.noteworthy && !q.Kind.noteworthy(),
@@ -237,7 +240,8 @@ func (f *Filter) mayWant(q *Query) bool {
 	return true
 }
 
-// wants reports whether a query is selected, without regard to its unit. mayWant must have returned true for the query.
+// wants reports whether f selects a query, but does not check the unit. mayWant must have returned true for the
+// query.
 func (f *Filter) wants(q *Query) bool {
 	if f.server.addr.IsValid() && !f.server.is(q.Server) && !f.server.in(q.Reason) {
 		return false
@@ -245,10 +249,11 @@ func (f *Filter) wants(q *Query) bool {
 	return f.uid == nil || q.Who.Known && q.Who.UID == *f.uid
 }
 
-// owner reports whether the owner of the client's socket matters.
+// owner reports whether f selects queries by the owner of the client's socket.
 func (f *Filter) owner() bool { return f.uid != nil || f.unit != "" }
 
-// isUnit reports whether the client of a query has the unit that is selected. path is the path of its cgroup.
+// isUnit reports whether the client of a query belongs to the unit that f selects. path is the path of the client's
+// cgroup.
 func (f *Filter) isUnit(path string) bool {
 	if f.unit == "" {
 		return true

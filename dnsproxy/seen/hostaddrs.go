@@ -9,8 +9,8 @@ import (
 // hostAddrsAge is how long the addresses of this host are used before they are read again.
 const hostAddrsAge = 5 * time.Second
 
-// HostAddrs are the addresses of this host. The zero value reads them when Has is called. Only one goroutine may use it
-// at a time.
+// HostAddrs knows the addresses of this host. The zero value is ready for use: it reads the addresses when Has is
+// called. Only one goroutine may use it at a time.
 type HostAddrs struct {
 	all map[netip.Addr]bool
 	at  time.Time // when they were read

@@ -26,16 +26,16 @@ const (
 // noteworthy reports whether a query of the kind is noteworthy by itself.
 func (k Kind) noteworthy() bool { return k == Failure || k == Odd }
 
-// Slow is how long a query takes at least to be noteworthy.
+// Slow is how long a query must take to be noteworthy because it is slow.
 const Slow = 500 * time.Millisecond
 
-// Dropped is the response code of a query without a response: too many queries waited.
+// Dropped stands for the response code of a query that got no response, because too many queries were waiting.
 const Dropped = 0xffff
 
 // A Moment is a time since the start of a [Recorder]. It is 0 if the clock was not read.
 type Moment time.Duration
 
-// A Query is a query that was answered. Its texts need not be valid after [Recorder.Record].
+// A Query is a query that was answered. [Recorder.Record] copies its texts, so their memory may be used again.
 type Query struct {
 	id        uint64        // set by Recorder.Record
 	Kind      Kind          //
@@ -53,11 +53,11 @@ type Query struct {
 	Server    string        // the nameserver that sent the reply
 	Rows      []string      // of docs/behaviour.md
 	Reason    string        // why there is no answer, or a stale one
-	Age       time.Duration // of a reply of the cache
-	Expired   time.Duration // for how long a stale reply has been expired
+	Age       time.Duration // how long the reply was in the cache; 0 if it does not come from the cache
+	Expired   time.Duration // how long ago a stale reply has expired
 	Who       Who
 
-	// For [Exchanges]; a slot does not have these.
+	// These are only for [Exchanges], and are not in a slot.
 	Local    func() netip.AddrPort // the address of the agent
 	Request  []byte                // the messages, valid until Record returns
 	Response []byte                // empty if there was no response
@@ -65,20 +65,21 @@ type Query struct {
 
 // Who is the owner of a client's socket.
 type Who struct {
-	Known   bool
-	skipped bool // not looked up, because the budget was spent
-	UID     uint32
-	Cgroup  uint64 // 0: unknown
+	Known   bool   // whether the owner was found
+	skipped bool   // the owner was not looked up, because the budget was spent
+	UID     uint32 // of the user
+	Cgroup  uint64 // the inode of the cgroup's directory; 0 if it is unknown
 }
 
 const (
-	slotSize = 512
-	headSize = 72 // without the texts
+	slotSize = 512 // the size of a packed query, in bytes
+	headSize = 72  // the size of its part before the texts
 
+	// The longest texts, in bytes.
 	maxServer = 80
 	maxRows   = 32
 	maxSource = 20
-	maxText   = 255 // of Reason, as far as it fits
+	maxText   = 255 // of Reason; it may be cut shorter if the slot is full
 )
 
 const (
@@ -133,10 +134,11 @@ func flag(set bool, bit byte) byte {
 	return 0
 }
 
-// cut ends a text that was cut.
+// cut is the end of a text that was cut.
 const cut = "..."
 
-// packText writes a text with its length at n, and returns the end.
+// packText writes the length of a text, and then the text, to b at the offset n. It cuts the text to limit bytes. It
+// returns the offset after the text.
 func packText(b *[slotSize]byte, n int, text string, limit int) int {
 	limit = min(limit, slotSize-n-1)
 	length := copy(b[n+1:n+1+limit], text)
@@ -156,7 +158,7 @@ func (b *packed) time() time.Time {
 	return time.Unix(0, int64(binary.LittleEndian.Uint64(b[8:]))) //nolint:gosec // bits
 }
 
-// texts returns the texts in their order: name, source, server, rows, reason.
+// texts returns the texts in this order: name, source, server, rows, reason.
 func (b *packed) texts() (texts [5]string) {
 	rest := b[headSize:]
 	for i := range texts {

@@ -9,8 +9,8 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// A writer takes a number, then writes the query. holeWait is how long a reader waits for the query of a number that
-// was taken, because the query may be lost.
+// holeWait is how long a reader waits for a query that is not written yet. A writer takes a number first and then
+// writes the query, but it may give up; then the query with this number never comes.
 const holeWait = 100 * time.Millisecond
 
 // gatherTime is how long a reader waits for more queries after the first one, so that it does not wake for each query.
@@ -22,22 +22,22 @@ type Reader struct {
 	filter   *Filter
 	limited  bool // it counts as one of maxReaders
 	live     ring
-	wake     chan struct{} // there may be a new query
-	half     chan struct{} // there may be half a ring of new queries
+	wake     chan struct{} // has an element when there may be a new query
+	half     chan struct{} // has an element when live may be half full of new queries
 
-	number uint64              // of the next query in live
-	past   map[uint64]struct{} // the queries that Past has returned
-	cut    uint64              // number, in Recorder.cut, of the next truncated response that may become noteworthy
-	lost   uint64
-	missed atomic.Uint64 // queries that the filter may select, but whose clients were not looked up
+	number uint64              // the number of the next query in live
+	past   map[uint64]struct{} // the ids of the queries that Past has looked at
+	cut    uint64              // the number, in Recorder.cut, of the next truncated response that may become noteworthy
+	lost   uint64              // how many queries were lost since Next last returned
+	missed atomic.Uint64       // how many queries the filter might have selected, but their clients were not looked up
 
-	exchanges *Exchanges // takes the queries in place of live; nil if no messages are read
+	exchanges *Exchanges // gets the queries in place of live; nil if no messages are read
 }
 
 // Close removes the reader. It may be called more than once.
 func (r *Reader) Close() { r.recorder.remove(r) }
 
-// put writes a packed query of n bytes.
+// put writes a packed query of n bytes into the ring live.
 func (r *Reader) put(b *packed, n int) {
 	if number := r.live.put(b, n); number%(liveSize/2) == 0 {
 		chans.Wake(r.half)
@@ -45,13 +45,14 @@ func (r *Reader) put(b *packed, n int) {
 	chans.Wake(r.wake)
 }
 
-// miss counts a query that the filter may select, but whose client was not looked up.
+// miss counts a query that the filter might have selected, but whose client was not looked up.
 func (r *Reader) miss() {
 	r.missed.Add(1)
 	chans.Wake(r.wake)
 }
 
-// Past returns the noteworthy queries since a time, sorted by time. Next does not return them again.
+// Past returns the noteworthy queries that are kept and are not older than since, sorted by time. Next does not
+// return them again.
 func (r *Reader) Past(since time.Time) []Record {
 	var records []Record
 	r.past = map[uint64]struct{}{}
@@ -79,7 +80,8 @@ func (r *Reader) Past(since time.Time) []Record {
 	return records
 }
 
-// append appends the record of a query, unless the filter selects another unit.
+// append appends the record of a query to records, unless the client belongs to a unit that the filter does not
+// select.
 func (r *Reader) append(records []Record, q *Query) []Record {
 	path := r.recorder.units.path(q)
 	if !r.filter.isUnit(path) {
@@ -88,9 +90,9 @@ func (r *Reader) append(records []Record, q *Query) []Record {
 	return append(records, record(q, path))
 }
 
-// overdue appends the truncated responses that have become noteworthy. due is when the next one may become noteworthy,
-// zero if there is none. For a reader that also wants other queries, overdue does nothing: that reader gets these
-// responses when they are sent, if its filter selects them.
+// overdue appends the truncated responses that have become noteworthy to records. due is when the next one may
+// become noteworthy; it is zero if there is none. For a reader that does not only want noteworthy queries, overdue
+// does nothing: such a reader gets truncated responses when they are sent.
 func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 	if !r.filter.noteworthy {
 		return records, due
@@ -103,10 +105,10 @@ func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 	return records, due
 }
 
-// Next waits for queries and returns them, in the order in which they were answered; for a reader of noteworthy queries
-// only, truncated responses come when they have become noteworthy. lost is how many other queries, which the filter
-// selects or may select, were lost meanwhile. After the end of ctx, Next returns the queries that it still finds; if
-// it finds none, it returns the error of ctx.
+// Next waits for queries and returns them, in the order in which they were answered. For a reader that only wants
+// noteworthy queries, truncated responses come later, when they have become noteworthy. lost is how many queries were
+// lost that the filter selects, or might have selected. After the end of ctx, Next returns the queries that it still
+// finds. If it finds none, it returns the error of ctx.
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {
 		var due time.Time
@@ -137,7 +139,7 @@ func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err e
 	}
 }
 
-// gather waits while queries come, until there are many or gatherTime is over.
+// gather waits for gatherTime, so that more queries come. It ends earlier if many has an element or ctx ends.
 func gather(ctx context.Context, many chan struct{}) {
 	timer := time.NewTimer(gatherTime)
 	defer timer.Stop()
@@ -148,7 +150,7 @@ func gather(ctx context.Context, many chan struct{}) {
 	}
 }
 
-// drain returns the queries that are in the ring.
+// drain returns the queries in the ring live that were not read yet.
 func (r *Reader) drain() (records []Record) {
 	var b packed
 	for r.number < r.live.next.Load() {
@@ -156,7 +158,8 @@ func (r *Reader) drain() (records []Record) {
 		case early:
 			return records
 		case gone:
-			first := r.live.next.Load() - min(r.live.next.Load(), liveSize/2) // not the oldest, which is about to be replaced
+			// Go on in the middle of the ring, because the oldest queries are about to be replaced.
+			first := r.live.next.Load() - min(r.live.next.Load(), liveSize/2)
 			first = max(first, r.number+1)
 			r.lost += first - r.number
 			r.number = first

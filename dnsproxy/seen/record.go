@@ -12,7 +12,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A Record is a query for people and programs. docs/operations.md has its keys in JSON.
+// A Record describes a query to people and programs. docs/operations.md explains its keys in JSON.
 type Record struct {
 	Time       time.Time      `json:"time"`
 	Client     netip.AddrPort `json:"client"`
@@ -85,8 +85,9 @@ func record(q *Query, path string) Record {
 
 const droppedName = "DROPPED"
 
-// Who returns the client for people: its unit and its user, or else its address. For a client on this host, the address
-// says nothing about the program. A user may choose the name of a unit, so the result may have any characters.
+// Who returns a text about the client: its unit and its user, as far as they are known, otherwise its address. (For
+// a client on this host, the address says nothing about the program.) A user may choose the name of a unit, so the
+// result may have any characters.
 func (r *Record) Who() string {
 	uid := ""
 	if r.UID != nil {
@@ -103,7 +104,7 @@ func (r *Record) Who() string {
 	return r.Unit + " (" + uid + ")"
 }
 
-// Question returns the question for people.
+// Question returns the question as a text for people.
 func (r *Record) Question() string {
 	name := strings.TrimSuffix(r.Name, ".")
 	if name == "" {
@@ -126,10 +127,11 @@ func opcodeName(opcode uint8) string {
 	return "OPCODE" + strconv.Itoa(int(opcode))
 }
 
-// numberedType is the prefix of numbers of types that have no name (RFC 3597, section 5).
+// numberedType is what the name of a type without a name of its own begins with, as in TYPE65 (RFC 3597, section 5).
 const numberedType = "TYPE"
 
-// typeName returns the name of a record type. The DNS library has texts for the two types that never have a name.
+// typeName returns the name of a record type. It does not use the texts that the DNS library has for two types that
+// have no name.
 func typeName(code uint16) string {
 	if name, named := dns.TypeToString[code]; named && code != dns.TypeNone && code != dns.TypeReserved {
 		return name

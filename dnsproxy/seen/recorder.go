@@ -17,22 +17,22 @@ import (
 const (
 	// recentSize is how many failures, and how many other noteworthy queries, are kept.
 	recentSize = 1000
-	// liveSize is how many queries wait for a reader.
+	// liveSize is how many queries may wait for a reader.
 	liveSize = 256
-	// maxReaders is how many readers of clients there may be.
+	// maxReaders is how many readers clients may have at a time.
 	maxReaders = 8
 )
 
-// ErrReaders is the error while there are as many readers as there may be.
+// ErrReaders is the error of [Recorder.Read] while there are maxReaders readers of clients.
 var ErrReaders = errors.New("8 clients read queries already, which is the limit: end one of them")
 
 // A Recorder records queries. Make one with [New]. Its methods are safe for concurrent use.
 type Recorder struct {
 	origin  time.Time
 	readers atomic.Pointer[[]*Reader] // nil if there are none
-	all     atomic.Bool               // a reader may want an ordinary query
-	ids     atomic.Uint64
-	recent  [kinds]ring // by kind; the rings of Ordinary and Truncated are not used
+	all     atomic.Bool               // whether a reader may want ordinary queries
+	ids     atomic.Uint64             // the id of the last query
+	recent  [kinds]ring               // by kind; the rings of Ordinary and Truncated are not used
 	cut     truncated
 	clients *clients
 	units   *units
@@ -56,7 +56,7 @@ func (r *Recorder) Run(ctx context.Context) {
 	r.units.run(ctx)
 }
 
-// Start returns the time if a reader may want an ordinary query, 0 otherwise.
+// Start returns the time if a reader may want ordinary queries. Otherwise it returns 0, without reading the clock.
 func (r *Recorder) Start() Moment {
 	if !r.Watched() {
 		return 0
@@ -64,7 +64,7 @@ func (r *Recorder) Start() Moment {
 	return r.Now()
 }
 
-// Watched reports whether a reader may want an ordinary query.
+// Watched reports whether a reader may want ordinary queries.
 func (r *Recorder) Watched() bool { return r.all.Load() }
 
 // Now returns the time. It is never 0. Now is not inlined, so that Start can be inlined.
@@ -72,8 +72,8 @@ func (r *Recorder) Watched() bool { return r.all.Load() }
 //go:noinline
 func (r *Recorder) Now() Moment { return Moment(time.Since(r.origin) + 1) }
 
-// Wants reports whether a reader wants a query, as far as is known without Rows, Reason and Who. who is true if such a
-// reader wants to know Who.
+// Wants reports whether a reader may want a query. The fields Rows, Reason and Who of the query need not be set yet.
+// who is true if such a reader wants to know the owner of the client's socket.
 func (r *Recorder) Wants(q *Query) (wanted, who bool) {
 	readers := r.readers.Load()
 	if readers == nil {
@@ -87,7 +87,8 @@ func (r *Recorder) Wants(q *Query) (wanted, who bool) {
 	return wanted, who
 }
 
-// Find returns the owner of the socket from which a query came, if the budget of the query's kind allows the lookup.
+// Find returns the owner of the socket from which a query came. If the time budget for queries of this kind is
+// spent, it does not look up the owner.
 func (r *Recorder) Find(q *Query, sent Sent) Who {
 	who := r.clients.find(q, sent)
 	if who.Cgroup != 0 {
@@ -115,7 +116,7 @@ func (r *Recorder) Record(q *Query) {
 	}
 	for _, reader := range *readers {
 		if q.Kind == Truncated && reader.filter.noteworthy {
-			chans.Wake(reader.wake) // so that the reader sets its timer
+			chans.Wake(reader.wake) // the reader sets a timer for when the response becomes noteworthy
 		}
 		if !reader.filter.mayWant(q) {
 			continue
@@ -143,7 +144,7 @@ func (r *Recorder) Retried(client netip.Addr, name wire.Name, qtype uint16) {
 	r.cut.retried(client, name, qtype)
 }
 
-// Failures returns the kept failures from the time since on, sorted by time.
+// Failures returns the failures that are kept and are not older than since, sorted by time.
 func (r *Recorder) Failures(since time.Time) []Record {
 	return newReader(r, Failures()).Past(since)
 }
@@ -155,7 +156,7 @@ func (r *Recorder) Read(filter *Filter) (*Reader, error) {
 	return reader, r.add(reader)
 }
 
-// ReadOwn adds a reader for the agent itself, to which the limit of readers does not apply. The caller must close the
+// ReadOwn adds a reader for the agent itself. The limit of readers does not apply to it. The caller must close the
 // reader.
 func (r *Recorder) ReadOwn(filter *Filter) *Reader {
 	reader := newReader(r, filter)
@@ -163,8 +164,8 @@ func (r *Recorder) ReadOwn(filter *Filter) *Reader {
 	return reader
 }
 
-// ReadExchanges is ReadOwn for a reader of messages. When the reader has to drop messages, it calls lost with their
-// number, on the goroutine that answers the query.
+// ReadExchanges is like ReadOwn, but the reader also gets the messages of each query. When messages are dropped
+// because the reader is too slow, lost is called with their number, on the goroutine that answers the query.
 func (r *Recorder) ReadExchanges(filter *Filter, lost func(messages int)) *Exchanges {
 	reader := newReader(r, filter)
 	reader.exchanges = newExchanges(reader, lost)

@@ -8,10 +8,10 @@ import (
 
 const slotWords = slotSize / 8
 
-// A slot holds one packed query. Its words are atomic, because a reader may copy them while a writer replaces them. The
-// reader finds that out by sequence.
+// A slot holds one packed query. Its words are atomic, because a reader may copy them while a writer replaces them.
+// The reader notices this, because the field sequence has changed.
 type slot struct {
-	// sequence is 2n+1 while the query with the number n is written, and 2n+2 when it is there.
+	// sequence is 2n+1 while the query with the number n is being written, and 2n+2 once it is there.
 	sequence atomic.Uint64
 	words    [slotWords]atomic.Uint64
 }
@@ -25,8 +25,8 @@ type ring struct {
 	ready atomic.Bool
 }
 
-// put writes a packed query of n bytes and returns its number. The query is lost if the slot's previous writer has not
-// finished, although other writers have filled the whole ring since.
+// put writes a packed query of n bytes and returns its number. If another writer is still writing into the slot,
+// because the whole ring was filled meanwhile, put does not wait for it, and the query is lost.
 func (r *ring) put(b *packed, n int) (number uint64) {
 	r.once.Do(func() {
 		r.slots = make([]slot, r.size)
@@ -45,16 +45,16 @@ func (r *ring) put(b *packed, n int) (number uint64) {
 	return number
 }
 
-// A state says whether a ring has the query with a number.
+// A state says whether a ring has the query with a given number.
 type state uint8
 
 const (
 	there state = iota
-	early       // not written yet
-	gone        // replaced by another query
+	early       // the query is not written yet
+	gone        // another query has replaced it
 )
 
-// get copies the query with a number into b.
+// get copies the query with the given number into b, if the ring has it.
 func (r *ring) get(number uint64, b *packed) state {
 	if !r.ready.Load() {
 		return early
@@ -76,7 +76,7 @@ func (r *ring) get(number uint64, b *packed) state {
 	return there
 }
 
-// all calls visit with each query that is in the ring, the oldest first.
+// all calls visit with each query in the ring, the oldest first.
 func (r *ring) all(visit func(b *packed)) {
 	end := r.next.Load()
 	start := end - min(end, uint64(r.size)) //nolint:gosec // positive

@@ -16,17 +16,18 @@ const (
 	retryWait = 5 * time.Second
 )
 
-// truncated are the last truncated responses over UDP. A response becomes noteworthy if its client does not ask again
-// over TCP within retryWait. Readers find that out by the age of the response: no query has a timer.
+// truncated has the last truncated responses over UDP. A response becomes noteworthy if its client does not ask again
+// over TCP within retryWait. No response has a timer: readers look at the age of responses with the method overdue.
 type truncated struct {
 	ring
 
 	seed maphash.Seed
-	// keys has, for each slot of the ring, a number for the client and the question; 0 if the client has asked again.
+	// keys has, for each slot of the ring, a hash of the client and the question. It is 0 if the client has asked
+	// again.
 	keys [truncatedSize]atomic.Uint64
 }
 
-// key returns a number for a client and a question.
+// key returns a hash of a client and a question. It is never 0.
 func (t *truncated) key(client netip.Addr, name wire.Name, qtype uint16) uint64 {
 	var h maphash.Hash
 	h.SetSeed(t.seed)
@@ -41,8 +42,8 @@ func (t *truncated) key(client netip.Addr, name wire.Name, qtype uint16) uint64 
 // keep keeps a packed query of n bytes.
 func (t *truncated) keep(b *packed, n int, q *Query) {
 	number := t.put(b, n)
-	// The key is stored after put. A reader loads the key before it copies the query. So a reader that copies the
-	// previous query of the slot has that query's key.
+	// The key is stored after put, and a reader loads the key before it copies the query. So if a reader copies the
+	// previous query of the slot, it has loaded the key of that query.
 	t.keys[number%truncatedSize].Store(t.key(q.Client.Addr(), q.Name, q.Type))
 }
 
@@ -58,14 +59,14 @@ func (t *truncated) retried(client netip.Addr, name wire.Name, qtype uint16) {
 	}
 }
 
-// overdue looks at the queries from a number on that are older than retryWait. It calls visit with each query that the
-// client did not ask again, as a query of the kind Odd. next is the number of the first query that is younger than
-// retryWait, and due is when this query reaches that age. If there is no such query, next is the number of the next query
-// that will be kept, and due is zero.
+// overdue looks at the queries that are older than retryWait, from the query with the given number on. If the client
+// of such a query has not asked again, overdue calls visit with the query, which then has the kind Odd. next is the
+// number of the first query that is younger than retryWait, and due is when this query reaches that age. If there is
+// no such query, next is the number of the next query that will be kept, and due is zero.
 func (t *truncated) overdue(number uint64, now time.Time, visit func(q *Query)) (next uint64, due time.Time) {
 	end := t.next.Load()
 	number = max(number, end-min(end, truncatedSize))
-	unwritten := end // the first slot without a query, since which no later query was old enough
+	unwritten := end // the first query that is still being written, if no later query is older than retryWait
 	for ; number < end; number++ {
 		var b packed
 		key := t.keys[number%truncatedSize].Load()
@@ -80,7 +81,7 @@ func (t *truncated) overdue(number uint64, now time.Time, visit func(q *Query)) 
 		if due = b.time().Add(retryWait); due.After(now) {
 			return min(unwritten, number), due
 		}
-		unwritten = end // its writer has given up
+		unwritten = end // the queries before this one are too old to be still written: they are lost
 		if key == 0 {
 			continue
 		}

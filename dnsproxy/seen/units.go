@@ -24,15 +24,15 @@ const (
 	walkInterval = 250 * time.Millisecond
 )
 
-// units finds the names of cgroups. The number of a cgroup is the inode of its directory. The names are kept: a record
-// has the name of its cgroup even after the cgroup has ended.
+// units finds the names of cgroups. A cgroup is identified by a number, which is the inode of its directory. The
+// names are kept, so that a record has the name of its cgroup even after the cgroup has ended.
 type units struct {
-	root   string // of cgroup v2; empty without one
-	wanted chan struct{}
+	root   string        // the directory of cgroup v2; empty if there is none
+	wanted chan struct{} // has an element when the method run should look for names
 
 	mu     sync.Mutex
-	paths  map[uint64]string // empty for a number that has no directory here
-	walked time.Time
+	paths  map[uint64]string // by number; the path is empty if no directory with this number was found
+	walked time.Time         // when walkLocked was last called
 }
 
 // cgroupRoot returns the directory of cgroup v2, "" if there is none.
@@ -50,7 +50,7 @@ func newUnits(root string) *units {
 	return &units{root: root, wanted: make(chan struct{}, 1), paths: map[uint64]string{}}
 }
 
-// want asks run for the name of a cgroup, if it is not known.
+// want makes the method run look for the name of a cgroup, if the name is not known.
 func (u *units) want(id uint64) {
 	if u.root == "" {
 		return
@@ -106,7 +106,7 @@ func (u *units) path(q *Query) string {
 	}
 }
 
-// tryPath does what path does, unless it would have to wait: then known is false, and wait is how long to wait.
+// tryPath is like path, but does not wait. If it would have to wait, known is false, and wait is how long.
 func (u *units) tryPath(id uint64, at time.Time) (path string, known bool, wait time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -125,7 +125,7 @@ func (u *units) tryPath(id uint64, at time.Time) (path string, known bool, wait 
 	return path, true, 0
 }
 
-// walkLocked adds all cgroups that there are.
+// walkLocked adds the paths of all cgroups that exist now.
 func (u *units) walkLocked() {
 	if len(u.paths) > maxUnits {
 		clear(u.paths)
@@ -148,11 +148,11 @@ func (u *units) walkLocked() {
 
 var containerID = regexp.MustCompile(`[0-9a-f]{64}`)
 
-// shortID is how many digits of the number of a container are shown, as by the tools of containers.
+// shortID is how many digits of a container's number are shown. Tools such as docker show as many.
 const shortID = 12
 
-// unitOf returns the systemd unit or the container in the path of a cgroup: its innermost part that is a service, a
-// scope or a container.
+// unitOf returns the systemd unit or the container in the path of a cgroup. It is the innermost part of the path
+// that is a service, a scope or a container.
 func unitOf(path string) string {
 	if path == "" || path == string(os.PathSeparator) {
 		return ""
@@ -172,8 +172,8 @@ func unitOf(path string) string {
 	return unit
 }
 
-// isContainer reports whether the path of a cgroup has a container whose number begins with id. It is false if id has
-// fewer digits than the tools of containers show.
+// isContainer reports whether the path of a cgroup has a container whose number begins with id. It reports false if
+// id has fewer than shortID digits.
 func isContainer(path, id string) bool {
 	return len(id) >= shortID && slices.ContainsFunc(containerID.FindAllString(path, -1),
 		func(number string) bool { return strings.HasPrefix(number, id) })

@@ -11,14 +11,14 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// addresses are the addresses of a host or of a port.
+// addresses are the addresses of a host or of a port. Near addresses are addresses in the agent's cluster.
 type addresses struct {
-	V4, V6 []byte    // packed addresses without duplicates: the near ones, then the others, each sorted
-	near   [2]uint32 // how many of V4 and V6 are near; zero if all addresses are near, or none is
+	V4, V6 []byte    // packed addresses without duplicates: first the near ones, then the others, both sorted
+	near   [2]uint32 // how many of V4 and of V6 are near; both are also 0 if all addresses are near
 }
 
-// Near returns the packed addresses of the family of rrtype in two parts: the addresses in the
-// agent's cluster, and the others. If all addresses belong to one part, they are in the second part.
+// Near returns the packed addresses of the family of rrtype in two parts: the addresses in the agent's cluster, and
+// the others. If all addresses of the host are in the agent's cluster, they are all in the second part.
 func (a *addresses) Near(rrtype uint16) (near, others []byte) {
 	all, n := a.V4, a.near[0]
 	if rrtype == dns.TypeAAAA {
@@ -35,7 +35,7 @@ func (a *addresses) alike() bool {
 	return len(others4)+len(others6) == 0
 }
 
-// all yields the near addresses, then the others; in both parts IPv4 comes first.
+// all yields the near addresses, and then the others. In both parts, IPv4 addresses come first.
 func (a *addresses) all() iter.Seq[netip.Addr] {
 	near4, others4 := a.Near(dns.TypeA)
 	near6, others6 := a.Near(dns.TypeAAAA)
@@ -56,7 +56,7 @@ func (a *addresses) all() iter.Seq[netip.Addr] {
 // has reports whether a packed address is one of the addresses.
 func (a *addresses) has(packed []byte) bool { return a.find(packed) != nil }
 
-// find returns the address that equals packed, in the memory of V4 or V6, or nil if there is none.
+// find returns the address that equals packed, or nil if there is none. The result is in the memory of V4 or V6.
 func (a *addresses) find(packed []byte) []byte {
 	rrtype := dns.TypeA
 	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
@@ -69,8 +69,8 @@ func (a *addresses) find(packed []byte) []byte {
 	return findPacked(others, packed)
 }
 
-// findPacked returns the address in list that equals packed, or nil. list has packed addresses of the
-// same family, sorted; the search is binary.
+// findPacked returns the address in list that equals packed, or nil if there is none. list has packed addresses of
+// the same family, and must be sorted.
 func findPacked(list, packed []byte) []byte {
 	size := len(packed)
 	low, high := 0, len(list)/size

@@ -8,9 +8,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// ancestors maps each ancestor of a host's name, or of a short name that is derived from a host's name, to the number
-// of its children, which are such names or other ancestors. The hash of an ancestor chooses its part. Parts are
-// immutable, and tables share them.
+// ancestors has the ancestors of all hosts' names, and of all short names that are derived from them. It maps an
+// ancestor to the number of its children: names and other ancestors that are one label longer. The hash of an
+// ancestor chooses its part. Parts are immutable, and tables share them.
 type ancestors [partCount]map[wire.Name]uint32
 
 // newAncestors returns the ancestors of hosts.
@@ -72,7 +72,7 @@ func (e *ancestorEditor) replace(c *Cluster, before, after *shard) {
 		if removed && added && x.derived() == y.derived() {
 			continue // the same names
 		}
-		if added { // first, so that common ancestors stay
+		if added { // added before the other is removed, so that common ancestors stay
 			e.host(c, &y, e.add)
 		}
 		if removed {
@@ -99,9 +99,9 @@ func (e *ancestorEditor) add(name wire.Name) {
 		children := e.part(name)
 		if n := children[name]; n > 0 {
 			children[name] = n + 1
-			return // its ancestors are known
+			return // the ancestors of name are there already
 		}
-		name = wire.Name(strings.Clone(string(name))) // name points into a record, which may be garbage soon
+		name = wire.Name(strings.Clone(string(name))) // otherwise the map would keep the whole record in memory
 		children[name] = 1
 	}
 }
@@ -119,7 +119,8 @@ func (e *ancestorEditor) remove(name wire.Name) {
 	}
 }
 
-// part returns the part of an ancestor, copied so that it can be changed.
+// part returns the part of an ancestor. If the part was not copied yet, it copies the part, so that it can be
+// changed.
 func (e *ancestorEditor) part(name wire.Name) map[wire.Name]uint32 {
 	at := partOf(maphash.String(e.seed, string(name)))
 	if !e.own[at] {

@@ -16,8 +16,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// New builds a table from all shards, as [Table.With] takes them. namespace and domain are the agent's, as [NewCluster]
-// takes them. New fails for the same reasons as [Table.With], and if namespace or domain is not valid.
+// New builds a table from all its shards. shards has the form that [Table.With] describes. namespace and domain are
+// those of the agent, in the form that [NewCluster] describes. New fails for the same reasons as [Table.With], and if
+// namespace or domain is not valid.
 func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 	c, err := NewCluster(namespace, domain)
 	if err != nil {
@@ -29,13 +30,13 @@ func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 // Empty returns a table without hosts, from which [Table.With] makes the first table.
 func Empty(c Cluster) *Table { return &Table{hostSet: hostSet{Cluster: c, seed: maphash.MakeSeed()}} }
 
-// With returns a table that has other entries in some shards. shards maps the number of a shard ([digest.ShardOf]) to
-// all entries of the shard: a NameTable in wire form. Shards that are not in this map, and shards with the same entries
-// as before, are shared with t. If all shards are shared, With returns t.
+// With returns a table with new content for some shards. shards maps the number of such a shard ([digest.ShardOf])
+// to all entries of the shard: a NameTable in wire form. The result shares with t the shards that are not in this
+// map, and shards whose entries have not changed. If all shards are shared, With returns t.
 //
-// With leaves out keys that are not valid names, and addresses that do not parse; [Table.Skipped]
-// lists them. An error means that no entry is used: the bytes are not a NameTable, or an entry
-// belongs to another shard. The table does not keep shards.
+// With leaves out keys that are not valid names, and addresses that cannot be parsed; [Table.Skipped]
+// lists them. With returns an error if the bytes are not a NameTable, or if an entry
+// belongs to another shard. The table does not keep the memory of shards.
 func (t *Table) With(shards map[int][]byte) (*Table, error) {
 	b := builder{cluster: &t.Cluster, seed: t.seed}
 	var entries [digest.Count][][]byte
@@ -90,8 +91,8 @@ func (t *Table) rebuild(b *builder, entries *[digest.Count][][]byte, changed []i
 	return next, nil
 }
 
-// A builder builds shards. Its result depends on the set of entries and not on their order:
-// entries are sorted before one of them wins a contested name.
+// A builder builds shards. Its result does not depend on the order of the entries, because
+// they are sorted before one of two entries with the same name wins.
 type builder struct {
 	cluster  *Cluster
 	seed     maphash.Seed
@@ -118,7 +119,7 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 	for _, raw := range entries {
 		size += len(raw)
 	}
-	b.candidates = slices.Grow(b.candidates, len(entries)) // candidates are large
+	b.candidates = slices.Grow(b.candidates, len(entries)) // now, because to copy candidates later would be slow
 	b.names, s.records = slices.Grow(b.names, size), slices.Grow(s.records, size)
 	for _, raw := range entries {
 		entry, err := parseWireEntry(raw)
@@ -131,7 +132,7 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 		b.info.key = viewString(entry.key)
 		b.addCandidate(&s)
 	}
-	sorted := make([]*candidate, len(b.candidates)) // candidates are too large to be moved
+	sorted := make([]*candidate, len(b.candidates)) // pointers, because candidates are too large to be moved
 	for i := range b.candidates {
 		sorted[i] = &b.candidates[i]
 	}
@@ -168,7 +169,7 @@ func (b *builder) addCandidate(s *shard) {
 	}
 	b.addresses(s, b.info.ips)
 	if len(b.v4)+len(b.v6) == 0 {
-		return // Istio's control plane leaves out hosts without addresses (N11)
+		return // like Istio's control plane, which does not send hosts without addresses (docs/behaviour.md, row N11)
 	}
 	c.V4, c.near[0] = b.packNear(b.v4, b.near[0])
 	c.V6, c.near[1] = b.packNear(b.v6, b.near[1])
@@ -221,8 +222,8 @@ func (b *builder) addresses(s *shard, ips []string) {
 	}
 }
 
-// packNear is pack for addresses of which the first n are near: these stay first. It also returns the number of near
-// addresses in packed.
+// packNear is like pack, but the first n addresses are near, and stay before the others. It also returns the number
+// of near addresses in packed.
 func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, near uint32) {
 	if n == 0 {
 		return b.pack(addrs), 0
@@ -259,8 +260,8 @@ func (b *builder) pack(addrs []netip.Addr) []byte {
 	return b.packed[start:len(b.packed):len(b.packed)]
 }
 
-// alias returns the host of which b.info is an alias, or the root if there is no valid one. name is the name of b.info.
-// It records in s what is wrong with the alias.
+// alias returns the name of the host of which b.info is an alias, or the root if b.info has no valid alias. name is
+// the name of b.info. alias records in s what is wrong with the alias.
 func (b *builder) alias(s *shard, name wire.Name) wire.Name {
 	text := b.info.alias
 	if text == "" {
@@ -279,7 +280,7 @@ func (b *builder) alias(s *shard, name wire.Name) wire.Name {
 	return wire.Root
 }
 
-// skipClaims records in s the short names of a host that are not valid.
+// skipClaims records in s which short names of a candidate are not valid.
 func (b *builder) skipClaims(s *shard, c *candidate) {
 	if c.flags&flagLocal == 0 {
 		return
@@ -329,7 +330,8 @@ func (b *builder) ports(s *shard, host *addresses) []byte {
 	return b.encoded[start:len(b.encoded):len(b.encoded)]
 }
 
-// port checks a port of a host. p.name is valid until the next call: it is in the memory behind the end of b.names.
+// port checks a port of a host and returns it. p.name is valid only until the next call of port, because its memory
+// is used again.
 func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bool) {
 	skip := func(reason string) (port, bool) {
 		s.skip(b.info.key, fmt.Sprintf("port %q: %s", info.name, reason))
@@ -355,7 +357,7 @@ func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bo
 		lacking := func(addr netip.Addr) bool { return !host.has(addr.AsSlice()) }
 		p.V4, p.V6 = b.pack(slices.DeleteFunc(b.v4, lacking)), b.pack(slices.DeleteFunc(b.v6, lacking))
 		if len(p.V4)+len(p.V6) == 0 {
-			return port{}, false // of endpoints that the host does not have
+			return port{}, false // the host does not have any of the port's addresses
 		}
 	}
 	return p, true
@@ -386,7 +388,7 @@ func (b *builder) destinations(s *shard) []byte {
 	return b.encoded[start:len(b.encoded):len(b.encoded)]
 }
 
-// destination checks a destination. If a destination has endpoints and none of them is valid, it is not
+// destination checks a destination and returns it. If it has endpoints, at least one of them must be
 // valid.
 func (b *builder) destination(s *shard, info *destinationInfo) (d Destination, ok bool) {
 	skip := func(format string, args ...any) {

@@ -12,16 +12,16 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A candidate is a valid entry of a push.
+// A candidate is a valid entry of a push. It becomes a host unless another candidate with the same name wins.
 type candidate struct {
 	Host
 	info     hostInfo
 	altHosts []string
 	alias    wire.Name
-	ports    []byte // the ports or, for an external host, the destinations; encoded
+	ports    []byte // the encoded ports or, for an external host, the encoded destinations
 }
 
-// place returns the flags of the short names that the candidate has.
+// place returns flagLocal and flagDerived, as far as they apply to the candidate.
 func (c *candidate) place(cl *Cluster) hostFlags {
 	info := &c.info
 	if info.registry != registryKubernetes || c.Name == cl.Domain || !c.Name.Below(cl.Domain) {
@@ -39,7 +39,7 @@ func (c *candidate) place(cl *Cluster) hostFlags {
 	return flagLocal | flagDerived
 }
 
-// compare orders the candidates for one name by precedence (N7).
+// compare orders candidates by their names, and candidates with the same name by precedence: the first one wins.
 func (c *candidate) compare(other *candidate) int {
 	if order := cmp.Compare(c.Name, other.Name); order != 0 {
 		return order
@@ -48,7 +48,8 @@ func (c *candidate) compare(other *candidate) int {
 		// The registry Kubernetes wins.
 		-cmp.Compare(c.flags&flagKubernetes, other.flags&flagKubernetes),
 		cmp.Compare(c.info.key, other.info.key),
-		// One key can be in two NameTables of a push.
+		// The same key can be in two NameTables of a push. The rest makes the result independent of the order in
+		// which they arrive.
 		bytes.Compare(c.V4, other.V4),
 		bytes.Compare(c.V6, other.V6),
 		slices.Compare(c.near[:], other.near[:]),
@@ -62,8 +63,8 @@ func (c *candidate) compare(other *candidate) int {
 	)
 }
 
-// claims returns the names of a host that the table stores, because they cannot be derived from
-// the host's FQDN.
+// claims returns the names that the candidate has besides its FQDN, and that cannot be derived from
+// its FQDN. The table has to store them.
 func (c *candidate) claims(cl *Cluster) []claim {
 	if c.flags&flagLocal == 0 {
 		return nil
@@ -87,14 +88,14 @@ func (c *candidate) claims(cl *Cluster) []claim {
 	return claims
 }
 
-// A claim is a name of a host besides its FQDN.
+// A claim is a name that a host has besides its FQDN.
 type claim struct {
 	name wire.Name
-	fqdn wire.Name
-	key  string // the host's
+	fqdn wire.Name // of the host
+	key  string    // of the host
 }
 
-// appendRecord appends the record of a candidate to dst, with its texts unless they can be
+// appendRecord appends the record of a candidate to dst. It leaves out the texts of the candidate if they can be
 // derived.
 func (c *candidate) appendRecord(dst []byte) []byte {
 	h, info, flags := &c.Host, &c.info, c.flags
@@ -133,8 +134,8 @@ func (c *candidate) appendRecord(dst []byte) []byte {
 	return dst
 }
 
-// foldText appends the wire.Name of text to dst if text is a hostname without a trailing
-// dot, which the caller has to check.
+// foldText appends text to dst as a wire.Name. text should be a hostname without a trailing dot. For any other text,
+// the result has no meaning.
 func foldText(dst []byte, text string) []byte {
 	label := len(dst) // offset of the label's length
 	dst = append(append(dst, '.'), text...)

@@ -6,16 +6,16 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// claimed are the names that hosts claim besides their FQDNs, each with the FQDN of the host that has it. If several
-// hosts claim a name, the first in the order of the hosts' keys has it. An FQDN, or a short name that is derived from
-// an FQDN, hides an equal claimed name, because lookups find it earlier. So claimed names depend on claims only. They
-// are immutable, and tables share them.
+// claimed maps the names that hosts claim besides their FQDNs to the FQDNs of these hosts. If several hosts claim a
+// name, it belongs to the host with the smallest key. A claimed name has no effect if it equals an FQDN, or a short
+// name that is derived from an FQDN, because lookups find these first. So claimed depends only on the claims. It is
+// immutable, and tables share it.
 type claimed struct {
 	fqdns map[wire.Name]wire.Name
 	above map[wire.Name]struct{} // the ancestors of all names
 }
 
-// newClaimed returns the names that hosts claim; nil for none.
+// newClaimed returns the names that hosts claim, or nil if there are none.
 func newClaimed(hosts *hostSet) *claimed {
 	claims := hosts.claims()
 	if len(claims) == 0 {
@@ -46,7 +46,7 @@ func (c *claimed) next(before, after *hostSet, changed []int) *claimed {
 	return c
 }
 
-// find returns the FQDN of the host that has a claimed name.
+// find returns the FQDN of the host that a claimed name belongs to.
 func (c *claimed) find(name wire.Name) (fqdn wire.Name, found bool) {
 	if c == nil {
 		return "", false

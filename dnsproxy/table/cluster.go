@@ -8,26 +8,26 @@ import (
 )
 
 // svcLabel is the label between a namespace and the cluster domain in the FQDN of a
-// Service. svcName is that label as a name.
+// Service, such as web.shop.svc.cluster.local. svcName is this label as a name.
 const (
 	svcLabel           = "svc"
 	svcName  wire.Name = "\x03" + svcLabel
 )
 
-// A Cluster holds the domain names by which short names are derived.
+// A Cluster holds the domain names that short names are derived with.
 type Cluster struct {
-	// Domain is the cluster domain, "cluster.local".
+	// Domain is the cluster domain, such as cluster.local.
 	Domain wire.Name
-	// services is the parent of all namespaces, "svc.cluster.local".
+	// services is the parent of all namespaces, such as svc.cluster.local.
 	services wire.Name
-	// own is the parent of the Services of the agent's namespace,
-	// "shop.svc.cluster.local"; the root without a namespace.
+	// own is the parent of the Services of the agent's namespace, such as
+	// shop.svc.cluster.local. It is the root if the agent has no namespace.
 	own wire.Name
 }
 
-// NewCluster parses a namespace, which may be empty, and a domain as Istio's agent takes
-// them: the domain is "shop.svc.cluster.local" in a pod and often "cluster.local" on a VM.
-// Both mean the cluster domain cluster.local.
+// NewCluster returns the Cluster of a namespace and a domain. The namespace may be empty. As in Istio's agent, the
+// domain may be the cluster domain, such as cluster.local, or may have a namespace before it, such as
+// shop.svc.cluster.local.
 func NewCluster(namespace, domain string) (Cluster, error) {
 	name, err := wire.ParseHostname(domain)
 	if err != nil {
@@ -60,8 +60,8 @@ func NewCluster(namespace, domain string) (Cluster, error) {
 	return c, nil
 }
 
-// ClusterDomain returns the cluster domain of [NewCluster] in presentation form, without
-// the trailing dot.
+// ClusterDomain returns the cluster domain that [NewCluster] finds, as text without
+// a trailing dot.
 func ClusterDomain(namespace, domain string) (string, error) {
 	c, err := NewCluster(namespace, domain)
 	if err != nil {
@@ -70,7 +70,7 @@ func ClusterDomain(namespace, domain string) (string, error) {
 	return strings.TrimSuffix(c.Domain.String(), "."), nil
 }
 
-// shortNames returns the short names that Istio's agent derives for a Kubernetes host with a short name in a namespace.
+// shortNames returns the names that Istio's agent derives from the short name and the namespace of a Kubernetes host.
 func (c *Cluster) shortNames(short, namespace string) []string {
 	if short == "" || namespace == "" {
 		return nil
@@ -82,9 +82,8 @@ func (c *Cluster) shortNames(short, namespace string) []string {
 	return names
 }
 
-// heads appends to dst the short names of a host whose flags have flagDerived. They are the
-// first labels of its FQDN: name.namespace, name.namespace.svc and, in the agent's namespace,
-// name.
+// heads appends to dst the short names of a host that has flagDerived. They are the first labels of its FQDN:
+// name.namespace and name.namespace.svc. For a host in the agent's namespace, name alone is a short name, too.
 func (c *Cluster) heads(fqdn wire.Name, dst []wire.Name) []wire.Name {
 	short := fqdn[:len(fqdn)-len(c.services)]
 	dst = append(dst, short, fqdn[:len(fqdn)-len(c.Domain)])

@@ -2,12 +2,13 @@ package table
 
 import "encoding/binary"
 
-// A Destination tells where connections to a TCP port of an external host go.
+// A Destination says where connections to one TCP port of an external host go.
 type Destination struct {
-	// Port is the port that clients connect to, and Target the port of the host itself.
+	// Port is the port that clients connect to. Target is the port of the host to which the connections go if there
+	// are no Endpoints.
 	Port, Target uint16
-	// Endpoints are where the connections go, as HOST:PORT; HOST is a hostname or an IP
-	// address. If there is no endpoint, the connections go to the host itself.
+	// Endpoints are where the connections go, each as HOST:PORT. HOST is a hostname or an IP
+	// address. If there are none, the connections go to the host itself.
 	Endpoints []string
 }
 

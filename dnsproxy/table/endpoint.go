@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// maxDashed is the length in bytes of the longest label of an endpoint, an IPv6 address.
-// minDashes is the number of dashes that every such label has.
+// maxDashed is the length in bytes of the longest label of an endpoint, which has an IPv6 address.
+// minDashes is the least number of dashes in such a label.
 const (
 	maxDashed = 39
 	minDashes = 2
 )
 
-// appendDashed appends the label of an endpoint with a packed address to dst, after its length:
-// the address with dashes. As in CoreDNS, a label that would end in a dash ends in 0, which is
-// the same address: 2001-db8--0.
+// appendDashed appends the label of an endpoint with a packed address to dst, in wire form. The label is the address
+// with dashes in place of dots or colons. As in CoreDNS, a 0 is added to a label that would end in a dash:
+// 2001:db8:: becomes 2001-db8--0.
 func appendDashed(dst, packed []byte) []byte {
 	start := len(dst)
 	dst = append(dst, 0)
@@ -33,8 +33,8 @@ func appendDashed(dst, packed []byte) []byte {
 	return dst
 }
 
-// parseDashed returns the address of an endpoint's label. It reports false for a label that
-// appendDashed does not write.
+// parseDashed returns the address in an endpoint's label. It reports false if appendDashed would write another label
+// for this address, or if the label has no address.
 func parseDashed(label string, s *Scratch) (netip.Addr, bool) {
 	dashes := strings.Count(label, "-")
 	separator := byte(':')
@@ -47,7 +47,7 @@ func parseDashed(label string, s *Scratch) (netip.Addr, bool) {
 	case dashes != in6 && !shortened:
 		return netip.Addr{}, false
 	}
-	text := s.name[:len(label)] // a local array would be allocated on the heap, because of ParseAddr
+	text := s.name[:len(label)] // a local array would be allocated on the heap, because it is passed to ParseAddr
 	for i, c := range []byte(label) {
 		switch {
 		case c == '-':

@@ -9,11 +9,11 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// A fieldTag is the number of a field and its wire type, as on the wire.
+// A fieldTag is the number of a field and its wire type, encoded as in a protobuf message.
 type fieldTag uint64
 
-// The fields of a NameTable; api/nds.proto explains them. Fields with another number or
-// wire type are of later versions of the message.
+// The fields of a NameTable and of the messages in it; api/nds.proto explains them. Fields with another number or
+// wire type are ignored: they are from later versions of the messages.
 const (
 	bytesType  = fieldTag(protowire.BytesType)
 	varintType = fieldTag(protowire.VarintType)
@@ -49,12 +49,12 @@ type fields struct {
 	message string // its name, for errors
 	rest    []byte // what follows the current field
 
-	// The current field: value is the content of a length-delimited field, and all bytes after the tag of any other
-	// field.
+	// The current field. If the field is length-delimited, value is its content without the length. Otherwise value
+	// is what follows the tag.
 	tag   fieldTag
 	value []byte
 
-	err error // why next has reported false; nil at the end of the message
+	err error // why the method next has reported false; nil at the end of the message
 }
 
 // next goes to the next field. It reports false after the last one, and after an error.
@@ -79,7 +79,8 @@ func (f *fields) next() bool {
 	return true
 }
 
-// text returns the current field as a view of the message. A text that is not UTF-8 is an error.
+// text returns the current field as a string, which shares the memory of the message. If it is not UTF-8, text sets
+// err.
 func (f *fields) text() string {
 	if !utf8.Valid(f.value) {
 		f.err = fmt.Errorf("field %d of a %s: %q is not UTF-8", f.tag>>3, f.message, f.value)
@@ -96,8 +97,8 @@ func (f *fields) varint() uint64 {
 // number returns the current field as a uint32: its low 32 bits.
 func (f *fields) number() uint64 { return f.varint() & math.MaxUint32 }
 
-// wireEntries yields the entries of a NameTable in wire form, as views of it. An error is
-// the last thing it yields.
+// wireEntries yields the entries of a NameTable in wire form. The entries share its memory. If the message is
+// malformed, the last thing that wireEntries yields is an error.
 func wireEntries(table []byte) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		f := fields{rest: table}
@@ -112,10 +113,10 @@ func wireEntries(table []byte) iter.Seq2[[]byte, error] {
 	}
 }
 
-// A wireEntry is an entry of the map: views of its key and of its value.
+// A wireEntry is an entry of a NameTable: its key, and its NameInfo in wire form.
 type wireEntry struct{ key, info []byte }
 
-// parseWireEntry splits an entry of the map into key and value.
+// parseWireEntry splits an entry of a NameTable into its key and its NameInfo. The result shares the memory of b.
 func parseWireEntry(b []byte) (entry wireEntry, err error) {
 	f := fields{rest: b}
 	for f.next() {
@@ -129,32 +130,32 @@ func parseWireEntry(b []byte) (entry wireEntry, err error) {
 	return entry, f.err
 }
 
-// A nameInfo is a parsed NameInfo. Its strings are views of the push.
+// A nameInfo is a parsed NameInfo. Its strings share the memory of the push.
 type nameInfo struct {
 	ips          []string
 	altHosts     []string
 	alias        string
 	ports        []portInfo
 	headless     bool
-	near         uint64 // how many of ips are near: these come first
+	near         uint64 // how many of ips are near; the near ones come first
 	destinations []destinationInfo
 	hostInfo
 }
 
-// A portInfo is a parsed Port. Its strings are views of the push.
+// A portInfo is a parsed Port. Its strings share the memory of the push.
 type portInfo struct {
 	name, protocol string
 	number         uint64
 	ips            []string
 }
 
-// A destinationInfo is a parsed Destination. Its strings are views of the push.
+// A destinationInfo is a parsed Destination. Its strings share the memory of the push.
 type destinationInfo struct {
 	port, target uint64
 	endpoints    []string
 }
 
-// parse parses a NameInfo in wire form. It reuses the capacity of the lists.
+// parse parses a NameInfo in wire form into info. It reuses the memory of the lists in info.
 func (info *nameInfo) parse(b []byte) error {
 	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0], ports: info.ports[:0],
 		destinations: info.destinations[:0]}

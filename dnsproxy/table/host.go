@@ -10,17 +10,24 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A Host is one entry of a table: a view of its record, valid as long as the table. It
-// must not be changed.
+// A Host is one entry of a table. It refers to the memory of the host's record, so it is valid only as long as the
+// table is. It must not be changed.
 //
-// A record consists of the flags, the length of the name, the name, the numbers of IPv4 and
-// IPv6 addresses as varints, the addresses, and fields, each with its length as a varint
-// before it. In place of the number of IPv4 addresses there is twice that number, plus 1 if the numbers
-// of near addresses follow the two numbers. The fields are, with flagTexts, the key, registry, short name
-// and namespace; with flagAlias, the alias; with flagPorts, the ports, or the destinations of an external host.
+// A record consists of these parts:
+//   - the flags, one byte;
+//   - the length of the name, one byte, and the name;
+//   - twice the number of IPv4 addresses, plus 1 if there are near addresses, as a varint;
+//   - the number of IPv6 addresses, as a varint;
+//   - if there are near addresses, how many IPv4 and how many IPv6 addresses are near, as two varints;
+//   - the IPv4 addresses, and the IPv6 addresses;
+//   - if flagTexts is set, the key, the registry, the short name and the namespace, as fields;
+//   - if flagAlias is set, the alias, as a field;
+//   - if flagPorts is set, the ports or, for an external host, the destinations, as one field.
+//
+// A field is its length as a varint, followed by its content.
 type Host struct {
 	flags hostFlags
-	Name  wire.Name // folded; a wildcard's begins with wire.WildcardLabel
+	Name  wire.Name // the name of a wildcard begins with wire.WildcardLabel
 	addresses
 	fields []byte
 }
@@ -30,14 +37,14 @@ type hostFlags uint8
 
 // The flags of a host.
 const (
-	flagKubernetes hostFlags = 1 << iota // of the registry Kubernetes
-	flagWildcard                         // *.suffix
-	flagLocal                            // a Service below the cluster domain: it has short names
+	flagKubernetes hostFlags = 1 << iota // it is of the registry Kubernetes
+	flagWildcard                         // it is a wildcard
+	flagLocal                            // it is a Service below the cluster domain, so it has short names
 	flagDerived                          // its short names can be derived from its FQDN
-	flagTexts                            // its texts are stored because they cannot be derived
+	flagTexts                            // the texts of its hostInfo are stored, because they cannot be derived
 	flagAlias                            // it is an alias of another host
-	flagHeadless                         // a headless Service: its addresses belong to endpoints
-	flagPorts                            // its ports are known: a Service's ports, or the destinations of an external host
+	flagHeadless                         // it is a headless Service: its addresses are the addresses of endpoints
+	flagPorts                            // its ports or destinations are stored
 )
 
 // recordNameOffset is the offset of the name in a record.
@@ -87,7 +94,7 @@ func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
 func (h *Host) headless() bool   { return h.flags&flagHeadless != 0 }
 func (h *Host) isAlias() bool    { return h.flags&flagAlias != 0 }
 
-// A hostInfo has what a control plane says about a host besides its addresses.
+// A hostInfo has the texts that a control plane sends about a host, besides its addresses.
 type hostInfo struct {
 	key                            string
 	registry, shortname, namespace string
@@ -172,7 +179,8 @@ func (h *Host) afterTexts() []byte {
 	return rest
 }
 
-// Alias returns the name of the host of which h is an alias, and whose addresses h has; the root if h is no alias.
+// Alias returns the name of the host of which h is an alias. h then has the addresses of that host. Alias returns the
+// root if h is no alias.
 func (h *Host) Alias() wire.Name {
 	if !h.isAlias() {
 		return wire.Root
@@ -208,8 +216,8 @@ func (h *Host) Destinations(yield func(Destination) bool) {
 	}
 }
 
-// mayBePod reports whether the host may be a pod of a headless Service. Below the domain of the
-// cluster's Services, a pod's name has more labels than a Service's.
+// mayBePod reports whether the host may be a pod of a headless Service. Below svc.cluster.local, a pod's name has
+// more labels than a Service's name.
 func (h *Host) mayBePod(c *Cluster) bool {
 	if !h.Kubernetes() || h.headless() || h.isAlias() || h.wildcard() {
 		return false
@@ -224,9 +232,9 @@ func (h *Host) podOf(service wire.Name) bool {
 	return h.Kubernetes() && !h.headless() && (near == service || far == service && far != wire.Root)
 }
 
-// servicesOfPod returns the names of the Services that the host may be a pod of. near is the Service if the host's name
-// is HOST.SERVICE. far is the Service if the name is HOST.CLUSTER.SERVICE, as for a ServiceImport. Below the cluster
-// domain, far is the root.
+// servicesOfPod returns the names of the two Services that the host may be a pod of. near is right if the host's name
+// is HOST.SERVICE, and far is right if it is HOST.CLUSTER.SERVICE, as for a ServiceImport. Pods below the cluster
+// domain have no names of the second form; for them, far is the root.
 func (h *Host) servicesOfPod() (near, far wire.Name) {
 	if near = h.Name.Parent(); near != wire.Root && h.flags&flagLocal == 0 {
 		far = near.Parent()

@@ -2,14 +2,14 @@ package table
 
 import "github.com/nametap/nametap/dnsproxy/wire"
 
-// A Rule is the rule by which the table has a name, or RuleNone. Its text does not change
-// between versions: it is in logs, metrics and JSON.
+// A Rule says by which rule the table has found a name. The texts do not change
+// between versions, because they are in logs, metrics and JSON.
 type Rule string
 
 // The rules in their order of precedence.
 const (
 	RuleExact     Rule = "exact"     // the host's FQDN
-	RuleEndpoint  Rule = "endpoint"  // the address of an endpoint as a label, followed by a name of the headless Service
+	RuleEndpoint  Rule = "endpoint"  // the address of an endpoint, followed by a name of the headless Service
 	RulePort      Rule = "port"      // _name._protocol of a port, followed by a name of the Service
 	RuleWildcard  Rule = "wildcard"  // below a *.suffix
 	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
@@ -22,27 +22,26 @@ const (
 // Scratch of the lookup.
 type Match struct {
 	Rule Rule
-	// Host is the host that has the name, for all rules but RuleNone and RulePTR. For RuleEndpoint it
-	// is the headless Service, with the address of the endpoint alone.
+	// Host is the host that has the name. It is not set for RuleNone and RulePTR. For RuleEndpoint it
+	// is the headless Service, with only the address of the endpoint.
 	Host Host
-	// Short is true if the host was found by a short name. For RuleEndpoint and RulePort,
-	// Prefix has the labels before the name of the host.
-	Short  bool
+	// Short is true if the host was found by a short name.
+	Short bool
+	// Prefix has the labels before the name of the host, for RuleEndpoint and RulePort.
 	Prefix wire.Name
-	// For RuleAutopath: Target is the target of the CNAME record, Base the rule that found the
-	// name without the search domain, Searched the domain. The target is an FQDN if Short is
-	// set, otherwise the name without the search domain.
+	// For RuleAutopath, Searched is the domain of the search list, and Base is the rule by which the name without
+	// this domain was found. Target is the target of the CNAME record: an FQDN if Short is set, otherwise the name
+	// without the search domain.
 	Base             Rule
 	Target, Searched wire.Name
-	// Pointers lists the FQDNs, sorted, for RulePTR.
+	// Pointers are the FQDNs for RulePTR, sorted.
 	Pointers []wire.Name
-	// Bypassed is true, for RuleNone, if the table has the name but the settings give it to the
-	// nameservers.
+	// Bypassed is true if Rule is RuleNone although the table has the name, because the settings say that the name is
+	// forwarded.
 	Bypassed bool
 }
 
-// BaseRule returns the rule by which the table has the name. For RuleAutopath, it is the rule by
-// which the table has the name without the search domain.
+// BaseRule returns Base for RuleAutopath, otherwise Rule.
 func (m *Match) BaseRule() Rule {
 	if m.Rule == RuleAutopath {
 		return m.Base
@@ -50,9 +49,9 @@ func (m *Match) BaseRule() Rule {
 	return m.Rule
 }
 
-// Alias returns the host of which m's host is an alias: the target of the CNAME record in the answer for name. It
-// returns the root if m's host is no alias, or if the CNAME record would make a loop because the answer already has its
-// target.
+// Alias returns the name of the host of which m's host is an alias. It is the target of a CNAME record in the answer
+// for name. Alias returns the root if m's host is no alias, or if this record would make a loop, because the answer
+// already has its target.
 func (m *Match) Alias(name wire.Name) wire.Name {
 	if !m.Host.isAlias() {
 		return wire.Root
@@ -67,8 +66,8 @@ func (m *Match) aliasUnlessLoop(name wire.Name) wire.Name {
 	return wire.Root
 }
 
-// Owner returns the owner name of the address records in the answer for name: name itself,
-// or the target of the last CNAME record.
+// Owner returns the name that owns the address records in the answer for name. It is the target of the last CNAME
+// record, or name itself if there is none.
 func (m *Match) Owner(name wire.Name) wire.Name {
 	if alias := m.Alias(name); alias != wire.Root {
 		return alias
@@ -79,7 +78,7 @@ func (m *Match) Owner(name wire.Name) wire.Name {
 	return name
 }
 
-// A Scratch is the buffer of one lookup at a time. The zero value is ready for use.
+// A Scratch is memory for the result of one lookup at a time. The zero value is ready for use.
 type Scratch struct {
 	name     [wire.MaxNameLen]byte
 	ptr      []wire.Name

@@ -9,15 +9,15 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// NameTable returns the table as a NameTable, with all entries that [Table.Infos] yields. The
-// caller owns the result.
+// NameTable returns the table as a NameTable with all entries that [Table.Infos] yields. The result belongs to the
+// caller.
 func (t *Table) NameTable() *api.NameTable {
 	return &api.NameTable{Table: maps.Collect(t.Infos)}
 }
 
-// Infos yields the entries of the table as a NameTable, each key once, in no order: every host
-// under the key that the control plane gave it and, as in Istio's agent, an entry for each short name
-// that the table answers. The caller owns the entries.
+// Infos yields the entries of the table as entries of a NameTable, in no order. There is an entry for each host,
+// under the key that the control plane gave it. As in Istio's agent, there is also an entry for each short name
+// that the table answers. Each key comes once. The entries belong to the caller.
 func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool) {
 	var names [3]wire.Name
 	var s Scratch
@@ -50,7 +50,7 @@ func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool)
 	}
 }
 
-// finds reports whether a lookup of name, which is not the host's FQDN, finds h.
+// finds reports whether a lookup of name finds h, and name is not the FQDN of h.
 func (t *Table) finds(name wire.Name, h *Host, s *Scratch) bool {
 	m := t.Lookup(name, nil, &Suffixes{}, s)
 	return m.Rule != RuleNone && m.Host.Name == h.Name && name != h.Name

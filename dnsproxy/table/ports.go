@@ -7,7 +7,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A port is a port of a Service; a headless Service may have it at some of its endpoints only.
+// A port is a port of a Service. In a headless Service, perhaps only some endpoints have the port.
 type port struct {
 	name     string // in lower case; empty for the unnamed port
 	number   uint16
@@ -54,11 +54,11 @@ func (p protocol) String() string {
 // underscore.
 const maxPortNameLen = 62
 
-// somePorts is the bit of a port's protocol that is set if its addresses follow.
+// somePorts is a bit in the byte of a port's protocol. It is set if the addresses of the port are stored.
 const somePorts = 0x80
 
-// appendPort appends a port to the field with the ports of a record: its protocol, number and
-// name and, unless all endpoints of the Service have the port, the addresses that have it.
+// appendPort appends a port to the field with the ports of a record. It appends the protocol, the number and
+// the name. If not all endpoints of the Service have the port, it also appends the addresses that have it.
 func appendPort(dst []byte, p *port) []byte {
 	first := byte(p.protocol)
 	if p.some {

@@ -11,8 +11,8 @@ import (
 )
 
 // A reverseIndex finds the hosts that have an address, and the pods of a headless Service that have an
-// address. The key is an address, or an address and a Service. The hash of the key chooses the part. Parts
-// hold sorted pointers, and are immutable, so tables share them.
+// address. A key of the index is an address, or an address together with a Service. The hash of the key chooses the
+// part. Each part is a sorted list of pointers. Parts are immutable, so tables share them.
 type reverseIndex [partCount][]pointer
 
 // next returns the index of the hosts in after. after differs from before in the shards whose numbers are in changed.
@@ -35,9 +35,9 @@ func (r reverseIndex) next(before, after *hostSet, changed []int) reverseIndex {
 	return r
 }
 
-// A pointer refers from a key to a host. From high to low bits it consists of a tag of the key, a bit that
-// is set unless the host is of the registry Kubernetes, the shard of the host, and the low half of the
-// hash of the host's name. Hashes collide, so the host's record has to be compared.
+// A pointer leads from a key to a host. From high to low bits, it consists of a tag of the key, a bit that
+// is set if the host is not of the registry Kubernetes, the shard of the host, and the low half of the
+// hash of the host's name. Hashes may collide, so a lookup must check the host's record.
 type pointer uint64
 
 const (
@@ -45,18 +45,17 @@ const (
 	pointerShardBits    = 8
 	pointerExternal     = 1 << (pointerNameBits + pointerShardBits)
 	pointerTagShift     = pointerNameBits + pointerShardBits + 1
-	maxPointers         = 64 // names in one answer
-	maxPointersLookedAt = 256
+	maxPointers         = 64  // how many names an answer has at most
+	maxPointersLookedAt = 256 // how many hosts are looked at for an answer at most
 )
 
-// A hostRef has what pointers say about a host: its shard, and the hash of its name.
+// A hostRef identifies a host in pointers: by its shard, and the hash of its name.
 type hostRef struct {
 	shard int
 	name  uint64
 }
 
-// newPointer returns the pointer from a key to a host, and the part of the index that holds it. hash is the hash of the
-// key.
+// newPointer returns the pointer from a key to a host, and the index of its part. hash is the hash of the key.
 func newPointer(hash uint64, to hostRef, external bool) (at int, p pointer) {
 	p = keyTag(hash) | pointer(to.shard)<<pointerNameBits | pointer(uint32(to.name)) //nolint:gosec // the low half
 	if external {
@@ -65,12 +64,13 @@ func newPointer(hash uint64, to hostRef, external bool) (at int, p pointer) {
 	return partOf(hash), p
 }
 
-// keyTag returns the tag of a key: the bits of its hash below the bits that choose the part.
+// keyTag returns the tag of a key. The tag consists of the bits of the key's hash below the bits that choose the
+// part. key is this hash.
 func keyTag(key uint64) pointer {
 	return pointer(key << partBits >> pointerTagShift << pointerTagShift)
 }
 
-// podKey returns the hash of the key for the pods of a Service that have a packed address.
+// podKey returns the hash of a key for pods. The key consists of a Service and a packed address of its pods.
 func podKey(seed maphash.Seed, service wire.Name, packed []byte) uint64 {
 	var key [16 + wire.MaxNameLen]byte
 	n := copy(key[:], packed)
@@ -78,7 +78,7 @@ func podKey(seed maphash.Seed, service wire.Name, packed []byte) uint64 {
 	return maphash.Bytes(seed, key[:n])
 }
 
-// An addressed pointer is a pointer with the part of the index that holds it.
+// An addressed pointer is a pointer, and the index of its part.
 type addressed struct {
 	at int
 	p  pointer
@@ -121,7 +121,7 @@ func appendPointers(dst []addressed, hosts *hostSet, number int) []addressed {
 	return slices.Compact(dst)
 }
 
-// subtract adds to dst the pointers of list that are not in excluded; both are sorted.
+// subtract adds to dst the pointers of list that are not in excluded. Both lists must be sorted.
 func subtract(dst *[partCount][]pointer, list, excluded []addressed) {
 	for _, a := range list {
 		for len(excluded) > 0 && excluded[0].compare(a) < 0 {
@@ -133,8 +133,8 @@ func subtract(dst *[partCount][]pointer, list, excluded []addressed) {
 	}
 }
 
-// merge returns the pointers in all that are not in removed, and the pointers in added. The three
-// lists are sorted and without duplicates.
+// merge returns the pointers in all that are not in removed, together with the pointers in added. The three
+// lists must be sorted and without duplicates.
 func merge(all, removed, added []pointer) []pointer {
 	merged := make([]pointer, 0, len(all)-len(removed)+len(added))
 	for _, p := range all {

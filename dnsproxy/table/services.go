@@ -8,7 +8,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A Target is the target of an SRV record (RFC 2782): a port, and a host that has the port.
+// A Target is the content of one SRV record (RFC 2782): a port, and a host that has the port.
 type Target struct {
 	Port uint16
 	// V4 and V6 are the packed addresses of the host.
@@ -16,8 +16,8 @@ type Target struct {
 	// Again is true if an earlier record has the same host. Only Hosts sets it.
 	Again bool
 
-	// The name of the host is label, in wire form, followed by name. label is an array, so that it
-	// needs no memory of its own.
+	// The name of the host is label[:labelLen], in wire form, followed by name. label is an array, so that it
+	// need not be allocated.
 	label    [1 + maxDashed]byte
 	labelLen int
 	name     wire.Name
@@ -31,8 +31,8 @@ func (t *Target) AppendName(dst []byte) []byte {
 	return append(append(dst, t.label[:t.labelLen]...), t.name...)
 }
 
-// CountTargets returns the number of addresses of all targets for a match: an address counts once for
-// each port. It is 0 if there is no target.
+// CountTargets returns the number of addresses of all targets of a match. An address counts once for
+// each port. The result is 0 if there is no target.
 func (t *Table) CountTargets(m *Match) int {
 	n := 0
 	s := t.newSRV(m)
@@ -50,23 +50,23 @@ func countPacked(v4, v6 []byte) int {
 	return len(v4)/wire.AddressLen(dns.TypeA) + len(v6)/wire.AddressLen(dns.TypeAAAA)
 }
 
-// Targets calls yield for the targets for a match until yield returns false: all hosts for the first port, then all
-// hosts for the next port. A host is left out if an earlier port with the same number had it. For each port, the hosts
-// begin with the host at the index first, which may be any number. If there are very many endpoints, some of them are
-// left out.
+// Targets calls yield for the targets of a match until yield returns false. First come all hosts that have the first
+// port, then all hosts that have the next port. If an earlier port with the same number had a host, the host is left
+// out. For each port, the hosts begin with the host at the index first; this may be any number. If there are very
+// many endpoints, some of them are left out.
 func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
 	s := t.newSRV(m)
 	s.targets(first, yield)
 }
 
-// Hosts is like Targets, in the same order, and sets Again.
+// Hosts is like Targets, but also sets Target.Again. The order is the same.
 func (t *Table) Hosts(m *Match, first int, yield func(Target) bool) {
 	s := t.newSRV(m)
 	s.again = true
 	s.targets(first, yield)
 }
 
-// A srv has the SRV records for a name.
+// A srv finds the SRV records for the name of a match.
 type srv struct {
 	table *Table
 	match *Match
@@ -79,12 +79,12 @@ type srv struct {
 	having [(maxPorts + 63) / 64]uint64
 	// again is true if Target.Again is wanted.
 	again bool
-	// looked is the effort to find targets, and compared the effort to set Target.Again. They have separate
-	// bounds so that Hosts yields the same targets as Targets.
+	// looked is the effort to find targets, and compared is the effort to set Target.Again. Each has a bound of its
+	// own, so that Hosts finds the same targets as Targets.
 	looked, compared effort
 }
 
-// newSRV returns the SRV records for a match: for one port or all ports of a Service, or
+// newSRV returns a srv for a match. There are records for one port or for all ports of a Service, or
 // for the ports of an endpoint.
 func (t *Table) newSRV(m *Match) srv {
 	s := srv{table: t, match: m, holder: m.Host}
@@ -131,8 +131,9 @@ func (s *srv) ports(yield func(port) bool) {
 	}
 }
 
-// targets calls yield for the targets. A pod is found only at its first address. If no target is found within
-// the bound of looked, because these addresses are too far from the index first, targets begins again at index 0.
+// targets calls yield for the targets. A pod with several addresses is yielded only at its first address. So if the
+// first addresses of all pods are far behind the index at which targets begins, the bound of looked may be reached
+// before a target is found. Then targets begins again at index 0.
 func (s *srv) targets(first int, yield func(Target) bool) {
 	found := false
 	next := func(target Target) bool {
@@ -187,8 +188,8 @@ func (s *srv) repeated(p *port, nth int) bool {
 	return false
 }
 
-// before reports whether the host of target has a port before the nth port. If number is not 0, only ports
-// with this number count. Beyond the bound of looked, before reports true.
+// before reports whether the host of target also has one of the ports before the nth port. If number is not 0, only
+// ports with this number count. Once looked is over its bound, before reports true.
 func (s *srv) before(target *Target, nth int, number uint16, looked *effort) bool {
 	host := addresses{V4: target.V4, V6: target.V6}
 	for p := range s.ports {
@@ -199,14 +200,15 @@ func (s *srv) before(target *Target, nth int, number uint16, looked *effort) boo
 			continue
 		}
 		if !s.each || looked.over || looked.first(&p, &host) != nil {
-			return true // unless each is set, there is one host, which has all these ports
+			return true // if each is false, all these ports are of the one host
 		}
 	}
 	return false
 }
 
-// endpoints calls yield for each endpoint of a headless Service that has the port p: the endpoints with an IPv4 address
-// come before the endpoints with an IPv6 address. It reports false if yield does, or once s.looked is over its bound.
+// endpoints calls yield for each endpoint of a headless Service that has the port p. Endpoints with an IPv4 address
+// come before endpoints with an IPv6 address. If yield returns false, or s.looked is over its bound, endpoints ends
+// and reports false.
 func (s *srv) endpoints(p *port, first int, yield func(Target) bool) bool {
 	for _, list := range [...]struct {
 		packed []byte
@@ -226,9 +228,10 @@ func (s *srv) endpoints(p *port, first int, yield func(Target) bool) bool {
 	return true
 }
 
-// endpoint calls yield for the endpoint with an address. If pods with host names have the address, it yields the pods,
-// each once for all its addresses; otherwise it yields the name that is made of the address. It reports false if yield
-// does.
+// endpoint calls yield for the endpoint with a packed address. If pods with host names have the address, it calls
+// yield for each of these pods, but only if this is the first address of the pod. Otherwise it calls yield for a
+// host whose name is made of the address. If yield returns false, or s.looked is over its bound, endpoint ends and
+// reports false.
 func (s *srv) endpoint(p *port, packed []byte, yield func(Target) bool) bool {
 	service := s.holder.Name
 	isPod, ok := false, true
@@ -254,11 +257,11 @@ func (s *srv) endpoint(p *port, packed []byte, yield func(Target) bool) bool {
 	return target.NameLen() > wire.MaxNameLen || yield(target)
 }
 
-// maxPodAddresses bounds the addresses of a host that are looked at to find one that has a port.
+// maxPodAddresses bounds how many addresses of a host are compared to find one that has a port.
 const maxPodAddresses = 16
 
-// first returns the first address of the host h that has the port p; nil if none of the first
-// maxPodAddresses of each family has it.
+// first returns the first address of the host h that has the port p. It compares only the first maxPodAddresses of
+// each family, and returns nil if none of these has the port. It adds the comparisons to e.
 func (e *effort) first(p *port, h *addresses) []byte {
 	each := comparisonCost * (1 + bits.Len(uint(len(p.V4)+len(p.V6))))
 	for _, list := range [...]struct {
@@ -275,7 +278,7 @@ func (e *effort) first(p *port, h *addresses) []byte {
 	return nil
 }
 
-// isLookedAt reports whether an address of a host is one of the addresses that [effort.first] looks at.
+// isLookedAt reports whether a packed address is one of the addresses in a that [effort.first] compares.
 func isLookedAt(a *addresses, packed []byte) bool {
 	all := a.V4
 	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
@@ -289,20 +292,20 @@ func isLookedAt(a *addresses, packed []byte) bool {
 	return false
 }
 
-// An effort is the work that was done for one answer, in units of about a nanosecond. Once it is over the bound, it
-// stays over the bound, and each further target counts as repeated.
+// An effort is the work that was done for one answer, in units of about a nanosecond. Once it is over its bound, it
+// stays over it.
 type effort struct {
 	spent int
-	over  bool
+	over  bool // spent has been more than maxEffort
 }
 
 // An answer may cost maxEffort, and targetCost more for each of its targets. targetCost is the cost of several pods
-// with addresses of both families: so the bound leaves out none of the targets that fit in a message.
+// with addresses of both families. So the bound does not leave out targets that would fit in a message.
 const (
 	maxEffort      = 200 * endpointCost
 	targetCost     = 8 * endpointCost
-	endpointCost   = 80 // of an endpoint, or a pod
-	comparisonCost = 3  // of an address with another one
+	endpointCost   = 80 // the cost of an endpoint or a pod
+	comparisonCost = 3  // the cost of comparing two addresses
 )
 
 // add adds n to what was spent, and reports whether the effort is within its bound.

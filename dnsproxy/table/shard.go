@@ -11,10 +11,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A hostSet is the hosts of a table, without the names that follow from them. It is immutable.
+// A hostSet is the hosts of a table, without the indexes that are made from them. It is immutable.
 type hostSet struct {
 	Cluster Cluster
-	seed    maphash.Seed // shared with the previous and the next tables
+	seed    maphash.Seed // the same in the previous and the next tables
 	shards  [digest.Count]shard
 	counts
 }
@@ -49,7 +49,8 @@ func (s *hostSet) claims() []claim {
 	return claims
 }
 
-// partCount is the number of parts of an index whose keys are not the names of hosts.
+// partCount is the number of parts of reverseIndex and ancestors. Shards are not used for these, because their keys
+// are not the names of hosts.
 const (
 	partBits  = 8
 	partCount = 1 << partBits
@@ -58,24 +59,22 @@ const (
 // partOf returns the part of a hash.
 func partOf(hash uint64) int { return int(hash >> (64 - partBits)) } //nolint:gosec // eight bits
 
-// A shard holds the hosts for which [digest.ShardOf] returns its number: a push that changes one host of 100,000 builds
-// one shard of some 400 hosts. It is immutable; the zero value is empty.
+// A shard holds the hosts for which [digest.ShardOf] returns its number. If there are 100,000 hosts, it holds some
+// 400 of them, and a push that changes one host builds one shard. A shard is immutable. The zero value is empty.
 type shard struct {
 	content content
 	records []byte
-	// index is a hash table with open addressing, from a name to the offset of its record plus
-	// one. Its length is a power of two, and it is never full. Without records, it is empty.
+	// index is a hash table with open addressing. It maps the hash of a name to the offset of the record plus
+	// one; 0 is a free slot. Its length is a power of two, and it is never full. If there are no records, it is nil.
 	index []uint32
 	counts
 
-	// These are rare: invalid entries, names that two entries claim, and names that cannot
-	// be derived from a host's FQDN.
-	skipped    []Skipped
-	collisions []Collision
-	claims     []claim
+	skipped    []Skipped   // entries, or parts of entries, that are not valid
+	collisions []Collision // names that two entries claim
+	claims     []claim     // names that cannot be derived from a host's FQDN
 }
 
-// find returns the host with a name whose hash is hash.
+// find returns the host with a name. hash is the hash of the name.
 func (s *shard) find(hash uint64, name wire.Name) (h Host, ok bool) {
 	if len(s.index) == 0 {
 		return Host{}, false
@@ -90,8 +89,8 @@ func (s *shard) find(hash uint64, name wire.Name) (h Host, ok bool) {
 	return Host{}, false
 }
 
-// having calls yield for the hosts that have a packed address, and a name whose hash has low as its low half. If yield
-// returns false, having ends and returns false, too.
+// having calls yield for the hosts that have a packed address. It looks only at hosts for whose names the low half of
+// the hash is the parameter low. If yield returns false, having ends and returns false, too.
 func (s *shard) having(packed []byte, seed maphash.Seed, low uint32, yield func(Host) bool) bool {
 	if len(s.index) == 0 {
 		return true
@@ -133,7 +132,7 @@ func newIndex(n int) []uint32 {
 	return make([]uint32, max(size, 2))
 }
 
-// add adds a host whose name is not in the shard; the index must have a free slot.
+// add adds a host. Its name must not be in the shard yet, and the index must have a free slot.
 func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 	mask := uint64(len(s.index) - 1)
 	i := hash & mask
@@ -156,8 +155,8 @@ func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 	s.claims = append(s.claims, c.claims(cl)...)
 }
 
-// A content identifies the set of entries of a shard, in any order. Two different sets have
-// the same content with a probability of 2^-64.
+// A content is a hash of the entries of a shard. It does not depend on their order. Two different sets of entries
+// have the same content with a probability of 2^-64.
 type content struct {
 	sum     uint64 // of the entries' hashes
 	entries int
@@ -172,7 +171,7 @@ func (c *content) add(seed maphash.Seed, raw []byte) {
 // counts are numbers of hosts.
 type counts struct {
 	hosts, wildcards uint32 // hosts does not include wildcards
-	headless, ported uint32 // of these: headless Services, and Services with ports
+	headless, ported uint32 // how many of them are headless Services, and how many are Services with ports
 }
 
 func (c *counts) addCounts(other *counts) {
@@ -182,7 +181,7 @@ func (c *counts) addCounts(other *counts) {
 	c.ported += other.ported
 }
 
-// A Skipped is a key or an address of a push that is not valid, and why.
+// A Skipped says what was left out of the table, and why: a key, or a part of the entry with this key.
 type Skipped struct {
 	Key    string `json:"key"`
 	Reason string `json:"reason"`
@@ -194,8 +193,8 @@ func sortSkipped(all []Skipped) {
 	})
 }
 
-// A Collision is a name that two entries of a push claim. A host below the wildcard of
-// another entry is not a collision: the exact name wins by design.
+// A Collision is a name that two entries of a push claim. If a host is below the wildcard of
+// another entry, this is not a collision: the exact name wins by design.
 type Collision struct {
 	Name   string `json:"name"`
 	Winner string `json:"winner"`

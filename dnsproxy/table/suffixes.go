@@ -7,12 +7,12 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Suffixes are the suffixes whose names the settings give to the nameservers or keep from
-// them. The longest suffix of a name decides; if both lists have it, Bypass decides. The zero value
-// has no suffixes.
+// Suffixes are two lists of suffixes from the settings. Names below a suffix in Bypass are forwarded; the table is
+// not used for them. Names below a suffix in LocalOnly are never forwarded. If a name has suffixes in both lists,
+// the longest one decides; of two equal suffixes, the one in Bypass decides. The zero value has no suffixes.
 type Suffixes struct {
-	Bypass    []wire.Name // forwarded even if the table has the name; longest first
-	LocalOnly []wire.Name // never forwarded; longest first
+	Bypass    []wire.Name // the longest first
+	LocalOnly []wire.Name // the longest first
 }
 
 // Bypasses reports whether queries for name are forwarded even if the table has it.
@@ -28,8 +28,9 @@ func (s *Suffixes) Bypasses(name wire.Name) bool {
 	return !localOnly || len(suffix) >= len(zone)
 }
 
-// bypassesHost reports whether queries for all names of a host are forwarded, because its FQDN
-// or its alias is bypassed. A wildcard's names have to be checked one by one.
+// bypassesHost reports whether queries for all names of a host are forwarded, because its FQDN, or the host of which
+// it is an alias, is bypassed. It does not look at the name of a wildcard: the names below a wildcard must be
+// checked one by one.
 func (s *Suffixes) bypassesHost(h *Host) bool {
 	if len(s.Bypass) == 0 {
 		return false
@@ -43,9 +44,9 @@ func (s *Suffixes) Local(name wire.Name) (zone wire.Name, found bool) {
 	return zone, found && !s.Bypasses(name)
 }
 
-// LocalSearched is like Local, but also finds a name to which a client's resolver has added a domain of its search
-// list: the longer name would reveal the local-only name to nameservers. Then base is the name without that domain, and
-// zone is the suffix followed by the domain.
+// LocalSearched is like Local, but also finds a local-only name to which a client's resolver has added a domain of
+// its search list. Such a name must not be forwarded either, because it would reveal the local-only name to
+// nameservers. base is the name without that domain, and zone is the suffix followed by the domain.
 func (s *Suffixes) LocalSearched(name wire.Name, search []wire.Name) (base, zone wire.Name, found bool) {
 	if len(s.LocalOnly) == 0 {
 		return name, wire.Root, false
@@ -82,8 +83,7 @@ func (s *Suffixes) Strictest(other Suffixes) Suffixes {
 
 func longestFirst(x, y wire.Name) int { return len(y) - len(x) }
 
-// withoutBypassed returns the names for which Bypasses is false. It reuses the array of
-// names.
+// withoutBypassed returns the names for which Bypasses is false. The result is in the memory of names.
 func (s *Suffixes) withoutBypassed(names []wire.Name) []wire.Name {
 	if len(s.Bypass) == 0 {
 		return names
@@ -97,7 +97,8 @@ func (s *Suffixes) withoutBypassed(names []wire.Name) []wire.Name {
 	return kept
 }
 
-// ParseSuffixes parses names, the domain names of a setting, and returns them, the longest first.
+// ParseSuffixes parses the domain names of a setting, and returns them, the longest first. setting is the name of the
+// setting, for errors.
 func ParseSuffixes(setting string, names []string) ([]wire.Name, error) {
 	var suffixes []wire.Name
 	for _, name := range names {

@@ -21,17 +21,18 @@ type Table struct {
 	// claimed are the names that cannot be derived from a host's FQDN; nil if there are none.
 	claimed *claimed
 
-	ancestors *ancestors // of all names; nil unless WithAncestors made this table or a previous one
+	ancestors *ancestors // of all names; nil if neither this table nor a previous one was made by WithAncestors
 
-	settled    sync.Once
-	collisions []Collision // set by settled
+	settled    sync.Once   // calls findCollisions
+	collisions []Collision // set by findCollisions
 }
 
 // Len returns the number of hosts, including wildcards.
 func (t *Table) Len() int { return int(t.hosts + t.wildcards) }
 
-// Lookup finds the host that answers name, unless suffixes give the name or the host to the
-// nameservers. search is the client's search list, in its order; without it there is no autopath.
+// Lookup finds the host with the name of a question. It finds none if the name or the host is bypassed according to
+// suffixes. search is the client's search list. If name ends in one of these domains, Lookup also looks for the name
+// without it (autopath). The first domain with which it finds a host wins.
 func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) (m Match) {
 	m.Rule = RuleNone
 	if name.Special() {
@@ -64,8 +65,8 @@ func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s
 	return m
 }
 
-// direct is Lookup without search list and suffixes. It reports false, and leaves m as it is, if
-// the table does not have the name.
+// direct is like Lookup, but without a search list and without suffixes. If the table does not have the name, direct
+// reports false and does not change m.
 func (t *Table) direct(m *Match, name wire.Name, s *Scratch) bool {
 	if h, ok := t.find(name); ok && !h.wildcard() {
 		m.Rule, m.Host = RuleExact, h
@@ -73,7 +74,7 @@ func (t *Table) direct(m *Match, name wire.Name, s *Scratch) bool {
 	}
 	maybePart := t.headless+t.ported > 0 && isPart(name)
 	if maybePart && t.part(m, name, false, s) {
-		return true // before wildcards: the name exists (RFC 4592, section 3.3.1)
+		return true // this comes before wildcards, because the name exists (RFC 4592, section 3.3.1)
 	}
 	if h, ok := t.wildcard(name, s); ok {
 		m.Rule, m.Host = RuleWildcard, h
@@ -86,7 +87,7 @@ func (t *Table) direct(m *Match, name wire.Name, s *Scratch) bool {
 	return maybePart && t.part(m, name, true, s)
 }
 
-// wildcard returns the wildcard with the longest suffix that name is below.
+// wildcard returns the wildcard that applies to name. If there are several, it is the one with the longest suffix.
 func (t *Table) wildcard(name wire.Name, s *Scratch) (Host, bool) {
 	if t.wildcards == 0 || name == wire.Root {
 		return Host{}, false
@@ -101,9 +102,9 @@ func (t *Table) wildcard(name wire.Name, s *Scratch) (Host, bool) {
 	return Host{}, false
 }
 
-// shortName returns the host that has name as a short or alternative name. In order of
-// precedence: name.namespace, name.namespace.svc, name in the agent's namespace, names
-// that cannot be derived.
+// shortName returns the host that has name as a short or alternative name. The forms of such names are, in order of
+// precedence: name.namespace, name.namespace.svc, name in the agent's namespace, and names
+// that cannot be derived from an FQDN.
 func (t *Table) shortName(name wire.Name, s *Scratch) (Host, bool) {
 	c := &t.Cluster
 	if h, ok := t.derived(name, c.services, s); ok {
@@ -144,15 +145,15 @@ func (t *Table) owner(name wire.Name, s *Scratch) (Host, bool) {
 	return t.shortName(name, s)
 }
 
-// isPart reports whether name may be the name of a part of a host: of a port or an endpoint. It
-// costs little, and reports false for most names.
+// isPart reports whether name may be the name of a part of a host, which is a port or an endpoint. It
+// takes little time, and reports false for most names.
 func isPart(name wire.Name) bool {
 	return name != wire.Root && (name[1] == '_' || strings.Count(name.FirstLabel(), "-") >= minDashes)
 }
 
-// part makes m the match of the port or endpoint that has name: its labels, followed by the FQDN of the
-// host or, if short is true, by a short name. isPart must have reported true. If there is no such part,
-// part reports false and leaves m as it is.
+// part finds the port or endpoint that has name, and sets m to it. name consists of the labels of the part, followed
+// by the FQDN of the host or, if short is true, by a short name of the host. isPart must have reported true. If
+// there is no such part, the method part reports false and does not change m.
 func (t *Table) part(m *Match, name wire.Name, short bool, s *Scratch) bool {
 	part := Match{Short: short}
 	if name[1] == '_' {
@@ -166,8 +167,8 @@ func (t *Table) part(m *Match, name wire.Name, short bool, s *Scratch) bool {
 	return true
 }
 
-// port makes m the match of the port that has name: _name._protocol, followed by the FQDN of a Service
-// or, if m.Short is set, by a short name. It reports false if there is no such port.
+// port finds the port that has name, and sets m to it. name is _name._protocol, followed by the FQDN of a Service
+// or, if m.Short is set, by a short name. port reports false if there is no such port.
 func (t *Table) port(m *Match, name wire.Name, s *Scratch) (found bool) {
 	rest := name.Parent()
 	if t.ported == 0 || rest == wire.Root || rest.Parent() == wire.Root || rest[1] != '_' {
@@ -183,9 +184,9 @@ func (t *Table) port(m *Match, name wire.Name, s *Scratch) (found bool) {
 	return found
 }
 
-// endpoint makes m the match of the endpoint of a headless Service that has name: a label with the
-// endpoint's address, followed by the FQDN of the Service or, if m.Short is set, by a short name. An
-// endpoint with the host name of a pod has only that name. It reports false if there is no such endpoint.
+// endpoint finds the endpoint of a headless Service that has name, and sets m to it. name is a label with the
+// endpoint's address, followed by the FQDN of the Service or, if m.Short is set, by a short name. If an endpoint has
+// the host name of a pod, it has no name of this form. endpoint reports false if there is no such endpoint.
 func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
 	parent := name.Parent()
 	if t.headless == 0 || parent == wire.Root {
@@ -199,21 +200,21 @@ func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
 	return t.findWhole(m, parent, s) && m.Host.headless() && t.narrow(&m.Host, addr)
 }
 
-// findWhole sets the host of a match: the host with this FQDN or, if m.Short is set, with this
-// short name. It reports false if there is no such host, or if its FQDN leaves no room for the prefix.
+// findWhole sets m.Host to the host that has name as its FQDN or, if m.Short is set, as a short name. It reports
+// false if there is no such host, or if m.Prefix followed by its FQDN is too long for a name.
 func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
 	m.Host, found = t.find(name)
 	if m.Short {
 		if found {
-			return false // not a short name: it is the FQDN of another host
+			return false // name is an FQDN, and not a short name
 		}
 		m.Host, found = t.shortName(name, s)
 	}
 	return found && len(m.Prefix)+len(m.Host.Name) <= wire.MaxNameLen
 }
 
-// narrow removes all addresses except addr from h, a headless Service. It reports false if h does
-// not have addr, or if an endpoint with addr has a host name.
+// narrow removes all addresses except addr from h, which is a headless Service. It reports false if h does
+// not have addr, or if an endpoint with addr has the host name of a pod.
 func (t *Table) narrow(h *Host, addr netip.Addr) bool {
 	bytes := addr.As16()
 	one := h.find(bytes[len(bytes)-addr.BitLen()/8:])
@@ -228,7 +229,7 @@ func (t *Table) narrow(h *Host, addr netip.Addr) bool {
 	return true
 }
 
-// hasPod reports whether a pod of a headless Service has a packed address and a host name.
+// hasPod reports whether a headless Service has a pod with a host name and this packed address.
 func (t *Table) hasPod(service wire.Name, packed []byte) bool {
 	found := false
 	t.pods(service, packed, func(Host) bool {
@@ -238,8 +239,8 @@ func (t *Table) hasPod(service wire.Name, packed []byte) bool {
 	return found
 }
 
-// Aliased returns the match whose records answer queries for name: if the host of m is an alias of
-// a host in the table, that host's match, otherwise m itself.
+// Aliased returns the match whose records answer queries for name. m is the match of name. If its host is an alias of
+// another host in the table, the result is the match of the other host, otherwise m.
 func (t *Table) Aliased(m *Match, name wire.Name) *Match {
 	alias := m.Alias(name)
 	if alias == wire.Root || alias.Special() {
@@ -252,8 +253,8 @@ func (t *Table) Aliased(m *Match, name wire.Name) *Match {
 	return aliased
 }
 
-// Pointer finds the hosts whose address has the PTR name, except hosts whose names
-// suffixes give to nameservers.
+// Pointer finds the hosts for a PTR query. name is the PTR name of an address, and the hosts are those that have this
+// address. Pointer leaves out hosts that are bypassed according to suffixes.
 func (t *Table) Pointer(name wire.Name, suffixes *Suffixes, s *Scratch) Match {
 	addr, ok := wire.ReverseAddr(name)
 	if !ok {
@@ -275,11 +276,13 @@ func (t *Table) Pointer(name wire.Name, suffixes *Suffixes, s *Scratch) Match {
 	return Match{Rule: RulePTR, Pointers: names}
 }
 
-// pointers returns the FQDNs of the hosts that have a packed address, sorted as text, and at most maxPointers of them.
-// If there are more, it prefers Services. The result is stored in s. In place of a headless Service it has the name of
-// the endpoint with this address: the names of pods or, if no pod has the address, a label with the address followed by
-// the name of the Service. Services of the cluster domain, and Services outside of it such as ServiceImports, may both
-// have the address: pointers decides for each of these two groups whether pods have it.
+// pointers returns the FQDNs of the hosts that have a packed address, sorted as text, and at most maxPointers of
+// them. If there are more, it prefers Services. The result is stored in s.
+//
+// For a headless Service, the result has the name of the endpoint with this address instead. If pods with host names
+// have the address, these are the names of the pods. Otherwise it is a label with the address, followed by the name
+// of the Service. Services below the cluster domain, and Services outside of it such as ServiceImports, may both
+// have the address. pointers decides separately for these two groups whether pods have it.
 func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
 	n := 0
@@ -294,7 +297,7 @@ func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 		n++
 		return len(s.services)+len(s.ptr) < maxPointers && n < maxPointersLookedAt
 	})
-	var havePods [2]bool // outside and below the cluster domain
+	var havePods [2]bool // by the method side
 	for _, service := range s.services {
 		t.pods(service, packed, func(pod Host) bool {
 			havePods[t.side(service)] = true
@@ -325,7 +328,7 @@ func (t *Table) side(name wire.Name) int {
 	return 0
 }
 
-// HostsAt calls yield for the hosts with an address, including wildcards, but without aliases.
+// HostsAt calls yield for each host that has an address. It includes wildcards, and leaves out aliases.
 func (t *Table) HostsAt(addr netip.Addr, yield func(Host)) {
 	each := func(h Host) bool {
 		yield(h)
@@ -345,12 +348,13 @@ func (t *Table) having(packed []byte, yield func(Host) bool) {
 	t.pointed(maphash.Bytes(t.seed, packed), packed, yield)
 }
 
-// pods calls yield for the pods of a headless Service with a packed address until yield returns false.
+// pods calls yield for the pods of a headless Service that have a packed address, until yield returns false.
 func (t *Table) pods(service wire.Name, packed []byte, yield func(Host) bool) {
 	t.pointed(podKey(t.seed, service, packed), packed, func(h Host) bool { return !h.podOf(service) || yield(h) })
 }
 
-// pointed calls yield for the hosts with a packed address to which the index points from a key.
+// pointed calls yield for the hosts to which the reverse index points from a key and which have a packed address,
+// until yield returns false. key is the hash of the key.
 func (t *Table) pointed(key uint64, packed []byte, yield func(Host) bool) {
 	tag := keyTag(key)
 	all := t.reverse[partOf(key)]
@@ -367,8 +371,8 @@ func (t *Table) pointed(key uint64, packed []byte, yield func(Host) bool) {
 }
 
 // HasBelow reports whether name is an ancestor of a host's name, a wildcard, a port or a short
-// name. Such a name exists without records (RFC 8020, RFC 4592). It walks all hosts, except in a table
-// of [Table.WithAncestors] and tables that were made from it.
+// name. Such a name exists, but has no records (RFC 8020, RFC 4592). HasBelow walks all hosts, unless the table
+// was made by [Table.WithAncestors], or from such a table.
 func (t *Table) HasBelow(name wire.Name) bool {
 	known := t.ancestors
 	if known == nil {
@@ -396,8 +400,8 @@ func (t *Table) hasPortBelow(name wire.Name) bool {
 	return false
 }
 
-// WithAncestors returns a table that equals t and whose HasBelow costs as much as a lookup. The
-// same holds for all tables that are made from it.
+// WithAncestors returns a table with the same hosts as t, whose HasBelow is as fast as a lookup. HasBelow is as fast
+// in all tables that are made from the result.
 func (t *Table) WithAncestors() *Table {
 	if t.ancestors != nil {
 		return t
@@ -405,12 +409,13 @@ func (t *Table) WithAncestors() *Table {
 	return &Table{hostSet: t.hostSet, reverse: t.reverse, claimed: t.claimed, ancestors: newAncestors(&t.hostSet)}
 }
 
-// Domains returns a list of domains. Each host of the table is at or below one of them, except hosts below the cluster
-// domain and a wildcard of the root. A host's own name is such a domain, and so is the suffix of a wildcard; a domain
-// below another host's domain is left out. The domains come in no order, without duplicates.
+// Domains returns the domains that the hosts outside of the cluster domain are in. The domain of a host is its own
+// name, and the domain of a wildcard is its suffix. If a domain is below another one, Domains leaves it out. So each
+// host outside of the cluster domain is at or below one of the domains. The domains come in no order, without
+// duplicates.
 //
-// The fingerprint covers the names of all hosts: tables with equal names have equal fingerprints,
-// if one was made from the other by [Table.With].
+// The fingerprint depends on the names of all hosts. If one of two tables was made from the other by [Table.With],
+// and they have the same names, they have the same fingerprint.
 func (t *Table) Domains() (domains []wire.Name, fingerprint uint64) {
 	var s Scratch
 	for h := range t.all {
@@ -426,11 +431,11 @@ func (t *Table) Domains() (domains []wire.Name, fingerprint uint64) {
 	return domains, fingerprint
 }
 
-// hasAbove reports whether name, the domain of a host or of a wildcard, is below another entry's
-// domain or equals it.
+// hasAbove reports whether name is below the domain of another host or equals it. name is the domain of a host or, if
+// wildcard is true, of a wildcard.
 func (t *Table) hasAbove(name wire.Name, wildcard bool, s *Scratch) bool {
 	if wildcard {
-		if _, found := t.find(name); found { // that host has the same domain
+		if _, found := t.find(name); found { // a host with this name has the same domain
 			return true
 		}
 	}
@@ -453,8 +458,8 @@ func (t *Table) Skipped() []Skipped {
 	return skipped
 }
 
-// Collisions returns the names that two entries claim, sorted by name. The first call finds
-// them, which takes longer than a small push.
+// Collisions returns the names that two entries claim, sorted by name. The first call has to find
+// them. This takes longer than a small push.
 func (t *Table) Collisions() []Collision {
 	t.settled.Do(t.findCollisions)
 	return slices.Clone(t.collisions)

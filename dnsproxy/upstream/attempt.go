@@ -7,30 +7,31 @@ import (
 	"time"
 )
 
-// An attempt is one query to one server, in flight. The goroutine that removes it from its
-// socket's table calls end, which returns it to the pool.
+// An attempt is one query to one server, in flight. The goroutine that removes an attempt from socket.pending
+// calls its method end, which returns it to the pool.
 type attempt struct {
 	server *server
 	sent   time.Time
 
-	// take and current belong to an exchange, which waits for the reply as long as current equals generation. They are
-	// nil for probes.
+	// An exchange sets these fields. For probes, take and current are nil. current points to the generation of the
+	// exchange, and generation is its value when the query was sent. As long as the two are equal, the exchange waits
+	// for the reply.
 	take       func(generation uint64, o outcome)
-	current    *atomic.Uint64 // the generation of the exchange
+	current    *atomic.Uint64
 	generation uint64
 	try        int // index of the server in the exchange
 
-	slot      uint32     // chooses one of the server's UDP sockets
-	stream    bool       // sent over a connection
-	asked     int        // how often the exchange has sent the query to this server, including this time
-	plain     bool       // sent without the OPT record that the query has
-	retried   bool       // sent a second time, on a new connection
-	probe     probe      // which probe of the server's liveness it is, if any
-	loopProbe *loopProbe // nil if the attempt is no loop probe
-	second    bool       // another server, which answers other queries, has failed for this one before
-	opcode    byte       // as it is in the header
-	question  []byte     // as sent, in wire form
-	packet    []byte     // the whole query, if sent over a connection
+	slot            uint32     // chooses one of the server's UDP sockets
+	stream          bool       // sent over a connection
+	asked           int        // how often the exchange has sent the query to this server, including this time
+	plain           bool       // sent without the OPT record that the query has
+	retried         bool       // sent a second time, on a new connection
+	probe           probe      // which question it asks, if it is a probe of rule 2; otherwise noProbe
+	loopProbe       *loopProbe // nil if the attempt is no loop probe
+	failedForOthers bool       // see exchange.failedForOthers; if true, a failure does not count for refusals
+	opcode          byte       // as it is in the header
+	question        []byte     // as sent, in wire form
+	packet          []byte     // the whole query, if sent over a connection
 }
 
 // newAttempt returns an attempt from the pool.
@@ -48,16 +49,18 @@ func (a *attempt) awaited() bool {
 	return a.loopProbe != nil || a.current != nil && a.current.Load() == a.generation
 }
 
-// unawaited is how long an attempt is remembered if no query waits for its reply any more: the reply is a sign of life.
+// unawaited is how long an attempt is remembered if no query waits for its reply any more. It is remembered because a
+// reply shows that the server lives.
 const unawaited = time.Second
 
-// expired reports whether the attempt is older than any query may get, or is not awaited and older than unawaited.
+// expired reports whether the attempt has become too old: older than any query may become or, if it is not awaited,
+// older than unawaited.
 func (a *attempt) expired(now time.Time) bool {
 	age := now.Sub(a.sent)
 	return age > time.Duration(a.server.shared.longest.Load()) || age > unawaited && !a.awaited()
 }
 
-// end ends the attempt with a reply, which it keeps, or with an error.
+// end ends the attempt with a reply or an error. It keeps the memory of the reply.
 func (a *attempt) end(reply []byte, err error) {
 	if errors.Is(err, net.ErrClosed) && a.server.evicted.Load() {
 		err = ErrCrowded

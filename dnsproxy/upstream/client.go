@@ -109,7 +109,7 @@ func (c *Client) Status() []Status {
 // sweepInterval is how often attempts and sockets are checked for their age.
 const sweepInterval = 250 * time.Millisecond
 
-// sweep sweeps all servers until no socket is open and no server owes replies.
+// sweep sweeps all servers until no socket is open and no server needs to be probed.
 func (c *Client) sweep() {
 	ticker := time.NewTicker(sweepInterval)
 	defer ticker.Stop()
@@ -169,13 +169,14 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 	return g
 }
 
-// Start sends a query in wire form and returns. The receiver gets the first usable reply (NOERROR or NXDOMAIN; any
-// reply to an opcode other than QUERY) and the server that sent it. If all servers fail it gets the best failure:
-// SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. If there is no reply at all the error names every server with
-// its cause; errors.Is finds ErrNoServers, ErrLoop, ErrTimeout, ErrSilent and the errors of package net.
+// Start sends a query in wire form and returns. The receiver gets the first usable reply and the name of the server
+// that sent it. NOERROR and NXDOMAIN are usable, and any reply to an opcode other than QUERY. If all servers fail, the
+// receiver gets the best failure: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. If there is no reply at all,
+// the receiver gets an error that names every server with its cause; errors.Is finds ErrNoServers, ErrLoop, ErrTimeout,
+// ErrSilent and the errors of package net.
 //
-// The query must have at most one question; it belongs to the group and is not changed. The reply belongs to
-// the receiver and has the query's ID and question (but see Verbatim). Without Config.Check, the
+// The query must have at most one question. It belongs to the group from then on, and is not changed. The reply belongs
+// to the receiver and has the query's ID and question (but see Verbatim). Without Config.Check, the
 // reply may be malformed behind its question.
 func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
 	if len(g.servers) == 0 {
@@ -197,8 +198,8 @@ func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
 }
 
 // Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
-// the first server of the group that accepts one. It calls send with each message of the
-// response except the last, which it returns. Messages are as the server sent them. Each message
+// the first server of the group that accepts a connection. It calls send with each message of the
+// response except the last message, and returns the last one. Messages are as the server sent them. Each message
 // must arrive within Config.Timeout. Transfer may fail after it has called send.
 func (g *Group) Transfer(query []byte, send func(message []byte) error) (last Answer, err error) {
 	c := g.client
@@ -244,10 +245,10 @@ func (g *Group) dialAny() (net.Conn, *server, error) {
 	return nil, nil, err
 }
 
-// Suspect sends a loop probe to each server of the group for which one is due. It is to be
-// called when the agent receives a question that it has sent to servers of the group and that
-// they have not answered yet. Suspect does not block; [Client.Echo] recognises the probes that
-// come back.
+// Suspect sends a loop probe to each server of the group for which a probe is due. It is to be
+// called when the agent receives a question that it has itself sent to the group, while the servers
+// have not answered yet: a server may have sent the question back. Suspect does not block. [Client.Echo] recognises
+// the probes that come back.
 func (g *Group) Suspect() {
 	now := time.Now()
 	for _, s := range g.servers {
@@ -282,17 +283,17 @@ func (g *Group) Full() bool {
 // Echo is to be called with the name of every question below [LoopZone] that the agent
 // receives.
 //
-// It reports whether the question is a probe of this client that came back, to be answered here or to be forwarded to
-// the same server again. Then the server loops, unless the question came from a socket of this client. In this case the
-// kernel has redirected the probe: if the application has used the same port before, a kernel without a conntrack zone
-// mistakes a query of the agent for a query of the application. That socket is used no more. If several probes in a row
-// are redirected, the capture rules redirect all queries of the agent, and the server counts as looping.
+// It reports whether the question is a probe of this client that came back. If it was sent by another host or program,
+// the probe's server loops. If it came from a socket of this client, the kernel has redirected it to the agent. The
+// kernel does so if the application has used the same port before, and the rules have no conntrack zone that separates
+// the two. That socket is used no more. If several probes in a row are redirected, the capture rules redirect all
+// queries of the agent, and the server counts as looping.
 //
-// Echo reports false for a probe on its way to another server: the probe has passed through a
-// forwarder on this host, which is not a loop.
+// Echo reports false for a captured probe on its way to an address other than the server's. Such a probe has passed
+// through a forwarder on this host, which is not a loop.
 //
-// A server that loops is not asked any more until, at least ten seconds later, it answers a probe itself. If Echo
-// reports true, the caller should answer the question with REFUSED: then the question is not sent again.
+// A server that loops is not asked any more until it answers a probe itself. Such probes are at least ten seconds
+// apart. If Echo reports true, the caller should answer the question with REFUSED: then the question is not sent again.
 func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	const label = 2 * probeLen
 	var id [probeLen]byte
@@ -321,10 +322,10 @@ func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	return true
 }
 
-// Elsewhere returns a group with one server, at an address that a client of the agent chose. A
-// server that was ever in another group keeps its history. The number of all other servers of
-// Elsewhere, and of sockets to them, is bounded: the servers that were asked least recently are
-// evicted, and queries to them fail with [ErrCrowded]. [Client.Status] leaves these servers out.
+// Elsewhere returns a group with one server, at an address that a client of the agent chose. If the
+// server was ever in a group of [Client.Group], it keeps its history. All other servers, and their sockets, are bounded
+// in number: the servers that were asked least recently are evicted, and queries to them fail with [ErrCrowded].
+// [Client.Status] leaves these servers out.
 func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
 	group, victims := c.findElsewhere(addr)
 	for _, victim := range victims {

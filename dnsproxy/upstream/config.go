@@ -16,9 +16,8 @@ type Config struct {
 	// whether the reply is a negative answer. A reply for which it returns an error is not used.
 	// If Check is nil only headers are read.
 	//
-	// If the caller parses the answer, the reply is parsed twice. That costs about 50 ns of the 17 µs of an exchange. A
-	// parsed reply cannot travel with the answer as it is, because the ID and the question of the answer are restored
-	// later.
+	// A caller that parses the answer parses a reply for the second time. That costs about 50 ns of the 17 µs of an
+	// exchange. Check does not return the parsed reply, because the ID and the question of the reply are changed later.
 	Check func(reply []byte) (rcode int, negative bool, err error)
 	// TLSRootsFile is a PEM file with certificate authorities for TLS servers. It is read for every new
 	// connection. If TLSRootsFile is empty, the authorities of the system are used.
@@ -45,14 +44,14 @@ type Options struct {
 	Fastest bool
 	// UseVC asks over TCP only.
 	UseVC bool
-	// Timeout and Attempts are options of resolv.conf(5). A query ends after their
-	// product times the number of servers, if that is less than Config.Timeout. If only
-	// one of them is zero it has resolv.conf(5)'s default, 5 s or 2.
+	// Timeout and Attempts are options of resolv.conf(5). A query may take Timeout times Attempts times the number of
+	// servers, but not longer than Config.Timeout. If only Timeout is zero, 5 s is used, and if only Attempts is zero,
+	// 2: these are the defaults of resolv.conf(5). If both are zero, only Config.Timeout counts.
 	Timeout  time.Duration
 	Attempts int
 }
 
-// total returns how long a query may take by resolv.conf(5), zero if it has no bound.
+// total returns how long a query to so many servers may take according to resolv.conf(5); zero means no bound.
 func (o Options) total(servers int) time.Duration {
 	const defaultTimeout, defaultAttempts = 5 * time.Second, 2
 	if o.Timeout <= 0 && o.Attempts <= 0 {
@@ -83,8 +82,9 @@ type Status struct {
 	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP and FORMERR, and
 	// "other" for the rest, because there are 4,096 codes. Replies to probes do not count.
 	Responses map[string]uint64
-	// Refusing is true if the last replies to queries, at least ten and for names of at least three domains, were
-	// failures. A query does not count if another server, which answers other queries, has failed for it before.
+	// Refusing is true if all recent replies to queries were failures: at least ten in a row, for names of at least
+	// three domains. A failure does not count if another server failed for the same query before, and that server
+	// answers other queries: then the name is the likely reason.
 	Refusing bool
 
 	LastError   string // empty if there was none
@@ -95,8 +95,8 @@ type Status struct {
 	TCP TCPStatus
 }
 
-// A TCPStatus says since when queries over TCP have had no reply, and why. It is zero if there was no failure since
-// the last reply over TCP.
+// A TCPStatus describes the failures of queries over TCP since the last reply over TCP. It is zero if there was no
+// failure.
 type TCPStatus struct {
 	Since       time.Time
 	LastError   string

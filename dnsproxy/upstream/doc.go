@@ -5,26 +5,27 @@
 //
 // The order is strict: it depends on whether servers live, not on what they answer.
 //
-//  1. A server is late for a query after SRTT + 4 RTTVAR (RFC 6298), but not before 50 ms and
-//     at the latest after 400 ms; a server that has never replied, after 200 ms. RTTVAR shrinks sixteen times
+//  1. A server is late for a query if it has not replied within SRTT + 4 RTTVAR (RFC 6298). This time is at least
+//     50 ms and at most 400 ms. For a server that has never replied it is 200 ms. RTTVAR shrinks sixteen times
 //     slower than in RFC 6298. So a server that takes long for one query in fifty is rarely late.
 //
-//  2. Any reply, to a query or a probe, shows that a server lives. A server that has been late
-//     for a query, and has sent nothing since the query was sent, is probed: it is asked one
-//     question that it can answer itself: id.server, localhost, or the last question that it had
-//     an answer to. If a probe is unanswered, the next question is asked after 250 ms; from the fourth
-//     unanswered probe on, the pauses are 0.5, 1, 2 ... 30 s. A server that is down is probed
-//     only while queries come. A server is silent while two probes are unanswered, and the later of them has
-//     been unanswered for longer than SRTT + 4 RTTVAR (at least 50 ms, at most 1 s; 400 ms for a server that
-//     has never replied). One probe does not suffice, because it may be lost. A server is down after three
-//     unanswered probes or refused connections, but not earlier than 1 s after the first of these. A reply
-//     ends both states. With Options.Fastest a server is also probed if nothing has come from it for 30 s.
+//  2. Any reply, to a query or a probe, shows that a server lives. A server is probed if it has been late
+//     for a query and has sent nothing since the query was sent. A probe asks one question that the server can
+//     answer itself: id.server, localhost, or the last question that it had an answer to. If a probe is
+//     unanswered, the next question is asked after 250 ms. From the fourth unanswered probe on, the pauses are
+//     0.5, 1, 2 ... 30 s. A server that is down is probed only while queries come. With Options.Fastest, a
+//     server is also probed if nothing has come from it for 30 s.
 //
-//  3. Servers that live, or were never asked, rank before silent ones, and these before servers
-//     that are down; among equals the order of configuration decides. With Options.Fastest, SRTT
-//     decides, and the order of configuration only among servers about as fast as the fastest
-//     (1.5 times its SRTT plus 5 ms). Servers that have sent a query back to this host ([Group.Suspect]) are
-//     not asked.
+//     A server is silent while two probes are unanswered, and the later of them has been unanswered for longer
+//     than SRTT + 4 RTTVAR. Here this time is at most 1 s, and 400 ms for a server that has never replied. One
+//     probe does not suffice, because it may be lost. A server is down after three unanswered probes or refused
+//     connections, but not earlier than 1 s after the first of these. A reply ends both states.
+//
+//  3. Servers that live, or were never asked, come first; then silent servers; then servers that are down. Among
+//     equals, the order of configuration decides. With Options.Fastest, the server with the least SRTT comes
+//     first among equals. But servers that are about as fast, with an SRTT up to 1.5 times as long plus 5 ms, stay
+//     in the order of configuration. Servers that have sent a query back to this host ([Group.Suspect]) are not
+//     asked.
 //
 //  4. The best server is asked, and when it is late the next one, round and round until a reply comes or the
 //     time is up. In each round the waits are twice as long, up to 400 ms. A server that is asked again is
@@ -32,25 +33,25 @@
 //     usable reply (NOERROR or NXDOMAIN) is the answer, subject to rule 6.
 //
 //  5. A server that fails for a question is not asked again for it, and the next server is asked at
-//     once. Failures are any other response code (with its bits in the OPT record), a malformed
-//     reply, and a refused connection. When all servers have failed, the best failure is the
-//     answer: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. Servers that are down may
-//     be back: they are asked, too, all at once, and the query waits until they are late. The next
+//     once. Failures are a response code other than NOERROR and NXDOMAIN, a malformed reply, and a refused
+//     connection. The response code includes the bits in the OPT record. When all servers have failed, the best
+//     failure is the answer: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. Servers that are down may
+//     be back. So before that, they are all asked at once, and the query waits until they are late. The next
 //     question begins with the best server again.
 //
-//  6. In strict order, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
+//  6. Without Options.Fastest, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
 //     an earlier server lives and has neither answered nor failed, but not after the time is up.
 //     Earlier servers that were not asked yet are asked. A positive answer is not held. If an
 //     earlier server is late, and replies before the time is up, its reply replaces the positive answer
-//     in the cache. Any answer is provisional (kept for 30 s at most) unless all earlier servers have said
-//     REFUSED or NOTIMP, as servers for internal names do.
+//     in the cache. An answer is provisional, and kept for 30 s at most, unless all earlier servers have said
+//     REFUSED or NOTIMP. A server for internal names says so for all other names.
 //
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
-//     double up to 2 s. The first repetition of a query is always sent, unless it would go to a
-//     silent server. Further repetitions because a server is late have a budget: 256 at once,
-//     refilled with 2 for each usable reply and 100 a second. If a server owes 128 replies to queries,
-//     and a reply to a probe, it is sent only probes, every 250 ms, until it has sent a reply.
-//     Queries wait for this reply, and fail at once if the server is down and no other server is left.
+//     double up to 2 s. A query is repeated when a server is late. The first repetition is free if the server that
+//     gets it lives. All other repetitions are taken from a budget of 256. Each usable reply gives 2 back to the
+//     budget, and each second gives 100 back. A server that owes replies to 128 queries, and to a probe, is full:
+//     it is sent only probes, every 250 ms, until it has sent a reply. Queries wait for this reply. If the server
+//     is down, and no other server is left, queries fail at once.
 //
 //  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent once, to the best
 //     server, and to the next only if the best could not be reached: the message may change data,
@@ -60,13 +61,14 @@
 //
 // # Files
 //
-// A file uses the files below it. In addition, a server refers to its attempts, and to a group of its own, which has no
-// other server.
+// A file uses the files below it. In addition, a server refers to its attempts, and to a group in which it is the only
+// server.
 //
-//	client.go            Client and Group: starts queries, finds loops, knows servers that are not configured (elsewhere.go)
+//	client.go            Client and Group: starts queries, finds loops, holds the servers
+//	elsewhere.go         servers that are asked although they are not configured
 //	transfer.go          the end of a zone transfer
 //	exchange.go          one query: does what its schedule decides when an event comes
-//	trace.go             what an exchange has done, if the caller asks for it
+//	trace.go             a record of what an exchange has done, if the caller wants it
 //	schedule.go          rules 3 to 6 and 8, and the repetitions of rule 7, as a plain value without a clock
 //	udp.go, stream.go    UDP; connections over TCP and TLS
 //	socket.go            what UDP sockets and connections have in common
@@ -83,32 +85,34 @@
 //
 // # Sockets
 //
-// A query over UDP leaves from one of four connected sockets of a server, with an unpredictable ID. (A server that is not
-// configured has one socket.) A socket is replaced after 128 queries or 5 s. The new one has another port, which Linux
-// picks at random from about 28,000 (RFC 5452). A reply must come from the server to this socket and have the ID and the
-// question, whose case some servers fold; all else that arrives is counted and ignored.
+// A query over UDP leaves from one of four connected sockets of a server, with an unpredictable ID. (A server that
+// is not configured has one socket.) A socket is replaced after 128 queries or 5 s. The new one has another port,
+// which Linux picks at random from about 28,000 (RFC 5452). A reply must come from the server to this socket and
+// have the ID and the question of the query. Only the case of the question's letters may differ, because some
+// servers fold it. All other packets are counted and ignored.
 //
 // TCP and TLS connections are kept for 30 s after their last query. Up to 128 queries share a connection, and more
 // once four connections are open (RFC 7766, 7858). The ages of sockets include the time while the machine
 // was suspended; all other times do not. When the peer closes a connection over which a reply
 // has come before, the queries that are unanswered are sent once more on another connection. While a
-// connection is silent for longer than rule 1 allows, other connections, at most four,
-// are used instead: a NAT may have forgotten the connection, or names may be slow. A connection ends when
-// the peer's kernel acknowledges nothing for 2 s (TCP_USER_TIMEOUT). A connection takes no more
-// queries after a query has timed out while nothing at all was received.
+// connection is silent for longer than rule 1 allows, queries use another connection, because a NAT may have
+// forgotten the first one. A connection ends when the peer's kernel acknowledges nothing for 2 s
+// (TCP_USER_TIMEOUT). If a query times out, and nothing at all was received over the connection since it was sent, the
+// connection takes no more queries.
 //
-// If a query has an OPT record, and the reply is FORMERR or NOTIMP without one, or BADVERS, the server is asked again
-// without an OPT record (RFC 6891, section 6.2.2). Some middleboxes drop packets with OPT records. So when a query is
-// sent to a server for the third time, and no reply with an OPT record has come since the first time, the query has no
-// OPT record. If it has the DO bit, no such reply must have come for ten minutes. If the server then answers, and has
-// sent no OPT record for ten minutes, queries to it have no OPT record for the next ten minutes. FORMERR or NOTIMP with
-// an OPT record is a failure for this question, and no sign against EDNS.
+// If a query has an OPT record, and the reply says that the server does not support EDNS, the server is asked again
+// without an OPT record (RFC 6891, section 6.2.2). Such a reply is BADVERS, or it is FORMERR or NOTIMP and has no OPT
+// record. FORMERR or NOTIMP with an OPT record is a failure for this question, and no sign against EDNS.
 //
-// Servers that are not configured, to which clients send queries of their own choice
-// ([Client.Elsewhere]), follow the same rules within bounds of their own: 512 servers
-// are remembered, and at most 512 sockets are open to all of them together. While 256 sockets or more
-// are open, each new server evicts the servers asked least recently that have not replied. At
-// most one line a second is logged about such servers.
+// Some middleboxes drop packets with OPT records. So when a query is sent to a server for the third time, its OPT
+// record is left out if no reply with an OPT record has come since the first time. In a query with the DO bit, it is
+// left out only if no such reply has come for ten minutes. If the server then answers, and has sent no OPT record for
+// ten minutes, queries to it have no OPT record for the next ten minutes.
+//
+// Clients may also send queries to servers that are not configured ([Client.Elsewhere]). The same rules apply
+// to these servers, but they have bounds of their own: 512 servers are remembered, and at most 512 sockets are open to
+// all of them together. While 256 sockets or more are open, each new server evicts the servers asked least recently
+// that have not replied. At most one line a second is logged about such servers.
 //
 // A zone transfer over TCP has a connection of its own, and all of its messages are relayed.
 // There are at most 16 transfers at a time.

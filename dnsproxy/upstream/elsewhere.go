@@ -6,7 +6,7 @@ import (
 )
 
 // Bounds for servers that are asked although they are not configured. Clients choose
-// them, and may choose any number.
+// these servers, and may choose any number of them.
 const (
 	// maxElsewhere is how many such servers are remembered.
 	maxElsewhere = 512
@@ -18,7 +18,7 @@ const (
 // elsewhere holds the servers of [Client.Elsewhere]. The client's mutex guards it.
 type elsewhere struct {
 	byAddr map[netip.AddrPort]*list.Element
-	recent *list.List // of *Group, the group asked last in front
+	recent *list.List // of *Group; the group asked last is at the front
 }
 
 func newElsewhere() elsewhere {
@@ -38,11 +38,12 @@ func (e *elsewhere) servers() []*server {
 	return servers
 }
 
-// evict removes the server with open sockets that was asked least recently, and servers without sockets that were asked
-// even earlier, and appends them to victims. It moves servers that have replied to the front instead, and removes one
-// of them only at maxElsewhere.
+// evict removes servers that have never replied, beginning with the server that was asked least recently, until it
+// has removed one with open sockets. It appends the removed servers to victims. It does not remove a server that has
+// replied, but moves it to the front of the list, as if it had just been asked. If the list still has maxElsewhere
+// servers after that, evict removes the last one, whether it has replied or not.
 func (e *elsewhere) evict(victims []*server) []*server {
-	const steps = 32 // a bound, because a flood calls this for each of its queries
+	const steps = 32 // a bound, because in a flood evict is called for each query
 	for range min(steps, e.recent.Len()) {
 		at := e.recent.Back()
 		s := serverOf(at)
@@ -62,7 +63,7 @@ func (e *elsewhere) evict(victims []*server) []*server {
 	return victims
 }
 
-// remove forgets a server, which the caller closes.
+// remove forgets a server and returns it. The caller must close it.
 func (e *elsewhere) remove(at *list.Element) *server {
 	s := serverOf(at)
 	e.recent.Remove(at)

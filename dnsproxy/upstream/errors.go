@@ -20,7 +20,7 @@ var (
 	// ErrCrowded is the error for a server that is not configured when too many sockets are
 	// open to such servers.
 	ErrCrowded = errors.New("queries for too many nameservers that are not configured are in flight")
-	// ErrSilent is the error of a server that sends nothing and owes replies to many queries (rule 7).
+	// ErrSilent is the error of a server that is down and owes replies to many queries (rule 7).
 	ErrSilent = errors.New("no sign of life, and many queries wait for it already")
 )
 
@@ -39,8 +39,8 @@ func (e *noReply) Error() string { return e.text }
 // Unwrap returns the causes.
 func (e *noReply) Unwrap() []error { return e.causes }
 
-// refuses reports whether an error is a sign that the server does not serve. A timeout or an error of this host is no
-// such sign.
+// refuses reports whether an error shows that the server cannot be used: for example, it refuses connections, or its
+// certificate is not valid. A timeout does not show this, and neither does an error of this host.
 func refuses(err error) bool {
 	for _, sign := range []error{
 		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN,

@@ -22,11 +22,11 @@ const (
 	// TCPOnly asks over TCP.
 	TCPOnly
 
-	// Verbatim may be added to any of these. The query is sent as it is except for its ID,
-	// whether the server handles EDNS or not. The reply is
-	// returned as it was received except for its ID; its question may be in another case.
+	// Verbatim may be added to any of these. Then only the ID of the query and of the reply is changed. The query keeps
+	// its OPT record even if the server does not support EDNS, and the reply keeps the case of its question, which may
+	// differ from the query's.
 	Verbatim How = 1 << 4
-	// Traced may be added, too. Then the answer has all Attempts.
+	// Traced may be added, too. Then the answer's Attempts are complete.
 	Traced How = 1 << 5
 )
 
@@ -45,22 +45,24 @@ type Receiver interface {
 // An Answer is the reply to a query, and how it came about.
 type Answer struct {
 	Reply []byte
-	// Server is the name of the server that sent Reply, as [Spec.String] has it. All answers of a server share
-	// the text.
+	// Server is the name of the server that sent Reply, in the form of [Spec.String]. All answers of a server share
+	// one string.
 	Server string
-	// Provisional reports that a server that stands before Server may have another answer
-	// (rule 6). Reply is to be kept for 30 s at most, not prolonged, and never served stale.
+	// Provisional reports that an earlier server in the order of configuration may have another answer
+	// (rule 6). A cache must keep Reply for 30 s at most, must not prolong it, and must not serve it stale.
 	Provisional bool
 	// Plain reports that the query was sent without its OPT record. If the query asks for
 	// signatures, Reply lacks them.
 	Plain bool
-	// Attempts has, for a Traced query, what was sent to servers and the results, in the order of sending, then the
-	// servers that were not asked; it is set even if there is no Reply. For any other query, it is set only if Reply is
-	// a failure or late. Then it has each server that was asked, or could not be asked, once.
+	// Attempts describes what was sent to servers, and the results.
+	//
+	// If the query is Traced, Attempts has everything that was sent, in order, and then the servers that were not
+	// asked. It is set even if there is no Reply. If the query is not Traced, Attempts is set only if Reply is a
+	// failure or took long. Then it has one element for each server that was asked or could not be asked.
 	Attempts []Attempt
 }
 
-// An answer that takes at least tellAfter has Attempts even if the query is not Traced.
+// tellAfter is how long an answer takes before it has Attempts even if the query is not Traced.
 const tellAfter = 500 * time.Millisecond
 
 // A Started is a query that was started.
@@ -80,22 +82,23 @@ func (s Started) Cancel() {
 // Attempts returns what was sent so far, if the query is Traced.
 func (s Started) Attempts() []Attempt { return s.trace.soFar(time.Now()) }
 
-// An exchange is one query in flight: a value that events drive. The events are its start, the outcomes of its
-// attempts, its timer and its cancellation. The goroutine of an event runs the exchange, unless another goroutine is
-// running it at the moment: then that goroutine handles the event.
+// An exchange is one query in flight. It has no goroutine of its own, and runs only when there is an event. The
+// events are its start, the outcomes of its attempts, its timer and its cancellation. The goroutine that causes an
+// event runs the exchange. If another goroutine is running the exchange at the moment, that goroutine handles the
+// event.
 type exchange struct {
 	shared     *shared
-	generation atomic.Uint64 // of the events that count; changed with mu held
+	generation atomic.Uint64 // grows with each query: events of earlier queries are ignored; changed with mu held
 
 	mu        sync.Mutex
-	busy      bool // a goroutine runs the exchange: it alone uses the fields from receiver on
+	busy      bool // a goroutine runs the exchange; it alone uses the fields below cancelled
 	outcomes  []outcome
 	due       bool // the timer has fired
 	cancelled bool
 
 	receiver Receiver
-	lingers  bool // it was answered, and is not over; counted in shared.lingering
-	spare    []outcome
+	lingers  bool      // it was answered, and is not over; counted in shared.lingering
+	spare    []outcome // memory for the next outcomes
 	query    []byte
 	question []byte
 	verbatim bool
@@ -103,7 +106,7 @@ type exchange struct {
 	schedule schedule
 	servers  []peer // the servers of the schedule, by the same index
 	timer    timer
-	take     func(generation uint64, o outcome) // takes the outcomes of attempts; never changes
+	take     func(generation uint64, o outcome) // is called with the outcomes of attempts; never changes
 	trace    *trace                             // nil unless the query is Traced
 }
 
@@ -126,7 +129,7 @@ func newExchange(c *shared) *exchange {
 	return e
 }
 
-// finish ends the interest in events and returns e to the pool.
+// finish makes e ignore all later events of its query, and returns e to the pool.
 func (e *exchange) finish() {
 	e.shared.wheel.stop(&e.timer)
 	if e.lingers {
@@ -144,8 +147,8 @@ func (e *exchange) finish() {
 	e.shared.exchanges.Put(e)
 }
 
-// notify notes an event. If the exchange is not over, it calls note with mu held, and runs the exchange unless
-// another goroutine does.
+// notify passes an event to the exchange. It calls the function note, which records the event, with mu held. Then it
+// runs the exchange, unless another goroutine does. If the exchange is over, notify does nothing.
 func (e *exchange) notify(generation uint64, note func(*exchange)) {
 	e.mu.Lock()
 	if e.generation.Load() != generation {
@@ -187,12 +190,12 @@ func (e *exchange) drive() {
 	}
 }
 
-// maxLingering bounds the exchanges that go on after they were answered, because a reply that is late may replace the
+// maxLingering bounds the exchanges that linger: they were answered, but go on because a later reply may replace the
 // answer (rule 6).
 const maxLingering = 256
 
-// tell gives the receiver the answer, or the answer that replaces it, if there is one that the receiver does
-// not have yet. After that the exchange is over, or lingers.
+// tell passes an answer to the receiver if there is one that the receiver does not have yet. It may be a second answer,
+// which replaces the first. After that the exchange is over, or lingers.
 func (e *exchange) tell() {
 	s := &e.schedule
 	if !s.answered || e.lingers && !s.replaced {
@@ -206,7 +209,7 @@ func (e *exchange) tell() {
 	e.receiver.Receive(answer, err)
 }
 
-// begin takes over a query.
+// begin prepares the exchange for a query.
 func (e *exchange) begin(g *Group, query []byte, how How) error {
 	if len(query) < wire.HeaderLen || len(query) > dns.MaxMsgSize {
 		return errMalformedQuery
@@ -317,7 +320,7 @@ func (e *exchange) send(i int, now time.Time) {
 		packet, a.plain = wire.CutOPT(packet), true
 	}
 	question := packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
-	a.second = e.hasFailed(i)
+	a.failedForOthers = e.failedForOthers(i)
 	a.opcode, a.question = opcode(e.query), append(a.question, question...)
 	e.trace.sent(a, earlier(e.schedule.late, e.schedule.deadline).Sub(now))
 	s.sent(now)
@@ -325,9 +328,9 @@ func (e *exchange) send(i int, now time.Time) {
 	s.carrier(a.stream).send(a, packet)
 }
 
-// hasFailed reports whether this question is a likely reason for a failure of server i: another server, which answers
-// other questions, has failed for it.
-func (e *exchange) hasFailed(i int) bool {
+// failedForOthers reports whether another server, which answers other questions, has failed for this question. If so, the
+// question is the likely reason if server i fails, too.
+func (e *exchange) failedForOthers(i int) bool {
 	for other := range e.schedule.tries {
 		if other != i && e.schedule.tries[other].failure != nil && !e.servers[other].refuses() {
 			return true
@@ -338,8 +341,8 @@ func (e *exchange) hasFailed(i int) bool {
 
 // tryPlain reports whether a server is asked without EDNS this time, because packets with an OPT record may be lost on
 // the way. It reports true when the query is sent to the server for the third time, if no reply with an OPT record has
-// come since the first time. A client that wants signatures has little use for an answer without them: for such a
-// client, no reply with an OPT record must have come for rememberQuirk.
+// come since the first time. A client that wants signatures has little use for an answer without them. For such a
+// client, tryPlain reports true only if no reply with an OPT record has come for rememberQuirk.
 func (e *exchange) tryPlain(i int, now time.Time) bool {
 	const third = 3
 	t := &e.schedule.tries[i]
@@ -407,7 +410,7 @@ func (e *exchange) attempts(now time.Time) []Attempt {
 	return all
 }
 
-// strays is added to the cause for a server that has sent packets, but no reply to a query in flight.
+// strays is appended to the cause of a server that has sent packets, but no reply to a query in flight.
 const strays = ", only packets that are no reply to a query in flight"
 
 // noReply returns the error of an exchange that is over, with the cause for each server.
@@ -436,8 +439,8 @@ func (e *exchange) noReply() *noReply {
 	return err
 }
 
-// traced returns the attempts of an exchange that has an answer, and the servers that were not asked; nil if the query
-// is not Traced.
+// traced returns the attempts of an exchange that is answered, and then the servers that were not asked. It returns nil
+// if the query is not Traced.
 func (e *exchange) traced(now time.Time) []Attempt {
 	t := e.trace
 	if t == nil {

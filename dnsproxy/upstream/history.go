@@ -14,9 +14,9 @@ const (
 	// nameservers. That says little about the server that was asked.
 	maxSample = time.Second
 
-	// The first eight replies count equally. A later reply counts for one eighth (RFC 6298), a reply after a pause for
-	// one half: old replies say little about a server that is asked twice a minute, and a slow first reply must not
-	// count against it for long.
+	// The first eight replies count equally in the average. A later reply counts for one eighth (RFC 6298). A reply
+	// after a pause of rttPause counts for one half, because the replies before the pause say little about the server
+	// now, and a first reply that was slow should soon be forgotten.
 	rttGain   = 8
 	pauseGain = 2
 	rttPause  = 15 * time.Second
@@ -53,32 +53,32 @@ func (s State) String() string {
 	return [...]string{"up", "down", "looping"}[s]
 }
 
-// A history has what is known about the behaviour of a server. It is a plain value without a clock;
+// A history records how a server has behaved so far. It is a plain value without a clock;
 // the server guards it with its mutex.
 type history struct {
 	srtt, rttvar time.Duration // srtt is zero before the first reply
 	replies      int           // so far, up to rttGain
-	heard        time.Time     // last reply, to a query or a probe
-	probed       time.Time     // last probe
+	heard        time.Time     // when the last reply came, to a query or a probe
+	probed       time.Time     // when the last probe was sent
 
 	// Since the last reply (rule 2).
-	waiting     time.Time // first query; zero if there is none
+	waiting     time.Time // when the first query was sent; zero if none was
 	probes      int
 	refusals    int       // of connections
-	silentSince time.Time // first probe or refusal; zero if there is none
+	silentSince time.Time // when the first of these probes and refused connections began; zero if there is none
 
 	looping bool
 
-	plainUntil time.Time // until then it is asked without EDNS
-	ednsHeard  time.Time // last reply with an OPT record
+	plainUntil time.Time // until then, the server is asked without EDNS
+	ednsHeard  time.Time // when the last reply with an OPT record came
 }
 
-// A standing says how a server is doing at a time, by its history.
+// A standing is a judgement of a server at one moment, derived from its history. Schedules use it to choose a server.
 type standing struct {
 	state  State
-	silent bool          // two probes have been unanswered, the second for longer than patience
-	full   bool          // a probe has been unanswered for longer than patience, and the server owes many replies (rule 7)
-	rtt    time.Duration // to rank by
+	silent bool          // two probes are unanswered, the second for longer than patience
+	full   bool          // a probe is unanswered for longer than patience, and the server owes many replies (rule 7)
+	rtt    time.Duration // SRTT; a guess before the first reply
 	late   time.Duration // how long after a query it is late
 }
 
@@ -88,8 +88,8 @@ func (s standing) lives() bool { return s.state == Up && !s.silent }
 // lateAfter returns how long after a query the server is late (rule 1).
 func (h *history) lateAfter() time.Duration { return h.usual(unknownLate, maxLate) }
 
-// patience returns how long probes may be unanswered before the server is silent (rule 2): as
-// in rule 1, but up to a second for a server that is known to be slow.
+// patience returns how long a probe may be unanswered before the server is silent (rule 2). This time is calculated as
+// in rule 1, but may be up to a second for a server that is known to be slow.
 func (h *history) patience() time.Duration { return h.usual(maxLate, maxSample) }
 
 // usual returns the time within which nearly all replies come, bounded by limit. Before the first reply it returns
@@ -101,7 +101,7 @@ func (h *history) usual(unknown, limit time.Duration) time.Duration {
 	return min(max(h.srtt+4*h.rttvar, minLate), limit)
 }
 
-// silence returns how long probes have been unanswered.
+// silence returns the time since silentSince. It is zero if no probe is unanswered and no connection was refused.
 func (h *history) silence(now time.Time) time.Duration {
 	if h.silentSince.IsZero() {
 		return 0
@@ -136,9 +136,9 @@ func (h *history) sent(now time.Time) {
 // owes reports whether the server has left a query unanswered and has sent nothing since.
 func (h *history) owes() bool { return !h.waiting.IsZero() && !h.looping }
 
-// probeDue reports whether the server is to be probed, and notes the probe. A probe is due if the server has owed
-// replies for longer than rule 1 allows, or if the time of its replies is to be measured (rule 2). While the server is
-// full, it gets probes in place of queries (rule 7); then the pauses between probes do not grow.
+// probeDue reports whether a probe is to be sent to the server, and notes the probe. A probe is due if the server has
+// owed replies for longer than rule 1 allows, or if the time of its replies is to be measured (rule 2). full is true
+// if the server is full and gets probes in place of queries (rule 7). Then the pauses between probes do not grow.
 func (h *history) probeDue(now time.Time, fastest, full bool) bool {
 	late := h.owes() && now.Sub(h.waiting) >= h.lateAfter()
 	unmeasured := fastest && !h.looping && (h.heard.IsZero() || now.Sub(h.heard) >= refreshTime)
@@ -161,15 +161,15 @@ func (h *history) refused(at time.Time) {
 	h.unanswered(at)
 }
 
-// unanswered notes the time of a probe, which is unanswered so far, or of a refusal.
+// unanswered notes the time of a probe that was sent, or of a connection that was refused.
 func (h *history) unanswered(at time.Time) {
 	if h.silentSince.IsZero() {
 		h.silentSince = at
 	}
 }
 
-// replied notes a reply of any kind to a query or a probe, which took rtt. The time of a failure that took long is not
-// measured: the server has waited for other servers.
+// replied notes a reply of any kind to a query or a probe. The reply took rtt. The time of a failure that took long is
+// not measured, because the server has probably waited for other servers.
 func (h *history) replied(now time.Time, rtt time.Duration, r reading) {
 	if r.usable() || h.srtt == 0 || rtt <= h.lateAfter() {
 		h.measure(now, rtt)
@@ -218,11 +218,11 @@ const (
 )
 
 // A budget bounds how often the queries of a group are sent again because a server is late
-// (rule 7). The zero budget is full. It is safe for concurrent use.
+// (rule 7). In the zero budget nothing is spent. A budget is safe for concurrent use.
 type budget struct {
 	mu     sync.Mutex
 	spent  float64
-	filled time.Time // when spent was last reduced for the time
+	filled time.Time // when spent was last reduced for the time that had passed
 }
 
 // take spends one repetition, and reports whether one was left.

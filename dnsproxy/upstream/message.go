@@ -10,8 +10,8 @@ import (
 
 var errMalformedQuery = errors.New("the query is malformed: want a header and at most one question")
 
-// questionEnd returns where the question section of a message with a whole header
-// ends, and whether it has at most one question, without compression.
+// questionEnd returns where the question section of a message ends. The message must have a whole header. questionEnd
+// reports false if the section is malformed, has more than one question, or has a name that is compressed.
 func questionEnd(msg []byte) (end int, ok bool) {
 	if wire.Count(msg, wire.QuestionSection) > 1 {
 		return 0, false
@@ -39,7 +39,7 @@ func usable(reply []byte) bool {
 	return !isQuery(reply) || rcode(reply) == dns.RcodeSuccess || rcode(reply) == dns.RcodeNameError
 }
 
-// betterFailure reports whether code, the response code of a failure, says more to a client than other.
+// betterFailure reports whether the response code of a failure tells a client more than the code other.
 func betterFailure(code, other int) bool {
 	weight := [wire.RcodeMask + 1]int{
 		dns.RcodeServerFailure: 4, dns.RcodeRefused: 3, dns.RcodeNotImplemented: 2, dns.RcodeFormatError: 1,
@@ -47,9 +47,10 @@ func betterFailure(code, other int) bool {
 	return code < len(weight) && (other >= len(weight) || weight[code] > weight[other])
 }
 
-// replies reports whether a response, whose ID matches, is the reply to a message with the opcode op and the question, in
-// wire form. Some nameservers fold the case of the question's letters. Only a failure, and the reply to an UPDATE
-// (RFC 2136, section 3.8), may be a bare header.
+// replies reports whether a response whose ID matches is the reply to a query. op is the query's opcode, and question
+// is its question in wire form. The case of letters may differ, because some nameservers fold it. If the query has a
+// question, a response without one can only be a failure, or the reply to an opcode other than QUERY (for UPDATE:
+// RFC 2136, section 3.8).
 func replies(response []byte, op byte, question []byte) bool {
 	if opcode(response) != op {
 		return false
@@ -61,8 +62,7 @@ func replies(response []byte, op byte, question []byte) bool {
 	return ok && wire.EqualQuestions(response[wire.HeaderLen:end], question)
 }
 
-// restore gives a reply the ID of the query, and the question as the query has it. A
-// failure that is a bare header gets the question, too.
+// restore gives a reply the ID and the question of the query. A failure that has no question gets the question, too.
 func restore(reply, query, question []byte) []byte {
 	switch {
 	case hasQuestion(reply):
@@ -75,9 +75,9 @@ func restore(reply, query, question []byte) []byte {
 	return reply
 }
 
-// A reading has what a schedule needs to know about a reply.
+// A reading is what a schedule needs to know about a reply.
 type reading struct {
-	code      int   // the response code, with the bits of it that an OPT record has
+	code      int   // the response code, including its bits in the OPT record
 	negative  bool  // NXDOMAIN, or NOERROR without an answer
 	truncated bool  // the TC bit; a truncated reply is not negative
 	other     bool  // the opcode is not QUERY; then any response code is an answer
@@ -90,7 +90,7 @@ func (r reading) usable() bool {
 	return r.err == nil && (r.other || r.code == dns.RcodeSuccess || r.code == dns.RcodeNameError)
 }
 
-// rejectsEDNS reports whether the server may not support EDNS, or its version 0
+// rejectsEDNS reports whether the reply suggests that the server does not support EDNS, or not version 0
 // (RFC 6891, sections 6.1.3 and 7).
 func (r reading) rejectsEDNS() bool {
 	return !r.edns && (r.code == dns.RcodeFormatError || r.code == dns.RcodeNotImplemented || r.code == dns.RcodeBadVers)

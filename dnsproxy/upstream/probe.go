@@ -16,14 +16,14 @@ const (
 	probeKnown       // the last question that the server had an answer to
 )
 
-// A server that does not answer a query may be dead, or may be waiting for the nameservers of the query's name, which
-// are dead. Probes distinguish these cases: they are questions that a living server answers at once, whatever other
-// nameservers do.
+// If a server does not answer a query, there are two possible reasons. The server is dead, or it waits for other
+// nameservers, which are dead. Probes distinguish these cases: they are questions that a living server answers at
+// once, whatever other nameservers do.
 //
-// The questions alternate, because no question is answered like this by all servers. With dead nameservers behind them,
-// dnsmasq 2.90 and unbound 1.17 answer the first two questions, and neither answers ". NS", which CoreDNS's health
-// check asks. CoreDNS itself answers for all classes other than IN. Other servers answer the last question that they
-// had an answer to.
+// There are three questions, because no question is answered at once by all servers. If their own nameservers are
+// dead, dnsmasq 2.90 and unbound 1.17 still answer the first two questions. Neither answers ". NS", which CoreDNS's
+// health check asks. CoreDNS itself answers at once for all classes other than IN. Other servers usually have
+// the answer to the last question in their cache.
 
 // A probe says which question a probe asks.
 type probe uint8
@@ -45,24 +45,24 @@ func (p probe) question(known []byte) []byte {
 // the server has forwarded it.
 
 const (
-	// LoopZone is the domain of the names of loop probes, which are one label below it. The names have two labels,
-	// because forwarders do not forward names of one label. The zone is not one of the special names of RFC 6761, which
-	// many forwarders do not forward either.
+	// LoopZone is the domain that the names of loop probes end in. A name has one label before this domain, so it
+	// has two labels: forwarders do not forward names of one label. The domain is not one of the special names of
+	// RFC 6761, because many forwarders do not forward these either.
 	LoopZone = "nametap-loop-probe."
 
-	probeLen = 16 // bytes; the label has twice as many letters
+	probeLen = 16 // random bytes in a name; its first label has them in hex
 
-	// A server that is suspected repeatedly, such as one whose names are slow, is
-	// probed after 1 s, 2 s, 4 s and so on up to 64 s. After two minutes without a
+	// A server may be suspected of a loop again and again, for example because its names are slow.
+	// Then it is probed after 1 s, 2 s, 4 s and so on up to 64 s. After two minutes without a
 	// probe, the next one is sent at once.
 	loopProbePause = time.Second
-	maxProbes      = 6 // doublings of loopProbePause
+	maxProbes      = 6 // how often loopProbePause is doubled at most
 	probesForget   = 2 * time.Minute
 	loopRecheck    = 10 * time.Second
 	probeForgets   = 30 * time.Second
 
-	// maxRedirected is how many loop probes in a row may be redirected to the agent by chance, because
-	// the application has used the same ports before.
+	// maxRedirected is how many loop probes in a row may be redirected to the agent before the capture rules are
+	// blamed. So many may be redirected by chance, because the application has used the same ports before.
 	maxRedirected = 3
 )
 
@@ -75,8 +75,8 @@ type loopProbe struct {
 	id     [probeLen]byte
 	server *server
 	sent   time.Time
-	// Both are guarded by the client's mutex. echoed is true if the probe came back. redirected is true if it
-	// came back because the kernel redirected this client's own packet to the agent.
+	// The client's mutex guards these two. echoed is true if the probe came back to the agent. redirected is true if
+	// it came back because the kernel redirected this client's own packet to the agent.
 	echoed, redirected bool
 }
 

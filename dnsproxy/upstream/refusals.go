@@ -8,8 +8,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A server counts as giving no answers after refusingAfter failures in a row, for names of refusingDomains different
-// domains. Failures for names of one domain alone may be due to the domain's own nameservers.
+// A server is said to refuse all queries after refusingAfter failures in a row, for names of refusingDomains
+// different domains. If all failures are for names of one domain, the domain's own nameservers may be the reason.
 const (
 	refusingAfter   = 10
 	refusingDomains = 3
@@ -18,10 +18,10 @@ const (
 // refusals counts the failures that a server has sent in a row, without an answer between them.
 type refusals struct {
 	count   int
-	domains []wire.Name // the last two labels of names, refusingDomains at most
+	domains []wire.Name // of the names: their last two labels; at most refusingDomains
 }
 
-// all reports whether the server counts as giving no answers.
+// all reports whether the server refuses all queries, as far as is known.
 func (f *refusals) all() bool { return f.count >= refusingAfter && len(f.domains) == refusingDomains }
 
 // add counts a failure for a question in wire form.
@@ -39,7 +39,7 @@ func (f *refusals) add(question []byte) {
 	}
 }
 
-// questionTail is the length of the root label, the type and the class of a question.
+// questionTail is the length of what follows the name's labels in a question: the root label, the type and the class.
 const questionTail = 5
 
 // rcodes is the number of keys of Status.Responses.

@@ -11,11 +11,13 @@ import (
 )
 
 // A schedule decides for one query which server is asked when, which reply is the answer, and when to give up (rules 3
-// to 8 of the package comment). It is a plain value like history: because it has no clock, no sockets and no
-// goroutines, tests can drive it event by event.
+// to 8 of the package comment). It is a plain value: it has no clock, no sockets and no
+// goroutines, so that tests can drive it event by event.
 //
-// The exchange calls see with the standing of each server, then start, and then receive for each outcome and wake at
-// wakeAt. After each of these calls it carries out actions, until the schedule is over or the caller cancels the query.
+// An exchange uses its schedule like this. It calls the method see with the standing of each server, and then the
+// method start. After that, it calls the method receive for each outcome, and the method wake at the time that
+// wakeAt returns. After each call it carries out the actions in the field actions. This goes on until the schedule
+// is over, or the caller cancels the query.
 type schedule struct {
 	// Set before start.
 	options  Options
@@ -28,49 +30,49 @@ type schedule struct {
 
 	actions []action // to be carried out by the exchange, in order
 
-	late           time.Time     // when the server asked last is late and the next is asked
-	maxWait        time.Duration // bound of the time until late
-	truncatedUntil time.Time     // when a truncated reply is good enough; zero if there is none
+	late           time.Time     // when the server asked last will be late and the next one is asked
+	maxWait        time.Duration // how long the query waits at most before it asks the next server
+	truncatedUntil time.Time     // when a truncated reply becomes the answer; zero if there is none
 	repeated       bool          // the query was sent again because a server was late
 
 	held outcome // a negative answer that is held (rule 6); its reply is nil if none is held
 
 	// The end. The answer may be replaced after it was given, until the schedule is over.
-	answered    bool   // the fields winner to cause have the answer
+	answered    bool   // the fields winner, reply, provisional, plain and cause are set
 	over        bool   // nothing is awaited any more
 	replaced    bool   // an earlier server's answer replaced the answer (rule 6)
-	winner      int    // index of the server that sent reply
-	reply       []byte // nil if there is none
+	winner      int    // index of the server that sent the reply
+	reply       []byte // the answer; nil if there is none
 	provisional bool   // an earlier server may have another answer (rule 6)
 	plain       bool   // the query was sent without its OPT record
-	cause       error  // why servers without a reply are no longer waited for; may be nil
+	cause       error  // why the query no longer waits for servers without a reply; may be nil
 }
 
-// A try has what the schedule of a query knows of one server.
+// A try is what the schedule of a query knows about one server.
 type try struct {
 	standing standing  // as last passed to see
 	asked    int       // how often the query was sent to it
 	first    time.Time // when the query was first sent to it
 	done     bool      // it is not asked again: it has failed, or its reply is held
-	stream   bool      // ask over a connection
-	plain    bool      // ask without EDNS
+	stream   bool      // it is asked over a connection
+	plain    bool      // it is asked without EDNS
 
 	err       error   // why it has failed without a reply that can be used
 	failure   []byte  // its reply, if that was a failure
 	code      int     // response code of failure
-	truncated outcome // its truncated reply, while the whole one is waited for
+	truncated outcome // its truncated reply, while the query waits for the whole one
 }
 
 // An outcome is the end of an attempt.
 type outcome struct {
-	try, asked    int // the attempt's try and asked
+	try, asked    int // from the attempt
 	reply         []byte
 	reading       reading // of reply
 	err           error   // why there is no reply
 	stream, plain bool    // how the server was asked
 }
 
-// An action is something that the exchange has to do to a server for the schedule.
+// An action is something that the exchange has to do for the schedule, to the server with the index try.
 type action struct {
 	kind actionKind
 	try  int
@@ -79,14 +81,14 @@ type action struct {
 type actionKind uint8
 
 const (
-	actSend          actionKind = iota // send it the query
-	actHedge                           // count a query sent because a server was late
-	actAnsweredPlain                   // note that it answered a query without EDNS
-	actMalformed                       // note a malformed reply: try.err
-	actFailure                         // note a failure: try.code
+	actSend          actionKind = iota // send the server the query
+	actHedge                           // count a query that is sent to the server because another was late
+	actAnsweredPlain                   // note that the server answered a query without EDNS
+	actMalformed                       // note a malformed reply; the error is in try.err
+	actFailure                         // note a failure; the response code is in try.code
 )
 
-// reset makes s the schedule of no query, and keeps its memory for the next query.
+// reset empties s and keeps its memory for the next query.
 func (s *schedule) reset() {
 	clear(s.tries)
 	*s = schedule{tries: s.tries[:0], actions: s.actions[:0]}
@@ -96,8 +98,9 @@ func (s *schedule) act(kind actionKind, i int) {
 	s.actions = append(s.actions, action{kind, i})
 }
 
-// see takes the standing of a server. It is to be called for every server before start, before wake, and
-// before receive takes an outcome that is not an answer. A server that loops, or is down and full, has failed.
+// see notes the standing of a server. The exchange calls it for every server before it calls the method start or wake,
+// and before it passes an outcome that is not an answer to the method receive. A server that loops has failed, and so
+// has a server that is down and full (rule 7), if it was not asked yet.
 func (s *schedule) see(i int, st standing) {
 	t := &s.tries[i]
 	t.standing = st
@@ -124,8 +127,8 @@ func (s *schedule) start(now time.Time) {
 	s.askFirst(first, now)
 }
 
-// askFirst asks best for the first time. If best is down, all servers are down, and the servers that were not asked yet
-// are asked, too (rule 7).
+// askFirst asks the best server that is left, for the first time. If this server is down, all servers that are left
+// are down, and they are asked, too (rule 7).
 func (s *schedule) askFirst(best int, now time.Time) {
 	s.ask(best, now)
 	for i := range s.tries {
@@ -143,7 +146,8 @@ func (s *schedule) ask(i int, now time.Time) {
 	s.send(i, now)
 }
 
-// send sends the query to a server, unless the server is full: then the query waits for a sign of life.
+// send sends the query to a server. If the server is full (rule 7), it sends nothing: the query waits for a reply to a
+// probe.
 func (s *schedule) send(i int, now time.Time) {
 	t := &s.tries[i]
 	if t.standing.full {
@@ -168,13 +172,13 @@ func (s *schedule) wakeAt() time.Time {
 	return at
 }
 
-// wake is called at wakeAt. It asks the next server if the server asked last is late.
+// wake is called at the time that wakeAt returns. It asks the next server if the server asked last is late.
 func (s *schedule) wake(now time.Time) {
 	switch {
 	case s.expired(now), !s.truncatedUntil.IsZero() && !now.Before(s.truncatedUntil):
 		s.giveUp(ErrTimeout, now)
 	case s.ended(now):
-		s.late = now.Add(maxLate) // the servers are looked at again
+		s.late = now.Add(maxLate) // then wake sees whether earlier servers still live
 	case now.Before(s.late):
 	default:
 		s.repeat(now)
@@ -258,8 +262,8 @@ func (s *schedule) receiveAnswer(o outcome, now time.Time) {
 	s.win(o, now)
 }
 
-// again sets *way, and asks a server once more. From now on the server is asked in this way: over a connection, or
-// without EDNS.
+// again asks a server once more, in another way: over a connection, or without EDNS. way points to the field stream
+// or plain of the server's try. again sets this field, so that the server is asked in this way from now on.
 func (s *schedule) again(i int, now time.Time, way *bool) {
 	if *way {
 		return // another attempt had the same outcome before
@@ -281,7 +285,7 @@ func (s *schedule) fail(i int, now time.Time) {
 }
 
 // next returns the index of the server to ask next: the best (rule 3) of the servers
-// that were asked least, or -1 if none may be asked again. While a reply is held (rule
+// that were asked the fewest times. It returns -1 if none may be asked. While a reply is held (rule
 // 6), only servers before the server that sent it are asked.
 func (s *schedule) next() int {
 	tries := s.tries
@@ -297,7 +301,8 @@ func (s *schedule) next() int {
 	if best < 0 || !s.options.Fastest {
 		return best
 	}
-	fastest := tries[best] // of the servers about as fast, the first in the order of configuration is asked
+	// Servers about as fast as the fastest are asked in the order of configuration.
+	fastest := tries[best]
 	fastest.standing.rtt = fastest.standing.rtt*3/2 + 5*time.Millisecond
 	for i := range tries[:best] {
 		if t := &tries[i]; !t.done && t.before(&fastest, true) {
@@ -307,8 +312,8 @@ func (s *schedule) next() int {
 	return best
 }
 
-// ended ends the query if there is nothing to ask or to wait for: the reply that is held is
-// the answer, or no server is left. It reports whether the query is answered.
+// ended ends the query if it need not wait any more, because the reply that is held becomes the answer, or no server
+// is left. It reports whether the query is answered.
 func (s *schedule) ended(now time.Time) bool {
 	switch {
 	case s.answered:
@@ -321,8 +326,8 @@ func (s *schedule) ended(now time.Time) bool {
 	return s.answered
 }
 
-// settle ends the query if no server is left that may answer: all have failed; or one
-// has failed, and the others are down and late (rule 5).
+// settle ends the query if no server is left that may answer. Either all servers have failed, or some
+// have sent a failure, and the others are down and late (rule 5).
 func (s *schedule) settle(now time.Time) {
 	failed := s.bestFailure() >= 0
 	left := func(t try) bool { return !t.done && (!failed || t.standing.state < Down || !t.late(now)) }
@@ -343,7 +348,7 @@ func (s *schedule) bestFailure() int {
 	return best
 }
 
-// win answers the query with a usable reply, or replaces the answer by it. The schedule goes
+// win makes a usable reply the answer of the query, even if the query was answered before. The schedule goes
 // on while an earlier server owes its reply (rule 6).
 func (s *schedule) win(o outcome, now time.Time) {
 	s.budget.earn()
@@ -354,8 +359,8 @@ func (s *schedule) win(o outcome, now time.Time) {
 	s.late = now.Add(maxLate)
 }
 
-// giveUp ends the query with the best result so far: an answer, a truncated or held reply, the
-// best failure, or no reply because of cause.
+// giveUp ends the query with the best result so far: an answer, a truncated or held reply, or the
+// best failure. If there is none of these, the query ends without a reply; cause says why.
 func (s *schedule) giveUp(cause error, now time.Time) {
 	cut := slices.IndexFunc(s.tries, func(t try) bool { return t.truncated.reply != nil })
 	switch {
@@ -373,24 +378,24 @@ func (s *schedule) giveUp(cause error, now time.Time) {
 	s.over = true
 }
 
-// The next methods implement rule 6: answers of servers other than the first.
+// The next methods implement rule 6, which is about answers of servers other than the first.
 
 // inOrder reports whether rule 6 applies.
 func (s *schedule) inOrder() bool { return !s.options.Fastest && !s.once }
 
-// outranked reports whether a server before the i-th may have an answer where the i-th has none.
+// outranked reports whether a server before the i-th may still send an answer.
 func (s *schedule) outranked(i int) bool {
 	return s.inOrder() && slices.ContainsFunc(s.tries[:i], func(t try) bool { return t.mayKnow() })
 }
 
-// awaits reports whether a server before the winner owes its reply.
+// awaits reports whether a server before the winner was asked and may still send an answer.
 func (s *schedule) awaits() bool {
 	return s.inOrder() &&
 		slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && !t.done && t.mayKnow() })
 }
 
-// hold keeps a negative answer until all servers before the server that sent it have answered,
-// failed or fallen silent. It asks those of them that were not asked yet.
+// hold keeps a negative answer until all earlier servers have answered,
+// failed or fallen silent. It asks the earlier servers that were not asked yet.
 func (s *schedule) hold(o outcome, now time.Time) {
 	s.tries[o.try].done = true
 	if s.held.reply != nil && s.held.try < o.try {
@@ -405,8 +410,8 @@ func (s *schedule) hold(o outcome, now time.Time) {
 	}
 }
 
-// before reports whether a server is asked before another server, which comes earlier in the order of
-// configuration: it was asked fewer times than the other, or it ranks better (rule 3).
+// before reports whether t must be asked before other, whatever their order in the configuration. It must if it was
+// asked fewer times, or if rule 3 puts it first. byTime is true if SRTT counts for this, too.
 func (t *try) before(other *try, byTime bool) bool {
 	x, y := t.standing, other.standing
 	switch {
@@ -420,22 +425,22 @@ func (t *try) before(other *try, byTime bool) bool {
 	return byTime && x.rtt < y.rtt
 }
 
-// late reports whether the server was asked for the first time longer ago than rule 1 allows.
+// late reports whether the server is late (rule 1), counted from when the query was first sent to it.
 func (t *try) late(now time.Time) bool {
 	return t.asked > 0 && !now.Before(t.first.Add(t.standing.late))
 }
 
-// mayKnow reports whether a server lives and has yet to reply, or has sent a truncated reply,
-// which is an answer.
+// mayKnow reports whether a server may have an answer: it lives and has not replied yet, or it has sent a truncated
+// reply.
 func (t *try) mayKnow() bool { return t.truncated.reply != nil || !t.done && t.standing.lives() }
 
-// disclaims reports whether a server has replied that the question is not for it, as servers for
-// internal names do: it has no other answer.
+// disclaims reports whether a server has replied that it does not answer such questions. A server for
+// internal names replies this to a question for any other name.
 func (t *try) disclaims() bool {
 	return t.failure != nil && (t.code == dns.RcodeRefused || t.code == dns.RcodeNotImplemented)
 }
 
-// text says what the outcome is.
+// text describes the outcome.
 func (o *outcome) text() string {
 	switch {
 	case o.err != nil:

@@ -21,8 +21,8 @@ import (
 
 // A carrier carries queries to a server and its replies back.
 type carrier interface {
-	// send sends packet, whose ID it chooses. The carrier owns the attempt from then on, and
-	// ends it exactly once, perhaps before send returns. It does not keep packet.
+	// send chooses an ID, and sends packet with this ID. The carrier owns the attempt from then on, and ends it
+	// exactly once, perhaps before send returns. It does not keep packet.
 	send(a *attempt, packet []byte)
 	// sweep ends attempts that have had no reply in time and closes idle sockets.
 	sweep(now time.Time)
@@ -32,9 +32,9 @@ type carrier interface {
 	close()
 }
 
-// Bounds of sockets to all servers that are not configured. newElsewhereSockets is the bound for a server that has
-// not replied yet, and maxElsewhereSockets for a server that has. Each socket costs a descriptor and one or two
-// goroutines.
+// Bounds of the number of sockets to servers that are not configured. While newElsewhereSockets are open, a server
+// that has not replied yet gets no new socket. While maxElsewhereSockets are open, no such server gets one. Each
+// socket costs a descriptor and one or two goroutines.
 const (
 	newElsewhereSockets = 384
 	maxElsewhereSockets = 512
@@ -52,33 +52,33 @@ type server struct {
 	alone     *Group       // the group of this server alone; guarded by the client's mutex
 	evicted   atomic.Bool  // it was removed from the client's elsewhere
 	open      atomic.Int64 // sockets and connections
-	owes      atomic.Int64 // queries that were sent and are remembered, without a reply so far
+	owes      atomic.Int64 // how many queries were sent, are still in memory, and have no reply so far
 
 	requests, failures, wrong, malformed, hedges atomic.Uint64
 
 	strayed atomic.Pointer[time.Time] // when the last packet came that was no reply to a query in flight; nil for never
 
-	mu          sync.Mutex
-	history     history
-	options     Options        // options of the group that last took this server
-	nextProbe   probe          // question of the next probe
-	known       []byte         // last question that had an answer, in wire form; empty if there is none
-	responses   [rcodes]uint64 // by the index of the response code in rcodeNames
-	refused     refusals
-	turned      time.Time // when it was last logged that refused.all has changed
-	lastError   string
-	lastErrorAt time.Time
-	barred      bool // see Status.Barred
-	overTCP     overTCP
-	loggedDown  bool // the last line in the log reports it as down
+	mu             sync.Mutex
+	history        history
+	options        Options        // options of the group that last took this server
+	nextProbe      probe          // question of the next probe
+	known          []byte         // last question that had an answer, in wire form; empty if there is none
+	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
+	refused        refusals
+	refusalsLogged time.Time // when a change of refused.all was last logged
+	lastError      string
+	lastErrorAt    time.Time
+	barred         bool // see Status.Barred
+	overTCP        overTCP
+	loggedDown     bool // the last line in the log reports it as down
 
 	loopProbe  time.Time // when the last loop probe was sent
 	loopProbes int       // loop probes sent in short succession
 	redirected int       // loop probes in a row that the kernel redirected to the agent
 }
 
-// overTCP has the failures of queries over TCP since the last reply over TCP, of a server that is also queried over
-// UDP.
+// overTCP describes the failures of queries over TCP since the last reply over TCP. It is used for servers that are
+// also queried over UDP.
 type overTCP struct {
 	first, last time.Time // when the first and the last failure were; zero if there is none
 	err         string    // of the last failure
@@ -133,9 +133,9 @@ func (s *server) dial() (net.Conn, error) {
 	return secure, nil
 }
 
-// opening counts a socket that is about to be opened and makes sure that it will be swept.
-// It returns an error if the server may not have another socket. If the socket cannot be opened,
-// the caller calls shut.
+// opening counts a socket that is about to be opened. If the goroutine that sweeps sockets is not running, opening
+// starts it. It returns an error if the server must not have another socket. If the socket cannot be opened, the
+// caller calls shut.
 func (s *server) opening() error {
 	c := s.shared
 	if s.elsewhere {
@@ -194,7 +194,7 @@ func (s *server) standing(now time.Time) standing {
 	return st
 }
 
-// follow makes the server follow the options of a group that it is put into.
+// follow sets the options of the server to the options of a group that it is put into.
 func (s *server) follow(options Options) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,8 +204,8 @@ func (s *server) follow(options Options) {
 // A server that leaves a probe unanswered, and owes replies to maxSilent queries, is full (rule 7).
 const maxSilent = 128
 
-// refusesAll reports whether queries that only this server could answer fail at once: it is full, and has been
-// silent for downSilence.
+// refusesAll reports whether the server is full and has left probes unanswered for downSilence. Then a query that has
+// no other server fails at once.
 func (s *server) refusesAll(now time.Time) bool {
 	if s.owes.Load() < maxSilent {
 		return false
@@ -254,9 +254,9 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	rose := s.loggedDown
 	s.loggedDown = false
 	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a, r) &&
-		now.Sub(s.turned) >= turnedEvery
+		now.Sub(s.refusalsLogged) >= refusalsLogEvery
 	if turned {
-		s.turned = now
+		s.refusalsLogged = now
 	}
 	refusing, lastError := s.refused.all(), s.lastError
 	s.mu.Unlock()
@@ -273,11 +273,11 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 }
 
-// turnedEvery is the least time between log lines that say that a server gives no answers, or gives answers again.
-const turnedEvery = time.Minute
+// refusalsLogEvery is the least time between two log lines about whether a server answers queries or only refuses them.
+const refusalsLogEvery = time.Minute
 
-// countLocked counts a reply to a query, and reports whether refused.all has changed with it. A failure does not count
-// if another server has failed for the question: this server may answer all other questions.
+// countLocked counts a reply to a query, and reports whether it has changed the result of refused.all. A failure does
+// not count for refused.all if another server has failed for the same question: the reason may be the question.
 func (s *server) countLocked(a *attempt, r reading) (turned bool) {
 	before := s.refused.all()
 	if r.err == nil {
@@ -285,7 +285,7 @@ func (s *server) countLocked(a *attempt, r reading) (turned bool) {
 	}
 	if r.usable() {
 		s.refused = refusals{domains: s.refused.domains[:0]}
-	} else if !a.second {
+	} else if !a.failedForOthers {
 		s.refused.add(a.question)
 	}
 	return s.refused.all() != before
@@ -385,8 +385,8 @@ func (s *server) sendProbe(now time.Time) {
 	s.carrier(a.stream).send(a, wire.NewQuery(question))
 }
 
-// loopProbeDue reports whether a suspected server is to be probed, and counts the probe.
-// For servers that loop there is loopProbeAgain.
+// loopProbeDue reports whether a loop probe is to be sent to a server that may loop, and counts the probe.
+// Servers that are known to loop are probed by loopProbeAgain.
 func (s *server) loopProbeDue(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -434,7 +434,7 @@ func (s *server) sendLoopProbe(now time.Time) {
 	s.carrier(a.stream).send(a, wire.NewQuery(question))
 }
 
-// addLoopProbe remembers a loop probe, and forgets probes that no server will answer any more.
+// addLoopProbe remembers a loop probe, and forgets probes that are older than probeForgets.
 func (s *server) addLoopProbe(probe *loopProbe) {
 	s.shared.mu.Lock()
 	defer s.shared.mu.Unlock()
@@ -446,8 +446,8 @@ func (s *server) addLoopProbe(probe *loopProbe) {
 	s.shared.probes[probe.id] = probe
 }
 
-// loopProbeAnswered is called when a probe has a reply, and reports whether the reply is the
-// server's: the agent itself replies to a probe that was redirected to it.
+// loopProbeAnswered is called when there is a reply to a loop probe. It reports whether the server sent this reply:
+// if the probe was redirected to the agent, the agent sent the reply.
 func (s *server) loopProbeAnswered(probe *loopProbe) bool {
 	s.shared.mu.Lock()
 	echoed, redirected := probe.echoed, probe.redirected
@@ -458,8 +458,8 @@ func (s *server) loopProbeAnswered(probe *loopProbe) bool {
 	return !redirected
 }
 
-// redirectedAgain counts a loop probe that was redirected, and reports whether more probes in a row were
-// redirected than maxRedirected.
+// redirectedAgain counts a loop probe that was redirected, and reports whether more than maxRedirected probes in a
+// row were redirected.
 func (s *server) redirectedAgain() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -490,7 +490,7 @@ func (s *server) setLooping(looping bool, why string) {
 	}
 }
 
-// logs logs a line; about servers that are not configured, at most one a second.
+// logs logs a line. About servers that are not configured, it logs at most one line a second.
 func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
 	attrs = append(attrs, slog.String("server", s.name))
 	logger := s.shared.config.Logger
@@ -524,8 +524,8 @@ func (s *server) status(now time.Time) Status {
 	}
 }
 
-// sweep sweeps the server's sockets. While the server owes replies and is not down, sweep probes it even if no query
-// follows, and reports true.
+// sweep sweeps the server's sockets. If the server owes replies and is not down, it also probes the server when a
+// probe is due, even if no query follows, and reports true.
 func (s *server) sweep(now time.Time) (owes bool) {
 	if s.udp != nil {
 		s.udp.sweep(now)

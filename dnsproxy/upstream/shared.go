@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// shared has what a [Client] and its servers share.
+// shared is the part of a [Client] that its servers use, too.
 type shared struct {
 	config  Config
 	latest  atomic.Pointer[Config] // of the last Configure
@@ -21,12 +21,12 @@ type shared struct {
 
 	wheel wheel // the timers of exchanges
 
-	open          atomic.Int64 // sockets and connections
-	lingering     atomic.Int64 // exchanges that were answered and are not over
-	elsewhereOpen atomic.Int64 // open sockets to servers that are not configured
-	elsewhereLog  limitedLog   // lines about these servers
+	open          atomic.Int64 // how many sockets and connections are open
+	lingering     atomic.Int64 // how many exchanges were answered and are not over
+	elsewhereOpen atomic.Int64 // how many sockets to servers that are not configured are open
+	elsewhereLog  limitedLog   // lines about servers that are not configured
 	goroutines    sync.WaitGroup
-	sweep         func() // sweeps all servers until no socket is open and no server owes replies
+	sweep         func() // the method sweep of the Client
 
 	mu       sync.Mutex
 	closed   bool
@@ -45,11 +45,11 @@ func (c *shared) spawn(f func()) bool {
 	return true
 }
 
-// maxPooled is the capacity in bytes beyond which packets, and attempts with them, are not returned to their
-// pools.
+// maxPooled is the capacity of the largest packet, in bytes, that is returned to its pool. An attempt with a larger
+// packet is not returned to its pool either.
 const maxPooled = 4 << 10
 
-// takePacket returns a copy of a query, in memory of the pool. The caller must call keepPacket.
+// takePacket returns a copy of a query, in memory from the pool. The caller must return the memory with keepPacket.
 func (c *shared) takePacket(query []byte) *[]byte {
 	buffer, ok := c.packets.Get().(*[]byte)
 	if !ok {

@@ -13,8 +13,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// maxPending is how many attempts a socket has at most. Half of the IDs stay free, so that a random draw soon finds a
-// free one.
+// maxPending is how many attempts a socket has at most. Half of the 65,536 IDs stay free, so that a random choice
+// soon finds a free one.
 const maxPending = 1 << 15
 
 var errTooManyQueries = errors.New("too many queries in flight")
@@ -26,7 +26,7 @@ type socket struct {
 
 	mu      sync.Mutex
 	pending map[uint16]*attempt // by ID
-	retired bool                // it takes no more attempts, and is closed when none is awaited
+	retired bool                // it takes no more attempts, and is closed when nothing waits for a reply on it
 	closed  bool                // a closed socket is retired, too
 }
 
@@ -44,8 +44,8 @@ func plain(a netip.AddrPort) netip.AddrPort {
 // sockets are the sockets of one kind to a server.
 type sockets[S interface {
 	comparable
-	// send sends a packet and owns the attempt from then on. It reports false if the socket
-	// is retired; then the caller still owns the attempt.
+	// send sends a packet and takes over the attempt. It reports false if the socket
+	// is retired; then the attempt still belongs to the caller.
 	send(a *attempt, packet []byte) bool
 	sweep(now time.Time)
 	retireFrom(local netip.AddrPort) bool
@@ -64,8 +64,8 @@ type sockets[S interface {
 // since returns the time since t on the client's clock.
 func (s *socket) since(t time.Time) time.Duration { return s.server.shared.config.Clock.Since(t) }
 
-// addLocked adds an attempt and returns its ID, which is unpredictable and which no other attempt
-// has. Package rand's functions are ChaCha8 with a seed from the system.
+// addLocked adds an attempt and returns its ID. No other attempt of the socket has this ID. It is unpredictable,
+// because the functions of package rand use ChaCha8 with a seed from the system.
 func (s *socket) addLocked(a *attempt) uint16 {
 	for {
 		id := uint16(rand.Uint32()) //nolint:gosec // the lower half
@@ -110,8 +110,8 @@ func (s *socket) isResponse(message []byte) bool {
 }
 
 // removeRepliedLocked removes and returns the attempt that a response is the reply to. The caller
-// ends the attempt. If there is none, it returns nil and counts the response, which is late or
-// forged (RFC 5452, section 9.1).
+// ends the attempt. If there is no such attempt, the response is late or forged (RFC 5452, section 9.1); then
+// removeRepliedLocked returns nil and counts the response.
 func (s *socket) removeRepliedLocked(response []byte) *attempt {
 	id := binary.BigEndian.Uint16(response)
 	a := s.pending[id]
@@ -133,7 +133,7 @@ func (s *socket) awaitedLocked() bool {
 	return false
 }
 
-// retire makes the socket take no more attempts, and reports whether it has none.
+// retire marks the socket as retired, and reports whether it has no attempts.
 func (s *socket) retire() (idle bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

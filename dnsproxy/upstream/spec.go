@@ -13,7 +13,7 @@ const (
 	tlsScheme = "tls://"
 )
 
-// A Spec names a nameserver. Specs are comparable; equal ones share one history.
+// A Spec names a nameserver. Specs are comparable. Equal Specs name the same server, with one history.
 type Spec struct {
 	// Addr is the address on which the nameserver listens.
 	Addr netip.AddrPort
@@ -24,9 +24,9 @@ type Spec struct {
 	ServerName string
 }
 
-// ParseSpec parses an address with or without a port (53), or tls://address#name,
-// with or without a port (853) and a name. An IPv6 address with a port is in
-// brackets.
+// ParseSpec parses an address such as 192.0.2.53, or tls://192.0.2.53#dns.example. A port may follow the address;
+// without it, the port is 53, or 853 for TLS. The # and the name may be left out. An IPv6 address with a port must
+// be in brackets.
 func ParseSpec(s string) (Spec, error) {
 	rest, isTLS := strings.CutPrefix(s, tlsScheme)
 	address, name, named := strings.Cut(rest, "#")

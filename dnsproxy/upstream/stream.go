@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// streamIdle is how long a connection is kept without queries; servers have
-	// their own, often shorter, time (RFC 7766, section 6.2.3).
+	// streamIdle is how long a connection is kept without queries. A server often closes it
+	// earlier (RFC 7766, section 6.2.3).
 	streamIdle = 30 * time.Second
 	// maxQueued is how many bytes may wait to be written to a connection.
 	maxQueued = 128 << 10
@@ -26,7 +26,7 @@ const (
 type stream struct {
 	socket
 	pool *streams
-	wake chan struct{} // has an element when there is something to write or the end has come
+	wake chan struct{} // has an element when there is something to write, or the connection was closed
 	born time.Time
 
 	// Guarded by mu.
@@ -34,7 +34,7 @@ type stream struct {
 	conn    net.Conn  // nil until it is open
 	used    time.Time // when a query was last sent, or a reply received, by the client's clock
 	heard   time.Time // when anything was last received
-	waiting time.Time // first query since heard; zero if there is none
+	waiting time.Time // since when queries have waited and nothing was received; zero if no query waits
 	served  bool      // a reply has come over it
 }
 
@@ -57,20 +57,24 @@ func newStreams(s *server) *streams {
 	return p
 }
 
-// A survey tells how the connections that take queries are doing.
+// A survey describes the connections that take queries. A connection is silent while it has queries and receives
+// nothing.
 type survey struct {
 	open     int       // how many there are
-	best     *stream   // has the fewest queries of the connections that are not silent; may be nil
+	best     *stream   // has the fewest queries of the connections that are not silent for too long; may be nil
 	least    int       // queries of best
 	freshest *stream   // has been silent for the shortest time; may be nil
 	stalest  *stream   // has been silent for the longest time; may be nil
 	youngest time.Time // when the last one was opened
 }
 
-// chooseLocked returns the connection with the fewest queries, or a new one if all have many. A connection that has
-// been silent for longer than the server usually takes to reply is avoided, because it may be dead. For a repeated
-// query, a silence of minLate is long enough. A server gets at most maxStreams. If all of them are silent, the
-// connection silent the longest is retired to make room, but at most every maxLate, because the names may be slow.
+// chooseLocked returns the connection with the fewest queries, or a new one if all have many. A server gets at most
+// maxStreams.
+//
+// A connection that has been silent for too long is avoided, because it may be dead. Too long means longer than the
+// server usually takes to reply. For a query that was sent to the server before, it means longer than minLate. If
+// all connections have been silent for too long, a new one takes the place of the one that has been silent the
+// longest. This happens at most once in maxLate, because the reason for the silence may be slow names.
 func (p *streams) chooseLocked(a *attempt) (*stream, error) {
 	now, late := time.Now(), minLate
 	if a.asked <= 1 {
@@ -217,7 +221,7 @@ func (s *stream) dial() error {
 	return nil
 }
 
-// write writes the queue, all that is in it at a time, until the connection ends.
+// write writes what is in the queue, until the connection ends.
 func (s *stream) write() error {
 	var spare []byte
 	for range s.wake {
@@ -317,9 +321,9 @@ func (s *stream) endAll(err error) {
 	}
 }
 
-// sweep ends attempts whose replies did not come. If nothing at all was received since one
-// of them was sent, the connection takes no more queries. It closes the connection if it is
-// idle, or retired and nothing is awaited.
+// sweep ends attempts that have expired without a reply. If nothing at all was received since one
+// of them was sent, the connection takes no more queries. sweep closes the connection if it is
+// idle, or if it is retired and nothing waits for a reply on it.
 func (s *stream) sweep(now time.Time) {
 	expired := s.removeIf(func(a *attempt) bool { return a.expired(now) })
 	s.mu.Lock()

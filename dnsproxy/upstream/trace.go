@@ -12,20 +12,21 @@ type Attempt struct {
 	Server string `json:"server"`
 	// Protocol is udp, tcp or tls. It is empty for a server that was not asked.
 	Protocol string `json:"protocol,omitempty"`
-	// Sent is the time from the first attempt to this one, in seconds. Took is how long the result took, or was waited for.
+	// Sent is the time from the first attempt to this one, in seconds. Took is the time from this attempt to its
+	// result. If there is no result yet, Took is how long it has been waited for.
 	Sent float64 `json:"sentSeconds"`
 	Took float64 `json:"tookSeconds,omitempty"`
 	// Result is a response code, the error, or why the server was not asked. It is empty if the attempt had no result
 	// yet when the query was answered.
 	Result string `json:"result,omitempty"`
-	// Usual is how long replies of the server usually take, 0 if that is unknown. Patience is how long the query
+	// Usual is the average time that replies of the server take, 0 if that is unknown. Patience is how long the query
 	// waits for this result before it asks the next server.
 	Usual    float64 `json:"usualSeconds,omitempty"`
 	Patience float64 `json:"patienceSeconds,omitempty"`
 	// Repeated is true if the query was sent because another server was late.
 	Repeated bool `json:"repeated,omitempty"`
 	Plain    bool `json:"plain,omitempty"` // without an OPT record
-	Used     bool `json:"used,omitempty"`  // Result is the answer
+	Used     bool `json:"used,omitempty"`  // the reply to this attempt is the answer
 }
 
 // A trace notes what an exchange does. A nil trace notes nothing.
@@ -36,7 +37,8 @@ type trace struct {
 	attempts []traced
 }
 
-// traced is an attempt of a trace: the schedule has asked the server with the index try for the asked-th time.
+// traced is an attempt of a trace. The fields try and asked are the attempt's: the index of the server, and how often
+// the query was sent to it, including this time.
 type traced struct {
 	Attempt
 	at         time.Time
@@ -50,7 +52,7 @@ func (t *trace) repeats() {
 	}
 }
 
-// sent notes an attempt. The exchange waits for its reply for patience before it asks the next server.
+// sent notes an attempt. patience is how long the exchange waits for the reply before it asks the next server.
 func (t *trace) sent(a *attempt, patience time.Duration) {
 	if t == nil {
 		return
@@ -82,7 +84,7 @@ func (t *trace) ended(o *outcome, now time.Time) {
 	}
 }
 
-// soFar returns the attempts until now. It may be called while the exchange runs.
+// soFar returns the attempts that were made so far. It may be called while the exchange runs.
 func (t *trace) soFar(now time.Time) []Attempt {
 	if t == nil {
 		return nil
@@ -100,8 +102,8 @@ func (t *trace) soFar(now time.Time) []Attempt {
 	return all
 }
 
-// Others returns a short text with the results of all servers except the server whose reply is used. It is empty if
-// there are no others.
+// Others returns a short text about the servers whose replies were not used: the result of each. The text is empty if
+// there are no such servers.
 func Others(attempts []Attempt) string {
 	var texts []string
 	for i := range attempts {
@@ -130,5 +132,5 @@ func Others(attempts []Attempt) string {
 	return strings.Join(texts, "; ")
 }
 
-// seconds returns a duration in seconds, to 10 µs.
+// seconds returns a duration in seconds, rounded to 10 µs.
 func seconds(d time.Duration) float64 { return d.Round(10 * time.Microsecond).Seconds() }

@@ -17,13 +17,14 @@ const maxTransfers = 16
 // ErrTransfers is the error when too many zone transfers are running.
 var ErrTransfers = errors.New("too many zone transfers are running")
 
-// A transferRelay tells where messages go, and how long one may take.
+// A transferRelay says where the messages of a transfer are sent, and how long the relay waits for one message.
 type transferRelay struct {
 	send    func(message []byte) error
 	timeout time.Duration
 }
 
-// relayTransfer sends the query and relays the messages of the response, except the last, which it returns.
+// relayTransfer sends the query and relays the messages of the response. It does not relay the last message, but
+// returns it.
 func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transferRelay) (last []byte, err error) {
 	if err := conn.SetDeadline(time.Now().Add(to.timeout)); err != nil {
 		return nil, err
@@ -54,18 +55,18 @@ func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transfe
 	}
 }
 
-// A transferEnd finds the last message of a zone transfer. The records of a transfer begin and
-// end with the zone's SOA record. An incremental transfer, whose second record is an SOA record, too,
-// has the zone's SOA record a third time: before the additions of the last difference.
+// A transferEnd finds the last message of a zone transfer. The records of a transfer begin and end with the zone's
+// SOA record. If the transfer is incremental, the second record is the SOA record of an older version, and the
+// zone's SOA record also stands before the additions of the last difference. So it is sent three times.
 type transferEnd struct {
 	id          uint16
-	incremental bool   // IXFR was asked for
-	have        uint32 // the client's serial, of an IXFR
+	incremental bool   // the query is an IXFR
+	have        uint32 // the serial that the client has, if the query is an IXFR
 
-	records int
+	records int    // received so far
 	serial  uint32 // of the zone
-	seen    int    // how often the zone's SOA record was seen
-	want    int    // how often the whole transfer has that record
+	seen    int    // how often the zone's SOA record was received so far
+	want    int    // how often the zone's SOA record is sent in the whole transfer
 }
 
 func newTransferEnd(query []byte) (*transferEnd, error) {
@@ -106,7 +107,7 @@ func (t *transferEnd) over(message []byte) (bool, error) {
 			t.seen++
 		}
 	}
-	// The client has the zone already if it has that serial, or a later one (RFC 1982).
+	// The client has the zone already if it has the zone's serial, or a later one (RFC 1982).
 	upToDate := t.incremental && t.records == 1 && int32(t.serial-t.have) <= 0 //nolint:gosec // serials wrap around
 	return t.seen >= t.want || upToDate, nil
 }

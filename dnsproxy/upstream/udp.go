@@ -17,17 +17,18 @@ import (
 )
 
 const (
-	// udpSlots is how many UDP sockets of a server take queries; each query leaves from one
-	// of them at random. With more, a forger would have more sockets to hit.
+	// udpSlots is how many UDP sockets of a server take queries. Each query leaves from one
+	// of them at random. There are no more, because each socket is one more port that a forged reply could hit.
 	udpSlots = 4
-	// elsewhereSlots is how many sockets of a server that is not configured take queries. They are closed when nothing
-	// is awaited: so most queries have a socket of their own.
+	// elsewhereSlots is how many sockets of a server that is not configured take queries. Such a socket is closed as
+	// soon as no query waits on it. So most queries have a socket of their own.
 	elsewhereSlots = 1
-	// udpQueries and udpAge bound how long a socket takes queries: a port that a forger has found is soon of no use.
+	// udpQueries and udpAge bound how long a socket takes queries. So a forger who has found its port cannot use the
+	// port for long.
 	udpQueries = 128
 	udpAge     = 5 * time.Second
 	// maxUDPSockets bounds the sockets of a server, including sockets that wait for their
-	// last replies: each costs a goroutine. At the bound, sockets take more queries.
+	// last replies, because each costs a goroutine. At the bound, sockets are not replaced, and take more queries.
 	maxUDPSockets = 16
 )
 
@@ -50,10 +51,11 @@ type udpSocket struct {
 	conn net.Conn
 	raw  syscall.RawConn
 	born time.Time // when it was opened, by the client's clock
-	left int       // queries that it takes before it is replaced; guarded by mu
+	left int       // how many more queries it takes before it is replaced; guarded by mu
 }
 
-// A udpWrite is one call of write(2), pooled with its closure.
+// A udpWrite has the argument and the result of one call of write(2). It is pooled together with the function do, so
+// that a call allocates nothing.
 type udpWrite struct {
 	packet []byte
 	err    error
@@ -87,7 +89,7 @@ func (p *udpSockets) chooseLocked(a *attempt) (*udpSocket, error) {
 	return s, nil
 }
 
-// slotsInUse is how many of the sockets take queries.
+// slotsInUse returns how many sockets of the server take queries.
 func (p *udpSockets) slotsInUse() uint32 {
 	if p.server.elsewhere {
 		return elsewhereSlots
@@ -95,7 +97,7 @@ func (p *udpSockets) slotsInUse() uint32 {
 	return udpSlots
 }
 
-// open opens a socket. The socket is connected: then the kernel drops packets from other senders, and reports ICMP
+// open opens a socket. It connects the socket, so that the kernel drops packets from other senders and reports ICMP
 // errors.
 func (p *udpSockets) open() (*udpSocket, error) {
 	if err := p.server.opening(); err != nil {
@@ -108,7 +110,7 @@ func (p *udpSockets) open() (*udpSocket, error) {
 	return s, err
 }
 
-// dial opens a socket that is counted already.
+// dial opens a socket that the method opening of the server has counted.
 func (p *udpSockets) dial() (*udpSocket, error) {
 	dialer := net.Dialer{Control: p.server.shared.config.Control}
 	conn, err := dialer.DialContext(context.Background(), "udp", p.server.spec.Addr.String())
@@ -140,7 +142,7 @@ func (p *udpSockets) remove(s *udpSocket) {
 }
 
 // mayTake reports whether the socket takes another query. last is true if the socket cannot be
-// replaced: it then takes queries beyond udpQueries and udpAge.
+// replaced. Then it takes queries beyond udpQueries and udpAge.
 func (s *udpSocket) mayTake(last bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,7 +177,7 @@ func (s *udpSocket) send(a *attempt, packet []byte) bool {
 	return true
 }
 
-// endAll ends all attempts except one, which may be nil, with an error.
+// endAll ends all attempts with an error, except the attempt excluded. excluded may be nil.
 func (s *udpSocket) endAll(err error, excluded *attempt) {
 	for _, a := range s.removeIf(func(a *attempt) bool { return a != excluded }) {
 		a.end(nil, err)
@@ -198,20 +200,20 @@ func (s *udpSocket) retireFrom(local netip.AddrPort) bool {
 	return true
 }
 
-// close makes the reader end; the reader closes the socket and ends the attempts. It does not wait for the reader, as
-// closing the socket would: the reader may be running an exchange that waits for the caller, or that closes the socket
-// of the caller.
+// close makes the reader end. The reader then closes the socket and ends the attempts. close does not close the
+// socket itself, because that would wait for the reader, and the two could wait for each other: the reader may be
+// running an exchange that waits for the caller of close.
 func (s *udpSocket) close() {
 	s.mu.Lock()
 	first := s.endLocked()
 	s.mu.Unlock()
 	if first {
-		_ = s.conn.SetReadDeadline(time.Unix(0, 1)) // the reader sees errors
+		_ = s.conn.SetReadDeadline(time.Unix(0, 1)) // if this fails, reading fails, too
 	}
 }
 
-// sweep ends attempts whose replies did not come. It closes the socket if no attempt is awaited, and if the socket is
-// retired, is older than udpAge, or belongs to a server that is not configured.
+// sweep ends attempts that have expired without a reply. It closes the socket if nothing waits for a reply on it, and
+// the socket is retired, is older than udpAge, or belongs to a server that is not configured.
 func (s *udpSocket) sweep(now time.Time) {
 	for _, a := range s.removeIf(func(a *attempt) bool { return a.expired(now) }) {
 		a.end(nil, ErrTimeout)
@@ -242,8 +244,8 @@ func (s *udpSocket) receive(packet []byte) (last bool) {
 	return last
 }
 
-// write sends a packet and never blocks. If the kernel has no room for the packet, it is lost,
-// as a packet may be on the network.
+// write sends a packet and never blocks. If the kernel has no room for the packet, the packet is lost, and write
+// reports no error: a packet may be lost on the network, too.
 func (s *udpSocket) write(packet []byte) error {
 	pool := &s.server.shared.writes
 	w, ok := pool.Get().(*udpWrite)
@@ -267,8 +269,8 @@ func (s *udpSocket) write(packet []byte) error {
 	return err
 }
 
-// read reads the socket until it is closed or fails, and then ends its attempts. It holds a
-// buffer, which has room for any message, only while there is something to read.
+// read reads the socket until it is closed or fails, and then ends its attempts. Its buffer has room for any
+// message, so read holds one only while there is something to read.
 func (s *udpSocket) read() {
 	pool := &s.server.shared.buffers
 	var failure error

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// The timers of exchanges stand in one wheel. Nearly all of them are stopped before they are due: setting and stopping
-// a timer must cost little. A timer need not be exact, and is late by up to wheelTick.
+// The timers of exchanges stand in one wheel. Nearly all of them are stopped before they are due, so setting and
+// stopping a timer must cost little. A timer need not be exact: it may fire up to wheelTick late.
 const (
 	wheelTick  = 5 * time.Millisecond
-	wheelSlots = 1024 // a timer that is due after more than a turn is looked at once in each turn
+	wheelSlots = 1024 // a turn is wheelSlots ticks; a timer due after more than a turn is looked at once in each turn
 )
 
 // A timer calls notify once it is due. The wheel's mutex guards its other fields.
@@ -24,18 +24,18 @@ type timer struct {
 type wheel struct {
 	mu      sync.Mutex
 	origin  time.Time
-	slots   [wheelSlots]timer // the ends of rings of timers
-	count   int
-	passed  int64       // the last tick whose slot was looked at
-	pending int64       // the tick for which alarm is set; 0 if it is not
-	firing  bool        // fire runs: it sets alarm when it ends
-	alarm   *time.Timer // nil before the first timer
+	slots   [wheelSlots]timer // sentinels of rings of timers, one for each tick of a turn
+	count   int               // how many timers are set
+	passed  int64             // the last tick whose slot was looked at
+	pending int64             // the tick for which alarm is set; 0 if alarm is not set
+	firing  bool              // the method fire runs; it sets alarm when it ends
+	alarm   *time.Timer       // nil before the first timer
 }
 
-// tick returns the tick at which a timer that is due at a time is looked at.
+// tick returns the tick at which the wheel looks at a timer that is due at the time at.
 func (w *wheel) tick(at time.Time) int64 { return int64(at.Sub(w.origin)/wheelTick) + 1 }
 
-// set sets a timer of an exchange, in place of its previous time. generation is the generation of the exchange.
+// set sets a timer of an exchange to a time, or changes its time. generation is the generation of the exchange.
 func (w *wheel) set(t *timer, at time.Time, generation uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -80,7 +80,7 @@ func (w *wheel) unlink(t *timer) {
 	w.count--
 }
 
-// setAlarm makes fire run at a tick, unless it runs earlier.
+// setAlarm makes the method fire run at a tick, unless it will run earlier.
 func (w *wheel) setAlarm(tick int64) {
 	tick = max(tick, w.passed+1)
 	if w.firing || w.pending != 0 && w.pending <= tick {

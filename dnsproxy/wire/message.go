@@ -26,15 +26,15 @@ const (
 	AD = 0x20 // authentic data
 	CD = 0x10 // checking disabled
 
-	OpcodeMask = 0x78 // in the first of these bytes
-	RcodeMask  = 0x0F // in the second
+	OpcodeMask = 0x78 // in the byte at FlagsOffset
+	RcodeMask  = 0x0F // in the byte after that
 )
 
-// NumberedRcode begins the name of a response code that has no other name.
+// NumberedRcode is what the name of a response code without a name of its own begins with, as in RCODE3841.
 const NumberedRcode = "RCODE"
 
-// RcodeName returns the name of a response code. The DNS library calls 16 BADSIG, its name in TSIG records; in a message
-// it is BADVERS (RFC 6895, section 2.3).
+// RcodeName returns the name of a response code in a message. The DNS library calls code 16 BADSIG, which is its name
+// in TSIG records only; in a message it is BADVERS (RFC 6895, section 2.3).
 func RcodeName(rcode int) string {
 	name, named := dns.RcodeToString[rcode]
 	switch {
@@ -52,8 +52,8 @@ func AppendQuestion(dst []byte, name Name, qtype, class uint16) []byte {
 	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(dst, qtype), class)
 }
 
-// NewQuery returns a query for a question in wire form, with RD and without an ID, which has
-// room for an OPT record.
+// NewQuery returns a query for a question in wire form. The query has the RD bit and no ID yet. Its capacity suffices
+// to append an OPT record.
 func NewQuery(question []byte) []byte {
 	query := make([]byte, HeaderLen, HeaderLen+len(question)+OPTLen)
 	query[FlagsOffset] = RD
@@ -74,7 +74,7 @@ func AddressLen(rrtype uint16) int {
 }
 
 // OPTLen is the length in bytes of an OPT record without options (RFC 6891, section
-// 6.1.2). OPTDO is the DNSSEC OK bit of its TTL field (RFC 3225).
+// 6.1.2). OPTDO is the DNSSEC OK bit in the TTL field of an OPT record (RFC 3225).
 const (
 	OPTLen = 11
 	OPTDO  = 0x8000
@@ -87,15 +87,15 @@ const optionLen = 4
 // 8914, section 2).
 const ExtendedErrorLen = optionLen + 2
 
-// AppendOPT appends an OPT record without options to dst. udpSize is the payload size in
-// bytes, ttl the extended response code, version and flags (RFC 6891, section 6.1.3).
+// AppendOPT appends an OPT record without options to dst. udpSize is the payload size in bytes. ttl has the extended
+// response code, the version and the flags (RFC 6891, section 6.1.3).
 func AppendOPT(dst []byte, udpSize uint16, ttl uint32) []byte {
 	return append(dst, 0, 0, byte(dns.TypeOPT), byte(udpSize>>8), byte(udpSize), //nolint:gosec // bytes
 		byte(ttl>>24), byte(ttl>>16), byte(ttl>>8), byte(ttl), 0, 0) //nolint:gosec // bytes
 }
 
 // AppendExtendedError appends an Extended DNS Error as an option of an OPT record (RFC 8914,
-// section 2). The text must be short enough for it.
+// section 2). The option must not become longer than 65,535 bytes.
 func AppendExtendedError(dst []byte, code uint16, text string) []byte {
 	dst = binary.BigEndian.AppendUint16(dst, dns.EDNS0EDE)
 	dst = binary.BigEndian.AppendUint16(dst, uint16(ExtendedErrorLen-optionLen+len(text))) //nolint:gosec // see above
@@ -103,9 +103,8 @@ func AppendExtendedError(dst []byte, code uint16, text string) []byte {
 	return append(dst, text...)
 }
 
-// EndsInOPT reports whether the last record of a query is an OPT record without options. The
-// bytes could also be the end of another record's data; nametap makes no queries with such
-// records.
+// EndsInOPT reports whether a query ends in an OPT record without options. It looks only at the last bytes, which
+// could also be the end of another record's data; but nametap makes no queries with such records.
 func EndsInOPT(query []byte) bool {
 	if len(query) < HeaderLen+OPTLen || Count(query, AdditionalSection) == 0 {
 		return false
@@ -114,7 +113,7 @@ func EndsInOPT(query []byte) bool {
 	return opt[0] == 0 && binary.BigEndian.Uint16(opt[1:]) == dns.TypeOPT && binary.BigEndian.Uint16(opt[9:]) == 0
 }
 
-// CutOPT removes the OPT record from a query that ends in one, and changes the query.
+// CutOPT removes the OPT record from a query that ends in one. It changes the memory of the query.
 func CutOPT(query []byte) []byte {
 	PutCount(query, AdditionalSection, uint16(Count(query, AdditionalSection)-1)) //nolint:gosec // it was not 0
 	return query[:len(query)-OPTLen]
@@ -127,8 +126,7 @@ func WantsDNSSEC(query []byte) bool {
 }
 
 // CutOption returns the first option of b, its code, and the rest of b. b is the data of an OPT
-// record. CutOption reports false if the option is malformed because b ends within it; then option
-// is all of b.
+// record. If b ends within the option, CutOption reports false and returns all of b as the option.
 func CutOption(b []byte) (code uint16, option, rest []byte, ok bool) {
 	if len(b) < optionLen {
 		return 0, b, nil, false
@@ -141,8 +139,8 @@ func CutOption(b []byte) (code uint16, option, rest []byte, ok bool) {
 	return code, b[:n], b[n:], true
 }
 
-// HopByHop reports whether an option with this code is for a neighbour alone: a cookie (RFC 7873), keepalive (RFC
-// 7828), padding (RFC 7830) or a Provenance. Such an option means nothing to servers beyond the neighbour.
+// HopByHop reports whether an EDNS option is only for the neighbour that it is sent to, and must not be forwarded.
+// Such options are cookies (RFC 7873), keepalive (RFC 7828), padding (RFC 7830) and Provenance.
 func HopByHop(code uint16, option []byte) bool {
 	switch code {
 	case dns.EDNS0COOKIE, dns.EDNS0TCPKEEPALIVE, dns.EDNS0PADDING:
@@ -151,9 +149,10 @@ func HopByHop(code uint16, option []byte) bool {
 	return isProvenance(code, option)
 }
 
-// An option with the code Provenance, a code for local use (RFC 6891, section 9), asks this agent where its answer
-// comes from. In the response, the option says where. Its data begin with ProvenanceMark, because other programs may
-// use the code for something else. Data that equal TraceMark also ask what was sent to nameservers.
+// An EDNS option with the code Provenance asks this agent where its answer comes from. In the response, the option
+// says where. The code is for local use (RFC 6891, section 9), so other programs may use it for something else; the
+// data of this option begin with ProvenanceMark. If the data equal TraceMark, the option also asks what was sent to
+// nameservers.
 const (
 	Provenance     uint16 = 65353
 	ProvenanceMark        = "nametap"
@@ -164,23 +163,25 @@ func isProvenance(code uint16, option []byte) bool {
 	return code == Provenance && len(option) >= optionLen && strings.HasPrefix(string(option[optionLen:]), ProvenanceMark)
 }
 
-// AppendProvenance appends the option that says where an answer comes from. The text must be short enough for it.
+// AppendProvenance appends the option that says where an answer comes from. The option must not become longer than
+// 65,535 bytes.
 func AppendProvenance(dst, text []byte) []byte {
 	dst = binary.BigEndian.AppendUint16(dst, Provenance)
 	dst = binary.BigEndian.AppendUint16(dst, uint16(len(ProvenanceMark)+len(text))) //nolint:gosec // see above
 	return append(append(dst, ProvenanceMark...), text...)
 }
 
-// A Query is a request of the usual shape: opcode QUERY, one question, and at most an
-// OPT record of version 0 besides. It points into the packet it was parsed from and is
-// valid as long as that packet is. A Query must not be copied: its Name points into it.
+// A Query is a request of the usual shape: opcode QUERY, one question, and no records except perhaps an
+// OPT record of version 0. It points into the packet from which it was parsed, and is
+// valid only as long as that packet is. A Query must not be copied, because its Name points to memory of the Query.
 type Query struct {
 	Question
 	Packet      []byte // from the header to the end of the OPT record
 	Sent        []byte // the message as the client sent it, if Packet was derived from it
 	QuestionEnd int    // offset of the end of the question section in Packet
 	RD, CD      bool
-	EDNS, DO    bool
+	EDNS        bool   // there is an OPT record
+	DO          bool   // the OPT record has the DO bit
 	Provenance  bool   // the client asks where the answer comes from
 	Trace       bool   // the client also asks what was sent to nameservers
 	UDPSize     uint16 // the UDP payload size that the client offers, in bytes; 0 without EDNS
@@ -188,10 +189,12 @@ type Query struct {
 	folded      [MaxNameLen]byte
 }
 
-// Cacheable reports whether a nameserver's reply may be given to every client that asks
-// the question. It is false if the query has no RD bit, and so asks for the content of the
-// server's cache; if it has EDNS options, which are between this client and the server; if it
-// asks for a zone transfer; or if it is signed.
+// Cacheable reports whether a nameserver's reply may be given to every client that asks the same question. It is
+// false for these queries:
+//   - without the RD bit, because they ask for the content of a server's cache;
+//   - with EDNS options, because the reply may depend on them;
+//   - for a zone transfer;
+//   - with more than a question and an OPT record (see Sent), such as signed queries.
 func (q *Query) Cacheable() bool {
 	switch q.Type {
 	case dns.TypeIXFR, dns.TypeAXFR, dns.TypeTKEY, dns.TypeTSIG:
@@ -243,8 +246,8 @@ func (q *Query) Parse(packet []byte) bool {
 	return q.parseOPT(packet[q.QuestionEnd:])
 }
 
-// parseName parses the question's name, which must not be compressed, and returns the
-// offset of its end in packet, or -1.
+// parseName parses the question's name, and returns the offset of its end in packet. It returns -1 if the name is
+// malformed or compressed.
 func (q *Query) parseName(packet []byte) int {
 	i := HeaderLen
 	for i < len(packet) && packet[i] != 0 {

@@ -10,12 +10,13 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A Name is a domain name in the wire form of RFC 1035, section 3.1, folded to lower case and without the root label at
-// its end: its first labels and its suffixes are slices of it. Tables and caches are keyed by it: escapes, case and
-// trailing dots are handled once, where a name comes in.
+// A Name is a domain name in the wire form of RFC 1035, section 3.1, but in lower case and without the root label at
+// its end. For example, the Name of www.Example. is "\x03www\x07example". A Name without its first or last labels is
+// a slice of it. Names are the keys of tables and caches, so escapes, case and trailing dots are handled only once:
+// where a name comes in.
 type Name string
 
-// WildcardLabel begins the name of a wildcard.
+// WildcardLabel is the first label of the name of a wildcard.
 const WildcardLabel Name = "\x01*"
 
 // Root is the name of the root.
@@ -83,8 +84,8 @@ func appendHostname(dst []byte, s string) ([]byte, error) {
 	return wire, nil
 }
 
-// AppendHost appends the wire form of a NameTable's key to dst: a hostname, or a wildcard,
-// whose name begins with [WildcardLabel].
+// AppendHost appends the wire form of a NameTable's key to dst. The key is a hostname, or a wildcard such as
+// *.example.com; the name of a wildcard begins with [WildcardLabel].
 func AppendHost(dst []byte, s string) (name []byte, wildcard bool, err error) {
 	suffix, wildcard := strings.CutPrefix(s, "*.")
 	if !wildcard && s != "*" {
@@ -117,8 +118,8 @@ func FoldByte(c byte) byte {
 	return c
 }
 
-// PackName returns the wire form of a name in presentation form, without the root label
-// and in the name's case. It fails for a name that no packet can hold.
+// PackName returns the wire form of a name in presentation form. The result has no root label, and keeps the case of
+// the name. PackName fails if the name is too long for a packet, or has a label that is too long.
 func PackName(presentation string) ([]byte, error) {
 	var buf [MaxNameLen + 1]byte
 	n, err := dns.PackDomainName(dns.Fqdn(presentation), buf[:], 0, nil, false)
@@ -143,7 +144,7 @@ func Fold(wire []byte) Name {
 func Presentation(wire string) string {
 	s, _, err := dns.UnpackDomainName(append([]byte(wire), 0), 0)
 	if err != nil {
-		return "." // not reached: every caller's name was packed or parsed before
+		return "." // not reached: the names of all callers are well-formed
 	}
 	return s
 }
@@ -176,8 +177,8 @@ func (n Name) BelowAny(suffixes []Name) (suffix Name, found bool) {
 	return Root, false
 }
 
-// CutSuffix returns the labels of n before suffix. It reports false if n is not below
-// suffix, is suffix itself, or suffix is the root.
+// CutSuffix returns the labels of n before suffix. It reports false if n is not below suffix, if n is suffix itself,
+// or if suffix is the root.
 func (n Name) CutSuffix(suffix Name) (Name, bool) {
 	if suffix == Root || n == suffix || !n.Below(suffix) {
 		return "", false
@@ -204,8 +205,7 @@ func (n Name) FirstLabel() string {
 // CompareText compares the presentation forms of two names as [strings.Compare] does.
 func (n Name) CompareText(other Name) int {
 	for n != Root && other != Root {
-		// A label ends in a dot, so the shorter of two that begin alike may sort
-		// after the longer: "a.b" and "a-c.b".
+		// The dot after a label counts: "a-c.b" sorts before "a.b", although "a" is shorter than "a-c".
 		x, y := n.FirstLabel(), other.FirstLabel()
 		for i := 0; ; i++ {
 			a, b := textByte(x, i), textByte(y, i)
@@ -213,7 +213,7 @@ func (n Name) CompareText(other Name) int {
 				return int(a) - int(b)
 			}
 			if i >= len(x) {
-				break // with the dot of both
+				break // both labels have ended
 			}
 		}
 		n, other = n.Parent(), other.Parent()
@@ -221,7 +221,7 @@ func (n Name) CompareText(other Name) int {
 	return len(n) - len(other)
 }
 
-// textByte returns a byte of a label's text, which ends in a dot.
+// textByte returns the i-th byte of a label with a dot at its end.
 func textByte(label string, i int) byte {
 	if i < len(label) {
 		return label[i]
@@ -240,7 +240,7 @@ func ReverseAddr(n Name) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// reverse4 reads four decimal labels, last byte first (RFC 1035, section 3.5).
+// reverse4 reads an address from four decimal labels. The first label is the last byte (RFC 1035, section 3.5).
 func reverse4(n Name) (netip.Addr, bool) {
 	var addr [4]byte
 	for i := 3; i >= 0; i-- {
@@ -255,7 +255,8 @@ func reverse4(n Name) (netip.Addr, bool) {
 	return netip.AddrFrom4(addr), n == Root
 }
 
-// reverse6 reads 32 labels of one nibble, lowest first (RFC 3596, section 2.5).
+// reverse6 reads an address from 32 labels of one hex digit. The first label is the last digit (RFC 3596, section
+// 2.5).
 func reverse6(n Name) (netip.Addr, bool) {
 	var addr [16]byte
 	for i := 31; i >= 0; i-- {
@@ -273,15 +274,14 @@ func reverse6(n Name) (netip.Addr, bool) {
 // ErrSpecial says why a special-use name is not looked up in a table and not forwarded.
 var ErrSpecial = errors.New("special-use domain name: nametap answers it itself, never from the table")
 
-// The special-use zones that nametap answers itself, of RFC 6761 (localhost, invalid), RFC
-// 7686 (onion) and RFC 9462 (resolver.arpa, which would direct clients to the resolver
-// behind the agent), and the reverse zones of RFC 6303 for addresses that mean this host or
-// nothing.
+// The special-use zones that nametap answers itself: localhost and invalid (RFC 6761), onion (RFC 7686),
+// resolver.arpa (RFC 9462), and the reverse zones of addresses that mean this host or nothing (RFC 6303). If
+// resolver.arpa were forwarded, the answer would direct clients to the resolver behind the agent.
 //
 // The other zones of RFC 6303 are for private addresses such as 10.0.0.0/8. Queries for
-// them are forwarded: the nameservers of resolv.conf know the site's names, and that RFC
-// requires them to keep such queries from the root. The same holds for test, local and
-// home.arpa, which some networks do serve.
+// them are forwarded, because the nameservers of resolv.conf may know the names of these addresses. RFC 6303
+// requires these nameservers not to pass such queries on to the root. Names below test, local and
+// home.arpa are forwarded, too, because some networks serve them.
 const (
 	Localhost    Name = "\x09localhost"
 	Invalid      Name = "\x07invalid"
@@ -299,7 +299,7 @@ const (
 	unspecified      = "\x010" + zeros31
 )
 
-// SpecialZone returns the special-use zone that n is in, if it is in one.
+// SpecialZone returns the special-use zone that n belongs to, if there is one.
 func (n Name) SpecialZone() (zone Name, found bool) {
 	switch {
 	case n.Below(Localhost):

@@ -25,7 +25,7 @@ const (
 
 const (
 	labelType = 0xC0 // the bits of a label's first byte that distinguish a length from a pointer
-	// maxPointers is the largest number of pointers that the longest name can need. Without
+	// maxPointers is the largest number of compression pointers that the longest name can need. Without
 	// this bound the names of one message could cost 10^7 steps.
 	maxPointers = (MaxNameLen + 1) / 2
 	// questionFixedLen is the length of a question's type and class.
@@ -44,19 +44,18 @@ func Count(msg []byte, section int) int {
 	return int(binary.BigEndian.Uint16(msg[countsOffset+2*section:]))
 }
 
-// PutCount sets what Count returns.
+// PutCount sets the number of questions or records of a section in the header.
 func PutCount(msg []byte, section int, n uint16) {
 	binary.BigEndian.PutUint16(msg[countsOffset+2*section:], n)
 }
 
-// PutCounts sets what Count returns for each section.
+// PutCounts sets the numbers of questions and records of all sections in the header.
 func PutCounts(msg []byte, n *[Sections]uint16) {
 	binary.BigEndian.PutUint64(msg[countsOffset:], uint64(n[QuestionSection])<<48|
 		uint64(n[AnswerSection])<<32|uint64(n[AuthoritySection])<<16|uint64(n[AdditionalSection]))
 }
 
-// WalkQuestion walks the question at off, whose name must not be compressed, and returns
-// where it ends.
+// WalkQuestion returns where the question at the offset off ends. Its name must not be compressed.
 func WalkQuestion(msg []byte, off int) (end int, err error) {
 	for start := off; ; {
 		next, pointer, err := walkLabel(msg, off)
@@ -76,8 +75,7 @@ func WalkQuestion(msg []byte, off int) (end int, err error) {
 	}
 }
 
-// WalkQuestions walks the question section of a message that has a whole header, and returns
-// where it ends.
+// WalkQuestions returns where the question section of a message ends. The message must have a whole header.
 func WalkQuestions(msg []byte) (end int, err error) {
 	end = HeaderLen
 	for range Count(msg, QuestionSection) {
@@ -112,29 +110,29 @@ func EqualFold(a, b []byte) bool {
 
 // A Walker walks the records of a message in order.
 type Walker struct {
-	// Section is the section of the current record. The record begins with its owner at
-	// Owner, has its fixed part at Fixed and ends at End.
+	// Section is the section of the current record. The record begins at Owner with the name that owns it, has its
+	// fixed part at Fixed and ends at End.
 	Section           int
 	Owner, Fixed, End int
-	// Spelled reports whether the owner is the first question's name, and more than a pointer
-	// to it.
+	// Spelled reports whether the owner is the first question's name and is spelled out, at least in part. It is
+	// false if the owner is only a pointer to the question.
 	Spelled bool
 
-	// Err is why Next has reported false; nil at the end of the message.
+	// Err is the reason if Next has reported false before the end of the message; otherwise nil.
 	Err error
 
 	msg  []byte
 	left int // records left in the section
 }
 
-// Walk returns a walker for the records of msg, whose question section ends at questionEnd.
-// It stands before the first record.
+// Walk returns a Walker for the records of msg. The question section of msg must end at questionEnd.
+// The Walker stands before the first record.
 func Walk(msg []byte, questionEnd int) Walker {
 	return Walker{msg: msg, End: questionEnd}
 }
 
-// Next goes to the next record. It reports false after the last one, and if the record is
-// malformed, which sets Err.
+// Next goes to the next record. It reports false if there is none, or if the record is malformed. In the second case
+// it sets Err.
 func (w *Walker) Next() bool {
 	for w.left == 0 {
 		if w.Section == AdditionalSection {
@@ -169,10 +167,11 @@ func (w *Walker) Next() bool {
 // Type returns the type of the current record.
 func (w *Walker) Type() uint16 { return binary.BigEndian.Uint16(w.msg[w.Fixed:]) }
 
-// walkName walks the name at off and returns where it ends. same reports whether it equals
-// the first question's name, without regard to case; the question must have been walked.
+// walkName returns where the name at the offset off ends. same reports whether it equals
+// the first question's name, without regard to case. The question must have been walked before.
 //
-// A pointer may lead only to labels that end before the run of labels that has the pointer at its end. So every walk ends.
+// A pointer leads back to an earlier run of labels. That run must end before the run that contains the pointer
+// begins. So every walk ends.
 func walkName(msg []byte, off int) (end int, same bool, err error) {
 	same = true
 	start, bound := off, len(msg) // where the run of labels around off begins, and where it must end
