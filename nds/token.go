@@ -85,13 +85,17 @@ func claims(token string) (issued, expires time.Time) {
 	if json.Unmarshal(payload, &claimed) != nil {
 		return issued, expires
 	}
-	if claimed.Issued > 0 {
-		issued = time.Unix(int64(claimed.Issued), 0)
+	return claimedTime(claimed.Issued), claimedTime(claimed.Expires)
+}
+
+// claimedTime returns the time of a claim, in seconds since 1970. It returns the zero time for a claim after the year
+// 9999: such a claim is in milliseconds, or means that the token does not expire.
+func claimedTime(seconds float64) time.Time {
+	at := time.Unix(int64(min(max(seconds, 0), 1<<60)), 0)
+	if seconds <= 0 || at.UTC().Year() > 9999 {
+		return time.Time{}
 	}
-	if claimed.Expires > 0 {
-		expires = time.Unix(int64(claimed.Expires), 0)
-	}
-	return issued, expires
+	return at
 }
 
 // bearer holds the headers with the bearer token. It implements

@@ -183,8 +183,8 @@ func (r *certRenewer) isRefused() bool {
 // starts at the time obtained. For a new certificate, this is when the client got it and not its NotBefore, because
 // authorities backdate certificates, and the clock of this host may be fast.
 func renewAt(leaf *x509.Certificate, obtained time.Time, part float64) time.Time {
-	life := leaf.NotAfter.Sub(obtained)
-	return obtained.Add(max(time.Second, life*2/3-time.Duration(part*float64(life)/10)))
+	life := leaf.NotAfter.Sub(obtained) // at most 292 years, so twice its value may not be a Duration
+	return obtained.Add(max(time.Second, life/3*2-time.Duration(part*float64(life)/10)))
 }
 
 // run obtains and renews the certificate until ctx ends. The caller has called load.

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -180,6 +181,19 @@ func TestBackdatedCertificate(t *testing.T) {
 	}
 	if n := h.logs.Count("workload certificate obtained"); n > 2 {
 		t.Errorf("%d certificates were obtained", n)
+	}
+}
+
+// C1: a certificate that lives longer than half of the longest Duration is not renewed each second.
+func TestLongCertificate(t *testing.T) {
+	t.Parallel()
+	c := startCertified(t, nil)
+	c.authority.SetLife(200 * 365 * 24 * time.Hour)
+	h := c.start(t, nil)
+	h.wantSigned(c.authority, 1, "token")
+	h.wantLog("workload certificate obtained", " renewal=2")
+	if n := h.logs.Count(fmt.Sprintf(" renewal=%d", time.Now().Year())); n != 0 {
+		t.Errorf("the certificate is renewed this year:\n%s", h.logs)
 	}
 }
 
