@@ -68,6 +68,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	}
 	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.records = newRecords(&cfg, registry)
+	cfg.XDS.Handled = func() { a.memory.used() }
 	a.client, err = nds.New(cfg.XDS, func(shards map[int][]byte) error {
 		defer a.noteTable()
 		return proxy.Load(shards)
@@ -95,10 +96,8 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// noteTable is called after a push. It starts the time until memory is freed, and lets the registrar read the names
-// again.
+// noteTable is called after the table has changed. It lets the registrar read the names again.
 func (a *Agent) noteTable() {
-	a.memory.used()
 	if a.capture != nil {
 		a.capture.registrar.Note()
 	}

@@ -29,8 +29,8 @@ type Config struct {
 	// DNS configures the query path. New sets its Logger and Registerer, and the fields Clock, AddressesChanged,
 	// KeptResolvConf and Control of its Forward.
 	DNS dnsproxy.Config
-	// XDS configures the push path. New sets its Logger, Registerer, Changed and Resolver. If XDS.Clock is nil, New
-	// also sets that field.
+	// XDS configures the push path. New sets its Logger, Registerer, Changed, Handled and Resolver. If XDS.Clock is nil,
+	// New also sets that field.
 	XDS nds.Config
 	// StatusAddr is the host:port of the status endpoints. An empty host means all
 	// addresses, and port 0 means a free port.

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// freeAfter is the time from the start, or from the last push, until memory is freed. A push that comes sooner needs
-	// the memory again.
+	// freeAfter is the time from the start, or from the last call of used, until memory is freed. A push that comes
+	// sooner needs the memory again.
 	freeAfter = 2 * time.Second
 	// freeLeast is how many bytes must have been allocated since memory was last freed. A small change leaves less
 	// garbage, and freeing that would cost more than it brings.
@@ -35,7 +35,8 @@ func newMemory() *memory {
 	return m
 }
 
-// used is called after a push.
+// used is called after a push, whether it is in use or rejected, and after the end of a connection to the control plane,
+// which may have ended within a push.
 func (m *memory) used() { m.timer.Reset(freeAfter) }
 
 // free collects garbage and returns free memory to the kernel, unless less than freeLeast bytes were allocated. It takes

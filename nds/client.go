@@ -140,6 +140,7 @@ func (c *Client) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		c.receiver.restoreAgain()
 		lasted, err := c.connect(ctx)
+		c.cfg.Handled()
 		err = advise(c.cfg, c.cfg.Addr, "--xds-addr", err)
 		c.state.update(func(s *Status) { s.Connected, s.Open, s.LastError = false, false, err.Error() })
 		if errors.Is(err, errResumed) {

@@ -67,6 +67,9 @@ type Config struct {
 	// Changed receives a value when the result of Refresh may have changed. It may be nil. While a value waits to
 	// be received, the sender may drop further values.
 	Changed <-chan struct{}
+	// Handled is called after each response, in use or rejected, and at the end of each connection: the memory that
+	// these needed is free then. nil means that nothing is called.
+	Handled func()
 	// StateDir is a directory for the snapshot of the table and the workload certificate; "" means that neither is
 	// saved. It is created if it does not exist. If several clients have the same directory, only one of them uses
 	// it.
@@ -124,6 +127,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Handled == nil {
+		c.Handled = func() {}
 	}
 	return c, nil
 }

@@ -67,6 +67,7 @@ const (
 func (s *stream) handle(ctx context.Context, r response) error {
 	began := time.Now()
 	changed, err := s.receiver.use(r, s.acceptedAt.IsZero())
+	s.receiver.cfg.Handled()
 	reply := answer{nonce: r.nonce, version: s.version}
 	if err != nil {
 		s.receiver.reject(r, err)
