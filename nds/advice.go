@@ -27,6 +27,12 @@ func certificateRefused(err error) bool {
 	return false
 }
 
+// ConnectionError reports whether text, of an error of gRPC, is about a connection that this host could not make or has
+// lost. Otherwise the text is a message of the server.
+func ConnectionError(text string) bool {
+	return strings.Contains(text, "connection error: ") || strings.Contains(text, "error reading from server: ")
+}
+
 // advise adds to err the setting to check, if the cause of err is known. addr is the address of the server, and
 // addrFlag is the flag that sets addr.
 func advise(cfg Config, addr, addrFlag string, err error) error {
@@ -48,6 +54,9 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 		return fmt.Sprintf("the token or certificate must be for namespace %q (--namespace) and service account %q (--service-account)",
 			cfg.Node.Namespace, cfg.Node.ServiceAccount)
 	default:
+	}
+	if _, fromGRPC := status.FromError(err); fromGRPC && !ConnectionError(err.Error()) {
+		return "" // the message of the server may quote an error of a connection of its own
 	}
 	if certificateRefused(err) {
 		return "the server wants a client certificate that it trusts (--xds-cert, --workload-cert)"

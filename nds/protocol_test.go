@@ -340,6 +340,19 @@ func TestPushesInFlight(t *testing.T) {
 	})
 }
 
+// C5: a message of the control plane about a connection of its own gets no advice about the connection to it.
+func TestQuotedError(t *testing.T) {
+	t.Parallel()
+	h := start(t, options{})
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v1")
+	h.server.CutStreams(status.Error(codes.Unavailable, "reviewing the token: dial tcp 10.96.0.1:443: connect: connection refused"))
+	h.wantLog("no stream to the control plane", "reviewing the token")
+	if n := h.logs.Count("is there a server at"); n != 0 {
+		t.Error("the wrong advice")
+	}
+}
+
 // C8: 100,000 hosts in one push, and a push that is longer than permitted.
 func TestLongPush(t *testing.T) {
 	t.Parallel()

@@ -153,7 +153,7 @@ func controlRefuses(r *Readings) []Problem {
 	severity, effect := withoutControl(r.Agent)
 	what, mend := "the control plane %s refuses the agent", "compare the namespace, the service account and --xds-cert with what the control plane accepts: its log says why"
 	switch text := r.Agent.XDS.LastError; {
-	case strings.Contains(text, "x509: ") && !strings.Contains(text, "remote error: "):
+	case strings.Contains(text, "x509: ") && !strings.Contains(text, "remote error: ") && !r.Agent.answered():
 		what = "the agent does not accept the certificate of the control plane %s"
 		mend = "compare --xds-root-ca and --xds-server-name with what openssl s_client -showcerts -connect " + r.Agent.XDS.Address + " prints"
 	case strings.Contains(text, "code = Unauthenticated") && r.Agent.Token.File != "":

@@ -97,6 +97,12 @@ func TestBroken(t *testing.T) {
 		"warning: the control plane istiod:15012 refuses connections": func(r *problems.Readings) {
 			r.Agent.XDS.Connected, r.Agent.XDS.LastError = false, "connection refused"
 		},
+		"problem: the control plane istiod:15012 answers, and ends the connection": func(r *problems.Readings) {
+			r.Agent.XDS = nds.Status{
+				Address:   "istiod:15012",
+				LastError: "receiving a push: rpc error: code = Unavailable desc = reviewing the token: certificate of 10.96.0.1:443: dial tcp: lookup kubernetes: no such host",
+			}
+		},
 		"problem: the agent cannot read the token (--xds-token-file)": func(r *problems.Readings) {
 			r.Agent.XDS = nds.Status{Address: "istiod:15012", LastError: "reading the token (--xds-token-file): open /t: permission denied"}
 		},

@@ -67,14 +67,24 @@ func (a *Agent) unread() (file, why string) {
 	return file, why
 }
 
+// answered reports whether the last error is a message of the control plane. Such a message may quote errors of other
+// connections, so it says nothing about the way to the control plane.
+func (a *Agent) answered() bool {
+	return strings.HasPrefix(a.XDS.LastError, "receiving a push: rpc error: ") && !nds.ConnectionError(a.XDS.LastError)
+}
+
 // unresolved reports whether the name of the control plane does not resolve.
 func (a *Agent) unresolved() bool {
-	return strings.Contains(a.XDS.LastError, ": lookup ") || strings.Contains(a.XDS.LastError, "no such host")
+	return !a.answered() && (strings.Contains(a.XDS.LastError, ": lookup ") || strings.Contains(a.XDS.LastError, "no such host"))
 }
 
 // refuses reports whether, according to the last error, the control plane refuses the agent or the agent refuses the
 // control plane.
 func (a *Agent) refuses() bool {
+	if a.answered() {
+		_, said, _ := strings.Cut(a.XDS.LastError, "rpc error: ")
+		return strings.HasPrefix(said, "code = Unauthenticated") || strings.HasPrefix(said, "code = PermissionDenied")
+	}
 	for _, part := range refusals() {
 		if strings.Contains(a.XDS.LastError, part) {
 			return true
@@ -90,6 +100,9 @@ func refusals() []string {
 
 // unreachable returns why there is no connection to the control plane, and how to mend that.
 func (a *Agent) unreachable() (what, mend string) {
+	if a.answered() {
+		return "answers, and ends the connection", "its message says why; look at its log"
+	}
 	for _, known := range []struct{ text, what, mend string }{
 		{"operation not permitted", "cannot be reached: a firewall of this host drops the connections of the agent", "allow that connection for the agent's user in that firewall"},
 		{"connection refused", "refuses connections", "start the control plane, or correct --xds-addr"},
