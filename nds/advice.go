@@ -108,7 +108,7 @@ func tokenAdvice(cfg Config) string {
 	case cfg.TokenFile == "":
 		return "no token was sent, since --xds-token-file is empty"
 	}
-	token, err := readToken(cfg.TokenFile)
+	token, err := readToken(cfg)
 	if err == nil && expired(token) {
 		_, expires := claims(token)
 		return fmt.Sprintf("the token in %s (--xds-token-file) has expired at %s: put a new one there", cfg.TokenFile, expires.Format(time.RFC3339))

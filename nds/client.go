@@ -122,9 +122,31 @@ func (c *Client) Status() Status {
 }
 
 // Run uses the snapshot, if there is one. Then it keeps a stream to the control plane open until ctx ends, and
-// returns nil. When Run returns, all its goroutines have ended, except a goroutine that waits for a disk that does
+// returns nil. When Run returns, all its goroutines have ended, except goroutines that wait for a disk that does
 // not answer. Run must be called only once.
 func (c *Client) Run(ctx context.Context) error {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.run(ctx)
+	}()
+	<-ctx.Done()
+	timer := time.NewTimer(endTimeout)
+	defer timer.Stop()
+	select {
+	case <-ended:
+	case <-timer.C:
+		c.log.Warn("ending while a disk does not answer: a restart may start with an older table, or without the workload certificate")
+	}
+	return nil
+}
+
+// endTimeout bounds how long a disk that does not answer delays the end of the process. The kernel unlocks the state
+// directory when the process ends.
+const endTimeout = 3 * time.Second
+
+// run does what [Client.Run] describes, and returns when all goroutines have ended.
+func (c *Client) run(ctx context.Context) {
 	c.receiver.restore()
 	close(c.restored)
 	c.renewer.load()
@@ -158,7 +180,6 @@ func (c *Client) Run(ctx context.Context) error {
 		c.failures++
 		c.wait(ctx, wait)
 	}
-	return nil
 }
 
 // currentNode returns the node as it is now.
@@ -166,7 +187,8 @@ func (c *Client) currentNode() (*corev3.Node, error) {
 	node := c.cfg.Node
 	if c.cfg.Refresh != nil {
 		var err error
-		if node, err = c.cfg.Refresh(node); err == nil {
+		node, err = awaitDisk(c.cfg.disk, "", func() (Node, error) { return c.cfg.Refresh(c.cfg.Node) })
+		if err == nil {
 			node, err = node.withDefaults()
 		}
 		if err != nil {
@@ -295,7 +317,7 @@ func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) 
 func (c *Client) certificate() *tls.Certificate {
 	certificate := c.renewer.certificate()
 	c.skippedCertificate = nil
-	if c.failures >= skipCertificateAfter && c.failures%2 == 1 && usableToken(c.cfg.TokenFile) {
+	if c.failures >= skipCertificateAfter && c.failures%2 == 1 && usableToken(c.cfg) {
 		c.skippedCertificate = certificate
 		return nil
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
 	"time"
 
 	"github.com/nametap/nametap/internal/clock"
@@ -107,12 +106,12 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	tlsConfig := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
 	var err error
-	if tlsConfig.RootCAs, err = readRoots(cfg.RootCA, cfg.RootCAFallback); err != nil {
+	if tlsConfig.RootCAs, err = readRoots(cfg.disk, cfg.RootCA, cfg.RootCAFallback); err != nil {
 		return creds, fmt.Errorf("reading root certificates (XDS_ROOT_CA, --xds-root-ca): %w", err)
 	}
 	certificate := workload
 	if cfg.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
+		pair, err := readKeyPair(cfg)
 		if err != nil {
 			return creds, fmt.Errorf("reading the client certificate (--xds-cert, --xds-key): %w", err)
 		}
@@ -131,7 +130,7 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	if cfg.TokenFile == "" {
 		return creds, nil
 	}
-	token, err := readToken(cfg.TokenFile)
+	token, err := readToken(cfg)
 	if certificate != nil && (err != nil || expired(token)) {
 		// A server that checks the token first would refuse an expired token.
 		return creds, nil //nolint:nilerr // the certificate is enough
@@ -150,17 +149,30 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	return creds, nil
 }
 
+// readKeyPair returns the client certificate that cfg names.
+func readKeyPair(cfg Config) (tls.Certificate, error) {
+	certificate, err := cfg.disk.read(cfg.CertFile)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	key, err := cfg.disk.read(cfg.KeyFile)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(certificate, key)
+}
+
 // readRoots returns the certificates in file, which is PEM. If file does not exist, it reads
 // fallback, unless fallback is "". If file is "", it returns nil, which means the system's root
 // certificates.
-func readRoots(file, fallback string) (*x509.CertPool, error) {
+func readRoots(from *disk, file, fallback string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil //nolint:nilnil // documented
 	}
-	text, err := os.ReadFile(file)
+	text, err := from.read(file)
 	if errors.Is(err, fs.ErrNotExist) && fallback != "" {
 		// If neither file exists, the error is about file, which the user knows.
-		if found, fallbackErr := os.ReadFile(fallback); !errors.Is(fallbackErr, fs.ErrNotExist) {
+		if found, fallbackErr := from.read(fallback); !errors.Is(fallbackErr, fs.ErrNotExist) {
 			file, text, err = fallback, found, fallbackErr
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"slices"
 	"time"
 
@@ -57,9 +56,12 @@ func (r *receiver) restore() {
 	if r.cfg.StateDir == "" {
 		return
 	}
-	lockErr := r.dir.Lock()
 	path := r.dir.File(snapshotName)
-	data, err := os.ReadFile(path)
+	data, err := r.cfg.disk.read(path)
+	var lockErr error
+	if !errors.Is(err, errNoAnswer) {
+		lockErr = r.dir.Lock()
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return

@@ -49,22 +49,17 @@ type snapshotSaver struct {
 	base, length int64
 	failures     logonce.Log
 
-	log     *slog.Logger
-	timeout time.Duration // how long stop waits for the last snapshot
-	again   time.Duration // saveAgain, except in tests
+	again time.Duration // saveAgain, except in tests
 }
-
-// saveTimeout bounds how long a disk that does not answer delays the end of the process.
-const saveTimeout = 3 * time.Second
 
 func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
 	return &snapshotSaver{
-		dir: dir, wake: make(chan struct{}, 1), failures: logonce.New(log), log: log, timeout: saveTimeout, again: saveAgain,
+		dir: dir, wake: make(chan struct{}, 1), failures: logonce.New(log), again: saveAgain,
 	}
 }
 
 // start runs the saver. The function stop ends it, and waits until the last snapshot is written and the directory is
-// unlocked. If the disk does not answer in time, stop gives up: the kernel releases the lock when the process ends.
+// unlocked.
 func (s *snapshotSaver) start() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -75,13 +70,7 @@ func (s *snapshotSaver) start() (stop func()) {
 	}()
 	return func() {
 		cancel()
-		timer := time.NewTimer(s.timeout)
-		defer timer.Stop()
-		select {
-		case <-done:
-		case <-timer.C:
-			s.log.Warn("snapshot of the table not written, a restart may start with an older one", "error", "the disk does not answer")
-		}
+		<-done
 	}
 }
 

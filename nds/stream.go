@@ -100,12 +100,12 @@ func rejection(reason error) *rpcstatus.Status {
 	}
 }
 
-// endTimeout bounds how long the client waits until the control plane has read the client's NACK.
-const endTimeout = time.Second
+// nackTimeout bounds how long the client waits until the control plane has read the client's NACK.
+const nackTimeout = time.Second
 
-// end ends the stream as soon as the control plane has read all requests, but after endTimeout at the latest.
+// end ends the stream as soon as the control plane has read all requests, but after nackTimeout at the latest.
 func (s *stream) end() {
-	timer := time.AfterFunc(endTimeout, s.cancel)
+	timer := time.AfterFunc(nackTimeout, s.cancel)
 	defer timer.Stop()
 	for err := s.rpc.closeSend(); err == nil; {
 		_, err = s.rpc.receive()

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 )
@@ -27,25 +26,26 @@ func tokenOf(cfg Config) Token {
 		return Token{}
 	}
 	found := Token{File: cfg.TokenFile}
-	if token, err := readToken(found.File); err == nil {
+	if token, err := readToken(cfg); err == nil {
 		found.Issued, found.Expires = claims(token)
 	}
 	return found
 }
 
-// usableToken reports whether file has a token that has not expired, as far as is known. usableToken reads the
-// file, so it must not be called with a lock held.
-func usableToken(file string) bool {
-	if file == "" {
+// usableToken reports whether the file that cfg names has a token that has not expired, as far as is known. usableToken
+// reads the file, so it must not be called with a lock held.
+func usableToken(cfg Config) bool {
+	if cfg.TokenFile == "" {
 		return false
 	}
-	token, err := readToken(file)
+	token, err := readToken(cfg)
 	return err == nil && !expired(token)
 }
 
-// readToken returns the token in a file, without the newline that editors add.
-func readToken(file string) (string, error) {
-	data, err := os.ReadFile(file)
+// readToken returns the token in the file that cfg names, without the newline that editors add.
+func readToken(cfg Config) (string, error) {
+	file := cfg.TokenFile
+	data, err := cfg.disk.read(file)
 	if err != nil {
 		return "", err
 	}

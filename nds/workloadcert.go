@@ -103,7 +103,7 @@ func (r *certRenewer) valid() *tls.Certificate {
 // certificate returns the certificate to authenticate with. It returns nil if a server
 // refused the certificate and the token can replace it.
 func (r *certRenewer) certificate() *tls.Certificate {
-	if r.isRefused() && usableToken(r.cfg.TokenFile) {
+	if r.isRefused() && usableToken(r.cfg) {
 		return nil
 	}
 	return r.valid()
@@ -238,7 +238,7 @@ func (r *certRenewer) untilCheck() time.Duration {
 	if !r.wanted() {
 		return certificatePoll
 	}
-	if r.isRefused() && usableToken(r.cfg.TokenFile) {
+	if r.isRefused() && usableToken(r.cfg) {
 		return 0
 	}
 	r.mu.Lock()
@@ -302,7 +302,7 @@ func (r *certRenewer) load() {
 		return
 	}
 	path := r.dir.File(certificateFile)
-	data, err := os.ReadFile(path)
+	data, err := r.cfg.disk.read(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return
