@@ -41,8 +41,8 @@ type Config struct {
 	// SocketDirs are the directories in which the socket of the private status endpoints may be:
 	// see [SocketDirs]. If the list is empty, there are no private endpoints.
 	SocketDirs []string
-	// StateDirRequired makes New return an error if the state directory (XDS.StateDir) cannot be
-	// used. Otherwise the agent logs the error and runs without a snapshot.
+	// StateDirRequired makes New return an error if the state directory (XDS.StateDir) cannot be used, unless its disk is
+	// full or faulty. Otherwise the agent logs the error, and tries to write at each push.
 	StateDirRequired bool
 	// Drain is how long the agent still answers queries and carries connections to VIPs before it ends. With 0 the
 	// agent ends at once.
@@ -117,7 +117,7 @@ func (c *Config) checkStateDir() error {
 	if !c.StateDirRequired || c.XDS.StateDir == "" {
 		return nil
 	}
-	if err := statedir.Check(c.XDS.StateDir); err != nil {
+	if err := statedir.Check(c.XDS.StateDir); err != nil && !statedir.Passing(err) {
 		return fmt.Errorf("state directory %q: want a writable directory that exists or can be created (--state-dir): %w", c.XDS.StateDir, err)
 	}
 	return nil
@@ -125,9 +125,9 @@ func (c *Config) checkStateDir() error {
 
 // prepareStateDir makes the directory of the snapshot. Without the directory, a restart while the control plane is
 // down loses the mesh names, but all other names are still answered. So a failure is only logged. If
-// StateDirRequired is set, [Config.Validate] returns an error instead.
+// StateDirRequired is set, [Config.Validate] has returned an error for most failures.
 func (c *Config) prepareStateDir() {
-	if c.XDS.StateDir == "" || c.StateDirRequired {
+	if c.XDS.StateDir == "" {
 		return
 	}
 	err := statedir.Check(c.XDS.StateDir)

@@ -39,6 +39,16 @@ func Check(path string) error {
 	return errors.Join(err, probe.Close(), os.Remove(probe.Name()))
 }
 
+// Passing reports whether err, of [Check], may end without another setting: the disk is full or faulty.
+func Passing(err error) bool {
+	for _, passing := range []error{unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.ESTALE} {
+		if errors.Is(err, passing) {
+			return true
+		}
+	}
+	return false
+}
+
 // A Dir is a state directory. Make one with [New]. Its methods are safe for concurrent
 // use.
 type Dir struct {
