@@ -71,7 +71,7 @@ func requestCertificate(ctx context.Context, cfg Config, current *tls.Certificat
 	case status.Code(err) == codes.Unimplemented:
 		return keyPair{}, errNoAuthority
 	case err != nil:
-		return keyPair{}, fmt.Errorf("requesting a certificate from %s: %w", cfg.CAAddr, err)
+		return keyPair{}, fmt.Errorf("requesting a certificate from %s: %w", cfg.CAAddr, shorten(err))
 	}
 	chain := strings.Join(response.GetCertChain(), "\n")
 	return keyPair{chain: []byte(chain), key: key}, nil

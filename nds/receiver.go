@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/logonce"
 	"github.com/nametap/nametap/internal/statedir"
 )
@@ -170,7 +171,7 @@ func (r *receiver) use(got response, first bool) (saving, error) {
 			return saving{}, err
 		}
 		if next.len() == 0 && r.table != nil && r.table.len() > 0 {
-			r.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", got.version)
+			r.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", clip.Text(got.version, maxVersion))
 		}
 	}
 	save := saving{all: len(shards) > 0}
@@ -204,7 +205,7 @@ func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
 	}
 	r.state.update(func(s *Status) {
 		s.ChecksumDifferences++
-		s.LastChecksumDifference, s.Digest = err.Error(), r.table.digest()
+		s.LastChecksumDifference, s.Digest = shorten(err).Error(), r.table.digest()
 	})
 	return nil, err
 }
@@ -212,11 +213,11 @@ func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
 // pushed counts and logs an accepted response, whose table is in use.
 func (r *receiver) pushed(got response, result string) {
 	r.metrics.pushed(result, got.bytes)
-	log := r.log.Debug
-	if r.state.setTable(r.table, got.version, time.Now(), false) {
+	log, version := r.log.Debug, clip.Text(got.version, maxVersion)
+	if r.state.setTable(r.table, version, time.Now(), false) {
 		log = r.log.Info
 	}
-	log("table pushed", "version", got.version, "result", result, "mode", r.table.mode, "hosts", r.table.len(), "bytes", got.bytes)
+	log("table pushed", "version", version, "result", result, "mode", r.table.mode, "hosts", r.table.len(), "bytes", got.bytes)
 }
 
 // reject counts and logs a rejected response.
@@ -227,7 +228,8 @@ func (r *receiver) reject(got response, reason error) {
 		s.Rejected++
 		s.LastError = reason.Error()
 	})
-	r.log.Warn("push rejected, the current table stays", "version", got.version, "nonce", got.nonce, "error", reason)
+	r.log.Warn("push rejected, the current table stays", "version", clip.Text(got.version, maxVersion),
+		"nonce", clip.Text(got.nonce, maxVersion), "error", reason)
 }
 
 // save passes the table in use to the goroutine that writes the snapshot.

@@ -43,7 +43,7 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 		if r, err = s.rpc.receive(); err != nil {
 			return explainEnd(err)
 		}
-		s.receiver.state.update(func(status *Status) { status.Connected, status.Nonce = true, r.nonce })
+		s.receiver.state.update(func(status *Status) { status.Connected, status.Nonce = true, clip.Text(r.nonce, maxVersion) })
 		if err = s.handle(ctx, r); differs(err) {
 			s.end()
 			return err
@@ -67,6 +67,7 @@ const (
 func (s *stream) handle(ctx context.Context, r response) error {
 	began := time.Now()
 	changed, err := s.receiver.use(r, s.acceptedAt.IsZero())
+	err = shorten(err)
 	s.receiver.cfg.Handled()
 	reply := answer{nonce: r.nonce, version: s.version}
 	if err != nil {
@@ -88,15 +89,33 @@ func (s *stream) handle(ctx context.Context, r response) error {
 	return s.rpc.answer(reply)
 }
 
-// maxReason bounds the reason in a NACK, because control planes log it.
-const maxReason = 4 << 10
+const (
+	// maxReason bounds an error that may quote a control plane, in the log, the status and a NACK.
+	maxReason = 4 << 10
+	// maxVersion bounds versions and nonces in the log and the status. Answers have them complete.
+	maxVersion = 256
+)
 
-// rejection returns the error detail of a NACK. The reason may quote any bytes, so rejection replaces bytes that a
+// A shortened error has a text of at most about maxReason bytes.
+type shortened struct{ error }
+
+func (s shortened) Error() string { return clip.Text(s.error.Error(), maxReason) }
+func (s shortened) Unwrap() error { return s.error }
+
+// shorten returns err, which may be nil, with a bounded text.
+func shorten(err error) error {
+	if err == nil {
+		return nil
+	}
+	return shortened{err}
+}
+
+// rejection returns the error detail of a NACK. reason is shortened. It may quote any bytes, so rejection replaces bytes that a
 // protobuf string cannot hold.
 func rejection(reason error) *rpcstatus.Status {
 	return &rpcstatus.Status{
 		Code:    int32(codes.InvalidArgument),
-		Message: strings.ToValidUTF8(clip.Text(reason.Error(), maxReason), "\uFFFD"),
+		Message: strings.ToValidUTF8(reason.Error(), "\uFFFD"),
 	}
 }
 
@@ -121,5 +140,5 @@ func explainEnd(err error) error {
 		// istiod returns the same code if there are too many new streams.
 		return fmt.Errorf("push longer than 64 MiB, let the workload see fewer hosts (Sidecar, exportTo): %w", err)
 	}
-	return fmt.Errorf("receiving a push: %w", err)
+	return fmt.Errorf("receiving a push: %w", shorten(err))
 }

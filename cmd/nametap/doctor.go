@@ -289,7 +289,7 @@ func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.
 		for _, line := range [][2]string{
 			{"evidence", p.Evidence}, {"effect", p.Effect}, {"mend", p.Mend}, {"rows", strings.Join(p.Rows, " ")},
 		} {
-			fmt.Fprintf(w, "  %-8s  %s\n", line[0], printable(strings.ReplaceAll(line[1], "\n", "; ")))
+			fmt.Fprintf(w, "  %-8s  %s\n", line[0], oneLine(line[1]))
 		}
 	}
 	for _, p := range report.Suspected {

@@ -73,7 +73,7 @@ func printAgentStatus(w io.Writer, status agent.Status) {
 // enough yet.
 func printProblems(w io.Writer, report problems.Report) {
 	print := func(p problems.Problem, label string) {
-		fmt.Fprintf(w, "%s\t%s, since %s: %s\n", label, p.What, timeOfDay(p.Since), strings.ReplaceAll(p.Evidence, "\n", "; "))
+		fmt.Fprintf(w, "%s\t%s, since %s: %s\n", label, printable(p.What), timeOfDay(p.Since), oneLine(p.Evidence))
 	}
 	for _, p := range report.Problems {
 		print(p, string(p.Severity))
@@ -82,6 +82,9 @@ func printProblems(w io.Writer, report problems.Report) {
 		print(p, "suspected")
 	}
 }
+
+// oneLine returns text in one line, for a terminal.
+func oneLine(text string) string { return printable(strings.ReplaceAll(text, "\n", "; ")) }
 
 // printSettings prints a line for each setting, in the order of their names.
 func printSettings(w io.Writer, settings map[string][]string) {
@@ -120,7 +123,7 @@ func describeUpstream(u agent.Upstream) string {
 		}
 	}
 	if u.LastError != "" {
-		texts = append(texts, fmt.Sprintf("last error %s ago: %s", time.Since(u.LastErrorAt).Round(time.Second), u.LastError))
+		texts = append(texts, fmt.Sprintf("last error %s ago: %s", time.Since(u.LastErrorAt).Round(time.Second), oneLine(u.LastError)))
 	}
 	return strings.Join(texts, ", ")
 }
@@ -138,13 +141,13 @@ func printXDS(w io.Writer, status agent.Status) {
 	}
 	fmt.Fprintf(w, "control plane\t%s\n", connection)
 	if xds.LastError != "" {
-		fmt.Fprintf(w, "last error\t%s\n", xds.LastError)
+		fmt.Fprintf(w, "last error\t%s\n", oneLine(xds.LastError))
 	}
 	if !xds.CertificateExpires.IsZero() {
 		fmt.Fprintf(w, "certificate\tworkload certificate, expires %s\n", xds.CertificateExpires.Format(time.RFC3339))
 	}
 	if xds.CertificateError != "" {
-		fmt.Fprintf(w, "certificate error\t%s\n", xds.CertificateError)
+		fmt.Fprintf(w, "certificate error\t%s\n", oneLine(xds.CertificateError))
 	}
 	if !xds.Loaded {
 		fmt.Fprintf(w, "table\tnone yet\n")
@@ -170,7 +173,7 @@ func printMode(w io.Writer, xds nds.Status) {
 	}
 	fmt.Fprintf(w, "mode\t%s: %s\n", xds.Mode, text)
 	if xds.ChecksumDifferences > 0 {
-		fmt.Fprintf(w, "checksum differences\t%d, last: %s\n", xds.ChecksumDifferences, xds.LastChecksumDifference)
+		fmt.Fprintf(w, "checksum differences\t%d, last: %s\n", xds.ChecksumDifferences, oneLine(xds.LastChecksumDifference))
 	}
 }
 
@@ -200,7 +203,7 @@ func printEgress(w io.Writer, status *egress.Status) {
 			h.Total, h.Sent, h.Received, unknown)
 	}
 	for _, r := range status.Refused {
-		fmt.Fprintf(w, "\trefused, %s: %d, last %s: %s\n", r.Reason, r.Count, r.Last.Format(time.RFC3339), r.Error)
+		fmt.Fprintf(w, "\trefused, %s: %d, last %s: %s\n", r.Reason, r.Count, r.Last.Format(time.RFC3339), oneLine(r.Error))
 	}
 }
 

@@ -1,0 +1,24 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/nds"
+)
+
+// A message of a control plane neither commands the terminal nor adds a line to the status.
+func TestStatusOfHostileTexts(t *testing.T) { // R15
+	const hostile = "\x1b[2Jno\nready\tno"
+	var text strings.Builder
+	printAgentStatus(&text, agent.Status{
+		Ready: true, XDS: nds.Status{LastError: hostile, CertificateError: hostile},
+		Diagnosis: problems.Report{Problems: []problems.Problem{{What: hostile, Evidence: hostile}}},
+		Upstreams: []agent.Upstream{{LastError: hostile}},
+	})
+	if got := text.String(); strings.Contains(got, "\x1b") || strings.Count(got, "\nready") > 0 {
+		t.Errorf("the status is\n%q", got)
+	}
+}
