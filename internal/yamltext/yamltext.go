@@ -17,7 +17,7 @@ type Document struct {
 
 // Split returns the documents of a text. A line that begins with "---" or "..." separates documents wherever it is,
 // also in a quoted text (YAML 1.2.2, 9.1.2 and 9.1.4), so a syntax error in one document does not hide the next
-// document. The documents share the memory of text.
+// document. As for kubectl, a comment may follow "---" without a space. The documents share the memory of text.
 func Split(text []byte) []*Document {
 	var documents []*Document
 	d, begin, end, number := &Document{}, 0, 0, 0 // d has the lines from begin to end
@@ -31,7 +31,7 @@ func Split(text []byte) []*Document {
 	for line := range bytes.Lines(text) {
 		number++
 		switch {
-		case isMarker(line, "---"):
+		case isMarker(line, "---") || bytes.HasPrefix(line, []byte("---#")):
 			finish(&Document{Marker: line, Before: number})
 			begin += len(line)
 			if content := bytes.TrimSpace(line[3:]); len(content) > 0 && content[0] != '#' {
