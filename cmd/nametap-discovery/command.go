@@ -17,6 +17,7 @@ import (
 	"github.com/nametap/nametap/discovery"
 	"github.com/nametap/nametap/discovery/clusters"
 	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
 )
@@ -185,7 +186,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	// If stderr cannot be written, there is no other place for the error.
-	_, _ = fmt.Fprintf(stderr, "%s: %v\n", name, err)
+	_, _ = fmt.Fprintf(stderr, "%s: %s\n", name, clip.Lines(err.Error()))
 	if errors.As(err, new(usageError)) {
 		_, _ = fmt.Fprintf(stderr, "%s --help lists the flags.\n", help)
 		return exitUsage

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -20,6 +21,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
@@ -273,7 +275,8 @@ func extendedErrors(resp *dns.Msg) []string {
 	if opt := resp.IsEdns0(); opt != nil {
 		for _, option := range opt.Option {
 			if ede, ok := option.(*dns.EDNS0_EDE); ok {
-				texts = append(texts, fmt.Sprintf("%s: %s", dns.ExtendedErrorCodeToString[ede.InfoCode], ede.ExtraText))
+				name := cmp.Or(dns.ExtendedErrorCodeToString[ede.InfoCode], fmt.Sprintf("code %d", ede.InfoCode))
+				texts = append(texts, fmt.Sprintf("%s: %s", name, ede.ExtraText))
 			}
 		}
 	}
@@ -308,7 +311,7 @@ func printResults(w io.Writer, results []queryResult) {
 			fmt.Fprintf(w, "  additional: %s\n", record)
 		}
 		for _, e := range r.Errors {
-			fmt.Fprintf(w, "  error: %s\n", e)
+			fmt.Fprintf(w, "  error: %s\n", clip.Line(e))
 		}
 		r.Captured.print(w)
 		r.printFrom(w)
@@ -329,12 +332,12 @@ func printResults(w io.Writer, results []queryResult) {
 func (r *queryResult) printFrom(w io.Writer) {
 	switch {
 	case r.From == nil:
-		fmt.Fprintf(w, "  from: unknown: %s\n", r.NoFrom)
+		fmt.Fprintf(w, "  from: unknown: %s\n", clip.Line(r.NoFrom))
 	case r.From.String() == "":
 	case len(r.From.Rows) == 0:
-		fmt.Fprintf(w, "  from: %s\n", r.From)
+		fmt.Fprintf(w, "  from: %s\n", clip.Line(r.From.String()))
 	default:
-		fmt.Fprintf(w, "  from (%s): %s\n", strings.Join(r.From.Rows, ", "), r.From)
+		fmt.Fprintf(w, "  from (%s): %s\n", strings.Join(r.From.Rows, ", "), clip.Line(r.From.String()))
 	}
 }
 
@@ -442,8 +445,8 @@ func (c *capturedQuery) print(w io.Writer) {
 		return
 	}
 	by := map[string]string{
-		byAgent:      fmt.Sprintf("this agent (%s): queries of clients reach it", c.ID),
-		byOtherAgent: fmt.Sprintf("another agent of nametap (%s), not the one at --dns-addr", c.ID),
+		byAgent:      fmt.Sprintf("this agent (%s): queries of clients reach it", clip.Line(c.ID)),
+		byOtherAgent: fmt.Sprintf("another agent of nametap (%s), not the one at --dns-addr", clip.Line(c.ID)),
 		byServer: "another server, not an agent of nametap: queries of clients are not captured; `nametap capture " +
 			"check` and `nametap status` show why",
 	}[c.By]

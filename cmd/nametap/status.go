@@ -13,6 +13,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -138,13 +139,13 @@ func printXDS(w io.Writer, status agent.Status) {
 	}
 	fmt.Fprintf(w, "control plane\t%s\n", connection)
 	if xds.LastError != "" {
-		fmt.Fprintf(w, "last error\t%s\n", xds.LastError)
+		fmt.Fprintf(w, "last error\t%s\n", clip.Line(xds.LastError))
 	}
 	if !xds.CertificateExpires.IsZero() {
 		fmt.Fprintf(w, "certificate\tworkload certificate, expires %s\n", xds.CertificateExpires.Format(time.RFC3339))
 	}
 	if xds.CertificateError != "" {
-		fmt.Fprintf(w, "certificate error\t%s\n", xds.CertificateError)
+		fmt.Fprintf(w, "certificate error\t%s\n", clip.Line(xds.CertificateError))
 	}
 	if !xds.Loaded {
 		fmt.Fprintf(w, "table\tnone yet\n")

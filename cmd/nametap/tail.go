@@ -12,13 +12,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/internal/clip"
 )
 
 // allOf is how far back `nametap tail --no-follow` begins if --since is not set. No agent runs that long.
@@ -327,7 +327,7 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	if r.Reason != "" {
 		t.reasons = true
 		fmt.Fprintf(&text, "%14s%s\n", "",
-			t.coloured(fmt.Sprintf("%s  [%s]", printable(r.Reason), strings.Join(r.Rows, " ")), faint))
+			t.coloured(fmt.Sprintf("%s  [%s]", clip.Line(r.Reason), strings.Join(r.Rows, " ")), faint))
 	}
 	_, err := io.WriteString(w, text.String())
 	return err
@@ -407,17 +407,6 @@ func tookText(r *seen.Record) string {
 	return took.Round(time.Microsecond).String()
 }
 
-// printable replaces the characters that a terminal might obey. Any user may choose a part of the text, such as the
-// name of a cgroup.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
-}
-
 // clientNames names the clients of queries for people.
 type clientNames struct {
 	users map[uint32]string // "" without a name
@@ -436,7 +425,7 @@ func (c *clientNames) of(r *seen.Record) string {
 	case c.host.Has(r.Client.Addr().Unmap(), time.Now()):
 		return "a local program"
 	}
-	return printable(named.Who())
+	return clip.Line(named.Who())
 }
 
 // user returns the name of a user, or "" if the user has none.
