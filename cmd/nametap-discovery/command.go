@@ -230,11 +230,14 @@ func hide(flags *pflag.FlagSet, names ...string) {
 }
 
 // noArgs refuses arguments. With cobra.NoArgs the error would not be a usageError.
-func noArgs(_ *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("unknown command or argument %q: want agents, table, inject, version, or flags only", args[0])}
+func noArgs(command *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case command.HasParent():
+		return usageError{fmt.Errorf("unknown argument %q: want flags only", args[0])}
 	}
-	return nil
+	return usageError{fmt.Errorf("unknown command or argument %q: want agents, table, inject, version, or flags only", args[0])}
 }
 
 func newVersion(stdout io.Writer) *cobra.Command {

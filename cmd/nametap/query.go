@@ -157,16 +157,16 @@ func parseQuestions(name string, types []string) ([]dns.Question, error) {
 	}
 	questions := make([]dns.Question, 0, len(types))
 	for _, t := range types {
-		qtype, known := dns.StringToType[strings.ToUpper(t)]
-		if !known {
-			return nil, fmt.Errorf("type %q: want a record type such as A, AAAA or PTR", t)
+		qtype, err := wire.ParseType(t)
+		if err != nil {
+			return nil, err
 		}
 		qname := dns.Fqdn(name)
 		if address && qtype == dns.TypePTR {
 			qname = reverse
 		}
-		if _, ok := dns.IsDomainName(qname); !ok {
-			return nil, fmt.Errorf("name %q: want a domain name", name)
+		if _, err := wire.ParseName(name); err != nil {
+			return nil, err
 		}
 		questions = append(questions, dns.Question{Name: qname, Qtype: qtype, Qclass: dns.ClassINET})
 	}
@@ -236,7 +236,7 @@ func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 	}
 	extra := slices.DeleteFunc(slices.Clone(resp.Extra), func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	result := queryResult{
-		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: wire.RcodeName(resp.Rcode),
+		Name: q.Name, Type: wire.TypeName(q.Qtype), Rcode: wire.RcodeName(resp.Rcode),
 		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra),
 		Errors:   extendedErrors(resp),
 		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),

@@ -28,6 +28,7 @@ const allOf = 10 * 365 * 24 * time.Hour
 type seenQueries struct {
 	agentCommand
 
+	flags  *pflag.FlagSet
 	filter map[string]*string
 	failed bool
 	who    bool
@@ -39,6 +40,7 @@ type seenQueries struct {
 // declare declares the flags.
 func (s *seenQueries) declare(flags *pflag.FlagSet) {
 	s.agentCommand.declare(flags)
+	s.flags = flags
 	flags.BoolVar(&s.failed, "failed", false, "only failures and other queries worth a look")
 	s.filter = map[string]*string{}
 	for _, f := range []struct{ param, usage string }{
@@ -58,12 +60,17 @@ func (s *seenQueries) declare(flags *pflag.FlagSet) {
 func (s *seenQueries) params(args []string) (url.Values, error) {
 	params := url.Values{}
 	for param, value := range s.filter {
-		if *value != "" {
+		if s.flags.Changed(param) {
 			params.Set(param, *value)
 		}
 	}
 	if len(args) > 0 {
 		params.Set(seen.ParamName, args[0])
+	}
+	for param := range params {
+		if params.Get(param) == "" { // it would select all queries
+			return nil, usageError{fmt.Errorf("%s \"\": want a value", param)}
+		}
 	}
 	if s.failed {
 		params.Set(seen.ParamFailed, "true")

@@ -243,7 +243,7 @@ func (t *top) add(key string, r *seen.Record) {
 
 // most returns the most frequent keys, up to n.
 func (t *top) most(n int) []*topCount {
-	sorted := slices.Clone(t.all)
+	sorted := append([]*topCount{}, t.all...) // in JSON a list, also if it is empty
 	slices.SortFunc(sorted, func(a, b *topCount) int {
 		return cmp.Or(cmp.Compare(b.Queries, a.Queries), strings.Compare(a.Key, b.Key))
 	})

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/miekg/dns"
 )
@@ -127,6 +128,19 @@ func PackName(presentation string) ([]byte, error) {
 		return nil, err
 	}
 	return buf[: n-1 : n-1], nil
+}
+
+// ParseName parses a name that a person has written: in presentation form, with or without the trailing dot, and "."
+// for the root.
+func ParseName(text string) (Name, error) {
+	if strings.ContainsFunc(text, func(r rune) bool { return r > unicode.MaxASCII }) {
+		return "", fmt.Errorf("name %q: want it as programs ask for it, such as xn--bcher-kva.example", text)
+	}
+	packed, err := PackName(text)
+	if err != nil || text == "" {
+		return "", fmt.Errorf("name %q: want a domain name", text)
+	}
+	return Fold(packed), nil
 }
 
 // Fold returns the Name for a name in wire form without the root label.
