@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/miekg/dns"
 )
@@ -69,12 +70,16 @@ func appendHostname(dst []byte, s string) ([]byte, error) {
 			return dst, errLongLabel
 		}
 		wire = append(wire, byte(len(label)))
-		for _, c := range []byte(label) {
+		for i, c := range []byte(label) {
 			if c == '*' {
 				return dst, errInnerStar
 			}
 			if !isHostByte(c) {
-				return dst, fmt.Errorf("%q is not a letter, digit, hyphen or underscore", rune(c))
+				character := rune(c)
+				if r, _ := utf8.DecodeRuneInString(label[i:]); r != utf8.RuneError {
+					character = r
+				}
+				return dst, fmt.Errorf("%q is not a letter, digit, hyphen or underscore", character)
 			}
 			wire = append(wire, FoldByte(c))
 		}
