@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
 
@@ -209,6 +210,11 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 				return err
 			}
 			return serve(cmd.Context(), o, stderr)
+		},
+		PersistentPreRun: func(command *cobra.Command, _ []string) {
+			if command.HasParent() { // only the server ends in steps; a command may wait for its input
+				signal.Reset(endSignals()...)
+			}
 		},
 		SilenceErrors:     true,
 		SilenceUsage:      true,
