@@ -414,8 +414,11 @@ func (a *asker) findCaptured(ctx context.Context, r *queryResult) {
 	}
 	c := &capturedQuery{Server: a.addr, UID: a.user.uid, By: byServer}
 	r.Captured = c
+	if r.From == nil {
+		return // no agent, and it may never answer a question about itself
+	}
 	var err error
-	if c.ID, err = a.id(ctx); err != nil || r.From == nil {
+	if c.ID, err = a.id(ctx); err != nil {
 		return
 	}
 	c.By = byOtherAgent
