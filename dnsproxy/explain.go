@@ -31,9 +31,9 @@ type Explanation struct {
 // Explain says how a question is answered and why. It sends no query to a nameserver. It fails
 // if name is not a domain name or qtype is not a record type.
 func (s *Server) Explain(name, qtype string) (Explanation, error) {
-	code, known := dns.StringToType[strings.ToUpper(qtype)]
-	if !known {
-		return Explanation{}, fmt.Errorf("type %q: want a record type such as A, AAAA or PTR", qtype)
+	code, err := wire.ParseType(qtype)
+	if err != nil {
+		return Explanation{}, err
 	}
 	packed, err := wire.PackName(name)
 	if err != nil {
@@ -43,7 +43,7 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	current := s.handler.table.Load()
 	d := s.handler.inUse.Load().decide(q, current, new(table.Scratch))
 	e := Explanation{
-		Name: dns.Fqdn(name), Type: dns.TypeToString[code],
+		Name: dns.Fqdn(name), Type: wire.TypeName(code),
 		Rows: d.rows(q), Rule: d.match.Rule, Source: d.source(),
 	}
 	if e.Rule == "" {

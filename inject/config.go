@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/nametap/nametap/internal/version"
+	"github.com/nametap/nametap/internal/yamltext"
 )
 
 // A Mode is a way to bring the queries of a pod to the agent.
@@ -92,7 +93,7 @@ func ParseConfig(text []byte) (Config, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&cfg); err != nil && !errors.Is(err, io.EOF) {
-		return Config{}, inOneLine(err)
+		return Config{}, yamltext.OneLine(err)
 	}
 	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return Config{}, errors.New("want one document")

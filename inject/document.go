@@ -110,10 +110,10 @@ func (d *document) render(root *yaml.Node) ([]byte, error) {
 func (d *document) checked(text []byte, root *yaml.Node) ([]byte, error) {
 	again, err := d.read(text)
 	if err != nil {
-		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors: %w", d.Before+1, err)
+		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors and its folded texts (>): %w", d.Before+1, err)
 	}
 	if again == nil || !same(root.Content[0], again.Content[0], false) {
-		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again without changes elsewhere; simplify it, for example its anchors", d.Before+1)
+		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again without changes elsewhere; simplify it, for example its anchors and its folded texts (>)", d.Before+1)
 	}
 	return text, nil
 }

@@ -6,8 +6,8 @@ import (
 )
 
 // merge applies to raw the difference between the texts base and next. raw has the same content as base in
-// another form. So blank lines, and the form of the parts that do not change, stay. It reports false if a part
-// that changes has another form in raw than in base, or if the texts differ in too many lines.
+// another form. So blank lines, and the form of the parts that do not change, stay. It reports false if lines
+// within a part that has another form in raw than in base change, or if the texts differ in too many lines.
 func merge(raw, base, next string) (string, bool) {
 	rawLines, baseLines, nextLines := lines(raw), lines(base), lines(next)
 	inRaw, ok := match(baseLines, rawLines)
@@ -45,8 +45,10 @@ func merge(raw, base, next string) (string, bool) {
 // choose returns the merged lines of a part that differs between raw and base, between base and next, or both.
 func choose(raw, base, next []string) ([]string, bool) {
 	switch {
-	case slices.Equal(base, next):
-		return raw, true
+	case len(next) >= len(base) && slices.Equal(next[:len(base)], base):
+		return slices.Concat(raw, next[len(base):]), true
+	case len(next) >= len(base) && slices.Equal(next[len(next)-len(base):], base):
+		return slices.Concat(next[:len(next)-len(base)], raw), true
 	case slices.Equal(withoutBlank(raw), base):
 		blank := 0
 		for blank < len(raw) && strings.TrimSpace(raw[blank]) == "" {

@@ -17,7 +17,11 @@ func TestMerge(t *testing.T) { // I13
 		{"a _ b c", "a b c", "a c", "a _ c"},
 		{"", "", "x", "x"},
 		{"a", "a", "", ""},
+		{"A", "a", "a x", "A x"},
+		{"A B _ c", "a c", "a x c", "A B _ x c"},
+		{"c A B", "c a", "c x a", "c x A B"},
 		{"A b", "a b", "x b", "conflict"},
+		{"A", "a", "x a y", "conflict"},
 		{"a B", "a b", "a", "conflict"},
 	} {
 		text := func(words string) string {

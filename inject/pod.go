@@ -7,6 +7,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nametap/nametap/internal/yamltext"
 )
 
 // A Namespace has the properties of a pod's namespace that the decision about the pod needs.
@@ -95,7 +97,7 @@ func decode(node *yaml.Node) (*pod, error) {
 		err = errors.New("spec.containers is missing")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("not a valid pod: %w", inOneLine(err))
+		return nil, fmt.Errorf("not a valid pod: %w", yamltext.OneLine(err))
 	}
 	return p, nil
 }

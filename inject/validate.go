@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
-	"slices"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -95,19 +92,4 @@ func unique(m *yaml.Node) error {
 		}
 	}
 	return nil
-}
-
-// goType matches the name of a Go type at the end of an error.
-var goType = regexp.MustCompile(` (into|in type) (\[\])?(inject\.\w+|struct \{.*)`)
-
-// inOneLine returns err, an error of decoding, as one line without the names of Go types.
-func inOneLine(err error) error {
-	if mismatch := new(yaml.TypeError); errors.As(err, &mismatch) {
-		lines := slices.Clone(mismatch.Errors)
-		for i, line := range lines {
-			lines[i] = goType.ReplaceAllString(line, "")
-		}
-		return errors.New(strings.Join(lines, "; "))
-	}
-	return err
 }

@@ -3,6 +3,8 @@ package test
 import (
 	"strings"
 	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 // TestQueryCaptured checks that `nametap query --captured` goes the way of a client's query, from the socket of
@@ -22,6 +24,10 @@ func TestQueryCaptured(t *testing.T) { // R19
 	}
 	a := v.start()
 	query(namedIP, "the query of uid 65534 to "+named+":53 was answered by another server, not an agent")
+	v.named.Handle(fakedns.Answer(mesh+". 60 IN A "+namedIP, "id.server. 0 CH TXT other")) // others may never answer that
+	if r := v.root(append(args, "--output", "json")...); r.code != 0 || strings.Contains(r.stdout, "other\"") {
+		t.Errorf("a server that is no agent was asked who it is: %+v", r)
+	}
 	a.end(terminate)
 
 	// root's own queries pass through.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/nametap/nametap/discovery"
 	"github.com/nametap/nametap/discovery/clusters"
 	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
 )
@@ -185,7 +187,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	// If stderr cannot be written, there is no other place for the error.
-	_, _ = fmt.Fprintf(stderr, "%s: %v\n", name, err)
+	_, _ = fmt.Fprintf(stderr, "%s: %s\n", name, clip.Lines(err.Error()))
 	if errors.As(err, new(usageError)) {
 		_, _ = fmt.Fprintf(stderr, "%s --help lists the flags.\n", help)
 		return exitUsage
@@ -209,6 +211,11 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			}
 			return serve(cmd.Context(), o, stderr)
 		},
+		PersistentPreRun: func(command *cobra.Command, _ []string) {
+			if command.HasParent() { // only the server ends in steps; a command may wait for its input
+				signal.Reset(endSignals()...)
+			}
+		},
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
@@ -229,11 +236,14 @@ func hide(flags *pflag.FlagSet, names ...string) {
 }
 
 // noArgs refuses arguments. With cobra.NoArgs the error would not be a usageError.
-func noArgs(_ *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("unknown command or argument %q: want agents, table, inject, version, or flags only", args[0])}
+func noArgs(command *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case command.HasParent():
+		return usageError{fmt.Errorf("unknown argument %q: want flags only", args[0])}
 	}
-	return nil
+	return usageError{fmt.Errorf("unknown command or argument %q: want agents, table, inject, version, or flags only", args[0])}
 }
 
 func newVersion(stdout io.Writer) *cobra.Command {

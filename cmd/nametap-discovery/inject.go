@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/inject"
+	"github.com/nametap/nametap/internal/clip"
 )
 
 // maxManifest is the longest manifest that is read, in bytes.
@@ -144,7 +145,7 @@ func (o *injectOptions) run(stdin io.Reader, stdout, stderr io.Writer) error {
 			refused = append(refused, fmt.Errorf("line %d: %s", r.Line, line))
 			continue
 		}
-		_, _ = fmt.Fprintln(stderr, line) // there is no other place for it
+		_, _ = fmt.Fprintln(stderr, clip.Line(line)) // there is no other place for it
 	}
 	if len(refused) > 0 {
 		return errors.Join(refused...)

@@ -9,9 +9,12 @@ import (
 	"syscall"
 )
 
+// endSignals returns the signals that end the program.
+func endSignals() []os.Signal { return []os.Signal{syscall.SIGINT, syscall.SIGTERM} }
+
 // run runs the command and returns the exit code.
 func run() int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), endSignals()...)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	return execute(ctx, os.Args, os.Stdout, os.Stderr)

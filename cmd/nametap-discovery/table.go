@@ -18,6 +18,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/internal/clip"
 )
 
 func newTable(stdout, stderr io.Writer) *cobra.Command {
@@ -68,7 +69,7 @@ func printTable(ctx context.Context, o *options, stdout, stderr io.Writer) error
 		return fmt.Errorf("printing the table: %w", err)
 	}
 	for _, e := range broken {
-		if _, err := fmt.Fprintln(stderr, e); err != nil {
+		if _, err := fmt.Fprintln(stderr, clip.Line(e.Error())); err != nil {
 			return fmt.Errorf("listing errors: %w", err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 func newCacheCommand() *cobra.Command {
@@ -43,13 +44,18 @@ func requestCache[T any](command *cobra.Command, method, path string, text func(
 	command.Args = usageArgs(cobra.MaximumNArgs(1))
 	command.RunE = func(command *cobra.Command, args []string) error {
 		selection := url.Values{}
-		switch {
-		case len(args) > 0 && suffix != "":
+		switch bySuffix := command.Flags().Changed("suffix"); {
+		case len(args) > 0 && bySuffix:
 			return usageError{errors.New("want NAME or --suffix, not both")}
 		case len(args) > 0:
 			selection.Set("name", args[0])
-		case suffix != "":
+		case bySuffix:
 			selection.Set("suffix", suffix)
+		}
+		for _, value := range selection {
+			if _, err := wire.ParseName(value[0]); err != nil { // an empty one would select all
+				return usageError{err}
+			}
 		}
 		result := new(T)
 		if err := c.status.do(command.Context(), method, path, selection, result); err != nil {

@@ -26,6 +26,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
 )
@@ -285,7 +286,7 @@ func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.
 		if !p.Since.IsZero() {
 			since = "  since " + timeOfDay(p.Since)
 		}
-		fmt.Fprintf(w, "%s  %s%s\n", strings.ToUpper(string(p.Severity)), printable(p.What), since)
+		fmt.Fprintf(w, "%s  %s%s\n", strings.ToUpper(string(p.Severity)), clip.Line(p.What), since)
 		for _, line := range [][2]string{
 			{"evidence", p.Evidence}, {"effect", p.Effect}, {"mend", p.Mend}, {"rows", strings.Join(p.Rows, " ")},
 		} {
@@ -293,14 +294,14 @@ func (d *doctorCommand) print(w io.Writer, status agent.Status, report problems.
 		}
 	}
 	for _, p := range report.Suspected {
-		fmt.Fprintf(w, "suspected since %s, a problem after %v: %s\n", timeOfDay(p.Since), problems.Lasting, printable(p.What))
+		fmt.Fprintf(w, "suspected since %s, a problem after %v: %s\n", timeOfDay(p.Since), problems.Lasting, clip.Line(p.What))
 	}
 	if d.all {
 		for _, title := range report.Passed {
 			fmt.Fprintf(w, "ok       %s\n", title)
 		}
 		for _, s := range report.Skipped {
-			fmt.Fprintf(w, "skipped  %s: %s\n", s.Check, printable(s.Reason))
+			fmt.Fprintf(w, "skipped  %s: %s\n", s.Check, clip.Line(s.Reason))
 		}
 	}
 	fmt.Fprintf(w, "%d checks passed, %d skipped", len(report.Passed), len(report.Skipped))

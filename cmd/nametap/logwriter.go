@@ -5,6 +5,8 @@ import (
 	"io"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/internal/clip"
 )
 
 const (
@@ -87,8 +89,10 @@ func (w *logWriter) close() {
 	}
 }
 
-// printError prints a message, but does not wait longer than logCloseTimeout for the reader.
+// printError prints a message, but does not wait longer than logCloseTimeout for the reader. As in the output of a
+// command, nothing is left that a terminal obeys.
 func printError(to io.Writer, message string) {
+	message = clip.Lines(message)
 	if inJournal(to) {
 		message = prefixLines(journalError, message)
 	}

@@ -194,13 +194,15 @@ func (w *world) asked(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // nameserver RECORD... makes the nameserver answer with these records; nameserver RCODE makes it answer every question
-// with a response code, and nameserver silent with nothing.
+// with a response code, nameserver evil with texts that a terminal obeys, and nameserver silent with nothing.
 func (w *world) nameserver(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) == 0 {
-		ts.Fatalf("usage: nameserver RECORD... | RCODE | silent")
+		ts.Fatalf("usage: nameserver RECORD... | RCODE | evil | silent")
 	}
 	rcode, named := dns.StringToRcode[args[0]]
 	switch {
+	case args[0] == "evil":
+		w.upstream.Handle(fakedns.Failure(1000, "a\x1b[31m\u202e\n  from: b\xff"))
 	case args[0] == "silent":
 		w.upstream.Handle(fakedns.Silence)
 	case named:

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -28,7 +29,8 @@ func (o *outputFormat) declare(flags *pflag.FlagSet) {
 	flags.VarP(settings.OneOf(o, outputText, outputJSON), "output", "o", "`format` of the output: text or json")
 }
 
-// print prints v as JSON, or as the text that the function write writes. In a text, tabs separate columns.
+// print prints v as JSON, or as the text that the function write writes. In a text, tabs separate columns, and nothing
+// is left that a terminal obeys: nameservers, the control plane and users of the host choose parts of the text.
 func (o outputFormat) print(to io.Writer, v any, write func(w io.Writer)) error {
 	var all bytes.Buffer
 	if o == outputJSON {
@@ -41,6 +43,9 @@ func (o outputFormat) print(to io.Writer, v any, write func(w io.Writer)) error 
 		columns := tabwriter.NewWriter(&all, 0, 0, 2, ' ', 0)
 		write(columns)
 		_ = columns.Flush() // a buffer does not fail
+		text := clip.Lines(all.String())
+		all.Reset()
+		all.WriteString(text)
 	}
 	_, err := to.Write(all.Bytes())
 	return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -20,6 +21,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
@@ -155,16 +157,16 @@ func parseQuestions(name string, types []string) ([]dns.Question, error) {
 	}
 	questions := make([]dns.Question, 0, len(types))
 	for _, t := range types {
-		qtype, known := dns.StringToType[strings.ToUpper(t)]
-		if !known {
-			return nil, fmt.Errorf("type %q: want a record type such as A, AAAA or PTR", t)
+		qtype, err := wire.ParseType(t)
+		if err != nil {
+			return nil, err
 		}
 		qname := dns.Fqdn(name)
 		if address && qtype == dns.TypePTR {
 			qname = reverse
 		}
-		if _, ok := dns.IsDomainName(qname); !ok {
-			return nil, fmt.Errorf("name %q: want a domain name", name)
+		if _, err := wire.ParseName(name); err != nil {
+			return nil, err
 		}
 		questions = append(questions, dns.Question{Name: qname, Qtype: qtype, Qclass: dns.ClassINET})
 	}
@@ -234,7 +236,7 @@ func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 	}
 	extra := slices.DeleteFunc(slices.Clone(resp.Extra), func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	result := queryResult{
-		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: wire.RcodeName(resp.Rcode),
+		Name: q.Name, Type: wire.TypeName(q.Qtype), Rcode: wire.RcodeName(resp.Rcode),
 		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra),
 		Errors:   extendedErrors(resp),
 		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),
@@ -273,7 +275,8 @@ func extendedErrors(resp *dns.Msg) []string {
 	if opt := resp.IsEdns0(); opt != nil {
 		for _, option := range opt.Option {
 			if ede, ok := option.(*dns.EDNS0_EDE); ok {
-				texts = append(texts, fmt.Sprintf("%s: %s", dns.ExtendedErrorCodeToString[ede.InfoCode], ede.ExtraText))
+				name := cmp.Or(dns.ExtendedErrorCodeToString[ede.InfoCode], fmt.Sprintf("code %d", ede.InfoCode))
+				texts = append(texts, fmt.Sprintf("%s: %s", name, ede.ExtraText))
 			}
 		}
 	}
@@ -308,7 +311,7 @@ func printResults(w io.Writer, results []queryResult) {
 			fmt.Fprintf(w, "  additional: %s\n", record)
 		}
 		for _, e := range r.Errors {
-			fmt.Fprintf(w, "  error: %s\n", e)
+			fmt.Fprintf(w, "  error: %s\n", clip.Line(e))
 		}
 		r.Captured.print(w)
 		r.printFrom(w)
@@ -329,12 +332,12 @@ func printResults(w io.Writer, results []queryResult) {
 func (r *queryResult) printFrom(w io.Writer) {
 	switch {
 	case r.From == nil:
-		fmt.Fprintf(w, "  from: unknown: %s\n", r.NoFrom)
+		fmt.Fprintf(w, "  from: unknown: %s\n", clip.Line(r.NoFrom))
 	case r.From.String() == "":
 	case len(r.From.Rows) == 0:
-		fmt.Fprintf(w, "  from: %s\n", r.From)
+		fmt.Fprintf(w, "  from: %s\n", clip.Line(r.From.String()))
 	default:
-		fmt.Fprintf(w, "  from (%s): %s\n", strings.Join(r.From.Rows, ", "), r.From)
+		fmt.Fprintf(w, "  from (%s): %s\n", strings.Join(r.From.Rows, ", "), clip.Line(r.From.String()))
 	}
 }
 
@@ -411,8 +414,11 @@ func (a *asker) findCaptured(ctx context.Context, r *queryResult) {
 	}
 	c := &capturedQuery{Server: a.addr, UID: a.user.uid, By: byServer}
 	r.Captured = c
+	if r.From == nil {
+		return // no agent, and it may never answer a question about itself
+	}
 	var err error
-	if c.ID, err = a.id(ctx); err != nil || r.From == nil {
+	if c.ID, err = a.id(ctx); err != nil {
 		return
 	}
 	c.By = byOtherAgent
@@ -442,8 +448,8 @@ func (c *capturedQuery) print(w io.Writer) {
 		return
 	}
 	by := map[string]string{
-		byAgent:      fmt.Sprintf("this agent (%s): queries of clients reach it", c.ID),
-		byOtherAgent: fmt.Sprintf("another agent of nametap (%s), not the one at --dns-addr", c.ID),
+		byAgent:      fmt.Sprintf("this agent (%s): queries of clients reach it", clip.Line(c.ID)),
+		byOtherAgent: fmt.Sprintf("another agent of nametap (%s), not the one at --dns-addr", clip.Line(c.ID)),
 		byServer: "another server, not an agent of nametap: queries of clients are not captured; `nametap capture " +
 			"check` and `nametap status` show why",
 	}[c.By]

@@ -18,6 +18,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // traceBack is how far a trace looks back for queries of the name.
@@ -66,7 +67,7 @@ func newTrace(ctx context.Context, status *statusClient, q dns.Question) *queryT
 	}
 	var content forward.CacheContent
 	if t.note("cache", status.get(ctx, "/debug/cache", url.Values{"name": {q.Name}}, &content)) {
-		i := slices.IndexFunc(content.Entries, func(e forward.CacheEntry) bool { return e.Type == dns.TypeToString[q.Qtype] })
+		i := slices.IndexFunc(content.Entries, func(e forward.CacheEntry) bool { return e.Type == wire.TypeName(q.Qtype) })
 		if i >= 0 {
 			t.Cache = &content.Entries[i]
 		}

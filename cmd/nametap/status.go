@@ -13,6 +13,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -73,7 +74,7 @@ func printAgentStatus(w io.Writer, status agent.Status) {
 // enough yet.
 func printProblems(w io.Writer, report problems.Report) {
 	print := func(p problems.Problem, label string) {
-		fmt.Fprintf(w, "%s\t%s, since %s: %s\n", label, printable(p.What), timeOfDay(p.Since), oneLine(p.Evidence))
+		fmt.Fprintf(w, "%s\t%s, since %s: %s\n", label, clip.Line(p.What), timeOfDay(p.Since), oneLine(p.Evidence))
 	}
 	for _, p := range report.Problems {
 		print(p, string(p.Severity))
@@ -84,7 +85,7 @@ func printProblems(w io.Writer, report problems.Report) {
 }
 
 // oneLine returns text in one line, for a terminal.
-func oneLine(text string) string { return printable(strings.ReplaceAll(text, "\n", "; ")) }
+func oneLine(text string) string { return clip.Line(strings.ReplaceAll(text, "\n", "; ")) }
 
 // printSettings prints a line for each setting, in the order of their names.
 func printSettings(w io.Writer, settings map[string][]string) {

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/nametap/nametap/internal/clip"
 )
 
 // A hostTable is the table in the form of /debug/ndsz.
@@ -116,7 +118,7 @@ func (t hostTable) print(w io.Writer) {
 	fmt.Fprintln(w, "HOST\tREGISTRY\tADDRESSES")
 	for _, host := range slices.Sorted(maps.Keys(t.Table)) {
 		info := t.Table[host]
-		fmt.Fprintf(w, "%s\t%s\t%s", host, info.Registry, strings.Join(info.IPs, " "))
+		fmt.Fprintf(w, "%s\t%s\t%s", host, clip.Line(info.Registry), strings.Join(info.IPs, " "))
 		if details := info.details(); details != "" {
 			fmt.Fprint(w, "\t", details)
 		}

@@ -12,13 +12,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/internal/clip"
 )
 
 // allOf is how far back `nametap tail --no-follow` begins if --since is not set. No agent runs that long.
@@ -28,6 +28,7 @@ const allOf = 10 * 365 * 24 * time.Hour
 type seenQueries struct {
 	agentCommand
 
+	flags  *pflag.FlagSet
 	filter map[string]*string
 	failed bool
 	who    bool
@@ -39,6 +40,7 @@ type seenQueries struct {
 // declare declares the flags.
 func (s *seenQueries) declare(flags *pflag.FlagSet) {
 	s.agentCommand.declare(flags)
+	s.flags = flags
 	flags.BoolVar(&s.failed, "failed", false, "only failures and other queries worth a look")
 	s.filter = map[string]*string{}
 	for _, f := range []struct{ param, usage string }{
@@ -58,12 +60,17 @@ func (s *seenQueries) declare(flags *pflag.FlagSet) {
 func (s *seenQueries) params(args []string) (url.Values, error) {
 	params := url.Values{}
 	for param, value := range s.filter {
-		if *value != "" {
+		if s.flags.Changed(param) {
 			params.Set(param, *value)
 		}
 	}
 	if len(args) > 0 {
 		params.Set(seen.ParamName, args[0])
+	}
+	for param := range params {
+		if params.Get(param) == "" { // it would select all queries
+			return nil, usageError{fmt.Errorf("%s \"\": want a value", param)}
+		}
 	}
 	if s.failed {
 		params.Set(seen.ParamFailed, "true")
@@ -327,7 +334,7 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	if r.Reason != "" {
 		t.reasons = true
 		fmt.Fprintf(&text, "%14s%s\n", "",
-			t.coloured(fmt.Sprintf("%s  [%s]", printable(r.Reason), strings.Join(r.Rows, " ")), faint))
+			t.coloured(fmt.Sprintf("%s  [%s]", clip.Line(r.Reason), strings.Join(r.Rows, " ")), faint))
 	}
 	_, err := io.WriteString(w, text.String())
 	return err
@@ -407,17 +414,6 @@ func tookText(r *seen.Record) string {
 	return took.Round(time.Microsecond).String()
 }
 
-// printable replaces the characters that a terminal might obey. Any user may choose a part of the text, such as the
-// name of a cgroup.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
-}
-
 // clientNames names the clients of queries for people.
 type clientNames struct {
 	users map[uint32]string // "" without a name
@@ -436,7 +432,7 @@ func (c *clientNames) of(r *seen.Record) string {
 	case c.host.Has(r.Client.Addr().Unmap(), time.Now()):
 		return "a local program"
 	}
-	return printable(named.Who())
+	return clip.Line(named.Who())
 }
 
 // user returns the name of a user, or "" if the user has none.

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -80,7 +81,7 @@ func (t *topCommand) key(r *seen.Record) string {
 		return r.Rcode
 	case keyName:
 	}
-	return printable(r.Question())
+	return clip.Line(r.Question())
 }
 
 func (t *topCommand) run(ctx context.Context, w io.Writer, args []string) error {
@@ -120,7 +121,7 @@ func (t *topCommand) follow(ctx, limited context.Context, w io.Writer, params ur
 			t.counted.add(t.key(r), r)
 		case <-tick.C:
 			if live {
-				if err := t.output.print(w, nil, func(w io.Writer) { t.print(w, clearScreen) }); err != nil {
+				if err := t.redraw(w); err != nil {
 					return err
 				}
 			}
@@ -132,7 +133,7 @@ func (t *topCommand) follow(ctx, limited context.Context, w io.Writer, params ur
 	if !stopped && t.counted.queries == 0 {
 		return tailEnded(err)
 	}
-	if err := t.output.print(w, t.result(), func(w io.Writer) { t.print(w, "") }); err != nil {
+	if err := t.output.print(w, t.result(), t.print); err != nil {
 		return err
 	}
 	switch {
@@ -163,10 +164,18 @@ func (t *topCommand) result() topResult {
 // clearScreen moves the cursor of a terminal to its first line, and clears it.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// print prints the text in the parameter before, and then the table.
-func (t *topCommand) print(w io.Writer, before string) {
+// redraw prints the table in place of what a terminal shows.
+func (t *topCommand) redraw(w io.Writer) error {
+	if _, err := io.WriteString(w, clearScreen); err != nil {
+		return err
+	}
+	return t.output.print(w, nil, t.print)
+}
+
+// print prints the table.
+func (t *topCommand) print(w io.Writer) {
 	took := time.Since(t.counted.began)
-	fmt.Fprintf(w, "%s%d queries in %v\n", before, t.counted.queries, took.Round(100*time.Millisecond))
+	fmt.Fprintf(w, "%d queries in %v\n", t.counted.queries, took.Round(100*time.Millisecond))
 	const row = "%9s  %9s  %8s  %9s  %7s  %s\n"
 	fmt.Fprintf(w, row, "QUERIES", "PER S", "FAILED", "TOOK", "OVER", strings.ToUpper(string(t.by)))
 	for _, c := range t.counted.most(t.rows) {
@@ -234,7 +243,7 @@ func (t *top) add(key string, r *seen.Record) {
 
 // most returns the most frequent keys, up to n.
 func (t *top) most(n int) []*topCount {
-	sorted := slices.Clone(t.all)
+	sorted := append([]*topCount{}, t.all...) // in JSON a list, also if it is empty
 	slices.SortFunc(sorted, func(a, b *topCount) int {
 		return cmp.Or(cmp.Compare(b.Queries, a.Queries), strings.Compare(a.Key, b.Key))
 	})

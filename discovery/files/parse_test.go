@@ -149,7 +149,7 @@ func TestValidDocuments(t *testing.T) {
 		notes     int
 	}{
 		{"nothing", "", nil, 0},
-		{"comments", "# a\n---\n# b\n---\n", nil, 0},
+		{"comments", "# a\n---\n# b\n---\n---# c\n", nil, 0},
 		{"null", "---\nnull\n", nil, 0},
 		{"directive", "%YAML 1.2\n---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIP: None}\n...\n", []string{"Service default/a"}, 0},
 		{"byte order mark and CRLF", "\xef\xbb\xbfapiVersion: v1\r\nkind: Pod\r\nmetadata: {name: a}\r\n---\r\napiVersion: v1\r\nkind: Pod\r\nmetadata: {name: b}\r\n",

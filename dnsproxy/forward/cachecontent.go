@@ -5,8 +5,6 @@ import (
 	"sort"
 	"time"
 
-	"github.com/miekg/dns"
-
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -28,11 +26,10 @@ func (s CacheSelection) match() (func(cache.Key) bool, error) {
 	case s.Name == "":
 		text = s.Suffix
 	}
-	packed, err := wire.PackName(text)
+	name, err := wire.ParseName(text)
 	if err != nil {
-		return nil, fmt.Errorf("name %q: want a domain name: %w", text, err)
+		return nil, err
 	}
-	name := wire.Fold(packed)
 	if s.Suffix != "" {
 		return func(k cache.Key) bool { return wire.Name(k.Name).Below(name) }, nil
 	}
@@ -63,7 +60,7 @@ func newCacheContent(kept []cache.Entry, total int) CacheContent {
 	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}
 	for _, e := range kept {
 		entry := CacheEntry{
-			Name: wire.Name(e.Key.Name).String(), Type: dns.Type(e.Key.Type).String(),
+			Name: wire.Name(e.Key.Name).String(), Type: wire.TypeName(e.Key.Type),
 			Server: e.Server, Failure: e.Failure,
 		}
 		if e.Reply != nil {

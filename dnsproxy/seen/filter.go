@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/miekg/dns"
 
@@ -63,14 +62,16 @@ func ParseFilter(params url.Values) (f *Filter, err error) {
 	f = &Filter{noteworthy: params.Get(ParamFailed) != "", source: params.Get(ParamSource),
 		who: params.Get(ParamWho) != ""}
 	if text := params.Get(ParamName); text != "" {
-		if f.name, err = parseName(text); err != nil {
+		if f.name, err = wire.ParseName(text); err != nil {
 			return nil, err
 		}
 	}
 	if text := params.Get(ParamType); text != "" {
-		if f.qtype, err = parseType(text); err != nil {
+		qtype, err := wire.ParseType(text)
+		if err != nil {
 			return nil, err
 		}
+		f.qtype = &qtype
 	}
 	if text := params.Get(ParamRcode); text != "" {
 		if f.rcode, err = parseRcode(text); err != nil {
@@ -103,29 +104,6 @@ func All() *Filter { return &Filter{who: true} }
 
 // ordinary reports whether the filter may select an ordinary query.
 func (f *Filter) ordinary() bool { return !f.noteworthy && !f.failures }
-
-func parseName(text string) (wire.Name, error) {
-	if strings.ContainsFunc(text, func(r rune) bool { return r > unicode.MaxASCII }) {
-		return "", fmt.Errorf("name %q: want it as programs ask for it, such as xn--bcher-kva.example", text)
-	}
-	packed, err := wire.PackName(text)
-	if err != nil {
-		return "", fmt.Errorf("name %q: want a domain name", text)
-	}
-	return wire.Fold(packed), nil
-}
-
-func parseType(text string) (*uint16, error) {
-	upper := strings.ToUpper(text)
-	if code, known := dns.StringToType[upper]; known {
-		return &code, nil
-	}
-	if code, err := strconv.ParseUint(strings.TrimPrefix(upper, numberedType), 10, 16); err == nil {
-		small := uint16(code)
-		return &small, nil
-	}
-	return nil, fmt.Errorf("type %q: want a record type such as A, or TYPE65", text)
-}
 
 func parseRcode(text string) (*uint16, error) {
 	upper := strings.ToUpper(text)

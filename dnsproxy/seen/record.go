@@ -60,7 +60,7 @@ func (b *packed) unpack() Query {
 func record(q *Query, path string) Record {
 	r := Record{
 		Time: q.Time.UTC(), Client: q.Client, Cgroup: path, Unit: unitOf(path), Transport: "udp",
-		Name: q.Name.String(), Type: typeName(q.Type), Rcode: rcodeName(q.Rcode), Truncated: q.Truncated,
+		Name: q.Name.String(), Type: wire.TypeName(q.Type), Rcode: rcodeName(q.Rcode), Truncated: q.Truncated,
 		Source: q.Source, Server: q.Server, Age: int(q.Age / time.Second), Expired: int(q.Expired / time.Second),
 		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind.noteworthy(),
 	}
@@ -125,18 +125,6 @@ func opcodeName(opcode uint8) string {
 		return name
 	}
 	return "OPCODE" + strconv.Itoa(int(opcode))
-}
-
-// numberedType is what the name of a type without a name of its own begins with, as in TYPE65 (RFC 3597, section 5).
-const numberedType = "TYPE"
-
-// typeName returns the name of a record type. It does not use the texts that the DNS library has for two types that
-// have no name.
-func typeName(code uint16) string {
-	if name, named := dns.TypeToString[code]; named && code != dns.TypeNone && code != dns.TypeReserved {
-		return name
-	}
-	return numberedType + strconv.Itoa(int(code))
 }
 
 // rcodeName returns the name of a response code.

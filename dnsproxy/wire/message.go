@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"fmt"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -29,6 +30,30 @@ const (
 	OpcodeMask = 0x78 // in the byte at FlagsOffset
 	RcodeMask  = 0x0F // in the byte after that
 )
+
+// numberedType is what the name of a type without a name of its own begins with, as in TYPE65 (RFC 3597, section 5).
+const numberedType = "TYPE"
+
+// TypeName returns the name of a record type. It does not use the texts that the DNS library has for two types that
+// have no name.
+func TypeName(code uint16) string {
+	if name, named := dns.TypeToString[code]; named && code != dns.TypeNone && code != dns.TypeReserved {
+		return name
+	}
+	return numberedType + strconv.Itoa(int(code))
+}
+
+// ParseType parses the name of a record type, in any case, or its number.
+func ParseType(text string) (uint16, error) {
+	upper := strings.ToUpper(text)
+	if code, known := dns.StringToType[upper]; known {
+		return code, nil
+	}
+	if code, err := strconv.ParseUint(strings.TrimPrefix(upper, numberedType), 10, 16); err == nil {
+		return uint16(code), nil
+	}
+	return 0, fmt.Errorf("type %q: want a record type such as A, or TYPE65", text)
+}
 
 // NumberedRcode is what the name of a response code without a name of its own begins with, as in RCODE3841.
 const NumberedRcode = "RCODE"

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/miekg/dns"
 )
@@ -68,12 +70,16 @@ func appendHostname(dst []byte, s string) ([]byte, error) {
 			return dst, errLongLabel
 		}
 		wire = append(wire, byte(len(label)))
-		for _, c := range []byte(label) {
+		for i, c := range []byte(label) {
 			if c == '*' {
 				return dst, errInnerStar
 			}
 			if !isHostByte(c) {
-				return dst, fmt.Errorf("%q is not a letter, digit, hyphen or underscore", rune(c))
+				character := rune(c)
+				if r, _ := utf8.DecodeRuneInString(label[i:]); r != utf8.RuneError {
+					character = r
+				}
+				return dst, fmt.Errorf("%q is not a letter, digit, hyphen or underscore", character)
 			}
 			wire = append(wire, FoldByte(c))
 		}
@@ -127,6 +133,19 @@ func PackName(presentation string) ([]byte, error) {
 		return nil, err
 	}
 	return buf[: n-1 : n-1], nil
+}
+
+// ParseName parses a name that a person has written: in presentation form, with or without the trailing dot, and "."
+// for the root.
+func ParseName(text string) (Name, error) {
+	if strings.ContainsFunc(text, func(r rune) bool { return r > unicode.MaxASCII }) {
+		return "", fmt.Errorf("name %q: want it as programs ask for it, such as xn--bcher-kva.example", text)
+	}
+	packed, err := PackName(text)
+	if err != nil || text == "" {
+		return "", fmt.Errorf("name %q: want a domain name", text)
+	}
+	return Fold(packed), nil
 }
 
 // Fold returns the Name for a name in wire form without the root label.

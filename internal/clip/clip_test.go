@@ -16,3 +16,17 @@ func TestText(t *testing.T) { // D46
 		}
 	}
 }
+
+// TestLine checks that a terminal gets no character that it might obey.
+func TestLine(t *testing.T) { // R22
+	for text, want := range map[string][2]string{
+		"µs → é":                {"µs → é", "µs → é"},
+		"a\x1b[31m\a\x00\u009b": {"a?[31m???", "a?[31m???"},
+		"a\r\n\tb":              {"a???b", "a?\n\tb"},
+		"\u202ea\u200b\xff":     {"?a?\ufffd", "?a?\ufffd"},
+	} {
+		if got := [2]string{clip.Line(text), clip.Lines(text)}; got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}

@@ -63,8 +63,8 @@ func Entries() ([]Entry, error) {
 
 var (
 	// rowID matches the number of a row, codeID the number of an extended DNS error.
-	rowID  = regexp.MustCompile(`^(?i:[a-z][0-9]{1,2})$`)
-	codeID = regexp.MustCompile(`^(?i:ede)?([0-9]{1,5})$`)
+	rowID  = regexp.MustCompile(`^(?i:[a-z][0-9]+)$`)
+	codeID = regexp.MustCompile(`^(?i:ede)?([0-9]+)$`)
 	// quoted matches a message that a text quotes. digits matches numbers, in which two such messages may differ.
 	quoted = regexp.MustCompile(`"([^"]{8,})"`)
 	digits = regexp.MustCompile(`[0-9]+`)

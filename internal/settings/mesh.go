@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/nametap/nametap/internal/yamltext"
 )
 
 // MeshConfigFlag is the flag that names Istio's mesh config file. No file can set the flag. The mesh config may be
@@ -136,8 +138,10 @@ func decode(text []byte, into any) error {
 	err := yaml.NewDecoder(bytes.NewReader(text)).Decode(into)
 	if errors.Is(err, io.EOF) {
 		return nil // an empty document sets nothing
+	} else if err != nil {
+		return yamltext.OneLine(err)
 	}
-	return err
+	return nil
 }
 
 // apply sets the flags that are not set yet. The keys of ProxyMetadata are names of environment variables; most of them

@@ -71,9 +71,12 @@ func TestMeshRefuses(t *testing.T) {
 		{mesh: "defaultConfig: {proxyMetadata: {NAMETAP_DRIAN: 5s}}", want: []string{"mesh config /", "NAMETAP_DRIAN", "5s", "no such setting"}},
 		{mesh: "defaultConfig: {proxyMetadata: {NAMETAP_DRAIN: 5}}", want: []string{"mesh config /", "NAMETAP_DRAIN", `"5"`, "unit"}},
 		{mesh: "defaultConfig: [1]", want: []string{"mesh config /", "line 1"}},
-		{mesh: "\t", want: []string{"mesh config /", "yaml"}},
+		{mesh: "\t", want: []string{"mesh config /", ": not valid YAML: "}},
 		{annotation: `{"proxyMetadata":{"NAMETAP_DRAIN":"soon"}}`, want: []string{"PROXY_CONFIG", "NAMETAP_DRAIN", "soon", "unit"}},
-		{annotation: `{"proxyMetadata":`, want: []string{"PROXY_CONFIG", "yaml"}},
+		{annotation: `{"proxyMetadata":`, want: []string{"PROXY_CONFIG: ", ": not valid YAML: "}},
+		{annotation: "[]", want: []string{"PROXY_CONFIG: line 1: cannot unmarshal !!seq"}},
+		{mesh: "a: b\ndefaultConfig: x\n", want: []string{".yaml: line 2: cannot unmarshal !!str `x`"}},
+		{mesh: "defaultConfig:\n  proxyMetadata: {A: b\nmtlsPort: 1\n", want: []string{".yaml: line 2: not valid YAML: "}},
 	} {
 		var got values
 		flags := declareMesh(&got)
@@ -84,6 +87,9 @@ func TestMeshRefuses(t *testing.T) {
 		if err == nil {
 			t.Errorf("%+v is accepted: %+v", test, got)
 			continue
+		}
+		if strings.Contains(err.Error(), "struct") {
+			t.Errorf("error %q names a type of Go", err)
 		}
 		for _, want := range test.want {
 			if !strings.Contains(err.Error(), want) {

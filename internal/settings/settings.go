@@ -25,6 +25,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/nametap/nametap/internal/yamltext"
 )
 
 // Prefix is the beginning of the names of nametap's environment variables.
@@ -234,7 +236,7 @@ func fromFile(flags *pflag.FlagSet, path string, text []byte) []error {
 	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
 		return nil // an empty file sets nothing
 	} else if err != nil {
-		return []error{err}
+		return []error{yamltext.OneLine(err)}
 	}
 	var more yaml.Node
 	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {

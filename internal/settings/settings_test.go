@@ -132,7 +132,8 @@ func TestResolveRefuses(t *testing.T) {
 			want: []string{"NAMETAP_MAX_TCP_CONNS", "more than 0", "line 1", "line 2"},
 		},
 		{name: "two documents", file: "drain: 1s\n---\ndrain: 2s\n", want: []string{"one YAML document"}},
-		{name: "no YAML", file: "\tdrain", want: []string{"yaml"}},
+		{name: "no YAML", file: "\tdrain", want: []string{"not valid YAML"}},
+		{name: "no YAML in line 2", file: "drain: 5s\nupstream: [a\nttl: 5s\n", want: []string{"line 2: not valid YAML"}},
 		{name: "config in the file", file: "config: other.yaml\n", want: []string{"line 1", "config"}},
 		{
 			name: "bad value behind the command line's", file: "drain: soon\n", args: []string{"--drain=1s"},

@@ -3,9 +3,14 @@ package yamltext
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // A Document is one of the YAML documents in a text.
@@ -17,7 +22,7 @@ type Document struct {
 
 // Split returns the documents of a text. A line that begins with "---" or "..." separates documents wherever it is,
 // also in a quoted text (YAML 1.2.2, 9.1.2 and 9.1.4), so a syntax error in one document does not hide the next
-// document. The documents share the memory of text.
+// document. As for kubectl, a comment may follow "---" without a space. The documents share the memory of text.
 func Split(text []byte) []*Document {
 	var documents []*Document
 	d, begin, end, number := &Document{}, 0, 0, 0 // d has the lines from begin to end
@@ -31,7 +36,7 @@ func Split(text []byte) []*Document {
 	for line := range bytes.Lines(text) {
 		number++
 		switch {
-		case isMarker(line, "---"):
+		case isMarker(line, "---") || bytes.HasPrefix(line, []byte("---#")):
 			finish(&Document{Marker: line, Before: number})
 			begin += len(line)
 			if content := bytes.TrimSpace(line[3:]); len(content) > 0 && content[0] != '#' {
@@ -86,4 +91,27 @@ func Cause(err error) (line int, message string) {
 		line++ // the parser counts from 0, and its errors do not name line 0
 	}
 	return line, message
+}
+
+// goType matches the name of a Go type at the end of an error.
+var goType = regexp.MustCompile(` (into|in type) (\*|\[\])*(\w+\.\w+|struct \{.*)`)
+
+// OneLine returns an error of the YAML library as one line, without the names of Go types and with the line of [Cause].
+// It returns other errors as they are.
+func OneLine(err error) error {
+	if mismatch := new(yaml.TypeError); errors.As(err, &mismatch) {
+		lines := slices.Clone(mismatch.Errors)
+		for i, line := range lines {
+			lines[i] = goType.ReplaceAllString(line, "")
+		}
+		return errors.New(strings.Join(lines, "; "))
+	}
+	if !strings.HasPrefix(err.Error(), "yaml: ") {
+		return err
+	}
+	line, message := Cause(err)
+	if line == 0 {
+		return fmt.Errorf("not valid YAML: %s", message)
+	}
+	return fmt.Errorf("line %d: not valid YAML: %s", line, message)
 }

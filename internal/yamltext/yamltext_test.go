@@ -20,6 +20,7 @@ func TestSplit(t *testing.T) { // I13, D18
 		"a: b":                          {{Body: []byte("a: b")}},
 		"---\na\n---\nb\n":              {{Marker: []byte("---\n"), Body: []byte("a\n"), Before: 1}, {Marker: []byte("---\n"), Body: []byte("b\n"), Before: 3}},
 		"a\n--- # two\nb\n":             {{Body: []byte("a\n")}, {Marker: []byte("--- # two\n"), Body: []byte("b\n"), Before: 2}},
+		"a\n---# two\nb\n...#\n":        {{Body: []byte("a\n")}, {Marker: []byte("---# two\n"), Body: []byte("b\n...#\n"), Before: 2}},
 		"a\n--- b\nc\n":                 {{Body: []byte("a\n")}, {Marker: []byte("---"), Body: []byte(" b\nc\n"), Before: 1}},
 		"a\n...\nb\n":                   {{Body: []byte("a\n...\n")}, {Body: []byte("b\n"), Before: 2}},
 		"a: \"\n--- \n\"\n----\n...b\n": {{Body: []byte("a: \"\n")}, {Marker: []byte("--- \n"), Body: []byte("\"\n----\n...b\n"), Before: 2}},

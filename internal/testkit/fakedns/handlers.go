@@ -52,6 +52,15 @@ func Rcode(rcode int) Handler {
 	return func(query *dns.Msg, _ string) *dns.Msg { return new(dns.Msg).SetRcode(query, rcode) }
 }
 
+// Failure returns a Handler that answers every query with SERVFAIL and an Extended DNS Error.
+func Failure(code uint16, text string) Handler {
+	return func(query *dns.Msg, _ string) *dns.Msg {
+		reply := new(dns.Msg).SetRcode(query, dns.RcodeServerFailure).SetEdns0(dns.DefaultMsgSize, false)
+		reply.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_EDE{InfoCode: code, ExtraText: text}}
+		return reply
+	}
+}
+
 // Silence is a Handler that never answers. The server still accepts packets and
 // connections.
 func Silence(*dns.Msg, string) *dns.Msg { return nil }
