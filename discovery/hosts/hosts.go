@@ -107,11 +107,8 @@ func (h *Hosts) Update(changes ...Change) Update {
 			h.exchange(id, before, now, &u)
 		}
 	}
-	changed := map[string]bool{}
 	var vips vipChange
-	for _, owner := range slices.SortedFunc(maps.Keys(u.owners), objectID.compare) {
-		h.claim(owner, changed, &vips)
-	}
+	changed := h.claim(u.owners, &vips)
 	for _, id := range dropped {
 		h.dropCluster(id)
 		u.Views = true
@@ -169,35 +166,56 @@ func (h *Hosts) exchange(id clusterID, before, now object.Object, u *updating) {
 	u.Views = c.setNetwork(before, now) || views || u.Views
 }
 
-// claim makes the claims of an object again. It adds the hosts that have changed to changed, and the slots of addresses
-// that have changed to vips.
-func (h *Hosts) claim(by objectID, changed map[string]bool, vips *vipChange) {
-	c := h.clusters[by.cluster]
-	old := c.made[by.key]
-	var now []claim
-	if o, ok := c.get(by.key); ok {
-		now = c.claims(o)
+// claim makes the claims of objects again. It returns the hosts that have changed, and adds the slots of addresses that have
+// changed to vips. A host loses all its old claims at once: there may be many objects with one host, and a namespace may
+// lose all its objects at a time.
+func (h *Hosts) claim(owners map[objectID]bool, vips *vipChange) (changed map[string]bool) {
+	changed = map[string]bool{}
+	type made struct {
+		by     object.Key
+		claims []claim
 	}
-	if slices.EqualFunc(old, now, func(a, b claim) bool { return a.equal(&b) }) {
-		return
+	dropped := map[string]map[objectID]bool{} // by hostKey
+	var before [][]claim
+	var after []made
+	for _, by := range slices.SortedFunc(maps.Keys(owners), objectID.compare) {
+		c := h.clusters[by.cluster]
+		old := c.made[by.key]
+		var now []claim
+		if o, ok := c.get(by.key); ok {
+			now = c.claims(o)
+		}
+		if slices.EqualFunc(old, now, func(a, b claim) bool { return a.equal(&b) }) {
+			continue
+		}
+		vips.released = append(vips.released, slotsOf(old)...)
+		vips.claimed = append(vips.claimed, slotsOf(now)...)
+		for i := range old {
+			innerMap(dropped, hostKey(old[i].host))[by] = true
+		}
+		before, after = append(before, old), append(after, made{by.key, now})
+		if c.made[by.key] = now; len(now) == 0 {
+			delete(c.made, by.key)
+		}
 	}
-	vips.released = append(vips.released, slotsOf(old)...)
-	vips.claimed = append(vips.claimed, slotsOf(now)...)
-	for i := range old {
-		k := hostKey(old[i].host)
-		changed[k] = true
-		h.byHost[k] = slices.DeleteFunc(h.byHost[k], func(c claimOf) bool { return c.by == by.key && c.cluster == by.cluster })
-		h.removeTarget(old[i].alias, k)
+	for key, by := range dropped {
+		changed[key] = true
+		h.byHost[key] = slices.DeleteFunc(h.byHost[key], func(c claimOf) bool { return by[objectID{c.cluster, c.by}] })
 	}
-	for i := range now {
-		k := hostKey(now[i].host)
-		changed[k] = true
-		h.byHost[k] = append(h.byHost[k], claimOf{&now[i], by.key})
-		h.addTarget(now[i].alias, k)
+	for _, old := range before {
+		for i := range old {
+			h.removeTarget(old[i].alias, hostKey(old[i].host))
+		}
 	}
-	if c.made[by.key] = now; len(now) == 0 {
-		delete(c.made, by.key)
+	for _, m := range after {
+		for i := range m.claims {
+			key := hostKey(m.claims[i].host)
+			changed[key] = true
+			h.byHost[key] = append(h.byHost[key], claimOf{&m.claims[i], m.by})
+			h.addTarget(m.claims[i].alias, key)
+		}
 	}
+	return changed
 }
 
 // wanted reports for each changed host whether it wants an automatic VIP. The first call treats all hosts that have a
@@ -378,17 +396,32 @@ func (h *Hosts) addAliases(changed map[string]bool) {
 			}
 		}
 	}
+	// Only ServiceEntries claim wildcards, so no alias is one.
+	if slices.ContainsFunc(todo, object.IsWildcard) {
+		for target, hosts := range h.aliases {
+			if isBelow(target, changed) {
+				add(hosts)
+			}
+		}
+	}
 	for len(todo) > 0 {
 		key := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
 		add(h.aliases[key])
-		if object.IsWildcard(key) {
-			for target, hosts := range h.aliases {
-				if strings.HasSuffix(target, key[1:]) {
-					add(hosts)
-				}
-			}
+	}
+}
+
+// isBelow reports whether one of hosts is a wildcard above a host.
+func isBelow(host string, hosts map[string]bool) bool {
+	for {
+		_, parent, found := strings.Cut(host, ".")
+		if !found {
+			return false
 		}
+		if hosts["*."+parent] {
+			return true
+		}
+		host = parent
 	}
 }
 
