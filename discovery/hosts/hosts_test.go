@@ -183,7 +183,11 @@ func (w world) exportTo() object.ExportTo {
 	case 2:
 		return object.ExportTo{Public: true}
 	}
-	return object.ExportTo{Restricted: true, Namespaces: []string{w.pick("data", "shop")}}
+	e := object.ExportTo{Restricted: true, Namespaces: []string{w.pick("data", "shop")}}
+	for i := range w.IntN(2) * maxIndexed { // a list with more is looked through
+		e.Namespaces = append(e.Namespaces, fmt.Sprintf("team%02d", i))
+	}
+	return e
 }
 
 func (w world) ports() object.Ports {
