@@ -377,3 +377,35 @@ func removeInner[O, K comparable, V any](m map[O]map[K]V, outer O, inner K) {
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// A keySet is a set of keys of hosts. Any tenant can make many of them, so they are sorted only after a change. The zero
+// value is empty.
+type keySet struct {
+	keys map[string]bool
+	list []string // sorted; nil if keys has changed
+}
+
+func (s *keySet) add(key string) {
+	if s.keys[key] {
+		return
+	}
+	if s.keys == nil {
+		s.keys = map[string]bool{}
+	}
+	s.keys[key], s.list = true, nil
+}
+
+func (s *keySet) remove(key string) {
+	if s.keys[key] {
+		delete(s.keys, key)
+		s.list = nil
+	}
+}
+
+// sorted returns the keys, sorted: the same slice until they change. The caller must not change it.
+func (s *keySet) sorted() []string {
+	if s.list == nil {
+		s.list = sortedKeys(s.keys)
+	}
+	return s.list
+}

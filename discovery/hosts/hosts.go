@@ -23,7 +23,7 @@ type Hosts struct {
 	byHost   map[string][]claimOf       // the claims by hostKey
 	hosts    map[string]*Host           // by hostKey
 	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
-	loops    map[string]bool            // hosts that are aliases of themselves
+	loops    keySet                     // hosts that are aliases of themselves
 	vips     *VIPs
 	settled  bool // the first update has compared the VIPs with all hosts
 	resolved int  // number of hosts that have an address for some client
@@ -42,7 +42,7 @@ func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
-		loops: map[string]bool{}, vips: vips,
+		vips: vips,
 	}
 	h.Scene = h.newScene()
 	return h
@@ -67,9 +67,10 @@ type Update struct {
 	VIPs bool
 	// Moved are hosts that have lost their automatic VIP because an object claims it; sorted.
 	Moved []string
-	// WithoutVIP are the hosts for which no automatic VIP is left now; sorted.
+	// WithoutVIP are the hosts for which no automatic VIP is left now; sorted. It is the same slice as in the update
+	// before if they have not changed.
 	WithoutVIP []string
-	// Loops are the hosts that are left out now because they are aliases of themselves; sorted.
+	// Loops are the hosts that are left out now because they are aliases of themselves, in the same form.
 	Loops []string
 }
 
@@ -131,7 +132,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}
-	u.WithoutVIP, u.Loops = sortedKeys(h.vips.without), sortedKeys(h.loops)
+	u.WithoutVIP, u.Loops = h.vips.without.sorted(), h.loops.sorted()
 	return u.Update
 }
 
@@ -273,7 +274,7 @@ func (h *Hosts) renew(key string) *Host {
 	if len(claims) == 0 {
 		delete(h.byHost, key)
 		delete(h.hosts, key)
-		delete(h.loops, key)
+		h.loops.remove(key)
 		return nil
 	}
 	// The order in which objects came must not matter.
@@ -306,7 +307,7 @@ type Counts struct {
 
 // Counts returns the current numbers.
 func (h *Hosts) Counts() Counts {
-	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.without)}
+	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.without.keys)}
 }
 
 // newScene returns the current scene.
@@ -442,10 +443,10 @@ func (h *Hosts) setTargets(changes []HostChange) {
 		if host == nil {
 			continue
 		}
-		delete(h.loops, host.Key)
+		h.loops.remove(host.Key)
 		switch end := h.aliasEnd(host.Key, ends); {
 		case end.loop:
-			h.loops[host.Key] = true
+			h.loops.add(host.Key)
 		case end.name != "":
 			host.target, host.alias = h.host(end.target), end.name
 		}

@@ -138,7 +138,7 @@ func TestAliases(t *testing.T) {
 		if diff := cmp.Diff(want, ips(t, h)); diff != "" {
 			t.Errorf("-want +got\n%s", diff)
 		}
-		if got := fmt.Sprint(sortedKeys(h.loops)); got != "["+loops+"]" {
+		if got := fmt.Sprint(h.loops.sorted()); got != "["+loops+"]" {
 			t.Errorf("loops %s, want %s", got, loops)
 		}
 	}
