@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -135,8 +136,8 @@ func (r *report) logLine(log func()) bool {
 
 // noted has lists that may be long, and seldom change.
 type noted struct {
-	errs                     []object.Error
-	notes, loops, withoutVIP []string
+	errs                            []object.Error
+	notes, loops, large, withoutVIP []string
 }
 
 // log logs what is new in a reading, and in the update that follows from it. A document that stays broken is logged
@@ -148,8 +149,9 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 		r.logLine(func() { r.out.Warn("another object claims the automatic VIP, the host gets a new one", "host", host) })
 	}
 	before := r.last
-	r.last = noted{all.Errors, all.Notes, u.Loops, u.WithoutVIP}
-	unchanged := same(before.errs, all.Errors) && same(before.notes, all.Notes) && same(before.loops, u.Loops) && same(before.withoutVIP, u.WithoutVIP)
+	r.last = noted{all.Errors, all.Notes, u.Loops, u.Large, u.WithoutVIP}
+	unchanged := same(before.errs, all.Errors) && same(before.notes, all.Notes) && same(before.loops, u.Loops) && same(before.large, u.Large) &&
+		same(before.withoutVIP, u.WithoutVIP)
 	if unchanged && (!r.missed || r.lines.Tokens() < 1) {
 		return // otherwise each change of an object would cost as much as all errors
 	}
@@ -170,6 +172,12 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	for _, host := range u.Loops {
 		logNew("loop "+host, func() {
 			r.out.Error("a Service of type ExternalName stands for itself and is left out: change its spec.externalName", "host", host)
+		})
+	}
+	for _, host := range u.Large {
+		logNew("large "+host, func() {
+			r.out.Error(fmt.Sprintf("a host has more than %d KiB in tables and is left out: it has too many addresses or, with ports that only some "+
+				"of its endpoints have, too many ports; use several hosts", object.MaxInTables>>10), "host", host)
 		})
 	}
 	for _, host := range u.WithoutVIP {

@@ -24,6 +24,7 @@ type Hosts struct {
 	hosts    map[string]*Host           // by hostKey
 	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
 	loops    keySet                     // hosts that are aliases of themselves
+	large    keySet                     // hosts with more than object.MaxInTables
 	vips     *VIPs
 	settled  bool // the first update has compared the VIPs with all hosts
 	resolved int  // number of hosts that have an address for some client
@@ -72,6 +73,8 @@ type Update struct {
 	WithoutVIP []string
 	// Loops are the hosts that are left out now because they are aliases of themselves, in the same form.
 	Loops []string
+	// Large are the hosts that are left out now because they need more than [object.MaxInTables], in the same form.
+	Large []string
 }
 
 // updating is an update that is being made.
@@ -132,7 +135,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}
-	u.WithoutVIP, u.Loops = h.vips.without.sorted(), h.loops.sorted()
+	u.WithoutVIP, u.Loops, u.Large = h.vips.without.sorted(), h.loops.sorted(), h.large.sorted()
 	return u.Update
 }
 
@@ -267,11 +270,12 @@ func counting(claims []claimOf) []claimOf {
 }
 
 // renew makes a host again after its claims, its VIP or the target of its alias have changed. It
-// returns nil if there is no claim to the host. It does not set the target of an alias: setTargets
-// does.
+// returns nil if there is no claim to the host. A host that is too large has no claims, and so is in no
+// table. renew does not set the target of an alias: setTargets does.
 func (h *Hosts) renew(key string) *Host {
 	claims := h.byHost[key]
 	if len(claims) == 0 {
+		h.large.remove(key)
 		delete(h.byHost, key)
 		delete(h.hosts, key)
 		h.loops.remove(key)
@@ -282,6 +286,12 @@ func (h *Hosts) renew(key string) *Host {
 		return cmp.Or(a.by.Compare(b.by), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
 	claims = counting(claims)
+	if sizeInTables(claims) > object.MaxInTables {
+		h.large.add(key)
+		claims = nil
+	} else {
+		h.large.remove(key)
+	}
 	host := &Host{Key: key, claims: make([]*claim, len(claims))}
 	for i, c := range claims {
 		host.claims[i] = c.claim
