@@ -41,7 +41,7 @@ type claimOf struct {
 func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	h := &Hosts{
 		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
-		kinds: map[string]int{}, sidecars: sidecars{}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
+		kinds: map[string]int{}, sidecars: sidecars{of: sidecarsOf{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
 		vips: vips,
 	}
@@ -132,6 +132,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 	for _, c := range u.Hosts {
 		h.resolved += c.New.resolves() - c.Old.resolves()
 	}
+	h.sidecars.settle()
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}
@@ -322,7 +323,7 @@ func (h *Hosts) Counts() Counts {
 
 // newScene returns the current scene.
 func (h *Hosts) newScene() *Scene {
-	s := &Scene{sidecars: maps.Clone(h.sidecars), settings: h.mesh.Mesh, around: make([]place, len(h.clusters)), remote: h.remote > 0}
+	s := &Scene{sidecars: maps.Clone(h.sidecars.of), settings: h.mesh.Mesh, around: make([]place, len(h.clusters)), remote: h.remote > 0}
 	for i, c := range h.clusters {
 		if c != nil {
 			s.around[i] = place{c.name, c.network, true}
