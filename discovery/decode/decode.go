@@ -33,6 +33,9 @@ func Decode(root Field, o *object.Object) {
 		o.Sidecar = decodeSidecar(root)
 	case object.KindServiceImport:
 		o.Import = decodeImport(root)
+		if host := object.ImportHost(o.Key); !object.IsHost(host) {
+			root.Member("metadata").Member("name").Fail("makes the host %q, which is no DNS name", host)
+		}
 	}
 }
 

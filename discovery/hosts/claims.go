@@ -231,6 +231,8 @@ func (ix *index) claims(o object.Object) []claim {
 		claims = entryClaims(o.Key, o.Entry)
 	case o.Import != nil:
 		claims = ix.importClaims(o.Key, o.Import)
+		// The name of a ServiceImport may be too long for a host.
+		claims = slices.DeleteFunc(claims, func(c claim) bool { return !object.IsHost(c.host) })
 	}
 	for i := range claims {
 		claims[i].cluster = ix.cluster
@@ -309,14 +311,11 @@ type headlessEndpoint struct {
 	ports object.Ports
 }
 
-// clusterSetDomain is the domain of ServiceImports (KEP-1645).
-const clusterSetDomain = "clusterset.local"
-
 // importClaims returns the claims of a ServiceImport: its address or, if it is headless, its
 // endpoints in all clusters. Each endpoint also has a name of its own: HOST.CLUSTER followed by the
 // name of the ServiceImport. Endpoints that are not ready are left out.
 func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
-	c := claim{host: k.Name + "." + k.Namespace + ".svc." + clusterSetDomain, namespace: k.Namespace, shortname: k.Name, imported: true}
+	c := claim{host: object.ImportHost(k), namespace: k.Namespace, shortname: k.Name, imported: true}
 	if !s.Headless {
 		c.addrs, c.ports = s.IPs, s.Ports
 		return []claim{c}
