@@ -11,6 +11,7 @@ import (
 
 	"github.com/nametap/nametap/discovery/files"
 	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/statedir"
@@ -33,6 +34,8 @@ type inputs struct {
 	changed  chan struct{}     // has an element when a source may have changed
 	read     chan struct{}     // closed when all sources were read for the first time, and publish has handled the reading
 	readOnce func()            // closes read
+	errs     []object.Error    // of the last reading; the same slice as long as errsOf, the errors of each input, are
+	errsOf   [][]object.Error
 }
 
 // newInputs makes the configured sources. The sources save objects in state, unless it is nil. They call the function
@@ -98,11 +101,12 @@ func (in *inputs) run(ctx context.Context) {
 // collect reads the sources, and returns one reading of them all. The reading has the changes that were not served yet.
 func (in *inputs) collect() source.Reading {
 	all := source.Reading{Read: true}
+	var errs [][]object.Error
 	for i, one := range in.all {
 		one.take(i)
 		r := one.last
 		all.Changes = append(all.Changes, r.Changes...)
-		all.Errors = append(all.Errors, r.Errors...)
+		errs = append(errs, r.Errors)
 		all.Notes = append(all.Notes, r.Notes...)
 		all.Kept += r.Kept
 		if !r.Read && r.Waiting == "" {
@@ -117,8 +121,15 @@ func (in *inputs) collect() source.Reading {
 			all.Changed, all.Heard = r.Changed, r.Heard
 		}
 	}
+	if !slices.EqualFunc(errs, in.errsOf, same) {
+		in.errsOf, in.errs = errs, slices.Concat(errs...)
+	}
+	all.Errors = in.errs
 	return all
 }
+
+// same reports whether two lists are in the same memory, so that they do not need to be compared.
+func same[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
 // readAll runs the sources until all were read once.
 func (in *inputs) readAll(ctx context.Context) (source.Reading, error) {

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -31,6 +32,8 @@ type report struct {
 
 	mu      sync.Mutex
 	logged  map[string]bool // errors and failures that were logged and have not ended
+	last    noted           // what log has looked at last
+	missed  bool            // lines about a part of last were not logged
 	errs    []object.Error
 	waiting string         // why the server is not ready; "" once it is
 	told    string         // the last value of waiting that was logged
@@ -131,15 +134,33 @@ func (r *report) logLine(log func()) bool {
 	return true
 }
 
+// noted has lists that may be long, and seldom change.
+type noted struct {
+	errs                            []object.Error
+	notes, loops, large, withoutVIP []string
+}
+
 // log logs what is new in a reading, and in the update that follows from it. A document that stays broken is logged
 // once. If it was repaired and breaks again, it is logged again.
 func (r *report) log(all source.Reading, u hosts.Update) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for _, host := range u.Moved {
+		r.logLine(func() { r.out.Warn("another object claims the automatic VIP, the host gets a new one", "host", host) })
+	}
+	before := r.last
+	r.last = noted{all.Errors, all.Notes, u.Loops, u.Large, u.WithoutVIP}
+	unchanged := same(before.errs, all.Errors) && same(before.notes, all.Notes) && same(before.loops, u.Loops) && same(before.large, u.Large) &&
+		same(before.withoutVIP, u.WithoutVIP)
+	if unchanged && (!r.missed || r.lines.Tokens() < 1) {
+		return // otherwise each change of an object would cost as much as all errors
+	}
+	r.missed = false
 	logged := map[string]bool{}
 	logNew := func(id string, log func()) {
 		if logged[id] = r.logged[id] || r.logLine(log); !logged[id] {
 			delete(logged, id)
+			r.missed = true
 		}
 	}
 	for _, e := range all.Errors {
@@ -153,11 +174,14 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 			r.out.Error("a Service of type ExternalName stands for itself and is left out: change its spec.externalName", "host", host)
 		})
 	}
+	for _, host := range u.Large {
+		logNew("large "+host, func() {
+			r.out.Error(fmt.Sprintf("a host has more than %d KiB in tables and is left out: it has too many addresses or, with ports that only some "+
+				"of its endpoints have, too many ports; use several hosts", object.MaxInTables>>10), "host", host)
+		})
+	}
 	for _, host := range u.WithoutVIP {
 		logNew("no vip "+host, func() { r.out.Error("no automatic VIP is left", "host", host) })
-	}
-	for _, host := range u.Moved {
-		r.logLine(func() { r.out.Warn("another object claims the automatic VIP, the host gets a new one", "host", host) })
 	}
 	for _, step := range []string{source.StepRead, stepSave, source.StepSaveObjects, source.StepSaveCluster} {
 		if r.logged[step] {

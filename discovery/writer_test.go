@@ -146,6 +146,25 @@ func TestLeaseForbidden(t *testing.T) { // D39
 	}
 }
 
+// TestWriteForbidden checks that VIPs are written in other namespaces while a policy forbids the writes in one, and that the
+// log names an object of this one.
+func TestWriteForbidden(t *testing.T) { // D39
+	t.Parallel()
+	a := fakekube.Start(t)
+	a.Put(fakekube.Definitions, entryDefinition)
+	for _, name := range []string{"a", "b"} {
+		a.Put(fakekube.ServiceEntries, entryYAML(name, "data", "hosts: ["+name+".data.example.com]", "resolution: DNS"))
+	}
+	status := "/apis/networking.istio.io/v1/namespaces/data/serviceentries/a/status"
+	a.Refuse(status, http.StatusForbidden)
+	putEntry(a, "e", "a.example.com")
+	r := startWriting(t, a, "only")
+	wait.Until(t, "the VIPs are written", func() bool { return statusOf(t, a, "e") != "" })
+	wait.Until(t, "the log names the object", func() bool {
+		return r.log.Count("automatic VIPs are not written", "ServiceEntry data/a", status) == 1
+	})
+}
+
 // TestWriterBesideIstiod checks that nothing is written while istiod holds the lock of its own
 // controller, that the log says so, and that the VIPs are written when istiod has left.
 func TestWriterBesideIstiod(t *testing.T) { // D39

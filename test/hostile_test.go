@@ -14,10 +14,11 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// A hostile object is one that the owner of a namespace may put.
+// Hostile objects are some that the owner of a namespace may put.
 type hostile struct {
 	name, resource, kind, spec string
-	report                     string // what the log says of it
+	report                     string   // what the log says of them; empty if they are valid
+	more                       []string // specs of further objects
 }
 
 // list returns a number of elements of a list in JSON.
@@ -35,29 +36,35 @@ func hostiles() []hostile {
 	address := func(i int) string { return fmt.Sprintf(`"10.0.%d.%d"`, i>>8, i&255) }
 	broken := func(int) string { return `"-"` }
 	host := func(i int) string { return fmt.Sprintf(`"h%d.x"`, i) }
+	exported := make([]string, 10) // to 100,000 namespaces each
+	for n := range exported {
+		namespace := func(i int) string { return `"` + strconv.FormatInt(int64(46656+100_000*n+i), 36) + `"` }
+		exported[n] = `{"hosts":["a.x"],"addresses":["192.0.2.1"],"exportTo":` + list(100_000, namespace) + `}`
+	}
 	return []hostile{
 		{
 			"many ports with many endpoints", fakekube.ServiceEntries, "ServiceEntry",
 			`{"resolution":"STATIC","hosts":["a.x"],"ports":` + list(256, func(i int) string { return fmt.Sprintf(`{"number":%d,"name":"p%d"}`, i+1, i) }) +
 				`,"endpoints":` + list(4096, func(i int) string { return fmt.Sprintf(`{"address":"%s%d"}`, long, i) }) + `}`,
-			"its hosts have 245486 KiB in tables",
+			"its hosts have 245486 KiB in tables", nil,
 		},
 		{
 			"many hosts with many addresses", fakekube.ServiceEntries, "ServiceEntry",
-			`{"hosts":` + list(10_000, host) + `,"addresses":` + list(5000, address) + `}`, "its hosts have 1953125 KiB in tables",
+			`{"hosts":` + list(10_000, host) + `,"addresses":` + list(5000, address) + `}`, "its hosts have 1953125 KiB in tables", nil,
 		},
 		{
-			"many wrong hosts", fakekube.ServiceEntries, "ServiceEntry", `{"hosts":` + list(100_000, broken) + `}`, "there are further errors",
+			"many wrong hosts", fakekube.ServiceEntries, "ServiceEntry", `{"hosts":` + list(100_000, broken) + `}`, "there are further errors", nil,
 		},
 		{
-			"many wrong egress hosts", fakekube.Sidecars, "Sidecar", `{"egress":[{"hosts":` + list(100_000, broken) + `}]}`, "there are further errors",
+			"many wrong egress hosts", fakekube.Sidecars, "Sidecar", `{"egress":[{"hosts":` + list(100_000, broken) + `}]}`, "there are further errors", nil,
 		},
 		{
-			"more hosts than automatic VIPs", fakekube.ServiceEntries, "ServiceEntry", `{"resolution":"DNS","hosts":` + list(70_000, host) + `}`, "no automatic VIP is left",
+			"more hosts than automatic VIPs", fakekube.ServiceEntries, "ServiceEntry", `{"resolution":"DNS","hosts":` + list(70_000, host) + `}`, "no automatic VIP is left", nil,
 		},
 		{
-			"a long wrong host", fakekube.ServiceEntries, "ServiceEntry", `{"hosts":["` + strings.Repeat("-", 1<<20) + `"]}`, "want a DNS name",
+			"a long wrong host", fakekube.ServiceEntries, "ServiceEntry", `{"hosts":["` + strings.Repeat("-", 1<<20) + `"]}`, "want a DNS name", nil,
 		},
+		{"many namespaces in exportTo", fakekube.ServiceEntries, "ServiceEntry", exported[0], "", exported[1:]},
 	}
 }
 
@@ -88,7 +95,9 @@ func TestHostileObjects(t *testing.T) { // D64
 			}
 			p.api.Put(fakekube.ServiceEntries, entry("before"))
 			await("the first entry", "before.shop")
-			p.api.Put(one.resource, `{"apiVersion":"networking.istio.io/v1","kind":"`+one.kind+`","metadata":{"namespace":"evil","name":"x"},"spec":`+one.spec+`}`)
+			for i, spec := range append([]string{one.spec}, one.more...) {
+				p.api.Put(one.resource, fmt.Sprintf(`{"apiVersion":"networking.istio.io/v1","kind":%q,"metadata":{"namespace":"evil","name":"x%d"},"spec":%s}`, one.kind, i, spec))
+			}
 			p.api.Put(fakekube.ServiceEntries, entry("after"))
 			await("an entry of another namespace", "after.shop")
 			wait.Until(t, "the object is named in the log", func() bool { return strings.Contains(p.log.String(), one.report) })

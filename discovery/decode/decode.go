@@ -33,6 +33,9 @@ func Decode(root Field, o *object.Object) {
 		o.Sidecar = decodeSidecar(root)
 	case object.KindServiceImport:
 		o.Import = decodeImport(root)
+		if host := object.ImportHost(o.Key); !object.IsHost(host) {
+			root.Member("metadata").Member("name").Fail("makes the host %q, which is no DNS name", host)
+		}
 	}
 }
 
@@ -232,9 +235,9 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 		r.Fail("want NONE, STATIC, DNS, DNS_ROUND_ROBIN or DYNAMIC_DNS, got %q", r.Text())
 	}
 	ports, endpoints := decodeEntryPorts(spec.Member("ports")), decodeEndpoints(spec.Member("endpoints"))
-	if size := sizeInTables(e, ports, endpoints); size > maxInTables {
+	if size := sizeInTables(e, ports, endpoints); size > object.MaxInTables {
 		spec.Fail("its hosts have %d KiB in tables: %d hosts, each with %d addresses and with %d ports of %d endpoints; want at most %d KiB, use several objects",
-			size>>10, len(e.Hosts), len(e.Addrs), len(ports), len(endpoints), maxInTables>>10)
+			size>>10, len(e.Hosts), len(e.Addrs), len(ports), len(endpoints), object.MaxInTables>>10)
 		e.Hosts = nil
 	} else {
 		e.Destinations = object.NewDestinations(e.Resolution, ports, endpoints)
@@ -248,11 +251,6 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 	e.ExportTo = exportTo.scopes(scopes, namespace)
 	return e
 }
-
-// maxInTables bounds the size of the hosts of a ServiceEntry in tables, in bytes. In a table, each host has all
-// addresses, and each port of a host has all endpoints, so an object of 1 MiB could need 1 GiB. Istio's definition of
-// the resource permits 256 hosts with 256 addresses; they need less than maxInTables.
-const maxInTables = 4 << 20
 
 // sizeInTables returns about how many bytes the hosts of a ServiceEntry have in tables.
 func sizeInTables(e *object.ServiceEntry, ports []object.EntryPort, endpoints []object.EntryEndpoint) int {

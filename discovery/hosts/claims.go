@@ -231,6 +231,8 @@ func (ix *index) claims(o object.Object) []claim {
 		claims = entryClaims(o.Key, o.Entry)
 	case o.Import != nil:
 		claims = ix.importClaims(o.Key, o.Import)
+		// The name of a ServiceImport may be too long for a host.
+		claims = slices.DeleteFunc(claims, func(c claim) bool { return !object.IsHost(c.host) })
 	}
 	for i := range claims {
 		claims[i].cluster = ix.cluster
@@ -309,14 +311,11 @@ type headlessEndpoint struct {
 	ports object.Ports
 }
 
-// clusterSetDomain is the domain of ServiceImports (KEP-1645).
-const clusterSetDomain = "clusterset.local"
-
 // importClaims returns the claims of a ServiceImport: its address or, if it is headless, its
 // endpoints in all clusters. Each endpoint also has a name of its own: HOST.CLUSTER followed by the
 // name of the ServiceImport. Endpoints that are not ready are left out.
 func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
-	c := claim{host: k.Name + "." + k.Namespace + ".svc." + clusterSetDomain, namespace: k.Namespace, shortname: k.Name, imported: true}
+	c := claim{host: object.ImportHost(k), namespace: k.Namespace, shortname: k.Name, imported: true}
 	if !s.Headless {
 		c.addrs, c.ports = s.IPs, s.Ports
 		return []claim{c}
@@ -377,3 +376,35 @@ func removeInner[O, K comparable, V any](m map[O]map[K]V, outer O, inner K) {
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// A keySet is a set of keys of hosts. Any tenant can make many of them, so they are sorted only after a change. The zero
+// value is empty.
+type keySet struct {
+	keys map[string]bool
+	list []string // sorted; nil if keys has changed
+}
+
+func (s *keySet) add(key string) {
+	if s.keys[key] {
+		return
+	}
+	if s.keys == nil {
+		s.keys = map[string]bool{}
+	}
+	s.keys[key], s.list = true, nil
+}
+
+func (s *keySet) remove(key string) {
+	if s.keys[key] {
+		delete(s.keys, key)
+		s.list = nil
+	}
+}
+
+// sorted returns the keys, sorted: the same slice until they change. The caller must not change it.
+func (s *keySet) sorted() []string {
+	if s.list == nil {
+		s.list = sortedKeys(s.keys)
+	}
+	return s.list
+}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // A Host has all claims to one host. It does not change, except that it remembers its entries.
@@ -30,6 +31,48 @@ func (h *Host) Weight() (n int) {
 	)
 	for _, c := range h.allClaims() {
 		n += each + address*(len(c.addrs)+len(c.literal)+len(c.vips)) + namespace*len(c.exportTo.Namespaces)
+	}
+	return n
+}
+
+// sizeInTables returns about how many bytes a host with these claims has in a table. If some of its addresses lack a port,
+// the table has the addresses of each port.
+func sizeInTables(claims []claimOf) (n int) {
+	differ := slices.ContainsFunc(claims, func(c claimOf) bool { return c.mixed != nil || c.ports != claims[0].ports })
+	counts := map[object.Ports]int{} // there are few lists of ports
+	countOf := func(p object.Ports) int {
+		count, known := counts[p]
+		if !known {
+			count = p.Len()
+			counts[p] = count
+		}
+		return count
+	}
+	for _, c := range claims {
+		n += c.destinations.Size() + sizeOf(c.literal) + sizeOf(c.vips)
+		for i := range c.addrs {
+			times := 1
+			switch {
+			case c.mixed != nil:
+				times += countOf((*c.mixed)[i])
+			case differ:
+				times += countOf(c.ports)
+			}
+			n += times * sizeOf(c.addrs[i:i+1])
+		}
+	}
+	return n
+}
+
+// sizeOf returns about how many bytes addresses have in a table.
+func sizeOf(addrs []netip.Addr) (n int) {
+	const v4, v6 = 16, 40
+	for _, a := range addrs {
+		if a.Is4() {
+			n += v4
+		} else {
+			n += v6
+		}
 	}
 	return n
 }

@@ -23,7 +23,8 @@ type Hosts struct {
 	byHost   map[string][]claimOf       // the claims by hostKey
 	hosts    map[string]*Host           // by hostKey
 	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
-	loops    map[string]bool            // hosts that are aliases of themselves
+	loops    keySet                     // hosts that are aliases of themselves
+	large    keySet                     // hosts with more than object.MaxInTables
 	vips     *VIPs
 	settled  bool // the first update has compared the VIPs with all hosts
 	resolved int  // number of hosts that have an address for some client
@@ -40,9 +41,9 @@ type claimOf struct {
 func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	h := &Hosts{
 		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
-		kinds: map[string]int{}, sidecars: sidecars{}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
+		kinds: map[string]int{}, sidecars: sidecars{of: sidecarsOf{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
-		loops: map[string]bool{}, vips: vips,
+		vips: vips,
 	}
 	h.Scene = h.newScene()
 	return h
@@ -67,10 +68,13 @@ type Update struct {
 	VIPs bool
 	// Moved are hosts that have lost their automatic VIP because an object claims it; sorted.
 	Moved []string
-	// WithoutVIP are the hosts for which no automatic VIP is left now; sorted.
+	// WithoutVIP are the hosts for which no automatic VIP is left now; sorted. It is the same slice as in the update
+	// before if they have not changed.
 	WithoutVIP []string
-	// Loops are the hosts that are left out now because they are aliases of themselves; sorted.
+	// Loops are the hosts that are left out now because they are aliases of themselves, in the same form.
 	Loops []string
+	// Large are the hosts that are left out now because they need more than [object.MaxInTables], in the same form.
+	Large []string
 }
 
 // updating is an update that is being made.
@@ -107,11 +111,8 @@ func (h *Hosts) Update(changes ...Change) Update {
 			h.exchange(id, before, now, &u)
 		}
 	}
-	changed := map[string]bool{}
 	var vips vipChange
-	for _, owner := range slices.SortedFunc(maps.Keys(u.owners), objectID.compare) {
-		h.claim(owner, changed, &vips)
-	}
+	changed := h.claim(u.owners, &vips)
 	for _, id := range dropped {
 		h.dropCluster(id)
 		u.Views = true
@@ -131,10 +132,11 @@ func (h *Hosts) Update(changes ...Change) Update {
 	for _, c := range u.Hosts {
 		h.resolved += c.New.resolves() - c.Old.resolves()
 	}
+	h.sidecars.settle()
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}
-	u.WithoutVIP, u.Loops = sortedKeys(h.vips.without), sortedKeys(h.loops)
+	u.WithoutVIP, u.Loops, u.Large = h.vips.without.sorted(), h.loops.sorted(), h.large.sorted()
 	return u.Update
 }
 
@@ -169,35 +171,56 @@ func (h *Hosts) exchange(id clusterID, before, now object.Object, u *updating) {
 	u.Views = c.setNetwork(before, now) || views || u.Views
 }
 
-// claim makes the claims of an object again. It adds the hosts that have changed to changed, and the slots of addresses
-// that have changed to vips.
-func (h *Hosts) claim(by objectID, changed map[string]bool, vips *vipChange) {
-	c := h.clusters[by.cluster]
-	old := c.made[by.key]
-	var now []claim
-	if o, ok := c.get(by.key); ok {
-		now = c.claims(o)
+// claim makes the claims of objects again. It returns the hosts that have changed, and adds the slots of addresses that have
+// changed to vips. A host loses all its old claims at once: there may be many objects with one host, and a namespace may
+// lose all its objects at a time.
+func (h *Hosts) claim(owners map[objectID]bool, vips *vipChange) (changed map[string]bool) {
+	changed = map[string]bool{}
+	type made struct {
+		by     object.Key
+		claims []claim
 	}
-	if slices.EqualFunc(old, now, func(a, b claim) bool { return a.equal(&b) }) {
-		return
+	dropped := map[string]map[objectID]bool{} // by hostKey
+	var before [][]claim
+	var after []made
+	for _, by := range slices.SortedFunc(maps.Keys(owners), objectID.compare) {
+		c := h.clusters[by.cluster]
+		old := c.made[by.key]
+		var now []claim
+		if o, ok := c.get(by.key); ok {
+			now = c.claims(o)
+		}
+		if slices.EqualFunc(old, now, func(a, b claim) bool { return a.equal(&b) }) {
+			continue
+		}
+		vips.released = append(vips.released, slotsOf(old)...)
+		vips.claimed = append(vips.claimed, slotsOf(now)...)
+		for i := range old {
+			innerMap(dropped, hostKey(old[i].host))[by] = true
+		}
+		before, after = append(before, old), append(after, made{by.key, now})
+		if c.made[by.key] = now; len(now) == 0 {
+			delete(c.made, by.key)
+		}
 	}
-	vips.released = append(vips.released, slotsOf(old)...)
-	vips.claimed = append(vips.claimed, slotsOf(now)...)
-	for i := range old {
-		k := hostKey(old[i].host)
-		changed[k] = true
-		h.byHost[k] = slices.DeleteFunc(h.byHost[k], func(c claimOf) bool { return c.by == by.key && c.cluster == by.cluster })
-		h.removeTarget(old[i].alias, k)
+	for key, by := range dropped {
+		changed[key] = true
+		h.byHost[key] = slices.DeleteFunc(h.byHost[key], func(c claimOf) bool { return by[objectID{c.cluster, c.by}] })
 	}
-	for i := range now {
-		k := hostKey(now[i].host)
-		changed[k] = true
-		h.byHost[k] = append(h.byHost[k], claimOf{&now[i], by.key})
-		h.addTarget(now[i].alias, k)
+	for _, old := range before {
+		for i := range old {
+			h.removeTarget(old[i].alias, hostKey(old[i].host))
+		}
 	}
-	if c.made[by.key] = now; len(now) == 0 {
-		delete(c.made, by.key)
+	for _, m := range after {
+		for i := range m.claims {
+			key := hostKey(m.claims[i].host)
+			changed[key] = true
+			h.byHost[key] = append(h.byHost[key], claimOf{&m.claims[i], m.by})
+			h.addTarget(m.claims[i].alias, key)
+		}
 	}
+	return changed
 }
 
 // wanted reports for each changed host whether it wants an automatic VIP. The first call treats all hosts that have a
@@ -248,14 +271,15 @@ func counting(claims []claimOf) []claimOf {
 }
 
 // renew makes a host again after its claims, its VIP or the target of its alias have changed. It
-// returns nil if there is no claim to the host. It does not set the target of an alias: setTargets
-// does.
+// returns nil if there is no claim to the host. A host that is too large has no claims, and so is in no
+// table. renew does not set the target of an alias: setTargets does.
 func (h *Hosts) renew(key string) *Host {
 	claims := h.byHost[key]
 	if len(claims) == 0 {
+		h.large.remove(key)
 		delete(h.byHost, key)
 		delete(h.hosts, key)
-		delete(h.loops, key)
+		h.loops.remove(key)
 		return nil
 	}
 	// The order in which objects came must not matter.
@@ -263,6 +287,12 @@ func (h *Hosts) renew(key string) *Host {
 		return cmp.Or(a.by.Compare(b.by), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
 	claims = counting(claims)
+	if sizeInTables(claims) > object.MaxInTables {
+		h.large.add(key)
+		claims = nil
+	} else {
+		h.large.remove(key)
+	}
 	host := &Host{Key: key, claims: make([]*claim, len(claims))}
 	for i, c := range claims {
 		host.claims[i] = c.claim
@@ -288,12 +318,12 @@ type Counts struct {
 
 // Counts returns the current numbers.
 func (h *Hosts) Counts() Counts {
-	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.without)}
+	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.without.keys)}
 }
 
 // newScene returns the current scene.
 func (h *Hosts) newScene() *Scene {
-	s := &Scene{sidecars: maps.Clone(h.sidecars), settings: h.mesh.Mesh, around: make([]place, len(h.clusters)), remote: h.remote > 0}
+	s := &Scene{sidecars: maps.Clone(h.sidecars.of), settings: h.mesh.Mesh, around: make([]place, len(h.clusters)), remote: h.remote > 0}
 	for i, c := range h.clusters {
 		if c != nil {
 			s.around[i] = place{c.name, c.network, true}
@@ -378,17 +408,32 @@ func (h *Hosts) addAliases(changed map[string]bool) {
 			}
 		}
 	}
+	// Only ServiceEntries claim wildcards, so no alias is one.
+	if slices.ContainsFunc(todo, object.IsWildcard) {
+		for target, hosts := range h.aliases {
+			if isBelow(target, changed) {
+				add(hosts)
+			}
+		}
+	}
 	for len(todo) > 0 {
 		key := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
 		add(h.aliases[key])
-		if object.IsWildcard(key) {
-			for target, hosts := range h.aliases {
-				if strings.HasSuffix(target, key[1:]) {
-					add(hosts)
-				}
-			}
+	}
+}
+
+// isBelow reports whether one of hosts is a wildcard above a host.
+func isBelow(host string, hosts map[string]bool) bool {
+	for {
+		_, parent, found := strings.Cut(host, ".")
+		if !found {
+			return false
 		}
+		if hosts["*."+parent] {
+			return true
+		}
+		host = parent
 	}
 }
 
@@ -409,10 +454,10 @@ func (h *Hosts) setTargets(changes []HostChange) {
 		if host == nil {
 			continue
 		}
-		delete(h.loops, host.Key)
+		h.loops.remove(host.Key)
 		switch end := h.aliasEnd(host.Key, ends); {
 		case end.loop:
-			h.loops[host.Key] = true
+			h.loops.add(host.Key)
 		case end.name != "":
 			host.target, host.alias = h.host(end.target), end.name
 		}

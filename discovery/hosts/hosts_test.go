@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
@@ -137,7 +138,7 @@ func TestAliases(t *testing.T) {
 		if diff := cmp.Diff(want, ips(t, h)); diff != "" {
 			t.Errorf("-want +got\n%s", diff)
 		}
-		if got := fmt.Sprint(sortedKeys(h.loops)); got != "["+loops+"]" {
+		if got := fmt.Sprint(h.loops.sorted()); got != "["+loops+"]" {
 			t.Errorf("loops %s, want %s", got, loops)
 		}
 	}
@@ -182,7 +183,11 @@ func (w world) exportTo() object.ExportTo {
 	case 2:
 		return object.ExportTo{Public: true}
 	}
-	return object.ExportTo{Restricted: true, Namespaces: []string{w.pick("data", "shop")}}
+	e := object.ExportTo{Restricted: true, Namespaces: []string{w.pick("data", "shop")}}
+	for i := range w.IntN(2) * maxIndexed { // a list with more is looked through
+		e.Namespaces = append(e.Namespaces, fmt.Sprintf("team%02d", i))
+	}
+	return e
 }
 
 func (w world) ports() object.Ports {
@@ -423,4 +428,42 @@ func views(h *Hosts) []View {
 		}
 	}
 	return all
+}
+
+// D64: a namespace that adds and removes many objects with one host, and wildcards above many aliases, delays other
+// namespaces no longer than other objects do.
+func TestManyObjectsOfOneNamespace(t *testing.T) {
+	const n = 40_000
+	one, each := make([]object.Object, n), make([]object.Object, n)
+	aliases, wildcards, hosts := make([]object.Object, n/2), make([]object.Object, n/2), make([]object.Object, n/2)
+	for i := range n {
+		name := fmt.Sprint("e", i)
+		one[i], each[i] = entry(name, "api.example.com", "192.0.2.1"), entry(name, name+".example.com", "192.0.2.1")
+	}
+	for i := range n / 2 {
+		name := fmt.Sprint("s", i)
+		aliases[i] = external(name, name+".example.com")
+		wildcards[i], hosts[i] = entry(name, "*."+name+".example.org", "192.0.2.1"), entry(name, name+".example.org", "192.0.2.1")
+	}
+	took := func(before, objects []object.Object) time.Duration {
+		h := New(domain, 1, NewVIPs())
+		h.Update(Change{Updated: before})
+		began := time.Now()
+		h.Update(Change{Updated: objects})
+		keys := make([]object.Key, len(objects))
+		for i := range objects {
+			keys[i] = objects[i].Key
+		}
+		h.Update(Change{Removed: keys})
+		return time.Since(began)
+	}
+	for what, compare := range map[string][3][]object.Object{
+		"objects with one host":         {nil, one, each},
+		"wildcards beside many aliases": {aliases, wildcards, hosts},
+	} {
+		got, other := took(compare[0], compare[1]), took(compare[0], compare[2])
+		if t.Logf("%s took %v, others %v", what, got, other); got > 10*other {
+			t.Errorf("%s took %v, others %v", what, got, other)
+		}
+	}
 }

@@ -9,7 +9,7 @@ import (
 // A Scene has everything that decides what a client sees, except for the hosts: Sidecars, settings of the
 // mesh, and the clusters. It does not change.
 type Scene struct {
-	sidecars sidecars
+	sidecars sidecarsOf
 	settings object.Mesh
 	around   []place // of the clusters, by number
 	remote   bool    // there is more than one cluster
@@ -24,10 +24,10 @@ type place struct {
 // Sidecar returns the Sidecar that limits the hosts of a workload: a Sidecar of its namespace that selects the
 // workload, or else the Sidecar of the root namespace that selects all workloads.
 func (s *Scene) Sidecar(namespace string, labels Labels) Limit {
-	if of := s.sidecars.of(namespace, labels); of.sidecar != nil {
+	if of := s.sidecars.first(namespace, labels); of.sidecar != nil {
 		return of
 	}
-	return s.sidecars.of(s.settings.RootNamespace, nil)
+	return s.sidecars.first(s.settings.RootNamespace, nil)
 }
 
 // IsRoot reports whether the Sidecars of a namespace may limit the clients of all namespaces.

@@ -14,17 +14,36 @@ import (
 type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
 	// The hosts that a namespace may see in another way than other namespaces do. exported has the hosts with an
-	// exportTo that names the namespace; inside has the hosts that an object in the namespace claims.
+	// exportTo that names the namespace; inside has the hosts that an object in the namespace claims. The lists of
+	// exportTo in long are not in exported.
 	exported map[string]map[*export]bool
+	long     map[*export]bool
 	inside   map[string]map[string]*Host
 	exports  map[string]*export // by the key that exportKeys.of returns
 }
 
+// maxIndexed is the number of namespaces up to which a list of an exportTo is found by its namespaces. A longer list is
+// looked through: an index takes about 300 bytes for each of its namespaces, whose names may have 4 bytes in an object
+// of 1 MiB.
+const maxIndexed = 16
+
 // An export has the hosts that have the same list of namespaces in an exportTo. It has them once for all these
 // namespaces, because there may be many hosts and many namespaces.
 type export struct {
-	namespaces []string
+	namespaces namespaces
 	hosts      map[string]*Host
+}
+
+// namespaces is a sorted list.
+type namespaces []string
+
+// long reports whether a list is not found by its namespaces.
+func (n namespaces) long() bool { return len(n) > maxIndexed }
+
+// has reports whether the list has a namespace.
+func (n namespaces) has(namespace string) bool {
+	_, found := slices.BinarySearch(n, namespace)
+	return found
 }
 
 // exportKeys returns the same key for lists of namespaces with the same content. It remembers the keys of the lists
@@ -62,6 +81,7 @@ func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 	s.shards = next
 	if s.exported == nil {
 		s.exported, s.inside, s.exports = map[string]map[*export]bool{}, map[string]map[string]*Host{}, map[string]*export{}
+		s.long = map[*export]bool{}
 	}
 	keys, left := exportKeys{}, map[string]bool{}
 	for _, c := range changes {
@@ -83,31 +103,55 @@ func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 	for key := range left {
 		if e := s.exports[key]; len(e.hosts) == 0 {
 			delete(s.exports, key)
-			for _, namespace := range e.namespaces {
-				removeInner(s.exported, namespace, e)
+			delete(s.long, e)
+			if !e.namespaces.long() {
+				for _, namespace := range e.namespaces {
+					removeInner(s.exported, namespace, e)
+				}
 			}
 		}
 	}
 }
 
 // export returns the export with a key, and adds the export if it does not exist.
-func (s *Set) export(key string, namespaces []string) *export {
+func (s *Set) export(key string, list namespaces) *export {
 	e := s.exports[key]
-	if e == nil {
-		e = &export{namespaces, map[string]*Host{}}
-		s.exports[key] = e
-		for _, namespace := range namespaces {
-			innerMap(s.exported, namespace)[e] = true
-		}
+	if e != nil {
+		return e
+	}
+	e = &export{list, map[string]*Host{}}
+	s.exports[key] = e
+	if list.long() {
+		s.long[e] = true
+		return e
+	}
+	for _, namespace := range list {
+		innerMap(s.exported, namespace)[e] = true
 	}
 	return e
+}
+
+// exportedTo yields the exports whose list has a namespace.
+func (s *Set) exportedTo(namespace string) iter.Seq[*export] {
+	return func(yield func(*export) bool) {
+		for e := range s.exported[namespace] {
+			if !yield(e) {
+				return
+			}
+		}
+		for e := range s.long {
+			if e.namespaces.has(namespace) && !yield(e) {
+				return
+			}
+		}
+	}
 }
 
 // Special yields the hosts that v may see in another way than v.AtBase, in no order.
 func (s *Set) Special(v *Viewer) iter.Seq[*Host] {
 	return func(yield func(*Host) bool) {
 		seen := map[string]bool{}
-		for e := range s.exported[v.Namespace] {
+		for e := range s.exportedTo(v.Namespace) {
 			for key, h := range e.hosts {
 				if !seen[key] && !yield(h) {
 					return
@@ -148,12 +192,16 @@ func merged(hosts []*Host, changes []HostChange) []*Host {
 type Span struct {
 	Changes []HostChange // sorted by key
 	// The same changes by the namespaces that may see them in another way than other namespaces do, see [Set].
-	exported map[string][]*exportChanges
+	exported map[string][]*exportChanges // by namespace, without long
+	long     []*exportChanges
 	inside   map[string][]HostChange
 }
 
 // exportChanges are the changes of hosts with one list of namespaces in an exportTo.
-type exportChanges struct{ changes []HostChange }
+type exportChanges struct {
+	namespaces namespaces
+	changes    []HostChange
+}
 
 // NewSpan returns the span of the changes in steps, which follow one another.
 func NewSpan(steps ...[]HostChange) *Span {
@@ -190,14 +238,19 @@ func NewSpan(steps ...[]HostChange) *Span {
 
 // export returns the exportChanges for a list of namespaces with this key, and adds them to s and known if they do not
 // exist.
-func (s *Span) export(key string, namespaces []string, known map[string]*exportChanges) *exportChanges {
+func (s *Span) export(key string, list namespaces, known map[string]*exportChanges) *exportChanges {
 	e := known[key]
-	if e == nil {
-		e = &exportChanges{}
-		known[key] = e
-		for _, namespace := range namespaces {
-			s.exported[namespace] = append(s.exported[namespace], e)
-		}
+	if e != nil {
+		return e
+	}
+	e = &exportChanges{namespaces: list}
+	known[key] = e
+	if list.long() {
+		s.long = append(s.long, e)
+		return e
+	}
+	for _, namespace := range list {
+		s.exported[namespace] = append(s.exported[namespace], e)
 	}
 	return e
 }
@@ -215,6 +268,11 @@ func (s *Span) Special(v *Viewer) []HostChange {
 	var lists [][]HostChange
 	for _, e := range s.exported[v.Namespace] {
 		lists = append(lists, e.changes)
+	}
+	for _, e := range s.long {
+		if e.namespaces.has(v.Namespace) {
+			lists = append(lists, e.changes)
+		}
 	}
 	if inside := s.inside[v.Namespace]; len(inside) > 0 && v.SeesOwn() {
 		lists = append(lists, inside)
@@ -242,10 +300,26 @@ func (s *Span) Namespaces(yield func(string) bool) {
 			return
 		}
 	}
+	for _, e := range s.long {
+		for _, namespace := range e.namespaces {
+			if !yield(namespace) {
+				return
+			}
+		}
+	}
 }
 
 // AllNamespaces returns how often Namespaces yields.
-func (s *Span) AllNamespaces() int { return len(s.exported) + len(s.inside) }
+func (s *Span) AllNamespaces() int {
+	n := s.Indexed()
+	for _, e := range s.long {
+		n += len(e.namespaces)
+	}
+	return n
+}
+
+// Indexed returns the number of namespaces for which the span has an index.
+func (s *Span) Indexed() int { return len(s.exported) + len(s.inside) }
 
 // Reaches reports whether a viewer at the base b (see [Viewer.AtBase]) may see a change of the span. If b has a
 // Sidecar, the Sidecar must show hosts of a namespace in which a host has changed.

@@ -2,13 +2,23 @@ package hosts
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// sidecars holds the Sidecars by namespace, in order of precedence. The slices do not change.
-type sidecars map[string][]*sidecar
+// sidecars holds the Sidecars.
+type sidecars struct {
+	of      sidecarsOf
+	changes map[string]*sidecarChange // by namespace, until settle
+}
+
+// A sidecarChange has the Sidecars of a namespace that have changed.
+type sidecarChange struct {
+	gone map[object.Key]bool
+	now  map[object.Key]*sidecar
+}
 
 // A sidecar is a Sidecar with its prepared selector and egress.
 type sidecar struct {
@@ -18,38 +28,49 @@ type sidecar struct {
 	egress   *object.Egress
 }
 
-// put applies an object that has changed, and reports whether it is a Sidecar.
-func (s sidecars) put(before, now object.Object) bool {
-	if before.Sidecar != nil {
-		s.remove(before)
+// put notes that an object has changed, and reports whether it is a Sidecar.
+func (s *sidecars) put(before, now object.Object) bool {
+	if before.Sidecar == nil && now.Sidecar == nil {
+		return false
 	}
-	if now.Sidecar != nil {
-		s.add(now)
+	key := cmp.Or(now.Key, before.Key)
+	if s.changes == nil {
+		s.changes = map[string]*sidecarChange{}
 	}
-	return before.Sidecar != nil || now.Sidecar != nil
+	c := s.changes[key.Namespace]
+	if c == nil {
+		c = &sidecarChange{map[object.Key]bool{}, map[object.Key]*sidecar{}}
+		s.changes[key.Namespace] = c
+	}
+	c.gone[key] = true
+	if delete(c.now, key); now.Sidecar != nil {
+		c.now[key] = &sidecar{key, now.Sidecar, NewLabels(now.Sidecar.Labels), now.Sidecar.NewEgress()}
+	}
+	return true
 }
 
-// add adds a Sidecar. As in istiod, Sidecars with a workloadSelector come before the others, and
-// older Sidecars before younger ones. If no age is known, because the objects are from a directory,
-// the name decides.
-func (s sidecars) add(o object.Object) {
-	added, all := &sidecar{o.Key, o.Sidecar, NewLabels(o.Sidecar.Labels), o.Sidecar.NewEgress()}, s[o.Key.Namespace]
-	i, _ := slices.BinarySearchFunc(all, added, func(a, b *sidecar) int {
-		return cmp.Or(-cmp.Compare(min(len(a.Labels), 1), min(len(b.Labels), 1)), a.Created.Compare(b.Created), a.key.Compare(b.key))
-	})
-	s[o.Key.Namespace] = slices.Insert(slices.Clip(all), i, added)
-}
-
-// remove removes a Sidecar.
-func (s sidecars) remove(o object.Object) {
-	rest := slices.DeleteFunc(slices.Clone(s[o.Key.Namespace]), func(other *sidecar) bool { return other.key == o.Key })
-	if s[o.Key.Namespace] = rest; len(rest) == 0 {
-		delete(s, o.Key.Namespace)
+// settle applies the changes, all of a namespace at once: there may be many. As in istiod, Sidecars with a
+// workloadSelector come before the others, and older Sidecars before younger ones. If no age is known, because the
+// objects are from a directory, the name decides.
+func (s *sidecars) settle() {
+	for namespace, c := range s.changes {
+		all := slices.DeleteFunc(slices.Clone(s.of[namespace]), func(old *sidecar) bool { return c.gone[old.key] })
+		all = slices.AppendSeq(all, maps.Values(c.now))
+		slices.SortFunc(all, func(a, b *sidecar) int {
+			return cmp.Or(-cmp.Compare(min(len(a.Labels), 1), min(len(b.Labels), 1)), a.Created.Compare(b.Created), a.key.Compare(b.key))
+		})
+		if s.of[namespace] = all; len(all) == 0 {
+			delete(s.of, namespace)
+		}
 	}
+	s.changes = nil
 }
 
-// of returns the first Sidecar of a namespace that selects a workload with labels, if there is one.
-func (s sidecars) of(namespace string, labels Labels) Limit {
+// sidecarsOf are the Sidecars by namespace, in order of precedence. The slices do not change.
+type sidecarsOf map[string][]*sidecar
+
+// first returns the first Sidecar of a namespace that selects a workload with labels, if there is one.
+func (s sidecarsOf) first(namespace string, labels Labels) Limit {
 	for _, o := range s[namespace] {
 		if labels.have(o.selector) {
 			return Limit{o.key, o}

@@ -20,9 +20,12 @@ func TestManySidecars(t *testing.T) {
 		all = append(all, object.Object{Key: key(object.KindSidecar, fmt.Sprint("s", i)), Sidecar: &object.Sidecar{Labels: map[string]string{long: strconv.Itoa(i)}}})
 	}
 	h := New(domain, 1, NewVIPs())
-	began := time.Now()
+	began, before := time.Now(), allocated()
 	h.Update(Change{Updated: all})
 	read := time.Since(began)
+	if n := allocated() - before; n > sidecars*4<<10 {
+		t.Errorf("reading allocated %d MiB", n>>20)
+	}
 	for range clients {
 		if h.Sidecar("shop", NewLabels(map[string]string{"app": "web"})) != (Limit{}) {
 			t.Fatal("a Sidecar selects a client without its labels")

@@ -25,9 +25,10 @@ type VIPs struct {
 	bySlot map[uint16]string  // hosts, by their slot
 	// rounds counts the updates in which hosts were removed, see mark.
 	rounds  uint64
-	without map[string]bool // hosts that found no free slot
-	inUse   int             // hosts that want a VIP and have a slot
-	// claimed has, by slot, the number of addresses in objects that are VIPs of the slot. No host may have such a slot.
+	without keySet // hosts that found no free slot
+	inUse   int    // hosts that want a VIP and have a slot
+	// claimed has, by usable slot, the number of addresses in objects that are VIPs of the slot. No host may have such a
+	// slot.
 	claimed map[uint16]int
 }
 
@@ -41,8 +42,7 @@ type vipHost struct {
 // NewVIPs returns VIPs without any host.
 func NewVIPs() *VIPs {
 	return &VIPs{
-		byHost: map[string]vipHost{}, bySlot: map[uint16]string{},
-		without: map[string]bool{}, claimed: map[uint16]int{},
+		byHost: map[string]vipHost{}, bySlot: map[uint16]string{}, claimed: map[uint16]int{},
 	}
 }
 
@@ -121,14 +121,14 @@ type vipResult struct {
 	moved   []string        // hosts that have lost their slot, sorted
 }
 
-// slotsOf returns the slots of the addresses of claims, once for each address.
+// slotsOf returns the usable slots of the addresses of claims, once for each address.
 func slotsOf(claims []claim) []uint16 {
 	var all []uint16
 	for i := range claims {
 		c := &claims[i]
 		for _, addrs := range [][]netip.Addr{c.addrs, c.literal, c.vips} {
 			for _, a := range addrs {
-				if slot, ok := addrSlot(a); ok {
+				if slot, ok := addrSlot(a); ok && usableSlot(slot) {
 					all = append(all, slot)
 				}
 			}
@@ -148,7 +148,7 @@ func (v *VIPs) Len() int { return len(v.byHost) }
 func (v *VIPs) update(c vipChange) vipResult {
 	r := vipResult{changed: map[string]bool{}}
 	v.release(c.released)
-	wants := maps.Clone(v.without)
+	wants := map[string]bool{} // hosts that need a slot, besides without
 	for _, slot := range c.claimed {
 		if v.claimed[slot]++; v.claimed[slot] > 1 {
 			continue
@@ -170,15 +170,24 @@ func (v *VIPs) update(c vipChange) vipResult {
 	return r
 }
 
-// allocate gives a slot to each host that wants one: a free slot or, if all are used, the slot of the host that
-// was removed first. The free and the removed slots are looked up once for all hosts.
+// allocate gives a slot to each host that wants one, and to the hosts without: a free slot or, if all are used, the slot
+// of the host that was removed first. The removed slots are looked up once for all hosts. While there is no slot, the
+// hosts without cost nothing: there may be many more of them than slots.
 func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
-	free := vipUsable - len(v.bySlot) - len(v.claimed) // there may be more: claimed may have slots that are not usable
-	var removed []string
-	if free < len(wants) {
-		free, removed = v.countFree(), v.removed()
+	free, some := vipUsable-len(v.bySlot)-len(v.claimed), len(v.byHost)-v.inUse
+	if free+some == 0 {
+		for host := range wants {
+			v.without.add(host)
+		}
+		return
 	}
-	for _, host := range sortedKeys(wants) {
+	all := maps.Clone(wants)
+	maps.Copy(all, v.without.keys)
+	var removed []string
+	if free < len(all) {
+		removed = v.removed()
+	}
+	for _, host := range sortedKeys(all) {
 		var slot uint16
 		switch {
 		case free > 0:
@@ -188,10 +197,10 @@ func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
 			slot = v.remove(removed[0]).Slot
 			removed = removed[1:]
 		default:
-			v.without[host] = true
+			v.without.add(host)
 			continue
 		}
-		delete(v.without, host)
+		v.without.remove(host)
 		v.byHost[host], v.bySlot[slot] = vipHost{Slot: slot}, host
 		v.inUse++
 		r.changed[host], r.unsaved = true, true
@@ -237,7 +246,7 @@ func (v *VIPs) mark(wanted, wants map[string]bool, r *vipResult) {
 			r.changed[host], removed = true, true
 		case !want:
 			delete(wants, host)
-			delete(v.without, host)
+			v.without.remove(host)
 		}
 	}
 	if removed {
@@ -276,15 +285,3 @@ func (v *VIPs) removed() []string {
 }
 
 func (v *VIPs) isFree(slot uint16) bool { return v.bySlot[slot] == "" && v.claimed[slot] == 0 }
-
-// countFree returns the number of usable slots that are free. It is slow; call it only when nearly all
-// slots are used.
-func (v *VIPs) countFree() int {
-	free := 0
-	for n := range vipUsable {
-		if v.isFree(nthSlot(n)) {
-			free++
-		}
-	}
-	return free
-}

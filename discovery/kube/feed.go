@@ -32,6 +32,7 @@ type feed struct {
 	mu      sync.Mutex
 	objects map[object.Key]object.Object
 	errs    map[object.Key][]object.Error
+	revised int                 // how often errs has changed
 	dirty   map[object.Key]bool // objects that have changed since the last call of take
 	listed  bool                // all objects were listed once, or the API server does not have the resource
 	synced  bool                // listed and, if strict is set, there was a time at which no object had errors
@@ -137,7 +138,7 @@ func (f *feed) reselect() {
 			f.removeLocked(key, 0)
 		}
 	}
-	maps.DeleteFunc(f.errs, func(key object.Key, _ []object.Error) bool { return !f.selectsLocked(key.Namespace) })
+	f.keepErrsLocked(func(key object.Key) bool { return f.selectsLocked(key.Namespace) })
 	names, again := f.selection.current(), len(f.dropped) == maxDropped
 	for namespace := range f.dropped {
 		again = again || names.have(namespace)
@@ -194,11 +195,8 @@ func (f *feed) putLocked(s *slim) {
 	if !f.selectsLocked(key.Namespace) {
 		return
 	}
-	if delete(f.errs, key); len(s.errs) > 0 {
-		f.errs[key] = s.errs
-		if f.strict {
-			return
-		}
+	if f.setErrsLocked(key, s.errs); len(s.errs) > 0 && f.strict {
+		return
 	}
 	if old, ok := f.objects[key]; ok && (old == s.object || reflect.DeepEqual(old, s.object)) {
 		return // only fields that are not used have changed
@@ -209,7 +207,7 @@ func (f *feed) putLocked(s *slim) {
 
 // removeLocked removes an object, at a version of the resource.
 func (f *feed) removeLocked(key object.Key, version uint64) {
-	delete(f.errs, key)
+	f.setErrsLocked(key, nil)
 	if _, ok := f.objects[key]; ok {
 		delete(f.objects, key)
 		f.dirty[key] = true
@@ -255,7 +253,26 @@ func (f *feed) removeOthersLocked(listed map[object.Key]bool, version uint64) {
 			f.removeLocked(key, version)
 		}
 	}
-	maps.DeleteFunc(f.errs, func(key object.Key, _ []object.Error) bool { return !listed[key] })
+	f.keepErrsLocked(func(key object.Key) bool { return listed[key] })
+}
+
+// setErrsLocked sets the errors of an object; it may have none.
+func (f *feed) setErrsLocked(key object.Key, errs []object.Error) {
+	if len(errs)+len(f.errs[key]) == 0 {
+		return
+	}
+	f.revised++
+	if delete(f.errs, key); len(errs) > 0 {
+		f.errs[key] = errs
+	}
+}
+
+// keepErrsLocked drops the errors of other objects than those that keep names.
+func (f *feed) keepErrsLocked(keep func(object.Key) bool) {
+	before := len(f.errs)
+	if maps.DeleteFunc(f.errs, func(key object.Key, _ []object.Error) bool { return !keep(key) }); len(f.errs) != before {
+		f.revised++
+	}
 }
 
 // Resync does nothing: the feed is always in step.
@@ -285,13 +302,27 @@ func (f *feed) take(dirty map[object.Key]bool, r *source.Reading) {
 	clear(f.dirty)
 	r.Changed = append(r.Changed, f.changed)
 	r.Heard.Add(f.heardAt, f.from)
+}
+
+// errorsRevised returns how often the errors in objects have changed.
+func (f *feed) errorsRevised() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.revised
+}
+
+// addErrors appends the errors in objects to all, and returns how often they have changed.
+func (f *feed) addErrors(all []object.Error) ([]object.Error, int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	for key, errs := range f.errs {
 		_, found := f.objects[key]
 		for _, e := range errs {
 			e.Kept = found && f.strict
-			r.Errors = append(r.Errors, e)
+			all = append(all, e)
 		}
 	}
+	return all, f.revised
 }
 
 // get returns an object.

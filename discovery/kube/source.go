@@ -25,6 +25,10 @@ type Source struct {
 	selection *selection
 	feeds     []*resource
 	customs   []*customFeed
+
+	// The fields below are for the caller of Read.
+	errs    []object.Error // of the last reading
+	revised []int          // of the feeds, when errs was made
 }
 
 // NewObjects returns the objects of the API server.
@@ -106,9 +110,7 @@ func (s *Source) Read() source.Reading {
 	for _, f := range feeds {
 		f.take(dirty, &r)
 	}
-	for i := range r.Errors {
-		r.Errors[i].Cluster = s.cfg.Cluster
-	}
+	r.Errors = s.errors(feeds)
 	change := hosts.Change{Cluster: s.cfg.Cluster}
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), object.Key.Compare) {
 		if o, ok := find(feeds, key); ok {
@@ -120,8 +122,28 @@ func (s *Source) Read() source.Reading {
 	if len(dirty) > 0 {
 		r.Changes = []hosts.Change{change}
 	}
-	slices.SortStableFunc(r.Errors, func(a, b object.Error) int { return a.Object.Compare(b.Object) })
 	return r
+}
+
+// errors returns the errors in objects, sorted. The owner of a namespace can make many, so they are collected only when
+// they have changed; otherwise errors returns the same slice again.
+func (s *Source) errors(feeds []*feed) []object.Error {
+	revised := make([]int, len(feeds))
+	for i, f := range feeds {
+		revised[i] = f.errorsRevised()
+	}
+	if slices.Equal(revised, s.revised) {
+		return s.errs
+	}
+	s.errs, s.revised = nil, revised
+	for i, f := range feeds {
+		s.errs, revised[i] = f.addErrors(s.errs)
+	}
+	for i := range s.errs {
+		s.errs[i].Cluster = s.cfg.Cluster
+	}
+	slices.SortStableFunc(s.errs, func(a, b object.Error) int { return a.Object.Compare(b.Object) })
+	return s.errs
 }
 
 // Heard returns the state of the API server that the next call of Read will include.

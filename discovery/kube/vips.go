@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -108,16 +109,20 @@ func (w *Writer) round(ctx context.Context) error {
 		return err
 	}
 	entries := w.clients.dynamic.Resource(version)
-	written := 0
-	var failure error // the first one
+	written, forbidden := 0, "" // the namespace in which the last write was forbidden
+	var failure error           // the first one
 	for _, key := range slices.SortedFunc(maps.Keys(wanted), object.Key.Compare) {
+		if key.Namespace == forbidden {
+			continue
+		}
 		switch err := w.write(ctx, entries.Namespace(key.Namespace), key.Name, wanted[key]); {
 		case apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errOutdated):
 			// The ServiceEntry has changed since it was read. The event of that change leads to another round.
-		case apierrors.IsForbidden(err):
-			return fmt.Errorf("%w: let nametap-discovery get serviceentries and patch serviceentries/status, see docs/discovery.md", err)
-		case err != nil && failure == nil:
-			failure = fmt.Errorf("%s: %w", key, err)
+		case apierrors.IsForbidden(err): // by the role or, perhaps in this namespace only, by a policy
+			forbidden = key.Namespace
+			failure = cmp.Or(failure, fmt.Errorf("%s: %w: let nametap-discovery get serviceentries and patch serviceentries/status, see docs/discovery.md", key, err))
+		case err != nil:
+			failure = cmp.Or(failure, fmt.Errorf("%s: %w", key, err))
 		case err == nil:
 			written++
 		}

@@ -123,6 +123,14 @@ func (d *Destinations) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
+// Size returns about how many bytes the destinations have in a table.
+func (d Destinations) Size() int {
+	if d == (Destinations{}) {
+		return 0
+	}
+	return len(d.text.Value())
+}
+
 // List returns the destinations in the order of [Destination.Compare]. Several destinations may have the same port.
 func (d Destinations) List() []Destination {
 	if d == (Destinations{}) {

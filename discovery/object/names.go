@@ -40,3 +40,6 @@ func IsLabel(s string) bool {
 	}
 	return true
 }
+
+// ImportHost returns the host of a ServiceImport (KEP-1645). It may be longer than a DNS name.
+func ImportHost(k Key) string { return k.Name + "." + k.Namespace + ".svc.clusterset.local" }

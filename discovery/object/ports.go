@@ -61,6 +61,14 @@ func (p *Ports) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
+// Len returns the number of ports.
+func (p Ports) Len() int {
+	if p == (Ports{}) {
+		return 0
+	}
+	return strings.Count(p.text.Value(), "\n")
+}
+
 // List returns the ports, sorted by name, number and protocol.
 func (p Ports) List() []Port {
 	if p == (Ports{}) {

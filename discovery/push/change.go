@@ -55,7 +55,7 @@ type deltaID struct {
 }
 
 // maxSpans bounds the kept bytes of spans, and likewise of deltas: each client that is behind may be at a different
-// generation. changeSize is about how many bytes a span has for each change, and for each namespace.
+// generation. changeSize is about how many bytes a span has for each change, and for each namespace of its index.
 const (
 	maxSpans   = 8 << 20
 	changeSize = 150
@@ -64,7 +64,7 @@ const (
 // newRecent returns a recent that starts at the generation now and has no changes.
 func newRecent(now generation) recent {
 	return recent{
-		now: now, spans: newCache[generation](maxSpans, func(s *hosts.Span) int { return changeSize * (len(s.Changes) + s.AllNamespaces()) }),
+		now: now, spans: newCache[generation](maxSpans, func(s *hosts.Span) int { return changeSize * (len(s.Changes) + s.Indexed()) }),
 		deltas: newCache[deltaID](maxSpans, (*delta).size),
 	}
 }

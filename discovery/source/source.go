@@ -35,7 +35,7 @@ type Reading struct {
 	// Changes are the changes since the last reading. In the changes of the own cluster, the field Source is 0. The
 	// control plane then sets it to the number of the source.
 	Changes []hosts.Change
-	Errors  []object.Error // all current errors, sorted
+	Errors  []object.Error // all current errors, sorted; not to be changed
 	Notes   []string       // why objects without errors make no host, sorted
 	Kept    int            // number of objects in use in their last good form, or as they were saved
 	// Waiting is the reason why this reading must not be the first one that is served; "" means that it may be, once Read is
