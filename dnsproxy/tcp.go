@@ -305,7 +305,7 @@ func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	}
 	if verdict == answered {
 		answers = response
-		binary.BigEndian.PutUint16(answers[start:], uint16(len(answers)-start-lengthLen)) //nolint:gosec // fast bounds it
+		binary.BigEndian.PutUint16(answers[start:], uint16(len(answers)-start-lengthLen)) //nolint:gosec // answerFast bounds it
 	}
 	if len(answers) > maxBatch || verdict == deferred && !reserved {
 		if err := c.write(answers); err != nil {

@@ -91,7 +91,7 @@ type exchange struct {
 	generation atomic.Uint64 // grows with each query: events of earlier queries are ignored; changed with mu held
 
 	mu        sync.Mutex
-	busy      bool // a goroutine runs the exchange; it alone uses the fields below cancelled
+	busy      bool // a goroutine runs the exchange; only this goroutine may use the fields from receiver on
 	outcomes  []outcome
 	due       bool // the timer has fired
 	cancelled bool
@@ -289,9 +289,9 @@ func (e *exchange) carryOut(now time.Time) {
 		case actHedge:
 			s.hedges.Add(1)
 			e.trace.markRepeated()
-		case actAnsweredPlain:
+		case actAnsweredWithoutOPT:
 			if t.noOPT || e.servers[action.try].triedPlain {
-				s.answeredPlain(now)
+				s.answeredWithoutOPT(now)
 			}
 		case actMalformed:
 			s.noteMalformed(t.err)

@@ -182,9 +182,9 @@ func (h *history) replied(now time.Time, rtt time.Duration, r reading) {
 	}
 }
 
-// answeredPlain notes that the server has answered a query from which the OPT record was left
+// answeredWithoutOPT records that the server has answered a query from which the OPT record was left
 // out. If it has sent no OPT record for a while, it is asked without one from now on.
-func (h *history) answeredPlain(now time.Time) {
+func (h *history) answeredWithoutOPT(now time.Time) {
 	if h.ednsHeard.IsZero() || now.Sub(h.ednsHeard) >= rememberQuirk {
 		h.noEDNSUntil = now.Add(rememberQuirk)
 	}

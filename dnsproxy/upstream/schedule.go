@@ -81,11 +81,11 @@ type action struct {
 type actionKind uint8
 
 const (
-	actSend          actionKind = iota // send the server the query
-	actHedge                           // count a query that is sent to the server because another was late
-	actAnsweredPlain                   // note that the server answered a query without EDNS
-	actMalformed                       // note a malformed reply; the error is in try.err
-	actFailure                         // note a failure; the response code is in try.code
+	actSend               actionKind = iota // send the server the query
+	actHedge                                // count a query that is sent to the server because another was late
+	actAnsweredWithoutOPT                   // note that the server answered a query without EDNS
+	actMalformed                            // note a malformed reply; the error is in try.err
+	actFailure                              // note a failure; the response code is in try.code
 )
 
 // reset empties s and keeps its memory for the next query.
@@ -253,7 +253,7 @@ func (s *schedule) receiveTruncated(o outcome, now time.Time) {
 
 func (s *schedule) receiveAnswer(o outcome, now time.Time) {
 	if o.noOPT {
-		s.act(actAnsweredPlain, o.try)
+		s.act(actAnsweredWithoutOPT, o.try)
 	}
 	if o.reading.negative && !s.answered && s.outranked(o.try) {
 		s.hold(o, now)

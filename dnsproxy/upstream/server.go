@@ -360,10 +360,10 @@ func (s *server) dropsEDNS(start time.Time) bool {
 	return s.history.ednsHeard.Before(start)
 }
 
-func (s *server) answeredPlain(now time.Time) {
+func (s *server) answeredWithoutOPT(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.history.answeredPlain(now)
+	s.history.answeredWithoutOPT(now)
 }
 
 // sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
