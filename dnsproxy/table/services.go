@@ -295,7 +295,7 @@ func isLookedAt(a *addresses, packed []byte) bool {
 // An effort is the work that was done for one answer. Once it has exceeded its bound, exceeded stays true, even if
 // spent is reduced.
 type effort struct {
-	spent    int
+	spent    int  // in units of about a nanosecond
 	exceeded bool // whether spent has ever been more than maxEffort
 }
 

@@ -330,17 +330,17 @@ func (t *Table) side(name wire.Name) int {
 
 // HostsAt calls yield for each host that has an address. It includes wildcards, and leaves out aliases.
 func (t *Table) HostsAt(addr netip.Addr, yield func(Host)) {
-	next := func(h Host) bool {
+	visit := func(h Host) bool {
 		yield(h)
 		return true
 	}
 	if addr = addr.Unmap(); addr.Is4() {
 		packed := addr.As4()
-		t.hostsWith(packed[:], next)
+		t.hostsWith(packed[:], visit)
 		return
 	}
 	packed := addr.As16()
-	t.hostsWith(packed[:], next)
+	t.hostsWith(packed[:], visit)
 }
 
 // hostsWith calls yield for the hosts with a packed address, Services first, until yield returns false.
