@@ -155,8 +155,8 @@ func (d *decision) exists(name wire.Name) bool {
 	return d.action == actUnknown && (name == d.zone || d.table.HasBelow(d.local))
 }
 
-// asked returns the name that nameservers are asked for. If the query is signed, this is the query's own name.
-func (d *decision) asked(q *wire.Query) wire.Name {
+// askedName returns the name that nameservers are asked for. If the query is signed, this is the query's own name.
+func (d *decision) askedName(q *wire.Query) wire.Name {
 	if d.action == actTarget && !signed(q) {
 		return d.target
 	}

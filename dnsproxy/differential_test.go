@@ -173,8 +173,8 @@ func (w *world) compare(packet []byte, over transport) error {
 
 // fast is the fast path for one query. It reports whether the query was answered.
 func (w *world) fast(dst, packet []byte, over transport) (response []byte, ok bool) {
-	w.task.begin(packet, &arrival{over: over, client: noClient})
-	response, verdict := w.server.handler.fast(dst, w.task, new(table.Scratch))
+	w.task.begin(packet, &arrival{protocol: over, client: noClient})
+	response, verdict := w.server.handler.answerFast(dst, w.task, new(table.Scratch))
 	return response, verdict == answered
 }
 
@@ -189,7 +189,7 @@ func (w *world) compareServed(q *refQuery, over transport) error {
 	if want == nil && w.seen["passed on"]%8 != 0 { // there are many and they are alike
 		return nil
 	}
-	got := w.task.handler.slow(w.task)
+	got := w.task.handler.answerSlow(w.task)
 	if want == nil {
 		if rcode := got[3] & 0xF; rcode != dns.RcodeServerFailure {
 			return fmt.Errorf("not forwarded:\n%s", printable(got))

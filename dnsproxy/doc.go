@@ -66,17 +66,17 @@
 //
 // Each query is parsed, decided on and looked up in the cache once.
 //
-// The goroutine that reads a socket takes the fast path ([handler.fast]). It answers mesh names, special-use names,
-// local-only names and cache hits, and unpacks no message for this. The original destination of a UDP query is
-// needed only for cache hits and for queries that are forwarded. It is looked up last, because the lookup is a
-// request to the kernel.
+// The goroutine that reads a socket takes the fast path ([handler.answerFast]). It answers mesh names, special-use
+// names, local-only names and cache hits, and unpacks no message for this. The original destination of a UDP query is
+// needed only for cache hits and for queries that are forwarded. It is looked up last, because the lookup is a request
+// to the kernel.
 //
 // The same goroutine forwards a query over UDP, and keeps a copy of the query's packet in a [udpClient]. The
 // goroutine that reads the nameserver's socket sends the response to the client.
 //
-// All other queries are passed to a worker goroutine, together with the results so far. These are queries over
-// TCP that are forwarded, queries that wait for the first table, and rare or malformed queries. The worker takes
-// the slow path ([handler.slow]). A query that has waited for the first table is decided on again.
+// All other queries are passed to a worker goroutine, together with the results so far. These are queries over TCP that
+// are forwarded, queries that wait for the first table, and rare or malformed queries. The worker takes the slow path
+// ([handler.answerSlow]). A query that has waited for the first table is decided on again.
 //
 // # Ownership
 //

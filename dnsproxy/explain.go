@@ -52,7 +52,7 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	if d.match.Host.Name != wire.Root {
 		e.Host = d.match.Host.Key(&current.Cluster)
 	}
-	e.Why = why(d, e.Host)
+	e.Why = explainDecision(d, e.Host)
 	if d.target != "" && d.target != q.Name {
 		e.Why += ", as " + strings.TrimSuffix(d.target.String(), ".")
 	}

@@ -14,7 +14,7 @@ import (
 const (
 	answered verdict = iota // there is a response
 	dropped                 // there is no response
-	later                   // the slow path answers
+	deferred                // the slow path answers
 )
 
 // A verdict says what the fast path has made of a query.
@@ -25,16 +25,16 @@ type verdict uint8
 // be more than 5 % slower.
 const measuredOf = 1024
 
-// fast is the fast path. It runs on the goroutine that has read the query, and appends to dst the response to a
+// answerFast is the fast path. It runs on the goroutine that has read the query, and appends to dst the response to a
 // query that need not wait. Answers from the table and the cache take no allocation. The length of the response is
 // within the limit of its transport.
 //
-// All other queries are left to [handler.slow]; dst is then unchanged. These are forwarded queries, queries before
-// the first table, and rare or malformed queries. The scratch belongs to the goroutine, and t does not refer to it
-// after fast has returned.
-func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
+// All other queries are left to [handler.answerSlow]; dst is then unchanged. These are forwarded queries, queries
+// before the first table, and rare or malformed queries. The scratch belongs to the goroutine, and t does not refer to
+// it after answerFast has returned.
+func (h *handler) answerFast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
 	t.began, t.measured = h.seen.Start(), false
-	if t.turn++; t.turn%measuredOf == 0 {
+	if t.count++; t.count%measuredOf == 0 {
 		t.measure()
 	}
 	t.usual = t.query.Parse(t.packet)
@@ -44,24 +44,24 @@ func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) 
 			return dst, dropped
 		}
 		t.measure()
-		return dst, later
+		return dst, deferred
 	}
-	if t.from.over == overTCP {
+	if t.from.protocol == overTCP {
 		h.seen.Retried(t.from.client().Addr().Unmap(), t.query.Name, t.query.Type)
 	}
 	t.decision = h.decide(t.query.Question, h.table.Load(), s)
 	response, result, ok := h.respond(dst, t)
 	if !ok {
 		t.measure()
-		return dst, later
+		return dst, deferred
 	}
 	if t.began != 0 || result.rcode != dns.RcodeSuccess || t.stale() || truncated(response[len(dst):]) {
-		h.note(t, result, response[len(dst):])
+		h.observe(t, result, response[len(dst):])
 	}
 	if t.decision.action != actForward {
 		t.decision = decision{} // otherwise an idle goroutine would keep a previous table in memory
 	}
-	h.metrics.countFast(t.query.Type, t.from.over, result)
+	h.metrics.countFast(t.query.Type, t.from.protocol, result)
 	return h.withProvenance(response, len(dst), t, result), answered
 }
 
@@ -71,9 +71,9 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 	q, d := &t.query, &t.decision
 	switch d.action {
 	case actAddresses, actPointers:
-		return h.respondMesh(dst, q, d, h.limit(q.UDPSize, t.from.over)), outcome{dns.RcodeSuccess, sourceTable}, true
+		return h.respondMesh(dst, q, d, h.limit(q.UDPSize, t.from.protocol)), outcome{dns.RcodeSuccess, sourceTable}, true
 	case actSpecial:
-		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.over))
+		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.protocol))
 		return response, outcome{reply.Rcode(response[len(dst):]), sourceSelf}, true
 	case actForward, actTarget:
 		return h.respondForwarded(dst, t)
@@ -90,12 +90,12 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 	q, d := &t.query, &t.decision
 	found, ok := h.lookup(t)
 	switch {
-	case ok && d.asked(q) != q.Name:
+	case ok && d.askedName(q) != q.Name:
 		// The reply must be unpacked, so a worker responds.
 	case ok && !h.mayGoElsewhere(t):
 		response, result = h.respondResult(dst, t, found)
 		return response, result, true
-	case !ok && t.ask.Stale() == nil && h.forwarder.Full(&t.ask) && !h.mayGoElsewhere(t):
+	case !ok && t.outgoing.Stale() == nil && h.forwarder.Full(&t.outgoing) && !h.mayGoElsewhere(t):
 		response, result = h.respondTooMany(dst, t, upstream.ErrSilent)
 		return response, result, true
 	}
@@ -106,34 +106,34 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 // query would be only for this client ([wire.Query.Cacheable]).
 func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	q := &t.query
-	t.ask, t.located = forward.Query{}, false
-	t.ask.Name, t.ask.Cacheable = t.decision.asked(q), q.Cacheable()
-	if !t.ask.Cacheable {
+	t.outgoing, t.located = forward.Query{}, false
+	t.outgoing.Name, t.outgoing.Cacheable = t.decision.askedName(q), q.Cacheable()
+	if !t.outgoing.Cacheable {
 		return nil, false
 	}
-	t.ask.Key = forward.Key(q)
-	t.ask.Key.Name = string(t.ask.Name)
-	found, ok = h.forwarder.Lookup(&t.ask)
-	if t.ask.RefreshDue() {
-		h.forwarder.Refresh(&t.ask)
+	t.outgoing.Key = forward.Key(q)
+	t.outgoing.Key.Name = string(t.outgoing.Name)
+	found, ok = h.forwarder.Lookup(&t.outgoing)
+	if t.outgoing.RefreshDue() {
+		h.forwarder.Refresh(&t.outgoing)
 	}
 	return found, ok
 }
 
-// refuse appends the response to a query that fast has left to the slow path, if no worker can take the query. The
-// response is an expired reply if the cache has one, otherwise SERVFAIL. If the query is not to be forwarded, refuse
-// reports false, and dst is unchanged.
+// refuse appends the response to a query that answerFast has left to the slow path, if no worker can take the query.
+// The response is an expired reply if the cache has one, otherwise SERVFAIL. If the query is not to be forwarded,
+// refuse reports false, and dst is unchanged.
 func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 	if !t.usual || !t.decision.forwards() {
 		return dst, false
 	}
 	var result outcome
-	if stale := t.ask.Stale(); stale != nil && t.ask.Name == t.query.Name && !h.mayGoElsewhere(t) {
+	if stale := t.outgoing.Stale(); stale != nil && t.outgoing.Name == t.query.Name && !h.mayGoElsewhere(t) {
 		response, result = h.respondResult(dst, t, stale)
 	} else {
 		response, result = h.respondTooMany(dst, t, forward.ErrTooMany)
 	}
-	h.note(t, result, response[len(dst):])
-	h.metrics.countFast(t.query.Type, t.from.over, result)
+	h.observe(t, result, response[len(dst):])
+	h.metrics.countFast(t.query.Type, t.from.protocol, result)
 	return h.withProvenance(response, len(dst), t, result), true
 }

@@ -264,8 +264,8 @@ func cost(t *testing.T, h hostile, n int) price {
 		}
 		start := time.Now()
 		for range queries {
-			w.task.begin(packet, &arrival{over: h.over, client: noClient})
-			response, verdict := w.server.handler.fast(buf, w.task, scratch)
+			w.task.begin(packet, &arrival{protocol: h.over, client: noClient})
+			response, verdict := w.server.handler.answerFast(buf, w.task, scratch)
 			if verdict != answered && !h.passed {
 				t.Fatalf("%s, %d: not answered by the goroutine that reads", h.name, n)
 			}

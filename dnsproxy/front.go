@@ -13,10 +13,10 @@ type front struct {
 	inUse atomic.Pointer[handler]
 }
 
-// fast is [handler.fast].
-func (f *front) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
+// answerFast is [handler.answerFast].
+func (f *front) answerFast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
 	t.handler = f.inUse.Load()
-	return t.handler.fast(dst, t, s)
+	return t.handler.answerFast(dst, t, s)
 }
 
 // newPacer returns the pacer of a listener's retries after transient errors.

@@ -18,9 +18,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A handler answers queries. [handler.fast] answers queries that need
-// not wait, and [handler.slow] answers all other queries. A handler is safe for concurrent use. It
-// never changes: when settings change, a handler with the new settings takes its place in [front].
+// A handler answers queries. [handler.answerFast] answers queries that need not wait, and [handler.answerSlow] answers
+// all other queries. A handler is safe for concurrent use. It never changes: when settings change, a handler with the
+// new settings takes its place in [front].
 type handler struct {
 	answerer
 	rules
@@ -55,7 +55,7 @@ func (c *common) collisions() float64 {
 
 // An arrival says how a query came to the agent.
 type arrival struct {
-	over transport
+	protocol transport
 	// client returns the address that the query came from.
 	client func() netip.AddrPort
 	// original returns the original destination of a captured query, or an address that is not
@@ -79,7 +79,7 @@ func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 			return server, true
 		}
 	}
-	return a.local(), a.over == overTCP
+	return a.local(), a.protocol == overTCP
 }
 
 // A task is a query on its way through a handler. It has the query's packet, and the results of the fast path,
@@ -92,24 +92,24 @@ func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 type task struct {
 	packet  []byte
 	from    *arrival
-	handler *handler // of front.fast
+	handler *handler // of front.answerFast
 
-	usual    bool // the packet has the shape that wire.Query describes
-	query    wire.Query
-	decision decision        // set if usual is true
-	ask      forward.Query   // set if the decision is to forward
-	located  bool            // the method elsewhere has set ask.Server
-	held     int             // bytes that from.hold has counted
-	began    seen.Moment     // when the query was read; 0 if the clock was not read
-	measured bool            // the time since began goes into metrics
-	turn     uint32          // a count of the queries that the goroutine reads; starts at a random number
-	found    *forward.Result // the result of the forwarder; nil if the forwarder was not asked
-	source   *Provenance     // of found, if the client asks for it
+	usual     bool // the packet has the shape that wire.Query describes
+	query     wire.Query
+	decision  decision        // set if usual is true
+	outgoing  forward.Query   // set if the decision is to forward
+	located   bool            // the method elsewhere has set outgoing.Server
+	heldBytes int             // bytes that from.hold has counted
+	began     seen.Moment     // when the query was read; 0 if the clock was not read
+	measured  bool            // the time since began goes into metrics
+	count     uint32          // how many queries the goroutine has read, plus a random number
+	found     *forward.Result // the result of the forwarder; nil if the forwarder was not asked
+	source    *Provenance     // of found, if the client asks for it
 }
 
-// newTask returns the first task of a goroutine that reads queries. The field turn begins at a random number: if it
+// newTask returns the first task of a goroutine that reads queries. The field count begins at a random number: if it
 // began at 0, a goroutine that reads few queries would never measure one.
-func newTask() *task { return &task{turn: rand.Uint32()} } //nolint:gosec // a sample
+func newTask() *task { return &task{count: rand.Uint32()} } //nolint:gosec // a sample
 
 // begin makes t the task of a packet. t refers to the memory of the packet until the next call of begin or keep.
 func (t *task) begin(packet []byte, from *arrival) {
@@ -117,7 +117,7 @@ func (t *task) begin(packet []byte, from *arrival) {
 }
 
 // next returns a task for the query that the goroutine of t reads next.
-func (t *task) next() *task { return &task{turn: t.turn} }
+func (t *task) next() *task { return &task{count: t.count} }
 
 // keep prepares t for the slow path. packet must be a copy of t's packet, in memory that no other query
 // uses.
@@ -144,17 +144,17 @@ func (t *task) stale() bool { return t.found != nil && t.found.Source == sourceS
 // was not captured, or goes to the nameservers of resolv.conf, the address is not valid.
 func (h *handler) elsewhere(t *task) (netip.AddrPort, error) {
 	if t.located || t.from.original == nil || h.origins.ignored() {
-		return t.ask.Server, nil
+		return t.outgoing.Server, nil
 	}
 	server, err := t.from.original()
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
 	if h.forwarder.Elsewhere(server) {
-		t.ask.Server = server
+		t.outgoing.Server = server
 	}
 	t.located = true
-	return t.ask.Server, nil
+	return t.outgoing.Server, nil
 }
 
 // mayGoElsewhere reports whether a query is forwarded to its original destination. It also reports true if the
@@ -165,28 +165,28 @@ func (h *handler) mayGoElsewhere(t *task) bool {
 	return err != nil || server.IsValid()
 }
 
-// askFor sets the message of t.ask. The name and the key of t.ask must be set already.
-func (h *handler) askFor(t *task) {
-	t.ask.Message, t.ask.Trace = t.query.AsSent(), t.query.Trace
-	if name := t.decision.asked(&t.query); name != t.query.Name {
+// setMessage sets the message of t.outgoing. The name and the key of t.outgoing must be set already.
+func (h *handler) setMessage(t *task) {
+	t.outgoing.Message, t.outgoing.Trace = t.query.AsSent(), t.query.Trace
+	if name := t.decision.askedName(&t.query); name != t.query.Name {
 		q := &t.query
 		message := wire.AppendQuestion(q.Packet[:wire.HeaderLen:wire.HeaderLen], name, q.Type, q.Class)
-		t.ask.Message = append(message, q.Packet[q.QuestionEnd:]...)
+		t.outgoing.Message = append(message, q.Packet[q.QuestionEnd:]...)
 	}
 }
 
 // respondResult appends the response for a result of the forwarder.
 func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]byte, outcome) {
-	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
+	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.protocol)
 	t.found = found
 	if q.Provenance {
 		t.source = provenanceOf(found, q.Trace)
 	}
 	switch {
 	case found.Err != nil:
-		why := failureOf(found.Err)
-		return h.respondFailure(dst, q, why), outcome{why.rcode, found.Source}
-	case d.asked(q) != q.Name:
+		failed := failureOf(found.Err)
+		return h.respondFailure(dst, q, failed), outcome{failed.rcode, found.Source}
+	case d.askedName(q) != q.Name:
 		return h.respondTarget(t, found)
 	case d.action == actTarget && found.Rcode() == dns.RcodeNameError && !signed(q):
 		// The name exists, but has no records of this type anywhere: NODATA.
@@ -205,10 +205,10 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 //
 // Only workers call respondTarget. It is too slow for the fast path, because it unpacks the reply.
 func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome) {
-	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
+	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.protocol)
 	bad := func() ([]byte, outcome) {
-		why := failureOf(forward.ErrBadReply)
-		return h.respondFailure(nil, q, why), outcome{why.rcode, found.Source}
+		failed := failureOf(forward.ErrBadReply)
+		return h.respondFailure(nil, q, failed), outcome{failed.rcode, found.Source}
 	}
 	if found.Relayed != nil { // for this client alone
 		parsed, err := reply.Parse(found.Relayed)
@@ -257,7 +257,7 @@ func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result,
 func (h *handler) relayed(t *task, message []byte, edns bool) []byte {
 	out := reply.Hop(message, edns, h.ednsUDPSize)
 	copy(out, t.query.Packet[:2]) // the ID
-	if !t.ask.Server.IsValid() && !h.forwarder.TrustAD() && !reply.Signed(message) {
+	if !t.outgoing.Server.IsValid() && !h.forwarder.TrustAD() && !reply.Signed(message) {
 		reply.ClearAD(out)
 	}
 	return out
@@ -269,7 +269,7 @@ func (h *handler) respondUnknown(dst []byte, t *task) ([]byte, outcome) {
 	if t.decision.exists(t.query.Name) {
 		n.rcode = dns.RcodeSuccess
 	}
-	return h.respondNegative(dst, &t.query, n, h.limit(t.query.UDPSize, t.from.over)), outcome{n.rcode, sourceSelf}
+	return h.respondNegative(dst, &t.query, n, h.limit(t.query.UDPSize, t.from.protocol)), outcome{n.rcode, sourceSelf}
 }
 
 // respondTooMany appends the response to a query that is refused because too many queries are
@@ -277,8 +277,8 @@ func (h *handler) respondUnknown(dst []byte, t *task) ([]byte, outcome) {
 func (h *handler) respondTooMany(dst []byte, t *task, err error) ([]byte, outcome) {
 	h.forwarder.Overflow()
 	t.found = &forward.Result{Err: err, Source: sourceSelf}
-	why := failureOf(err)
-	return h.respondFailure(dst, &t.query, why), outcome{why.rcode, sourceSelf}
+	failed := failureOf(err)
+	return h.respondFailure(dst, &t.query, failed), outcome{failed.rcode, sourceSelf}
 }
 
 // failureOf returns the failure for an error of forwarding.
@@ -313,7 +313,7 @@ func (h *handler) addProvenance(response []byte, start int, t *task, result outc
 		p = &Provenance{}
 	}
 	p.Source = result.source
-	limit := h.limit(t.query.UDPSize, t.from.over)
+	limit := h.limit(t.query.UDPSize, t.from.protocol)
 	for {
 		text, err := json.Marshal(p)
 		if err != nil { // never: p has texts and numbers

@@ -144,15 +144,15 @@ func (ls *listeners) addrs() []Addr {
 // changed is called when a listener has been opened. It sets the metric of open listeners, and gives the forwarder
 // their addresses. The forwarder must not ask a nameserver at such an address, because it is this agent.
 func (ls *listeners) changed() {
-	var own []netip.AddrPort
+	var agentAddrs []netip.AddrPort
 	all := ls.addrs()
 	for _, a := range all {
 		if addr, err := netip.ParseAddrPort(a.Address); err == nil { // always, for a listener
-			own = append(own, addr)
+			agentAddrs = append(agentAddrs, addr)
 		}
 	}
 	ls.handler.metrics.listeners.Set(float64(len(all)))
-	ls.handler.forwarder.SetListeners(own)
+	ls.handler.forwarder.SetListeners(agentAddrs)
 }
 
 // logMissing logs the listeners that could not be opened, as a warning unless the host lacks their family.
@@ -211,7 +211,7 @@ func (ls *listeners) add(group *errgroup.Group, l listener) {
 		return
 	}
 	ls.opened = append(ls.opened, l)
-	slices.SortStableFunc(ls.opened, func(a, b listener) int { return cmp.Compare(order(a.addr()), order(b.addr())) })
+	slices.SortStableFunc(ls.opened, func(a, b listener) int { return cmp.Compare(sortKey(a.addr()), sortKey(b.addr())) })
 	group.Go(l.serve)
 	ls.mu.Unlock()
 	ls.config.Logger.Info("a missing DNS listener is open now", "listener", l.addr())

@@ -19,8 +19,8 @@ func (a Addr) port() uint16 {
 	return addr.Port()
 }
 
-// order is the sort key of listeners: IPv4 before IPv6, UDP before TCP.
-func order(a Addr) int {
+// sortKey returns the sort key of a listener: IPv4 before IPv6, UDP before TCP.
+func sortKey(a Addr) int {
 	place := 0
 	if addr, err := netip.ParseAddrPort(a.Address); err == nil && !addr.Addr().Is4() {
 		place = 2

@@ -83,10 +83,10 @@ func newMetrics() *metrics {
 		listenerErrors: counter("nametap_dns_listener_errors_total",
 			"Transient errors of DNS listeners, such as a lack of descriptors; each is retried."),
 	}
-	for over := range m.answers {
-		m.answers[over] = map[string]answerCounters{}
+	for protocol := range m.answers {
+		m.answers[protocol] = map[string]answerCounters{}
 		for _, source := range []string{sourceTable, sourceCache} {
-			m.answers[over][source] = newAnswerCounters(m.queries, transport(over), source) //nolint:gosec // one of two
+			m.answers[protocol][source] = newAnswerCounters(m.queries, transport(protocol), source) //nolint:gosec // one of two
 		}
 	}
 	return m
@@ -125,35 +125,35 @@ func gauge(name, help string) prometheus.Gauge {
 // They are kept here, so that they need not be looked up for each query.
 type answerCounters struct{ a, aaaa prometheus.Counter }
 
-func newAnswerCounters(queries *prometheus.CounterVec, over transport, source string) answerCounters {
+func newAnswerCounters(queries *prometheus.CounterVec, protocol transport, source string) answerCounters {
 	counter := func(qtype uint16) prometheus.Counter {
-		return queries.WithLabelValues(typeLabel(qtype), over.String(), dns.RcodeToString[dns.RcodeSuccess], source)
+		return queries.WithLabelValues(typeLabel(qtype), protocol.String(), dns.RcodeToString[dns.RcodeSuccess], source)
 	}
 	return answerCounters{a: counter(dns.TypeA), aaaa: counter(dns.TypeAAAA)}
 }
 
 // countFast counts a query that the fast path has answered.
-func (m *metrics) countFast(qtype uint16, over transport, result outcome) {
+func (m *metrics) countFast(qtype uint16, protocol transport, result outcome) {
 	m.requests.Inc()
-	counters, found := m.answers[over][result.source]
+	counters, found := m.answers[protocol][result.source]
 	switch {
 	case found && result.rcode == dns.RcodeSuccess && qtype == dns.TypeA:
 		counters.a.Inc()
 	case found && result.rcode == dns.RcodeSuccess && qtype == dns.TypeAAAA:
 		counters.aaaa.Inc()
 	default:
-		m.countQuery(qtype, over, result)
+		m.countQuery(qtype, protocol, result)
 	}
 }
 
 // countQuery counts an answered query. Response codes without a name share one label value. Otherwise nameservers
 // could make 4,096 series, because the code has twelve bits.
-func (m *metrics) countQuery(qtype uint16, over transport, result outcome) {
+func (m *metrics) countQuery(qtype uint16, protocol transport, result outcome) {
 	code := "OTHER"
 	if _, named := dns.RcodeToString[result.rcode]; named {
 		code = wire.RcodeName(result.rcode)
 	}
-	m.queries.WithLabelValues(typeLabel(qtype), over.String(), code, result.source).Inc()
+	m.queries.WithLabelValues(typeLabel(qtype), protocol.String(), code, result.source).Inc()
 }
 
 // typeLabel returns the label value of a type. Rare types share one value, so that clients cannot make a series for
@@ -167,8 +167,8 @@ func typeLabel(qtype uint16) string {
 	return "other"
 }
 
-// how returns how nameservers are asked if a query came over t and its reply is not cached.
-func (t transport) how() upstream.How {
+// mode returns the mode in which nameservers are asked if a query came over t and its reply is not cached.
+func (t transport) mode() upstream.Mode {
 	if t == overTCP {
 		return upstream.TCPOnly
 	}

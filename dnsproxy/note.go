@@ -14,9 +14,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// note is called when the response to a query is made, before it is sent. It adds to the metrics. It also
-// records the query if its kind is not Ordinary or a reader wants it. For other queries it does not allocate.
-func (h *handler) note(t *task, result outcome, response []byte) {
+// observe is called when the response to a query is made, before it is sent. It adds to the metrics. It also records
+// the query if its kind is not Ordinary or a reader wants it. For other queries it does not allocate.
+func (h *handler) observe(t *task, result outcome, response []byte) {
 	took := h.took(t)
 	h.measure(t, took, result.source, response)
 	kind := kindOf(t, result, took, response)
@@ -30,22 +30,22 @@ func (h *handler) note(t *task, result outcome, response []byte) {
 	q := queryOf(t, result, response)
 	q.Kind, q.Took = kind, took
 	q.Name, q.Type, q.Class = t.query.Name, t.query.Type, t.query.Class
-	wanted, who := h.seen.Wants(&q)
+	wanted, wantOwner := h.seen.Wants(&q)
 	if q.Kind == seen.Ordinary && !wanted {
 		return
 	}
 	if q.Rows, q.Reason = reasonOf(t.found, took >= seen.Slow); q.Rows == nil {
 		h.explain(&q, t, missing)
 	}
-	h.record(&q, t.from, who)
+	h.record(&q, t.from, wantOwner)
 }
 
-// noteRefused is called for a query that is refused because too many queries wait. It records queries of the usual
+// observeRefused is called for a query that is refused because too many queries wait. It records queries of the usual
 // shape. response is nil if the query gets no response.
-func (h *handler) noteRefused(t *task, rcode int, response []byte) {
+func (h *handler) observeRefused(t *task, rcode int, response []byte) {
 	if t.usual {
 		t.found = &forward.Result{Err: forward.ErrTooMany, Source: sourceSelf}
-		h.note(t, outcome{rcode, sourceSelf}, response)
+		h.observe(t, outcome{rcode, sourceSelf}, response)
 	}
 }
 
@@ -91,7 +91,7 @@ func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.K
 	switch {
 	case result.rcode != dns.RcodeSuccess && result.rcode != dns.RcodeNameError, t.stale():
 		return seen.Failure
-	case took >= seen.Slow, truncated(response) && t.from.over == overTCP:
+	case took >= seen.Slow, truncated(response) && t.from.protocol == overTCP:
 		return seen.Odd
 	case truncated(response):
 		return seen.Truncated
@@ -102,7 +102,7 @@ func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.K
 // queryOf returns the record of a query. The caller must set its kind and its question.
 func queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
-		TCP: t.from.over == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
+		TCP: t.from.protocol == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
 		Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
 		Request: t.packet, Response: response,
 	}
@@ -120,7 +120,7 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 
 // reasonOf returns the rows of docs/behaviour.md that apply to a result of the forwarder, and the reason why the
 // result is a failure, is stale or is late. For any other result, it returns neither.
-func reasonOf(found *forward.Result, late bool) (rows []string, reason string) {
+func reasonOf(found *forward.Result, slow bool) (rows []string, reason string) {
 	if found == nil {
 		return nil, ""
 	}
@@ -129,7 +129,7 @@ func reasonOf(found *forward.Result, late bool) (rows []string, reason string) {
 		switch {
 		case reason != "":
 			reason += "; " + others
-		case late:
+		case slow:
 			return []string{"F4"}, others
 		}
 	}
@@ -178,7 +178,7 @@ func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	case q.Kind == seen.Failure && d.reason != nil:
 		q.Reason = d.reason.Error()
 	case missing:
-		q.Reason = why(*d, "")
+		q.Reason = explainDecision(*d, "")
 	}
 }
 
@@ -190,12 +190,12 @@ func (h *handler) took(t *task) time.Duration {
 	return time.Duration(h.seen.Now() - t.began)
 }
 
-// record completes the record of a query and stores it. who is true if a reader wants to know the client's process or
-// pod.
-func (h *handler) record(q *seen.Query, from *arrival, who bool) {
+// record completes the record of a query and stores it. wantOwner is true if a reader wants to know the client's
+// process or pod.
+func (h *handler) record(q *seen.Query, from *arrival, wantOwner bool) {
 	client := from.client()
 	q.Client, q.Local = netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), from.local
-	if q.Kind != seen.Ordinary || who {
+	if q.Kind != seen.Ordinary || wantOwner {
 		q.Who = h.seen.Find(q, from)
 	}
 	q.Time = time.Now()

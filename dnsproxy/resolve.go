@@ -27,9 +27,9 @@ func (s *Server) Resolve(
 	if err != nil {
 		return nil, true, err
 	}
-	if found, ok := s.handler.forwarder.Lookup(&r.ask); ok {
-		if r.ask.RefreshDue() {
-			s.handler.forwarder.Refresh(&r.ask)
+	if found, ok := s.handler.forwarder.Lookup(&r.outgoing); ok {
+		if r.outgoing.RefreshDue() {
+			s.handler.forwarder.Refresh(&r.outgoing)
 		}
 		addrs, err = r.addresses(found)
 		return addrs, true, err
@@ -37,7 +37,7 @@ func (s *Server) Resolve(
 	if onlyCached {
 		return nil, false, nil
 	}
-	s.handler.forwarder.Begin(&r.ask, r)
+	s.handler.forwarder.Begin(&r.outgoing, r)
 	select {
 	case found := <-r.found:
 		addrs, err = r.addresses(found)
@@ -49,11 +49,11 @@ func (s *Server) Resolve(
 
 // A resolution is a query of the agent itself.
 type resolution struct {
-	packet []byte
-	rrtype uint16
-	query  wire.Query
-	ask    forward.Query
-	found  chan *forward.Result // receives the result; has a buffer of one
+	packet   []byte
+	rrtype   uint16
+	query    wire.Query
+	outgoing forward.Query
+	found    chan *forward.Result // receives the result; has a buffer of one
 }
 
 // Receive takes the result of the forwarder.
@@ -72,8 +72,8 @@ func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, err
 	if !r.query.Parse(r.packet) {
 		return nil, errQuestionName
 	}
-	r.ask = forward.Query{
-		Name: name, Key: forward.Key(&r.query), Cacheable: true, Message: r.packet, How: upstream.UDPThenTCP,
+	r.outgoing = forward.Query{
+		Name: name, Key: forward.Key(&r.query), Cacheable: true, Message: r.packet, Mode: upstream.UDPThenTCP,
 	}
 	return r, nil
 }

@@ -110,10 +110,10 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 	for _, q := range ownQuestions {
 		packet := packedQuestion(t, q.name, q.qtype)
 		for _, over := range []transport{overUDP, overTCP} {
-			from := &arrival{over: over, client: noClient}
+			from := &arrival{protocol: over, client: noClient}
 			allocs := testing.AllocsPerRun(100, func() {
 				task.begin(packet, from)
-				if _, verdict := h.fast(out, task, scratch); verdict != answered {
+				if _, verdict := h.answerFast(out, task, scratch); verdict != answered {
 					t.Fatalf("%s is passed on", q.kind)
 				}
 			})
@@ -152,18 +152,18 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 			msg.SetEdns0(1232, true)
 		}
 		packet := packed(t, msg)
-		task.begin(packet, &arrival{over: overUDP, client: noClient})
-		if _, verdict := h.fast(out, task, scratch); verdict != later {
+		task.begin(packet, &arrival{protocol: overUDP, client: noClient})
+		if _, verdict := h.answerFast(out, task, scratch); verdict != deferred {
 			t.Fatal("it was in the cache already")
 		}
-		if resp := task.handler.slow(task); reply.Rcode(resp) != dns.RcodeSuccess {
+		if resp := task.handler.answerSlow(task); reply.Rcode(resp) != dns.RcodeSuccess {
 			t.Fatalf("not forwarded: % x", resp)
 		}
 		for _, over := range []transport{overUDP, overTCP} {
-			from := &arrival{over: over, client: noClient}
+			from := &arrival{protocol: over, client: noClient}
 			allocs := testing.AllocsPerRun(100, func() {
 				task.begin(packet, from)
-				if _, verdict := h.fast(out, task, scratch); verdict != answered {
+				if _, verdict := h.answerFast(out, task, scratch); verdict != answered {
 					t.Fatal("passed on")
 				}
 			})
@@ -205,7 +205,7 @@ func BenchmarkRespondWatched(b *testing.B) {
 func benchmarkOwn(b *testing.B, h *front) {
 	b.Helper()
 	task, scratch := new(task), new(table.Scratch)
-	from := &arrival{over: overUDP, client: noClient}
+	from := &arrival{protocol: overUDP, client: noClient}
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, q := range ownQuestions {
 		b.Run(q.kind, func(b *testing.B) {
@@ -213,7 +213,7 @@ func benchmarkOwn(b *testing.B, h *front) {
 			b.ReportAllocs()
 			for b.Loop() {
 				task.begin(packet, from)
-				if _, verdict := h.fast(out, task, scratch); verdict != answered {
+				if _, verdict := h.answerFast(out, task, scratch); verdict != answered {
 					b.Fatal("passed on")
 				}
 			}
@@ -248,13 +248,13 @@ func BenchmarkRespondRead(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			h, task, scratch := newBenchHandler(b, 10_000), new(task), new(table.Scratch)
 			defer read(b.Context(), h.seen)()
-			from := &arrival{over: overUDP, client: noClient, local: noClient}
+			from := &arrival{protocol: overUDP, client: noClient, local: noClient}
 			out := make([]byte, 0, dns.MaxMsgSize)
 			packet := packedQuestion(b, ownQuestions[0].name, ownQuestions[0].qtype)
 			b.ReportAllocs()
 			for b.Loop() {
 				task.begin(packet, from)
-				if _, verdict := h.fast(out, task, scratch); verdict != answered {
+				if _, verdict := h.answerFast(out, task, scratch); verdict != answered {
 					b.Fatal("passed on")
 				}
 			}
@@ -265,18 +265,18 @@ func BenchmarkRespondRead(b *testing.B) {
 // BenchmarkRespondCached is BenchmarkRespond for an answer from the cache.
 func BenchmarkRespondCached(b *testing.B) {
 	h, task, scratch := newForwardingHandler(b), new(task), new(table.Scratch)
-	from := &arrival{over: overUDP, client: noClient}
+	from := &arrival{protocol: overUDP, client: noClient}
 	out := make([]byte, 0, dns.MaxMsgSize)
 	packet := packedQuestion(b, "www.example.", dns.TypeA)
 	task.begin(packet, from)
-	if _, verdict := h.fast(out, task, scratch); verdict != later {
+	if _, verdict := h.answerFast(out, task, scratch); verdict != deferred {
 		b.Fatal("it was in the cache already")
 	}
-	task.handler.slow(task)
+	task.handler.answerSlow(task)
 	b.ReportAllocs()
 	for b.Loop() {
 		task.begin(packet, from)
-		if _, verdict := h.fast(out, task, scratch); verdict != answered {
+		if _, verdict := h.answerFast(out, task, scratch); verdict != answered {
 			b.Fatal("passed on")
 		}
 	}

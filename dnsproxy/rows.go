@@ -98,20 +98,20 @@ func nameRows(m table.Match) []string {
 	return nil
 }
 
-// why explains a decision to people. key is the key of the host, if there is one.
-func why(d decision, key string) string {
+// explainDecision explains a decision to people. key is the key of the host, if there is one.
+func explainDecision(d decision, key string) string {
 	switch d.action {
 	case actHold:
 		return fmt.Sprintf("no table yet: the query is held for up to %s", holdTimeout)
 	case actPointers:
 		return "the PTR name of a mesh host's address"
 	case actAddresses:
-		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match)
+		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + explainAlias(&d.match)
 	case actTarget:
 		if d.match.Rule == table.RulePTR {
 			return "the PTR name of a mesh host's address; forwarded, because the table has only PTR records"
 		}
-		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match) +
+		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + explainAlias(&d.match) +
 			"; forwarded, because the table has only addresses"
 	case actForward:
 		switch {
@@ -131,7 +131,7 @@ func why(d decision, key string) string {
 	return ""
 }
 
-func whyAlias(m *table.Match) string {
+func explainAlias(m *table.Match) string {
 	alias := m.Host.Alias()
 	if alias == wire.Root {
 		return ""
@@ -139,7 +139,7 @@ func whyAlias(m *table.Match) string {
 	return ", an alias of " + strings.TrimSuffix(alias.String(), ".")
 }
 
-func whyName(rule table.Rule, m table.Match, key string) string {
+func explainName(rule table.Rule, m table.Match, key string) string {
 	switch rule {
 	case table.RuleExact:
 		return "the host's FQDN"
@@ -152,7 +152,7 @@ func whyName(rule table.Rule, m table.Match, key string) string {
 	case table.RuleShortName:
 		return "short name of " + key
 	case table.RuleAutopath:
-		return fmt.Sprintf("after removing the search domain %s: %s", m.Searched, whyName(m.Base, m, key))
+		return fmt.Sprintf("after removing the search domain %s: %s", m.Searched, explainName(m.Base, m, key))
 	case table.RulePTR, table.RuleNone:
 	}
 	return ""

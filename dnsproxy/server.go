@@ -237,7 +237,7 @@ func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 func (s *Server) Read(filter *seen.Filter) (*seen.Reader, error) { return s.handler.seen.Read(filter) }
 
 // Failures is [seen.Recorder.Failures].
-func (s *Server) Failures(since time.Time) []seen.Record { return s.handler.seen.Failures(since) }
+func (s *Server) Failures(start time.Time) []seen.Record { return s.handler.seen.Failures(start) }
 
 // Overflows returns how many queries were refused because too many were in flight.
 func (s *Server) Overflows() uint64 { return s.handler.forwarder.Overflows() }
@@ -250,8 +250,8 @@ func (s *Server) Missing() []string { return s.listeners.unopened() }
 func (s *Server) ReadOwn(filter *seen.Filter) *seen.Reader { return s.handler.seen.ReadOwn(filter) }
 
 // ReadExchanges adds a reader of all queries with their messages, as [seen.Recorder.ReadExchanges] does.
-func (s *Server) ReadExchanges(lost func(messages int)) *seen.Exchanges {
-	return s.handler.seen.ReadExchanges(seen.All(), lost)
+func (s *Server) ReadExchanges(onDrop func(messages int)) *seen.Exchanges {
+	return s.handler.seen.ReadExchanges(seen.All(), onDrop)
 }
 
 // Load replaces shards of the table and puts the new table into use. The argument maps the number of a shard

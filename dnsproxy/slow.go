@@ -12,9 +12,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// slow is the slow path. It returns the response to a query that [handler.fast] has left to it. It may have to wait
-// for a nameserver, or for the first table.
-func (h *handler) slow(t *task) []byte {
+// answerSlow is the slow path. It returns the response to a query that [handler.answerFast] has left to it. It may have
+// to wait for a nameserver, or for the first table.
+func (h *handler) answerSlow(t *task) []byte {
 	if !t.usual || t.decision.action != actChaos { // class CH: probes are not counted as requests of clients
 		h.metrics.requests.Inc()
 	}
@@ -23,8 +23,8 @@ func (h *handler) slow(t *task) []byte {
 		respond = h.respondUnusual
 	}
 	response, result := respond(t)
-	h.note(t, result, response)
-	h.metrics.countQuery(t.query.Type, t.from.over, result)
+	h.observe(t, result, response)
+	h.metrics.countQuery(t.query.Type, t.from.protocol, result)
 	return h.withProvenance(response, 0, t, result)
 }
 
@@ -57,10 +57,10 @@ func (h *handler) respondChaos(t *task) ([]byte, outcome) {
 	}
 	if text == "" || q.Type != dns.TypeTXT && q.Type != dns.TypeANY {
 		t.decision = decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
-		why := failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass}
-		return h.respondFailure(nil, q, why), outcome{why.rcode, sourceProbe}
+		failed := failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass}
+		return h.respondFailure(nil, q, failed), outcome{failed.rcode, sourceProbe}
 	}
-	return h.respondText(q, text, h.limit(q.UDPSize, t.from.over)), outcome{dns.RcodeSuccess, sourceProbe}
+	return h.respondText(q, text, h.limit(q.UDPSize, t.from.protocol)), outcome{dns.RcodeSuccess, sourceProbe}
 }
 
 // hold waits for the first table, and then decides again. While a query waits, it counts as a query in flight.
@@ -85,18 +85,18 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 	q := &t.query
 	_, err := h.elsewhere(t)
 	if err != nil {
-		why := failureOf(err)
+		failed := failureOf(err)
 		t.found = &forward.Result{Err: err, Source: sourceSelf}
-		return h.respondFailure(nil, q, why), outcome{why.rcode, sourceSelf}
+		return h.respondFailure(nil, q, failed), outcome{failed.rcode, sourceSelf}
 	}
-	h.askFor(t)
-	t.ask.Client, t.ask.How = t.from.client(), t.from.over.how()
+	h.setMessage(t)
+	t.outgoing.Client, t.outgoing.Mode = t.from.client(), t.from.protocol.mode()
 	if isTransfer(q.Type) && t.from.send != nil {
-		t.ask.Send = h.sendTransferred(t)
+		t.outgoing.Send = h.sendTransferred(t)
 	}
-	found := h.forwarder.Answer(&t.ask)
+	found := h.forwarder.Answer(&t.outgoing)
 	if found.Err == nil && t.from.hold != nil {
-		if t.held = found.Size(); !t.from.hold(t.held) {
+		if t.heldBytes = found.Size(); !t.from.hold(t.heldBytes) {
 			return nil, outcome{found.Rcode(), found.Source}
 		}
 	}
@@ -152,16 +152,16 @@ func (h *handler) respondOther(t *task) ([]byte, outcome) {
 	}
 	if found.Err == nil {
 		found = h.forwarder.Answer(&forward.Query{
-			Name: t.query.Name, Message: t.packet, Server: server, Client: t.from.client(), How: t.from.over.how(),
+			Name: t.query.Name, Message: t.packet, Server: server, Client: t.from.client(), Mode: t.from.protocol.mode(),
 		})
 	}
 	if found.Err != nil {
-		why := failureOf(found.Err)
-		return h.respondFailure(nil, &t.query, why), outcome{why.rcode, found.Source}
+		failed := failureOf(found.Err)
+		return h.respondFailure(nil, &t.query, failed), outcome{failed.rcode, found.Source}
 	}
 	relayed := reply.Hop(found.Relayed, t.query.EDNS, h.ednsUDPSize)
 	copy(relayed, t.packet[:2]) // the ID
-	response := reply.Cut(relayed, h.limit(t.query.UDPSize, t.from.over))
+	response := reply.Cut(relayed, h.limit(t.query.UDPSize, t.from.protocol))
 	return response, outcome{reply.Rcode(response), found.Source}
 }
 

@@ -137,11 +137,11 @@ func (l *tcpListener) afterError(err error) (reserved bool) {
 func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c := &tcpConn{
 		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: newTask(),
-		brief: reserved, left: make(chan struct{}), finished: make(chan struct{}, 1),
+		brief: reserved, readDone: make(chan struct{}), finished: make(chan struct{}, 1),
 	}
 	c.from.send, c.from.hold = c.send, c.hold
 	c.reader = bufio.NewReaderSize(drainReader{c}, tcpReadBuffer)
-	c.idleSince.Store(l.clients.now())
+	c.idleSince.Store(l.clients.elapsed())
 	if !l.clients.add(c) {
 		_ = conn.Close() // the listener has stopped, and there is no room for it
 		return
@@ -174,7 +174,7 @@ func (l *tcpListener) arrival(conn *net.TCPConn) arrival {
 		tcp, _ := conn.LocalAddr().(*net.TCPAddr) // the zero address otherwise
 		return tcp.AddrPort()
 	}
-	return arrival{over: overTCP, client: client, local: local, original: l.handler.origins.ofTCP(conn)}
+	return arrival{protocol: overTCP, client: client, local: local, original: l.handler.origins.ofTCP(conn)}
 }
 
 var errStopping = errors.New("the listener has stopped")
@@ -190,19 +190,19 @@ type tcpConn struct {
 	task     *task // of the query that is being read
 	scratch  table.Scratch
 	brief    bool          // the connection ends after its first answers
-	left     chan struct{} // closed when reading has ended
+	readDone chan struct{} // closed when reading has ended
 
-	// The times idleSince and progress are from clients.now. idleSince is when an answer was last written, or the
-	// connection began to wait for a query. progress is when the client last read a part of an answer, or held became
-	// more than 0.
-	idleSince atomic.Int64
-	answered  atomic.Bool  // a query was answered
-	pending   atomic.Int64 // cost of the queries that workers have (tcpMaxPending)
-	held      atomic.Int64 // bytes of long queries, and of answers that are not yet written
-	progress  atomic.Int64
-	shed      atomic.Bool   // clients has closed the connection
-	finished  chan struct{} // has an element after a query has ended, for awaitRoom
-	waiting   sync.WaitGroup
+	// The times idleSince and progress are results of clients.elapsed. idleSince is when an answer was last written, or
+	// the connection began to wait for a query. progress is when the client last read a part of an answer, or heldBytes
+	// became more than 0.
+	idleSince   atomic.Int64
+	answered    atomic.Bool  // a query was answered
+	pendingCost atomic.Int64 // of the queries that workers have (tcpMaxPending)
+	heldBytes   atomic.Int64 // bytes of long queries, and of answers that are not yet written
+	progress    atomic.Int64
+	shed        atomic.Bool   // clients has closed the connection
+	finished    chan struct{} // has an element after a query has ended, for awaitRoom
+	waiting     sync.WaitGroup
 
 	writing sync.Mutex // guards writing to the connection
 
@@ -241,7 +241,7 @@ const (
 func (c *tcpConn) serve() {
 	defer func() { _ = c.conn.Close() }() // every answer was written or cannot be written
 	defer c.waiting.Wait()
-	defer close(c.left)
+	defer close(c.readDone)
 	var query, answers []byte
 	defer func() { c.releaseQuery(query) }()
 	var buffer *[]byte
@@ -292,10 +292,10 @@ func (c *tcpConn) releaseQuery(query []byte) bool {
 func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	start := len(answers)
 	c.task.begin(query, &c.from)
-	response, verdict := c.handler.fast(append(answers, 0, 0), c.task, &c.scratch)
+	response, verdict := c.handler.answerFast(append(answers, 0, 0), c.task, &c.scratch)
 	reserved := false
-	if verdict == later {
-		reserved = c.pending.Load() < tcpMaxPending && c.handler.forwarder.ReserveMemory(len(query))
+	if verdict == deferred {
+		reserved = c.pendingCost.Load() < tcpMaxPending && c.handler.forwarder.ReserveMemory(len(query))
 		if !reserved {
 			var ok bool
 			if response, ok = c.task.handler.refuse(append(answers, 0, 0), c.task); ok {
@@ -305,15 +305,15 @@ func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	}
 	if verdict == answered {
 		answers = response
-		binary.BigEndian.PutUint16(answers[start:], uint16(len(answers)-start-lengthLen)) //nolint:gosec // fast bounds it
+		binary.BigEndian.PutUint16(answers[start:], uint16(len(answers)-start-lengthLen)) //nolint:gosec // answerFast bounds it
 	}
-	if len(answers) > maxBatch || verdict == later && !reserved {
+	if len(answers) > maxBatch || verdict == deferred && !reserved {
 		if err := c.write(answers); err != nil {
 			return nil, err
 		}
 		answers = answers[:0]
 	}
-	if verdict == later && (reserved || c.awaitRoom(query)) {
+	if verdict == deferred && (reserved || c.awaitRoom(query)) {
 		c.pass(query)
 	}
 	return answers, nil
@@ -366,7 +366,7 @@ func (c *tcpConn) grow(part []byte, n int) []byte {
 // queries before the first table, wait here. Then awaitRoom reserves memory for a query. If there is no memory, it
 // answers SERVFAIL and reports false.
 func (c *tcpConn) awaitRoom(query []byte) bool {
-	for c.pending.Load() >= tcpMaxPending {
+	for c.pendingCost.Load() >= tcpMaxPending {
 		<-c.finished
 	}
 	if c.handler.forwarder.ReserveMemory(len(query)) {
@@ -374,7 +374,7 @@ func (c *tcpConn) awaitRoom(query []byte) bool {
 	}
 	c.handler.forwarder.Overflow()
 	response := bareFailure(query, dns.RcodeServerFailure)
-	c.task.handler.noteRefused(c.task, dns.RcodeServerFailure, response)
+	c.task.handler.observeRefused(c.task, dns.RcodeServerFailure, response)
 	_ = c.write(append([]byte{0, wire.HeaderLen}, response...)) // write closes the connection on an error
 	return false
 }
@@ -386,18 +386,18 @@ func (c *tcpConn) pass(query []byte) {
 	t.keep(bytes.Clone(query), &c.from)
 	c.task = t.next()
 	cost := int64(len(query) + tcpPendingCost)
-	c.pending.Add(cost)
+	c.pendingCost.Add(cost)
 	c.waiting.Go(func() {
 		defer c.finish(cost)
 		defer c.handler.forwarder.ReleaseMemory(len(t.packet))
-		response := t.handler.slow(t)
-		defer func() { c.release(t.held) }()
+		response := t.handler.answerSlow(t)
+		defer func() { c.release(t.heldBytes) }()
 		if response == nil {
 			return
 		}
-		if more := len(response) - t.held; more > 0 {
+		if more := len(response) - t.heldBytes; more > 0 {
 			c.hold(more)
-			t.held = len(response)
+			t.heldBytes = len(response)
 		}
 		_ = c.writeHeld(lengthOf(response), response) // writeHeld closes the connection on an error
 	})
@@ -416,10 +416,10 @@ func (c *tcpConn) send(message []byte) error {
 	return c.writeHeld(lengthOf(message), message)
 }
 
-// finish ends the accounting of a query that a worker has answered. cost is what the query added to pending.
+// finish ends the accounting of a query that a worker has answered. cost is what the query added to pendingCost.
 func (c *tcpConn) finish(cost int64) {
-	c.idleSince.Store(c.listener.clients.now())
-	if c.pending.Add(-cost) == 0 {
+	c.idleSince.Store(c.listener.clients.elapsed())
+	if c.pendingCost.Add(-cost) == 0 {
 		c.becameIdle()
 	}
 	chans.Wake(c.finished)
@@ -445,19 +445,19 @@ func (c *tcpConn) write(framed []byte) error {
 	return c.writeHeld(framed, nil)
 }
 
-// writeHeld sends framed, and then more, which may be nil. The caller must have counted both as held. On an error
+// writeHeld sends framed, and then message, which may be nil. The caller must have counted both as held. On an error
 // writeHeld closes the connection, because the client could not parse anything after a part of an answer.
-func (c *tcpConn) writeHeld(framed, more []byte) error {
+func (c *tcpConn) writeHeld(framed, message []byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	// idleSince is set before the client gets the answer. So if one client gets its answer before another client, its
 	// connection has the earlier time.
-	c.idleSince.Store(c.listener.clients.now())
+	c.idleSince.Store(c.listener.clients.elapsed())
 	c.answered.Store(true)
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
-	for err == nil && len(framed)+len(more) > 0 {
-		framed, more, err = c.writePart(framed, more)
-		c.progress.Store(c.listener.clients.now())
+	for err == nil && len(framed)+len(message) > 0 {
+		framed, message, err = c.writePart(framed, message)
+		c.progress.Store(c.listener.clients.elapsed())
 	}
 	if err != nil {
 		return errors.Join(err, c.conn.Close())
@@ -465,21 +465,21 @@ func (c *tcpConn) writeHeld(framed, more []byte) error {
 	return nil
 }
 
-// writePart writes the first part of framed and more, and returns the rest of both. If a client reads a long answer
+// writePart writes the first part of framed and message, and returns the rest of both. If a client reads a long answer
 // slowly, each part that is written shows that it still reads.
-func (c *tcpConn) writePart(framed, more []byte) (restOfFramed, restOfMore []byte, err error) {
-	if len(more) == 0 || len(framed) >= tcpNotSent {
+func (c *tcpConn) writePart(framed, message []byte) (restOfFramed, restOfMore []byte, err error) {
+	if len(message) == 0 || len(framed) >= tcpNotSent {
 		n := min(len(framed), tcpNotSent)
 		_, err = c.conn.Write(framed[:n])
-		return framed[n:], more, err
+		return framed[n:], message, err
 	}
-	n := min(len(more), tcpNotSent)
+	n := min(len(message), tcpNotSent)
 	if len(framed) == 0 {
-		_, err = c.conn.Write(more[:n])
+		_, err = c.conn.Write(message[:n])
 	} else {
-		_, err = (&net.Buffers{framed, more[:n]}).WriteTo(c.conn)
+		_, err = (&net.Buffers{framed, message[:n]}).WriteTo(c.conn)
 	}
-	return nil, more[n:], err
+	return nil, message[n:], err
 }
 
 // await waits for the client's next query. It reports false if the connection is to be closed.
@@ -489,7 +489,7 @@ func (c *tcpConn) writePart(framed, more []byte) (restOfFramed, restOfMore []byt
 // likely that the client has sent another query. The connection is also closed if no query arrives for tcpDrainTime.
 func (c *tcpConn) await(answered bool) bool {
 	if !answered {
-		c.idleSince.Store(c.listener.clients.now())
+		c.idleSince.Store(c.listener.clients.elapsed())
 	}
 	if !c.setDeadline(answered) {
 		return false
@@ -513,9 +513,9 @@ func (c *tcpConn) setDeadline(answered bool) bool {
 	return c.conn.SetReadDeadline(time.Now().Add(timeout)) == nil
 }
 
-// again reports whether the connection is read again after the error err. After the listener has stopped, a read
+// retryRead reports whether the connection is read again after the error err. After the listener has stopped, a read
 // fails at the deadline even if a query has arrived; then the connection is read again.
-func (c *tcpConn) again(err error) bool {
+func (c *tcpConn) retryRead(err error) bool {
 	c.deadline.Lock()
 	defer c.deadline.Unlock()
 	now := time.Now()
@@ -525,7 +525,7 @@ func (c *tcpConn) again(err error) bool {
 
 // busy reports whether a query has arrived that is not answered yet.
 func (c *tcpConn) busy() bool {
-	if c.pending.Load() > 0 || c.reader.Buffered() > 0 {
+	if c.pendingCost.Load() > 0 || c.reader.Buffered() > 0 {
 		return true
 	}
 	conn, ok := c.conn.(syscall.Conn)
@@ -559,7 +559,7 @@ type drainReader struct{ c *tcpConn }
 func (r drainReader) Read(b []byte) (int, error) {
 	for {
 		n, err := r.c.conn.Read(b)
-		if n > 0 || err == nil || !r.c.again(err) {
+		if n > 0 || err == nil || !r.c.retryRead(err) {
 			return n, err
 		}
 	}

@@ -28,10 +28,10 @@ const tcpMaxHeld = 16 << 20
 // tcpClients bounds the connections of all TCP listeners together.
 type tcpClients struct {
 	max     int
-	origin  time.Time // now counts from here
+	origin  time.Time // elapsed counts from here
 	reserve *sockets.Reserve
 
-	held atomic.Int64 // bytes that the connections hold (tcpMaxHeld)
+	heldBytes atomic.Int64 // bytes that the connections hold (tcpMaxHeld)
 
 	mu   sync.Mutex
 	open map[*tcpConn]struct{}
@@ -52,8 +52,8 @@ func newTCPClients(maxConns int, log *slog.Logger) *tcpClients {
 		open: map[*tcpConn]struct{}{}}
 }
 
-// now returns the time since origin. Unlike the wall clock, it is never set back.
-func (p *tcpClients) now() int64 { return int64(time.Since(p.origin)) }
+// elapsed returns the time since origin. Unlike the wall clock, it is never set back.
+func (p *tcpClients) elapsed() int64 { return int64(time.Since(p.origin)) }
 
 // close releases the reserve of descriptors.
 func (p *tcpClients) close() { p.reserve.Close() }
@@ -83,32 +83,32 @@ func (p *tcpClients) add(c *tcpConn) bool {
 // has been idle the longest. If none is idle, it is the connection whose client has read nothing of its answers for
 // the longest time. New connections are chosen last, because their first query may be on the way. isNew is true if
 // there are only new connections. If there is no connection, the result is nil, and isNew is true.
-func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
+func (p *tcpClients) leastNeededLocked() (victim *tcpConn, isNew bool) {
 	const idle, waiting, fresh = 0, 1, 2
-	kind, since := fresh, p.now()
+	kind, since := fresh, p.elapsed()
 	for c := range p.open {
 		k, s := idle, c.idleSince.Load()
 		switch {
-		case c.pending.Load() > 0 || c.held.Load() > 0:
+		case c.pendingCost.Load() > 0 || c.heldBytes.Load() > 0:
 			k, s = waiting, max(s, c.progress.Load())
-		case !c.answered.Load() && p.now()-s < int64(tcpFirstQueryTime):
+		case !c.answered.Load() && p.elapsed()-s < int64(tcpFirstQueryTime):
 			k = fresh
 		}
-		if least == nil || k < kind || k == kind && s < since {
-			least, kind, since = c, k, s
+		if victim == nil || k < kind || k == kind && s < since {
+			victim, kind, since = c, k, s
 		}
 	}
-	return least, kind == fresh
+	return victim, kind == fresh
 }
 
 // hold adds n to the number of bytes that a connection holds; n may be negative. If all connections together hold
 // more than tcpMaxHeld, hold closes the connections whose clients have read nothing for the longest time. It does
 // not count the bytes of connections that it has closed, which are soon released.
 func (p *tcpClients) hold(c *tcpConn, n int64) {
-	if c.held.Add(n) == n {
-		c.progress.Store(p.now())
+	if c.heldBytes.Add(n) == n {
+		c.progress.Store(p.elapsed())
 	}
-	if p.held.Add(n) <= tcpMaxHeld || n <= 0 {
+	if p.heldBytes.Add(n) <= tcpMaxHeld || n <= 0 {
 		return
 	}
 	p.mu.Lock()
@@ -117,7 +117,7 @@ func (p *tcpClients) hold(c *tcpConn, n int64) {
 		var slowest *tcpConn
 		total, since := int64(0), int64(math.MaxInt64)
 		for other := range p.open {
-			held, progress := other.held.Load(), other.progress.Load()
+			held, progress := other.heldBytes.Load(), other.progress.Load()
 			if held == 0 || other.shed.Load() {
 				continue
 			}
@@ -176,7 +176,7 @@ func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 		return reserved, reserved
 	}
 	select {
-	case <-other.left: // before that, the descriptor is in use
+	case <-other.readDone: // before that, the descriptor is in use
 	case <-time.After(tcpDrainTime):
 	}
 	return true, false

@@ -189,18 +189,18 @@ type udpReader struct {
 	*udpListener
 	task    *task            // of the packet that is being answered
 	from    *arrival         // of the packet
-	in      *sockets.Message // the message with the packet
-	out     []byte           // memory for the response
+	message *sockets.Message // the message with the packet
+	buffer  []byte           // memory for the response
 	scratch *table.Scratch
 	left    int   // how many packets may still be read after stop
 	err     error // the error of the socket, if it ended reading
 }
 
 func (l *udpListener) newReader() udpReader {
-	in := sockets.NewMessage(dns.MaxMsgSize, l.wildcard)
+	message := sockets.NewMessage(dns.MaxMsgSize, l.wildcard)
 	return udpReader{
 		udpListener: l, task: newTask(), left: udpLastPackets,
-		from: l.arrival(func() *sockets.Message { return in }, (*origins).ofUDP), in: in, out: make([]byte, 0,
+		from: l.arrival(func() *sockets.Message { return message }, (*origins).ofUDP), message: message, buffer: make([]byte, 0,
 			dns.MaxMsgSize),
 		scratch: new(table.Scratch),
 	}
@@ -208,9 +208,9 @@ func (l *udpListener) newReader() udpReader {
 
 // readAll answers the packets that have arrived. It reports false when there are no more packets, so that Go's
 // netpoller waits for the next one. It reports true when the socket is not to be read any more.
-func (r *udpReader) readAll(fd uintptr) (over bool) {
+func (r *udpReader) readAll(fd uintptr) (done bool) {
 	for {
-		packet, errno := r.in.Receive(fd)
+		packet, errno := r.message.Receive(fd)
 		switch {
 		case errno == unix.EINTR:
 			continue
@@ -232,31 +232,31 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 // answer answers a packet or passes it to a worker.
 func (r *udpReader) answer(fd uintptr, packet []byte) {
 	r.task.begin(packet, r.from)
-	response, verdict := r.handler.fast(r.out[:0], r.task, r.scratch)
+	response, verdict := r.handler.answerFast(r.buffer[:0], r.task, r.scratch)
 	switch verdict {
 	case answered:
 	case dropped:
 		return
-	case later:
-		if r.ask(len(packet)) || r.pass(len(packet)) {
+	case deferred:
+		if r.startForwarding(len(packet)) || r.pass(len(packet)) {
 			return
 		}
 		var ok bool
-		if response, ok = r.task.handler.refuse(r.out[:0], r.task); !ok {
+		if response, ok = r.task.handler.refuse(r.buffer[:0], r.task); !ok {
 			r.handler.forwarder.Overflow()
-			r.task.handler.noteRefused(r.task, seen.Dropped, nil)
+			r.task.handler.observeRefused(r.task, seen.Dropped, nil)
 			return
 		}
 	}
-	if r.in.Send(fd, response) == unix.EAGAIN {
-		r.send(r.in, response)
+	if r.message.Send(fd, response) == unix.EAGAIN {
+		r.send(r.message, response)
 	}
 }
 
-// ask begins to forward the query of the task. n is the length of its packet. ask does nothing and reports false if
-// the query is unusual, if the decision is not actForward, if the lookup of the original destination failed, or if
-// long queries have too much memory already.
-func (r *udpReader) ask(n int) bool {
+// startForwarding begins to forward the query of the task. n is the length of its packet. It does nothing and reports
+// false if the query is unusual, if the decision is not actForward, if the lookup of the original destination failed,
+// or if long queries have too much memory already.
+func (r *udpReader) startForwarding(n int) bool {
 	t := r.task
 	h := t.handler
 	if !t.usual || t.decision.action != actForward {
@@ -267,11 +267,11 @@ func (r *udpReader) ask(n int) bool {
 		return false
 	}
 	h.metrics.requests.Inc()
-	h.askFor(t)
-	t.ask.Client, t.ask.How = t.from.client(), overUDP.how()
+	h.setMessage(t)
+	t.outgoing.Client, t.outgoing.Mode = t.from.client(), overUDP.mode()
 	r.waiting.Add(1)
-	h.forwarder.Begin(&t.ask,
-		&udpClient{listener: r.udpListener, handler: h, message: r.in.Clone(n), server: server, began: t.began})
+	h.forwarder.Begin(&t.outgoing,
+		&udpClient{listener: r.udpListener, handler: h, message: r.message.Clone(n), server: server, began: t.began})
 	return true
 }
 
@@ -291,7 +291,7 @@ func (c *udpClient) Receive(found *forward.Result) {
 	defer l.waiting.Done()
 	a, ok := l.answers.Get().(*udpAnswer)
 	if !ok {
-		a = &udpAnswer{out: make([]byte, 0, udpAnswerSize)}
+		a = &udpAnswer{buffer: make([]byte, 0, udpAnswerSize)}
 		a.from = *l.arrival(func() *sockets.Message { return a.message }, (*origins).ofUDP)
 		a.send = func(fd uintptr) bool { return a.message.Send(fd, a.response) != unix.EAGAIN }
 	}
@@ -299,10 +299,10 @@ func (c *udpClient) Receive(found *forward.Result) {
 	a.message = c.message
 	t.begin(c.message.Packet, &a.from)
 	t.usual = t.query.Parse(t.packet) // the packet was parsed before, so this succeeds
-	t.decision, t.ask = decision{action: actForward}, forward.Query{Server: c.server}
+	t.decision, t.outgoing = decision{action: actForward}, forward.Query{Server: c.server}
 	t.began, t.measured = c.began, true
-	response, result := c.handler.respondResult(a.out, t, found)
-	c.handler.note(t, result, response)
+	response, result := c.handler.respondResult(a.buffer, t, found)
+	c.handler.observe(t, result, response)
 	l.handler.metrics.countQuery(t.query.Type, overUDP, result)
 	a.response = c.handler.withProvenance(response, 0, t, result)
 	_ = l.raw.Write(a.send) // errors are ignored as in udpListener.send
@@ -318,7 +318,7 @@ const udpAnswerSize = 1232
 type udpAnswer struct {
 	task     task
 	from     arrival
-	out      []byte                // empty; its capacity is for the response
+	buffer   []byte                // empty; its capacity is for the response
 	message  *sockets.Message      // the message with the query
 	response []byte                // the response to the query
 	send     func(fd uintptr) bool // sends response to the client of message
@@ -330,7 +330,7 @@ func (r *udpReader) pass(n int) bool {
 	if r.starting.Load() >= maxStarting || !r.handler.forwarder.ReserveMemory(n) {
 		return false
 	}
-	message := r.in.Clone(n)
+	message := r.message.Clone(n)
 	passed := udpTask{r.task, message}
 	passed.keep(message.Packet, r.arrival(func() *sockets.Message { return message }, (*origins).awaitUDP))
 	r.task = passed.next()
@@ -377,7 +377,7 @@ func (l *udpListener) work(t udpTask) {
 		if l.starting.Add(-1) > fewStarting {
 			l.readFirst()
 		}
-		if response := t.handler.slow(t.task); response != nil {
+		if response := t.handler.answerSlow(t.task); response != nil {
 			l.send(t.message, response)
 		}
 		l.handler.forwarder.ReleaseMemory(len(t.packet))
@@ -418,9 +418,9 @@ func (l *udpListener) arrival(
 	message func() *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error),
 ) *arrival {
 	return &arrival{
-		over:   overUDP,
-		client: func() netip.AddrPort { return message().Client() },
-		local:  func() netip.AddrPort { return message().Local(l.local) },
+		protocol: overUDP,
+		client:   func() netip.AddrPort { return message().Client() },
+		local:    func() netip.AddrPort { return message().Local(l.local) },
 		original: func() (netip.AddrPort, error) {
 			client := message().Client()
 			if client.Addr().IsLoopback() {

@@ -47,9 +47,9 @@ func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit 
 }
 
 // respondFailure appends the response to q for a failure to dst.
-func (a *answerer) respondFailure(dst []byte, q *wire.Query, why failure) []byte {
+func (a *answerer) respondFailure(dst []byte, q *wire.Query, f failure) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
-	w.failure(why)
+	w.failure(f)
 	return w.buf
 }
 
@@ -74,8 +74,8 @@ func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, lim
 
 // limit returns how long a response may be, in bytes. Over UDP, this is the size that the client offers (RFC
 // 6891, section 6.2.3), but at most ednsUDPSize and at least 512. offered is 0 if the client offers no size.
-func (a *answerer) limit(offered uint16, over transport) int {
-	if over == overTCP {
+func (a *answerer) limit(offered uint16, protocol transport) int {
+	if protocol == overTCP {
 		return dns.MaxMsgSize
 	}
 	return int(max(dns.MinMsgSize, min(offered, a.ednsUDPSize)))
@@ -146,7 +146,7 @@ const fixedLen = 12
 // end its search at a CNAME record, but a later name of the search list may have such records.
 func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.begin()
-	if m.Rule == table.RuleAutopath && !w.has(m, t) {
+	if m.Rule == table.RuleAutopath && !w.hasRecords(m, t) {
 		w.soa(questionName)
 		w.end(wire.AA, dns.RcodeSuccess, nil)
 		return
@@ -173,8 +173,8 @@ func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
 
-// has reports whether the host of a match has a record of the queried type. t is the table of the match.
-func (w *writer) has(m *table.Match, t *table.Table) bool {
+// hasRecords reports whether the host of a match has a record of the queried type. t is the table of the match.
+func (w *writer) hasRecords(m *table.Match, t *table.Table) bool {
 	v4, v6 := len(m.Host.V4) > 0, len(m.Host.V6) > 0
 	port := m.BaseRule() == table.RulePort
 	switch qtype := w.query.Type; {
@@ -217,13 +217,13 @@ func (w *writer) begin() {
 }
 
 // failure writes a response without records. It always fits, because maxReason bounds its length.
-func (w *writer) failure(why failure) {
+func (w *writer) failure(f failure) {
 	w.buf = append(w.buf, w.query.Packet[:w.query.QuestionEnd]...)
 	var option []byte
-	if w.query.EDNS && why.err != nil {
-		option = wire.AppendExtendedError(nil, why.code, why.text())
+	if w.query.EDNS && f.err != nil {
+		option = wire.AppendExtendedError(nil, f.code, f.text())
 	}
-	w.end(0, why.rcode, option)
+	w.end(0, f.rcode, option)
 }
 
 // negative writes a response without answers. Only a query for the zone's SOA record gets an answer: this record.
@@ -510,7 +510,7 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 		}
 		name := next + fixedLen + srvFixedLen
 		next = name + target.NameLen() + 1
-		return name <= maxPointer && (target.Again || w.targetAddresses(name, &target))
+		return name <= maxPointer && (target.Repeated || w.targetAddresses(name, &target))
 	})
 }
 

@@ -45,13 +45,13 @@ func (p keyPair) parse() (*tls.Certificate, error) {
 }
 
 // requestCertificate makes a key, and requests a certificate for it from the certificate authority. The client
-// authenticates with the token, with the certificate in current, or with both. current may be nil.
-func requestCertificate(ctx context.Context, cfg Config, current *tls.Certificate) (keyPair, error) {
+// authenticates with the token, with certificate, or with both. certificate may be nil.
+func requestCertificate(ctx context.Context, cfg Config, certificate *tls.Certificate) (keyPair, error) {
 	request, key, err := newRequest(cfg)
 	if err != nil {
 		return keyPair{}, fmt.Errorf("making a certificate request: %w", err)
 	}
-	creds, err := readCredentials(cfg, current, cfg.caServerName())
+	creds, err := readCredentials(cfg, certificate, cfg.caServerName())
 	if err != nil {
 		return keyPair{}, err
 	}

@@ -20,7 +20,7 @@ const (
 	fieldChange protowire.Number = 1001
 )
 
-// A change is a parsed NameTable with a Change (api/nds.proto), or several such NameTables, joined by [change.then].
+// A change is a parsed NameTable with a Change (api/nds.proto), or several such NameTables, joined by [change.join].
 // Its byte slices share the memory of the NameTables.
 type change struct {
 	// hosts has the new entry of each host that was added or changed, and nil for each host that was removed. The
@@ -95,8 +95,8 @@ func (c *change) setMessage(m *api.NameTable_Change) (err error) {
 	return nil
 }
 
-// then adds the effect of another change to c: c first does what it did before, and after that what next does.
-func (c *change) then(next change) {
+// join appends another change: c first makes its own changes, and then the changes of next.
+func (c *change) join(next change) {
 	c.complete.Join(next.complete)
 	if next.complete != (digest.Set{}) {
 		for host := range c.hosts {
@@ -120,8 +120,8 @@ type differenceError struct{ text string }
 
 func (e *differenceError) Error() string { return e.text }
 
-// differs reports whether err is a differenceError.
-func differs(err error) bool {
+// isDifference reports whether err is a differenceError.
+func isDifference(err error) bool {
 	var difference *differenceError
 	return errors.As(err, &difference)
 }
@@ -129,12 +129,12 @@ func differs(err error) bool {
 // someOf returns a text that lists names. If there are more than five, it lists the first five and the number of
 // further names. noun is the word for a name, such as "host".
 func someOf(noun string, names []string) string {
-	const most = 5
+	const maxListed = 5
 	switch {
 	case len(names) == 0:
 		return "an unknown " + noun
-	case len(names) > most:
-		return fmt.Sprintf("%ss %s and %d more", noun, strings.Join(names[:most], ", "), len(names)-most)
+	case len(names) > maxListed:
+		return fmt.Sprintf("%ss %s and %d more", noun, strings.Join(names[:maxListed], ", "), len(names)-maxListed)
 	case len(names) > 1:
 		return noun + "s " + strings.Join(names, ", ")
 	}

@@ -131,7 +131,7 @@ func BenchmarkRestore(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			table, err := new(hostTable).with(&first)
+			table, err := new(hostTable).apply(&first)
 			if err != nil {
 				b.Fatal(err)
 			}

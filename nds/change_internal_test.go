@@ -98,18 +98,18 @@ func FuzzChange(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		before, err := new(hostTable).with(&first)
+		before, err := new(hostTable).apply(&first)
 		if err != nil {
 			t.Fatal(err)
 		}
 		content := before.content()
 		if c.sum != sumAfter(before, &c) {
-			if _, err := before.with(&c); !differs(err) {
+			if _, err := before.apply(&c); !isDifference(err) {
 				t.Fatalf("a wrong checksum is accepted: %v", err)
 			}
 			c.sum = sumAfter(before, &c)
 		}
-		after, err := before.with(&c)
+		after, err := before.apply(&c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,8 +133,8 @@ func FuzzChange(f *testing.F) {
 		if again := reread.table; again.sums != after.sums || !maps.EqualFunc(again.content(), after.content(), bytes.Equal) {
 			t.Fatalf("written, and read as %v", again)
 		}
-		first.then(c)
-		if direct, err := new(hostTable).with(&first); err != nil || direct.sums != after.sums {
+		first.join(c)
+		if direct, err := new(hostTable).apply(&first); err != nil || direct.sums != after.sums {
 			t.Fatalf("both changes at once: %v", err)
 		}
 	})
@@ -160,16 +160,16 @@ func FuzzLog(f *testing.F) {
 			s, all := savedTable{}, change{hosts: map[string][]byte{}}
 			s.replay(&all, log)
 			var again []byte
-			for rest := log; len(rest) > s.lost; {
+			for rest := log; len(rest) > s.unused; {
 				r, n := parseRecord(rest)
 				if n == 0 {
-					t.Fatalf("%d bytes are lost, but there is damage earlier", s.lost)
+					t.Fatalf("%d bytes are lost, but there is damage earlier", s.unused)
 				}
 				again = r.append(again)
 				rest = rest[n:]
 			}
 			reread, allAgain := savedTable{}, change{hosts: map[string][]byte{}}
-			if reread.replay(&allAgain, again); reread.lost > 0 || allAgain.sum != all.sum || reread.version != s.version ||
+			if reread.replay(&allAgain, again); reread.unused > 0 || allAgain.sum != all.sum || reread.version != s.version ||
 				!maps.EqualFunc(allAgain.hosts, all.hosts, bytes.Equal) {
 				t.Fatalf("read %+v, after writing %+v", s, reread)
 			}

@@ -113,7 +113,7 @@ func (c *Client) Restored() <-chan struct{} { return c.restored }
 
 // Status returns the current state of the client. It is safe for concurrent use.
 func (c *Client) Status() Status {
-	s := c.state.now()
+	s := c.state.read()
 	if certificate := c.renewer.valid(); certificate != nil {
 		s.CertificateExpires = certificate.Leaf.NotAfter
 	}
@@ -198,9 +198,9 @@ func (c *Client) currentNode() (*corev3.Node, error) {
 	return node.proto()
 }
 
-// awaitChange waits for a change. It returns errNodeChanged when the node differs from sent, errResumed when the
+// awaitChange waits for a change. It returns errNodeChanged when the node differs from previous, errResumed when the
 // machine was suspended, and nil if ctx ends first.
-func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
+func (c *Client) awaitChange(ctx context.Context, previous *corev3.Node) error {
 	resumed, stopResumed := c.cfg.Clock.Poll(clock.Tick, func() bool { return c.cfg.Clock.Slept()-c.slept >= briefSleep })
 	defer stopResumed()
 	recheck, stopRecheck := c.cfg.Clock.Poll(nodeInterval, func() bool { return true })
@@ -222,7 +222,7 @@ func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
 		case <-recheck:
 		}
 		// An error is ignored, because an open stream is better than none: the next connect reports the error.
-		if node, err := c.currentNode(); err == nil && !proto.Equal(node, sent) {
+		if node, err := c.currentNode(); err == nil && !proto.Equal(node, previous) {
 			return errNodeChanged
 		}
 	}

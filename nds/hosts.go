@@ -34,9 +34,9 @@ func wholeTable(table []byte) (*hostTable, error) {
 		return nil, err
 	}
 	t := &hostTable{mode: ModeWhole}
-	for at, entries := range shards {
-		t.shards[at].entries = entries
-		for rest := entries; len(rest) > 0; t.shards[at].hosts++ {
+	for shard, entries := range shards {
+		t.shards[shard].entries = entries
+		for rest := entries; len(rest) > 0; t.shards[shard].hosts++ {
 			_, _, n := protowire.ConsumeField(rest) // no error: Split has parsed it
 			rest = rest[n:]
 		}
@@ -62,8 +62,8 @@ func (t *hostTable) len() int {
 	return n
 }
 
-// with returns the table that results if the change c is applied to t. t may be nil.
-func (t *hostTable) with(c *change) (*hostTable, error) {
+// apply returns the table that results if c is applied to t. It does not change t, which may be nil.
+func (t *hostTable) apply(c *change) (*hostTable, error) {
 	next := &hostTable{mode: ModeHosts, revision: slices.Clone(c.revision)}
 	if t != nil && t.mode == ModeHosts {
 		next.shards, next.sums = t.shards, t.sums
@@ -71,15 +71,15 @@ func (t *hostTable) with(c *change) (*hostTable, error) {
 	var added [digest.Count][][]byte
 	touched := c.complete
 	for host, raw := range c.hosts {
-		at := digest.ShardOf(host)
-		touched.Add(at)
+		shard := digest.ShardOf(host)
+		touched.Add(shard)
 		if raw != nil {
-			added[at] = append(added[at], raw)
+			added[shard] = append(added[shard], raw)
 		}
 	}
-	for at := range next.shards {
-		if touched.Has(at) {
-			next.rewrite(at, c, added[at])
+	for shard := range next.shards {
+		if touched.Has(shard) {
+			next.rewrite(shard, c, added[shard])
 		}
 	}
 	if next.sums.Sum() != c.sum {
@@ -88,58 +88,58 @@ func (t *hostTable) with(c *change) (*hostTable, error) {
 	return next, nil
 }
 
-// rewrite applies c to the shard at; added are the entries in c that belong to this shard. If the entries of the
-// shard stay the same, the shard keeps its bytes. rewrite compares the entries and not their checksums, because the
-// author of entries can choose entries with equal checksums.
-func (t *hostTable) rewrite(at int, c *change, added [][]byte) {
+// rewrite applies c to one shard. added has the entries in c that belong to this shard. If the entries of the shard
+// stay the same, the shard keeps its bytes. rewrite compares the entries and not their checksums, because the author of
+// entries can choose entries with equal checksums.
+func (t *hostTable) rewrite(shard int, c *change, added [][]byte) {
 	var kept [][]byte // runs of entries that stay
-	old, complete := t.shards[at].entries, c.complete.Has(at)
-	after, sum := hostShard{}, t.sums[at]
+	old, complete := t.shards[shard].entries, c.complete.Has(shard)
+	result, sum := hostShard{}, t.sums[shard]
 	if complete {
 		sum = digest.Sum{}
 	}
-	size, start, offset, gone, same := 0, 0, 0, 0, 0
+	size, start, offset, removed, unchanged := 0, 0, 0, 0, 0
 	cut := func() {
 		if start < offset {
 			kept = append(kept, old[start:offset])
 			size += offset - start
 		}
 	}
-	_ = t.each(at, func(host, entry []byte) { // no error: the entries were parsed before
+	_ = t.eachEntry(shard, func(host, entry []byte) { // no error: the entries were parsed before
 		end := offset + len(entry)
-		if now, replaced := c.hosts[string(host)]; replaced || complete {
+		if newEntry, replaced := c.hosts[string(host)]; replaced || complete {
 			cut()
-			start, gone = end, gone+1
-			if bytes.Equal(now, entry) {
-				same++
+			start, removed = end, removed+1
+			if bytes.Equal(newEntry, entry) {
+				unchanged++
 			}
 			if !complete {
 				sum = sum.Sub(digest.Of(entry))
 			}
 		} else {
-			after.hosts++
+			result.hosts++
 		}
 		offset = end
 	})
 	offset = len(old)
 	cut()
 	for _, entry := range added {
-		sum, after.hosts = sum.Add(digest.Of(entry)), after.hosts+1
+		sum, result.hosts = sum.Add(digest.Of(entry)), result.hosts+1
 		kept = append(kept, entry)
 		size += len(entry)
 	}
-	if t.sums[at] = sum; same == gone && same == len(added) {
+	if t.sums[shard] = sum; unchanged == removed && unchanged == len(added) {
 		return
 	}
-	after.entries = make([]byte, 0, size)
+	result.entries = make([]byte, 0, size)
 	for _, run := range kept {
-		after.entries = append(after.entries, run...)
+		result.entries = append(result.entries, run...)
 	}
-	t.shards[at] = after
+	t.shards[shard] = result
 }
 
-// each calls yield with the host, in lower case, and the bytes of each entry of a shard.
-func (t *hostTable) each(shard int, yield func(host, entry []byte)) error {
+// eachEntry calls yield with the host, in lower case, and the bytes of each entry of a shard.
+func (t *hostTable) eachEntry(shard int, yield func(host, entry []byte)) error {
 	var buffer [maxHostLen]byte
 	for rest := t.shards[shard].entries; len(rest) > 0; {
 		key, n, err := cutEntry(rest)
@@ -155,18 +155,17 @@ func (t *hostTable) each(shard int, yield func(host, entry []byte)) error {
 // maxHostLen is the size of a buffer that holds almost every key; append allocates for longer keys.
 const maxHostLen = 256
 
-// since returns the shards of t that may differ from the shards of the previous table. The parameter before is the
-// previous table; it may be nil.
-func (t *hostTable) since(before *hostTable) map[int][]byte {
+// differingFrom returns the shards of t that may differ from the shards of previous. previous may be nil.
+func (t *hostTable) differingFrom(previous *hostTable) map[int][]byte {
 	changed := map[int][]byte{}
-	for at := range t.shards {
-		switch now := t.shards[at].entries; {
-		case before == nil || before.mode != t.mode:
-		case t.mode == ModeHosts && shared(now, before.shards[at].entries),
-			t.mode == ModeWhole && string(now) == string(before.shards[at].entries):
+	for shard := range t.shards {
+		switch entries := t.shards[shard].entries; {
+		case previous == nil || previous.mode != t.mode:
+		case t.mode == ModeHosts && shared(entries, previous.shards[shard].entries),
+			t.mode == ModeWhole && string(entries) == string(previous.shards[shard].entries):
 			continue
 		}
-		changed[at] = t.shards[at].entries
+		changed[shard] = t.shards[shard].entries
 	}
 	return changed
 }
@@ -179,14 +178,14 @@ func shared(a, b []byte) bool { return len(a) == len(b) && (len(a) == 0 || &a[0]
 func (t *hostTable) summed() *hostTable {
 	actual := *t
 	actual.sums = digest.Sums{}
-	for at := range actual.shards {
-		err := actual.each(at, func(_, entry []byte) { actual.sums[at] = actual.sums[at].Add(digest.Of(entry)) })
+	for shard := range actual.shards {
+		err := actual.eachEntry(shard, func(_, entry []byte) { actual.sums[shard] = actual.sums[shard].Add(digest.Of(entry)) })
 		if err != nil { // the control plane sends this shard again
-			actual.shards[at], actual.sums[at] = hostShard{}, digest.Sum{}
+			actual.shards[shard], actual.sums[shard] = hostShard{}, digest.Sum{}
 		}
 	}
 	if actual.sums != t.sums {
-		actual.revision = nil // the table is not the table that came with the revision
+		actual.revision = nil // these are not the entries that came with the revision
 	}
 	return &actual
 }

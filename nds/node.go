@@ -165,8 +165,8 @@ func (n Node) checkCertificate(leaf *x509.Certificate) error {
 // fingerprint returns a text that is the same for nodes with the same description. It leaves out the version of the
 // agent: the table of a node does not depend on the version, and a snapshot must outlive an upgrade.
 func fingerprint(node *corev3.Node) string {
-	of := &corev3.Node{Id: node.GetId(), Metadata: node.GetMetadata(), UserAgentName: node.GetUserAgentName()}
-	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(of) // cannot fail: all strings are UTF-8
+	described := &corev3.Node{Id: node.GetId(), Metadata: node.GetMetadata(), UserAgentName: node.GetUserAgentName()}
+	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(described) // cannot fail: all strings are UTF-8
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }

@@ -82,9 +82,9 @@ func (r *receiver) restore() {
 		r.setAside(err, lockErr)
 		return
 	}
-	if s.lost > 0 {
+	if s.unused > 0 {
 		r.log.Warn("the last changes in the snapshot of the table are damaged, older hosts are used until the control plane sends newer ones",
-			"path", path, "bytes", s.lost)
+			"path", path, "bytes", s.unused)
 	}
 	r.state.setTable(r.table, s.version, s.pushed, true)
 	r.log.Info("using the table of the snapshot until the control plane sends one",
@@ -100,7 +100,7 @@ func (r *receiver) restoreAgain() {
 
 // useSnapshot applies a snapshot.
 func (r *receiver) useSnapshot(s *savedTable) error {
-	if err := r.apply(s.table.since(nil)); err != nil {
+	if err := r.apply(s.table.differingFrom(nil)); err != nil {
 		return err
 	}
 	r.table, r.tableNode = s.table, s.node
@@ -121,70 +121,71 @@ func (r *receiver) setAside(reason, lockErr error) {
 	r.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
 }
 
-// firstNode returns sent as the node for the first request of a stream. If the table in use came as changes, the
-// result also has the checksums of the table, so the control plane sends only the shards that differ.
-func (r *receiver) firstNode(sent *corev3.Node) *corev3.Node {
-	r.node = sent
+// firstNode returns the node for the first request of a stream: node itself or, if the table in use came as changes, a
+// copy of node with the checksums of the table. After a request with checksums, the control plane sends only the shards
+// that differ.
+func (r *receiver) firstNode(node *corev3.Node) *corev3.Node {
+	r.node = node
 	if r.table == nil || r.table.mode != ModeHosts || r.undetected {
-		return sent
+		return node
 	}
-	node := proto.CloneOf(sent)
-	fields := node.GetMetadata().GetFields()
+	extended := proto.CloneOf(node)
+	fields := extended.GetMetadata().GetFields()
 	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.sums.Digests().Bytes()))
 	// The revision says what the control plane had read when it sent the table. A replica that has read the same
 	// compares the hosts of that table with the hosts for this node. So the revision is sent only if the table was
 	// sent to this node.
-	if len(r.table.revision) > 0 && r.tableNode == fingerprint(sent) {
+	if len(r.table.revision) > 0 && r.tableNode == fingerprint(node) {
 		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.revision))
 	}
-	return node
+	return extended
 }
 
-// use applies a response. It returns how the table that is now in use differs from the table that was last passed to
-// the saver. The parameter first is true if no earlier response of the stream was accepted.
-func (r *receiver) use(got response, first bool) (saving, error) {
-	value, there, err := got.table()
+// use applies a response. It returns how the table that is in use after that differs from the table that was last
+// passed to the saver. The parameter first is true if no earlier response of the stream was accepted.
+func (r *receiver) use(resp response, first bool) (tableDiff, error) {
+	value, hasTable, err := resp.table()
 	if err != nil {
-		return saving{}, err
+		return tableDiff{}, err
 	}
 	isChange, err := hasChange(value)
 	if err != nil {
-		return saving{}, fmt.Errorf("a table of %d bytes: %w", len(value), err)
+		return tableDiff{}, fmt.Errorf("a table of %d bytes: %w", len(value), err)
 	}
 	next := r.table
 	switch {
 	case isChange:
 		next, err = r.changed(value, first)
-	case there, got.whole, slices.Contains(got.removed, ""), next == nil, first && next.mode == ModeWhole:
+	case hasTable, resp.allResources, slices.Contains(resp.removed, ""), next == nil, first && next.mode == ModeWhole:
 		next, err = wholeTable(value)
 	}
 	if err != nil {
-		return saving{}, err
+		return tableDiff{}, err
 	}
-	shards, result := next.since(r.table), resultUnchanged
+	shards, result := next.differingFrom(r.table), resultUnchanged
 	if len(shards) > 0 {
 		result = resultApplied
 		start := time.Now()
 		err := r.apply(shards)
 		r.metrics.duration.Observe(time.Since(start).Seconds())
 		if err != nil {
-			return saving{}, err
+			return tableDiff{}, err
 		}
 		if next.len() == 0 && r.table != nil && r.table.len() > 0 {
-			r.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", clip.Text(got.version, maxVersion))
+			r.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", clip.Text(resp.version, maxVersion))
 		}
 	}
-	save := saving{all: len(shards) > 0}
-	if node := fingerprint(r.node); isChange {
-		save.all = r.table == nil || r.table.mode != ModeHosts || node != r.tableNode
-		if !save.all && (len(shards) > 0 || !bytes.Equal(r.table.revision, next.revision)) {
-			save.change = value
+	diff := tableDiff{all: len(shards) > 0}
+	if described := fingerprint(r.node); isChange {
+		diff.all = r.table == nil || r.table.mode != ModeHosts || described != r.tableNode
+		if !diff.all && (len(shards) > 0 || !bytes.Equal(r.table.revision, next.revision)) {
+			diff.change = value
 		}
-		r.tableNode = node
+		r.tableNode = described
 	}
 	r.table = next
-	r.pushed(got, result)
-	return save, nil
+	r.pushed(resp, result)
+	return diff, nil
 }
 
 // changed returns the table after the change in value, a NameTable in wire form. If the resulting table does not
@@ -196,7 +197,7 @@ func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
 	if err != nil {
 		return nil, err
 	}
-	next, err := r.table.with(&parsed)
+	next, err := r.table.apply(&parsed)
 	if r.undetected = err != nil && first; err == nil {
 		return next, nil
 	}
@@ -211,34 +212,34 @@ func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
 }
 
 // pushed counts and logs an accepted response, whose table is in use.
-func (r *receiver) pushed(got response, result string) {
-	r.metrics.pushed(result, got.bytes)
-	log, version := r.log.Debug, clip.Text(got.version, maxVersion)
+func (r *receiver) pushed(resp response, result string) {
+	r.metrics.pushed(result, resp.bytes)
+	log, version := r.log.Debug, clip.Text(resp.version, maxVersion)
 	if r.state.setTable(r.table, version, time.Now(), false) {
 		log = r.log.Info
 	}
-	log("table pushed", "version", version, "result", result, "mode", r.table.mode, "hosts", r.table.len(), "bytes", got.bytes)
+	log("table pushed", "version", version, "result", result, "mode", r.table.mode, "hosts", r.table.len(), "bytes", resp.bytes)
 }
 
 // reject counts and logs a rejected response.
-func (r *receiver) reject(got response, reason error) {
-	r.metrics.pushed(resultRejected, got.bytes)
+func (r *receiver) reject(resp response, reason error) {
+	r.metrics.pushed(resultRejected, resp.bytes)
 	r.state.update(func(s *Status) {
 		s.Pushes++
 		s.Rejected++
 		s.LastError = reason.Error()
 	})
-	r.log.Warn("push rejected, the current table stays", "version", clip.Text(got.version, maxVersion),
-		"nonce", clip.Text(got.nonce, maxVersion), "error", reason)
+	r.log.Warn("push rejected, the current table stays", "version", clip.Text(resp.version, maxVersion),
+		"nonce", clip.Text(resp.nonce, maxVersion), "error", reason)
 }
 
 // save passes the table in use to the goroutine that writes the snapshot.
-func (r *receiver) save(changed saving) {
+func (r *receiver) save(diff tableDiff) {
 	if r.cfg.StateDir == "" {
 		return
 	}
-	state := r.state.now()
+	state := r.state.read()
 	r.saver.put(snapshot{
 		owner: snapshotOwner(r.cfg.Node), version: state.Version, pushed: state.LastPush, table: r.table, node: r.tableNode,
-	}, changed)
+	}, diff)
 }

@@ -65,15 +65,15 @@ type response struct {
 	typeURL, version, nonce string
 	// bytes is the length of the response in wire form.
 	bytes int
-	// whole is true if a response without a resource means an empty table. If whole is false, a response without a
-	// resource has no table.
-	whole     bool
-	resources []*discoveryv3.Resource
-	removed   []string
+	// allResources is true if a response has all resources, so a response without a resource means an empty table.
+	// Otherwise a response without a resource has no table.
+	allResources bool
+	resources    []*discoveryv3.Resource
+	removed      []string
 }
 
-// table returns the NameTable of a response. The second result is true if the response has a NameTable.
-func (r response) table() (table []byte, there bool, err error) {
+// table returns the NameTable of a response. found is true if the response has a NameTable.
+func (r response) table() (table []byte, found bool, err error) {
 	if r.typeURL != TypeURL {
 		return nil, false, fmt.Errorf("response of type %q: want %q", r.typeURL, TypeURL)
 	}
@@ -86,10 +86,10 @@ func (r response) table() (table []byte, there bool, err error) {
 		case resource.GetName() != "":
 			return nil, false, fmt.Errorf("resource %q: want a table without a name", resource.GetName())
 		default:
-			table, there = body.GetValue(), true
+			table, found = body.GetValue(), true
 		}
 	}
-	return table, there, nil
+	return table, found, nil
 }
 
 // answer is an ACK or, if rejection is not nil, a NACK.
@@ -151,12 +151,12 @@ func (r sotwRPC) receive() (response, error) {
 		return response{}, err
 	}
 	converted := response{
-		typeURL:   m.GetTypeUrl(),
-		version:   m.GetVersionInfo(),
-		nonce:     m.GetNonce(),
-		bytes:     proto.Size(m),
-		whole:     true,
-		resources: make([]*discoveryv3.Resource, len(m.GetResources())),
+		typeURL:      m.GetTypeUrl(),
+		version:      m.GetVersionInfo(),
+		nonce:        m.GetNonce(),
+		bytes:        proto.Size(m),
+		allResources: true,
+		resources:    make([]*discoveryv3.Resource, len(m.GetResources())),
 	}
 	for i, body := range m.GetResources() {
 		wrapped := &discoveryv3.Resource{}

@@ -19,8 +19,8 @@ const (
 	snapshotName = "nametable.snapshot"
 )
 
-// saving says how the table in use differs from the table that was last passed to the saver.
-type saving struct {
+// A tableDiff says how the table in use differs from the table that was last passed to the saver.
+type tableDiff struct {
 	all    bool   // the table must be saved whole, because it differs by more than a change
 	change []byte // the change by which the table differs, a NameTable in wire form; nil for none
 }
@@ -30,11 +30,11 @@ type snapshotSaver struct {
 	dir  *statedir.Dir
 	wake chan struct{} // wakes run after put
 
-	mu    sync.Mutex
-	next  *snapshot // the snapshot to write; nil if there is nothing new
-	whole bool      // next must be written whole, because adding changes to the file would not result in next
-	// If whole is false, applying changes to the table that saveNext last took results in the table of next. The
-	// changes have size bytes together, at most maxPending.
+	mu         sync.Mutex
+	next       *snapshot // the snapshot to write; nil if there is nothing new
+	writeWhole bool      // next must be written whole, because adding changes to the file would not result in next
+	// If writeWhole is false, changes lead from the table that saveNext last took to the table of next. They have size
+	// bytes together, at most maxPending.
 	changes []record
 	size    int
 	failure string // why the last write failed; "" if it succeeded
@@ -49,12 +49,12 @@ type snapshotSaver struct {
 	base, length int64
 	failures     logonce.Log
 
-	again time.Duration // saveAgain, except in tests
+	retryPause time.Duration // saveAgain, except in tests
 }
 
 func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
 	return &snapshotSaver{
-		dir: dir, wake: make(chan struct{}, 1), failures: logonce.New(log), again: saveAgain,
+		dir: dir, wake: make(chan struct{}, 1), failures: logonce.New(log), retryPause: saveAgain,
 	}
 }
 
@@ -77,15 +77,15 @@ func (s *snapshotSaver) start() (stop func()) {
 // maxPending bounds the changes that wait for a slow disk.
 const maxPending = 1 << 20
 
-// put makes next the snapshot to write. differs says how its table differs from the table of the last put.
-func (s *snapshotSaver) put(next snapshot, differs saving) {
+// put makes next the snapshot to write. diff says how its table differs from the table of the last put.
+func (s *snapshotSaver) put(next snapshot, diff tableDiff) {
 	s.mu.Lock()
-	s.next, s.whole = &next, s.whole || differs.all
-	if differs.change != nil {
-		s.changes = append(s.changes, record{pushed: next.pushed, version: next.version, change: differs.change})
-		s.size += len(differs.change)
+	s.next, s.writeWhole = &next, s.writeWhole || diff.all
+	if diff.change != nil {
+		s.changes = append(s.changes, record{pushed: next.pushed, version: next.version, change: diff.change})
+		s.size += len(diff.change)
 	}
-	if s.whole = s.whole || s.size > maxPending; s.whole {
+	if s.writeWhole = s.writeWhole || s.size > maxPending; s.writeWhole {
 		s.changes, s.size = nil, 0
 	}
 	s.mu.Unlock()
@@ -103,16 +103,16 @@ const (
 // run writes snapshots until ctx ends, and then writes the last snapshot.
 func (s *snapshotSaver) run(ctx context.Context) {
 	for failures := 0; ; {
-		var again <-chan time.Time
+		var retry <-chan time.Time
 		if s.unsaved {
-			again = time.After(clock.BackOff(failures, s.again, maxSaveAgain))
+			retry = time.After(clock.BackOff(failures, s.retryPause, maxSaveAgain))
 		} else {
 			failures = 0
 		}
 		select {
 		case <-s.wake:
 			s.saveNext()
-		case <-again:
+		case <-retry:
 			s.saveNext()
 			failures++
 		case <-ctx.Done():
@@ -128,8 +128,8 @@ func (s *snapshotSaver) run(ctx context.Context) {
 func (s *snapshotSaver) saveNext() {
 	s.mu.Lock()
 	next, changes := s.next, s.changes
-	s.unsaved = s.unsaved || s.whole
-	s.next, s.whole, s.changes, s.size = nil, false, nil, 0
+	s.unsaved = s.unsaved || s.writeWhole
+	s.next, s.writeWhole, s.changes, s.size = nil, false, nil, 0
 	s.mu.Unlock()
 	switch {
 	case next == nil:

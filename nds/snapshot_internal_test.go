@@ -33,10 +33,10 @@ func TestSaverTriesAgain(t *testing.T) {
 			}
 			log := new(testlog.Buffer)
 			s := newSnapshotSaver(dir, slog.New(slog.NewTextHandler(log, nil)))
-			s.again = tc.again
+			s.retryPause = tc.again
 			stop := sync.OnceFunc(s.start())
 			defer stop()
-			s.put(snapshot{owner: "o", table: &hostTable{}, pushed: time.Now()}, saving{all: true})
+			s.put(snapshot{owner: "o", table: &hostTable{}, pushed: time.Now()}, tableDiff{all: true})
 			wait.Until(t, "the failure is logged", func() bool { return log.Count("not written") == 1 })
 			if err := os.RemoveAll(path); err != nil {
 				t.Fatal(err)
@@ -62,14 +62,14 @@ func TestSnapshotIsNotCopied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := new(hostTable).with(&c)
+	table, err := new(hostTable).apply(&c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := newSnapshotSaver(statedir.New(t.TempDir(), lockName), slog.New(slog.DiscardHandler))
 	var before, after runtime.MemStats
 	for range 2 { // the first one also allocates what the process needs once
-		s.put(snapshot{table: table, pushed: time.Now()}, saving{all: true})
+		s.put(snapshot{table: table, pushed: time.Now()}, tableDiff{all: true})
 		runtime.ReadMemStats(&before)
 		s.saveNext()
 		runtime.ReadMemStats(&after)
@@ -91,7 +91,7 @@ func TestSaverBacksOff(t *testing.T) {
 		log := new(testlog.Buffer)
 		s := newSnapshotSaver(statedir.New(path, lockName), slog.New(slog.NewTextHandler(log, nil)))
 		stop := s.start()
-		s.put(snapshot{owner: "o", table: &hostTable{}, pushed: time.Now()}, saving{all: true})
+		s.put(snapshot{owner: "o", table: &hostTable{}, pushed: time.Now()}, tableDiff{all: true})
 		time.Sleep(24 * time.Hour) //nolint:forbidigo // the bubble's clock
 		stop()
 		if n := log.Count("not written"); n < 24 || n > 60 {
@@ -107,10 +107,10 @@ func TestPendingChangesAreBounded(t *testing.T) {
 	change := make([]byte, 1000)
 	most := 0
 	for range 3 * maxPending / len(change) {
-		s.put(snapshot{table: &hostTable{}}, saving{change: change})
+		s.put(snapshot{table: &hostTable{}}, tableDiff{change: change})
 		most = max(most, len(s.changes))
 	}
-	if !s.whole || len(s.changes) > 0 || most > maxPending/len(change)+1 {
+	if !s.writeWhole || len(s.changes) > 0 || most > maxPending/len(change)+1 {
 		t.Errorf("%d changes are waiting, at most %d", len(s.changes), most)
 	}
 }

@@ -110,9 +110,9 @@ func totalLen(parts [][]byte) (n int) {
 // A savedTable is the parsed content of a snapshot file.
 type savedTable struct {
 	snapshot
-	// lost is the length of the part of the log that is not used: the first record that is incomplete or damaged,
-	// and all records after it.
-	lost int
+	// unused is the length of the part of the log that is not used: the first record that is incomplete or damaged, and
+	// all records after it.
+	unused int
 }
 
 // parseSnapshot parses the content of a snapshot file.
@@ -164,7 +164,7 @@ func (s *savedTable) setTable(value, log []byte) error {
 		return err
 	}
 	s.replay(&c, log)
-	s.table, err = new(hostTable).with(&c)
+	s.table, err = new(hostTable).apply(&c)
 	return err
 }
 
@@ -180,14 +180,14 @@ func (s *savedTable) replay(all *change, log []byte) {
 		if err != nil {
 			break
 		}
-		all.then(c)
+		all.join(c)
 		s.version = r.version
 		if r.pushed.After(s.pushed) { // otherwise s.pushed is the time of a later push that changed nothing
 			s.pushed = r.pushed
 		}
 		log = log[n:]
 	}
-	s.lost = len(log)
+	s.unused = len(log)
 }
 
 // A record is a change in the log. It consists of the length of its content, 4 bytes big endian; the

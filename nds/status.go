@@ -71,8 +71,8 @@ type state struct {
 	received time.Time
 }
 
-// now returns the recorded status.
-func (s *state) now() Status {
+// read returns the recorded status.
+func (s *state) read() Status {
 	s.mu.Lock()
 	status, received := s.status, s.received
 	s.mu.Unlock()

@@ -44,7 +44,7 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 			return explainEnd(err)
 		}
 		s.receiver.state.update(func(status *Status) { status.Connected, status.Nonce = true, clip.Text(r.nonce, maxVersion) })
-		if err = s.handle(ctx, r); differs(err) {
+		if err = s.handle(ctx, r); isDifference(err) {
 			s.end()
 			return err
 		}
@@ -66,7 +66,7 @@ const (
 // checksum was wrong, it returns a differenceError at once, which ends the stream.
 func (s *stream) handle(ctx context.Context, r response) error {
 	began := time.Now()
-	changed, err := s.receiver.use(r, s.acceptedAt.IsZero())
+	diff, err := s.receiver.use(r, s.acceptedAt.IsZero())
 	err = shorten(err)
 	s.receiver.cfg.Handled()
 	reply := answer{nonce: r.nonce, version: s.version}
@@ -79,9 +79,9 @@ func (s *stream) handle(ctx context.Context, r response) error {
 			s.accepted()
 		}
 		s.version, reply.version = r.version, r.version
-		s.receiver.save(changed)
+		s.receiver.save(diff)
 	}
-	if differs(err) {
+	if isDifference(err) {
 		_ = s.rpc.answer(reply) // the stream ends in any case
 		return err
 	}

@@ -56,10 +56,10 @@ type certRenewer struct {
 	// needs it and a disk may not answer.
 	mu      sync.Mutex
 	current *tls.Certificate // nil if there is none
-	pair    keyPair          // current and its key in PEM
-	saved   bool             // whether current is in the state directory
-	renewal time.Time        // when to renew current
-	refused bool             // whether a server has refused current, and no server has accepted it since
+	pair    keyPair          // the current certificate and its key, in PEM
+	saved   bool             // whether pair is in the state directory
+	renewal time.Time        // when to renew the current certificate
+	refused bool             // whether the last server that got the current certificate refused it
 	failure string           // why the last failed attempt failed, except for expected reasons; a success clears it
 }
 
@@ -121,14 +121,14 @@ func (r *certRenewer) accept(pair keyPair, obtained time.Time) error {
 	if err := r.cfg.Node.checkCertificate(leaf); err != nil {
 		return err
 	}
-	since := obtained
-	if since.IsZero() {
-		since = leaf.NotBefore
+	start := obtained
+	if start.IsZero() {
+		start = leaf.NotBefore
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.current, r.pair, r.saved = certificate, pair, false
-	r.renewal, r.refused, r.failure = renewAt(leaf, since, rand.Float64()), false, ""
+	r.renewal, r.refused, r.failure = renewAt(leaf, start, rand.Float64()), false, ""
 	return nil
 }
 
@@ -178,10 +178,10 @@ func (r *certRenewer) isRefused() bool {
 	return r.refused
 }
 
-// renewAt returns when to renew a certificate: after two thirds of its life, minus part times a tenth of its life.
-// part is a random number from 0 to 1, because machines that were set up together must not renew together. The life
-// starts at the time obtained. For a new certificate, this is when the client got it and not its NotBefore, because
-// authorities backdate certificates, and the clock of this host may be fast.
+// renewAt returns when to renew a certificate: after two thirds of its life, minus part times a tenth of its life. part
+// is a random number from 0 to 1, because machines that were set up together must not renew together. The life starts
+// at obtained. For a new certificate, obtained is when the client got it. It is not NotBefore, because authorities
+// backdate certificates, and the clock of this host may be fast.
 func renewAt(leaf *x509.Certificate, obtained time.Time, part float64) time.Time {
 	life := leaf.NotAfter.Sub(obtained) // at most 292 years, so twice its value may not be a Duration
 	return obtained.Add(max(time.Second, life/3*2-time.Duration(part*float64(life)/10)))

@@ -2,11 +2,11 @@
 // nds.proto). The checksum of a table is the sum of its entries' checksums. So the order of the entries does not
 // matter, and only a changed entry has to be hashed again.
 //
-// Checksums find faults. They do not prove that tables are equal, because an author can choose entries that have a
-// wanted sum: 128 hosts with a wanted checksum are found in half a minute, and 8 hosts with a wanted digest (the
-// first half of a checksum) in a second. So checksums decide what to send, keep or use only where there is no other
-// way to know that. If entries are replaced by entries with the same sum while an agent is away, the agent keeps the
-// previous entries.
+// Checksums find faults. They do not prove that tables are equal, because an author can choose entries whose checksums
+// have a certain sum. A computer needs half a minute to find 128 hosts for a given checksum. It needs a second to find
+// 8 hosts for a given digest, which is the first half of a checksum. So where there is another way to know what to
+// send, keep or use, checksums are not used. If entries are replaced by entries with the same sum while an agent is
+// away, the agent keeps the previous entries.
 package digest
 
 import (

@@ -71,10 +71,10 @@ func Split(tables ...[]byte) (map[int][]byte, error) {
 		given += len(table)
 	}
 	list := make([][]byte, 0, given/usual)
-	of := make([]uint8, 0, given/usual) // the shards of the entries in list
+	shardOfEntry := make([]uint8, 0, given/usual) // the shards of the entries in list
 	size, err := entries(tables, func(shard int, entry []byte) {
 		sizes[shard] += len(entry)
-		list, of = append(list, entry), append(of, uint8(shard)) //nolint:gosec // below Count
+		list, shardOfEntry = append(list, entry), append(shardOfEntry, uint8(shard)) //nolint:gosec // below Count
 	})
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func Split(tables ...[]byte) (map[int][]byte, error) {
 		parts[i], all = all[:0:n], all[n:]
 	}
 	for i, entry := range list {
-		parts[of[i]] = append(parts[of[i]], entry...)
+		parts[shardOfEntry[i]] = append(parts[shardOfEntry[i]], entry...)
 	}
 	shards := make(map[int][]byte, Count)
 	for i := range parts {

@@ -216,15 +216,15 @@ func (c *Cache) Put(k Key, v Value, now time.Time) {
 
 // lifetimeOf returns how long r is kept.
 func lifetimeOf(r *reply.Reply, provisional bool, received time.Duration) lifetime {
-	life := lifetime{received: received, max: maxTTL, provisional: provisional}
+	life := lifetime{received: received, maxTTL: maxTTL, provisional: provisional}
 	if r.Negative() {
-		life.max = maxNegativeTTL
+		life.maxTTL = maxNegativeTTL
 	}
 	if provisional {
-		life.max = min(life.max, MaxProvisional)
+		life.maxTTL = min(life.maxTTL, MaxProvisional)
 	}
 	ttl, _ := r.TTL()
-	life.ttl = min(ttl, life.max)
+	life.ttl = min(ttl, life.maxTTL)
 	return life
 }
 

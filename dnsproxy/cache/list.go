@@ -23,7 +23,7 @@ func (c *Cache) Entries(match func(Key) bool, limit int, now time.Time) (entries
 		s.mu.Lock()
 		for _, e := range s.entries {
 			left := e.expires - now.Sub(c.origin)
-			if !match(e.key) || max(e.until, e.failed)-now.Sub(c.origin) <= 0 {
+			if !match(e.key) || max(e.usableUntil, e.retryAt)-now.Sub(c.origin) <= 0 {
 				continue
 			}
 			if total++; len(entries) < limit {

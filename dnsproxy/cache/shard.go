@@ -27,19 +27,19 @@ type entry struct {
 	size       int32
 	maxTTL     uint32 // the longest TTL that clients get, in seconds
 
-	reply   *reply.Reply  // nil if no nameserver has replied
-	server  string        // the nameserver that sent reply; other entries share the string
-	stored  time.Duration // when reply was stored
-	expires time.Duration // when reply becomes stale
-	until   time.Duration // when reply can no longer be used
-	failed  time.Duration // when the question may be asked again after asking failed
-	failure string        // why asking failed
+	reply       *reply.Reply  // nil if no nameserver has replied
+	server      string        // the nameserver that sent reply; other entries share the string
+	stored      time.Duration // when reply was stored
+	expires     time.Duration // when reply becomes stale
+	usableUntil time.Duration // when reply can no longer be used
+	retryAt     time.Duration // if asking has failed: when nameservers may be asked again
+	failure     string        // why asking failed
 
 	fails       uint8 // how often asking failed in a row, up to maxFails
-	answer      bool  // reply is an answer, not a failure
+	isAnswer    bool  // reply is an answer, not a failure
 	hits        uint8 // how often the fresh reply was used, up to refreshHits
 	refreshing  bool  // a caller has been told to ask again
-	visited     bool  // used since the hand of the shard passed it (SIEVE's bit)
+	visited     bool  // used since the hand of the shard last passed it (SIEVE's bit)
 	provisional bool  // see Value.Provisional
 }
 
@@ -62,14 +62,14 @@ func (s *shard) configure(cfg Config, now time.Duration) {
 	defer s.mu.Unlock()
 	s.max, s.stale = cfg.MaxBytes/shardCount, cfg.Stale
 	for _, e := range s.entries {
-		e.until = s.untilOf(e)
+		e.usableUntil = s.endOf(e)
 	}
 	s.evict(now)
 }
 
-// untilOf returns when the reply of an entry can no longer be used.
-func (s *shard) untilOf(e *entry) time.Duration {
-	if e.answer && !e.provisional {
+// endOf returns when the reply of an entry can no longer be used.
+func (s *shard) endOf(e *entry) time.Duration {
+	if e.isAnswer && !e.provisional {
 		return e.expires + s.stale
 	}
 	return e.expires
@@ -129,17 +129,17 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 	case now < e.expires:
 		e.hits = min(e.hits+1, refreshHits)
 		state := Fresh
-		if !e.answer {
+		if !e.isAnswer {
 			state = Failed
 		}
 		return Hit{State: state, Reply: e.reply, Server: e.server, Age: age, Refresh: e.refresh(now)}
-	case now < e.until:
+	case now < e.usableUntil:
 		age.Stale = true
 		if e.fails == 0 {
 			return Hit{State: Stale, Reply: e.reply, Server: e.server, Age: age}
 		}
 		return Hit{State: StaleNow, Reply: e.reply, Server: e.server, Age: age, Failure: e.failure, Refresh: e.recheck(now)}
-	case now < e.failed:
+	case now < e.retryAt:
 		return Hit{State: Failed, Failure: e.failure}
 	default:
 		return Hit{}
@@ -148,20 +148,20 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 
 // refresh reports whether the caller is to ask again before e expires. If so, it sets e.refreshing.
 func (e *entry) refresh(now time.Duration) bool {
-	if e.refreshing || !e.answer || e.hits < refreshHits || now < e.failed || !e.aging(now) {
+	if e.refreshing || !e.isAnswer || e.hits < refreshHits || now < e.retryAt || !e.aging(now) {
 		return false
 	}
 	e.refreshing = true
 	return true
 }
 
-// recheck reports whether the caller is to ask again after asking failed. If it reports true, it reports false to all
-// other callers for a while.
+// recheck reports whether the caller is to ask nameservers again, after an attempt to ask them has failed. After it has
+// returned true, it returns false until a result is stored or maxRecheck has passed, so only one caller asks.
 func (e *entry) recheck(now time.Duration) bool {
-	if now < e.failed {
+	if now < e.retryAt {
 		return false
 	}
-	e.failed = now + maxRecheck // unless a result is stored before
+	e.retryAt = now + maxRecheck // unless a result is stored before
 	return true
 }
 
@@ -173,8 +173,8 @@ func (e *entry) aging(now time.Duration) bool {
 // A lifetime says how long a reply is kept.
 type lifetime struct {
 	received    time.Duration // when the reply was received
-	ttl         time.Duration // how long after that it expires; if this is 0, it must not be kept
-	max         time.Duration // the longest TTL that clients get
+	ttl         time.Duration // how long the reply is fresh; 0 if it must not be kept
+	maxTTL      time.Duration // the longest TTL that clients get
 	provisional bool
 }
 
@@ -184,32 +184,32 @@ type lifetime struct {
 func (s *shard) putReply(hash uint64, k Key, v Value, life lifetime) {
 	const noError, nxDomain = 0, 3
 	r, rcode := v.Reply, v.Reply.Rcode()
-	answer := rcode == noError || rcode == nxDomain
+	isAnswer := rcode == noError || rcode == nxDomain
 	old := s.find(hash, k)
 	switch {
 	case life.ttl <= 0:
-		if old != nil && answer && !r.Truncated() {
+		if old != nil && isAnswer && !r.Truncated() {
 			s.remove(old)
 		}
-	case !answer && old != nil && old.answer && life.received < old.until:
+	case !isAnswer && old != nil && old.isAnswer && life.received < old.usableUntil:
 		s.fail(old, life.received, v.Failure)
 	default:
 		e := &entry{
-			reply: r, server: v.Server, answer: answer, provisional: life.provisional,
-			stored: life.received, expires: life.received + life.ttl, maxTTL: uint32(life.max / time.Second),
+			reply: r, server: v.Server, isAnswer: isAnswer, provisional: life.provisional,
+			stored: life.received, expires: life.received + life.ttl, maxTTL: uint32(life.maxTTL / time.Second),
 		}
-		e.until = s.untilOf(e)
+		e.usableUntil = s.endOf(e)
 		s.put(hash, k, e)
 	}
 }
 
 // putFailure notes that no nameserver answered. A reply that can still be used stays.
 func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
-	if old := s.find(hash, k); old != nil && old.reply != nil && now < old.until {
+	if old := s.find(hash, k); old != nil && old.reply != nil && now < old.usableUntil {
 		s.fail(old, now, text)
 		return
 	}
-	s.put(hash, k, &entry{stored: now, expires: now, until: now, failed: now + failureTTL, failure: text})
+	s.put(hash, k, &entry{stored: now, expires: now, usableUntil: now, retryAt: now + failureTTL, failure: text})
 }
 
 // If a reply is to be replaced, and asking fails, the question is asked again after minRecheck at the earliest. This
@@ -221,9 +221,9 @@ const (
 	maxFails   = 8 // more doublings would overflow
 )
 
-// fail notes a failure to replace e.
+// fail records that nameservers were asked for a reply in place of e, and that they failed.
 func (s *shard) fail(e *entry, now time.Duration, text string) {
-	e.failed = now + min(minRecheck<<e.fails, maxRecheck)
+	e.retryAt = now + min(minRecheck<<e.fails, maxRecheck)
 	e.failure, e.refreshing, e.fails = text, false, min(e.fails+1, maxFails)
 	s.resize(e)
 	s.evict(now)
@@ -262,13 +262,13 @@ func (s *shard) remove(e *entry) {
 	s.bytes -= int64(e.size)
 }
 
-// evict removes entries until the shard fits its bound. The hand moves from old entries to new ones. It passes an
-// entry that was used since it passed this entry the last time, and removes the first entry that was not used since
-// then, or is of no use any more.
+// evict removes entries until the shard fits its bound. The hand points to the next entry to look at, and moves from
+// old entries to new ones. If the entry was used (visited), the hand clears visited and moves on. Otherwise, or if the
+// entry is of no use any more, evict removes it.
 func (s *shard) evict(now time.Duration) {
 	for s.bytes > s.max {
 		e := s.hand
-		for e == &s.ring || e.visited && now < max(e.until, e.failed) {
+		for e == &s.ring || e.visited && now < max(e.usableUntil, e.retryAt) {
 			e.visited = false
 			e = e.prev
 		}

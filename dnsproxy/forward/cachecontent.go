@@ -54,11 +54,10 @@ type CacheContent struct {
 	Entries []CacheEntry `json:"entries"` // some or all of these questions, sorted by name and type
 }
 
-// newCacheContent returns the CacheContent of the entries in kept. total is the number of questions that were
-// selected.
-func newCacheContent(kept []cache.Entry, total int) CacheContent {
-	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}
-	for _, e := range kept {
+// newCacheContent returns the CacheContent of entries. total is the number of questions that were selected.
+func newCacheContent(entries []cache.Entry, total int) CacheContent {
+	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(entries))}
+	for _, e := range entries {
 		entry := CacheEntry{
 			Name: wire.Name(e.Key.Name).String(), Type: wire.TypeName(e.Key.Type),
 			Server: e.Server, Failure: e.Failure,

@@ -36,7 +36,7 @@ type flightKey struct {
 func relayKey(packet []byte, q *Query) flightKey {
 	const idLen = 2
 	digest := sha256.Sum256(packet[idLen:])
-	relay := append(digest[:], byte(q.How))
+	relay := append(digest[:], byte(q.Mode))
 	if q.Server.IsValid() {
 		relay = append(relay, q.Server.String()...)
 	}
@@ -56,17 +56,17 @@ type Client interface {
 
 // A seat is the place of one client in a flight.
 type seat struct {
-	client Client  // nil if no client waits
-	old    *Result // a reply from the cache, for when nameservers fail or are slow; nil if there is none
+	client     Client  // nil if no client waits
+	staleReply *Result // a reply from the cache, for when nameservers fail or are slow; nil if there is none
 }
 
-// give passes a result to the client of a seat. If the result is a failure, and the seat has an old reply, the client
-// gets the old reply instead.
+// give passes a result to the client of a seat. If the result is a failure, and the seat has a stale reply, the client
+// gets the stale reply instead.
 func (s seat) give(result *Result) {
 	switch {
 	case s.client == nil:
-	case s.old != nil && !result.usable():
-		s.client.Receive(s.old.because(result))
+	case s.staleReply != nil && !result.usable():
+		s.client.Receive(s.staleReply.withFailure(result))
 	default:
 		s.client.Receive(result)
 	}
@@ -76,9 +76,9 @@ func (s seat) give(result *Result) {
 // question or message in this time take a seat in the flight, and get the same answer. The flight lands when the
 // answer has come.
 type flight struct {
-	all   *flights
-	key   flightKey
-	began time.Time
+	flights *flights
+	key     flightKey
+	began   time.Time
 	// generation is the cache's generation before the nameservers were chosen. traced is true if the first client
 	// has set Query.Trace. Both are set before nameservers are asked.
 	generation uint64
@@ -90,19 +90,19 @@ type flight struct {
 	landed       bool    // it has ended, perhaps because it was evicted
 	evicted      bool    // it has ended without an answer, to make room
 	suspected    bool    // suspectLater was called
-	started      upstream.Started
+	call         upstream.Call
 	older, newer *flight // the flights that began before and after it
 }
 
 // Receive implements [upstream.Receiver].
-func (l *flight) Receive(answer upstream.Answer, err error) { l.all.receive(l, answer, err) }
+func (l *flight) Receive(answer upstream.Answer, err error) { l.flights.receive(l, answer, err) }
 
-// withTrace returns how with upstream.Traced if the flight is traced, otherwise how itself.
-func (l *flight) withTrace(how upstream.How) upstream.How {
+// withTrace returns mode with upstream.Traced if the flight is traced, otherwise mode itself.
+func (l *flight) withTrace(mode upstream.Mode) upstream.Mode {
 	if l.traced {
-		return how | upstream.Traced
+		return mode | upstream.Traced
 	}
-	return how
+	return mode
 }
 
 // relays reports whether the flight relays its message.
@@ -111,24 +111,24 @@ func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
 // A boarding is the result of the method join.
 type boarding struct {
 	flight *flight // nil if there is no place
-	first  bool    // the flight is new: the caller leads it
+	first  bool    // the flight is new: the caller must ask nameservers, or the cache again
 	forms  int     // how many relayed messages with the same question are in flight
-	evicted
+	evictedFlight
 }
 
-// An evicted is what remains of a flight that was evicted to make room.
-type evicted struct {
-	seats   []seat
-	started upstream.Started
+// An evictedFlight is what remains of a flight that was evicted to make room.
+type evictedFlight struct {
+	seats []seat
+	call  upstream.Call
 }
 
-// end cancels the queries of an evicted flight. It gives its clients an error, or their old replies.
-// It returns how many places the flight had.
-func (e evicted) end() (clients int) {
+// end cancels the queries of an evicted flight. It gives its clients an error, or their stale replies. It returns how
+// many places the flight had.
+func (e evictedFlight) end() (clients int) {
 	if e.seats == nil {
 		return 0
 	}
-	e.started.Cancel()
+	e.call.Cancel()
 	result := &Result{Err: ErrTooMany, Source: SourceSelf}
 	for _, s := range e.seats {
 		s.give(result)
@@ -147,7 +147,7 @@ type flights struct {
 	receive func(answered *flight, answer upstream.Answer, err error) // called with an answer; never changes
 
 	mu    sync.Mutex
-	taken int // how many places are taken
+	used  int // how many places are taken
 	byKey map[flightKey]*flight
 	forms map[cache.Key]int // how many relayed messages are in flight, by their question
 	ends  flight            // sentinel of the list of flights: ends.newer is the oldest flight, ends.older the newest
@@ -164,10 +164,10 @@ func newFlights(places int, receive func(answered *flight, answer upstream.Answe
 func (f *flights) take() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.taken >= f.places {
+	if f.used >= f.places {
 		return false
 	}
-	f.taken++
+	f.used++
 	return true
 }
 
@@ -175,46 +175,46 @@ func (f *flights) take() bool {
 func (f *flights) release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.taken--
+	f.used--
 }
 
 // count returns how many places are taken.
 func (f *flights) count() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.taken
+	return f.used
 }
 
 // join seats a client in the flight for a key. If there is no such flight, it begins one. If no place is free and
 // evict is true, it evicts the oldest other flight. The caller must call the method end of the result.
-func (f *flights) join(key flightKey, who seat, evict bool) (b boarding) {
+func (f *flights) join(key flightKey, s seat, evict bool) (b boarding) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	joined := f.byKey[key]
-	if joined != nil && who.client == nil {
+	if joined != nil && s.client == nil {
 		return boarding{flight: joined}
 	}
-	if f.taken >= f.places {
+	if f.used >= f.places {
 		if !evict {
 			return b
 		}
-		b.evicted = f.evictLocked(joined)
-		if f.taken >= f.places {
+		b.evictedFlight = f.evictLocked(joined)
+		if f.used >= f.places {
 			return b
 		}
 	}
-	f.taken++
+	f.used++
 	if b.flight = joined; joined == nil {
 		b.flight, b.first = f.beginLocked(key), true
 	}
-	b.flight.seats = append(b.flight.seats, who)
+	b.flight.seats = append(b.flight.seats, s)
 	b.forms = f.forms[key.Key]
 	return b
 }
 
 func (f *flights) beginLocked(key flightKey) *flight {
 	key.Name = strings.Clone(key.Name) // the string is in the memory of the client's query
-	begun := &flight{all: f, key: key, began: time.Now(), older: f.ends.older, newer: &f.ends}
+	begun := &flight{flights: f, key: key, began: time.Now(), older: f.ends.older, newer: &f.ends}
 	begun.seats = begun.room[:0]
 	begun.older.newer, f.ends.older = begun, begun
 	f.byKey[key] = begun
@@ -225,94 +225,95 @@ func (f *flights) beginLocked(key flightKey) *flight {
 }
 
 // evictLocked removes the oldest flight other than except.
-func (f *flights) evictLocked(except *flight) (e evicted) {
+func (f *flights) evictLocked(except *flight) (e evictedFlight) {
 	victim := f.ends.newer
 	if victim == except {
 		victim = victim.newer
 	}
 	if victim != &f.ends {
 		victim.evicted = true
-		e.seats, e.started = f.endLocked(victim), victim.started
+		e.seats, e.call = f.endLocked(victim), victim.call
 	}
 	return e
 }
 
 // endLocked removes a flight and returns its seats.
-func (f *flights) endLocked(ended *flight) []seat {
-	ended.landed = true
-	ended.older.newer, ended.newer.older = ended.newer, ended.older
-	if f.byKey[ended.key] == ended { // false after shut
-		delete(f.byKey, ended.key)
+func (f *flights) endLocked(l *flight) []seat {
+	l.landed = true
+	l.older.newer, l.newer.older = l.newer, l.older
+	if f.byKey[l.key] == l { // false after shut
+		delete(f.byKey, l.key)
 	}
-	if ended.relays() {
-		if f.forms[ended.key.Key]--; f.forms[ended.key.Key] == 0 {
-			delete(f.forms, ended.key.Key)
+	if l.relays() {
+		if f.forms[l.key.Key]--; f.forms[l.key.Key] == 0 {
+			delete(f.forms, l.key.Key)
 		}
 	}
-	seats := ended.seats
-	f.taken -= len(seats)
-	ended.seats = nil
+	seats := l.seats
+	f.used -= len(seats)
+	l.seats = nil
 	return seats
 }
 
-// lead notes the queries of a flight that were started, so that they can be cancelled if the flight is evicted.
-func (f *flights) lead(led *flight, started upstream.Started) {
+// setCall records the call by which nameservers are asked for a flight. If the flight is evicted, the call is
+// cancelled.
+func (f *flights) setCall(l *flight, call upstream.Call) {
 	f.mu.Lock()
-	led.started = started
-	evicted := led.evicted // it may have been evicted already
+	l.call = call
+	evicted := l.evicted // it may have been evicted already
 	f.mu.Unlock()
 	if evicted {
-		started.Cancel()
+		call.Cancel()
 	}
 }
 
 // land ends a flight, and gives the result to all its clients.
-func (f *flights) land(landed *flight, result *Result) {
+func (f *flights) land(l *flight, result *Result) {
 	f.mu.Lock()
-	if landed.landed {
+	if l.landed {
 		f.mu.Unlock()
 		return
 	}
-	seats := f.endLocked(landed)
+	seats := f.endLocked(l)
 	f.mu.Unlock()
 	for _, s := range seats {
 		s.give(result)
 	}
 }
 
-// giveOld gives the clients of a flight their old replies, if they have one.
-func (f *flights) giveOld(late *flight) {
+// giveStale gives a stale reply to each client of a flight whose seat has one.
+func (f *flights) giveStale(l *flight) {
 	f.mu.Lock()
 	var left, given []seat
-	for _, s := range late.seats {
-		if s.old == nil {
+	for _, s := range l.seats {
+		if s.staleReply == nil {
 			left = append(left, s)
 			continue
 		}
 		given = append(given, s)
 		left = append(left, seat{}) // the flight keeps its place
 	}
-	late.seats = left
-	started := late.started
+	l.seats = left
+	call := l.call
 	f.mu.Unlock()
 	for _, s := range given {
-		s.give(&Result{Err: errLate, Attempts: started.Attempts()})
+		s.give(&Result{Err: errLate, Attempts: call.Attempts()})
 	}
 }
 
 // suspectLater is called when the question of a flight comes in again. If the flight has not landed after
 // suspectAfter, its nameservers are probed for a loop.
-func (f *flights) suspectLater(joined *flight, group *upstream.Group) {
+func (f *flights) suspectLater(l *flight, group *upstream.Group) {
 	f.mu.Lock()
-	first := !joined.suspected
-	joined.suspected = true
+	first := !l.suspected
+	l.suspected = true
 	f.mu.Unlock()
 	if !first {
 		return
 	}
 	time.AfterFunc(suspectAfter, func() {
 		f.mu.Lock()
-		landed := joined.landed
+		landed := l.landed
 		f.mu.Unlock()
 		if !landed {
 			group.Suspect()

@@ -22,12 +22,12 @@ import (
 // [New] and start it with [Forwarder.Run]. Its methods are safe for concurrent use.
 type Forwarder struct {
 	*router
-	client  *upstream.Client
-	cache   *cache.Cache
-	flights *flights
-	long    atomic.Int64 // how many bytes ReserveMemory has reserved for long queries
-	metrics *metrics
-	clock   *clock.Clock
+	client    *upstream.Client
+	cache     *cache.Cache
+	flights   *flights
+	longBytes atomic.Int64 // how many bytes ReserveMemory has reserved for long queries
+	metrics   *metrics
+	clock     *clock.Clock
 }
 
 // New checks cfg and reads its resolv.conf. If the file cannot be read, New logs this and returns
@@ -69,18 +69,17 @@ func (f *Forwarder) Configure(cfg Config) error {
 	return nil
 }
 
-// Run follows resolv.conf and the addresses of this host until ctx ends. It then closes
-// the sockets to nameservers, which ends the queries in flight. Queries may
-// be answered before Run, but not after the end of ctx.
+// Run applies changes of resolv.conf and of the addresses of this host, until ctx ends. It then closes the sockets to
+// nameservers, which ends the queries in flight. Queries may be answered before Run, but not after the end of ctx.
 func (f *Forwarder) Run(ctx context.Context) error {
 	defer f.client.Close()
-	return f.follow(ctx)
+	return f.watch(ctx)
 }
 
 // Lookup looks up the Key of a query in the cache. It reports whether the cache has the answer. The result is stored
 // in q, and is valid as long as q is. Lookup does not allocate memory if it finds a reply.
 func (f *Forwarder) Lookup(q *Query) (found *Result, ok bool) {
-	f.look(q.Key, &q.found)
+	f.lookUp(q.Key, &q.found)
 	return &q.found.result, q.found.final()
 }
 
@@ -128,22 +127,22 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 		client.Receive(&found)
 		return
 	}
-	state, who := q.found.state, seat{client: client}
+	state, s := q.found.state, seat{client: client}
 	group := f.routing.Load().group(q.Name)
 	if q.found.result.Reply != nil {
 		old := q.found.result
-		if who.old = &old; group.Down() {
+		if s.staleReply = &old; group.Down() {
 			old.failure = errDown.Error()
 			f.renew(q, state)
 			client.Receive(&old)
 			return
 		}
 	}
-	b := f.board(f.questionKey(q), who, group)
+	b := f.board(f.questionKey(q), s, group)
 	switch {
 	case b.first:
 		b.flight.traced = q.Trace
-		f.lead(b.flight, state)
+		f.launch(b.flight, state)
 	case b.flight != nil:
 		// Another client, or a nameserver that forwards to this agent, asks the same.
 		f.cache.CountMiss(state)
@@ -152,8 +151,8 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 		f.cache.CountMiss(state)
 		return
 	}
-	if who.old != nil {
-		time.AfterFunc(staleAfter-time.Since(b.flight.began), func() { f.flights.giveOld(b.flight) })
+	if s.staleReply != nil {
+		time.AfterFunc(staleAfter-time.Since(b.flight.began), func() { f.flights.giveStale(b.flight) })
 	}
 }
 
@@ -162,7 +161,7 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 func (f *Forwarder) renew(q *Query, state cache.State) {
 	switch b := f.board(f.questionKey(q), seat{}, nil); {
 	case b.first:
-		f.lead(b.flight, state)
+		f.launch(b.flight, state)
 	case state != cache.Fresh:
 		f.cache.CountMiss(state)
 	}
@@ -172,41 +171,41 @@ func (f *Forwarder) renew(q *Query, state cache.State) {
 func (f *Forwarder) questionKey(q *Query) flightKey {
 	key := flightKey{Key: q.Key}
 	if f.cache.Off() {
-		key.relay = string([]byte{byte(q.How)})
+		key.relay = string([]byte{byte(q.Mode)})
 	}
 	return key
 }
 
-// lead finds the answer to the question of a new flight. state is what the caller has found in the cache. If the
-// cache has an answer, lead asks nameservers for a newer one.
-func (f *Forwarder) lead(led *flight, state cache.State) {
-	key := led.key.Key
+// launch finds the answer to the question of a new flight. state is what the caller has found in the cache. If the
+// cache has an answer, launch asks nameservers for a newer one.
+func (f *Forwarder) launch(l *flight, state cache.State) {
+	key := l.key.Key
 	if renew := (&lookup{state: state}).final(); !renew {
 		// After the caller looked into the cache, and before it began this flight, another flight for the question
 		// may have landed. So the cache may have the answer now. Without this second look, a burst of equal
 		// questions could become two queries to nameservers.
-		var again lookup
-		f.look(key, &again)
+		var second lookup
+		f.lookUp(key, &second)
 		switch {
-		case again.final() && !again.refresh:
-			result := again.result
-			f.flights.land(led, &result)
+		case second.final() && !second.refresh:
+			result := second.result
+			f.flights.land(l, &result)
 			return
-		case !again.final():
-			f.cache.CountMiss(again.state)
+		case !second.final():
+			f.cache.CountMiss(second.state)
 		}
 	}
-	led.generation = f.cache.Generation() // before the nameservers are chosen
-	how := upstream.UDPThenTCP
-	if led.key.relay != "" {
-		how = upstream.How(led.key.relay[0])
+	l.generation = f.cache.Generation() // before the nameservers are chosen
+	mode := upstream.UDPThenTCP
+	if l.key.relay != "" {
+		mode = upstream.Mode(l.key.relay[0])
 	}
 	r := f.routing.Load()
-	f.flights.lead(led, r.group(wire.Name(key.Name)).Start(r.query(key), led.withTrace(how), led))
+	f.flights.setCall(l, r.group(wire.Name(key.Name)).Start(r.query(key), l.withTrace(mode), l))
 }
 
-// look looks a question up in the cache.
-func (f *Forwarder) look(key cache.Key, found *lookup) {
+// lookUp looks a question up in the cache.
+func (f *Forwarder) lookUp(key cache.Key, found *lookup) {
 	found.generation = f.cache.Generation()
 	hit := f.cache.Get(key, f.clock.Now())
 	found.state, found.refresh = hit.State, hit.Refresh
@@ -227,14 +226,14 @@ func (f *Forwarder) look(key cache.Key, found *lookup) {
 
 // receive is called with the answer of nameservers to the question of a flight. It caches the answer and gives it to
 // the clients.
-func (f *Forwarder) receive(answered *flight, answer upstream.Answer, err error) {
+func (f *Forwarder) receive(l *flight, answer upstream.Answer, err error) {
 	result := &Result{Source: SourceUpstream, Server: answer.Server, Err: err, Attempts: answer.Attempts}
-	if answered.relays() {
+	if l.relays() {
 		result.Relayed = answer.Reply
-		f.flights.land(answered, result)
+		f.flights.land(l, result)
 		return
 	}
-	value := cache.Value{Generation: answered.generation}
+	value := cache.Value{Generation: l.generation}
 	if err == nil {
 		if result.Reply, err = reply.Parse(answer.Reply); err != nil {
 			result.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
@@ -245,17 +244,17 @@ func (f *Forwarder) receive(answered *flight, answer upstream.Answer, err error)
 		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
 	}
 	switch {
-	case result.Err == nil && answer.Plain && answered.key.DO:
+	case result.Err == nil && answer.Plain && l.key.DO:
 		// Not cached: it lacks signatures, which other clients may get.
 	case result.Err == nil:
 		value.Reply, value.Server, value.Provisional = result.Reply, result.Server, answer.Provisional
 		value.Failure = result.Failure()
-		f.cache.Put(answered.key.Key, value, f.clock.Now())
+		f.cache.Put(l.key.Key, value, f.clock.Now())
 	case nameserversFailed(result.Err):
 		value.Failure = result.Failure()
-		f.cache.Put(answered.key.Key, value, f.clock.Now())
+		f.cache.Put(l.key.Key, value, f.clock.Now())
 	}
-	f.flights.land(answered, result)
+	f.flights.land(l, result)
 }
 
 // nameserversFailed reports whether nameservers were asked and failed to answer. If so, the question is not asked again
@@ -294,25 +293,25 @@ func (f *Forwarder) relay(q *Query, client Client) {
 		return
 	}
 	b.flight.traced = q.Trace
-	asked := group() // is called again, because nameservers must be chosen after board: see flush
+	servers := group() // group is called a second time, because nameservers must be chosen after board: see flush
 	if b.forms >= suspectForms {
-		asked.Suspect()
+		servers.Suspect()
 	}
 	if q.Server.IsValid() {
 		f.metrics.direct.Inc()
 	}
-	f.flights.lead(b.flight, asked.Start(packet, b.flight.withTrace(q.How|upstream.Verbatim), b.flight))
+	f.flights.setCall(b.flight, servers.Start(packet, b.flight.withTrace(q.Mode|upstream.Verbatim), b.flight))
 }
 
-// board seats a client in a flight. If there is no place, the client gets its old reply, or an error, and the
-// result has no flight. group has the nameservers that will be asked. If they are all silent (Group.Full), no other
-// flight is evicted to make room.
-func (f *Forwarder) board(key flightKey, who seat, group *upstream.Group) boarding {
-	b := f.flights.join(key, who, who.client != nil && !group.Full())
+// board seats a client in a flight. If there is no place, the client gets its stale reply, or an error, and the result
+// has no flight. group has the nameservers that will be asked. If they are all silent (Group.Full), no other flight is
+// evicted to make room.
+func (f *Forwarder) board(key flightKey, s seat, group *upstream.Group) boarding {
+	b := f.flights.join(key, s, s.client != nil && !group.Full())
 	f.metrics.overflows.Add(uint64(b.end())) //nolint:gosec // a length
-	if b.flight == nil && who.client != nil {
+	if b.flight == nil && s.client != nil {
 		f.metrics.overflows.Add(1)
-		who.give(&Result{Err: ErrTooMany, Source: SourceSelf})
+		s.give(&Result{Err: ErrTooMany, Source: SourceSelf})
 	}
 	return b
 }
@@ -364,8 +363,8 @@ const (
 // ReserveMemory reserves memory for a query of n bytes that waits, unless long queries have too much memory already. If
 // it reports true, the caller must call [Forwarder.ReleaseMemory].
 func (f *Forwarder) ReserveMemory(n int) bool {
-	if n > shortQuery && f.long.Add(int64(n)) > maxLongQueries {
-		f.long.Add(-int64(n))
+	if n > shortQuery && f.longBytes.Add(int64(n)) > maxLongQueries {
+		f.longBytes.Add(-int64(n))
 		return false
 	}
 	return true
@@ -374,7 +373,7 @@ func (f *Forwarder) ReserveMemory(n int) bool {
 // ReleaseMemory releases the memory that [Forwarder.ReserveMemory] has reserved.
 func (f *Forwarder) ReleaseMemory(n int) {
 	if n > shortQuery {
-		f.long.Add(-int64(n))
+		f.longBytes.Add(-int64(n))
 	}
 }
 

@@ -70,11 +70,11 @@ type collector struct {
 	status func() []upstream.Status
 	stats  func() cache.Stats
 
-	requests, failures                       *prometheus.Desc // with the names of Istio's agent
-	sent, unanswered, wrong, hedges, rtt, up *prometheus.Desc // by nameserver
-	responses                                *prometheus.Desc // by nameserver and response code
-	hits, misses, stale, failed              *prometheus.Desc // questions, by what the cache had for them
-	evictions, entries, memory               *prometheus.Desc // of the cache
+	requests, failures                          *prometheus.Desc // with the names of Istio's agent
+	sent, unanswered, wrong, hedges, rtt, state *prometheus.Desc // by nameserver
+	responses                                   *prometheus.Desc // by nameserver and response code
+	hits, misses, stale, failed                 *prometheus.Desc // questions, by what the cache had for them
+	evictions, entries, memory                  *prometheus.Desc // of the cache
 }
 
 func newCollector(status func() []upstream.Status, stats func() cache.Stats) *collector {
@@ -100,7 +100,7 @@ func newCollector(status func() []upstream.Status, stats func() cache.Stats) *co
 			"Replies of a nameserver to queries, by response code.", "upstream", "rcode"),
 		rtt: desc("nametap_upstream_rtt_seconds",
 			"Smoothed time until a nameserver's reply.", "upstream"),
-		up: desc("nametap_upstream_state",
+		state: desc("nametap_upstream_state",
 			"1 for the state that a nameserver is in: up, down or looping.", "upstream", "state"),
 		hits:      desc("nametap_cache_hits_total", "Questions that the cache answered with a reply that had not expired."),
 		misses:    desc("nametap_cache_misses_total", "Questions for which the cache had no reply."),
@@ -115,7 +115,7 @@ func newCollector(status func() []upstream.Status, stats func() cache.Stats) *co
 // Describe sends the descriptions of all metrics.
 func (c *collector) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.requests, c.failures, c.sent, c.unanswered, c.wrong, c.responses, c.hedges, c.rtt, c.up,
+		c.requests, c.failures, c.sent, c.unanswered, c.wrong, c.responses, c.hedges, c.rtt, c.state,
 		c.hits, c.misses, c.stale, c.failed, c.evictions, c.entries, c.memory,
 	} {
 		descs <- d
@@ -144,7 +144,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		}
 		send(c.hedges, counted, float64(s.Hedges), server)
 		send(c.rtt, measured, s.RTT.Seconds(), server)
-		send(c.up, measured, 1, server, s.State.String())
+		send(c.state, measured, 1, server, s.State.String())
 	}
 	send(c.requests, counted, float64(requests))
 	send(c.failures, counted, float64(failures))

@@ -24,9 +24,9 @@ type Query struct {
 	Server netip.AddrPort
 	// Client is where the query came from.
 	Client netip.AddrPort
-	// How is the transport of the client's query. If the reply must not be cached, nameservers are asked over the
-	// same transport.
-	How upstream.How
+	// Mode says over which transport the client has sent the query. If the reply must not be cached, nameservers are
+	// asked over the same transport.
+	Mode upstream.Mode
 	// Send is set for zone transfers over TCP. It sends the client all messages except
 	// the last.
 	Send func(message []byte) error

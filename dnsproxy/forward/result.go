@@ -63,8 +63,8 @@ type Result struct {
 	Server string
 	Err    error // why there is no reply; nil if there is one
 
-	// Attempts has what was sent to nameservers: see [upstream.Answer.Attempts]. If several clients have sent the
-	// same query, Query.Trace of the first one decides whether it has all attempts.
+	// Attempts has what was sent to nameservers: see [upstream.Answer.Attempts]. It has everything only if Query.Trace
+	// was set. If several clients have sent the same query, the Query of the first client counts.
 	Attempts []upstream.Attempt
 
 	failure string // why a stale reply is used; for the method Failure
@@ -104,8 +104,9 @@ func (r *Result) Size() int {
 	return r.Reply.Size()
 }
 
-// because returns a copy of the stale reply r. The copy says that the failure of result is the reason why it is used.
-func (r *Result) because(result *Result) *Result {
+// withFailure returns a copy of the stale reply r. In the copy, the reason for using a stale reply is the failure in
+// result.
+func (r *Result) withFailure(result *Result) *Result {
 	stale := *r
 	stale.failure, stale.Attempts = result.Failure(), result.Attempts
 	return &stale
@@ -131,7 +132,7 @@ func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns
 	msg.Compress = true
 	if truncated := msg.Truncated; msg.Len() > dns.MaxMsgSize {
 		msg.Truncate(dns.MaxMsgSize)
-		msg.Truncated = truncated // over TCP a client could do nothing about it
+		msg.Truncated = truncated // Truncate may have set it, but a client cannot ask for more than 64 KiB
 	}
 	packed, err := msg.Pack()
 	if err != nil {
@@ -165,7 +166,7 @@ func unpack(packed []byte) (*dns.Msg, error) {
 		return nil, err
 	}
 	header := slices.Clone(packed[:questionEnd])
-	wire.PutCounts(header, &[wire.Sections]uint16{uint16(wire.Count(packed, 0))}) //nolint:gosec // it is one
+	wire.PutCounts(header, &[wire.Sections]uint16{uint16(wire.Count(packed, 0))}) //nolint:gosec // the count has 16 bits
 	msg := new(dns.Msg)
 	if err := msg.Unpack(header); err != nil {
 		return nil, err

@@ -40,7 +40,7 @@ func TestReturned(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := r.group(parsed); got != want {
-				t.Errorf("%s: %s has other nameservers than expected, with %v sent back: %v", name, host, r.returned, returned)
+				t.Errorf("%s: %s has other nameservers than expected, with %v sent back: %v", name, host, r.resolvedDomains, returned)
 			}
 		}
 		check("x.cluster.local", false)

@@ -28,10 +28,10 @@ type router struct {
 	changed func(match func(cache.Key) bool) // called when the nameservers for some questions change: see useLocked
 	routing atomic.Pointer[routing]
 
-	mu        sync.Mutex       // held while the routing is made
-	settings  settings         // guarded by mu
-	listeners []netip.AddrPort // guarded by mu
-	returned  []wire.Name      // the domains of SetReturned; guarded by mu
+	mu              sync.Mutex       // held while the routing is made
+	settings        settings         // guarded by mu
+	listeners       []netip.AddrPort // guarded by mu
+	resolvedDomains []wire.Name      // see SetReturned; guarded by mu
 }
 
 // newRouter returns a router without a routing. The caller must call readResolvConf before any other method.
@@ -115,18 +115,18 @@ func (r *router) SetListeners(listeners []netip.AddrPort) {
 // SetReturned sets the domains for which systemd-resolved queries the agent. Names below them are not
 // forwarded to systemd-resolved's stub, because it would send these queries back.
 func (r *router) SetReturned(domains []string) {
-	returned := make([]wire.Name, 0, len(domains))
+	names := make([]wire.Name, 0, len(domains))
 	for _, domain := range domains {
 		if name, err := wire.ParseHostname(domain); err == nil {
-			returned = append(returned, name)
+			names = append(names, name)
 		}
 	}
-	slices.SortFunc(returned, func(x, y wire.Name) int { return len(y) - len(x) })
+	slices.SortFunc(names, func(x, y wire.Name) int { return len(y) - len(x) })
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.returned = returned
+	r.resolvedDomains = names
 	next := *r.routing.Load()
-	next.returned = returned
+	next.resolvedDomains = names
 	r.routing.Store(&next)
 }
 
@@ -181,8 +181,8 @@ func (r *router) Elsewhere(original netip.AddrPort) bool {
 	return original.IsValid() && !r.routing.Load().standsFor(original)
 }
 
-// follow follows resolv.conf and the addresses of this host until ctx ends.
-func (r *router) follow(ctx context.Context) error {
+// watch applies changes of resolv.conf and of the addresses of this host, until ctx ends.
+func (r *router) watch(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.watcher().Run(ctx) })
 	group.Go(func() error {
@@ -259,7 +259,7 @@ func (r *router) followAddresses(ctx context.Context) {
 // questions, or with nil if they are all changed. The replies to these questions are then removed from the cache, and
 // replies in flight are not cached.
 func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
-	next := &routing{conf: conf, returned: r.returned, local: local}
+	next := &routing{conf: conf, resolvedDomains: r.resolvedDomains, local: local}
 	next.readSearch()
 	servers := r.settings.Upstreams
 	if len(servers) == 0 {
@@ -291,7 +291,7 @@ func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	}
 	previous := r.routing.Swap(next)
 	if previous != nil && !previous.answersLike(next) {
-		r.changed(previous.differs(next))
+		r.changed(previous.changedQuestions(next))
 	}
 }
 

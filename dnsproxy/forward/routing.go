@@ -15,12 +15,12 @@ import (
 type routing struct {
 	self []upstream.Spec // nameservers that are this agent, and left out
 
-	conf     *resolvconf.Config
-	search   []wire.Name  // the search list of conf, without the root
-	routes   []route      // the longest suffix first
-	fallback route        // for names without a route
-	returned []wire.Name  // the domains of SetReturned, the longest first
-	local    []netip.Addr // addresses of this host
+	conf            *resolvconf.Config
+	search          []wire.Name  // the search list of conf, without the root
+	routes          []route      // the longest suffix first
+	fallback        route        // for names without a route
+	resolvedDomains []wire.Name  // the domains that systemd-resolved asks the agent for (SetReturned), the longest first
+	local           []netip.Addr // addresses of this host
 }
 
 // A route is a [Route] in use. The route of resolv.conf has no suffix.
@@ -55,7 +55,7 @@ func (r *routing) route(name wire.Name) *route {
 func (r *routing) group(name wire.Name) *upstream.Group {
 	found := r.route(name)
 	if found.others != nil {
-		if _, returned := name.BelowAny(r.returned); returned {
+		if _, returned := name.BelowAny(r.resolvedDomains); returned {
 			return found.others
 		}
 	}
@@ -108,9 +108,9 @@ func (r *routing) standsFor(server netip.AddrPort) bool {
 	return slices.Contains(r.conf.Servers, server) && (onHost(server) || !slices.ContainsFunc(r.conf.Servers, onHost))
 }
 
-// testAddrs returns the addresses with which the capture rules are tested (iptables.TestAddr). The rules redirect
-// queries to these addresses for all users, also for the agent. So if the agent forwarded a query there, it would
-// come back.
+// testAddrs returns the addresses with which the capture rules are tested (iptables.TestAddr). If a query is sent to
+// one of these addresses, the rules redirect it to the agent, whichever user has sent it. So if the agent forwarded a
+// query there, the query would come back.
 func testAddrs() (v4, v6 netip.Addr) {
 	return netip.AddrFrom4([4]byte{127, 15, 0, 53}), netip.AddrFrom16([16]byte{0: 1, 15: 53})
 }
@@ -122,9 +122,9 @@ func (r *routing) answersLike(other *routing) bool {
 		r.conf.TrustAD == other.conf.TrustAD
 }
 
-// differs returns a function that reports whether the two routings may give different answers to a question, because
-// they ask different nameservers. It returns nil if this may be so for all questions.
-func (r *routing) differs(other *routing) func(cache.Key) bool {
+// changedQuestions returns a function that reports whether the two routings ask different nameservers for a question,
+// so that they may give different answers. It returns nil if all answers may differ.
+func (r *routing) changedQuestions(other *routing) func(cache.Key) bool {
 	if r.conf.TrustAD != other.conf.TrustAD {
 		return nil
 	}

@@ -174,18 +174,18 @@ func (r *Reply) recordTTL(i int) uint32 {
 	return ttl
 }
 
-// respell changes the owner's name at the offset off to the spelling of the question. The two names must be equal
-// except for the case of letters. respell changes the labels, and makes the pointer after them point to the
-// question. The name keeps its length.
-func respell(msg []byte, off int) {
-	for question := wire.HeaderLen; msg[off] != 0; {
-		if wire.IsPointer(msg[off]) {
-			binary.BigEndian.PutUint16(msg[off:], wire.PointerBits|uint16(question)) //nolint:gosec // within the question
+// respell changes the owner's name at offset to the spelling of the question. The two names must be equal except for
+// the case of letters. respell changes the labels, and makes the pointer after them point to the question. The name
+// keeps its length.
+func respell(msg []byte, offset int) {
+	for question := wire.HeaderLen; msg[offset] != 0; {
+		if wire.IsPointer(msg[offset]) {
+			binary.BigEndian.PutUint16(msg[offset:], wire.PointerBits|uint16(question)) //nolint:gosec // within the question
 			return
 		}
-		n := 1 + int(msg[off])
-		copy(msg[off:off+n], msg[question:question+n])
-		off += n
+		n := 1 + int(msg[offset])
+		copy(msg[offset:offset+n], msg[question:question+n])
+		offset += n
 		question += n
 	}
 }

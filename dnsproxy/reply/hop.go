@@ -30,7 +30,7 @@ func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	}
 	if !ok {
 		out := bytes.Clone(msg)
-		if edns && opt.none && msg[wire.FlagsOffset]&wire.QR != 0 && len(msg) <= dns.MaxMsgSize-wire.OPTLen {
+		if edns && opt.noOPT && msg[wire.FlagsOffset]&wire.QR != 0 && len(msg) <= dns.MaxMsgSize-wire.OPTLen {
 			addCount(out, 1)
 			return wire.AppendOPT(out, udpSize, 0)
 		}
@@ -110,7 +110,7 @@ type hopOPT struct {
 	start, fixed, end int
 	last              int  // where the last record ends
 	signed            bool // the message is signed as a whole
-	none              bool // there is no OPT record, and no byte follows the last record
+	noOPT             bool // there is no OPT record, and no byte follows the last record
 }
 
 // findHopOPT finds the OPT record of a message. It reports false if there is not exactly one, if its version is not
@@ -141,7 +141,7 @@ func findHopOPT(msg []byte) (opt hopOPT, ok bool) {
 	if w.Err != nil {
 		return opt, false
 	}
-	opt.last, opt.none = w.End, found == 0 && w.End == len(msg)
+	opt.last, opt.noOPT = w.End, found == 0 && w.End == len(msg)
 	const version = wire.TTLOffset + 1
 	return opt, found == 1 && msg[opt.start] == 0 && msg[opt.fixed+version] == 0
 }

@@ -44,7 +44,7 @@ func parseInto(r *Reply, msg []byte) (*Reply, error) {
 		return nil, errNoReply
 	}
 	r.msg = msg
-	p := parser{Reply: r, least: math.MaxUint32, soa: -1}
+	p := parser{Reply: r, leastTTL: math.MaxUint32, soa: -1}
 	questions := wire.Count(msg, wire.QuestionSection)
 	if questions > 1 {
 		return nil, errQuestions
@@ -76,7 +76,7 @@ func parseInto(r *Reply, msg []byte) (*Reply, error) {
 // A parser is a Reply that is being parsed.
 type parser struct {
 	*Reply
-	least        uint32 // the least TTL so far
+	leastTTL     uint32 // the least TTL so far
 	soa          int    // index of the SOA in the authority section, or -1
 	opt, optLast bool   // whether there was an OPT record, and whether it is the last record
 }
@@ -118,7 +118,7 @@ func (p *parser) record(w *wire.Walker) error {
 	if rrtype == dns.TypeSOA && w.Section == wire.AuthoritySection && p.soa < 0 {
 		p.soa = len(p.records)
 	}
-	p.least = min(p.least, seconds(p.msg[w.Fixed+wire.TTLOffset:]))
+	p.leastTTL = min(p.leastTTL, seconds(p.msg[w.Fixed+wire.TTLOffset:]))
 	p.respell = p.respell || w.Spelled
 	p.records = append(p.records, record{fixed: uint16(w.Fixed), respell: w.Spelled}) //nolint:gosec // within a message
 	p.counts[w.Section]++
@@ -155,9 +155,9 @@ func (p *parser) finish() {
 	case rcode != dns.RcodeSuccess && rcode != dns.RcodeNameError:
 		p.ttl = failureTTL
 	case p.negative && p.soa >= 0:
-		p.ttl = min(p.least, p.minimum(p.records[p.soa]))
+		p.ttl = min(p.leastTTL, p.minimum(p.records[p.soa]))
 	case rcode == dns.RcodeSuccess && !p.negative:
-		p.ttl = p.least
+		p.ttl = p.leastTTL
 	}
 }
 

@@ -41,8 +41,8 @@ type Reply struct {
 // A record says where a record is in a Reply. A record begins where the previous one ends.
 type record struct {
 	fixed uint16 // where its fixed part begins, after the owner's name
-	// respell is true if the owner's name is the question's name and is spelled out, at least in part. Then the
-	// response must have it in the spelling of the client's question.
+	// respell is true if the owner's name is the question's name and begins with labels, and not with a pointer to the
+	// question. Then the response must have these labels in the spelling of the client's question.
 	respell bool
 }
 

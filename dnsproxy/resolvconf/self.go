@@ -34,14 +34,14 @@ func selfReason(server netip.AddrPort, listeners []netip.AddrPort, local []netip
 		listen := l.Addr().Unmap()
 		switch {
 		case l.Port() != server.Port() || listen.Is4() != addr.Is4():
-		case same(listen, addr):
+		case sameAddr(listen, addr):
 			return fmt.Sprintf("it listens on %s", l)
 		case !listen.IsUnspecified():
 		case addr.IsLoopback():
 			return fmt.Sprintf("it listens on %s, which includes loopback", l)
 		default:
 			for _, a := range local {
-				if same(a.Unmap(), addr) {
+				if sameAddr(a.Unmap(), addr) {
 					return fmt.Sprintf("it listens on %s, and %s is an address of this host", l, a)
 				}
 			}
@@ -50,8 +50,7 @@ func selfReason(server netip.AddrPort, listeners []netip.AddrPort, local []netip
 	return ""
 }
 
-// same reports whether the addresses are equal. An address without a zone equals one with any
-// zone.
-func same(a, b netip.Addr) bool {
+// sameAddr reports whether the addresses are equal. An address without a zone equals one with any zone.
+func sameAddr(a, b netip.Addr) bool {
 	return a == b || (a.Zone() == "" || b.Zone() == "") && a.WithZone("") == b.WithZone("")
 }

@@ -114,22 +114,22 @@ func (w *Watcher) Run(ctx context.Context) error {
 		if !settled {
 			current = w.identify()
 		}
-		now := w.look(inUse.conf)
-		if settled = reflect.DeepEqual(now, last); !settled {
-			last, seen = now, identity{}
+		next := w.look(inUse.conf)
+		if settled = reflect.DeepEqual(next, last); !settled {
+			last, seen = next, identity{}
 			continue
 		}
 		seen = current
-		if reflect.DeepEqual(now, reported) {
+		if reflect.DeepEqual(next, reported) {
 			continue
 		}
-		reported = now
+		reported = next
 		switch {
-		case now.err != nil:
-			w.Failed(now.err)
-		case !reflect.DeepEqual(now, inUse):
-			inUse = now
-			w.Changed(now.conf)
+		case next.err != nil:
+			w.Failed(next.err)
+		case !reflect.DeepEqual(next, inUse):
+			inUse = next
+			w.Changed(next.conf)
 		}
 	}
 }

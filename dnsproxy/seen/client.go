@@ -21,16 +21,16 @@ type Sent interface {
 // A budget bounds the time that lookups take, so that a flood of failures costs only a small part of one processor.
 // It bounds the time, and not the number of lookups, because a lookup by port takes longer if there are more sockets.
 type budget struct {
-	share float64       // the part of one processor's time that lookups may use
-	burst time.Duration // the most that left can be
-	left  time.Duration // how much time may be used now
-	at    time.Time     // when left was computed
+	share    float64       // the part of one processor's time that lookups may use
+	burst    time.Duration // the most that left can be
+	left     time.Duration // how much time may be used now
+	computed time.Time     // when the field left was last set
 }
 
 // open reports whether there is time left.
 func (b *budget) open(now time.Time) bool {
-	b.left = min(b.burst, b.left+time.Duration(float64(now.Sub(b.at))*b.share))
-	b.at = now
+	b.left = min(b.burst, b.left+time.Duration(float64(now.Sub(b.computed))*b.share))
+	b.computed = now
 	return b.left > 0
 }
 
@@ -271,9 +271,9 @@ func parseReply(b []byte, seq uint32, q *Query) (found owner, last bool) {
 }
 
 // parseSocket returns the owner of a socket if it has the address of the client.
-func parseSocket(b []byte, q *Query) (who owner) {
+func parseSocket(b []byte, q *Query) (found owner) {
 	if len(b) < diagReply {
-		return who
+		return found
 	}
 	id := b[replyID:]
 	src, ok := netip.AddrFromSlice(id[idSrc:idDst])
@@ -283,18 +283,18 @@ func parseSocket(b []byte, q *Query) (who owner) {
 	src = src.Unmap()
 	port := binary.BigEndian.Uint16(id)
 	if !ok || port != q.Client.Port() || !src.IsUnspecified() && src != q.Client.Addr().WithZone("") {
-		return who
+		return found
 	}
-	who.Known, who.UID, who.wildcard = true, binary.NativeEndian.Uint32(b[replyUID:]), src.IsUnspecified()
+	found.Known, found.UID, found.wildcard = true, binary.NativeEndian.Uint32(b[replyUID:]), src.IsUnspecified()
 	for attrs := b[diagReply:]; len(attrs) >= unix.SizeofNlAttr; {
 		length := int(binary.NativeEndian.Uint16(attrs))
 		if length < unix.SizeofNlAttr || length > len(attrs) {
 			break
 		}
 		if binary.NativeEndian.Uint16(attrs[2:]) == attrCgroup && length >= unix.SizeofNlAttr+8 {
-			who.Cgroup = binary.NativeEndian.Uint64(attrs[unix.SizeofNlAttr:])
+			found.Cgroup = binary.NativeEndian.Uint64(attrs[unix.SizeofNlAttr:])
 		}
 		attrs = attrs[min(len(attrs), (length+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
 	}
-	return who
+	return found
 }

@@ -37,35 +37,35 @@ func messages(response []byte) int {
 // Exchanges reads queries with their messages. Only one goroutine may use it. Queries that were not read yet wait in
 // a queue. If the queue is full, further queries are dropped.
 type Exchanges struct {
-	reader *Reader
-	queue  chan *waiting
-	bytes  atomic.Int64       // the length of all messages in queue
-	half   chan struct{}      // has an element when the queue may be half full
-	lost   func(messages int) // called when messages are dropped
+	reader   *Reader
+	queue    chan *queuedQuery
+	bytes    atomic.Int64       // the length of all messages in queue
+	halfFull chan struct{}      // has an element when the queue may be half full
+	onDrop   func(messages int) // called when messages are dropped
 }
 
-// A waiting is a query in the queue.
-type waiting struct {
-	packed
+// A queuedQuery is a query in the queue of Exchanges.
+type queuedQuery struct {
+	packedQuery
 
 	local    netip.AddrPort
 	messages []byte // the request, then the response
 	request  int    // length of the request
 }
 
-func newExchanges(reader *Reader, lost func(messages int)) *Exchanges {
-	return &Exchanges{reader: reader, queue: make(chan *waiting, maxExchanges), half: make(chan struct{}, 1), lost: lost}
+func newExchanges(reader *Reader, onDrop func(messages int)) *Exchanges {
+	return &Exchanges{reader: reader, queue: make(chan *queuedQuery, maxExchanges), halfFull: make(chan struct{}, 1), onDrop: onDrop}
 }
 
 // put copies a query into the queue if there is room. b is the packed form of the query. put does not block.
-func (e *Exchanges) put(b *packed, q *Query) {
+func (e *Exchanges) put(b *packedQuery, q *Query) {
 	size := len(q.Request) + len(q.Response)
 	bytes := e.bytes.Add(int64(size))
 	if bytes > maxExchangeBytes/2 || len(e.queue) >= maxExchanges/2 {
-		chans.Wake(e.half)
+		chans.Wake(e.halfFull)
 	}
 	if bytes <= maxExchangeBytes && len(e.queue) < cap(e.queue) {
-		w := &waiting{packed: *b, local: q.Local(), messages: make([]byte, 0, size), request: len(q.Request)}
+		w := &queuedQuery{packedQuery: *b, local: q.Local(), messages: make([]byte, 0, size), request: len(q.Request)}
 		w.messages = append(append(w.messages, q.Request...), q.Response...)
 		select {
 		case e.queue <- w:
@@ -74,7 +74,7 @@ func (e *Exchanges) put(b *packed, q *Query) {
 		}
 	}
 	e.bytes.Add(-int64(size))
-	e.lost(messages(q.Response))
+	e.onDrop(messages(q.Response))
 }
 
 // Close removes the reader and drops the queries that it has not read.
@@ -83,7 +83,7 @@ func (e *Exchanges) Close() {
 	for {
 		select {
 		case w := <-e.queue:
-			e.lost(messages(w.messages[w.request:]))
+			e.onDrop(messages(w.messages[w.request:]))
 		default:
 			return
 		}
@@ -96,7 +96,7 @@ func (e *Exchanges) Close() {
 func (e *Exchanges) Next(ctx context.Context) (*Exchange, error) {
 	select {
 	case w := <-e.queue:
-		gather(ctx, e.half)
+		gather(ctx, e.halfFull)
 		return e.take(w), nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
@@ -114,7 +114,7 @@ func (e *Exchanges) Poll() *Exchange {
 }
 
 // take returns the Exchange for a query from the queue.
-func (e *Exchanges) take(w *waiting) *Exchange {
+func (e *Exchanges) take(w *queuedQuery) *Exchange {
 	e.bytes.Add(-int64(len(w.messages)))
 	q := w.unpack()
 	return &Exchange{

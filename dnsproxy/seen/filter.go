@@ -23,15 +23,15 @@ type Filter struct {
 	rcode      *uint16
 	source     string
 	server     server
-	slow       time.Duration // queries that took at least this time; 0 for all
+	minTook    time.Duration // queries that took at least this time; 0 for all
 
 	// The client. At most one of addr, uid and unit is set. port may be set if addr is.
 	addr netip.Prefix
 	port uint16
 	uid  *uint32
 	unit string
-	// who is true if the reader wants to know the owner of the client's socket.
-	who bool
+	// wantOwner is true if the reader wants to know the owner of the client's socket.
+	wantOwner bool
 }
 
 // The parameters of a filter.
@@ -60,7 +60,7 @@ func sources() []string {
 // says which parameter is wrong.
 func ParseFilter(params url.Values) (f *Filter, err error) {
 	f = &Filter{noteworthy: params.Get(ParamFailed) != "", source: params.Get(ParamSource),
-		who: params.Get(ParamWho) != ""}
+		wantOwner: params.Get(ParamWho) != ""}
 	if text := params.Get(ParamName); text != "" {
 		if f.name, err = wire.ParseName(text); err != nil {
 			return nil, err
@@ -88,7 +88,7 @@ func ParseFilter(params url.Values) (f *Filter, err error) {
 		return nil, fmt.Errorf("source %q: want one of %s", f.source, strings.Join(sources(), ", "))
 	}
 	if text := params.Get(ParamSlow); text != "" {
-		if f.slow, err = time.ParseDuration(text); err != nil || f.slow <= 0 {
+		if f.minTook, err = time.ParseDuration(text); err != nil || f.minTook <= 0 {
 			return nil, fmt.Errorf("slow %q: want a time such as 200ms", text)
 		}
 	}
@@ -100,7 +100,7 @@ func ParseFilter(params url.Values) (f *Filter, err error) {
 func Failures() *Filter { return &Filter{failures: true} }
 
 // All returns the Filter that selects all queries, and asks for the owners of all clients' sockets.
-func All() *Filter { return &Filter{who: true} }
+func All() *Filter { return &Filter{wantOwner: true} }
 
 // ordinary reports whether the filter may select an ordinary query.
 func (f *Filter) ordinary() bool { return !f.noteworthy && !f.failures }
@@ -136,7 +136,7 @@ func (f *Filter) setClient(text string) {
 		f.addr, f.port = netip.PrefixFrom(addr, addr.BitLen()), port
 		return
 	}
-	f.who = true
+	f.wantOwner = true
 	const digits = 10 // of the largest uid; the number of a container has more digits, and may have no letter
 	if n, err := strconv.ParseUint(text, 10, 32); err == nil && len(text) <= digits {
 		uid := uint32(n)
@@ -174,8 +174,8 @@ func parseServer(name string) (server, bool) {
 	return server{addr, port}, ok
 }
 
-// is reports whether s selects the nameserver with this name.
-func (s server) is(name string) bool {
+// matches reports whether s selects the nameserver with this name.
+func (s server) matches(name string) bool {
 	const dnsPort, tlsPort = 53, 853
 	other, ok := parseServer(name)
 	switch {
@@ -189,10 +189,10 @@ func (s server) is(name string) bool {
 	return s.port == 0 || s.port == other.port
 }
 
-// in reports whether a text about nameservers has the name of a nameserver that s selects.
-func (s server) in(text string) bool {
+// occursIn reports whether a text about nameservers has the name of a nameserver that s selects.
+func (s server) occursIn(text string) bool {
 	for word := range strings.FieldsSeq(text) {
-		if s.is(strings.TrimSuffix(word, ":")) {
+		if s.matches(strings.TrimSuffix(word, ":")) {
 			return true
 		}
 	}
@@ -206,13 +206,13 @@ func (f *Filter) mayWant(q *Query) bool {
 		!q.Kind.noteworthy() && q.Source == probe && f.source != probe,
 		f.failures && q.Kind != Failure,
 		f.qtype != nil && q.Type != *f.qtype,
-		f.slow > 0 && q.Took < f.slow,
+		f.minTook > 0 && q.Took < f.minTook,
 		f.source != "" && q.Source != f.source,
 		f.name != "" && !q.Name.Below(f.name),
 		f.addr.IsValid() && !f.addr.Contains(q.Client.Addr().WithZone("")),
 		f.port != 0 && q.Client.Port() != f.port,
 		f.rcode != nil && q.Rcode != *f.rcode,
-		f.server.addr.IsValid() && !q.Kind.noteworthy() && !f.server.is(q.Server):
+		f.server.addr.IsValid() && !q.Kind.noteworthy() && !f.server.matches(q.Server):
 		return false
 	}
 	return true
@@ -221,14 +221,14 @@ func (f *Filter) mayWant(q *Query) bool {
 // wants reports whether f selects a query, but does not check the unit. mayWant must have returned true for the
 // query.
 func (f *Filter) wants(q *Query) bool {
-	if f.server.addr.IsValid() && !f.server.is(q.Server) && !f.server.in(q.Reason) {
+	if f.server.addr.IsValid() && !f.server.matches(q.Server) && !f.server.occursIn(q.Reason) {
 		return false
 	}
 	return f.uid == nil || q.Who.Known && q.Who.UID == *f.uid
 }
 
-// owner reports whether f selects queries by the owner of the client's socket.
-func (f *Filter) owner() bool { return f.uid != nil || f.unit != "" }
+// byOwner reports whether f selects queries by the owner of the client's socket.
+func (f *Filter) byOwner() bool { return f.uid != nil || f.unit != "" }
 
 // isUnit reports whether the client of a query belongs to the unit that f selects. path is the path of the client's
 // cgroup.

@@ -12,8 +12,8 @@ const hostAddrsAge = 5 * time.Second
 // HostAddrs knows the addresses of this host. The zero value is ready for use: it reads the addresses when Has is
 // called. Only one goroutine may use it at a time.
 type HostAddrs struct {
-	all map[netip.Addr]bool
-	at  time.Time // when they were read
+	all    map[netip.Addr]bool
+	readAt time.Time // when they were read
 }
 
 // Has reports whether an address belongs to this host. If the addresses cannot be read, it reports true for loopback
@@ -22,12 +22,12 @@ func (h *HostAddrs) Has(addr netip.Addr, now time.Time) bool {
 	if addr.IsLoopback() {
 		return true
 	}
-	if now.Sub(h.at) > hostAddrsAge {
+	if now.Sub(h.readAt) > hostAddrsAge {
 		addresses, err := net.InterfaceAddrs()
 		if err != nil {
 			return false
 		}
-		h.all, h.at = map[netip.Addr]bool{}, now
+		h.all, h.readAt = map[netip.Addr]bool{}, now
 		for _, a := range addresses {
 			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
 				h.all[prefix.Addr().WithZone("")] = true

@@ -149,17 +149,17 @@ func packText(b *[slotSize]byte, n int, text string, limit int) int {
 	return n + 1 + length
 }
 
-// A packed is a query in a slot.
-type packed [slotSize]byte
+// A packedQuery is a query in a slot.
+type packedQuery [slotSize]byte
 
-func (b *packed) id() uint64 { return binary.LittleEndian.Uint64(b[0:]) }
+func (b *packedQuery) id() uint64 { return binary.LittleEndian.Uint64(b[0:]) }
 
-func (b *packed) time() time.Time {
+func (b *packedQuery) time() time.Time {
 	return time.Unix(0, int64(binary.LittleEndian.Uint64(b[8:]))) //nolint:gosec // bits
 }
 
 // texts returns the texts in this order: name, source, server, rows, reason.
-func (b *packed) texts() (texts [5]string) {
+func (b *packedQuery) texts() (texts [5]string) {
 	rest := b[headSize:]
 	for i := range texts {
 		n := int(rest[0])

@@ -23,13 +23,13 @@ type Reader struct {
 	limited  bool // it counts as one of maxReaders
 	live     ring
 	wake     chan struct{} // has an element when there may be a new query
-	half     chan struct{} // has an element when live may be half full of new queries
+	halfFull chan struct{} // has an element when live may be half full of new queries
 
-	number uint64              // the number of the next query in live
-	past   map[uint64]struct{} // the ids of the queries that Past has looked at
-	cut    uint64              // the number, in Recorder.cut, of the next truncated response that may become noteworthy
-	lost   uint64              // how many queries were lost since Next last returned
-	missed atomic.Uint64       // how many queries the filter might have selected, but their clients were not looked up
+	number        uint64              // the number of the next query in live
+	pastIDs       map[uint64]struct{} // the ids of the queries that Past has looked at
+	nextTruncated uint64              // the number, in Recorder.truncated, of the next response that may become noteworthy
+	lost          uint64              // how many queries the reader has missed since Next last returned
+	missed        atomic.Uint64       // how many queries the filter might have selected, but their clients were not looked up
 
 	exchanges *Exchanges // gets the queries in place of live; nil if no messages are read
 }
@@ -38,9 +38,9 @@ type Reader struct {
 func (r *Reader) Close() { r.recorder.remove(r) }
 
 // put writes a packed query of n bytes into the ring live.
-func (r *Reader) put(b *packed, n int) {
+func (r *Reader) put(b *packedQuery, n int) {
 	if number := r.live.put(b, n); number%(liveSize/2) == 0 {
-		chans.Wake(r.half)
+		chans.Wake(r.halfFull)
 	}
 	chans.Wake(r.wake)
 }
@@ -51,27 +51,27 @@ func (r *Reader) miss() {
 	chans.Wake(r.wake)
 }
 
-// Past returns the noteworthy queries that are kept and are not older than since, sorted by time. Next does not
-// return them again.
-func (r *Reader) Past(since time.Time) []Record {
+// Past returns the noteworthy queries that are kept and were answered at the time start or later, sorted by time. Next
+// does not return them again.
+func (r *Reader) Past(start time.Time) []Record {
 	var records []Record
-	r.past = map[uint64]struct{}{}
+	r.pastIDs = map[uint64]struct{}{}
 	for _, kind := range []Kind{Failure, Odd} {
-		r.recorder.recent[kind].all(func(b *packed) {
-			if b.time().Before(since) {
+		r.recorder.recent[kind].all(func(b *packedQuery) {
+			if b.time().Before(start) {
 				return
 			}
-			r.past[b.id()] = struct{}{}
+			r.pastIDs[b.id()] = struct{}{}
 			if q := b.unpack(); r.filter.mayWant(&q) && r.filter.wants(&q) {
 				records = r.append(records, &q)
 			}
 		})
 	}
-	r.cut, _ = r.recorder.cut.overdue(0, time.Now(), func(q *Query) {
-		if q.Time.Before(since) {
+	r.nextTruncated, _ = r.recorder.truncated.visitOverdue(0, time.Now(), func(q *Query) {
+		if q.Time.Before(start) {
 			return
 		}
-		r.past[q.id] = struct{}{}
+		r.pastIDs[q.id] = struct{}{}
 		if r.filter.mayWant(q) && r.filter.wants(q) {
 			records = r.append(records, q)
 		}
@@ -90,14 +90,14 @@ func (r *Reader) append(records []Record, q *Query) []Record {
 	return append(records, record(q, path))
 }
 
-// overdue appends the truncated responses that have become noteworthy to records. due is when the next one may
-// become noteworthy; it is zero if there is none. For a reader that does not only want noteworthy queries, overdue
-// does nothing: such a reader gets truncated responses when they are sent.
-func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
+// appendOverdue appends to records the truncated responses that have become noteworthy. due is when the next one may
+// become noteworthy; it is zero if there is none. For a reader that does not only want noteworthy queries,
+// appendOverdue does nothing: such a reader gets truncated responses when they are sent.
+func (r *Reader) appendOverdue(records []Record) (all []Record, due time.Time) {
 	if !r.filter.noteworthy {
 		return records, due
 	}
-	r.cut, due = r.recorder.cut.overdue(r.cut, time.Now(), func(q *Query) {
+	r.nextTruncated, due = r.recorder.truncated.visitOverdue(r.nextTruncated, time.Now(), func(q *Query) {
 		if r.filter.mayWant(q) && r.filter.wants(q) {
 			records = r.append(records, q)
 		}
@@ -112,7 +112,7 @@ func (r *Reader) overdue(records []Record) (all []Record, due time.Time) {
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {
 		var due time.Time
-		records, due = r.overdue(r.drain())
+		records, due = r.appendOverdue(r.drain())
 		if lost, r.lost = r.lost+r.missed.Swap(0), 0; len(records) > 0 || lost > 0 {
 			return records, lost, nil
 		}
@@ -125,11 +125,11 @@ func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err e
 		}
 		select {
 		case <-r.wake:
-			gather(ctx, r.half)
+			gather(ctx, r.halfFull)
 		case <-wait:
 		case <-hole:
-			var b packed
-			if r.live.get(r.number, &b) == early {
+			var b packedQuery
+			if r.live.get(r.number, &b) == notWritten {
 				r.number++
 				r.lost++
 			}
@@ -139,35 +139,35 @@ func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err e
 	}
 }
 
-// gather waits for gatherTime, so that more queries come. It ends earlier if many has an element or ctx ends.
-func gather(ctx context.Context, many chan struct{}) {
+// gather waits for gatherTime, so that more queries come. It ends earlier if halfFull has an element, or if ctx ends.
+func gather(ctx context.Context, halfFull chan struct{}) {
 	timer := time.NewTimer(gatherTime)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-many:
+	case <-halfFull:
 	case <-ctx.Done():
 	}
 }
 
 // drain returns the queries in the ring live that were not read yet.
 func (r *Reader) drain() (records []Record) {
-	var b packed
+	var b packedQuery
 	for r.number < r.live.next.Load() {
 		switch r.live.get(r.number, &b) {
-		case early:
+		case notWritten:
 			return records
-		case gone:
+		case replaced:
 			// Go on in the middle of the ring, because the oldest queries are about to be replaced.
 			first := r.live.next.Load() - min(r.live.next.Load(), liveSize/2)
 			first = max(first, r.number+1)
 			r.lost += first - r.number
 			r.number = first
 			continue
-		case there:
+		case written:
 		}
 		r.number++
-		if _, past := r.past[b.id()]; past {
+		if _, past := r.pastIDs[b.id()]; past {
 			continue
 		}
 		q := b.unpack()

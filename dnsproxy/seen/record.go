@@ -37,7 +37,7 @@ type Record struct {
 }
 
 // unpack returns the query in a slot.
-func (b *packed) unpack() Query {
+func (b *packedQuery) unpack() Query {
 	order := binary.LittleEndian
 	texts := b.texts()
 	q := Query{

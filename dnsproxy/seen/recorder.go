@@ -28,14 +28,14 @@ var ErrReaders = errors.New("8 clients read queries already, which is the limit:
 
 // A Recorder records queries. Make one with [New]. Its methods are safe for concurrent use.
 type Recorder struct {
-	origin  time.Time
-	readers atomic.Pointer[[]*Reader] // nil if there are none
-	all     atomic.Bool               // whether a reader may want ordinary queries
-	ids     atomic.Uint64             // the id of the last query
-	recent  [kinds]ring               // by kind; the rings of Ordinary and Truncated are not used
-	cut     truncated
-	clients *clients
-	units   *units
+	origin       time.Time
+	readers      atomic.Pointer[[]*Reader] // nil if there are none
+	wantOrdinary atomic.Bool               // whether a reader may want ordinary queries
+	ids          atomic.Uint64             // the id of the last query
+	recent       [kinds]ring               // by kind; the rings of Ordinary and Truncated are not used
+	truncated    truncatedResponses
+	clients      *clients
+	units        *units
 
 	changing sync.Mutex // held while readers are added and removed
 }
@@ -46,7 +46,7 @@ func New() *Recorder {
 	for kind := range r.recent {
 		r.recent[kind].size = recentSize
 	}
-	r.cut.size, r.cut.seed = truncatedSize, maphash.MakeSeed()
+	r.truncated.size, r.truncated.seed = truncatedSize, maphash.MakeSeed()
 	return r
 }
 
@@ -65,7 +65,7 @@ func (r *Recorder) Start() Moment {
 }
 
 // Watched reports whether a reader may want ordinary queries.
-func (r *Recorder) Watched() bool { return r.all.Load() }
+func (r *Recorder) Watched() bool { return r.wantOrdinary.Load() }
 
 // Now returns the time. It is never 0. Now is not inlined, so that Start can be inlined.
 //
@@ -73,18 +73,18 @@ func (r *Recorder) Watched() bool { return r.all.Load() }
 func (r *Recorder) Now() Moment { return Moment(time.Since(r.origin) + 1) }
 
 // Wants reports whether a reader may want a query. The fields Rows, Reason and Who of the query need not be set yet.
-// who is true if such a reader wants to know the owner of the client's socket.
-func (r *Recorder) Wants(q *Query) (wanted, who bool) {
+// wantOwner is true if such a reader wants to know the owner of the client's socket.
+func (r *Recorder) Wants(q *Query) (wanted, wantOwner bool) {
 	readers := r.readers.Load()
 	if readers == nil {
 		return false, false
 	}
 	for _, reader := range *readers {
 		if reader.filter.mayWant(q) {
-			wanted, who = true, who || reader.filter.who
+			wanted, wantOwner = true, wantOwner || reader.filter.wantOwner
 		}
 	}
-	return wanted, who
+	return wanted, wantOwner
 }
 
 // Find returns the owner of the socket from which a query came. If the time budget for queries of this kind is
@@ -100,7 +100,7 @@ func (r *Recorder) Find(q *Query, sent Sent) Who {
 // Record keeps a query if it is noteworthy, and gives it to the readers that want it. It does not block.
 func (r *Recorder) Record(q *Query) {
 	q.id = r.ids.Add(1)
-	var b packed
+	var b packedQuery
 	n := 0
 	switch {
 	case q.Kind.noteworthy():
@@ -108,7 +108,7 @@ func (r *Recorder) Record(q *Query) {
 		r.recent[q.Kind].put(&b, n)
 	case q.Kind == Truncated:
 		n = q.pack((*[slotSize]byte)(&b))
-		r.cut.keep(&b, n, q)
+		r.truncated.keep(&b, n, q)
 	}
 	readers := r.readers.Load()
 	if readers == nil {
@@ -121,7 +121,7 @@ func (r *Recorder) Record(q *Query) {
 		if !reader.filter.mayWant(q) {
 			continue
 		}
-		if q.Who.skipped && reader.filter.owner() {
+		if q.Who.skipped && reader.filter.byOwner() {
 			reader.miss()
 			continue
 		}
@@ -141,12 +141,12 @@ func (r *Recorder) Record(q *Query) {
 
 // Retried notes that a client has asked a question over TCP, perhaps because the response over UDP was truncated.
 func (r *Recorder) Retried(client netip.Addr, name wire.Name, qtype uint16) {
-	r.cut.retried(client, name, qtype)
+	r.truncated.retried(client, name, qtype)
 }
 
-// Failures returns the failures that are kept and are not older than since, sorted by time.
-func (r *Recorder) Failures(since time.Time) []Record {
-	return newReader(r, Failures()).Past(since)
+// Failures returns the failures that are kept and were answered at the time start or later, sorted by time.
+func (r *Recorder) Failures(start time.Time) []Record {
+	return newReader(r, Failures()).Past(start)
 }
 
 // Read adds a reader for a client. The caller must close the reader.
@@ -164,17 +164,17 @@ func (r *Recorder) ReadOwn(filter *Filter) *Reader {
 	return reader
 }
 
-// ReadExchanges is like ReadOwn, but the reader also gets the messages of each query. When messages are dropped
-// because the reader is too slow, lost is called with their number, on the goroutine that answers the query.
-func (r *Recorder) ReadExchanges(filter *Filter, lost func(messages int)) *Exchanges {
+// ReadExchanges is like ReadOwn, but the reader also gets the messages of each query. When messages are dropped because
+// the reader is too slow, onDrop is called with their number, on the goroutine that answers the query.
+func (r *Recorder) ReadExchanges(filter *Filter, onDrop func(messages int)) *Exchanges {
 	reader := newReader(r, filter)
-	reader.exchanges = newExchanges(reader, lost)
+	reader.exchanges = newExchanges(reader, onDrop)
 	_ = r.add(reader)
 	return reader.exchanges
 }
 
 func newReader(r *Recorder, filter *Filter) *Reader {
-	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1), half: make(chan struct{}, 1), cut: r.cut.next.Load()}
+	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1), halfFull: make(chan struct{}, 1), nextTruncated: r.truncated.next.Load()}
 	reader.live.size = liveSize
 	return reader
 }
@@ -211,7 +211,7 @@ func (r *Recorder) remove(reader *Reader) {
 
 // useLocked puts readers into use.
 func (r *Recorder) useLocked(readers []*Reader) {
-	r.all.Store(slices.ContainsFunc(readers, func(reader *Reader) bool { return reader.filter.ordinary() }))
+	r.wantOrdinary.Store(slices.ContainsFunc(readers, func(reader *Reader) bool { return reader.filter.ordinary() }))
 	if len(readers) == 0 {
 		r.readers.Store(nil)
 		return

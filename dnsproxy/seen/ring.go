@@ -27,7 +27,7 @@ type ring struct {
 
 // put writes a packed query of n bytes and returns its number. If another writer is still writing into the slot,
 // because the whole ring was filled meanwhile, put does not wait for it, and the query is lost.
-func (r *ring) put(b *packed, n int) (number uint64) {
+func (r *ring) put(b *packedQuery, n int) (number uint64) {
 	r.once.Do(func() {
 		r.slots = make([]slot, r.size)
 		r.ready.Store(true)
@@ -49,40 +49,40 @@ func (r *ring) put(b *packed, n int) (number uint64) {
 type state uint8
 
 const (
-	there state = iota
-	early       // the query is not written yet
-	gone        // another query has replaced it
+	written    state = iota
+	notWritten       // the query is not written yet
+	replaced         // another query has replaced it
 )
 
 // get copies the query with the given number into b, if the ring has it.
-func (r *ring) get(number uint64, b *packed) state {
+func (r *ring) get(number uint64, b *packedQuery) state {
 	if !r.ready.Load() {
-		return early
+		return notWritten
 	}
 	s := &r.slots[number%uint64(r.size)] //nolint:gosec // positive
-	before := s.sequence.Load()
+	sequence := s.sequence.Load()
 	switch {
-	case before < 2*number+2:
-		return early
-	case before > 2*number+2:
-		return gone
+	case sequence < 2*number+2:
+		return notWritten
+	case sequence > 2*number+2:
+		return replaced
 	}
 	for i := range s.words {
 		binary.LittleEndian.PutUint64(b[8*i:], s.words[i].Load())
 	}
-	if s.sequence.Load() != before {
-		return gone
+	if s.sequence.Load() != sequence {
+		return replaced
 	}
-	return there
+	return written
 }
 
 // all calls visit with each query in the ring, the oldest first.
-func (r *ring) all(visit func(b *packed)) {
+func (r *ring) all(visit func(b *packedQuery)) {
 	end := r.next.Load()
 	start := end - min(end, uint64(r.size)) //nolint:gosec // positive
-	var b packed
+	var b packedQuery
 	for number := start; number < end; number++ {
-		if r.get(number, &b) == there {
+		if r.get(number, &b) == written {
 			visit(&b)
 		}
 	}

@@ -33,7 +33,7 @@ func TestPack(t *testing.T) { // R13
 		func() { q.Took, q.Rows, q.Who = -1, nil, Who{} },
 	} {
 		change()
-		var b packed
+		var b packedQuery
 		q.pack((*[slotSize]byte)(&b))
 		if diff := cmp.Diff(q, b.unpack(), cmp.AllowUnexported(Query{}, Who{}), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
 			t.Errorf("(-packed +unpacked):\n%s", diff)
@@ -44,7 +44,7 @@ func TestPack(t *testing.T) { // R13
 	for range 23 {
 		q.Name += "\x0aabcdefghij"
 	}
-	var b packed
+	var b packedQuery
 	if n := q.pack((*[slotSize]byte)(&b)); n > slotSize {
 		t.Errorf("%d bytes", n)
 	}
@@ -61,7 +61,7 @@ func TestRing(t *testing.T) { // R13
 	const writers, each = 4, 5_000
 	var writing, reading sync.WaitGroup
 	done := make(chan struct{})
-	whole := func(b *packed) {
+	whole := func(b *packedQuery) {
 		id := b.id()
 		for at := 8; at < slotSize; at += 8 {
 			if got := binary.LittleEndian.Uint64(b[at:]); got != id {
@@ -82,7 +82,7 @@ func TestRing(t *testing.T) { // R13
 	})
 	for writer := range writers {
 		writing.Go(func() {
-			var b packed
+			var b packedQuery
 			for i := range each {
 				for at := 0; at < slotSize; at += 8 {
 					binary.LittleEndian.PutUint64(b[at:], uint64(writer*each+i+1))
@@ -95,7 +95,7 @@ func TestRing(t *testing.T) { // R13
 	close(done)
 	reading.Wait()
 	n := 0
-	r.all(func(*packed) { n++ })
+	r.all(func(*packedQuery) { n++ })
 	if n == 0 || n > r.size || r.next.Load() != writers*each {
 		t.Errorf("%d are there, %d were written", n, r.next.Load())
 	}
@@ -398,17 +398,17 @@ func TestReadersOfFailuresCostNothing(t *testing.T) { // R13, R21
 // A reader waits for a truncated response that is being written, unless the writer has given up.
 func TestTruncatedIsBeingWritten(t *testing.T) { // R13
 	t.Parallel()
-	cut, now := &truncated{ring: ring{size: truncatedSize}, seed: maphash.MakeSeed()}, time.Now()
+	cut, now := &truncatedResponses{ring: ring{size: truncatedSize}, seed: maphash.MakeSeed()}, time.Now()
 	keep := func(age time.Duration) {
 		q := Query{Kind: Truncated, Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x01x", Time: now.Add(-age)}
-		var b packed
+		var b packedQuery
 		cut.keep(&b, q.pack((*[slotSize]byte)(&b)), &q)
 	}
 	number, visited := uint64(0), 0
 	look := func(at time.Time, next uint64, due time.Duration, visits int) {
 		t.Helper()
 		var when time.Time
-		number, when = cut.overdue(number, at, func(*Query) { visited++ })
+		number, when = cut.visitOverdue(number, at, func(*Query) { visited++ })
 		if number != next || visited != visits || due < 0 && !when.IsZero() || due >= 0 && when.Sub(at).Round(time.Second) != due {
 			t.Errorf("next %d, due %v, %d visits; want %d, %v, %d", number, when.Sub(at), visited, next, due, visits)
 		}

@@ -16,9 +16,10 @@ const (
 	retryWait = 5 * time.Second
 )
 
-// truncated has the last truncated responses over UDP. A response becomes noteworthy if its client does not ask again
-// over TCP within retryWait. No response has a timer: readers look at the age of responses with the method overdue.
-type truncated struct {
+// truncatedResponses has the last truncated responses over UDP. A response becomes noteworthy if its client does not
+// ask again over TCP within retryWait. No response has a timer: readers look at the age of responses with the method
+// visitOverdue.
+type truncatedResponses struct {
 	ring
 
 	seed maphash.Seed
@@ -28,7 +29,7 @@ type truncated struct {
 }
 
 // key returns a hash of a client and a question. It is never 0.
-func (t *truncated) key(client netip.Addr, name wire.Name, qtype uint16) uint64 {
+func (t *truncatedResponses) key(client netip.Addr, name wire.Name, qtype uint16) uint64 {
 	var h maphash.Hash
 	h.SetSeed(t.seed)
 	addr := client.As16()
@@ -39,8 +40,8 @@ func (t *truncated) key(client netip.Addr, name wire.Name, qtype uint16) uint64 
 	return h.Sum64() | 1
 }
 
-// keep keeps a packed query of n bytes.
-func (t *truncated) keep(b *packed, n int, q *Query) {
+// keep stores a packed query of n bytes.
+func (t *truncatedResponses) keep(b *packedQuery, n int, q *Query) {
 	number := t.put(b, n)
 	// The key is stored after put, and a reader loads the key before it copies the query. So if a reader copies the
 	// previous query of the slot, it has loaded the key of that query.
@@ -48,7 +49,7 @@ func (t *truncated) keep(b *packed, n int, q *Query) {
 }
 
 // retried notes that a client has asked a question over TCP.
-func (t *truncated) retried(client netip.Addr, name wire.Name, qtype uint16) {
+func (t *truncatedResponses) retried(client netip.Addr, name wire.Name, qtype uint16) {
 	n := t.next.Load()
 	if n == 0 {
 		return
@@ -59,24 +60,24 @@ func (t *truncated) retried(client netip.Addr, name wire.Name, qtype uint16) {
 	}
 }
 
-// overdue looks at the queries that are older than retryWait, from the query with the given number on. If the client
-// of such a query has not asked again, overdue calls visit with the query, which then has the kind Odd. next is the
-// number of the first query that is younger than retryWait, and due is when this query reaches that age. If there is
-// no such query, next is the number of the next query that will be kept, and due is zero.
-func (t *truncated) overdue(number uint64, now time.Time, visit func(q *Query)) (next uint64, due time.Time) {
+// visitOverdue looks at the queries that are older than retryWait, from the query with the given number on. If the
+// client of such a query has not asked again, visitOverdue calls visit with the query, which then has the kind Odd.
+// next is the number of the first query that is younger than retryWait, and due is when this query reaches that age. If
+// there is no such query, next is the number of the next query that will be kept, and due is zero.
+func (t *truncatedResponses) visitOverdue(number uint64, now time.Time, visit func(q *Query)) (next uint64, due time.Time) {
 	end := t.next.Load()
 	number = max(number, end-min(end, truncatedSize))
 	unwritten := end // the first query that is still being written, if no later query is older than retryWait
 	for ; number < end; number++ {
-		var b packed
+		var b packedQuery
 		key := t.keys[number%truncatedSize].Load()
 		switch t.get(number, &b) {
-		case early:
+		case notWritten:
 			unwritten = min(unwritten, number)
 			continue
-		case gone:
+		case replaced:
 			continue
-		case there:
+		case written:
 		}
 		if due = b.time().Add(retryWait); due.After(now) {
 			return min(unwritten, number), due

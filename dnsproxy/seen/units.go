@@ -91,14 +91,14 @@ func (u *units) run(ctx context.Context) {
 }
 
 // path returns the path of the cgroup that a client's socket was in at the time of q, such as
-// /system.slice/gitea.service, or "" if it is unknown. It may wait for walkInterval.
+// /system.slice/gitea.service. It returns "" if the path is unknown. It may wait for walkInterval.
 func (u *units) path(q *Query) string {
-	id, at := q.Who.Cgroup, q.Time
+	id, asked := q.Who.Cgroup, q.Time
 	if u.root == "" || id == 0 {
 		return ""
 	}
 	for {
-		path, known, wait := u.tryPath(id, at)
+		path, known, wait := u.tryPath(id, asked)
 		if known {
 			return path
 		}
@@ -107,13 +107,13 @@ func (u *units) path(q *Query) string {
 }
 
 // tryPath is like path, but does not wait. If it would have to wait, known is false, and wait is how long.
-func (u *units) tryPath(id uint64, at time.Time) (path string, known bool, wait time.Duration) {
+func (u *units) tryPath(id uint64, asked time.Time) (path string, known bool, wait time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if path, known = u.paths[id]; known {
 		return path, true, 0
 	}
-	if !u.walked.After(at) {
+	if !u.walked.After(asked) {
 		if wait = walkInterval - time.Since(u.walked); wait > 0 {
 			return "", false, wait
 		}

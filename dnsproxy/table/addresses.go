@@ -24,8 +24,8 @@ func (a *addresses) Near(rrtype uint16) (near, others []byte) {
 	if rrtype == dns.TypeAAAA {
 		all, n = a.V6, a.near[1]
 	}
-	at := int(n) * wire.AddressLen(rrtype)
-	return all[:at], all[at:]
+	split := int(n) * wire.AddressLen(rrtype)
+	return all[:split], all[split:]
 }
 
 // alike reports whether all addresses are near.

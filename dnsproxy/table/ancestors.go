@@ -22,15 +22,15 @@ func newAncestors(hosts *hostSet) *ancestors {
 	return &e.result
 }
 
-// next returns the ancestors of the hosts in after. after differs from before in the shards whose numbers are in
-// changed. The result is nil if a is nil.
-func (a *ancestors) next(before, after *hostSet, changed []int) *ancestors {
+// update returns the ancestors of hosts. a must be the ancestors of previous, and hosts may differ from previous only
+// in the shards whose numbers are in changed. The result is nil if a is nil.
+func (a *ancestors) update(previous, hosts *hostSet, changed []int) *ancestors {
 	if a == nil {
 		return nil
 	}
-	e := ancestorEditor{seed: before.seed, result: *a}
+	e := ancestorEditor{seed: previous.seed, result: *a}
 	for _, i := range changed {
-		e.replace(&before.Cluster, &before.shards[i], &after.shards[i])
+		e.replace(&previous.Cluster, &previous.shards[i], &hosts.shards[i])
 	}
 	return &e.result
 }
@@ -44,30 +44,30 @@ func (a *ancestors) has(name wire.Name, seed maphash.Seed) bool {
 type ancestorEditor struct {
 	seed   maphash.Seed
 	result ancestors
-	own    [partCount]bool // parts that were copied
+	copied [partCount]bool // parts that were copied
 }
 
 // replace replaces the hosts of a shard by the hosts of another shard. Both shards have their hosts
 // in the order of their names.
-func (e *ancestorEditor) replace(c *Cluster, before, after *shard) {
-	was, is := before.records, after.records
-	for len(was)+len(is) > 0 {
+func (e *ancestorEditor) replace(c *Cluster, previous, next *shard) {
+	oldRecords, newRecords := previous.records, next.records
+	for len(oldRecords)+len(newRecords) > 0 {
 		var x, y Host
 		switch {
-		case len(was) > 0 && len(is) > 0:
-			x, y = viewHost(was), viewHost(is)
-		case len(was) > 0:
-			x = viewHost(was)
+		case len(oldRecords) > 0 && len(newRecords) > 0:
+			x, y = viewHost(oldRecords), viewHost(newRecords)
+		case len(oldRecords) > 0:
+			x = viewHost(oldRecords)
 		default:
-			y = viewHost(is)
+			y = viewHost(newRecords)
 		}
 		removed := y.Name == "" || x.Name != "" && x.Name <= y.Name
 		added := x.Name == "" || y.Name != "" && y.Name <= x.Name
 		if removed {
-			was = was[recordLen(was):]
+			oldRecords = oldRecords[recordLen(oldRecords):]
 		}
 		if added {
-			is = is[recordLen(is):]
+			newRecords = newRecords[recordLen(newRecords):]
 		}
 		if removed && added && x.derived() == y.derived() {
 			continue // the same names
@@ -122,12 +122,12 @@ func (e *ancestorEditor) remove(name wire.Name) {
 // part returns the part of an ancestor. If the part was not copied yet, it copies the part, so that it can be
 // changed.
 func (e *ancestorEditor) part(name wire.Name) map[wire.Name]uint32 {
-	at := partOf(maphash.String(e.seed, string(name)))
-	if !e.own[at] {
-		e.own[at] = true
-		if e.result[at] = maps.Clone(e.result[at]); e.result[at] == nil {
-			e.result[at] = map[wire.Name]uint32{}
+	index := partOf(maphash.String(e.seed, string(name)))
+	if !e.copied[index] {
+		e.copied[index] = true
+		if e.result[index] = maps.Clone(e.result[index]); e.result[index] == nil {
+			e.result[index] = map[wire.Name]uint32{}
 		}
 	}
-	return e.result[at]
+	return e.result[index]
 }

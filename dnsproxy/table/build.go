@@ -85,9 +85,9 @@ func (t *Table) rebuild(b *builder, entries *[digest.Count][][]byte, changed []i
 	for i := range next.shards {
 		next.addCounts(&next.shards[i].counts)
 	}
-	next.reverse = t.reverse.next(&t.hostSet, &next.hostSet, changed)
-	next.claimed = t.claimed.next(&t.hostSet, &next.hostSet, changed)
-	next.ancestors = t.ancestors.next(&t.hostSet, &next.hostSet, changed)
+	next.reverse = t.reverse.update(&t.hostSet, &next.hostSet, changed)
+	next.claimed = t.claimed.update(&t.hostSet, &next.hostSet, changed)
+	next.ancestors = t.ancestors.update(&t.hostSet, &next.hostSet, changed)
 	return next, nil
 }
 
@@ -182,7 +182,7 @@ func (b *builder) addCandidate(s *shard) {
 	if wildcard {
 		c.flags |= flagWildcard
 	} else {
-		c.flags |= c.place(b.cluster)
+		c.flags |= c.localFlags(b.cluster)
 	}
 	c.altHosts = slices.Clone(b.info.altHosts)
 	c.alias = b.alias(s, c.Name)
@@ -222,9 +222,9 @@ func (b *builder) addresses(s *shard, ips []string) {
 	}
 }
 
-// packNear is like pack, but the first n addresses are near, and stay before the others. It also returns the number
-// of near addresses in packed.
-func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, near uint32) {
+// packNear is like pack, but the first n addresses are near, and stay before the others. nearCount is the number of
+// near addresses in packed.
+func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, nearCount uint32) {
 	if n == 0 {
 		return b.pack(addrs), 0
 	}
@@ -239,8 +239,8 @@ func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, near uint3
 	})
 	end := len(b.packed)
 	b.pack(others)
-	near = uint32((end - start) / len(first[0].AsSlice())) //nolint:gosec // below the limit of a push
-	return b.packed[start:len(b.packed):len(b.packed)], near
+	nearCount = uint32((end - start) / len(first[0].AsSlice())) //nolint:gosec // below the limit of a push
+	return b.packed[start:len(b.packed):len(b.packed)], nearCount
 }
 
 // pack appends the bytes of addrs, all of one family, to b.packed and returns them, sorted
@@ -352,7 +352,7 @@ func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bo
 		return skip(fmt.Sprintf("number %d is not between 1 and %d", info.number, math.MaxUint16))
 	}
 	p.number = uint16(info.number)
-	if p.some = len(info.ips) > 0; p.some {
+	if p.partial = len(info.ips) > 0; p.partial {
 		b.addresses(s, info.ips)
 		lacking := func(addr netip.Addr) bool { return !host.has(addr.AsSlice()) }
 		p.V4, p.V6 = b.pack(slices.DeleteFunc(b.v4, lacking)), b.pack(slices.DeleteFunc(b.v6, lacking))

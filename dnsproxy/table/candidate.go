@@ -21,8 +21,8 @@ type candidate struct {
 	ports    []byte // the encoded ports or, for an external host, the encoded destinations
 }
 
-// place returns flagLocal and flagDerived, as far as they apply to the candidate.
-func (c *candidate) place(cl *Cluster) hostFlags {
+// localFlags returns flagLocal and flagDerived, as far as they apply to the candidate.
+func (c *candidate) localFlags(cl *Cluster) hostFlags {
 	info := &c.info
 	if info.registry != registryKubernetes || c.Name == cl.Domain || !c.Name.Below(cl.Domain) {
 		return 0

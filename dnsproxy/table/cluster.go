@@ -20,9 +20,9 @@ type Cluster struct {
 	Domain wire.Name
 	// services is the parent of all namespaces, such as svc.cluster.local.
 	services wire.Name
-	// own is the parent of the Services of the agent's namespace, such as
-	// shop.svc.cluster.local. It is the root if the agent has no namespace.
-	own wire.Name
+	// ownNamespace is the parent of the Services of the agent's namespace, such as shop.svc.cluster.local. It is the
+	// root if the agent has no namespace.
+	ownNamespace wire.Name
 }
 
 // NewCluster returns the Cluster of a namespace and a domain. The namespace may be empty. As in Istio's agent, the
@@ -52,11 +52,11 @@ func NewCluster(namespace, domain string) (Cluster, error) {
 	if err != nil || label.Parent() != wire.Root {
 		return Cluster{}, fmt.Errorf("namespace %q: want one label such as shop", namespace)
 	}
-	own, ok := label.Join(c.services)
+	parent, ok := label.Join(c.services)
 	if !ok {
 		return Cluster{}, fmt.Errorf("namespace %q: %w", namespace, wire.ErrLongName)
 	}
-	c.own = own
+	c.ownNamespace = parent
 	return c, nil
 }
 
@@ -71,13 +71,13 @@ func ClusterDomain(namespace, domain string) (string, error) {
 }
 
 // shortNames returns the names that Istio's agent derives from the short name and the namespace of a Kubernetes host.
-func (c *Cluster) shortNames(short, namespace string) []string {
-	if short == "" || namespace == "" {
+func (c *Cluster) shortNames(name, namespace string) []string {
+	if name == "" || namespace == "" {
 		return nil
 	}
-	names := []string{short + "." + namespace, short + "." + namespace + "." + svcLabel}
-	if own := c.own.FirstLabel(); own != "" && strings.EqualFold(own, namespace) {
-		names = append(names, short)
+	names := []string{name + "." + namespace, name + "." + namespace + "." + svcLabel}
+	if label := c.ownNamespace.FirstLabel(); label != "" && strings.EqualFold(label, namespace) {
+		names = append(names, name)
 	}
 	return names
 }
@@ -87,8 +87,8 @@ func (c *Cluster) shortNames(short, namespace string) []string {
 func (c *Cluster) heads(fqdn wire.Name, dst []wire.Name) []wire.Name {
 	short := fqdn[:len(fqdn)-len(c.services)]
 	dst = append(dst, short, fqdn[:len(fqdn)-len(c.Domain)])
-	if c.own != wire.Root && fqdn.Below(c.own) {
-		dst = append(dst, fqdn[:len(fqdn)-len(c.own)])
+	if c.ownNamespace != wire.Root && fqdn.Below(c.ownNamespace) {
+		dst = append(dst, fqdn[:len(fqdn)-len(c.ownNamespace)])
 	}
 	return dst
 }

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// maxDashed is the length in bytes of the longest label of an endpoint, which has an IPv6 address.
-// minDashes is the least number of dashes in such a label.
+// maxDashed is the length in bytes of the longest label that is made of an endpoint's address: the label of an IPv6
+// address with eight groups of four digits. minDashes is the least number of dashes in the label of any endpoint.
 const (
 	maxDashed = 39
 	minDashes = 2

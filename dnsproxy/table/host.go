@@ -16,7 +16,7 @@ import (
 // A record consists of these parts:
 //   - the flags, one byte;
 //   - the length of the name, one byte, and the name;
-//   - twice the number of IPv4 addresses, plus 1 if there are near addresses, as a varint;
+//   - twice the number of IPv4 addresses, plus 1 if there are near addresses (see addresses), as a varint;
 //   - the number of IPv6 addresses, as a varint;
 //   - if there are near addresses, how many IPv4 and how many IPv6 addresses are near, as two varints;
 //   - the IPv4 addresses, and the IPv6 addresses;
@@ -146,13 +146,13 @@ func (h *Host) isUsual(info *hostInfo) bool {
 	if len(info.key) != len(h.Name)-1 {
 		return false
 	}
-	at := 0
+	start := 0
 	for n := h.Name; n != wire.Root; n = n.Parent() {
 		label := n.FirstLabel()
-		if info.key[at:at+len(label)] != label || at > 0 && info.key[at-1] != '.' {
+		if info.key[start:start+len(label)] != label || start > 0 && info.key[start-1] != '.' {
 			return false
 		}
-		at += len(label) + 1
+		start += len(label) + 1
 	}
 	switch {
 	case !h.Kubernetes():
@@ -160,7 +160,7 @@ func (h *Host) isUsual(info *hostInfo) bool {
 	case !h.derived():
 		return info.shortname == "" && info.namespace == ""
 	}
-	// Short name and namespace are the first labels of the key, apart from case.
+	// The short name and the namespace may differ from the first labels of the key only in case: see localFlags.
 	short := len(info.shortname)
 	return strings.HasPrefix(info.key, info.shortname) && strings.HasPrefix(info.key[short+1:], info.namespace)
 }
@@ -228,16 +228,16 @@ func (h *Host) mayBePod(c *Cluster) bool {
 
 // podOf reports whether the host is a pod of service, a headless Service.
 func (h *Host) podOf(service wire.Name) bool {
-	near, far := h.servicesOfPod()
-	return h.Kubernetes() && !h.headless() && (near == service || far == service && far != wire.Root)
+	parent, grandparent := h.servicesOfPod()
+	return h.Kubernetes() && !h.headless() && (parent == service || grandparent == service && grandparent != wire.Root)
 }
 
-// servicesOfPod returns the names of the two Services that the host may be a pod of. near is right if the host's name
-// is HOST.SERVICE, and far is right if it is HOST.CLUSTER.SERVICE, as for a ServiceImport. Pods below the cluster
-// domain have no names of the second form; for them, far is the root.
-func (h *Host) servicesOfPod() (near, far wire.Name) {
-	if near = h.Name.Parent(); near != wire.Root && h.flags&flagLocal == 0 {
-		far = near.Parent()
+// servicesOfPod returns the names of the two Services that the host may be a pod of. If the host's name is
+// HOST.SERVICE, the Service is parent. If the host's name is HOST.CLUSTER.SERVICE, as for a ServiceImport, the Service
+// is grandparent. Pods below the cluster domain have no names of the second form; for them, grandparent is the root.
+func (h *Host) servicesOfPod() (parent, grandparent wire.Name) {
+	if parent = h.Name.Parent(); parent != wire.Root && h.flags&flagLocal == 0 {
+		grandparent = parent.Parent()
 	}
-	return near, far
+	return parent, grandparent
 }

@@ -49,9 +49,9 @@ func (m *Match) BaseRule() Rule {
 	return m.Rule
 }
 
-// Alias returns the name of the host of which m's host is an alias. It is the target of a CNAME record in the answer
-// for name. Alias returns the root if m's host is no alias, or if this record would make a loop, because the answer
-// already has its target.
+// Alias returns the name of the host of which m's host is an alias. The answer for name has a CNAME record with this
+// name as its target. Alias returns the root if m's host is no alias. It also returns the root if the CNAME record
+// would make a loop: if its target is name, or m.Target, which the answer has already.
 func (m *Match) Alias(name wire.Name) wire.Name {
 	if !m.Host.isAlias() {
 		return wire.Root

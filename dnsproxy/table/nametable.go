@@ -69,7 +69,7 @@ func portMessages(h *Host) []*api.NameTable_Port {
 		if p.protocol != protocolTCP {
 			message.Protocol = p.protocol.String()
 		}
-		if p.some {
+		if p.partial {
 			message.Ips = addressTexts(&p.addresses)
 		}
 		messages = append(messages, message)

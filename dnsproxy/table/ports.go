@@ -12,10 +12,10 @@ type port struct {
 	name     string // in lower case; empty for the unnamed port
 	number   uint16
 	protocol protocol
-	// addresses are the addresses that have the port. some is true if they are not all addresses of the host, because
-	// not all endpoints of a headless Service have the port.
+	// addresses are the addresses that have the port. partial is true if only some addresses of the host have the port,
+	// because not all endpoints of a headless Service have it.
 	addresses
-	some bool
+	partial bool
 }
 
 // A protocol is the protocol of a port.
@@ -61,11 +61,11 @@ const somePorts = 0x80
 // the name. If not all endpoints of the Service have the port, it also appends the addresses that have it.
 func appendPort(dst []byte, p *port) []byte {
 	first := byte(p.protocol)
-	if p.some {
+	if p.partial {
 		first |= somePorts
 	}
 	dst = appendField(binary.BigEndian.AppendUint16(append(dst, first), p.number), p.name)
-	if p.some {
+	if p.partial {
 		dst = appendField(appendField(dst, p.V4), p.V6)
 	}
 	return dst
@@ -74,12 +74,12 @@ func appendPort(dst []byte, p *port) []byte {
 // eachPort yields the ports in field. host has the addresses of the host that has the ports.
 func eachPort(field []byte, host *addresses, yield func(port) bool) {
 	for rest := field; len(rest) > 0; {
-		p := port{protocol: protocol(rest[0] &^ somePorts), some: rest[0]&somePorts != 0, addresses: *host}
+		p := port{protocol: protocol(rest[0] &^ somePorts), partial: rest[0]&somePorts != 0, addresses: *host}
 		p.number = binary.BigEndian.Uint16(rest[1:])
 		var name []byte
 		name, rest = cutField(rest[1+2:])
 		p.name = viewString(name)
-		if p.some {
+		if p.partial {
 			p.V4, rest = cutField(rest)
 			p.V6, rest = cutField(rest)
 			p.near = [2]uint32{}
@@ -90,8 +90,8 @@ func eachPort(field []byte, host *addresses, yield func(port) bool) {
 	}
 }
 
-// named reports whether prefix is _name._protocol of the port.
-func (p *port) named(prefix wire.Name) bool {
+// hasName reports whether prefix is _name._protocol of the port.
+func (p *port) hasName(prefix wire.Name) bool {
 	name := prefix.FirstLabel()
 	protocol := prefix.Parent().FirstLabel()
 	return p.name != "" && name[0] == '_' && name[1:] == p.name &&

@@ -15,15 +15,16 @@ import (
 // part. Each part is a sorted list of pointers. Parts are immutable, so tables share them.
 type reverseIndex [partCount][]pointer
 
-// next returns the index of the hosts in after. after differs from before in the shards whose numbers are in changed.
-func (r reverseIndex) next(before, after *hostSet, changed []int) reverseIndex {
+// update returns the index of hosts. r must be the index of previous, and hosts may differ from previous only in the
+// shards whose numbers are in changed.
+func (r reverseIndex) update(previous, hosts *hostSet, changed []int) reverseIndex {
 	var removed, added [partCount][]pointer
-	var was, is []addressed
+	var oldPointers, newPointers []partPointer
 	for _, i := range changed {
-		was = appendPointers(was[:0], before, i)
-		is = appendPointers(is[:0], after, i)
-		subtract(&removed, was, is)
-		subtract(&added, is, was)
+		oldPointers = appendPointers(oldPointers[:0], previous, i)
+		newPointers = appendPointers(newPointers[:0], hosts, i)
+		subtract(&removed, oldPointers, newPointers)
+		subtract(&added, newPointers, oldPointers)
 	}
 	for i := range r {
 		if len(removed[i])+len(added[i]) > 0 {
@@ -56,8 +57,8 @@ type hostRef struct {
 }
 
 // newPointer returns the pointer from a key to a host, and the index of its part. hash is the hash of the key.
-func newPointer(hash uint64, to hostRef, external bool) (at int, p pointer) {
-	p = keyTag(hash) | pointer(to.shard)<<pointerNameBits | pointer(uint32(to.name)) //nolint:gosec // the low half
+func newPointer(hash uint64, host hostRef, external bool) (part int, p pointer) {
+	p = keyTag(hash) | pointer(host.shard)<<pointerNameBits | pointer(uint32(host.name)) //nolint:gosec // the low half
 	if external {
 		p |= pointerExternal
 	}
@@ -78,33 +79,33 @@ func podKey(seed maphash.Seed, service wire.Name, packed []byte) uint64 {
 	return maphash.Bytes(seed, key[:n])
 }
 
-// An addressed pointer is a pointer, and the index of its part.
-type addressed struct {
-	at int
-	p  pointer
+// A partPointer is a pointer, and the index of its part.
+type partPointer struct {
+	part int
+	p    pointer
 }
 
-func (a addressed) compare(b addressed) int {
-	return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.p, b.p))
+func (a partPointer) compare(b partPointer) int {
+	return cmp.Or(cmp.Compare(a.part, b.part), cmp.Compare(a.p, b.p))
 }
 
 // appendPointers appends to dst the pointers to the hosts of a shard, sorted and without duplicates. Aliases have no
 // pointers, because a PTR record's target must not be an alias (RFC 2181, section 10.2).
-func appendPointers(dst []addressed, hosts *hostSet, number int) []addressed {
+func appendPointers(dst []partPointer, hosts *hostSet, number int) []partPointer {
 	for h := range hosts.shards[number].all {
 		if h.isAlias() {
 			continue
 		}
-		to := hostRef{number, maphash.String(hosts.seed, string(h.Name))}
+		host := hostRef{number, maphash.String(hosts.seed, string(h.Name))}
 		add := func(key uint64) {
-			at, p := newPointer(key, to, !h.Kubernetes())
-			dst = append(dst, addressed{at, p})
+			part, p := newPointer(key, host, !h.Kubernetes())
+			dst = append(dst, partPointer{part, p})
 		}
 		var services [2]wire.Name
 		if h.mayBePod(&hosts.Cluster) {
 			services[0], services[1] = h.servicesOfPod()
 		}
-		each := func(packed []byte, size int) {
+		addAll := func(packed []byte, size int) {
 			for one := range slices.Chunk(packed, size) {
 				add(maphash.Bytes(hosts.seed, one))
 				for _, service := range services {
@@ -114,21 +115,21 @@ func appendPointers(dst []addressed, hosts *hostSet, number int) []addressed {
 				}
 			}
 		}
-		each(h.V4, wire.AddressLen(dns.TypeA))
-		each(h.V6, wire.AddressLen(dns.TypeAAAA))
+		addAll(h.V4, wire.AddressLen(dns.TypeA))
+		addAll(h.V6, wire.AddressLen(dns.TypeAAAA))
 	}
-	slices.SortFunc(dst, addressed.compare)
+	slices.SortFunc(dst, partPointer.compare)
 	return slices.Compact(dst)
 }
 
 // subtract adds to dst the pointers of list that are not in excluded. Both lists must be sorted.
-func subtract(dst *[partCount][]pointer, list, excluded []addressed) {
+func subtract(dst *[partCount][]pointer, list, excluded []partPointer) {
 	for _, a := range list {
 		for len(excluded) > 0 && excluded[0].compare(a) < 0 {
 			excluded = excluded[1:]
 		}
 		if len(excluded) == 0 || excluded[0] != a {
-			dst[a.at] = append(dst[a.at], a.p)
+			dst[a.part] = append(dst[a.part], a.p)
 		}
 	}
 }

@@ -13,8 +13,8 @@ type Target struct {
 	Port uint16
 	// V4 and V6 are the packed addresses of the host.
 	V4, V6 []byte
-	// Again is true if an earlier record has the same host. Only Hosts sets it.
-	Again bool
+	// Repeated is true if an earlier record has the same host. Only Hosts sets it.
+	Repeated bool
 
 	// The name of the host is label[:labelLen], in wire form, followed by name. label is an array, so that it
 	// need not be allocated.
@@ -38,7 +38,7 @@ func (t *Table) CountTargets(m *Match) int {
 	s := t.newSRV(m)
 	for p := range s.ports {
 		v4, v6 := m.Host.V4, m.Host.V6
-		if s.each {
+		if s.perEndpoint {
 			v4, v6 = p.V4, p.V6
 		}
 		n += countPacked(v4, v6)
@@ -52,18 +52,18 @@ func countPacked(v4, v6 []byte) int {
 
 // Targets calls yield for the targets of a match until yield returns false. First come all hosts that have the first
 // port, then all hosts that have the next port. If an earlier port with the same number had a host, the host is left
-// out. For each port, the hosts begin with the host at the index first; this may be any number. If there are very
-// many endpoints, some of them are left out.
-func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
+// out. For each port, the hosts begin with the host at the index start; this may be any number. If there are very many
+// endpoints, some of them are left out.
+func (t *Table) Targets(m *Match, start int, yield func(Target) bool) {
 	s := t.newSRV(m)
-	s.targets(first, yield)
+	s.targets(start, yield)
 }
 
-// Hosts is like Targets, but also sets Target.Again. The order is the same.
-func (t *Table) Hosts(m *Match, first int, yield func(Target) bool) {
+// Hosts is like Targets, but also sets Target.Repeated. The order is the same.
+func (t *Table) Hosts(m *Match, start int, yield func(Target) bool) {
 	s := t.newSRV(m)
-	s.again = true
-	s.targets(first, yield)
+	s.wantRepeated = true
+	s.targets(start, yield)
 }
 
 // A srv finds the SRV records for the name of a match.
@@ -72,43 +72,44 @@ type srv struct {
 	match *Match
 	// holder is the host that has the ports.
 	holder Host
-	// each is true if there is a record for each endpoint of a headless Service; otherwise
-	// there is a record for each port.
-	each bool
-	// If each is false, having are the ports that the host has, by their index.
-	having [(maxPorts + 63) / 64]uint64
-	// again is true if Target.Again is wanted.
-	again bool
-	// looked is the effort to find targets, and compared is the effort to set Target.Again. Each has a bound of its
-	// own, so that Hosts finds the same targets as Targets.
-	looked, compared effort
+	// perEndpoint is true if there is a record for each endpoint of a headless Service; otherwise there is a record for
+	// each port.
+	perEndpoint bool
+	// portBits has a bit for each port of holder. If perEndpoint is false, the bits of the ports that the host of the
+	// match has are set.
+	portBits [(maxPorts + 63) / 64]uint64
+	// wantRepeated is true if Target.Repeated is to be set.
+	wantRepeated bool
+	// search is the effort to find targets, and comparison is the effort to set Target.Repeated. Each has a bound of
+	// its own, so that Hosts finds the same targets as Targets.
+	search, comparison effort
 }
 
 // newSRV returns a srv for a match. There are records for one port or for all ports of a Service, or
 // for the ports of an endpoint.
 func (t *Table) newSRV(m *Match) srv {
 	s := srv{table: t, match: m, holder: m.Host}
-	s.each = m.Host.headless() && m.BaseRule() != RuleEndpoint
+	s.perEndpoint = m.Host.headless() && m.BaseRule() != RuleEndpoint
 	if !m.Host.hasPorts() && m.Host.Name != wire.Root {
-		near, far := m.Host.servicesOfPod()
-		for _, name := range []wire.Name{far, near} {
+		parent, grandparent := m.Host.servicesOfPod()
+		for _, name := range []wire.Name{grandparent, parent} {
 			if service, ok := t.find(name); ok && service.headless() && m.Host.podOf(service.Name) {
 				s.holder = service
 			}
 		}
 	}
-	if !s.each {
+	if !s.perEndpoint {
 		s.findPorts()
 	}
 	return s
 }
 
-// findPorts sets having.
+// findPorts sets portBits.
 func (s *srv) findPorts() {
-	i, looked := 0, effort{}
+	i, search := 0, effort{}
 	for p := range s.holder.ports {
-		if !looked.over && looked.first(&p, &s.match.Host.addresses) != nil {
-			s.having[i/64] |= 1 << (i % 64)
+		if !search.exceeded && search.firstAddress(&p, &s.match.Host.addresses) != nil {
+			s.portBits[i/64] |= 1 << (i % 64)
 		}
 		i++
 	}
@@ -119,10 +120,10 @@ func (s *srv) ports(yield func(port) bool) {
 	i := -1
 	for p := range s.holder.ports {
 		i++
-		if s.match.BaseRule() == RulePort && !p.named(s.match.Prefix) {
+		if s.match.BaseRule() == RulePort && !p.hasName(s.match.Prefix) {
 			continue
 		}
-		if !s.each && s.having[i/64]>>(i%64)&1 == 0 {
+		if !s.perEndpoint && s.portBits[i/64]>>(i%64)&1 == 0 {
 			continue // not a port of this endpoint
 		}
 		if !yield(p) {
@@ -132,35 +133,35 @@ func (s *srv) ports(yield func(port) bool) {
 }
 
 // targets calls yield for the targets. A pod with several addresses is yielded only at its first address. So if the
-// first addresses of all pods are far behind the index at which targets begins, the bound of looked may be reached
+// first addresses of all pods are far behind the index at which targets begins, the bound of search may be reached
 // before a target is found. Then targets begins again at index 0.
-func (s *srv) targets(first int, yield func(Target) bool) {
+func (s *srv) targets(start int, yield func(Target) bool) {
 	found := false
 	next := func(target Target) bool {
 		found = true
-		s.looked.spent -= targetCost
-		s.compared.spent -= targetCost
+		s.search.spent -= targetCost
+		s.comparison.spent -= targetCost
 		return yield(target)
 	}
-	if s.from(first, next); !found && s.looked.over {
-		s.looked, s.compared = effort{}, effort{}
-		s.from(0, next)
+	if s.targetsFrom(start, next); !found && s.search.exceeded {
+		s.search, s.comparison = effort{}, effort{}
+		s.targetsFrom(0, next)
 	}
 }
 
-// from calls yield for the targets. The hosts begin at the index first.
-func (s *srv) from(first int, yield func(Target) bool) {
+// targetsFrom calls yield for the targets. The hosts begin at the index start.
+func (s *srv) targetsFrom(start int, yield func(Target) bool) {
 	n := 0
 	for p := range s.ports {
 		n++
 		repeated := s.repeated(&p, n)
 		next := func(target Target) bool {
 			target.Port = p.number
-			target.Again = s.again && s.before(&target, n, 0, &s.compared)
-			return repeated && s.before(&target, n, p.number, &s.looked) || yield(target)
+			target.Repeated = s.wantRepeated && s.hasEarlierPort(&target, n, 0, &s.comparison)
+			return repeated && s.hasEarlierPort(&target, n, p.number, &s.search) || yield(target)
 		}
-		if s.each {
-			if !s.endpoints(&p, first, next) {
+		if s.perEndpoint {
+			if !s.endpoints(&p, start, next) {
 				return
 			}
 			continue
@@ -188,9 +189,9 @@ func (s *srv) repeated(p *port, nth int) bool {
 	return false
 }
 
-// before reports whether the host of target also has one of the ports before the nth port. If number is not 0, only
-// ports with this number count. Once looked is over its bound, before reports true.
-func (s *srv) before(target *Target, nth int, number uint16, looked *effort) bool {
+// hasEarlierPort reports whether the host of target also has one of the ports before the nth port. If number is not 0,
+// only ports with this number count. The comparisons are added to e. Once e is over its bound, the result is true.
+func (s *srv) hasEarlierPort(target *Target, nth int, number uint16, e *effort) bool {
 	host := addresses{V4: target.V4, V6: target.V6}
 	for p := range s.ports {
 		if nth--; nth == 0 {
@@ -199,28 +200,28 @@ func (s *srv) before(target *Target, nth int, number uint16, looked *effort) boo
 		if number != 0 && p.number != number {
 			continue
 		}
-		if !s.each || looked.over || looked.first(&p, &host) != nil {
-			return true // if each is false, all these ports are of the one host
+		if !s.perEndpoint || e.exceeded || e.firstAddress(&p, &host) != nil {
+			return true // if perEndpoint is false, all these ports are of the one host
 		}
 	}
 	return false
 }
 
 // endpoints calls yield for each endpoint of a headless Service that has the port p. Endpoints with an IPv4 address
-// come before endpoints with an IPv6 address. If yield returns false, or s.looked is over its bound, endpoints ends
-// and reports false.
-func (s *srv) endpoints(p *port, first int, yield func(Target) bool) bool {
+// come before endpoints with an IPv6 address. If yield returns false, or s.search is over its bound, endpoints ends and
+// reports false.
+func (s *srv) endpoints(p *port, start int, yield func(Target) bool) bool {
 	for _, list := range [...]struct {
 		packed []byte
 		size   int
 	}{{p.V4, wire.AddressLen(dns.TypeA)}, {p.V6, wire.AddressLen(dns.TypeAAAA)}} {
 		n := len(list.packed) / list.size
 		for i := range n {
-			if !s.looked.add(endpointCost) {
+			if !s.search.add(endpointCost) {
 				return false
 			}
-			at := (first + i) % n
-			if !s.endpoint(p, list.packed[at*list.size:][:list.size], yield) {
+			index := (start + i) % n
+			if !s.endpoint(p, list.packed[index*list.size:][:list.size], yield) {
 				return false
 			}
 		}
@@ -228,18 +229,17 @@ func (s *srv) endpoints(p *port, first int, yield func(Target) bool) bool {
 	return true
 }
 
-// endpoint calls yield for the endpoint with a packed address. If pods with host names have the address, it calls
-// yield for each of these pods, but only if this is the first address of the pod. Otherwise it calls yield for a
-// host whose name is made of the address. If yield returns false, or s.looked is over its bound, endpoint ends and
-// reports false.
+// endpoint calls yield for the endpoint with a packed address. If pods with host names have the address, it calls yield
+// for each of these pods, but only if this is the first address of the pod. Otherwise it calls yield for a host whose
+// name is made of the address. If yield returns false, or s.search is over its bound, endpoint ends and reports false.
 func (s *srv) endpoint(p *port, packed []byte, yield func(Target) bool) bool {
 	service := s.holder.Name
 	isPod, ok := false, true
 	s.table.pods(service, packed, func(h Host) bool {
 		isPod = true
-		if !s.looked.add(endpointCost) {
+		if !s.search.add(endpointCost) {
 			ok = false
-		} else if isLookedAt(&h.addresses, packed) && string(s.looked.first(p, &h.addresses)) == string(packed) {
+		} else if isLookedAt(&h.addresses, packed) && string(s.search.firstAddress(p, &h.addresses)) == string(packed) {
 			ok = yield(Target{V4: h.V4, V6: h.V6, name: h.Name})
 		}
 		return ok
@@ -260,17 +260,17 @@ func (s *srv) endpoint(p *port, packed []byte, yield func(Target) bool) bool {
 // maxPodAddresses bounds how many addresses of a host are compared to find one that has a port.
 const maxPodAddresses = 16
 
-// first returns the first address of the host h that has the port p. It compares only the first maxPodAddresses of
-// each family, and returns nil if none of these has the port. It adds the comparisons to e.
-func (e *effort) first(p *port, h *addresses) []byte {
-	each := comparisonCost * (1 + bits.Len(uint(len(p.V4)+len(p.V6))))
+// firstAddress returns the first address in h, the addresses of a host, that has the port p. It compares only the first
+// maxPodAddresses of each family, and returns nil if none of these has the port. It adds the comparisons to e.
+func (e *effort) firstAddress(p *port, h *addresses) []byte {
+	cost := comparisonCost * (1 + bits.Len(uint(len(p.V4)+len(p.V6))))
 	for _, list := range [...]struct {
 		packed []byte
 		size   int
 	}{{h.V4, wire.AddressLen(dns.TypeA)}, {h.V6, wire.AddressLen(dns.TypeAAAA)}} {
-		for at := 0; at < min(len(list.packed), maxPodAddresses*list.size); at += list.size {
-			e.add(each)
-			if one := list.packed[at:][:list.size]; p.has(one) {
+		for offset := 0; offset < min(len(list.packed), maxPodAddresses*list.size); offset += list.size {
+			e.add(cost)
+			if one := list.packed[offset:][:list.size]; p.has(one) {
 				return one
 			}
 		}
@@ -278,25 +278,25 @@ func (e *effort) first(p *port, h *addresses) []byte {
 	return nil
 }
 
-// isLookedAt reports whether a packed address is one of the addresses in a that [effort.first] compares.
+// isLookedAt reports whether a packed address is one of the addresses in a that [effort.firstAddress] compares.
 func isLookedAt(a *addresses, packed []byte) bool {
 	all := a.V4
 	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
 		all = a.V6
 	}
-	for at := 0; at < min(len(all), maxPodAddresses*len(packed)); at += len(packed) {
-		if string(all[at:at+len(packed)]) == string(packed) {
+	for offset := 0; offset < min(len(all), maxPodAddresses*len(packed)); offset += len(packed) {
+		if string(all[offset:offset+len(packed)]) == string(packed) {
 			return true
 		}
 	}
 	return false
 }
 
-// An effort is the work that was done for one answer, in units of about a nanosecond. Once it is over its bound, it
-// stays over it.
+// An effort is the work that was done for one answer. Once it has exceeded its bound, exceeded stays true, even if
+// spent is reduced.
 type effort struct {
-	spent int
-	over  bool // spent has been more than maxEffort
+	spent    int  // in units of about a nanosecond
+	exceeded bool // whether spent has ever been more than maxEffort
 }
 
 // An answer may cost maxEffort, and targetCost more for each of its targets. targetCost is the cost of several pods
@@ -311,6 +311,6 @@ const (
 // add adds n to what was spent, and reports whether the effort is within its bound.
 func (e *effort) add(n int) bool {
 	e.spent += n
-	e.over = e.over || e.spent > maxEffort
-	return !e.over
+	e.exceeded = e.exceeded || e.spent > maxEffort
+	return !e.exceeded
 }

@@ -89,16 +89,16 @@ func (s *shard) find(hash uint64, name wire.Name) (h Host, ok bool) {
 	return Host{}, false
 }
 
-// having calls yield for the hosts that have a packed address. It looks only at hosts for whose names the low half of
-// the hash is the parameter low. If yield returns false, having ends and returns false, too.
-func (s *shard) having(packed []byte, seed maphash.Seed, low uint32, yield func(Host) bool) bool {
+// hostsWith calls yield for the hosts that have a packed address. It looks only at hosts with a certain hash of the
+// name: its low half must be nameHash. If yield returns false, hostsWith ends and returns false, too.
+func (s *shard) hostsWith(packed []byte, seed maphash.Seed, nameHash uint32, yield func(Host) bool) bool {
 	if len(s.index) == 0 {
 		return true
 	}
 	mask := uint32(len(s.index) - 1) //nolint:gosec // a shard is shorter
-	for i := low & mask; s.index[i] != 0; i = (i + 1) & mask {
+	for i := nameHash & mask; s.index[i] != 0; i = (i + 1) & mask {
 		h := viewHost(s.records[s.index[i]-1:])
-		if uint32(maphash.String(seed, string(h.Name))) == low && h.has(packed) && !yield(h) { //nolint:gosec // the low half
+		if uint32(maphash.String(seed, string(h.Name))) == nameHash && h.has(packed) && !yield(h) { //nolint:gosec // the low half
 			return false
 		}
 	}

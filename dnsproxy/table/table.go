@@ -19,12 +19,12 @@ type Table struct {
 	hostSet
 	reverse reverseIndex
 	// claimed are the names that cannot be derived from a host's FQDN; nil if there are none.
-	claimed *claimed
+	claimed *claimedNames
 
 	ancestors *ancestors // of all names; nil if neither this table nor a previous one was made by WithAncestors
 
-	settled    sync.Once   // calls findCollisions
-	collisions []Collision // set by findCollisions
+	collisionsOnce sync.Once   // for findCollisions
+	collisions     []Collision // set by findCollisions
 }
 
 // Len returns the number of hosts, including wildcards.
@@ -115,8 +115,8 @@ func (t *Table) shortName(name wire.Name, s *Scratch) (Host, bool) {
 			return h, true
 		}
 	}
-	if c.own != wire.Root {
-		if h, ok := t.derived(name, c.own, s); ok {
+	if c.ownNamespace != wire.Root {
+		if h, ok := t.derived(name, c.ownNamespace, s); ok {
 			return h, true
 		}
 	}
@@ -151,11 +151,11 @@ func isPart(name wire.Name) bool {
 	return name != wire.Root && (name[1] == '_' || strings.Count(name.FirstLabel(), "-") >= minDashes)
 }
 
-// part finds the port or endpoint that has name, and sets m to it. name consists of the labels of the part, followed
-// by the FQDN of the host or, if short is true, by a short name of the host. isPart must have reported true. If
+// part finds the port or endpoint that has name, and sets m to it. name consists of the labels of the part, followed by
+// the FQDN of the host or, if byShortName is true, by a short name of the host. isPart must have reported true. If
 // there is no such part, the method part reports false and does not change m.
-func (t *Table) part(m *Match, name wire.Name, short bool, s *Scratch) bool {
-	part := Match{Short: short}
+func (t *Table) part(m *Match, name wire.Name, byShortName bool, s *Scratch) bool {
+	part := Match{Short: byShortName}
 	if name[1] == '_' {
 		if !t.port(&part, name, s) {
 			return false
@@ -179,7 +179,7 @@ func (t *Table) port(m *Match, name wire.Name, s *Scratch) (found bool) {
 		return false
 	}
 	for p := range m.Host.ports {
-		found = found || p.named(m.Prefix)
+		found = found || p.hasName(m.Prefix)
 	}
 	return found
 }
@@ -286,7 +286,7 @@ func (t *Table) Pointer(name wire.Name, suffixes *Suffixes, s *Scratch) Match {
 func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
 	n := 0
-	t.having(packed, func(h Host) bool {
+	t.hostsWith(packed, func(h Host) bool {
 		switch {
 		case h.wildcard(): // a wildcard has no FQDN that could be a PTR record's target
 		case h.headless():
@@ -330,32 +330,32 @@ func (t *Table) side(name wire.Name) int {
 
 // HostsAt calls yield for each host that has an address. It includes wildcards, and leaves out aliases.
 func (t *Table) HostsAt(addr netip.Addr, yield func(Host)) {
-	each := func(h Host) bool {
+	visit := func(h Host) bool {
 		yield(h)
 		return true
 	}
 	if addr = addr.Unmap(); addr.Is4() {
 		packed := addr.As4()
-		t.having(packed[:], each)
+		t.hostsWith(packed[:], visit)
 		return
 	}
 	packed := addr.As16()
-	t.having(packed[:], each)
+	t.hostsWith(packed[:], visit)
 }
 
-// having calls yield for the hosts with a packed address, Services first, until yield returns false.
-func (t *Table) having(packed []byte, yield func(Host) bool) {
-	t.pointed(maphash.Bytes(t.seed, packed), packed, yield)
+// hostsWith calls yield for the hosts with a packed address, Services first, until yield returns false.
+func (t *Table) hostsWith(packed []byte, yield func(Host) bool) {
+	t.hostsAtKey(maphash.Bytes(t.seed, packed), packed, yield)
 }
 
 // pods calls yield for the pods of a headless Service that have a packed address, until yield returns false.
 func (t *Table) pods(service wire.Name, packed []byte, yield func(Host) bool) {
-	t.pointed(podKey(t.seed, service, packed), packed, func(h Host) bool { return !h.podOf(service) || yield(h) })
+	t.hostsAtKey(podKey(t.seed, service, packed), packed, func(h Host) bool { return !h.podOf(service) || yield(h) })
 }
 
-// pointed calls yield for the hosts to which the reverse index points from a key and which have a packed address,
-// until yield returns false. key is the hash of the key.
-func (t *Table) pointed(key uint64, packed []byte, yield func(Host) bool) {
+// hostsAtKey calls yield for the hosts that have a packed address and that the reverse index has for a key, until yield
+// returns false. key is the hash of the key.
+func (t *Table) hostsAtKey(key uint64, packed []byte, yield func(Host) bool) {
 	tag := keyTag(key)
 	all := t.reverse[partOf(key)]
 	first, _ := slices.BinarySearch(all, tag)
@@ -364,7 +364,7 @@ func (t *Table) pointed(key uint64, packed []byte, yield func(Host) bool) {
 			break
 		}
 		at := &t.shards[p>>pointerNameBits&(digest.Count-1)]
-		if !at.having(packed, t.seed, uint32(p), yield) { //nolint:gosec // the low half
+		if !at.hostsWith(packed, t.seed, uint32(p), yield) { //nolint:gosec // the low half
 			break
 		}
 	}
@@ -461,7 +461,7 @@ func (t *Table) Skipped() []Skipped {
 // Collisions returns the names that two entries claim, sorted by name. The first call has to find
 // them. This takes longer than a small push.
 func (t *Table) Collisions() []Collision {
-	t.settled.Do(t.findCollisions)
+	t.collisionsOnce.Do(t.findCollisions)
 	return slices.Clone(t.collisions)
 }
 

@@ -13,25 +13,25 @@ type attempt struct {
 	server *server
 	sent   time.Time
 
-	// An exchange sets these fields. For probes, take and current are nil. current points to the generation of the
+	// An exchange sets these fields. For probes, deliver and current are nil. current points to the generation of the
 	// exchange, and generation is its value when the query was sent. As long as the two are equal, the exchange waits
 	// for the reply.
-	take       func(generation uint64, o outcome)
+	deliver    func(generation uint64, o outcome)
 	current    *atomic.Uint64
 	generation uint64
 	try        int // index of the server in the exchange
 
-	slot            uint32     // chooses one of the server's UDP sockets
-	stream          bool       // sent over a connection
-	asked           int        // how often the exchange has sent the query to this server, including this time
-	plain           bool       // sent without the OPT record that the query has
-	retried         bool       // sent a second time, on a new connection
-	probe           probe      // which question it asks, if it is a probe of rule 2; otherwise noProbe
-	loopProbe       *loopProbe // nil if the attempt is no loop probe
-	failedForOthers bool       // see exchange.failedForOthers; if true, a failure does not count for refusals
-	opcode          byte       // as it is in the header
-	question        []byte     // as sent, in wire form
-	packet          []byte     // the whole query, if sent over a connection
+	slot            uint32        // chooses one of the server's UDP sockets
+	stream          bool          // sent over a connection
+	sends           int           // how often the exchange has sent the query to this server, including this time
+	noOPT           bool          // sent without the OPT record that the query has
+	retried         bool          // sent a second time, on a new connection
+	probe           probeQuestion // which question it asks, if it is a probe of rule 2; otherwise noProbe
+	loopProbe       *loopProbe    // nil if the attempt is no loop probe
+	failedForOthers bool          // see exchange.failedForOthers; if true, a failure does not count for refusals
+	opcode          byte          // as it is in the header
+	question        []byte        // as sent, in wire form
+	packet          []byte        // the whole query, if sent over a connection
 }
 
 // newAttempt returns an attempt from the pool.
@@ -75,10 +75,10 @@ func (a *attempt) end(reply []byte, err error) {
 	default:
 		a.server.failed(a, err)
 	}
-	if a.take != nil {
+	if a.deliver != nil {
 		a.server.owes.Add(-1)
-		o := outcome{try: a.try, asked: a.asked, reply: reply, reading: r, err: err, stream: a.stream, plain: a.plain}
-		a.take(a.generation, o)
+		o := outcome{try: a.try, sends: a.sends, reply: reply, reading: r, err: err, stream: a.stream, noOPT: a.noOPT}
+		a.deliver(a.generation, o)
 	}
 	if cap(a.packet) <= maxPooled {
 		a.server.shared.attempts.Put(a)

@@ -42,7 +42,7 @@ func measure(b *testing.B, goroutines int, exchange func() error) {
 func BenchmarkExchange(b *testing.B) {
 	s := serve(b, answers(0))
 	for _, goroutines := range []int{1, 64} {
-		for name, how := range map[string]upstream.How{"udp": upstream.UDPThenTCP, "tcp": upstream.TCPOnly} {
+		for name, how := range map[string]upstream.Mode{"udp": upstream.UDPThenTCP, "tcp": upstream.TCPOnly} {
 			b.Run(fmt.Sprintf("nametap-%s-%d", name, goroutines), func(b *testing.B) {
 				g := client(b, upstream.Config{}).Group([]upstream.Spec{s.spec()}, upstream.Options{})
 				packet := query()

@@ -159,7 +159,7 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 			c.servers[spec] = s
 		}
 		if !slices.Contains(g.servers, s) {
-			s.follow(opts)
+			s.setOptions(opts)
 			g.servers = append(g.servers, s)
 		}
 	}
@@ -178,18 +178,18 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 // The query must have at most one question. It belongs to the group from then on, and is not changed. The reply belongs
 // to the receiver and has the query's ID and question (but see Verbatim). Without Config.Check, the
 // reply may be malformed behind its question.
-func (g *Group) Start(query []byte, how How, receiver Receiver) Started {
+func (g *Group) Start(query []byte, mode Mode, receiver Receiver) Call {
 	if len(g.servers) == 0 {
 		receiver.Receive(Answer{}, ErrNoServers)
-		return Started{}
+		return Call{}
 	}
 	e := newExchange(&g.client.shared)
-	started := Started{exchange: e, generation: e.generation.Load()}
+	started := Call{exchange: e, generation: e.generation.Load()}
 	e.busy, e.receiver = true, receiver
-	if err := e.begin(g, query, how); err != nil {
+	if err := e.begin(g, query, mode); err != nil {
 		e.finish()
 		receiver.Receive(Answer{}, err)
-		return Started{}
+		return Call{}
 	}
 	started.trace = e.trace
 	e.start(time.Now())
@@ -309,7 +309,7 @@ func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	if probe == nil || arrival.To.IsValid() && arrival.To != probe.server.spec.Addr {
 		return false
 	}
-	redirected := probe.server.retireFrom(plain(arrival.From))
+	redirected := probe.server.retireFrom(withoutZone(arrival.From))
 	c.mu.Lock()
 	probe.echoed, probe.redirected = true, redirected
 	c.mu.Unlock()
@@ -339,19 +339,19 @@ func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*se
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s, known := c.servers[Spec{Addr: addr}]; known {
-		if s.alone == nil {
-			s.alone = c.alone(s)
+		if s.single == nil {
+			s.single = c.singleGroup(s)
 		}
-		return s.alone, nil
+		return s.single, nil
 	}
 	e := &c.elsewhere
-	if at, known := e.byAddr[addr]; known {
-		e.recent.MoveToFront(at)
-		return at.Value.(*Group), nil //nolint:forcetypeassert // no other type is put in
+	if element, known := e.byAddr[addr]; known {
+		e.recent.MoveToFront(element)
+		return element.Value.(*Group), nil //nolint:forcetypeassert // no other type is put in
 	}
 	s := c.newServer(Spec{Addr: addr})
 	s.elsewhere = true
-	group = c.alone(s)
+	group = c.singleGroup(s)
 	if e.recent.Len() >= maxElsewhere {
 		victims = e.evict(victims)
 	}
@@ -365,7 +365,7 @@ func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*se
 	return group, victims
 }
 
-// alone returns a group of one server.
-func (c *Client) alone(s *server) *Group {
+// singleGroup returns a group of one server.
+func (c *Client) singleGroup(s *server) *Group {
 	return &Group{client: c, servers: []*server{s}, timeout: c.latest.Load().Timeout}
 }

@@ -126,7 +126,7 @@ func TestSlowNameKeepsEDNS(t *testing.T) {
 		if _, _, err := g.Exchange(t.Context(), query[:len(query)-wire.OPTLen], UDPOnly); err == nil {
 			t.Fatal("a name of the dead zone has an answer")
 		}
-		if g.servers[0].history.plainUntil.After(time.Now()) || plain > 20 {
+		if g.servers[0].history.noEDNSUntil.After(time.Now()) || plain > 20 {
 			t.Errorf("asked %d times without EDNS", plain)
 		}
 		time.Sleep(time.Minute) // the last replies

@@ -32,8 +32,8 @@ func serverOf(e *list.Element) *server {
 
 func (e *elsewhere) servers() []*server {
 	servers := make([]*server, 0, e.recent.Len())
-	for at := e.recent.Front(); at != nil; at = at.Next() {
-		servers = append(servers, serverOf(at))
+	for element := e.recent.Front(); element != nil; element = element.Next() {
+		servers = append(servers, serverOf(element))
 	}
 	return servers
 }
@@ -45,14 +45,14 @@ func (e *elsewhere) servers() []*server {
 func (e *elsewhere) evict(victims []*server) []*server {
 	const steps = 32 // a bound, because in a flood evict is called for each query
 	for range min(steps, e.recent.Len()) {
-		at := e.recent.Back()
-		s := serverOf(at)
+		element := e.recent.Back()
+		s := serverOf(element)
 		if s.hasReplied() {
-			e.recent.MoveToFront(at)
+			e.recent.MoveToFront(element)
 			continue
 		}
 		hadSockets := s.open.Load() > 0
-		victims = append(victims, e.remove(at))
+		victims = append(victims, e.remove(element))
 		if hadSockets {
 			return victims
 		}
@@ -64,9 +64,9 @@ func (e *elsewhere) evict(victims []*server) []*server {
 }
 
 // remove forgets a server and returns it. The caller must close it.
-func (e *elsewhere) remove(at *list.Element) *server {
-	s := serverOf(at)
-	e.recent.Remove(at)
+func (e *elsewhere) remove(element *list.Element) *server {
+	s := serverOf(element)
+	e.recent.Remove(element)
 	delete(e.byAddr, s.spec.Addr)
 	s.evicted.Store(true)
 	return s

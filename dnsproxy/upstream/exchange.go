@@ -16,7 +16,7 @@ import (
 const (
 	// UDPThenTCP asks over UDP, and over TCP if the reply is truncated. If no server sends
 	// a whole reply, the truncated reply is the answer.
-	UDPThenTCP How = iota
+	UDPThenTCP Mode = iota
 	// UDPOnly asks over UDP; a truncated reply is the answer.
 	UDPOnly
 	// TCPOnly asks over TCP.
@@ -25,13 +25,13 @@ const (
 	// Verbatim may be added to any of these. Then only the ID of the query and of the reply is changed. The query keeps
 	// its OPT record even if the server does not support EDNS, and the reply keeps the case of its question, which may
 	// differ from the query's.
-	Verbatim How = 1 << 4
+	Verbatim Mode = 1 << 4
 	// Traced may be added, too. Then the answer's Attempts are complete.
-	Traced How = 1 << 5
+	Traced Mode = 1 << 5
 )
 
-// How tells how a query is sent. TLS servers are always asked over TLS.
-type How int
+// A Mode says how a query is sent. TLS servers are always asked over TLS.
+type Mode int
 
 // A Receiver gets the result of a query.
 type Receiver interface {
@@ -65,22 +65,22 @@ type Answer struct {
 // tellAfter is how long an answer takes before it has Attempts even if the query is not Traced.
 const tellAfter = 500 * time.Millisecond
 
-// A Started is a query that was started.
-type Started struct {
+// A Call is a query that was sent by [Group.Start].
+type Call struct {
 	exchange   *exchange
 	generation uint64
 	trace      *trace
 }
 
 // Cancel ends the query if it is not over. Its receiver is not called any more, unless a call is about to happen.
-func (s Started) Cancel() {
+func (s Call) Cancel() {
 	if s.exchange != nil {
 		s.exchange.notify(s.generation, func(e *exchange) { e.cancelled = true })
 	}
 }
 
 // Attempts returns what was sent so far, if the query is Traced.
-func (s Started) Attempts() []Attempt { return s.trace.soFar(time.Now()) }
+func (s Call) Attempts() []Attempt { return s.trace.soFar(time.Now()) }
 
 // An exchange is one query in flight. It has no goroutine of its own, and runs only when there is an event. The
 // events are its start, the outcomes of its attempts, its timer and its cancellation. The goroutine that causes an
@@ -91,7 +91,7 @@ type exchange struct {
 	generation atomic.Uint64 // grows with each query: events of earlier queries are ignored; changed with mu held
 
 	mu        sync.Mutex
-	busy      bool // a goroutine runs the exchange; it alone uses the fields below cancelled
+	busy      bool // a goroutine runs the exchange; only this goroutine may use the fields from receiver on
 	outcomes  []outcome
 	due       bool // the timer has fired
 	cancelled bool
@@ -106,7 +106,7 @@ type exchange struct {
 	schedule schedule
 	servers  []peer // the servers of the schedule, by the same index
 	timer    timer
-	take     func(generation uint64, o outcome) // is called with the outcomes of attempts; never changes
+	deliver  func(generation uint64, o outcome) // takes the outcome of an attempt; never changes
 	trace    *trace                             // nil unless the query is Traced
 }
 
@@ -122,7 +122,7 @@ func newExchange(c *shared) *exchange {
 		return e
 	}
 	e := &exchange{shared: c}
-	e.take = func(generation uint64, o outcome) {
+	e.deliver = func(generation uint64, o outcome) {
 		e.notify(generation, func(e *exchange) { e.outcomes = append(e.outcomes, o) })
 	}
 	e.timer.notify = func(generation uint64) { e.notify(generation, func(e *exchange) { e.due = true }) }
@@ -147,15 +147,15 @@ func (e *exchange) finish() {
 	e.shared.exchanges.Put(e)
 }
 
-// notify passes an event to the exchange. It calls the function note, which records the event, with mu held. Then it
-// runs the exchange, unless another goroutine does. If the exchange is over, notify does nothing.
-func (e *exchange) notify(generation uint64, note func(*exchange)) {
+// notify passes an event to the exchange. It calls record, which stores the event in the exchange, with mu held. Then
+// it runs the exchange, unless another goroutine does. If the exchange is over, notify does nothing.
+func (e *exchange) notify(generation uint64, record func(*exchange)) {
 	e.mu.Lock()
 	if e.generation.Load() != generation {
 		e.mu.Unlock()
 		return
 	}
-	note(e)
+	record(e)
 	running := e.busy
 	e.busy = true
 	e.mu.Unlock()
@@ -185,7 +185,7 @@ func (e *exchange) drive() {
 		now := time.Now()
 		e.receive(outcomes, now)
 		if due && !e.schedule.over {
-			e.tick(now)
+			e.timerFired(now)
 		}
 	}
 }
@@ -205,12 +205,12 @@ func (e *exchange) tell() {
 		e.lingers = true
 		s.over = e.shared.lingering.Add(1) > maxLingering
 	}
-	answer, err := e.answer()
+	answer, err := e.result()
 	e.receiver.Receive(answer, err)
 }
 
 // begin prepares the exchange for a query.
-func (e *exchange) begin(g *Group, query []byte, how How) error {
+func (e *exchange) begin(g *Group, query []byte, mode Mode) error {
 	if len(query) < wire.HeaderLen || len(query) > dns.MaxMsgSize {
 		return errMalformedQuery
 	}
@@ -219,24 +219,24 @@ func (e *exchange) begin(g *Group, query []byte, how How) error {
 		return errMalformedQuery
 	}
 	e.query, e.question = query, query[wire.HeaderLen:end]
-	e.verbatim, e.slot = how&Verbatim != 0, rand.Uint32()
-	if how&Traced != 0 {
+	e.verbatim, e.slot = mode&Verbatim != 0, rand.Uint32()
+	if mode&Traced != 0 {
 		e.trace = new(trace)
 	}
-	how &^= Verbatim | Traced
+	mode &^= Verbatim | Traced
 	s := &e.schedule
 	s.reset()
 	s.options, s.budget, s.deadline = g.options, &g.budget, time.Now().Add(g.timeout)
-	s.once, s.overTCP, s.edns = !isQuery(query), how == UDPThenTCP, !e.verbatim && wire.EndsInOPT(query)
+	s.sendOnce, s.retryTCP, s.edns = !isQuery(query), mode == UDPThenTCP, !e.verbatim && wire.EndsInOPT(query)
 	for _, server := range g.servers {
 		e.servers = append(e.servers, peer{server: server})
-		s.tries = append(s.tries, try{stream: server.udp == nil || how == TCPOnly || g.options.UseVC})
+		s.tries = append(s.tries, try{stream: server.udp == nil || mode == TCPOnly || g.options.UseVC})
 	}
 	return nil
 }
 
 func (e *exchange) start(now time.Time) {
-	e.look(now)
+	e.updateStandings(now)
 	for i := range e.servers {
 		if e.schedule.tries[i].standing.state == Looping {
 			e.servers[i].loopProbeAgain(now)
@@ -246,17 +246,17 @@ func (e *exchange) start(now time.Time) {
 	e.carryOut(now)
 }
 
-// look passes the standing of each server to the schedule.
-func (e *exchange) look(now time.Time) {
+// updateStandings passes the current standing of each server to the schedule.
+func (e *exchange) updateStandings(now time.Time) {
 	for i := range e.servers {
-		e.schedule.see(i, e.servers[i].standing(now))
+		e.schedule.setStanding(i, e.servers[i].standing(now))
 	}
 }
 
-// tick is called when the timer fires.
-func (e *exchange) tick(now time.Time) {
+// timerFired is called after the timer has fired.
+func (e *exchange) timerFired(now time.Time) {
 	if !e.schedule.expired(now) {
-		e.look(now)
+		e.updateStandings(now)
 	}
 	e.schedule.wake(now)
 	e.carryOut(now)
@@ -269,9 +269,9 @@ func (e *exchange) receive(outcomes []outcome, now time.Time) {
 			break
 		}
 		if o.err != nil || !o.reading.usable() {
-			e.look(now)
+			e.updateStandings(now)
 		}
-		e.trace.ended(&o, now)
+		e.trace.addOutcome(&o, now)
 		e.schedule.receive(o, now)
 		e.carryOut(now)
 	}
@@ -288,15 +288,15 @@ func (e *exchange) carryOut(now time.Time) {
 			e.send(action.try, now)
 		case actHedge:
 			s.hedges.Add(1)
-			e.trace.repeats()
-		case actAnsweredPlain:
-			if t.plain || e.servers[action.try].triedPlain {
-				s.answeredPlain(now)
+			e.trace.markRepeated()
+		case actAnsweredWithoutOPT:
+			if t.noOPT || e.servers[action.try].triedPlain {
+				s.answeredWithoutOPT(now)
 			}
 		case actMalformed:
 			s.noteMalformed(t.err)
 		case actFailure:
-			s.note(wire.RcodeName(t.code))
+			s.setLastError(wire.RcodeName(t.code))
 		}
 	}
 	e.schedule.actions = e.schedule.actions[:0]
@@ -308,21 +308,21 @@ func (e *exchange) carryOut(now time.Time) {
 // send sends the query to a server.
 func (e *exchange) send(i int, now time.Time) {
 	s, t := e.servers[i].server, &e.schedule.tries[i]
-	plain := s.plain(now)
+	avoid := s.avoidsEDNS(now)
 	a := newAttempt(s)
-	a.take, a.current, a.generation, a.try = e.take, &e.generation, e.generation.Load(), i
-	a.slot, a.sent, a.stream, a.asked = e.slot, now, t.stream, t.asked
+	a.deliver, a.current, a.generation, a.try = e.deliver, &e.generation, e.generation.Load(), i
+	a.slot, a.sent, a.stream, a.sends = e.slot, now, t.stream, t.sends
 	e.slot++
 	buffer := e.shared.takePacket(e.query)
 	defer e.shared.keepPacket(buffer)
 	packet := *buffer
-	if e.schedule.edns && (plain || t.plain || e.tryPlain(i, now)) {
-		packet, a.plain = wire.CutOPT(packet), true
+	if e.schedule.edns && (avoid || t.noOPT || e.tryPlain(i, now)) {
+		packet, a.noOPT = wire.CutOPT(packet), true
 	}
 	question := packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
 	a.failedForOthers = e.failedForOthers(i)
 	a.opcode, a.question = opcode(e.query), append(a.question, question...)
-	e.trace.sent(a, earlier(e.schedule.late, e.schedule.deadline).Sub(now))
+	e.trace.addAttempt(a, earlier(e.schedule.lateAt, e.schedule.deadline).Sub(now))
 	s.sent(now)
 	s.owes.Add(1)
 	s.carrier(a.stream).send(a, packet)
@@ -346,19 +346,19 @@ func (e *exchange) failedForOthers(i int) bool {
 func (e *exchange) tryPlain(i int, now time.Time) bool {
 	const third = 3
 	t := &e.schedule.tries[i]
-	if t.asked != third {
+	if t.sends != third {
 		return false
 	}
-	since := t.first
+	start := t.first
 	if wire.WantsDNSSEC(e.query) {
-		since = now.Add(-rememberQuirk)
+		start = now.Add(-rememberQuirk)
 	}
-	e.servers[i].triedPlain = e.servers[i].dropsEDNS(since)
+	e.servers[i].triedPlain = e.servers[i].dropsEDNS(start)
 	return e.servers[i].triedPlain
 }
 
-// answer returns the answer once there is one.
-func (e *exchange) answer() (Answer, error) {
+// result returns the answer, or the error if there is none. The exchange must be answered.
+func (e *exchange) result() (Answer, error) {
 	s := &e.schedule
 	if s.reply == nil {
 		return Answer{Attempts: e.traced(time.Now())}, e.noReply()
@@ -369,7 +369,7 @@ func (e *exchange) answer() (Answer, error) {
 	} else {
 		reply = restore(reply, e.query, e.question)
 	}
-	return Answer{Reply: reply, Server: e.servers[s.winner].name, Provisional: s.provisional, Plain: s.plain,
+	return Answer{Reply: reply, Server: e.servers[s.winner].name, Provisional: s.provisional, Plain: s.noOPT,
 		Attempts: e.attempts(time.Now())}, nil
 }
 
@@ -381,7 +381,7 @@ func (e *exchange) attempts(now time.Time) []Attempt {
 	s := &e.schedule
 	first := now
 	for i := range s.tries {
-		if t := &s.tries[i]; t.asked > 0 && t.first.Before(first) {
+		if t := &s.tries[i]; t.sends > 0 && t.first.Before(first) {
 			first = t.first
 		}
 	}
@@ -391,7 +391,7 @@ func (e *exchange) attempts(now time.Time) []Attempt {
 	all := make([]Attempt, 0, len(s.tries))
 	for i := range s.tries {
 		t, made := &s.tries[i], Attempt{Server: e.servers[i].name, Used: i == s.winner}
-		if t.asked > 0 {
+		if t.sends > 0 {
 			made.Protocol = e.servers[i].protocol(t.stream)
 			made.Sent, made.Took = seconds(t.first.Sub(first)), seconds(now.Sub(t.first))
 		}
@@ -402,7 +402,7 @@ func (e *exchange) attempts(now time.Time) []Attempt {
 			made.Result = wire.RcodeName(t.code)
 		case t.err != nil:
 			made.Result = t.err.Error()
-		case t.asked == 0:
+		case t.sends == 0:
 			continue
 		}
 		all = append(all, made)
@@ -429,7 +429,7 @@ func (e *exchange) noReply() *noReply {
 		}
 		text.WriteString(separator)
 		text.WriteString(e.servers[i].name + ": " + cause.Error())
-		if t := &e.schedule.tries[i]; t.asked > 0 && errors.Is(cause, ErrTimeout) && e.servers[i].strayedSince(t.first) {
+		if t := &e.schedule.tries[i]; t.sends > 0 && errors.Is(cause, ErrTimeout) && e.servers[i].strayedSince(t.first) {
 			text.WriteString(strays)
 		}
 		separator = "; "
@@ -457,12 +457,12 @@ func (e *exchange) traced(now time.Time) []Attempt {
 		}
 	}
 	for i := range s.tries {
-		if try := &s.tries[i]; try.asked == 0 {
-			why := try.standing.state.String()
+		if try := &s.tries[i]; try.sends == 0 {
+			reason := try.standing.state.String()
 			if try.err != nil {
-				why = try.err.Error()
+				reason = try.err.Error()
 			}
-			all = append(all, Attempt{Server: e.servers[i].name, Result: why})
+			all = append(all, Attempt{Server: e.servers[i].name, Result: reason})
 		}
 	}
 	return all

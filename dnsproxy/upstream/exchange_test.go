@@ -21,7 +21,7 @@ import (
 )
 
 // ask asks a group of servers, and fails the test if there is no reply.
-func ask(t *testing.T, g *upstream.Group, how upstream.How) (got []byte, from string) {
+func ask(t *testing.T, g *upstream.Group, how upstream.Mode) (got []byte, from string) {
 	t.Helper()
 	got, from, err := g.Exchange(context.Background(), query(), how)
 	if err != nil {
@@ -63,7 +63,7 @@ func TestHugeReply(t *testing.T) {
 	huge := bytes.Repeat([]byte{1, 2, 3, 4}, 15_000)
 	s := serve(t, func(query []byte, _ string) [][]byte { return [][]byte{append(reply(query, 0), huge...)} })
 	g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
-	for _, how := range []upstream.How{upstream.UDPOnly, upstream.TCPOnly} {
+	for _, how := range []upstream.Mode{upstream.UDPOnly, upstream.TCPOnly} {
 		if got, _ := ask(t, g, how); !bytes.Equal(got[questionEnd:], huge) {
 			t.Errorf("%d bytes", len(got))
 		}
@@ -80,7 +80,7 @@ func TestTruncated(t *testing.T) {
 	c := client(t, upstream.Config{})
 	for _, tc := range []struct {
 		server *raw
-		how    upstream.How
+		how    upstream.Mode
 		cut    bool
 	}{
 		{s, upstream.UDPThenTCP, false},
@@ -307,7 +307,7 @@ func TestConnectionRefused(t *testing.T) {
 	s.udp.Close()
 	s.tcp.Close()
 	g := client(t, upstream.Config{Timeout: time.Minute}).Group(specs(s), upstream.Options{})
-	for _, how := range []upstream.How{upstream.UDPThenTCP, upstream.TCPOnly} {
+	for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.TCPOnly} {
 		for range 10 {
 			start := time.Now()
 			_, _, err := g.Exchange(context.Background(), query(), how)

@@ -3,13 +3,13 @@ package upstream
 import "context"
 
 // Exchange is Start for a test that waits. After the end of ctx it returns the error of ctx.
-func (g *Group) Exchange(ctx context.Context, query []byte, how How) (reply []byte, server string, err error) {
+func (g *Group) Exchange(ctx context.Context, query []byte, how Mode) (reply []byte, server string, err error) {
 	answer, err := g.Ask(ctx, query, how)
 	return answer.Reply, answer.Server, err
 }
 
 // Ask is Exchange with the whole answer.
-func (g *Group) Ask(ctx context.Context, query []byte, how How) (Answer, error) {
+func (g *Group) Ask(ctx context.Context, query []byte, how Mode) (Answer, error) {
 	result := make(waiter, 1)
 	started := g.Start(query, how, result)
 	select {

@@ -69,17 +69,17 @@ type history struct {
 
 	looping bool
 
-	plainUntil time.Time // until then, the server is asked without EDNS
-	ednsHeard  time.Time // when the last reply with an OPT record came
+	noEDNSUntil time.Time // until then, the server is asked without EDNS
+	ednsHeard   time.Time // when the last reply with an OPT record came
 }
 
 // A standing is a judgement of a server at one moment, derived from its history. Schedules use it to choose a server.
 type standing struct {
-	state  State
-	silent bool          // two probes are unanswered, the second for longer than patience
-	full   bool          // a probe is unanswered for longer than patience, and the server owes many replies (rule 7)
-	rtt    time.Duration // SRTT; a guess before the first reply
-	late   time.Duration // how long after a query it is late
+	state     State
+	silent    bool          // two probes are unanswered, the second for longer than patience
+	full      bool          // a probe is unanswered for longer than patience, and the server owes many replies (rule 7)
+	rtt       time.Duration // SRTT; a guess before the first reply
+	lateAfter time.Duration // how long after a query the server is late
 }
 
 // lives reports whether, as far as is known, the server replies.
@@ -93,10 +93,10 @@ func (h *history) lateAfter() time.Duration { return h.usual(unknownLate, maxLat
 func (h *history) patience() time.Duration { return h.usual(maxLate, maxSample) }
 
 // usual returns the time within which nearly all replies come, bounded by limit. Before the first reply it returns
-// unknown.
-func (h *history) usual(unknown, limit time.Duration) time.Duration {
+// initial.
+func (h *history) usual(initial, limit time.Duration) time.Duration {
 	if h.srtt == 0 {
-		return unknown
+		return initial
 	}
 	return min(max(h.srtt+4*h.rttvar, minLate), limit)
 }
@@ -111,7 +111,7 @@ func (h *history) silence(now time.Time) time.Duration {
 
 // standing returns the standing of the server (rule 2).
 func (h *history) standing(now time.Time) standing {
-	st := standing{rtt: h.srtt, late: h.lateAfter()}
+	st := standing{rtt: h.srtt, lateAfter: h.lateAfter()}
 	if h.srtt == 0 {
 		st.rtt = unknownLate
 	}
@@ -140,13 +140,13 @@ func (h *history) owes() bool { return !h.waiting.IsZero() && !h.looping }
 // owed replies for longer than rule 1 allows, or if the time of its replies is to be measured (rule 2). full is true
 // if the server is full and gets probes in place of queries (rule 7). Then the pauses between probes do not grow.
 func (h *history) probeDue(now time.Time, fastest, full bool) bool {
-	late := h.owes() && now.Sub(h.waiting) >= h.lateAfter()
+	overdue := h.owes() && now.Sub(h.waiting) >= h.lateAfter()
 	unmeasured := fastest && !h.looping && (h.heard.IsZero() || now.Sub(h.heard) >= refreshTime)
 	pause := min(probePause<<min(max(h.probes-downUnanswered, 0), 8), maxProbePause)
 	if full {
 		pause = probePause
 	}
-	if !late && !unmeasured || !h.probed.IsZero() && now.Sub(h.probed) < pause {
+	if !overdue && !unmeasured || !h.probed.IsZero() && now.Sub(h.probed) < pause {
 		return false
 	}
 	h.probed = now
@@ -155,16 +155,16 @@ func (h *history) probeDue(now time.Time, fastest, full bool) bool {
 	return true
 }
 
-// refused notes a connection that was refused. at is the time when it was requested.
-func (h *history) refused(at time.Time) {
+// refused records that the server refused a connection. requested is when the connection was requested.
+func (h *history) refused(requested time.Time) {
 	h.refusals++
-	h.unanswered(at)
+	h.unanswered(requested)
 }
 
-// unanswered notes the time of a probe that was sent, or of a connection that was refused.
-func (h *history) unanswered(at time.Time) {
+// unanswered records the start of a probe that was sent, or of a connection that was refused.
+func (h *history) unanswered(start time.Time) {
 	if h.silentSince.IsZero() {
-		h.silentSince = at
+		h.silentSince = start
 	}
 }
 
@@ -182,11 +182,11 @@ func (h *history) replied(now time.Time, rtt time.Duration, r reading) {
 	}
 }
 
-// answeredPlain notes that the server has answered a query from which the OPT record was left
+// answeredWithoutOPT records that the server has answered a query from which the OPT record was left
 // out. If it has sent no OPT record for a while, it is asked without one from now on.
-func (h *history) answeredPlain(now time.Time) {
+func (h *history) answeredWithoutOPT(now time.Time) {
 	if h.ednsHeard.IsZero() || now.Sub(h.ednsHeard) >= rememberQuirk {
-		h.plainUntil = now.Add(rememberQuirk)
+		h.noEDNSUntil = now.Add(rememberQuirk)
 	}
 }
 

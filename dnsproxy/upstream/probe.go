@@ -10,10 +10,10 @@ import (
 )
 
 const (
-	noProbe    probe = iota
-	probeID          // the server's identity (RFC 4892)
-	probeLocal       // the address of localhost (RFC 6761, section 6.3)
-	probeKnown       // the last question that the server had an answer to
+	noProbe    probeQuestion = iota
+	probeID                  // the server's identity (RFC 4892)
+	probeLocal               // the address of localhost (RFC 6761, section 6.3)
+	probeKnown               // the last question that the server had an answer to
 )
 
 // If a server does not answer a query, there are two possible reasons. The server is dead, or it waits for other
@@ -25,11 +25,11 @@ const (
 // health check asks. CoreDNS itself answers at once for all classes other than IN. Other servers usually have
 // the answer to the last question in their cache.
 
-// A probe says which question a probe asks.
-type probe uint8
+// A probeQuestion selects the question of a probe.
+type probeQuestion uint8
 
 // question returns the question in wire form, empty if there is none.
-func (p probe) question(known []byte) []byte {
+func (p probeQuestion) question(known []byte) []byte {
 	switch p {
 	case probeLocal:
 		return wire.AppendQuestion(nil, wire.Localhost, dns.TypeA, dns.ClassINET)
@@ -52,9 +52,9 @@ const (
 
 	probeLen = 16 // random bytes in a name; its first label has them in hex
 
-	// A server may be suspected of a loop again and again, for example because its names are slow.
-	// Then it is probed after 1 s, 2 s, 4 s and so on up to 64 s. After two minutes without a
-	// probe, the next one is sent at once.
+	// A server may be suspected of a loop again and again, for example because the nameservers behind it are slow. Then
+	// it is probed after 1 s, 2 s, 4 s and so on up to 64 s. After two minutes without a probe, the next one is sent at
+	// once.
 	loopProbePause = time.Second
 	maxProbes      = 6 // how often loopProbePause is doubled at most
 	probesForget   = 2 * time.Minute
@@ -62,7 +62,8 @@ const (
 	probeForgets   = 30 * time.Second
 
 	// maxRedirected is how many loop probes in a row may be redirected to the agent before the capture rules are
-	// blamed. So many may be redirected by chance, because the application has used the same ports before.
+	// blamed. A few may be redirected by chance, if the application has used the port of the probe's socket before (see
+	// Client.Echo).
 	maxRedirected = 3
 )
 

@@ -61,7 +61,7 @@ func TestClose(t *testing.T) {
 	c := upstream.NewClient(upstream.Config{Timeout: time.Minute})
 	g := c.Group(specs(s), upstream.Options{})
 	var asking sync.WaitGroup
-	for _, how := range []upstream.How{upstream.UDPOnly, upstream.TCPOnly} {
+	for _, how := range []upstream.Mode{upstream.UDPOnly, upstream.TCPOnly} {
 		asking.Go(func() {
 			if _, _, err := g.Exchange(context.Background(), query(), how); !errors.Is(err, net.ErrClosed) {
 				t.Errorf("%v: %v", how, err)

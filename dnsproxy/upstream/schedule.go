@@ -14,23 +14,23 @@ import (
 // to 8 of the package comment). It is a plain value: it has no clock, no sockets and no
 // goroutines, so that tests can drive it event by event.
 //
-// An exchange uses its schedule like this. It calls the method see with the standing of each server, and then the
-// method start. After that, it calls the method receive for each outcome, and the method wake at the time that
-// wakeAt returns. After each call it carries out the actions in the field actions. This goes on until the schedule
-// is over, or the caller cancels the query.
+// An exchange uses its schedule like this. It calls setStanding for each server, and then the method start. After that,
+// it calls the method receive for each outcome, and the method wake at the time that wakeAt returns. After each call it
+// carries out the actions in the field actions. This goes on until the schedule is over, or the caller cancels the
+// query.
 type schedule struct {
 	// Set before start.
 	options  Options
 	tries    []try // a server each, in the order of configuration
 	deadline time.Time
 	budget   *budget // of rule 7, shared by all queries of the group
-	once     bool    // the query must not be sent twice (rule 8)
+	sendOnce bool    // the query must not be sent twice (rule 8)
 	edns     bool    // the query has an OPT record that may be left out
-	overTCP  bool    // after a truncated reply, the query is sent over TCP (rule 8)
+	retryTCP bool    // after a truncated reply, the query is sent over TCP (rule 8)
 
 	actions []action // to be carried out by the exchange, in order
 
-	late           time.Time     // when the server asked last will be late and the next one is asked
+	lateAt         time.Time     // when the server asked last will be late and the next one is asked
 	maxWait        time.Duration // how long the query waits at most before it asks the next server
 	truncatedUntil time.Time     // when a truncated reply becomes the answer; zero if there is none
 	repeated       bool          // the query was sent again because a server was late
@@ -38,24 +38,24 @@ type schedule struct {
 	held outcome // a negative answer that is held (rule 6); its reply is nil if none is held
 
 	// The end. The answer may be replaced after it was given, until the schedule is over.
-	answered    bool   // the fields winner, reply, provisional, plain and cause are set
+	answered    bool   // the fields winner, reply, provisional, noOPT and cause are set
 	over        bool   // nothing is awaited any more
 	replaced    bool   // an earlier server's answer replaced the answer (rule 6)
 	winner      int    // index of the server that sent the reply
 	reply       []byte // the answer; nil if there is none
 	provisional bool   // an earlier server may have another answer (rule 6)
-	plain       bool   // the query was sent without its OPT record
+	noOPT       bool   // the query was sent without its OPT record
 	cause       error  // why the query no longer waits for servers without a reply; may be nil
 }
 
 // A try is what the schedule of a query knows about one server.
 type try struct {
-	standing standing  // as last passed to see
-	asked    int       // how often the query was sent to it
+	standing standing  // as last passed to setStanding
+	sends    int       // how often the query was sent to it
 	first    time.Time // when the query was first sent to it
 	done     bool      // it is not asked again: it has failed, or its reply is held
 	stream   bool      // it is asked over a connection
-	plain    bool      // it is asked without EDNS
+	noOPT    bool      // it is asked without EDNS
 
 	err       error   // why it has failed without a reply that can be used
 	failure   []byte  // its reply, if that was a failure
@@ -65,11 +65,11 @@ type try struct {
 
 // An outcome is the end of an attempt.
 type outcome struct {
-	try, asked    int // from the attempt
+	try, sends    int // from the attempt
 	reply         []byte
 	reading       reading // of reply
 	err           error   // why there is no reply
-	stream, plain bool    // how the server was asked
+	stream, noOPT bool    // how the server was asked
 }
 
 // An action is something that the exchange has to do for the schedule, to the server with the index try.
@@ -81,11 +81,11 @@ type action struct {
 type actionKind uint8
 
 const (
-	actSend          actionKind = iota // send the server the query
-	actHedge                           // count a query that is sent to the server because another was late
-	actAnsweredPlain                   // note that the server answered a query without EDNS
-	actMalformed                       // note a malformed reply; the error is in try.err
-	actFailure                         // note a failure; the response code is in try.code
+	actSend               actionKind = iota // send the server the query
+	actHedge                                // count a query that is sent to the server because another was late
+	actAnsweredWithoutOPT                   // note that the server answered a query without EDNS
+	actMalformed                            // note a malformed reply; the error is in try.err
+	actFailure                              // note a failure; the response code is in try.code
 )
 
 // reset empties s and keeps its memory for the next query.
@@ -98,16 +98,16 @@ func (s *schedule) act(kind actionKind, i int) {
 	s.actions = append(s.actions, action{kind, i})
 }
 
-// see notes the standing of a server. The exchange calls it for every server before it calls the method start or wake,
-// and before it passes an outcome that is not an answer to the method receive. A server that loops has failed, and so
-// has a server that is down and full (rule 7), if it was not asked yet.
-func (s *schedule) see(i int, st standing) {
+// setStanding sets the standing of a server. The exchange calls it for every server before it calls the method start or
+// wake, and before it passes an outcome that is not an answer to the method receive. A server that loops has failed,
+// and so has a server that is down and full (rule 7), if it was not asked yet.
+func (s *schedule) setStanding(i int, st standing) {
 	t := &s.tries[i]
 	t.standing = st
 	switch {
 	case st.state == Looping:
 		t.done, t.err = true, ErrLoop
-	case st.full && st.state == Down && t.asked == 0:
+	case st.full && st.state == Down && t.sends == 0:
 		t.done, t.err = true, ErrSilent
 	}
 }
@@ -132,7 +132,7 @@ func (s *schedule) start(now time.Time) {
 func (s *schedule) askFirst(best int, now time.Time) {
 	s.ask(best, now)
 	for i := range s.tries {
-		if t := &s.tries[i]; s.tries[best].standing.state == Down && !s.once && i != best && !t.done && t.asked == 0 {
+		if t := &s.tries[i]; s.tries[best].standing.state == Down && !s.sendOnce && i != best && !t.done && t.sends == 0 {
 			s.send(i, now)
 		}
 	}
@@ -142,7 +142,7 @@ func (s *schedule) askFirst(best int, now time.Time) {
 // server is asked again, the wait is twice as long (rule 4).
 func (s *schedule) ask(i int, now time.Time) {
 	t := &s.tries[i]
-	s.late = now.Add(min(t.standing.late<<min(t.asked, 8), s.maxWait))
+	s.lateAt = now.Add(min(t.standing.lateAfter<<min(t.sends, 8), s.maxWait))
 	s.send(i, now)
 }
 
@@ -153,10 +153,10 @@ func (s *schedule) send(i int, now time.Time) {
 	if t.standing.full {
 		return
 	}
-	if t.asked == 0 {
+	if t.sends == 0 {
 		t.first = now
 	}
-	t.asked++
+	t.sends++
 	s.act(actSend, i)
 }
 
@@ -165,7 +165,7 @@ func (s *schedule) expired(now time.Time) bool { return !now.Before(s.deadline) 
 
 // wakeAt returns when wake is to be called, if the schedule is not over by then.
 func (s *schedule) wakeAt() time.Time {
-	at := earlier(s.late, s.deadline)
+	at := earlier(s.lateAt, s.deadline)
 	if !s.truncatedUntil.IsZero() {
 		at = earlier(at, s.truncatedUntil)
 	}
@@ -177,9 +177,9 @@ func (s *schedule) wake(now time.Time) {
 	switch {
 	case s.expired(now), !s.truncatedUntil.IsZero() && !now.Before(s.truncatedUntil):
 		s.giveUp(ErrTimeout, now)
-	case s.ended(now):
-		s.late = now.Add(maxLate) // then wake sees whether earlier servers still live
-	case now.Before(s.late):
+	case s.endIfDone(now):
+		s.lateAt = now.Add(maxLate) // then wake sees whether earlier servers still live
+	case now.Before(s.lateAt):
 	default:
 		s.repeat(now)
 	}
@@ -189,8 +189,8 @@ func (s *schedule) wake(now time.Time) {
 // sent twice (rule 8) and rule 7 allows it.
 func (s *schedule) repeat(now time.Time) {
 	i := s.next()
-	if s.once || !s.mayRepeat(&s.tries[i].standing, now) {
-		s.late = now.Add(s.maxWait)
+	if s.sendOnce || !s.mayRepeat(&s.tries[i].standing, now) {
+		s.lateAt = now.Add(s.maxWait)
 		return
 	}
 	s.repeated = true
@@ -212,7 +212,7 @@ func (s *schedule) receive(o outcome, now time.Time) {
 		s.receiveError(o, now)
 	case !o.reading.usable():
 		s.receiveFailure(o, now)
-	case o.reading.truncated && !o.stream && s.overTCP:
+	case o.reading.truncated && !o.stream && s.retryTCP:
 		s.receiveTruncated(o, now)
 	default:
 		s.receiveAnswer(o, now)
@@ -231,8 +231,8 @@ func (s *schedule) receiveFailure(o outcome, now time.Time) {
 		t.err = fmt.Errorf("%w: %w", ErrMalformed, o.reading.err)
 		s.act(actMalformed, o.try)
 		s.fail(o.try, now)
-	case o.reading.rejectsEDNS() && !o.plain && s.edns:
-		s.again(o.try, now, &t.plain)
+	case o.reading.rejectsEDNS() && !o.noOPT && s.edns:
+		s.askAgain(o.try, now, &t.noOPT)
 	default:
 		t.failure, t.code = o.reply, o.reading.code
 		s.act(actFailure, o.try)
@@ -248,12 +248,12 @@ func (s *schedule) receiveTruncated(o outcome, now time.Time) {
 	if s.truncatedUntil.IsZero() {
 		s.truncatedUntil = now.Add(truncatedWait)
 	}
-	s.again(o.try, now, &t.stream)
+	s.askAgain(o.try, now, &t.stream)
 }
 
 func (s *schedule) receiveAnswer(o outcome, now time.Time) {
-	if o.plain {
-		s.act(actAnsweredPlain, o.try)
+	if o.noOPT {
+		s.act(actAnsweredWithoutOPT, o.try)
 	}
 	if o.reading.negative && !s.answered && s.outranked(o.try) {
 		s.hold(o, now)
@@ -262,24 +262,24 @@ func (s *schedule) receiveAnswer(o outcome, now time.Time) {
 	s.win(o, now)
 }
 
-// again asks a server once more, in another way: over a connection, or without EDNS. way points to the field stream
-// or plain of the server's try. again sets this field, so that the server is asked in this way from now on.
-func (s *schedule) again(i int, now time.Time, way *bool) {
+// askAgain asks a server once more, in another way: over a connection, or without EDNS. way points to the field stream
+// or noOPT of the server's try. askAgain sets this field, so that the server is asked in this way from now on.
+func (s *schedule) askAgain(i int, now time.Time, way *bool) {
 	if *way {
 		return // another attempt had the same outcome before
 	}
 	*way = true
-	s.late = now.Add(s.tries[i].standing.late)
+	s.lateAt = now.Add(s.tries[i].standing.lateAfter)
 	s.send(i, now)
 }
 
 // fail moves on from a server that has failed for this question (rule 5).
 func (s *schedule) fail(i int, now time.Time) {
 	s.tries[i].done = true
-	if s.ended(now) {
+	if s.endIfDone(now) {
 		return
 	}
-	if next := s.next(); s.tries[next].asked == 0 {
+	if next := s.next(); s.tries[next].sends == 0 {
 		s.askFirst(next, now)
 	}
 }
@@ -294,7 +294,7 @@ func (s *schedule) next() int {
 	}
 	best := -1
 	for i := range tries {
-		if t := &tries[i]; !t.done && (best < 0 || t.before(&tries[best], s.options.Fastest)) {
+		if t := &tries[i]; !t.done && (best < 0 || t.precedes(&tries[best], s.options.Fastest)) {
 			best = i
 		}
 	}
@@ -305,16 +305,16 @@ func (s *schedule) next() int {
 	fastest := tries[best]
 	fastest.standing.rtt = fastest.standing.rtt*3/2 + 5*time.Millisecond
 	for i := range tries[:best] {
-		if t := &tries[i]; !t.done && t.before(&fastest, true) {
+		if t := &tries[i]; !t.done && t.precedes(&fastest, true) {
 			return i
 		}
 	}
 	return best
 }
 
-// ended ends the query if it need not wait any more, because the reply that is held becomes the answer, or no server
-// is left. It reports whether the query is answered.
-func (s *schedule) ended(now time.Time) bool {
+// endIfDone ends the query if it need not wait any more, because the reply that is held becomes the answer, or no
+// server is left. It reports whether the query is answered.
+func (s *schedule) endIfDone(now time.Time) bool {
 	switch {
 	case s.answered:
 		s.over = s.over || !s.awaits()
@@ -330,7 +330,7 @@ func (s *schedule) ended(now time.Time) bool {
 // have sent a failure, and the others are down and late (rule 5).
 func (s *schedule) settle(now time.Time) {
 	failed := s.bestFailure() >= 0
-	left := func(t try) bool { return !t.done && (!failed || t.standing.state < Down || !t.late(now)) }
+	left := func(t try) bool { return !t.done && (!failed || t.standing.state < Down || !t.isLate(now)) }
 	if s.next() < 0 || !slices.ContainsFunc(s.tries, left) {
 		s.giveUp(nil, now)
 	}
@@ -353,10 +353,10 @@ func (s *schedule) bestFailure() int {
 func (s *schedule) win(o outcome, now time.Time) {
 	s.budget.earn()
 	s.replaced, s.answered = s.answered, true
-	s.winner, s.reply, s.plain = o.try, o.reply, o.plain
+	s.winner, s.reply, s.noOPT = o.try, o.reply, o.noOPT
 	s.provisional = s.inOrder() && slices.ContainsFunc(s.tries[:o.try], func(t try) bool { return !t.disclaims() })
 	s.over = s.replaced || !s.awaits()
-	s.late = now.Add(maxLate)
+	s.lateAt = now.Add(maxLate)
 }
 
 // giveUp ends the query with the best result so far: an answer, a truncated or held reply, or the
@@ -381,7 +381,7 @@ func (s *schedule) giveUp(cause error, now time.Time) {
 // The next methods implement rule 6, which is about answers of servers other than the first.
 
 // inOrder reports whether rule 6 applies.
-func (s *schedule) inOrder() bool { return !s.options.Fastest && !s.once }
+func (s *schedule) inOrder() bool { return !s.options.Fastest && !s.sendOnce }
 
 // outranked reports whether a server before the i-th may still send an answer.
 func (s *schedule) outranked(i int) bool {
@@ -391,7 +391,7 @@ func (s *schedule) outranked(i int) bool {
 // awaits reports whether a server before the winner was asked and may still send an answer.
 func (s *schedule) awaits() bool {
 	return s.inOrder() &&
-		slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.asked > 0 && !t.done && t.mayKnow() })
+		slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.sends > 0 && !t.done && t.mayKnow() })
 }
 
 // hold keeps a negative answer until all earlier servers have answered,
@@ -402,21 +402,21 @@ func (s *schedule) hold(o outcome, now time.Time) {
 		return
 	}
 	s.held = o
-	s.late = earlier(s.late, now.Add(s.tries[o.try].standing.late))
+	s.lateAt = earlier(s.lateAt, now.Add(s.tries[o.try].standing.lateAfter))
 	for i := range o.try {
-		if t := &s.tries[i]; t.asked == 0 && t.mayKnow() {
+		if t := &s.tries[i]; t.sends == 0 && t.mayKnow() {
 			s.send(i, now)
 		}
 	}
 }
 
-// before reports whether t must be asked before other, whatever their order in the configuration. It must if it was
+// precedes reports whether t must be asked before other, whatever their order in the configuration. It must if it was
 // asked fewer times, or if rule 3 puts it first. byTime is true if SRTT counts for this, too.
-func (t *try) before(other *try, byTime bool) bool {
+func (t *try) precedes(other *try, byTime bool) bool {
 	x, y := t.standing, other.standing
 	switch {
-	case t.asked != other.asked:
-		return t.asked < other.asked
+	case t.sends != other.sends:
+		return t.sends < other.sends
 	case x.state != y.state:
 		return x.state < y.state
 	case x.silent != y.silent:
@@ -425,9 +425,9 @@ func (t *try) before(other *try, byTime bool) bool {
 	return byTime && x.rtt < y.rtt
 }
 
-// late reports whether the server is late (rule 1), counted from when the query was first sent to it.
-func (t *try) late(now time.Time) bool {
-	return t.asked > 0 && !now.Before(t.first.Add(t.standing.late))
+// isLate reports whether the server is late (rule 1), counted from when the query was first sent to it.
+func (t *try) isLate(now time.Time) bool {
+	return t.sends > 0 && !now.Before(t.first.Add(t.standing.lateAfter))
 }
 
 // mayKnow reports whether a server may have an answer: it lives and has not replied yet, or it has sent a truncated

@@ -20,14 +20,14 @@ func FuzzSchedule(f *testing.F) { // F3, F4
 	f.Fuzz(func(t *testing.T, events []byte, settings uint8) {
 		start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		d := driver{t: t, now: start, schedule: schedule{
-			options: Options{Fastest: settings&1 > 0},
-			once:    settings&8 > 0, edns: settings&16 > 0, overTCP: settings&32 > 0,
+			options:  Options{Fastest: settings&1 > 0},
+			sendOnce: settings&8 > 0, edns: settings&16 > 0, retryTCP: settings&32 > 0,
 			deadline: start.Add(defaultTimeout), budget: new(budget),
 		}}
 		standings := []standing{up, silent, down, looping, up12ms, up90ms}
 		for i := range 1 + int(settings>>6) {
 			d.schedule.tries = append(d.schedule.tries, try{})
-			d.schedule.see(i, standings[int(settings>>3)%len(standings)])
+			d.schedule.setStanding(i, standings[int(settings>>3)%len(standings)])
 		}
 		d.schedule.start(d.now)
 		d.takeActions()
@@ -36,7 +36,7 @@ func FuzzSchedule(f *testing.F) { // F3, F4
 			case 0:
 				d.wake()
 			case 1:
-				d.schedule.see(arg%len(d.schedule.tries), standings[arg/8%len(standings)])
+				d.schedule.setStanding(arg%len(d.schedule.tries), standings[arg/8%len(standings)])
 			default:
 				d.receive(arg)
 			}
@@ -96,7 +96,7 @@ func (d *driver) receive(arg int) {
 	case 5:
 		o.err, o.reply = syscall.ECONNREFUSED, nil
 	}
-	retried := o.reading.rejectsEDNS() && !o.plain && d.schedule.edns
+	retried := o.reading.rejectsEDNS() && !o.noOPT && d.schedule.edns
 	d.replied = d.replied || o.err == nil && o.reading.err == nil && !retried
 	before := d.schedule
 	d.schedule.receive(o, d.now)
@@ -117,9 +117,9 @@ func (d *driver) takeActions() {
 			continue
 		}
 		t := &s.tries[action.try]
-		d.inFlight = append(d.inFlight, outcome{try: action.try, stream: t.stream, plain: t.plain})
+		d.inFlight = append(d.inFlight, outcome{try: action.try, stream: t.stream, noOPT: t.noOPT})
 		d.sent[action.try]++
-		if ways := 1 + count(t.stream) + count(t.plain); s.once && d.sent[action.try] > ways {
+		if ways := 1 + count(t.stream) + count(t.noOPT); s.sendOnce && d.sent[action.try] > ways {
 			d.t.Fatalf("rule 8: sent %d times to server %d", d.sent[action.try], action.try)
 		}
 	}

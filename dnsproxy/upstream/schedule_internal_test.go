@@ -21,14 +21,14 @@ func wake(s *schedule, now time.Time) { s.wake(now) }
 func cancel(s *schedule, now time.Time) { s.giveUp(context.Canceled, now) }
 
 // stands returns the event that a server's standing has changed.
-func stands(i int, st standing) event { return func(s *schedule, _ time.Time) { s.see(i, st) } }
+func stands(i int, st standing) event { return func(s *schedule, _ time.Time) { s.setStanding(i, st) } }
 
 // receives returns the event that an attempt has an outcome. Whether it was sent over a
 // connection, and without EDNS, is what the schedule wants at that time.
 func receives(o outcome) event {
 	return func(s *schedule, now time.Time) {
 		sent := o // tests that run at once share events
-		sent.stream, sent.plain = s.tries[o.try].stream, s.tries[o.try].plain
+		sent.stream, sent.noOPT = s.tries[o.try].stream, s.tries[o.try].noOPT
 		s.receive(sent, now)
 	}
 }
@@ -66,12 +66,12 @@ type step struct {
 
 // Standings of servers that are late after 50 ms, and rank by 10 ms.
 var (
-	up      = standing{rtt: 10 * ms, late: 50 * ms}
-	silent  = standing{rtt: 500 * ms, late: 50 * ms, silent: true}
-	down    = standing{rtt: 10 * ms, late: 50 * ms, state: Down, silent: true}
-	looping = standing{rtt: 10 * ms, late: 50 * ms, state: Looping}
-	up12ms  = standing{rtt: 12 * ms, late: 50 * ms}
-	up90ms  = standing{rtt: 90 * ms, late: 100 * ms}
+	up      = standing{rtt: 10 * ms, lateAfter: 50 * ms}
+	silent  = standing{rtt: 500 * ms, lateAfter: 50 * ms, silent: true}
+	down    = standing{rtt: 10 * ms, lateAfter: 50 * ms, state: Down, silent: true}
+	looping = standing{rtt: 10 * ms, lateAfter: 50 * ms, state: Looping}
+	up12ms  = standing{rtt: 12 * ms, lateAfter: 50 * ms}
+	up90ms  = standing{rtt: 90 * ms, lateAfter: 100 * ms}
 )
 
 type scheduleTest struct {
@@ -164,14 +164,14 @@ func (tc scheduleTest) run(t *testing.T) {
 	t.Helper()
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	s := schedule{
-		options: tc.options, deadline: start.Add(defaultTimeout), budget: new(budget), once: tc.once, edns: true, overTCP: true,
+		options: tc.options, deadline: start.Add(defaultTimeout), budget: new(budget), sendOnce: tc.once, edns: true, retryTCP: true,
 	}
 	if tc.poor {
 		s.budget.spent, s.budget.filled = budgetMax+40, start
 	}
 	for i, st := range tc.servers {
 		s.tries = append(s.tries, try{stream: tc.options.UseVC})
-		s.see(i, st)
+		s.setStanding(i, st)
 	}
 	s.start(start)
 	if got := s.describe(start); got != tc.want {
@@ -194,7 +194,7 @@ func (s *schedule) describe(start time.Time) string {
 		if action.kind == actSend && t.stream {
 			text += " over TCP"
 		}
-		if action.kind == actSend && t.plain {
+		if action.kind == actSend && t.noOPT {
 			text += " plain"
 		}
 		parts = append(parts, text)

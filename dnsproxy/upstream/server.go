@@ -49,7 +49,7 @@ type server struct {
 	stream carrier
 
 	elsewhere bool         // it is not configured; never changes
-	alone     *Group       // the group of this server alone; guarded by the client's mutex
+	single    *Group       // the group of this server alone; guarded by the client's mutex
 	evicted   atomic.Bool  // it was removed from the client's elsewhere
 	open      atomic.Int64 // sockets and connections
 	owes      atomic.Int64 // how many queries were sent, are still in memory, and have no reply so far
@@ -61,7 +61,7 @@ type server struct {
 	mu             sync.Mutex
 	history        history
 	options        Options        // options of the group that last took this server
-	nextProbe      probe          // question of the next probe
+	nextProbe      probeQuestion  // question of the next probe
 	known          []byte         // last question that had an answer, in wire form; empty if there is none
 	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
 	refused        refusals
@@ -69,7 +69,7 @@ type server struct {
 	lastError      string
 	lastErrorAt    time.Time
 	barred         bool // see Status.Barred
-	overTCP        overTCP
+	tcpFailures    tcpFailures
 	loggedDown     bool // the last line in the log reports it as down
 
 	loopProbe  time.Time // when the last loop probe was sent
@@ -77,9 +77,9 @@ type server struct {
 	redirected int       // loop probes in a row that the kernel redirected to the agent
 }
 
-// overTCP describes the failures of queries over TCP since the last reply over TCP. It is used for servers that are
+// tcpFailures describes the failures of queries over TCP since the last reply over TCP. It is used for servers that are
 // also queried over UDP.
-type overTCP struct {
+type tcpFailures struct {
 	first, last time.Time // when the first and the last failure were; zero if there is none
 	err         string    // of the last failure
 }
@@ -133,10 +133,10 @@ func (s *server) dial() (net.Conn, error) {
 	return secure, nil
 }
 
-// opening counts a socket that is about to be opened. If the goroutine that sweeps sockets is not running, opening
-// starts it. It returns an error if the server must not have another socket. If the socket cannot be opened, the
-// caller calls shut.
-func (s *server) opening() error {
+// reserveSocket counts a socket that is about to be opened. If the goroutine that sweeps sockets is not running,
+// reserveSocket starts it. It returns an error if the server must not have another socket. If the caller cannot open
+// the socket, it must call releaseSocket.
+func (s *server) reserveSocket() error {
 	c := s.shared
 	if s.elsewhere {
 		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.hasReplied() {
@@ -155,8 +155,8 @@ func (s *server) opening() error {
 	return nil
 }
 
-// shut counts a socket that was closed, or could not be opened.
-func (s *server) shut() {
+// releaseSocket ends the counting of a socket that was closed, or could not be opened.
+func (s *server) releaseSocket() {
 	s.open.Add(-1)
 	s.shared.open.Add(-1)
 	if s.elsewhere {
@@ -194,8 +194,8 @@ func (s *server) standing(now time.Time) standing {
 	return st
 }
 
-// follow sets the options of the server to the options of a group that it is put into.
-func (s *server) follow(options Options) {
+// setOptions sets the options of the server to the options of a group that it is put into.
+func (s *server) setOptions(options Options) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.options = options
@@ -243,7 +243,7 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	s.mu.Lock()
 	s.barred = false
 	if a.stream {
-		s.overTCP = overTCP{}
+		s.tcpFailures = tcpFailures{}
 	}
 	s.history.replied(now, rtt, r)
 	if a.probe != noProbe {
@@ -253,9 +253,9 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	}
 	rose := s.loggedDown
 	s.loggedDown = false
-	turned := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a, r) &&
+	changed := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a, r) &&
 		now.Sub(s.refusalsLogged) >= refusalsLogEvery
-	if turned {
+	if changed {
 		s.refusalsLogged = now
 	}
 	refusing, lastError := s.refused.all(), s.lastError
@@ -263,9 +263,9 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	switch {
 	case rose:
 		s.logs(slog.LevelInfo, "nameserver answers again")
-	case turned && refusing:
+	case changed && refusing:
 		s.logs(slog.LevelWarn, "nameserver answers all queries with failures", slog.String("last_error", lastError))
-	case turned:
+	case changed:
 		s.logs(slog.LevelInfo, "nameserver answers queries again")
 	}
 	if s.shared.config.Observe != nil {
@@ -278,7 +278,7 @@ const refusalsLogEvery = time.Minute
 
 // countLocked counts a reply to a query, and reports whether it has changed the result of refused.all. A failure does
 // not count for refused.all if another server has failed for the same question: the reason may be the question.
-func (s *server) countLocked(a *attempt, r reading) (turned bool) {
+func (s *server) countLocked(a *attempt, r reading) (changed bool) {
 	before := s.refused.all()
 	if r.err == nil {
 		s.responses[rcodeIndex(r.code)]++
@@ -302,10 +302,10 @@ func (s *server) failed(a *attempt, err error) {
 	now := time.Now()
 	s.lastError, s.lastErrorAt, s.barred = err.Error(), now, errors.Is(err, syscall.EPERM)
 	if a.stream && s.udp != nil {
-		if s.overTCP.first.IsZero() {
-			s.overTCP.first = now
+		if s.tcpFailures.first.IsZero() {
+			s.tcpFailures.first = now
 		}
-		s.overTCP.last, s.overTCP.err = now, err.Error()
+		s.tcpFailures.last, s.tcpFailures.err = now, err.Error()
 	}
 	// A server that does not accept connections may still answer over UDP.
 	if refuses(err) && (!a.stream || s.udp == nil) && a.probe == noProbe {
@@ -327,43 +327,43 @@ func (s *server) stray(counter *atomic.Uint64) {
 	s.strayed.Store(&now)
 }
 
-// strayedSince reports whether a packet that stray counts came after the time since.
-func (s *server) strayedSince(since time.Time) bool {
-	at := s.strayed.Load()
-	return at != nil && at.After(since)
+// strayedSince reports whether a packet that stray counts has come after start.
+func (s *server) strayedSince(start time.Time) bool {
+	last := s.strayed.Load()
+	return last != nil && last.After(start)
 }
 
 // noteMalformed notes a malformed reply.
 func (s *server) noteMalformed(err error) {
 	s.malformed.Add(1)
-	s.note(err.Error())
+	s.setLastError(err.Error())
 }
 
-// note keeps the last error for Status.
-func (s *server) note(text string) {
+// setLastError sets the last error, for Status.
+func (s *server) setLastError(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lastError, s.lastErrorAt = text, time.Now()
 }
 
-// plain reports whether the server is to be asked without EDNS.
-func (s *server) plain(now time.Time) bool {
+// avoidsEDNS reports whether the server is to be asked without EDNS.
+func (s *server) avoidsEDNS(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return now.Before(s.history.plainUntil)
+	return now.Before(s.history.noEDNSUntil)
 }
 
-// dropsEDNS reports whether no reply with an OPT record has come after the time since.
-func (s *server) dropsEDNS(since time.Time) bool {
+// dropsEDNS reports whether no reply with an OPT record has come after start.
+func (s *server) dropsEDNS(start time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.history.ednsHeard.Before(since)
+	return s.history.ednsHeard.Before(start)
 }
 
-func (s *server) answeredPlain(now time.Time) {
+func (s *server) answeredWithoutOPT(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.history.answeredPlain(now)
+	s.history.answeredWithoutOPT(now)
 }
 
 // sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
@@ -473,7 +473,7 @@ func (s *server) retireFrom(local netip.AddrPort) bool {
 }
 
 // setLooping notes whether the server loops and why, and logs a change.
-func (s *server) setLooping(looping bool, why string) {
+func (s *server) setLooping(looping bool, reason string) {
 	s.mu.Lock()
 	changed := s.history.looping != looping
 	s.history.looping = looping
@@ -483,8 +483,8 @@ func (s *server) setLooping(looping bool, why string) {
 	s.mu.Unlock()
 	switch {
 	case changed && looping:
-		s.note(why)
-		s.logs(slog.LevelWarn, "nameserver is no longer used: "+why)
+		s.setLastError(reason)
+		s.logs(slog.LevelWarn, "nameserver is no longer used: "+reason)
 	case changed:
 		s.logs(slog.LevelInfo, "nameserver is used again: its queries no longer come back")
 	}
@@ -515,7 +515,7 @@ func (s *server) status(now time.Time) Status {
 	for i, name := range rcodeNames() {
 		responses[name] = s.responses[i]
 	}
-	tcp := TCPStatus{Since: s.overTCP.first, LastError: s.overTCP.err, LastErrorAt: s.overTCP.last}
+	tcp := TCPStatus{Since: s.tcpFailures.first, LastError: s.tcpFailures.err, LastErrorAt: s.tcpFailures.last}
 	return Status{
 		TCP: tcp, Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
 		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),

@@ -30,14 +30,14 @@ type socket struct {
 	closed  bool                // a closed socket is retired, too
 }
 
-// isLocal reports whether local, an address that plain returned, is the local address of a socket.
+// isLocal reports whether local is the local address of a socket. local must be a result of withoutZone.
 func isLocal(conn net.Conn, local netip.AddrPort) bool {
 	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
-	return err == nil && plain(addr) == local
+	return err == nil && withoutZone(addr) == local
 }
 
-// plain returns an address without its zone, and an IPv4-mapped address as IPv4.
-func plain(a netip.AddrPort) netip.AddrPort {
+// withoutZone returns an address without its zone, and an IPv4-mapped address as IPv4.
+func withoutZone(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
@@ -146,7 +146,7 @@ func (s *socket) endLocked() (first bool) {
 	first = !s.closed
 	s.retired, s.closed = true, true
 	if first {
-		s.server.shut()
+		s.server.releaseSocket()
 	}
 	return first
 }

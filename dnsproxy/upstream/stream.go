@@ -60,12 +60,12 @@ func newStreams(s *server) *streams {
 // A survey describes the connections that take queries. A connection is silent while it has queries and receives
 // nothing.
 type survey struct {
-	open     int       // how many there are
-	best     *stream   // has the fewest queries of the connections that are not silent for too long; may be nil
-	least    int       // queries of best
-	freshest *stream   // has been silent for the shortest time; may be nil
-	stalest  *stream   // has been silent for the longest time; may be nil
-	youngest time.Time // when the last one was opened
+	open        int       // how many there are
+	best        *stream   // has the fewest queries of the connections that are not silent for too long; may be nil
+	bestQueries int       // queries of best
+	freshest    *stream   // has been silent for the shortest time; may be nil
+	stalest     *stream   // has been silent for the longest time; may be nil
+	youngest    time.Time // when the last one was opened
 }
 
 // chooseLocked returns the connection with the fewest queries, or a new one if all have many. A server gets at most
@@ -76,14 +76,14 @@ type survey struct {
 // all connections have been silent for too long, a new one takes the place of the one that has been silent the
 // longest. This happens at most once in maxLate, because the reason for the silence may be slow names.
 func (p *streams) chooseLocked(a *attempt) (*stream, error) {
-	now, late := time.Now(), minLate
-	if a.asked <= 1 {
-		late = p.server.lateAfter()
+	now, patience := time.Now(), minLate
+	if a.sends <= 1 {
+		patience = p.server.lateAfter()
 	}
-	v := p.surveyLocked(now, late)
+	v := p.surveyLocked(now, patience)
 	room := len(p.all) < 2*maxStreams
 	switch {
-	case v.best != nil && (v.least < streamQueries || v.open >= maxStreams):
+	case v.best != nil && (v.bestQueries < streamQueries || v.open >= maxStreams):
 		return v.best, nil
 	case room && v.open < maxStreams:
 	case room && v.best == nil && v.stalest != nil && now.Sub(v.youngest) > maxLate:
@@ -100,8 +100,8 @@ func (p *streams) chooseLocked(a *attempt) (*stream, error) {
 	return s, err
 }
 
-func (p *streams) surveyLocked(now time.Time, late time.Duration) survey {
-	v := survey{least: maxPending}
+func (p *streams) surveyLocked(now time.Time, patience time.Duration) survey {
+	v := survey{bestQueries: maxPending}
 	shortest, longest := time.Duration(math.MaxInt64), time.Duration(-1)
 	for _, s := range p.all {
 		n, silence, ok := s.load(now)
@@ -118,8 +118,8 @@ func (p *streams) surveyLocked(now time.Time, late time.Duration) survey {
 		if n < maxPending && silence < shortest {
 			v.freshest, shortest = s, silence
 		}
-		if n < v.least && silence <= late {
-			v.best, v.least = s, n
+		if n < v.bestQueries && silence <= patience {
+			v.best, v.bestQueries = s, n
 		}
 	}
 	return v
@@ -127,13 +127,13 @@ func (p *streams) surveyLocked(now time.Time, late time.Duration) survey {
 
 // openLocked opens a connection.
 func (p *streams) openLocked(now time.Time) (*stream, error) {
-	if err := p.server.opening(); err != nil {
+	if err := p.server.reserveSocket(); err != nil {
 		return nil, err
 	}
 	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: p.server.shared.config.Clock.Now()}
 	s.server, s.pending = p.server, make(map[uint16]*attempt)
 	if !p.server.shared.spawn(s.run) {
-		p.server.shut()
+		p.server.releaseSocket()
 		return nil, net.ErrClosed
 	}
 	p.all = append(p.all, s)

@@ -56,7 +56,7 @@ func TestTLS(t *testing.T) {
 	c := client(t, upstream.Config{TLSRootsFile: roots})
 	for _, name := range []string{"dns.example", ""} { // without a name, the address
 		g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: true, ServerName: name}}, upstream.Options{})
-		for _, how := range []upstream.How{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPOnly} {
+		for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPOnly} {
 			if got, _ := ask(t, g, how); code(got) != 3 {
 				t.Errorf("%x", got)
 			}

@@ -17,7 +17,7 @@ func TestSuspendedSockets(t *testing.T) { // F11, F15
 	clock := fakeclock.New()
 	s := serve(t, func(query []byte, _ string) [][]byte { return [][]byte{reply(query, 3)} })
 	g := client(t, upstream.Config{Clock: clock.Clock}).Group(specs(s), upstream.Options{})
-	for _, how := range []upstream.How{upstream.UDPOnly, upstream.TCPOnly} {
+	for _, how := range []upstream.Mode{upstream.UDPOnly, upstream.TCPOnly} {
 		ask(t, g, how)
 		before := s.takeSources()
 		clock.Suspend(t, time.Minute)

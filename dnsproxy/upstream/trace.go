@@ -37,49 +37,49 @@ type trace struct {
 	attempts []traced
 }
 
-// traced is an attempt of a trace. The fields try and asked are the attempt's: the index of the server, and how often
-// the query was sent to it, including this time.
+// traced is an attempt of a trace. try is the index of the server, and sends is how often the query was sent to it,
+// including this time.
 type traced struct {
 	Attempt
-	at         time.Time
-	try, asked int
+	sentAt     time.Time
+	try, sends int
 }
 
-// repeats notes that the next attempt is a repetition.
-func (t *trace) repeats() {
+// markRepeated notes that the next attempt is a repetition.
+func (t *trace) markRepeated() {
 	if t != nil {
 		t.repeated = true
 	}
 }
 
-// sent notes an attempt. patience is how long the exchange waits for the reply before it asks the next server.
-func (t *trace) sent(a *attempt, patience time.Duration) {
+// addAttempt adds an attempt. patience is how long the exchange waits for the reply before it asks the next server.
+func (t *trace) addAttempt(a *attempt, patience time.Duration) {
 	if t == nil {
 		return
 	}
-	made := traced{at: a.sent, try: a.try, asked: a.asked, Attempt: Attempt{
-		Server: a.server.name, Protocol: a.server.protocol(a.stream), Plain: a.plain, Repeated: t.repeated,
+	made := traced{sentAt: a.sent, try: a.try, sends: a.sends, Attempt: Attempt{
+		Server: a.server.name, Protocol: a.server.protocol(a.stream), Plain: a.noOPT, Repeated: t.repeated,
 		Usual: seconds(a.server.rtt()), Patience: seconds(max(0, patience)),
 	}}
 	t.repeated = false
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.attempts) > 0 {
-		made.Sent = seconds(a.sent.Sub(t.attempts[0].at))
+		made.Sent = seconds(a.sent.Sub(t.attempts[0].sentAt))
 	}
 	t.attempts = append(t.attempts, made)
 }
 
-// ended notes the outcome of an attempt.
-func (t *trace) ended(o *outcome, now time.Time) {
+// addOutcome adds the outcome of an attempt.
+func (t *trace) addOutcome(o *outcome, now time.Time) {
 	if t == nil {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range t.attempts {
-		if a := &t.attempts[i]; a.try == o.try && a.asked == o.asked {
-			a.Result, a.Took = o.text(), seconds(now.Sub(a.at))
+		if a := &t.attempts[i]; a.try == o.try && a.sends == o.sends {
+			a.Result, a.Took = o.text(), seconds(now.Sub(a.sentAt))
 		}
 	}
 }
@@ -95,7 +95,7 @@ func (t *trace) soFar(now time.Time) []Attempt {
 	for i := range t.attempts {
 		a := t.attempts[i].Attempt
 		if a.Result == "" {
-			a.Took = seconds(now.Sub(t.attempts[i].at))
+			a.Took = seconds(now.Sub(t.attempts[i].sentAt))
 		}
 		all = append(all, a)
 	}
@@ -112,21 +112,21 @@ func Others(attempts []Attempt) string {
 		if slices.ContainsFunc(attempts[:i], same) {
 			continue
 		}
-		did, used := "", false
+		ended, used := "", false
 		for j := range attempts[i:] {
 			a := &attempts[i+j]
 			switch {
 			case !same(*a):
 				continue
 			case a.Result != "":
-				did = a.Result
-			case did == "":
-				did = "no reply for " + time.Duration(a.Took*float64(time.Second)).Round(time.Millisecond).String()
+				ended = a.Result
+			case ended == "":
+				ended = "no reply for " + time.Duration(a.Took*float64(time.Second)).Round(time.Millisecond).String()
 			}
 			used = used || a.Used
 		}
 		if !used {
-			texts = append(texts, server+": "+did)
+			texts = append(texts, server+": "+ended)
 		}
 	}
 	return strings.Join(texts, "; ")

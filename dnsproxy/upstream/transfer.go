@@ -45,8 +45,8 @@ func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transfe
 		if _, err := io.ReadFull(conn, message); err != nil {
 			return nil, err
 		}
-		over, err := tracker.over(message)
-		if err != nil || over {
+		ended, err := tracker.isLast(message)
+		if err != nil || ended {
 			return message, err
 		}
 		if err := to.send(message); err != nil {
@@ -59,14 +59,14 @@ func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transfe
 // SOA record. If the transfer is incremental, the second record is the SOA record of an older version, and the
 // zone's SOA record also stands before the additions of the last difference. So it is sent three times.
 type transferEnd struct {
-	id          uint16
-	incremental bool   // the query is an IXFR
-	have        uint32 // the serial that the client has, if the query is an IXFR
+	id           uint16
+	incremental  bool   // the query is an IXFR
+	clientSerial uint32 // the serial that the client has, if the query is an IXFR
 
-	records int    // received so far
-	serial  uint32 // of the zone
-	seen    int    // how often the zone's SOA record was received so far
-	want    int    // how often the zone's SOA record is sent in the whole transfer
+	records  int    // received so far
+	serial   uint32 // of the zone
+	soaCount int    // how often the zone's SOA record was received so far
+	soaTotal int    // how often the zone's SOA record is sent in the whole transfer
 }
 
 func newTransferEnd(query []byte) (*transferEnd, error) {
@@ -74,17 +74,17 @@ func newTransferEnd(query []byte) (*transferEnd, error) {
 	if err := msg.Unpack(query); err != nil || len(msg.Question) != 1 {
 		return nil, errMalformedQuery
 	}
-	t := &transferEnd{id: msg.Id, incremental: msg.Question[0].Qtype == dns.TypeIXFR, want: 2}
+	t := &transferEnd{id: msg.Id, incremental: msg.Question[0].Qtype == dns.TypeIXFR, soaTotal: 2}
 	for _, rr := range msg.Ns {
 		if soa, ok := rr.(*dns.SOA); ok {
-			t.have = soa.Serial
+			t.clientSerial = soa.Serial
 		}
 	}
 	return t, nil
 }
 
-// over reports whether a message is the last.
-func (t *transferEnd) over(message []byte) (bool, error) {
+// isLast reports whether a message is the last one of the transfer.
+func (t *transferEnd) isLast(message []byte) (bool, error) {
 	msg := new(dns.Msg)
 	if err := msg.Unpack(message); err != nil || !msg.Response || msg.Id != t.id {
 		return false, ErrMalformed
@@ -101,13 +101,13 @@ func (t *transferEnd) over(message []byte) (bool, error) {
 		case t.records == 1:
 			t.serial = soa.Serial
 		case t.records == 2 && isSOA && t.incremental && soa.Serial != t.serial:
-			t.want = 3
+			t.soaTotal = 3
 		}
 		if isSOA && soa.Serial == t.serial {
-			t.seen++
+			t.soaCount++
 		}
 	}
 	// The client has the zone already if it has the zone's serial, or a later one (RFC 1982).
-	upToDate := t.incremental && t.records == 1 && int32(t.serial-t.have) <= 0 //nolint:gosec // serials wrap around
-	return t.seen >= t.want || upToDate, nil
+	upToDate := t.incremental && t.records == 1 && int32(t.serial-t.clientSerial) <= 0 //nolint:gosec // serials wrap around
+	return t.soaCount >= t.soaTotal || upToDate, nil
 }

@@ -54,12 +54,12 @@ type udpSocket struct {
 	left int       // how many more queries it takes before it is replaced; guarded by mu
 }
 
-// A udpWrite has the argument and the result of one call of write(2). It is pooled together with the function do, so
+// A udpWrite has the argument and the result of one call of write(2). It is pooled together with the function fn, so
 // that a call allocates nothing.
 type udpWrite struct {
 	packet []byte
 	err    error
-	do     func(fd uintptr) bool
+	fn     func(fd uintptr) bool
 }
 
 // transfer calls read(2) or write(2) on a socket that does not block. It bypasses Go's
@@ -100,17 +100,17 @@ func (p *udpSockets) slotsInUse() uint32 {
 // open opens a socket. It connects the socket, so that the kernel drops packets from other senders and reports ICMP
 // errors.
 func (p *udpSockets) open() (*udpSocket, error) {
-	if err := p.server.opening(); err != nil {
+	if err := p.server.reserveSocket(); err != nil {
 		return nil, err
 	}
 	s, err := p.dial()
 	if err != nil {
-		p.server.shut()
+		p.server.releaseSocket()
 	}
 	return s, err
 }
 
-// dial opens a socket that the method opening of the server has counted.
+// dial opens a socket that reserveSocket has counted.
 func (p *udpSockets) dial() (*udpSocket, error) {
 	dialer := net.Dialer{Control: p.server.shared.config.Control}
 	conn, err := dialer.DialContext(context.Background(), "udp", p.server.spec.Addr.String())
@@ -141,12 +141,12 @@ func (p *udpSockets) remove(s *udpSocket) {
 	}
 }
 
-// mayTake reports whether the socket takes another query. last is true if the socket cannot be
-// replaced. Then it takes queries beyond udpQueries and udpAge.
-func (s *udpSocket) mayTake(last bool) bool {
+// mayTake reports whether the socket takes another query. irreplaceable is true if the socket cannot be replaced. Then
+// it takes queries beyond udpQueries and udpAge.
+func (s *udpSocket) mayTake(irreplaceable bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.retired && (last || s.left > 0 && s.since(s.born) < udpAge)
+	return !s.retired && (irreplaceable || s.left > 0 && s.since(s.born) < udpAge)
 }
 
 func (s *udpSocket) send(a *attempt, packet []byte) bool {
@@ -230,18 +230,18 @@ func (s *udpSocket) sweep(now time.Time) {
 
 // receive ends the attempt that a packet is the reply to. It reports whether the socket is retired
 // and has no attempts left.
-func (s *udpSocket) receive(packet []byte) (last bool) {
+func (s *udpSocket) receive(packet []byte) (idle bool) {
 	if !s.isResponse(packet) {
 		return false
 	}
 	s.mu.Lock()
 	a := s.removeRepliedLocked(packet)
-	last = s.retired && len(s.pending) == 0
+	idle = s.retired && len(s.pending) == 0
 	s.mu.Unlock()
 	if a != nil {
 		a.end(append([]byte(nil), packet...), nil)
 	}
-	return last
+	return idle
 }
 
 // write sends a packet and never blocks. If the kernel has no room for the packet, the packet is lost, and write
@@ -251,7 +251,7 @@ func (s *udpSocket) write(packet []byte) error {
 	w, ok := pool.Get().(*udpWrite)
 	if !ok {
 		w = new(udpWrite)
-		w.do = func(fd uintptr) bool {
+		w.fn = func(fd uintptr) bool {
 			w.err = nil
 			if _, errno := transfer(unix.SYS_WRITE, fd, w.packet); errno != 0 {
 				w.err = errno
@@ -260,7 +260,7 @@ func (s *udpSocket) write(packet []byte) error {
 		}
 	}
 	w.packet, w.err = packet, nil
-	err := s.raw.Write(w.do)
+	err := s.raw.Write(w.fn)
 	if err == nil && w.err != nil && !errors.Is(w.err, unix.EAGAIN) && !errors.Is(w.err, unix.ENOBUFS) {
 		err = w.err
 	}
@@ -284,7 +284,7 @@ func (s *udpSocket) read() {
 			n, errno := transfer(unix.SYS_READ, fd, buffer[:])
 			switch errno {
 			case 0:
-				if last := s.receive(buffer[:n]); last {
+				if idle := s.receive(buffer[:n]); idle {
 					return true
 				}
 			case unix.EINTR:

@@ -16,31 +16,32 @@ const (
 type timer struct {
 	notify     func(generation uint64) // never changes
 	generation uint64                  // of the exchange, when the timer was set
-	at         time.Time
+	dueAt      time.Time
 	prev, next *timer // in its slot; nil if it is not set
 }
 
 // A wheel holds the timers that are set. The zero wheel is empty. It has no goroutine: a timer of Go runs fire.
 type wheel struct {
-	mu      sync.Mutex
-	origin  time.Time
-	slots   [wheelSlots]timer // sentinels of rings of timers, one for each tick of a turn
-	count   int               // how many timers are set
-	passed  int64             // the last tick whose slot was looked at
-	pending int64             // the tick for which alarm is set; 0 if alarm is not set
-	firing  bool              // the method fire runs; it sets alarm when it ends
-	alarm   *time.Timer       // nil before the first timer
+	mu        sync.Mutex
+	origin    time.Time
+	slots     [wheelSlots]timer // sentinels of rings of timers, one for each tick of a turn
+	count     int               // how many timers are set
+	passed    int64             // the last tick whose slot was looked at
+	alarmTick int64             // the tick for which alarm is set; 0 if alarm is not set
+	firing    bool              // the method fire runs; it sets alarm when it ends
+	alarm     *time.Timer       // nil before the first timer
 }
 
-// tick returns the tick at which the wheel looks at a timer that is due at the time at.
-func (w *wheel) tick(at time.Time) int64 { return int64(at.Sub(w.origin)/wheelTick) + 1 }
+// tickOf returns the tick at which the wheel looks at a timer that is due at dueAt.
+func (w *wheel) tickOf(dueAt time.Time) int64 { return int64(dueAt.Sub(w.origin)/wheelTick) + 1 }
 
-// set sets a timer of an exchange to a time, or changes its time. generation is the generation of the exchange.
-func (w *wheel) set(t *timer, at time.Time, generation uint64) {
+// set sets a timer of an exchange, or changes the time of a timer that is set. The timer is due at dueAt. generation is
+// the generation of the exchange.
+func (w *wheel) set(t *timer, dueAt time.Time, generation uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if t.next != nil {
-		if t.at.Equal(at) {
+		if t.dueAt.Equal(dueAt) {
 			return
 		}
 		w.unlink(t)
@@ -49,9 +50,9 @@ func (w *wheel) set(t *timer, at time.Time, generation uint64) {
 		w.origin = time.Now().Add(-wheelTick) // so that no tick is 0
 		w.alarm = time.AfterFunc(time.Hour, w.fire)
 	}
-	t.at, t.generation = at, generation
+	t.dueAt, t.generation = dueAt, generation
 	w.link(t)
-	w.setAlarm(w.tick(at))
+	w.setAlarm(w.tickOf(dueAt))
 }
 
 // stop ends a timer. Its notify may be called even after that, if the timer was due already.
@@ -64,7 +65,7 @@ func (w *wheel) stop(t *timer) {
 }
 
 func (w *wheel) link(t *timer) {
-	tick := max(w.tick(t.at), w.passed+1)
+	tick := max(w.tickOf(t.dueAt), w.passed+1)
 	end := &w.slots[tick%wheelSlots]
 	if end.next == nil {
 		end.prev, end.next = end, end
@@ -83,10 +84,10 @@ func (w *wheel) unlink(t *timer) {
 // setAlarm makes the method fire run at a tick, unless it will run earlier.
 func (w *wheel) setAlarm(tick int64) {
 	tick = max(tick, w.passed+1)
-	if w.firing || w.pending != 0 && w.pending <= tick {
+	if w.firing || w.alarmTick != 0 && w.alarmTick <= tick {
 		return
 	}
-	w.pending = tick
+	w.alarmTick = tick
 	w.alarm.Reset(time.Until(w.origin.Add(time.Duration(tick) * wheelTick)))
 }
 
@@ -120,14 +121,14 @@ func (w *wheel) due(now time.Time) (due []dueTimer) {
 		end := &w.slots[(w.passed+1)%wheelSlots]
 		for t := end.next; t != nil && t != end; {
 			next := t.next
-			if !now.Before(t.at) {
+			if !now.Before(t.dueAt) {
 				due = append(due, dueTimer{t.notify, t.generation})
 				w.unlink(t)
 			}
 			t = next
 		}
 	}
-	w.pending, w.firing = 0, len(due) > 0
+	w.alarmTick, w.firing = 0, len(due) > 0
 	for tick := w.passed + 1; w.count > 0 && !w.firing && tick <= w.passed+wheelSlots; tick++ {
 		if end := &w.slots[tick%wheelSlots]; end.next != nil && end.next != end {
 			w.setAlarm(tick)

@@ -55,10 +55,10 @@ func PutCounts(msg []byte, n *[Sections]uint16) {
 		uint64(n[AnswerSection])<<32|uint64(n[AuthoritySection])<<16|uint64(n[AdditionalSection]))
 }
 
-// WalkQuestion returns where the question at the offset off ends. Its name must not be compressed.
-func WalkQuestion(msg []byte, off int) (end int, err error) {
-	for start := off; ; {
-		next, pointer, err := walkLabel(msg, off)
+// WalkQuestion returns where the question at offset ends. Its name must not be compressed.
+func WalkQuestion(msg []byte, offset int) (end int, err error) {
+	for start := offset; ; {
+		next, pointer, err := walkLabel(msg, offset)
 		switch {
 		case err != nil:
 			return 0, err
@@ -66,12 +66,12 @@ func WalkQuestion(msg []byte, off int) (end int, err error) {
 			return 0, errPointer
 		case next-start > MaxNameLen+1:
 			return 0, ErrLongName
-		case next == off+1 && next+questionFixedLen > len(msg):
+		case next == offset+1 && next+questionFixedLen > len(msg):
 			return 0, ErrShort
-		case next == off+1:
+		case next == offset+1:
 			return next + questionFixedLen, nil
 		}
-		off = next
+		offset = next
 	}
 }
 
@@ -114,8 +114,8 @@ type Walker struct {
 	// fixed part at Fixed and ends at End.
 	Section           int
 	Owner, Fixed, End int
-	// Spelled reports whether the owner is the first question's name and is spelled out, at least in part. It is
-	// false if the owner is only a pointer to the question.
+	// Spelled reports whether the owner is the first question's name and begins with labels. It is false if the owner
+	// is only a pointer to the question.
 	Spelled bool
 
 	// Err is the reason if Next has reported false before the end of the message; otherwise nil.
@@ -143,11 +143,11 @@ func (w *Walker) Next() bool {
 	}
 	w.left--
 	const pointer = PointerBits | HeaderLen // to the question's name, as nearly all owners are
-	msg, off := w.msg, w.End
-	w.Owner, w.Spelled = off, false
-	fixed := off + 2
-	if fixed > len(msg) || binary.BigEndian.Uint16(msg[off:]) != pointer {
-		if fixed, w.Spelled, w.Err = walkName(msg, off); w.Err != nil {
+	msg, offset := w.msg, w.End
+	w.Owner, w.Spelled = offset, false
+	fixed := offset + 2
+	if fixed > len(msg) || binary.BigEndian.Uint16(msg[offset:]) != pointer {
+		if fixed, w.Spelled, w.Err = walkName(msg, offset); w.Err != nil {
 			return false
 		}
 	}
@@ -167,16 +167,16 @@ func (w *Walker) Next() bool {
 // Type returns the type of the current record.
 func (w *Walker) Type() uint16 { return binary.BigEndian.Uint16(w.msg[w.Fixed:]) }
 
-// walkName returns where the name at the offset off ends. same reports whether it equals
-// the first question's name, without regard to case. The question must have been walked before.
+// walkName returns where the name at offset ends. isQuestion reports whether it equals the first question's name,
+// without regard to case. The question must have been walked before.
 //
 // A pointer leads back to an earlier run of labels. That run must end before the run that contains the pointer
 // begins. So every walk ends.
-func walkName(msg []byte, off int) (end int, same bool, err error) {
-	same = true
-	start, bound := off, len(msg) // where the run of labels around off begins, and where it must end
+func walkName(msg []byte, offset int) (end int, isQuestion bool, err error) {
+	isQuestion = true
+	start, bound := offset, len(msg) // where the run of labels around offset begins, and where it must end
 	for question, length, pointers := HeaderLen, 0, 0; ; {
-		next, pointer, err := walkLabel(msg[:bound], off)
+		next, pointer, err := walkLabel(msg[:bound], offset)
 		if err != nil && pointers > 0 {
 			err = errPointer
 		}
@@ -187,40 +187,40 @@ func walkName(msg []byte, off int) (end int, same bool, err error) {
 			if pointers++; pointers == 1 {
 				end = next
 			}
-			target := pointerTarget(msg, off)
+			target := pointerTarget(msg, offset)
 			if target < HeaderLen || target >= start || pointers > maxPointers {
 				return 0, false, errPointer
 			}
-			off, start, bound = target, target, start
+			offset, start, bound = target, target, start
 			continue
 		}
-		n := next - off
+		n := next - offset
 		if length += n; length > MaxNameLen+1 {
 			return 0, false, ErrLongName
 		}
-		same = same && len(msg)-question >= n && EqualFold(msg[question:question+n], msg[off:next])
-		question += n // not used unless same is true
-		off = next
+		isQuestion = isQuestion && len(msg)-question >= n && EqualFold(msg[question:question+n], msg[offset:next])
+		question += n // not used unless isQuestion is true
+		offset = next
 		switch {
 		case n > 1:
 		case pointers > 0:
-			return end, same, nil
+			return end, isQuestion, nil
 		default:
-			return off, same, nil
+			return offset, isQuestion, nil
 		}
 	}
 }
 
-// walkLabel returns where the label or the pointer at off ends.
-func walkLabel(msg []byte, off int) (next int, pointer bool, err error) {
-	if off >= len(msg) {
+// walkLabel returns where the label or the pointer at offset ends.
+func walkLabel(msg []byte, offset int) (next int, pointer bool, err error) {
+	if offset >= len(msg) {
 		return 0, false, ErrShort
 	}
-	switch msg[off] & labelType {
+	switch msg[offset] & labelType {
 	case 0:
-		next = off + 1 + int(msg[off])
+		next = offset + 1 + int(msg[offset])
 	case labelType:
-		next, pointer = off+2, true
+		next, pointer = offset+2, true
 	default:
 		return 0, false, errLabelType
 	}
@@ -230,9 +230,9 @@ func walkLabel(msg []byte, off int) (next int, pointer bool, err error) {
 	return next, pointer, nil
 }
 
-// pointerTarget returns the offset that the pointer at off leads to.
-func pointerTarget(msg []byte, off int) int {
-	return int(binary.BigEndian.Uint16(msg[off:]) &^ PointerBits)
+// pointerTarget returns the offset that the pointer at offset leads to.
+func pointerTarget(msg []byte, offset int) int {
+	return int(binary.BigEndian.Uint16(msg[offset:]) &^ PointerBits)
 }
 
 // IsPointer reports whether a compression pointer begins with b, and not a label.
