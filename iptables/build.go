@@ -28,7 +28,7 @@ func buildFamily(cfg Config, f family.Family) []table {
 	}
 	b := builder{cfg: cfg, family: f, destinations: destinations}
 	redirect := fmt.Sprintf("REDIRECT --to-ports %d", cfg.Port)
-	chains := b.chains(action{protocols: []string{"udp", "tcp"}, target: redirect, why: "to the agent", vips: true})
+	chains := b.chains(action{protocols: []string{"udp", "tcp"}, target: redirect, comment: "to the agent", vips: true})
 	test := netip.PrefixFrom(TestAddr(f), TestAddr(f).BitLen()).String()
 	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
 	var tables []table
@@ -39,7 +39,7 @@ func buildFamily(cfg Config, f family.Family) []table {
 	raw := table{name: "raw", chains: b.leases()}
 	if cfg.Zone != 0 {
 		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
-		chains := b.chains(action{protocols: []string{"udp"}, target: zone, why: "apart from the agent"})
+		chains := b.chains(action{protocols: []string{"udp"}, target: zone, comment: "apart from the agent"})
 		raw.chains = append(raw.chains, b.looped(b.replies(chains))...)
 	}
 	if len(raw.chains) > 0 {
@@ -74,38 +74,38 @@ type builder struct {
 }
 
 // chains makes the chains of one table.
-func (b builder) chains(to action) []chain {
+func (b builder) chains(a action) []chain {
 	output := chain{name: outputChain, parent: "OUTPUT"}
-	for _, p := range to.protocols {
+	for _, p := range a.protocols {
 		if !b.cfg.NoProbe {
-			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hops(), ProbeHops), "probe of the agent", to.target))
+			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hops(), ProbeHops), "probe of the agent", a.target))
 		}
 	}
-	output.rules = slices.Concat(output.rules, b.unleased(), b.owners(to.vips && b.cfg.Pod), b.exclusions())
+	output.rules = slices.Concat(output.rules, b.unleased(), b.owners(a.vips && b.cfg.Pod), b.exclusions())
 	for _, name := range b.cfg.ExcludeInterfaces {
 		output.rules = append(output.rules, b.rule("-o "+name, "excluded interface", "RETURN"))
 	}
-	if to.vips {
+	if a.vips {
 		output.rules = append(output.rules, b.vips("")...)
 	}
 	for _, d := range b.destinations {
-		for _, p := range to.protocols {
-			output.rules = append(output.rules, b.rule(matches("-d", d.address, "-o", d.out, "-p", p), to.why, to.target))
+		for _, p := range a.protocols {
+			output.rules = append(output.rules, b.rule(matches("-d", d.address, "-o", d.outInterface, "-p", p), a.comment, a.target))
 		}
 	}
 	chains := []chain{output}
 	if len(b.cfg.VirtualInterfaces) > 0 {
-		chains = append(chains, b.prerouting(to))
+		chains = append(chains, b.prerouting(a))
 	}
 	for i := range chains {
-		for _, p := range to.protocols {
+		for _, p := range a.protocols {
 			m := fmt.Sprintf("-p %s -m %s --dport %d", p, p, dnsPort)
 			if p == "tcp" {
 				m += " " + synOnly
 			}
 			chains[i].jumps = append(chains[i].jumps, b.rule(m, "DNS over "+strings.ToUpper(p), chains[i].name))
 		}
-		if to.vips {
+		if a.vips {
 			chains[i].jumps = append(chains[i].jumps, b.vipJumps(chains[i].name)...)
 		}
 	}
@@ -193,7 +193,7 @@ func Passes(server netip.Addr) bool { return server.Is6() && server.IsLinkLocalU
 
 // A destination has the values of -d and -o in the rule for captured queries.
 type destination struct {
-	address, out string
+	address, outInterface string
 }
 
 // destinations returns the destinations whose queries are captured. A single empty destination means all.
@@ -205,7 +205,7 @@ func destinations(cfg Config, f family.Family) []destination {
 	for _, a := range cfg.Servers {
 		if a.Is4() == (f == family.IPv4) && !Passes(a) {
 			p := netip.PrefixFrom(a.WithZone(""), a.BitLen())
-			ds = append(ds, destination{address: p.String(), out: a.Zone()})
+			ds = append(ds, destination{address: p.String(), outInterface: a.Zone()})
 		}
 	}
 	return ds
@@ -213,22 +213,22 @@ func destinations(cfg Config, f family.Family) []destination {
 
 // action is what the chains of one table do with queries that are not excluded.
 type action struct {
-	protocols   []string
-	target, why string
-	vips        bool // connections to VIPs are redirected, too
+	protocols       []string
+	target, comment string
+	vips            bool // connections to VIPs are redirected, too
 }
 
 // prerouting makes the chain for packets from virtual interfaces. These packets have no socket on this host and
 // therefore no owner. They have no outgoing interface yet.
-func (b builder) prerouting(to action) chain {
+func (b builder) prerouting(a action) chain {
 	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleased(), b.exclusions()...)}
 	for _, name := range b.cfg.VirtualInterfaces {
-		if to.vips {
+		if a.vips {
 			c.rules = append(c.rules, b.vips(name)...)
 		}
 		for _, d := range b.destinations {
-			for _, p := range to.protocols {
-				c.rules = append(c.rules, b.rule(matches("-d", d.address, "-i", name, "-p", p), to.why, to.target))
+			for _, p := range a.protocols {
+				c.rules = append(c.rules, b.rule(matches("-d", d.address, "-i", name, "-p", p), a.comment, a.target))
 			}
 		}
 	}
@@ -238,19 +238,19 @@ func (b builder) prerouting(to action) chain {
 // quicPort is the UDP port of HTTP/3. refusedPort is a UDP port on which no program listens (RFC 1078).
 const quicPort, refusedPort = 443, 1
 
-// vips makes the rules that redirect connections to VIPs. If the parameter in names an interface, the rules match
-// only connections from this interface; if it is "", they match all connections. Packets of HTTP/3 are redirected to
-// the agent, which answers that it supports no version of QUIC. Other UDP packets are redirected to refusedPort, so
-// the kernel refuses them at once.
-func (b builder) vips(in string) (rules []string) {
+// vips makes the rules that redirect connections to VIPs. The rules match only connections that come in from
+// inInterface; if inInterface is "", they match all connections. Packets of HTTP/3 are redirected to the agent, which
+// answers that it supports no version of QUIC. Other UDP packets are redirected to refusedPort, so the kernel refuses
+// them at once.
+func (b builder) vips(inInterface string) (rules []string) {
 	for _, vip := range b.vipRanges() {
-		m := matches("-d", vip, "-i", in, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
+		m := matches("-d", vip, "-i", inInterface, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
 		rules = append(rules, b.rule(m, "QUIC to VIPs", fmt.Sprintf("REDIRECT --to-ports %d", b.cfg.EgressPort)))
 		for _, to := range []struct {
 			protocol string
 			port     uint16
 		}{{"udp", refusedPort}, {"tcp", b.cfg.EgressPort}} {
-			m := matches("-d", vip, "-i", in, "-p", to.protocol)
+			m := matches("-d", vip, "-i", inInterface, "-p", to.protocol)
 			if len(b.cfg.Servers) == 0 { // then queries to VIPs are captured, too
 				m += fmt.Sprintf(" -m %s ! --dport %d", to.protocol, dnsPort)
 			}
