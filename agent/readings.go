@@ -23,9 +23,9 @@ const readingAge = time.Second
 type readings struct {
 	take func(ctx context.Context) reading
 
-	mu    sync.Mutex
-	kept  reading   // guarded by mu
-	taken time.Time // guarded by mu
+	mu      sync.Mutex
+	latest  reading   // guarded by mu
+	takenAt time.Time // guarded by mu
 }
 
 // current returns a reading that is at most readingAge old. If there is no such reading, it takes one. The end of
@@ -33,10 +33,10 @@ type readings struct {
 func (r *readings) current(ctx context.Context) reading {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.taken.IsZero() || time.Since(r.taken) >= readingAge {
-		r.kept, r.taken = r.take(context.WithoutCancel(ctx)), time.Now()
+	if r.takenAt.IsZero() || time.Since(r.takenAt) >= readingAge {
+		r.latest, r.takenAt = r.take(context.WithoutCancel(ctx)), time.Now()
 	}
-	return r.kept
+	return r.latest
 }
 
 // read takes a reading for c.

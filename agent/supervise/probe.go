@@ -186,12 +186,12 @@ func ask(target netip.AddrPort) *query {
 
 // sockaddr returns the family of an address, and the address in the form of the kernel, in which a link-local address
 // has the index of its interface.
-func sockaddr(at netip.AddrPort) (family int, to unix.Sockaddr) {
-	if at.Addr().Is4() {
-		return unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+func sockaddr(addr netip.AddrPort) (family int, to unix.Sockaddr) {
+	if addr.Addr().Is4() {
+		return unix.AF_INET, &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}
 	}
-	six := &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
-	if link, err := net.InterfaceByName(at.Addr().Zone()); err == nil {
+	six := &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
+	if link, err := net.InterfaceByName(addr.Addr().Zone()); err == nil {
 		six.ZoneId = uint32(link.Index) //nolint:gosec // the kernel's int
 	}
 	return unix.AF_INET6, six
