@@ -59,7 +59,7 @@ func (a *API) Object(path, key string) *unstructured.Unstructured {
 func (a *API) HoldWrites(n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.held, a.released = n, make(chan struct{})
+	a.heldWrites, a.released = n, make(chan struct{})
 }
 
 // Writes returns how many writing requests there were, by method, resource and status. A key is,
@@ -74,8 +74,8 @@ func (a *API) Writes() map[string]int {
 func (a *API) await(r *http.Request) {
 	a.mu.Lock()
 	released := a.released
-	if a.held > 0 {
-		if a.held--; a.held == 0 {
+	if a.heldWrites > 0 {
+		if a.heldWrites--; a.heldWrites == 0 {
 			close(a.released)
 		}
 	}
