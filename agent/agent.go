@@ -98,7 +98,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 // noteTable is called after a push. It starts the time until memory is freed, and lets the registrar read the names
 // again.
 func (a *Agent) noteTable() {
-	a.memory.used()
+	a.memory.postpone()
 	if a.capture != nil {
 		a.capture.registrar.Note()
 	}

@@ -62,7 +62,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 	}
 	c.ways = &ways{
 		log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, alive: make(chan struct{}),
-		targets: c.probed, probeDirect: c.answers, isBarred: c.barred, beforeRound: c.noteListeners,
+		targets: c.probed, probeDirect: c.probeListener, isBarred: c.barred, beforeRound: c.noteListeners,
 		renew: c.kernel.Renew, onMiss: c.kernel.Look, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
 		setPassing: func(f family.Family, to []netip.Prefix) {
 			c.tryChange(func(in *inputs) {
@@ -130,7 +130,7 @@ func (c *capture) extend(renew bool) (alive bool) {
 // begin waits for the listeners, and then sets the first desired state. Without listeners, DNS would fail once the rules
 // are installed.
 func (c *capture) begin(ctx context.Context) error {
-	c.listening(ctx)
+	c.awaitListening(ctx)
 	unserved := c.unserved()
 	err := c.change(func(in *inputs) { in.unserved, c.begun = unserved, true })
 	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {
@@ -139,9 +139,9 @@ func (c *capture) begin(ctx context.Context) error {
 	return nil
 }
 
-// listening waits until the listeners are open. Then, if the rules redirect queries to any of the listeners, it
+// awaitListening waits until the listeners are open. Then, if the rules redirect queries to any of the listeners, it
 // waits until one of these listeners answers. It returns early if ctx ends.
-func (c *capture) listening(ctx context.Context) {
+func (c *capture) awaitListening(ctx context.Context) {
 	select {
 	case <-c.proxy.Ready():
 	case <-ctx.Done():
@@ -149,10 +149,10 @@ func (c *capture) listening(ctx context.Context) {
 	for logged := ""; ctx.Err() == nil; {
 		var errs []error
 		for _, f := range c.current().Config.Families() {
-			if c.listens(f) != nil {
+			if c.listenError(f) != nil {
 				continue
 			}
-			err := c.answers(ctx, f, "udp")
+			err := c.probeListener(ctx, f, "udp")
 			if err == nil {
 				return
 			}
@@ -172,19 +172,19 @@ func (c *capture) listening(ctx context.Context) {
 // listenInterval is how often listeners are probed before the first rules.
 const listenInterval = 250 * time.Millisecond
 
-// answers sends a probe over network to the listener to which the rules of family f redirect queries. It returns an
-// error if there is no such listener or no answer.
-func (c *capture) answers(ctx context.Context, f family.Family, network string) error {
-	if err := c.listens(f); err != nil {
+// probeListener sends a probe over network to the listener to which the rules of family f redirect queries. It returns
+// an error if there is no such listener or no answer.
+func (c *capture) probeListener(ctx context.Context, f family.Family, network string) error {
+	if err := c.listenError(f); err != nil {
 		return err
 	}
 	at := netip.AddrPortFrom(f.Loopback(), c.current().Config.Port).String()
 	return probeOne(ctx, dnsproxy.Addr{Network: network, Address: at})
 }
 
-// listens returns an error unless the agent listens, over UDP and TCP, on the address to which the rules of family f
-// redirect queries.
-func (c *capture) listens(f family.Family) error {
+// listenError returns an error unless the agent listens, over UDP and TCP, on the address to which the rules of family
+// f redirect queries.
+func (c *capture) listenError(f family.Family) error {
 	for _, network := range []string{"udp", "tcp"} {
 		if !slices.ContainsFunc(c.proxy.Addrs(), func(l dnsproxy.Addr) bool {
 			addr, err := netip.ParseAddrPort(l.Address)
@@ -202,7 +202,7 @@ func (c *capture) listens(f family.Family) error {
 func (c *capture) unserved() map[family.Family]error {
 	unserved := make(map[family.Family]error)
 	for _, f := range family.All() {
-		if err := c.listens(f); err != nil {
+		if err := c.listenError(f); err != nil {
 			unserved[f] = err
 		}
 	}
@@ -222,7 +222,7 @@ func (c *capture) noteListeners() {
 // returns a loopback address. While queries over f are not captured, it returns no address.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
-	if !in.On || !in.Config.Has(f) || c.listens(f) != nil || c.kernel.Failure(f) != nil {
+	if !in.On || !in.Config.Has(f) || c.listenError(f) != nil || c.kernel.Failure(f) != nil {
 		return nil
 	}
 	var found []netip.Addr

@@ -90,7 +90,7 @@ func (d *diagnosis) tick(ctx context.Context) {
 		listeners = udpListeners(d.core.proxy)
 	}
 	d.mu.Unlock()
-	texts := silent(ctx, listeners)
+	texts := silentListeners(ctx, listeners)
 	if ctx.Err() == nil {
 		d.add(texts)
 	}

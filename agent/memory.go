@@ -35,8 +35,8 @@ func newMemory() *memory {
 	return m
 }
 
-// used is called after a push.
-func (m *memory) used() { m.timer.Reset(freeAfter) }
+// postpone puts off the next call of free. It is called after a push.
+func (m *memory) postpone() { m.timer.Reset(freeAfter) }
 
 // free collects garbage and returns free memory to the kernel, unless less than freeLeast bytes were allocated. It takes
 // a few milliseconds; queries are still answered meanwhile. It collects twice, because the contents of a sync.Pool

@@ -58,8 +58,8 @@ func probeAgent(ctx context.Context, l dnsproxy.Addr) error {
 	return err
 }
 
-// silent returns a text for each listener that does not answer, with the reason.
-func silent(ctx context.Context, listeners []dnsproxy.Addr) (texts []string) {
+// silentListeners returns a text for each listener that does not answer, with the reason.
+func silentListeners(ctx context.Context, listeners []dnsproxy.Addr) (texts []string) {
 	for _, err := range probeAll(ctx, listeners, probeOne) {
 		if err != nil {
 			texts = append(texts, err.Error())
@@ -68,8 +68,8 @@ func silent(ctx context.Context, listeners []dnsproxy.Addr) (texts []string) {
 	return texts
 }
 
-// anyAnswers returns an error if queries were sent to UDP listeners and no listener has answered.
-func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
+// probeAny returns an error if queries were sent to UDP listeners and no listener has answered.
+func probeAny(ctx context.Context, listeners []dnsproxy.Addr) error {
 	errs := probeAll(ctx, listeners, probeOne)
 	sent := slices.ContainsFunc(errs, func(err error) bool { return !unsent(err) })
 	if !sent || slices.Contains(errs, nil) {
@@ -219,8 +219,8 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// listening returns the families that a query path listens on.
-func listening(proxy *dnsproxy.Server) []family.Family {
+// listeningFamilies returns the families that a query path listens on.
+func listeningFamilies(proxy *dnsproxy.Server) []family.Family {
 	return slices.DeleteFunc(family.All(), func(f family.Family) bool {
 		return !slices.ContainsFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool {
 			at, err := netip.ParseAddrPort(l.Address)

@@ -41,14 +41,14 @@ func (r *readings) current(ctx context.Context) reading {
 
 // read takes a reading for c.
 func read(ctx context.Context, c *core) reading {
-	found := reading{silent: silent(ctx, c.proxy.Addrs())}
+	found := reading{silent: silentListeners(ctx, c.proxy.Addrs())}
 	if c.capture != nil {
 		found.capture = c.capture.status(ctx)
 		return found
 	}
 	found.onlyNameserverOf = OnlyNameserverOf(c.config.DNS.Forward.ResolvConf, addrPorts(c.proxy))
 	if found.onlyNameserverOf == "" {
-		found.redirected = Redirections(ctx, listening(c.proxy))
+		found.redirected = Redirections(ctx, listeningFamilies(c.proxy))
 	}
 	return found
 }

@@ -183,7 +183,7 @@ func (s *statusServer) addr() string {
 }
 
 func (s *statusServer) handleLive(w http.ResponseWriter, r *http.Request) {
-	if err := s.core.hangs(r.Context()); err != nil {
+	if err := s.core.hangError(r.Context()); err != nil {
 		http.Error(w, "no DNS listener answers: "+err.Error(), http.StatusServiceUnavailable)
 		return
 	}

@@ -198,7 +198,7 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 			break
 		}
 		if r.state == problems.WayReached && w.isBarred() {
-			r.state, r.err = forwards(ctx, nameserver)
+			r.state, r.err = probeForwarding(ctx, nameserver)
 		}
 		w.results <- r
 	}()
@@ -221,9 +221,9 @@ func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (
 	return problems.WayReached, nil
 }
 
-// forwards sends a query to a nameserver as the agent forwards queries. It returns [problems.WayBarred] if a firewall
-// of this host drops the query, and otherwise [problems.WayReached], whether or not there is a reply.
-func forwards(ctx context.Context, nameserver netip.Addr) (problems.WayState, error) {
+// probeForwarding sends a query to a nameserver as the agent forwards queries. It returns [problems.WayBarred] if a
+// firewall of this host drops the query, and otherwise [problems.WayReached], whether or not there is a reply.
+func probeForwarding(ctx context.Context, nameserver netip.Addr) (problems.WayState, error) {
 	_, err := ask(ctx, question{description: "querying a nameserver", network: "udp", to: netip.AddrPortFrom(nameserver, 53).String(),
 		name: askID, hops: queryHops, limit: probeRetry})
 	if errors.Is(err, unix.EPERM) {
@@ -266,7 +266,7 @@ func (w *ways) record(ctx context.Context, r probed) {
 		}
 	}
 	if known.State != before {
-		w.changed(known)
+		w.logState(known)
 		w.updatePassing(f)
 	}
 	w.publish()
@@ -290,8 +290,8 @@ func (w *ways) noteLease(f family.Family, err error) {
 	}
 }
 
-// changed logs the new state of a way.
-func (w *ways) changed(known *way) {
+// logState logs the new state of a way.
+func (w *ways) logState(known *way) {
 	switch known.State {
 	case problems.WayReached:
 		w.log.Info("queries of clients to a nameserver reach the agent", "nameserver", known.Nameserver)

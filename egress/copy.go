@@ -53,8 +53,8 @@ func (c *copier) takePipe() *pipe {
 	return &pipe{r: ends[0], w: ends[1]}
 }
 
-// leavePipe takes a pipe back, and closes it if it is not empty.
-func (c *copier) leavePipe(p *pipe) {
+// returnPipe takes a pipe back, and closes it if it is not empty.
+func (c *copier) returnPipe(p *pipe) {
 	if p.buffered == 0 {
 		c.pipes = append(c.pipes, p)
 		return
@@ -191,7 +191,7 @@ func (p *pair) close() {
 	end(p.host)
 	for _, d := range []*direction{&p.toHost, &p.toClient} {
 		if d.pipe != nil {
-			p.leavePipe(d.pipe)
+			p.returnPipe(d.pipe)
 			d.pipe = nil
 		}
 	}
@@ -212,11 +212,11 @@ func (p *pair) moveSome(d *direction) (n int, err error) {
 		}
 		return n, err
 	case d.pipe != nil:
-		return p.empty(d)
+		return p.emptyPipe(d)
 	case !d.from.readable:
 		return 0, unix.EAGAIN
 	case d.busy:
-		return p.fill(d)
+		return p.fillPipe(d)
 	}
 	n, err = p.read(d, func() (int, error) { return unix.Read(d.from.fd, p.buffer[:]) })
 	if err != nil {
@@ -264,8 +264,8 @@ func (p *pair) tryWrite(d *direction, f func() (int, error)) (int, error) {
 	return n, err
 }
 
-// fill moves a chunk from the source to a pipe, and from there to the destination.
-func (p *pair) fill(d *direction) (n int, err error) {
+// fillPipe moves a chunk from the source to a pipe, and from there to the destination.
+func (p *pair) fillPipe(d *direction) (n int, err error) {
 	pipe := p.takePipe()
 	if pipe == nil {
 		d.busy = false
@@ -274,7 +274,7 @@ func (p *pair) fill(d *direction) (n int, err error) {
 	pipe.buffered, err = retry(func() (int, error) { return splice(d.from.fd, pipe.w, chunkSize) })
 	if err != nil || pipe.buffered == 0 {
 		pipe.buffered, d.busy = 0, false
-		p.leavePipe(pipe)
+		p.returnPipe(pipe)
 		if err != nil && !errors.Is(err, unix.EAGAIN) { // the kernel reports the error of a connection only once
 			d.from.failed = true
 			return 0, err
@@ -283,14 +283,14 @@ func (p *pair) fill(d *direction) (n int, err error) {
 	}
 	d.busy = pipe.buffered >= bufferSize
 	d.pipe = pipe
-	return p.empty(d)
+	return p.emptyPipe(d)
 }
 
-// empty moves what a pipe holds to the destination.
-func (p *pair) empty(d *direction) (int, error) {
+// emptyPipe moves what a pipe holds to the destination.
+func (p *pair) emptyPipe(d *direction) (int, error) {
 	n, err := p.tryWrite(d, func() (int, error) { return splice(d.pipe.r, d.to.fd, d.pipe.buffered) })
 	if d.pipe.buffered -= n; d.pipe.buffered == 0 {
-		p.leavePipe(d.pipe)
+		p.returnPipe(d.pipe)
 		d.pipe = nil
 	}
 	return n, err

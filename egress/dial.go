@@ -116,7 +116,7 @@ func (r *dialing) lookUp(targets []endpoint, deadline time.Time) {
 		}
 		for _, family := range r.families() {
 			if addrs, known, err := r.config.Resolve(ctx, target.name, family, true); known {
-				r.found(target, addrs, err)
+				r.addResult(target, addrs, err)
 				continue
 			}
 			if r.lookups++; r.lookups == 1 {
@@ -126,7 +126,7 @@ func (r *dialing) lookUp(targets []endpoint, deadline time.Time) {
 				addrs, _, err := r.config.Resolve(ctx, target.name, family, false)
 				r.post(func() {
 					r.lookups--
-					r.found(target, addrs, err)
+					r.addResult(target, addrs, err)
 					r.wakeUp()
 				})
 			})
@@ -142,8 +142,8 @@ func (d *dialer) families() []family.Family {
 	return []family.Family{family.Of(d.config.Sources[0])}
 }
 
-// found takes the result of a lookup of target's name.
-func (r *dialing) found(target endpoint, addrs []netip.Addr, err error) {
+// addResult takes the result of a lookup of target's name.
+func (r *dialing) addResult(target endpoint, addrs []netip.Addr, err error) {
 	if err != nil {
 		r.failedLookups = append(r.failedLookups, failedLookup{target.name, err})
 	}

@@ -257,7 +257,7 @@ func (s *Server) accept(l *socket, pacer *sockets.Pacer) {
 	for n := 0; n < acceptsAtOnce && err == nil; n++ {
 		var fd int
 		if fd, err = acceptFrom(l); err == nil {
-			s.accepted(fd)
+			s.admit(fd)
 		}
 	}
 	switch {
@@ -269,7 +269,7 @@ func (s *Server) accept(l *socket, pacer *sockets.Pacer) {
 	case sockets.OutOfDescriptors(err) && s.reserve.Spend():
 		// The client gets a reset at once instead of waiting in the queue of the listener.
 		if fd, err := acceptFrom(l); err == nil {
-			s.refused(fd, refuse(ReasonDescriptor, "accepting a connection: no descriptors are left"))
+			s.reject(fd, refuse(ReasonDescriptor, "accepting a connection: no descriptors are left"))
 		}
 		s.reserve.Refill()
 	default:
@@ -290,12 +290,11 @@ func acceptFrom(l *socket) (int, error) {
 	})
 }
 
-// accepted starts a task that connects a client to its host. If too many connections are open, it refuses the
-// client.
-func (s *Server) accepted(fd int) {
+// admit starts a task that connects a client to its host. If too many connections are open, it refuses the client.
+func (s *Server) admit(fd int) {
 	if s.metrics.open.Add(1) > s.metrics.max && !s.makeRoom() {
 		s.metrics.open.Add(-1)
-		s.refused(fd, refuse(ReasonLimit, "%d connections are open, as many as memory and descriptors allow, and none is idle", s.metrics.max))
+		s.reject(fd, refuse(ReasonLimit, "%d connections are open, as many as memory and descriptors allow, and none is idle", s.metrics.max))
 		return
 	}
 	s.loop.start(func(t *task) {
@@ -310,7 +309,7 @@ func (s *Server) accepted(fd int) {
 		if t.client != nil {
 			t.unwatch(t.client)
 		}
-		s.refused(fd, err)
+		s.reject(fd, err)
 	})
 }
 
@@ -375,8 +374,8 @@ func (s *Server) route(t *task, client *socket) (route, error) {
 	return routeTo(vip, &s.config)
 }
 
-// refused resets the connection of a client, and counts and logs why.
-func (s *Server) refused(fd int, err error) {
+// reject resets the connection of a client, and counts and logs why.
+func (s *Server) reject(fd int, err error) {
 	reason := ReasonConnect
 	if r, ok := errors.AsType[*refusal](err); ok {
 		reason = r.reason

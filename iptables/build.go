@@ -40,7 +40,7 @@ func buildFamily(cfg Config, f family.Family) []table {
 	if cfg.Zone != 0 {
 		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
 		chains := b.chains(action{protocols: []string{"udp"}, target: zone, comment: "apart from the agent"})
-		raw.chains = append(raw.chains, b.looped(b.replies(chains))...)
+		raw.chains = append(raw.chains, b.addLooped(b.addReplies(chains))...)
 	}
 	if len(raw.chains) > 0 {
 		tables = append(tables, raw)
@@ -78,10 +78,10 @@ func (b builder) chains(a action) []chain {
 	output := chain{name: outputChain, parent: "OUTPUT"}
 	for _, p := range a.protocols {
 		if !b.cfg.NoProbe {
-			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hops(), ProbeHops), "probe of the agent", a.target))
+			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hopsMatch(), ProbeHops), "probe of the agent", a.target))
 		}
 	}
-	output.rules = slices.Concat(output.rules, b.unleased(), b.owners(a.vips && b.cfg.Pod), b.exclusions())
+	output.rules = slices.Concat(output.rules, b.unleasedRules(), b.owners(a.vips && b.cfg.Pod), b.exclusions())
 	for _, name := range b.cfg.ExcludeInterfaces {
 		output.rules = append(output.rules, b.rule("-o "+name, "excluded interface", "RETURN"))
 	}
@@ -112,16 +112,16 @@ func (b builder) chains(a action) []chain {
 	return chains
 }
 
-// hops returns the match of a TTL or hop limit, without its value.
-func (b builder) hops() string {
+// hopsMatch returns the match of a TTL or hop limit, without its value.
+func (b builder) hopsMatch() string {
 	if b.family == family.IPv4 {
 		return "-m ttl --ttl-eq"
 	}
 	return "-m hl --hl-eq"
 }
 
-// unleased makes the rule that returns from a chain while no agent renews the lease.
-func (b builder) unleased() []string {
+// unleasedRules makes the rule that returns from a chain while no agent renews the lease.
+func (b builder) unleasedRules() []string {
 	if !b.cfg.Lease {
 		return nil
 	}
@@ -141,10 +141,10 @@ func (b builder) owners(accept bool) []string {
 	for _, agent := range b.agents() {
 		rules = append(rules, b.rule(agent, "queries of the agent", "RETURN"))
 	}
-	for _, user := range owned("uid", b.cfg.ExcludeUIDs) {
+	for _, user := range ownerMatches("uid", b.cfg.ExcludeUIDs) {
 		rules = append(rules, b.rule(user, "excluded user", "RETURN"))
 	}
-	for _, group := range owned("gid", b.cfg.ExcludeGIDs) {
+	for _, group := range ownerMatches("gid", b.cfg.ExcludeGIDs) {
 		rules = append(rules, b.rule(group, "excluded group", "RETURN"))
 	}
 	return rules
@@ -152,11 +152,11 @@ func (b builder) owners(accept bool) []string {
 
 // agents returns one match for each user and group of the agent.
 func (b builder) agents() []string {
-	return append(owned("uid", b.cfg.AgentUIDs), owned("gid", b.cfg.AgentGIDs)...)
+	return append(ownerMatches("uid", b.cfg.AgentUIDs), ownerMatches("gid", b.cfg.AgentGIDs)...)
 }
 
-// owned returns one match for the packets of each id. kind is "uid" for users or "gid" for groups.
-func owned(kind string, ids []uint32) (matches []string) {
+// ownerMatches returns one match for the packets of each id. kind is "uid" for users or "gid" for groups.
+func ownerMatches(kind string, ids []uint32) (matches []string) {
 	for _, id := range ids {
 		matches = append(matches, fmt.Sprintf("-m owner --%s-owner %d", kind, id))
 	}
@@ -221,7 +221,7 @@ type action struct {
 // prerouting makes the chain for packets from virtual interfaces. These packets have no socket on this host and
 // therefore no owner. They have no outgoing interface yet.
 func (b builder) prerouting(a action) chain {
-	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleased(), b.exclusions()...)}
+	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleasedRules(), b.exclusions()...)}
 	for _, name := range b.cfg.VirtualInterfaces {
 		if a.vips {
 			c.rules = append(c.rules, b.vips(name)...)
@@ -238,7 +238,7 @@ func (b builder) prerouting(a action) chain {
 // quicPort is the UDP port of HTTP/3. refusedPort is a UDP port on which no program listens (RFC 1078).
 const quicPort, refusedPort = 443, 1
 
-// vips makes the rules that redirect connections to VIPs. The rules match only connections that come in from
+// vips makes the rules that redirect connections to VIPs. The rules match only connections that come in through
 // inInterface; if inInterface is "", they match all connections. Packets of HTTP/3 are redirected to the agent, which
 // answers that it supports no version of QUIC. Other UDP packets are redirected to refusedPort, so the kernel refuses
 // them at once.
@@ -292,7 +292,7 @@ func (b builder) accepts() []chain {
 		output.jumps = append(output.jumps, b.rule("-o "+name, "replies", outputChain))
 		input.jumps = append(input.jumps, b.rule("-i "+name, "to the agent", inputChain))
 	}
-	output.rules, input.rules = b.redirected(), b.redirected()
+	output.rules, input.rules = b.acceptRedirected(), b.acceptRedirected()
 	return []chain{input, output}
 }
 
@@ -301,8 +301,8 @@ func (b builder) loopback() string {
 	return netip.PrefixFrom(b.family.Loopback(), b.family.Loopback().BitLen()).String()
 }
 
-// redirected makes the rules that accept the packets of redirected flows, in both directions.
-func (b builder) redirected() (rules []string) {
+// acceptRedirected makes the rules that accept the packets of redirected flows, in both directions.
+func (b builder) acceptRedirected() (rules []string) {
 	accept := func(destination string, port uint16) {
 		m := fmt.Sprintf("-m conntrack --ctstate DNAT %s --ctreplsrcport %d", destination, port)
 		rules = append(rules, b.rule(m, "redirected", "ACCEPT"))
@@ -315,11 +315,11 @@ func (b builder) redirected() (rules []string) {
 	return rules
 }
 
-// looped adds rules to table raw that accept the packets of redirected flows when they come in on lo. Table raw
-// comes before connection tracking, but these packets were assigned to their connections when they were sent. A
-// reply on lo already has the source address of the nameserver, so rules against forged addresses, such as
-// wg-quick's, would drop it.
-func (b builder) looped(chains []chain) []chain {
+// addLooped adds rules to table raw that accept the packets of redirected flows when they come in on lo. Table raw
+// comes before connection tracking, but these packets were assigned to their connections when they were sent. A reply
+// on lo already has the source address of the nameserver, so rules against forged addresses, such as wg-quick's, would
+// drop it.
+func (b builder) addLooped(chains []chain) []chain {
 	if b.cfg.NoAccept {
 		return chains
 	}
@@ -328,14 +328,13 @@ func (b builder) looped(chains []chain) []chain {
 	}
 	c := &chains[len(chains)-1]
 	c.jumps = append(c.jumps, b.rule("-i lo", "to the agent, replies", c.name))
-	c.rules = append(b.redirected(), c.rules...)
+	c.rules = append(b.acceptRedirected(), c.rules...)
 	return chains
 }
 
-// replies adds rules that accept replies of the agent before all other rules of the table.
-// Istio's rules for port 53 would put these replies into a zone of their own, where the
-// kernel does not find the query.
-func (b builder) replies(chains []chain) []chain {
+// addReplies adds rules that accept replies of the agent before all other rules of the table. Istio's rules for port
+// 53 would put these replies into a zone of their own, where the kernel does not find the query.
+func (b builder) addReplies(chains []chain) []chain {
 	port := fmt.Sprintf("-p udp -m udp --sport %d", b.cfg.Port)
 	output := &chains[0]
 	var rules []string

@@ -384,7 +384,7 @@ func (c *Capture) check(ctx context.Context) error {
 // [filterRepair]). unchanged is true if nothing differs.
 func (c *Capture) repair(ctx context.Context) (unchanged bool, err error) {
 	m := inspectAll(ctx, c.goal.Config)
-	drifts, err := c.drifted(m)
+	drifts, err := c.drifts(m)
 	if err != nil || len(drifts) == 0 && !c.retryDue() {
 		c.firewall.record(m, c.inst)
 		return err == nil, err
@@ -424,29 +424,29 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 		return nil
 	}
 	if c.onlyOthers(err) {
-		return c.allRemoved(err)
+		return c.recordRemoval(err)
 	}
-	return c.failed(err, retry)
+	return c.postpone(err, retry)
 }
 
 // removeAll takes stepRemove.
 func (c *Capture) removeAll(ctx context.Context) error {
 	retry, err := c.removeSides(context.WithoutCancel(ctx))
 	if err == nil || c.onlyOthers(err) {
-		return c.allRemoved(err)
+		return c.recordRemoval(err)
 	}
-	return c.failed(err, retry)
+	return c.postpone(err, retry)
 }
 
-// allRemoved records the end of a removal, and returns unseen.
-func (c *Capture) allRemoved(unseen error) error {
+// recordRemoval records the end of a removal, and returns unseen.
+func (c *Capture) recordRemoval(unseen error) error {
 	c.phase, c.captured, c.settle, c.retries, c.openSince = phaseRemoved, false, 0, retries{}, time.Time{}
 	return unseen
 }
 
-// failed postpones a step of a removal that has failed with err, and returns err if it is to be reported now.
-// retry is true if the step may succeed soon.
-func (c *Capture) failed(err error, retry bool) error {
+// postpone puts off a step of a removal that has failed with err, and returns err if it is to be reported now. retry
+// is true if the step may succeed soon.
+func (c *Capture) postpone(err error, retry bool) error {
 	r, now := &c.retries, time.Now()
 	if r.n == 0 {
 		r.firstFailure = now

@@ -209,7 +209,7 @@ func checkMapped(cfg Config) error {
 		}
 		for _, ids := range m.ids {
 			for _, id := range ids {
-				if !mapped(text, id) {
+				if !isMapped(text, id) {
 					return fmt.Errorf("%s %d %w: choose one that %s lists", m.kind, id, errUnmapped, m.file)
 				}
 			}
@@ -218,9 +218,9 @@ func checkMapped(cfg Config) error {
 	return nil
 }
 
-// mapped reports whether an id is in a map of user_namespaces(7). Each line of the map describes a range of ids: the
+// isMapped reports whether an id is in a map of user_namespaces(7). Each line of the map describes a range of ids: the
 // first id inside the user namespace, the first id outside, and how many ids there are.
-func mapped(idMap []byte, id uint32) bool {
+func isMapped(idMap []byte, id uint32) bool {
 	lines := bufio.NewScanner(bytes.NewReader(idMap))
 	for lines.Scan() {
 		var inside, outside, count uint64
@@ -260,7 +260,7 @@ func checkInstalled(ctx context.Context, p place, inKernel saved, vs []variant) 
 	}
 	path := strings.TrimSuffix(p.tools.restore, "-restore")
 	var tool *goiptables.IPTables
-	err := limited(ctx, func() (err error) {
+	err := runLimited(ctx, func() (err error) {
 		tool, err = goiptables.New(goiptables.Path(path), goiptables.IPFamily(protocol), goiptables.Timeout(goLockWait))
 		return err
 	})
@@ -307,7 +307,7 @@ func (c ruleCheck) run(ctx context.Context, v variant) Finding {
 		for _, r := range t.all() {
 			total++
 			exists := false
-			err := limited(ctx, func() (err error) {
+			err := runLimited(ctx, func() (err error) {
 				if c.inKernel[t.name] != nil { // -C would create a table of legacy
 					exists, err = c.tool.Exists(t.name, r.chain, arguments(r.spec)...)
 				}
@@ -337,9 +337,9 @@ func arguments(spec string) []string {
 	return args
 }
 
-// limited calls f, which runs tools one after the other. When ctx ends, limited kills the running tool, because
+// runLimited calls f, which runs tools one after the other. When ctx ends, runLimited kills the running tool, because
 // go-iptables waits for a tool forever. f must not run tools in other goroutines.
-func limited(ctx context.Context, f func() error) error {
+func runLimited(ctx context.Context, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}

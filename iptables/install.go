@@ -73,7 +73,7 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 		i.entries.sweep(cfg, i.inst, true)
 	}
 	if otherErr == nil {
-		i.cleared(other)
+		i.recordCleared(other)
 		return changed, err
 	}
 	otherErr = fmt.Errorf("%w: %w, %s: %w", ErrIncomplete, errElsewhere, other.backend, otherErr)
@@ -117,7 +117,7 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 			inst.reduced[f] = a.reduced
 		}
 	}
-	err = inst.acceptable()
+	err = inst.validate()
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		return changed, err
 	}
@@ -132,7 +132,7 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 // candidates returns the variants of vs that this machine may support, and why the other variants are left out.
 // inKernel has the rules in the kernel. Unsupported variants are left out until it is time to try them again.
 func (i *installer) candidates(vs []variant, s site, inKernel saved) (supported []variant, lacks error) {
-	supported, lacks = possible(vs, inKernel)
+	supported, lacks = possibleVariants(vs, inKernel)
 	if reduced := i.inst.reduced[s.family]; reduced != nil && s.backend == i.inst.backend && !i.retryDue() {
 		return i.inst.families[s.family].orLess(supported), reduced
 	}
@@ -192,16 +192,16 @@ func (i *installer) logMissing(inst installation) {
 	}
 }
 
-// cleared records that nametap has no rules left in the families of a backend that could be read.
-func (i *installer) cleared(s *side) {
+// recordCleared records that nametap has no rules left in the families of a backend that could be read.
+func (i *installer) recordCleared(s *side) {
 	for f := range s.saved {
 		delete(i.placed, site{s.backend, f})
 	}
 }
 
-// drifted lists how the kernel differs from what was installed. It ignores a table whose repair is left to a later
+// drifts lists how the kernel differs from what was installed. It ignores a table whose repair is left to a later
 // check (see [filterRepair]). The list is empty if nothing differs.
-func (i *installer) drifted(m machine) ([]string, error) {
+func (i *installer) drifts(m machine) ([]string, error) {
 	s, other := m.side(i.inst.backend), m.side(i.inst.backend.other())
 	var drifts []string
 	var errs []error
@@ -298,7 +298,7 @@ func (i *installer) removeSides(ctx context.Context) (retry bool, err error) {
 		s := inspect(ctx, i.goal.Config, b)
 		_, err := s.remove(ctx, patient, i.ownTables)
 		if err == nil {
-			i.cleared(s)
+			i.recordCleared(s)
 		}
 		mayBe, unread := i.unread(s)
 		retry = retry || temporary(err) || temporary(unread)

@@ -43,9 +43,9 @@ func (inst installation) unleased() bool {
 	return false
 }
 
-// acceptable returns an error if no wanted family is installed, or [ErrIncomplete] if something that this machine
-// may support is missing.
-func (inst installation) acceptable() error {
+// validate returns an error if no wanted family is installed, or [ErrIncomplete] if something that this machine may
+// support is missing.
+func (inst installation) validate() error {
 	var refused, passing []error
 	for _, f := range family.All() {
 		if err := inst.missing[f]; err != nil {

@@ -88,8 +88,8 @@ func nativeAmbient() string {
 	return "the rules for ztunnel (Istio's ambient mode) may capture port 53 too: nft table inet " + ambientTable
 }
 
-// others describes the rules of Istio for port 53 in both backends.
-func others(f family.Family, sides ...*side) []string {
+// otherRules describes the rules of Istio for port 53 in both backends.
+func otherRules(f family.Family, sides ...*side) []string {
 	var found []string
 	for _, s := range sides {
 		found = append(found, istioRules(s.saved[f])...)

@@ -112,7 +112,7 @@ func (r *report) status(m machine) (Status, error) {
 	status := Status{Backend: s.backend, Because: reason}
 	for _, f := range family.All() {
 		fs := FamilyStatus{Family: f, OtherBackend: other.saved[f].hasOwn(),
-			Others: others(f, s, other)}
+			Others: otherRules(f, s, other)}
 		if err := s.reason[f]; err != nil {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {

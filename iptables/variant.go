@@ -86,9 +86,9 @@ type part struct {
 	omit func(*Config) (included bool)
 }
 
-// possible returns the variants of the rules of a family that this machine may support. If iptables cannot read
-// table filter, possible leaves out the variants that change this table, and lacks says why.
-func possible(vs []variant, inKernel saved) (supported []variant, lacks error) {
+// possibleVariants returns the variants of the rules of a family that this machine may support. If iptables cannot
+// read table filter, possibleVariants leaves out the variants that change this table, and lacks says why.
+func possibleVariants(vs []variant, inKernel saved) (supported []variant, lacks error) {
 	if t := inKernel[filterTable]; t == nil || !t.unreadable || !vs[0].accepts {
 		return vs, nil
 	}
