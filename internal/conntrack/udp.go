@@ -79,10 +79,9 @@ func (u *UDP) Close() error {
 // destination address of the packet when it arrived, never the wildcard. A returned link-local IPv6 address has no
 // zone: the kernel does not say which interface was meant.
 //
-// If connection tracking does not know an original destination, Lookup returns false, and no error. There are three
-// cases. The client has sent the packet to local itself. Connection tracking has no entry for the packet, or none any
-// more. Or the entry of the packet was dropped, and the reply to the packet then made a new entry, in which the reply
-// is the first packet.
+// If Lookup finds no destination other than local, it returns false, and no error. There are three cases. The client
+// has sent the packet to local itself. Connection tracking has no entry for the packet, or none any more. Or the entry
+// of the packet was dropped, and the reply to the packet then made a new entry, in which the reply is the first packet.
 //
 // After [ErrPermission] and [ErrUnsupported] every lookup fails. Any other error may be
 // temporary; a few attempts were made already.

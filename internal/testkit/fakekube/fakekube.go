@@ -91,7 +91,7 @@ type API struct {
 	reviewed       time.Duration        // how long a review takes
 	busy           int                  // reviews in flight
 	busiest        int                  // the most reviews in flight at a time
-	writes         map[string]int       // the result of Writes
+	writeCounts    map[string]int       // the result of Writes
 	heldWrites     int                  // how many more writing requests have to arrive before the waiting requests go on
 	released       chan struct{}        // closed when the waiting requests go on; nil if requests do not wait
 	clockLead      time.Duration        // how far the clock is ahead
@@ -106,11 +106,11 @@ type Token struct {
 	Error     string // why it is refused
 }
 
-// A change has an object as it was before and after the change: before is nil if the object was created, and after
-// is nil if it was deleted.
+// A change has an object as it was before and after the change. oldObject is nil if the object was created, and
+// newObject is nil if it was deleted.
 type change struct {
-	path          string
-	before, after *unstructured.Unstructured
+	path                 string
+	oldObject, newObject *unstructured.Unstructured
 }
 
 // Start starts an API server without objects. It ends with the test.
@@ -118,7 +118,7 @@ func Start(tb testing.TB) *API {
 	tb.Helper()
 	a := &API{
 		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{}, lists: map[string]int{}, tokens: map[string]Token{},
-		writes: map[string]int{}, versions: map[string][]Version{
+		writeCounts: map[string]int{}, versions: map[string][]Version{
 			istioGroup: {{"v1", []string{"serviceentries", "sidecars"}}}, multiClusterGroup: {{"v1alpha1", []string{"serviceimports"}}},
 		},
 		changed: make(chan struct{}), ended: make(chan struct{}),
@@ -187,13 +187,13 @@ func (a *API) undo(n int) {
 	for range min(n, len(a.changes)) {
 		c := a.changes[len(a.changes)-1]
 		a.changes = a.changes[:len(a.changes)-1]
-		if c.before != nil {
+		if c.oldObject != nil {
 			if a.objects[c.path] == nil {
 				a.objects[c.path] = map[string]*unstructured.Unstructured{}
 			}
-			a.objects[c.path][c.before.GetNamespace()+"/"+c.before.GetName()] = c.before
-		} else if c.after != nil {
-			delete(a.objects[c.path], c.after.GetNamespace()+"/"+c.after.GetName())
+			a.objects[c.path][c.oldObject.GetNamespace()+"/"+c.oldObject.GetName()] = c.oldObject
+		} else if c.newObject != nil {
+			delete(a.objects[c.path], c.newObject.GetNamespace()+"/"+c.newObject.GetName())
 		}
 	}
 	a.oldest = len(a.changes)
@@ -458,15 +458,15 @@ func failure(reason string, code int) map[string]any {
 // event returns the event that a watch of a path gets for the change; ok is false if it gets none. version is the
 // version of the change.
 func (c change) event(version int, path string, selects func(*unstructured.Unstructured) bool) (e event, ok bool) {
-	was, is := selects(c.before), selects(c.after)
+	was, is := selects(c.oldObject), selects(c.newObject)
 	switch {
 	case c.path != path:
 	case was && is:
-		return event{"MODIFIED", c.after.Object}, true
+		return event{"MODIFIED", c.newObject.Object}, true
 	case is:
-		return event{"ADDED", c.after.Object}, true
+		return event{"ADDED", c.newObject.Object}, true
 	case was:
-		last := c.before.DeepCopy()
+		last := c.oldObject.DeepCopy()
 		last.SetResourceVersion(strconv.Itoa(version)) // the version of the deletion, as the API server sends it
 		return event{"DELETED", last.Object}, true
 	}

@@ -67,7 +67,7 @@ func (a *API) HoldWrites(n int) {
 func (a *API) Writes() map[string]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return maps.Clone(a.writes)
+	return maps.Clone(a.writeCounts)
 }
 
 // await waits until a writing request may go on: see [API.HoldWrites].
@@ -102,7 +102,7 @@ func (a *API) serveWrite(w http.ResponseWriter, r *http.Request) {
 	}
 	status, stored := a.write(r.Method, t, body)
 	a.mu.Lock()
-	a.writes[r.Method+" "+t.resource+" "+http.StatusText(status)]++
+	a.writeCounts[r.Method+" "+t.resource+" "+http.StatusText(status)]++
 	a.mu.Unlock()
 	switch {
 	case stored == nil && r.Method == http.MethodPost:
