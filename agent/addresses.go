@@ -14,13 +14,13 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// InstanceIPs returns the addresses of the node. If the parameter given is a valid address, it is the first of the
-// list. Then come the global addresses of the interfaces, in the order of the kernel. From them the control plane knows
-// which families the node has: it sends only addresses of these families.
-func InstanceIPs(given netip.Addr) ([]netip.Addr, error) {
+// InstanceIPs returns the addresses of the node. The list begins with the address preferred, if that is valid. Then
+// come the global addresses of the interfaces, in the order of the kernel. From them the control plane knows which
+// families the node has: it sends only addresses of these families.
+func InstanceIPs(preferred netip.Addr) ([]netip.Addr, error) {
 	var ips []netip.Addr
-	if given.IsValid() {
-		ips = append(ips, given.Unmap())
+	if preferred.IsValid() {
+		ips = append(ips, preferred.Unmap())
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

@@ -54,13 +54,13 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	cfg.prepareStateDir()
 	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // lasts until the next boot
 	cfg.DNS.Forward.Control = setHops(queryHops)
-	ticks, changed := cfg.setClock()
+	pollClock, changed := cfg.setClock()
 	proxy, err := dnsproxy.New(cfg.DNS)
 	if err != nil {
 		return nil, err
 	}
 	a := &Agent{
-		core:     &core{config: cfg, log: cfg.Logger, proxy: proxy, clock: ticks},
+		core:     &core{config: cfg, log: cfg.Logger, proxy: proxy, clock: pollClock},
 		quitting: make(chan struct{}),
 		hastened: make(chan struct{}),
 		changed:  changed,
@@ -68,7 +68,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	}
 	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.records = newRecords(&cfg, registry)
-	cfg.XDS.Handled = func() { a.memory.used() }
+	cfg.XDS.Handled = func() { a.memory.postpone() }
 	a.client, err = nds.New(cfg.XDS, func(shards map[int][]byte) error {
 		defer a.noteTable()
 		return proxy.Load(shards)
@@ -79,7 +79,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	a.quit = sync.OnceFunc(func() { close(a.quitting) })
 	a.hasten = sync.OnceFunc(func() { close(a.hastened) })
 	if cfg.Capture != nil {
-		if a.capture, err = newCapture(cfg, proxy, ticks); err != nil {
+		if a.capture, err = newCapture(cfg, proxy, pollClock); err != nil {
 			return nil, err
 		}
 		a.capture.registrar = newRegistrar(a.core, cfg.Capture.Config.Interval)

@@ -48,7 +48,7 @@ func AsProgram(ctx context.Context, server netip.AddrPort, agent Identity) []pro
 	found := make([]problems.Sent, len(networks))
 	for i, network := range networks {
 		sent := problems.Sent{To: server.String(), Network: network}
-		q := question{what: fmt.Sprintf("querying %s over %s", server, network), network: network, to: server.String(), limit: programTimeout}
+		q := question{description: fmt.Sprintf("querying %s over %s", server, network), network: network, to: server.String(), limit: programTimeout}
 		q.name = askID
 		text, err := askAs(ctx, q)
 		if err == nil && text == agent.id { // a nameserver with the same host name may give the same answer

@@ -88,23 +88,23 @@ func (w Awaited) capturesItself(user string) error {
 // awaitFamily after the other one, awaitListeners returns the rules without that family.
 func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	began := time.Now()
-	var since time.Time // when a family first answered
-	var silent error    // why listeners did not answer the last probes that ended before ctx
+	var firstAnswer time.Time // when a family first answered
+	var silent error          // why listeners did not answer the last probes that ended before ctx
 	for logged := false; ; {
 		errs := probeAll(ctx, w.listeners(), probeAgent)
 		if ctx.Err() != nil && silent != nil {
 			return w.Rules, silent // errs only say that ctx ended
 		}
-		rules, served, late := w.fit(errs)
+		rules, served, missing := w.fit(errs)
 		silent = errors.Join(errs...)
-		if served && since.IsZero() {
-			since = time.Now()
+		if served && firstAnswer.IsZero() {
+			firstAnswer = time.Now()
 		}
 		switch {
-		case served && late == nil:
+		case served && missing == nil:
 			return rules, nil
-		case served && time.Since(since) >= awaitFamily:
-			w.Logger.Warn("DNS over one family is not captured: the agent does not answer over it", "error", late)
+		case served && time.Since(firstAnswer) >= awaitFamily:
+			w.Logger.Warn("DNS over one family is not captured: the agent does not answer over it", "error", missing)
 			return rules, nil
 		case time.Since(began) >= awaitQuiet && !logged:
 			logged = true
@@ -116,10 +116,10 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	}
 }
 
-// fit returns the rules without the families that do not answer; late says why they do not. served is true if any
+// fit returns the rules without the families that do not answer; missing says why they do not. served is true if any
 // family answers. errs are the results of probing w.listeners. If the host has no address of a family, fit keeps the
 // rules of the family: no query uses them.
-func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late error) {
+func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, missing error) {
 	rules = w.Rules
 	for i, f := range w.Rules.Families() {
 		both := errs[2*i : 2*i+2]
@@ -129,10 +129,10 @@ func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, late err
 		// If one of the two listeners answers, the host has the family. A probe of the other one may have had no local
 		// port, which gives the same error as a missing family.
 		case !noRoute(err) || slices.Contains(both, nil):
-			rules, late = rules.Without(f), errors.Join(late, err)
+			rules, missing = rules.Without(f), errors.Join(missing, err)
 		}
 	}
-	return rules, served, late
+	return rules, served, missing
 }
 
 // listeners returns the listeners to which queries of this host are redirected: for each family the UDP listener,
@@ -155,12 +155,12 @@ func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	began := time.Now()
 	var reason error // why the agent was not ready, according to its last response
 	for logged := false; ; {
-		said, reached, err := w.notReady(ctx, &client)
+		agentUser, reached, err := w.notReady(ctx, &client)
 		switch {
 		case err == nil:
-			return said, nil
+			return agentUser, nil
 		case reached:
-			user, reason = said, err
+			user, reason = agentUser, err
 		case ctx.Err() != nil:
 			return user, cmp.Or(reason, err)
 		case time.Since(began) >= awaitStatus:

@@ -40,10 +40,10 @@ type capture struct {
 }
 
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.
-func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capture, error) {
+func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*capture, error) {
 	cfg, log := *agent.Capture, agent.Logger
 	c := &capture{
-		log: log, proxy: proxy, clock: ticks,
+		log: log, proxy: proxy, clock: pollClock,
 		inputs: inputs{CaptureConfig: cfg, passing: map[family.Family][]netip.Prefix{}},
 	}
 	initial := cfg.Config
@@ -62,10 +62,10 @@ func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capt
 	}
 	c.ways = &ways{
 		log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, alive: make(chan struct{}),
-		targets: c.probed, direct: c.answers, barred: c.barred, tick: c.noteListeners,
-		renew: c.kernel.Renew, missed: c.kernel.Look, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
-		passing: func(f family.Family, to []netip.Prefix) {
-			c.follow(func(in *inputs) {
+		targets: c.probed, probeDirect: c.probeListener, isBarred: c.barred, beforeRound: c.noteListeners,
+		renew: c.kernel.Renew, onMiss: c.kernel.Look, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
+		setPassing: func(f family.Family, to []netip.Prefix) {
+			c.tryChange(func(in *inputs) {
 				in.passing = maps.Clone(in.passing)
 				in.passing[f] = to
 			})
@@ -130,18 +130,18 @@ func (c *capture) extend(renew bool) (alive bool) {
 // begin waits for the listeners, and then sets the first desired state. Without listeners, DNS would fail once the rules
 // are installed.
 func (c *capture) begin(ctx context.Context) error {
-	c.listening(ctx)
-	without := c.unserved()
-	err := c.change(func(in *inputs) { in.without, c.begun = without, true })
+	c.awaitListening(ctx)
+	unserved := c.unserved()
+	err := c.change(func(in *inputs) { in.unserved, c.begun = unserved, true })
 	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {
 		return fmt.Errorf("capturing DNS: %w", err)
 	}
 	return nil
 }
 
-// listening waits until the listeners are open. Then, if the rules redirect queries to any of the listeners, it
+// awaitListening waits until the listeners are open. Then, if the rules redirect queries to any of the listeners, it
 // waits until one of these listeners answers. It returns early if ctx ends.
-func (c *capture) listening(ctx context.Context) {
+func (c *capture) awaitListening(ctx context.Context) {
 	select {
 	case <-c.proxy.Ready():
 	case <-ctx.Done():
@@ -149,10 +149,10 @@ func (c *capture) listening(ctx context.Context) {
 	for logged := ""; ctx.Err() == nil; {
 		var errs []error
 		for _, f := range c.current().Config.Families() {
-			if c.listens(f) != nil {
+			if c.listenError(f) != nil {
 				continue
 			}
-			err := c.answers(ctx, f, "udp")
+			err := c.probeListener(ctx, f, "udp")
 			if err == nil {
 				return
 			}
@@ -172,19 +172,19 @@ func (c *capture) listening(ctx context.Context) {
 // listenInterval is how often listeners are probed before the first rules.
 const listenInterval = 250 * time.Millisecond
 
-// answers sends a probe over network to the listener to which the rules of family f redirect queries. It returns an
-// error if there is no such listener or no answer.
-func (c *capture) answers(ctx context.Context, f family.Family, network string) error {
-	if err := c.listens(f); err != nil {
+// probeListener sends a probe over network to the listener to which the rules of family f redirect queries. It returns
+// an error if there is no such listener or no answer.
+func (c *capture) probeListener(ctx context.Context, f family.Family, network string) error {
+	if err := c.listenError(f); err != nil {
 		return err
 	}
 	at := netip.AddrPortFrom(f.Loopback(), c.current().Config.Port).String()
 	return probeOne(ctx, dnsproxy.Addr{Network: network, Address: at})
 }
 
-// listens returns an error unless the agent listens, over UDP and TCP, on the address to which the rules of family f
-// redirect queries.
-func (c *capture) listens(f family.Family) error {
+// listenError returns an error unless the agent listens, over UDP and TCP, on the address to which the rules of family
+// f redirect queries.
+func (c *capture) listenError(f family.Family) error {
 	for _, network := range []string{"udp", "tcp"} {
 		if !slices.ContainsFunc(c.proxy.Addrs(), func(l dnsproxy.Addr) bool {
 			addr, err := netip.ParseAddrPort(l.Address)
@@ -200,20 +200,20 @@ func (c *capture) listens(f family.Family) error {
 // unserved returns, for each family that the agent does not listen on, why it does not. It includes families that
 // the configuration switches off, because the configuration may change.
 func (c *capture) unserved() map[family.Family]error {
-	without := make(map[family.Family]error)
+	unserved := make(map[family.Family]error)
 	for _, f := range family.All() {
-		if err := c.listens(f); err != nil {
-			without[f] = err
+		if err := c.listenError(f); err != nil {
+			unserved[f] = err
 		}
 	}
-	return without
+	return unserved
 }
 
 // noteListeners updates the desired state if the agent listens on more or fewer families than before.
 func (c *capture) noteListeners() {
-	in, without := c.current(), c.unserved()
-	if in.without != nil && len(without) != len(in.without) {
-		c.follow(func(in *inputs) { in.without = without })
+	in, unserved := c.current(), c.unserved()
+	if in.unserved != nil && len(unserved) != len(in.unserved) {
+		c.tryChange(func(in *inputs) { in.unserved = unserved })
 	}
 }
 
@@ -222,7 +222,7 @@ func (c *capture) noteListeners() {
 // returns a loopback address. While queries over f are not captured, it returns no address.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
-	if !in.On || !in.Config.Has(f) || c.listens(f) != nil || c.kernel.Failure(f) != nil {
+	if !in.On || !in.Config.Has(f) || c.listenError(f) != nil || c.kernel.Failure(f) != nil {
 		return nil
 	}
 	var found []netip.Addr
@@ -302,12 +302,12 @@ func (c *capture) current() inputs {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	in := c.inputs
-	in.without = maps.Clone(in.without)
+	in.unserved = maps.Clone(in.unserved)
 	return in
 }
 
-// follow calls c.change with edit, and logs the error.
-func (c *capture) follow(edit func(in *inputs)) {
+// tryChange calls c.change with edit, and logs the error.
+func (c *capture) tryChange(edit func(in *inputs)) {
 	if err := c.change(edit); err != nil && !errors.Is(err, errNoServers) {
 		c.log.Error("capture stays unchanged", "error", err)
 	}
@@ -318,7 +318,7 @@ func (c *capture) followServers(ctx context.Context) {
 	watcher := resolvconf.Watcher{
 		Files: clientsFile(c.current().ResolvConf), Clock: c.clock, Current: c.file,
 		Changed: func(file *resolvconf.Config) {
-			c.follow(func(in *inputs) { in.servers = addrs(file) })
+			c.tryChange(func(in *inputs) { in.servers = addrs(file) })
 		},
 		Failed: func(err error) {
 			if in := c.current(); in.Servers == ResolvConfServers && len(in.servers) > 0 { // newCapture has logged the lack of servers
@@ -332,10 +332,12 @@ func (c *capture) followServers(ctx context.Context) {
 // inputs are the values from which the desired state is computed.
 type inputs struct {
 	CaptureConfig
-	servers []netip.Addr                     // the nameservers that resolv.conf has, or last had
-	without map[family.Family]error          // families that the agent does not listen on, and why
-	passing map[family.Family][]netip.Prefix // queries to these pass through: their way is broken, or a firewall drops the agent's queries
-	vips    []netip.AddrPort                 // the listeners for connections to VIPs
+	servers  []netip.Addr            // the nameservers that resolv.conf has, or last had
+	unserved map[family.Family]error // families that the agent does not listen on, and why
+	// passing has the destinations to which queries pass through: the way to them is broken, or a firewall drops the
+	// agent's queries.
+	passing map[family.Family][]netip.Prefix
+	vips    []netip.AddrPort // the listeners for connections to VIPs
 }
 
 // errNoServers is returned if resolv.conf has not had nameservers yet.
@@ -369,7 +371,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 	served := 0
 	var errs []error
 	for _, f := range family.All() {
-		switch err := in.without[f]; {
+		switch err := in.unserved[f]; {
 		case !in.Config.Has(f):
 		case err == nil:
 			served++
@@ -401,7 +403,7 @@ func (c *capture) reading() *problems.Capture {
 			continue
 		}
 		why := "the log says why"
-		if err := cmp.Or(in.without[f], c.kernel.Failure(f)); err != nil {
+		if err := cmp.Or(in.unserved[f], c.kernel.Failure(f)); err != nil {
 			why = err.Error()
 		}
 		found.Failed[f.String()] = why
@@ -420,7 +422,7 @@ func (c *capture) status(ctx context.Context) *CaptureStatus {
 		return status
 	}
 	for i, f := range rules.Families {
-		if err := in.without[f.Family]; err != nil && in.Config.Has(f.Family) && f.State == iptables.NotWanted {
+		if err := in.unserved[f.Family]; err != nil && in.Config.Has(f.Family) && f.State == iptables.NotWanted {
 			rules.Families[i].Error = err.Error()
 		}
 	}

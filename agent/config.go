@@ -138,15 +138,15 @@ func (c *Config) prepareStateDir() {
 		"dir", c.XDS.StateDir, "error", err)
 }
 
-// setClock gives one clock to the query path and to the push path, unless the caller has given the push path
-// another clock. It also makes the channels changed, one for each path. A value in a channel tells the path that
-// addresses of interfaces have changed.
-func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
-	ticks = clock.ForPolling(clock.Tick)
-	c.DNS.Forward.Clock, c.XDS.Clock = ticks, cmp.Or(c.XDS.Clock, ticks)
+// setClock gives one clock to the query path and to the push path, and returns it as pollClock. If the caller has
+// given the push path another clock, the push path keeps that clock. setClock also makes a channel for each path. A
+// value in the channel tells the path that addresses of interfaces have changed.
+func (c *Config) setClock() (pollClock *clock.Clock, changed [2]chan struct{}) {
+	pollClock = clock.ForPolling(clock.Tick)
+	c.DNS.Forward.Clock, c.XDS.Clock = pollClock, cmp.Or(c.XDS.Clock, pollClock)
 	changed = [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
 	c.DNS.Forward.AddressesChanged, c.XDS.Changed = changed[0], changed[1]
-	return ticks, changed
+	return pollClock, changed
 }
 
 // A CaptureConfig says which queries are redirected to the agent. [Agent.SetCapture] changes it while the agent runs.

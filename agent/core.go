@@ -45,13 +45,13 @@ func (c *core) notReady() string {
 	return ""
 }
 
-// hangs returns an error if queries to the open UDP listeners get no answer: then a restart would help. It returns
+// hangError returns an error if queries to the open UDP listeners get no answer: then a restart would help. It returns
 // nil while the agent starts or ends.
-func (c *core) hangs(ctx context.Context) error {
+func (c *core) hangError(ctx context.Context) error {
 	if !c.open() || c.draining.Load() {
 		return nil
 	}
-	return anyAnswers(ctx, udpListeners(c.proxy))
+	return probeAny(ctx, udpListeners(c.proxy))
 }
 
 // fileSettings returns which changes of the settings files are refused or wait for a restart.

@@ -39,17 +39,17 @@ func TestDesired(t *testing.T) {
 		err  error
 	}{
 		"on":                               {in: inputs{CaptureConfig: on(anything)}},
-		"off":                              {in: inputs{without: out(v4, v6)}},
+		"off":                              {in: inputs{unserved: out(v4, v6)}},
 		"off without nameservers":          {in: inputs{CaptureConfig: CaptureConfig{Servers: ResolvConfServers}}},
 		"nameservers":                      {in: inputs{CaptureConfig: resolvConf, servers: servers}, want: iptables.Config{Servers: servers}},
 		"no nameservers":                   {in: inputs{CaptureConfig: resolvConf}, err: errNoServers},
 		"nameservers do not matter":        {in: inputs{CaptureConfig: on(anything), servers: servers}},
-		"IPv6 does not answer":             {in: inputs{CaptureConfig: on(anything), without: out(v6)}, want: iptables.Config{Only: v4}},
-		"IPv4 does not answer":             {in: inputs{CaptureConfig: on(anything), without: out(v4)}, want: iptables.Config{Only: v6}},
-		"none answers":                     {in: inputs{CaptureConfig: on(anything), without: out(v4, v6)}, err: silent},
+		"IPv6 does not answer":             {in: inputs{CaptureConfig: on(anything), unserved: out(v6)}, want: iptables.Config{Only: v4}},
+		"IPv4 does not answer":             {in: inputs{CaptureConfig: on(anything), unserved: out(v4)}, want: iptables.Config{Only: v6}},
+		"none answers":                     {in: inputs{CaptureConfig: on(anything), unserved: out(v4, v6)}, err: silent},
 		"IPv6 is not wanted, IPv4 answers": {in: inputs{CaptureConfig: on(without6)}, want: without6},
-		"IPv6 is not wanted, nor there":    {in: inputs{CaptureConfig: on(without6), without: out(v6)}, want: without6},
-		"IPv6 is not wanted, IPv4 silent":  {in: inputs{CaptureConfig: on(without6), without: out(v4)}, err: silent},
+		"IPv6 is not wanted, nor there":    {in: inputs{CaptureConfig: on(without6), unserved: out(v6)}, want: without6},
+		"IPv6 is not wanted, IPv4 silent":  {in: inputs{CaptureConfig: on(without6), unserved: out(v4)}, err: silent},
 		"the rules stay without an agent":  {in: inputs{CaptureConfig: on(iptables.Config{FailClosed: true})}, want: iptables.Config{FailClosed: true}},
 		"the way to a nameserver is broken": {
 			in: inputs{CaptureConfig: on(iptables.Config{ExcludeCIDRs: []netip.Prefix{loopback}}),

@@ -35,8 +35,8 @@ type diagnosis struct {
 
 // refusals counts the refusals of a nameserver: its replies with a response code other than NOERROR and NXDOMAIN.
 type refusals struct {
-	count uint64
-	at    time.Time // when the count last grew
+	count      uint64
+	lastGrowth time.Time // when the count last grew
 }
 
 // refusedAt counts the refusals of a nameserver, and returns when a reading last noticed a new one.
@@ -55,7 +55,7 @@ func (d *diagnosis) refusedAt(now time.Time, s upstream.Status) time.Time {
 	if known := d.refusals[s.Spec]; known.count != count {
 		d.refusals[s.Spec] = refusals{count, now}
 	}
-	return d.refusals[s.Spec].at
+	return d.refusals[s.Spec].lastGrowth
 }
 
 // run takes readings until ctx ends.
@@ -90,7 +90,7 @@ func (d *diagnosis) tick(ctx context.Context) {
 		listeners = udpListeners(d.core.proxy)
 	}
 	d.mu.Unlock()
-	texts := silent(ctx, listeners)
+	texts := silentListeners(ctx, listeners)
 	if ctx.Err() == nil {
 		d.add(texts)
 	}

@@ -25,7 +25,7 @@ type vipCarrier struct {
 	log      *slog.Logger
 	draining time.Duration // egress.Config.Drain
 	ended    chan struct{} // closed when all connections have ended
-	held     atomic.Bool   // whether another process holds the listeners, too
+	shared   atomic.Bool   // whether another process holds the listeners, too
 }
 
 // newVIPCarrier returns a vipCarrier, or nil if the settings want none. The vipCarrier finds the hosts of VIPs in the
@@ -49,15 +49,15 @@ func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 	}
 	cfg.Store = func(listener net.Listener) {
 		if storeSocket(VIPsFDName, listener, c.log) {
-			v.held.Store(true)
+			v.shared.Store(true)
 		}
 	}
 	if len(cfg.Sockets) > 0 {
-		v.held.Store(true)
+		v.shared.Store(true)
 	}
 	if c.capture != nil {
 		cfg.Opened = func(listeners []netip.AddrPort) {
-			c.capture.follow(func(in *inputs) { in.vips = listeners })
+			c.capture.tryChange(func(in *inputs) { in.vips = listeners })
 		}
 	}
 	var err error
@@ -92,7 +92,7 @@ func (v *vipCarrier) end(drain bool) {
 // hastened is closed. If another process holds the listeners for VIPs, new connections wait there for the next agent.
 // If no other process does, new connections would be refused during the drain, so drain returns at once.
 func (v *vipCarrier) drain(serving context.Context, hastened <-chan struct{}) {
-	if v == nil || !v.held.Load() {
+	if v == nil || !v.shared.Load() {
 		return
 	}
 	v.log.Info("connections to VIPs go on, and queries are still answered", "for", v.draining)

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// freeAfter is the time from the start, or from the last call of used, until memory is freed. A push that comes
+	// freeAfter is the time from the start, or from the last call of postpone, until memory is freed. A push that comes
 	// sooner needs the memory again.
 	freeAfter = 2 * time.Second
 	// freeLeast is how many bytes must have been allocated since memory was last freed. A small change leaves less
@@ -35,9 +35,9 @@ func newMemory() *memory {
 	return m
 }
 
-// used is called after a push, whether it is in use or rejected, and after the end of a connection to the control plane,
-// which may have ended within a push.
-func (m *memory) used() { m.timer.Reset(freeAfter) }
+// postpone puts off the next call of free. It is called after a push, whether it is in use or rejected, and after the
+// end of a connection to the control plane, which may have ended within a push.
+func (m *memory) postpone() { m.timer.Reset(freeAfter) }
 
 // free collects garbage and returns free memory to the kernel, unless less than freeLeast bytes were allocated. It takes
 // a few milliseconds; queries are still answered meanwhile. It collects twice, because the contents of a sync.Pool

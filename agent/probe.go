@@ -53,13 +53,13 @@ func probeAgent(ctx context.Context, l dnsproxy.Addr) error {
 	q := listenerQuestion(l, askVersion)
 	text, err := ask(ctx, q)
 	if err == nil && !isNametap(text) {
-		err = fmt.Errorf("%s: %w", q.what, errOtherServer)
+		err = fmt.Errorf("%s: %w", q.description, errOtherServer)
 	}
 	return err
 }
 
-// silent returns a text for each listener that does not answer, with the reason.
-func silent(ctx context.Context, listeners []dnsproxy.Addr) (texts []string) {
+// silentListeners returns a text for each listener that does not answer, with the reason.
+func silentListeners(ctx context.Context, listeners []dnsproxy.Addr) (texts []string) {
 	for _, err := range probeAll(ctx, listeners, probeOne) {
 		if err != nil {
 			texts = append(texts, err.Error())
@@ -68,8 +68,8 @@ func silent(ctx context.Context, listeners []dnsproxy.Addr) (texts []string) {
 	return texts
 }
 
-// anyAnswers returns an error if queries were sent to UDP listeners and no listener has answered.
-func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
+// probeAny returns an error if queries were sent to UDP listeners and no listener has answered.
+func probeAny(ctx context.Context, listeners []dnsproxy.Addr) error {
 	errs := probeAll(ctx, listeners, probeOne)
 	sent := slices.ContainsFunc(errs, func(err error) bool { return !unsent(err) })
 	if !sent || slices.Contains(errs, nil) {
@@ -87,7 +87,7 @@ const (
 // A question is a query to a server about the server itself, in class CHAOS (RFC 4892). An agent needs neither a
 // table nor a nameserver to answer it.
 type question struct {
-	what        string // the description of the probe in errors
+	description string // the description of the probe in errors
 	network, to string // the server
 	name        string
 	hops        int           // TTL or hop limit of the packets; 0 means the system's default
@@ -96,7 +96,7 @@ type question struct {
 
 // listenerQuestion returns the question with this name for a listener.
 func listenerQuestion(l dnsproxy.Addr, name string) question {
-	return question{what: "probing the listener " + l.String(), network: l.Network, to: reachable(l.Address), name: name}
+	return question{description: "probing the listener " + l.String(), network: l.Network, to: reachable(l.Address), name: name}
 }
 
 // errOtherServer is the error for an answer that is not the agent's.
@@ -109,7 +109,7 @@ var errOtherServer = errors.New("another DNS server answers")
 func ask(ctx context.Context, q question) (text string, err error) {
 	defer func() {
 		if err = withCause(err); err != nil {
-			err = fmt.Errorf("%s: %w", q.what, err)
+			err = fmt.Errorf("%s: %w", q.description, err)
 		}
 	}()
 	limit := cmp.Or(q.limit, probeTimeout)
@@ -219,8 +219,8 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// listening returns the families that a query path listens on.
-func listening(proxy *dnsproxy.Server) []family.Family {
+// listeningFamilies returns the families that a query path listens on.
+func listeningFamilies(proxy *dnsproxy.Server) []family.Family {
 	return slices.DeleteFunc(family.All(), func(f family.Family) bool {
 		return !slices.ContainsFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool {
 			at, err := netip.ParseAddrPort(l.Address)

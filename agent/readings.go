@@ -23,9 +23,9 @@ const readingAge = time.Second
 type readings struct {
 	take func(ctx context.Context) reading
 
-	mu    sync.Mutex
-	kept  reading   // guarded by mu
-	taken time.Time // guarded by mu
+	mu      sync.Mutex
+	latest  reading   // guarded by mu
+	takenAt time.Time // guarded by mu
 }
 
 // current returns a reading that is at most readingAge old. If there is no such reading, it takes one. The end of
@@ -33,22 +33,22 @@ type readings struct {
 func (r *readings) current(ctx context.Context) reading {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.taken.IsZero() || time.Since(r.taken) >= readingAge {
-		r.kept, r.taken = r.take(context.WithoutCancel(ctx)), time.Now()
+	if r.takenAt.IsZero() || time.Since(r.takenAt) >= readingAge {
+		r.latest, r.takenAt = r.take(context.WithoutCancel(ctx)), time.Now()
 	}
-	return r.kept
+	return r.latest
 }
 
 // read takes a reading for c.
 func read(ctx context.Context, c *core) reading {
-	found := reading{silent: silent(ctx, c.proxy.Addrs())}
+	found := reading{silent: silentListeners(ctx, c.proxy.Addrs())}
 	if c.capture != nil {
 		found.capture = c.capture.status(ctx)
 		return found
 	}
 	found.onlyNameserverOf = OnlyNameserverOf(c.config.DNS.Forward.ResolvConf, addrPorts(c.proxy))
 	if found.onlyNameserverOf == "" {
-		found.redirected = Redirections(ctx, listening(c.proxy))
+		found.redirected = Redirections(ctx, listeningFamilies(c.proxy))
 	}
 	return found
 }

@@ -55,22 +55,22 @@ func Redirections(ctx context.Context, families []family.Family) []Redirection {
 // redirection sends a test query to the address in the parameter to. It returns what the result says about redirection,
 // and a text about the result.
 func redirection(ctx context.Context, to netip.AddrPort) (state RedirectState, detail string) {
-	q := question{what: fmt.Sprintf("a test query to %s", to), network: "udp", to: to.String(), name: askVersion, limit: testTimeout}
+	q := question{description: fmt.Sprintf("a test query to %s", to), network: "udp", to: to.String(), name: askVersion, limit: testTimeout}
 	if to.Addr().Is6() {
 		q.hops = 1 // if the query is not redirected, the first router discards it
 	}
 	text, err := ask(ctx, q)
 	switch {
 	case err == nil && isNametap(text):
-		return Redirected, "an agent answers " + q.what
+		return Redirected, "an agent answers " + q.description
 	case err == nil:
-		return NotRedirected, "another server answers " + q.what
+		return NotRedirected, "another server answers " + q.description
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH) && !unsent(err):
-		return NotRedirected, "no server answers " + q.what
+		return NotRedirected, "no server answers " + q.description
 	case unsent(err):
 		return RedirectUnknown, fmt.Sprintf("cannot send %v", err)
 	case isTimeout(err):
-		return NotRedirected, fmt.Sprintf("%s is not answered within %v", q.what, testTimeout)
+		return NotRedirected, fmt.Sprintf("%s is not answered within %v", q.description, testTimeout)
 	}
 	return RedirectUnknown, err.Error()
 }

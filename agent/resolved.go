@@ -37,12 +37,12 @@ func newRegistrar(c *core, interval time.Duration) *resolved.Registrar {
 
 // names returns the names for which systemd-resolved should query the agent.
 func names(c *core) resolved.Names {
-	found := resolved.Names{Always: []string{c.proxy.ClusterDomain(), "svc"}}
+	found := resolved.Names{Required: []string{c.proxy.ClusterDomain(), "svc"}}
 	if c.config.XDS.Node.AutoAllocate {
-		found.Always = append(found.Always, virtualReverse()...)
+		found.Required = append(found.Required, virtualReverse()...)
 	}
 	for _, suffix := range c.proxy.LocalOnly() {
-		found.Always = append(found.Always, trimDot(suffix.String()))
+		found.Required = append(found.Required, trimDot(suffix.String()))
 	}
 	if table := c.proxy.Table(); table != nil {
 		domains, fingerprint := table.Domains()

@@ -60,7 +60,7 @@ func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Reg
 		private := http.NewServeMux()
 		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 		s.handlePrivate(private)
-		s.private = &statusPart{what: "the private socket", handler: peersOnly(private), peers: true, log: c.log}
+		s.private = &statusPart{name: "the private socket", handler: peersOnly(private), peers: true, log: c.log}
 		s.private.listen = func(context.Context) (net.Listener, error) {
 			return listenPrivate(SocketPaths(c.config.SocketDirs, s.addr()))
 		}
@@ -127,14 +127,14 @@ func (s *statusServer) openPublic(ctx context.Context, handler http.Handler) err
 		if err != nil {
 			return err
 		}
-		e := &statusPart{what: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
+		e := &statusPart{name: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
 		e.use(listener)
 		s.public = append(s.public, e)
 	}
 	if len(s.public) > 0 {
 		return nil
 	}
-	e := &statusPart{what: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
+	e := &statusPart{name: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
 	s.public = []*statusPart{e}
 	if err := e.open(ctx); sockets.WrongAddr(err) {
 		return fmt.Errorf("status address %q: want a host:port of this host (--status-addr): %w", c.config.StatusAddr, err)
@@ -167,7 +167,7 @@ func (s *statusServer) unserved() []string {
 	var texts []string
 	for _, e := range s.parts() {
 		if err := e.failure(); err != nil {
-			texts = append(texts, e.what+": "+err.Error())
+			texts = append(texts, e.name+": "+err.Error())
 		}
 	}
 	if s.core.vips != nil {
@@ -183,7 +183,7 @@ func (s *statusServer) addr() string {
 }
 
 func (s *statusServer) handleLive(w http.ResponseWriter, r *http.Request) {
-	if err := s.core.hangs(r.Context()); err != nil {
+	if err := s.core.hangError(r.Context()); err != nil {
 		http.Error(w, "no DNS listener answers: "+err.Error(), http.StatusServiceUnavailable)
 		return
 	}

@@ -24,7 +24,7 @@ const statusGrace = time.Second
 // A statusPart is a part of the status server with its own listener. If the listener cannot be opened, or fails,
 // run opens it again. Meanwhile the agent runs without the part, because DNS does not need it.
 type statusPart struct {
-	what    string // the name of the part in texts
+	name    string // the name of the part in texts
 	handler http.Handler
 	listen  func(ctx context.Context) (net.Listener, error)
 	peers   bool // whether the users of clients are checked: see peersOnly
@@ -60,7 +60,7 @@ func (p *statusPart) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.logged.Differs(err) {
-		p.log.Warn("degraded: "+p.what+" is not served; retrying", "error", err)
+		p.log.Warn("degraded: "+p.name+" is not served; retrying", "error", err)
 	}
 	p.listener, p.err = nil, err
 }
@@ -95,7 +95,7 @@ func (p *statusPart) run(ctx context.Context) {
 			if !sockets.Retry(ctx, func() error { return p.open(ctx) }) {
 				return
 			}
-			p.log.Info(p.what+" is served now", "listener", p.addr())
+			p.log.Info(p.name+" is served now", "listener", p.addr())
 		}
 		if err := p.serve(ctx); err != nil {
 			p.fail(err)

@@ -57,7 +57,7 @@ func notifySystemd(ctx context.Context, c *core) error {
 			continue
 		case <-tick:
 		}
-		if err := anyAnswers(ctx, udpListeners(c.proxy)); err != nil {
+		if err := probeAny(ctx, udpListeners(c.proxy)); err != nil {
 			c.log.Warn("no DNS listener answers: systemd's watchdog is not notified", "error", err)
 			continue
 		}

@@ -19,7 +19,8 @@ const (
 )
 
 // tailStall is how long a client of /debug/tail may read nothing before its response ends. It is long, because there are
-// few such clients, and a slow client loses only queries that it does not read.
+// few such clients, and a slow client does no harm: further queries are dropped for this client, and no other client
+// waits.
 const tailStall = time.Minute
 
 // A TailLine is one line of /debug/tail: a query, or the number of queries that were lost.

@@ -29,9 +29,9 @@ const (
 	wayTCP = 8 * wayInterval
 	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through, which means that
 	// they are no longer redirected. A repair of the rules causes further probes, so a failure does not count if it
-	// comes less than wayMissed after the previous failure that counted.
-	wayMisses = 3
-	wayMissed = wayInterval * 3 / 4
+	// comes less than wayMissPause after the previous failure that counted.
+	wayMisses    = 3
+	wayMissPause = wayInterval * 3 / 4
 )
 
 // ways probes the way that a client's query takes to each nameserver of resolv.conf: a probe has the route, the
@@ -43,36 +43,37 @@ const (
 // without delay: any answer shows that the agent is alive, and renews the lease of the rules. If no probe is answered,
 // for whatever reason, the lease ends. Then the kernel ends the capture.
 type ways struct {
-	log     *slog.Logger
-	clock   *clock.Clock // only for probes: on a shared clock, a poll that waits for a disk could delay them
-	id      string       // the agent's answer for id.server
-	targets func(family.Family) []netip.Addr
-	direct  func(ctx context.Context, f family.Family, network string) error // probes the listener without the rules
-	barred  func() bool                                                      // reports whether a firewall drops all queries of the agent to nameservers
-	renew   func(family.Family) error
-	missed  func()          // is called after the first failed probe in a row: the rules may be gone
-	begun   <-chan struct{} // closed when the rules are first installed
-	rules   <-chan struct{} // gets a value when the rules were installed or changed
-	tick    func()          // is called before each round of probes
-	// passing sets the destinations to which queries over a family pass through. It is called when they may have changed.
-	passing func(family.Family, []netip.Prefix)
+	log         *slog.Logger
+	clock       *clock.Clock // only for probes: on a shared clock, a poll that waits for a disk could delay them
+	id          string       // the agent's answer for id.server
+	targets     func(family.Family) []netip.Addr
+	probeDirect func(ctx context.Context, f family.Family, network string) error // probes the listener without the rules
+	isBarred    func() bool                                                      // reports whether a firewall drops all queries of the agent to nameservers
+	renew       func(family.Family) error
+	onMiss      func()          // is called after the first failed probe in a row: the rules may be gone
+	begun       <-chan struct{} // closed when the rules are first installed
+	rules       <-chan struct{} // gets a value when the rules were installed or changed
+	beforeRound func()          // is called before each round of probes
+	// setPassing sets the destinations to which queries over a family pass through. It is called when the destinations
+	// may have changed.
+	setPassing func(family.Family, []netip.Prefix)
 
-	known   map[netip.Addr]*way
-	results chan probed
-	status  atomic.Pointer[[]problems.Way]
-	once    sync.Once
-	renewal map[family.Family]*logonce.Failure
-	alive   chan struct{} // closed when a lease was renewed after the rules were installed
+	known      map[netip.Addr]*way
+	results    chan probed
+	status     atomic.Pointer[[]problems.Way]
+	closeAlive sync.Once
+	renewal    map[family.Family]*logonce.Failure
+	alive      chan struct{} // closed when a lease was renewed after the rules were installed
 }
 
 // A way is the state of the way to one nameserver.
 type way struct {
 	problems.Way
-	misses  int       // failed probes in a row
-	missed  time.Time // when the last failure was counted
-	probing bool      // whether a probe is in flight
-	last    time.Time // when the last probe was sent
-	tcp     time.Time // when the last probe over TCP was sent
+	misses   int       // failed probes in a row
+	lastMiss time.Time // when the last failure was counted
+	probing  bool      // whether a probe is in flight
+	last     time.Time // when the last probe was sent
+	tcp      time.Time // when the last probe over TCP was sent
 }
 
 // passes reports whether queries to the nameserver pass through.
@@ -83,14 +84,14 @@ type probed struct {
 	nameserver netip.Addr
 	state      problems.WayState
 	err        error
-	kept       bool  // whether the method keep has called renew, because the agent has answered
+	renewed    bool  // whether renewOnce has called renew, because the agent has answered
 	lease      error // the error of renew
 }
 
-// keep renews the lease of family f, unless keep has done so for this probe.
-func (r *probed) keep(renew func(family.Family) error, f family.Family) {
-	if !r.kept {
-		r.kept, r.lease = true, renew(f)
+// renewOnce renews the lease of family f, unless renewOnce has done so for this probe.
+func (r *probed) renewOnce(renew func(family.Family) error, f family.Family) {
+	if !r.renewed {
+		r.renewed, r.lease = true, renew(f)
 	}
 }
 
@@ -103,7 +104,7 @@ func (w *ways) run(ctx context.Context, installed bool) {
 	due, stop := w.clock.Poll(wayInterval, func() bool { return true })
 	defer stop()
 	for {
-		w.tick()
+		w.beforeRound()
 		for _, f := range family.All() {
 			if installed {
 				w.next(ctx, f)
@@ -112,7 +113,7 @@ func (w *ways) run(ctx context.Context, installed bool) {
 		for waiting := true; waiting; {
 			select {
 			case r := <-w.results:
-				w.note(ctx, r)
+				w.record(ctx, r)
 			case <-due:
 				waiting = false
 			case <-begun:
@@ -144,7 +145,7 @@ func (w *ways) next(ctx context.Context, f family.Family) {
 		if family.Of(addr) == f && !known.probing && !slices.Contains(targets, addr) {
 			delete(w.known, addr)
 			if known.passes() {
-				w.pass(f)
+				w.updatePassing(f)
 			}
 		}
 	}
@@ -178,12 +179,12 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 			before := r
 			r.state, r.err = w.ask(ctx, network, nameserver)
 			if r.state == problems.WayReached {
-				r.keep(w.renew, f)
+				r.renewOnce(w.renew, f)
 				continue
 			}
-			silent := w.direct(ctx, f, network)
+			silent := w.probeDirect(ctx, f, network)
 			if silent == nil && r.state != problems.WayBroken {
-				r.keep(w.renew, f)
+				r.renewOnce(w.renew, f)
 			}
 			switch {
 			case noRoute(silent):
@@ -196,8 +197,8 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 			}
 			break
 		}
-		if r.state == problems.WayReached && w.barred() {
-			r.state, r.err = forwards(ctx, nameserver)
+		if r.state == problems.WayReached && w.isBarred() {
+			r.state, r.err = probeForwarding(ctx, nameserver)
 		}
 		w.results <- r
 	}()
@@ -207,7 +208,7 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (problems.WayState, error) {
 	to := netip.AddrPortFrom(nameserver, 53).String()
 	text, err := ask(ctx, question{
-		what: "probing the way to " + to + " over " + network, network: network, to: to, name: askID, hops: iptables.ProbeHops,
+		description: "probing the way to " + to + " over " + network, network: network, to: to, name: askID, hops: iptables.ProbeHops,
 	})
 	switch {
 	case network == "udp" && undialled(err), err != nil && ctx.Err() != nil:
@@ -220,10 +221,10 @@ func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (
 	return problems.WayReached, nil
 }
 
-// forwards sends a query to a nameserver as the agent forwards queries. It returns [problems.WayBarred] if a firewall
-// of this host drops the query, and otherwise [problems.WayReached], whether or not there is a reply.
-func forwards(ctx context.Context, nameserver netip.Addr) (problems.WayState, error) {
-	_, err := ask(ctx, question{what: "querying a nameserver", network: "udp", to: netip.AddrPortFrom(nameserver, 53).String(),
+// probeForwarding sends a query to a nameserver as the agent forwards queries. It returns [problems.WayBarred] if a
+// firewall of this host drops the query, and otherwise [problems.WayReached], whether or not there is a reply.
+func probeForwarding(ctx context.Context, nameserver netip.Addr) (problems.WayState, error) {
+	_, err := ask(ctx, question{description: "querying a nameserver", network: "udp", to: netip.AddrPortFrom(nameserver, 53).String(),
 		name: askID, hops: queryHops, limit: probeRetry})
 	if errors.Is(err, unix.EPERM) {
 		return problems.WayBarred, err
@@ -238,24 +239,24 @@ func undialled(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial" && noRoute(err)
 }
 
-// note records the result of a probe. It logs a new state and changes which queries pass through. After a failure
+// record records the result of a probe. It logs a new state and changes which queries pass through. After a failure
 // it probes the other nameservers.
-func (w *ways) note(ctx context.Context, r probed) {
+func (w *ways) record(ctx context.Context, r probed) {
 	known, f := w.known[r.nameserver], family.Of(r.nameserver)
 	known.probing = false
 	if ctx.Err() != nil {
 		return
 	}
-	if r.kept {
+	if r.renewed {
 		w.noteLease(f, r.lease)
 	}
 	before := known.State
 	if r.state == problems.WayReached {
 		known.misses = 0
-	} else if now := time.Now(); known.misses == 0 || now.Sub(known.missed) >= wayMissed {
-		known.misses, known.missed = known.misses+1, now
+	} else if now := time.Now(); known.misses == 0 || now.Sub(known.lastMiss) >= wayMissPause {
+		known.misses, known.lastMiss = known.misses+1, now
 		if known.misses == 1 {
-			w.missed()
+			w.onMiss()
 		}
 	}
 	if r.state == problems.WayReached || known.misses >= wayMisses {
@@ -265,8 +266,8 @@ func (w *ways) note(ctx context.Context, r probed) {
 		}
 	}
 	if known.State != before {
-		w.changed(known)
-		w.pass(f)
+		w.logState(known)
+		w.updatePassing(f)
 	}
 	w.publish()
 	if r.state != problems.WayReached && known.misses <= wayMisses {
@@ -285,32 +286,32 @@ func (w *ways) noteLease(f family.Family, err error) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
 	}
 	if err == nil && chans.Closed(w.begun) {
-		w.once.Do(func() { close(w.alive) })
+		w.closeAlive.Do(func() { close(w.alive) })
 	}
 }
 
-// changed logs the new state of a way.
-func (w *ways) changed(now *way) {
-	switch now.State {
+// logState logs the new state of a way.
+func (w *ways) logState(known *way) {
+	switch known.State {
 	case problems.WayReached:
-		w.log.Info("queries of clients to a nameserver reach the agent", "nameserver", now.Nameserver)
+		w.log.Info("queries of clients to a nameserver reach the agent", "nameserver", known.Nameserver)
 	case problems.WayBroken:
 		w.log.Warn("queries of clients to a nameserver do not reach the agent, although it answers. They go to the nameserver itself until the agent is reached again. A firewall of this host may drop them after the redirection, or another program may remove the capture rules again and again; `nametap capture check` lists what to look at",
-			"nameserver", now.Nameserver, "error", now.Detail)
+			"nameserver", known.Nameserver, "error", known.Detail)
 	case problems.WayBarred:
 		w.log.Warn("a firewall of this host drops the queries that the agent forwards to nameservers. Queries of clients go to the nameserver itself until the agent may query it; allow it for the agent's user",
-			"nameserver", now.Nameserver, "error", now.Detail)
+			"nameserver", known.Nameserver, "error", known.Detail)
 	case problems.WayElsewhere:
-		w.log.Warn("cannot check whether queries of clients reach the agent", "nameserver", now.Nameserver, "error", now.Detail)
+		w.log.Warn("cannot check whether queries of clients reach the agent", "nameserver", known.Nameserver, "error", known.Detail)
 	case problems.WaySilent:
-		w.log.Warn("the agent does not answer its own probes", "nameserver", now.Nameserver, "error", now.Detail)
+		w.log.Warn("the agent does not answer its own probes", "nameserver", known.Nameserver, "error", known.Detail)
 	case problems.WayUnknown:
 	}
 }
 
-// pass lets queries pass through to the nameservers of family f whose ways are broken or barred. If all ways of the
-// family are broken or barred, it lets all queries of the family pass through.
-func (w *ways) pass(f family.Family) {
+// updatePassing lets queries pass through to the nameservers of family f whose ways are broken or barred. If all ways
+// of the family are broken or barred, it lets all queries of the family pass through.
+func (w *ways) updatePassing(f family.Family) {
 	targets := w.targets(f)
 	var broken []netip.Prefix
 	for _, addr := range targets {
@@ -321,7 +322,7 @@ func (w *ways) pass(f family.Family) {
 	if len(broken) > 0 && len(broken) == len(targets) {
 		broken = []netip.Prefix{netip.PrefixFrom(f.Loopback(), 0).Masked()}
 	}
-	w.passing(f, broken)
+	w.setPassing(f, broken)
 }
 
 // publish makes the states visible to other goroutines.

@@ -37,9 +37,9 @@ func TestPassing(t *testing.T) {
 			}
 			var got []netip.Prefix
 			w := ways{known: known,
-				targets: func(family.Family) []netip.Addr { return test.targets },
-				passing: func(_ family.Family, to []netip.Prefix) { got = to }}
-			w.pass(family.IPv4)
+				targets:    func(family.Family) []netip.Addr { return test.targets },
+				setPassing: func(_ family.Family, to []netip.Prefix) { got = to }}
+			w.updatePassing(family.IPv4)
 			if diff := cmp.Diff(test.want, got, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("passing (-want +got):\n%s", diff)
 			}

@@ -26,15 +26,15 @@ const (
 type copier struct {
 	*loop
 
-	buffer [bufferSize]byte
-	pipes  []*pipe // empty pipes, to be used again
-	made   int     // number of pipes that exist
+	buffer    [bufferSize]byte
+	pipes     []*pipe // empty pipes, to be used again
+	pipeCount int     // number of pipes that exist
 }
 
 // A pipe is a pipe within the kernel.
 type pipe struct {
-	r, w int
-	held int // bytes in the pipe
+	r, w     int
+	buffered int // bytes in the pipe
 }
 
 // takePipe returns an empty pipe, or nil if there are too many or none can be made.
@@ -45,21 +45,21 @@ func (c *copier) takePipe() *pipe {
 		return p
 	}
 	var ends [2]int
-	if c.made == maxPipes || unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+	if c.pipeCount == maxPipes || unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
 		return nil
 	}
-	c.made++
+	c.pipeCount++
 	_, _ = unix.FcntlInt(uintptr(ends[1]), unix.F_SETPIPE_SZ, chunkSize) // if it fails, the pipe is smaller and slower
 	return &pipe{r: ends[0], w: ends[1]}
 }
 
-// leavePipe takes a pipe back, and closes it if it is not empty.
-func (c *copier) leavePipe(p *pipe) {
-	if p.held == 0 {
+// returnPipe takes a pipe back, and closes it if it is not empty.
+func (c *copier) returnPipe(p *pipe) {
+	if p.buffered == 0 {
 		c.pipes = append(c.pipes, p)
 		return
 	}
-	c.made--
+	c.pipeCount--
 	_, _ = unix.Close(p.r), unix.Close(p.w)
 }
 
@@ -74,14 +74,14 @@ func (c *copier) closePipes() {
 type pair struct {
 	*copier
 
-	client, host *socket
-	up, down     direction     // up is from the client to the host, down is back
-	last         time.Time     // when data was last moved, or a direction ended
-	probes       time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
-	queued       bool          // moveQueued is among the functions in loop.again
-	failed       bool          // the end of the pair resets both connections
-	closed       bool
-	done         func() // called after both connections were closed
+	client, host     *socket
+	toHost, toClient direction
+	last             time.Time     // when data was last moved, or a direction ended
+	probes           time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
+	queued           bool          // moveQueued is among the functions in loop.deferred
+	failed           bool          // the end of the pair resets both connections
+	closed           bool
+	done             func() // called after both connections were closed
 }
 
 // A direction copies from one connection to the other one.
@@ -91,31 +91,31 @@ type direction struct {
 	rest     []byte // bytes that were read and not yet written; at first, the bytes that were read for the name
 	pipe     *pipe  // holds bytes that were read and not yet written; nil without any
 	busy     bool
-	ended    bool // the source has ended its data, without a reset
-	over     bool // the direction has ended or failed
+	atEOF    bool // the source has ended its data, without a reset
+	finished bool // the direction has ended or failed
 }
 
 // newPair returns a pair whose bytes are counted in n. The caller then calls move. From that call on, the pair
 // copies in both directions until both have ended. If one connection fails, the other one is reset.
 func (c *copier) newPair(client, host *socket, n *counts) *pair {
 	p := &pair{copier: c, client: client, host: host, last: c.now}
-	p.up = direction{from: client, to: host, copied: &n.sent}
-	p.down = direction{from: host, to: client, copied: &n.received}
-	client.on, host.on = p.move, p.move
+	p.toHost = direction{from: client, to: host, copied: &n.sent}
+	p.toClient = direction{from: host, to: client, copied: &n.received}
+	client.handle, host.handle = p.move, p.move
 	return p
 }
 
 // move moves what can be moved, at most one chunk in each direction.
 func (p *pair) move() {
-	again := p.run(&p.up, &p.down)
-	again = p.run(&p.down, &p.up) || again
+	more := p.run(&p.toHost, &p.toClient)
+	more = p.run(&p.toClient, &p.toHost) || more
 	switch {
-	case p.up.over && p.down.over:
-	case again && !p.queued:
+	case p.toHost.finished && p.toClient.finished:
+	case more && !p.queued:
 		p.queued = true
-		p.again = append(p.again, p.moveQueued)
-	case again:
-	case p.client.failed && !p.down.over, p.host.failed && p.down.over:
+		p.deferred = append(p.deferred, p.moveQueued)
+	case more:
+	case p.client.failed && !p.toClient.finished, p.host.failed && p.toClient.finished:
 		// The client first gets what the host sent before its reset.
 		p.abort()
 	}
@@ -129,8 +129,8 @@ func (p *pair) moveQueued() {
 
 // run moves up to a chunk in direction d. It reports whether there may be more to move. other is the opposite
 // direction.
-func (p *pair) run(d, other *direction) (again bool) {
-	for left := chunkSize; !d.over; {
+func (p *pair) run(d, other *direction) (more bool) {
+	for left := chunkSize; !d.finished; {
 		n, err := p.moveSome(d)
 		left -= n
 		if n > 0 {
@@ -151,11 +151,11 @@ func (p *pair) run(d, other *direction) (again bool) {
 // end ends direction d because of err. At io.EOF it also ends the data to the destination. After another error it
 // resets both connections, unless the other direction still has to move what the destination sent.
 func (p *pair) end(d, other *direction, err error) {
-	d.over, p.last = true, p.now
+	d.finished, p.last = true, p.now
 	if errors.Is(err, io.EOF) && !d.from.failed { // if a write has returned the error of a reset, a read returns EOF
-		d.ended = true
+		d.atEOF = true
 		err = nil
-		if !other.over {
+		if !other.finished {
 			if err = unix.Shutdown(d.to.fd, unix.SHUT_WR); err != nil {
 				d.to.failed = true
 			}
@@ -163,7 +163,7 @@ func (p *pair) end(d, other *direction, err error) {
 	}
 	p.failed = p.failed || err != nil
 	switch {
-	case other.over:
+	case other.finished:
 		p.close()
 	case err != nil && d.to.failed && !d.from.failed:
 		// The other direction moves what the destination sent before its reset.
@@ -177,7 +177,7 @@ func (p *pair) abort() {
 	if p.closed {
 		return
 	}
-	p.failed, p.up.over, p.down.over = true, true, true
+	p.failed, p.toHost.finished, p.toClient.finished = true, true, true
 	p.close()
 }
 
@@ -189,9 +189,9 @@ func (p *pair) close() {
 	}
 	end(p.client)
 	end(p.host)
-	for _, d := range []*direction{&p.up, &p.down} {
+	for _, d := range []*direction{&p.toHost, &p.toClient} {
 		if d.pipe != nil {
-			p.leavePipe(d.pipe)
+			p.returnPipe(d.pipe)
 			d.pipe = nil
 		}
 	}
@@ -212,11 +212,11 @@ func (p *pair) moveSome(d *direction) (n int, err error) {
 		}
 		return n, err
 	case d.pipe != nil:
-		return p.empty(d)
+		return p.emptyPipe(d)
 	case !d.from.readable:
 		return 0, unix.EAGAIN
 	case d.busy:
-		return p.fill(d)
+		return p.fillPipe(d)
 	}
 	n, err = p.read(d, func() (int, error) { return unix.Read(d.from.fd, p.buffer[:]) })
 	if err != nil {
@@ -247,16 +247,16 @@ func (p *pair) read(d *direction, f func() (int, error)) (int, error) {
 
 // write writes to the destination.
 func (p *pair) write(d *direction, b []byte) (int, error) {
-	return p.put(d, func() (int, error) { return unix.Write(d.to.fd, b) })
+	return p.tryWrite(d, func() (int, error) { return unix.Write(d.to.fd, b) })
 }
 
-// put calls f, which writes to the destination.
-func (p *pair) put(d *direction, f func() (int, error)) (int, error) {
+// tryWrite calls f, which writes to the destination.
+func (p *pair) tryWrite(d *direction, f func() (int, error)) (int, error) {
 	n, err := retry(f)
 	n = max(n, 0)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
-		p.full(d.to)
+		p.setFull(d.to)
 	case err != nil:
 		d.to.failed = true
 	}
@@ -264,33 +264,33 @@ func (p *pair) put(d *direction, f func() (int, error)) (int, error) {
 	return n, err
 }
 
-// fill moves a chunk from the source to a pipe, and from there to the destination.
-func (p *pair) fill(d *direction) (n int, err error) {
+// fillPipe moves a chunk from the source to a pipe, and from there to the destination.
+func (p *pair) fillPipe(d *direction) (n int, err error) {
 	pipe := p.takePipe()
 	if pipe == nil {
 		d.busy = false
 		return 0, nil
 	}
-	pipe.held, err = retry(func() (int, error) { return splice(d.from.fd, pipe.w, chunkSize) })
-	if err != nil || pipe.held == 0 {
-		pipe.held, d.busy = 0, false
-		p.leavePipe(pipe)
+	pipe.buffered, err = retry(func() (int, error) { return splice(d.from.fd, pipe.w, chunkSize) })
+	if err != nil || pipe.buffered == 0 {
+		pipe.buffered, d.busy = 0, false
+		p.returnPipe(pipe)
 		if err != nil && !errors.Is(err, unix.EAGAIN) { // the kernel reports the error of a connection only once
 			d.from.failed = true
 			return 0, err
 		}
 		return 0, nil // a read(2) follows and finds the reason: before urgent data, splice(2) returns 0 or EAGAIN
 	}
-	d.busy = pipe.held >= bufferSize
+	d.busy = pipe.buffered >= bufferSize
 	d.pipe = pipe
-	return p.empty(d)
+	return p.emptyPipe(d)
 }
 
-// empty moves what a pipe holds to the destination.
-func (p *pair) empty(d *direction) (int, error) {
-	n, err := p.put(d, func() (int, error) { return splice(d.pipe.r, d.to.fd, d.pipe.held) })
-	if d.pipe.held -= n; d.pipe.held == 0 {
-		p.leavePipe(d.pipe)
+// emptyPipe moves what a pipe holds to the destination.
+func (p *pair) emptyPipe(d *direction) (int, error) {
+	n, err := p.tryWrite(d, func() (int, error) { return splice(d.pipe.r, d.to.fd, d.pipe.buffered) })
+	if d.pipe.buffered -= n; d.pipe.buffered == 0 {
+		p.returnPipe(d.pipe)
 		d.pipe = nil
 	}
 	return n, err
@@ -309,7 +309,7 @@ func splice(from, to, n int) (int, error) {
 func (p *pair) probe() {
 	const interval, count = 20 * time.Second, 6
 	idle := 3 * time.Minute
-	if p.up.ended || p.down.ended {
+	if p.toHost.atEOF || p.toClient.atEOF {
 		idle = interval
 	}
 	if p.probes == idle {

@@ -48,18 +48,18 @@ type dialing struct {
 	allowForbidden bool             // forbidden addresses are allowed, too
 	lookups        int              // how many lookups have not ended
 	cancel         func()           // ends the lookups; nil without any
-	early          []netip.AddrPort // found addresses that are not yet in addrs: until hold, they wait for other lookups
-	hold           time.Time
+	heldAddrs      []netip.AddrPort // found addresses that are not yet in addrs: see release
+	holdUntil      time.Time        // until this time, heldAddrs wait for other lookups
 	addrs          []netip.AddrPort // the next addresses to dial
-	inTurn         bool             // dial IPv6 and IPv4 alternately
-	tried          []*attempt       // attempts that have not ended
+	alternate      bool             // dial IPv6 and IPv4 alternately
+	attempts       []*attempt       // attempts that have not ended
 	next           time.Time        // when the next address is dialled although attempts have not ended
 	failed         []error          // errors of attempts
-	lost           []lostLookup
+	failedLookups  []failedLookup
 }
 
-// A lostLookup is a lookup that found no addresses.
-type lostLookup struct {
+// A failedLookup is a lookup that found no addresses.
+type failedLookup struct {
 	name string
 	err  error
 }
@@ -68,16 +68,16 @@ type lostLookup struct {
 type attempt struct {
 	*socket
 
-	addr   netip.AddrPort
-	beside bool // it began while another attempt of this dialing ran
+	addr    netip.AddrPort
+	isExtra bool // it began while another attempt of this dialing ran
 }
 
-// dial connects to one of targets. It suspends the task t while it waits, and gives up at the time until. If
-// allowForbidden is true, it also dials forbidden addresses. The error is a refusal.
-func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, until time.Time) (*socket, netip.AddrPort, error) {
-	r := &dialing{dialer: d, task: t, allowForbidden: allowForbidden, inTurn: len(targets) == 1}
+// dial connects to one of targets. It suspends the task t while it waits, and gives up at deadline. If allowForbidden
+// is true, it also dials forbidden addresses. The error is a refusal.
+func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, deadline time.Time) (*socket, netip.AddrPort, error) {
+	r := &dialing{dialer: d, task: t, allowForbidden: allowForbidden, alternate: len(targets) == 1}
 	defer r.giveUp()
-	r.lookUp(targets, until)
+	r.lookUp(targets, deadline)
 	for {
 		if won := r.winner(); won != nil {
 			return won.socket, won.addr, nil
@@ -87,15 +87,15 @@ func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, until ti
 		case len(r.addrs) > 0 && r.mayBegin():
 			r.begin()
 			continue
-		case len(r.addrs)+len(r.early)+len(r.tried)+r.lookups == 0:
+		case len(r.addrs)+len(r.heldAddrs)+len(r.attempts)+r.lookups == 0:
 			return nil, netip.AddrPort{}, r.failure(targets)
-		case !t.now.Before(until):
-			for _, a := range r.tried {
+		case !t.now.Before(deadline):
+			for _, a := range r.attempts {
 				r.failed = append(r.failed, dialError(a.addr, os.ErrDeadlineExceeded))
 			}
 			return nil, netip.AddrPort{}, r.failure(targets)
 		}
-		if err := t.wait(r.wakeTime(until)); err != nil {
+		if err := t.wait(r.wakeTime(deadline)); err != nil {
 			return nil, netip.AddrPort{}, err
 		}
 	}
@@ -103,12 +103,12 @@ func (d *dialer) dial(t *task, targets []endpoint, allowForbidden bool, until ti
 
 // lookUp starts to look up the names of targets, for both families at the same time. When it returns, r has the
 // cached results; other results come later.
-func (r *dialing) lookUp(targets []endpoint, until time.Time) {
+func (r *dialing) lookUp(targets []endpoint, deadline time.Time) {
 	names := 0
 	ctx := r.ctx
 	for _, target := range targets {
 		if target.name == "" {
-			r.early = append(r.early, netip.AddrPortFrom(target.addr, target.port))
+			r.heldAddrs = append(r.heldAddrs, netip.AddrPortFrom(target.addr, target.port))
 			continue
 		}
 		if names++; names > maxResolved {
@@ -116,17 +116,17 @@ func (r *dialing) lookUp(targets []endpoint, until time.Time) {
 		}
 		for _, family := range r.families() {
 			if addrs, known, err := r.config.Resolve(ctx, target.name, family, true); known {
-				r.found(target, addrs, err)
+				r.addResult(target, addrs, err)
 				continue
 			}
 			if r.lookups++; r.lookups == 1 {
-				ctx, r.cancel = context.WithDeadline(ctx, until)
+				ctx, r.cancel = context.WithDeadline(ctx, deadline)
 			}
 			r.running.Go(func() {
 				addrs, _, err := r.config.Resolve(ctx, target.name, family, false)
 				r.post(func() {
 					r.lookups--
-					r.found(target, addrs, err)
+					r.addResult(target, addrs, err)
 					r.wakeUp()
 				})
 			})
@@ -142,34 +142,34 @@ func (d *dialer) families() []family.Family {
 	return []family.Family{family.Of(d.config.Sources[0])}
 }
 
-// found takes the result of a lookup of target's name.
-func (r *dialing) found(target endpoint, addrs []netip.Addr, err error) {
+// addResult takes the result of a lookup of target's name.
+func (r *dialing) addResult(target endpoint, addrs []netip.Addr, err error) {
 	if err != nil {
-		r.lost = append(r.lost, lostLookup{target.name, err})
+		r.failedLookups = append(r.failedLookups, failedLookup{target.name, err})
 	}
 	for _, addr := range addrs {
-		r.early = append(r.early, netip.AddrPortFrom(addr.Unmap(), target.port))
+		r.heldAddrs = append(r.heldAddrs, netip.AddrPortFrom(addr.Unmap(), target.port))
 	}
-	if r.hold.IsZero() && len(addrs) > 0 {
-		r.hold = r.now.Add(resolutionDelay)
+	if r.holdUntil.IsZero() && len(addrs) > 0 {
+		r.holdUntil = r.now.Add(resolutionDelay)
 	}
 }
 
-// release moves the addresses in early to addrs, unless lookups run and hold has not passed. If inTurn is true, the
-// families alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
+// release moves the addresses in heldAddrs to addrs, unless lookups run and holdUntil is not over. If r.alternate is
+// true, the families alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
 func (r *dialing) release() {
-	if r.lookups > 0 && r.now.Before(r.hold) {
+	if r.lookups > 0 && r.now.Before(r.holdUntil) {
 		return
 	}
-	all := r.early
-	if r.early = nil; r.inTurn {
-		all = inTurn(all)
+	all := r.heldAddrs
+	if r.heldAddrs = nil; r.alternate {
+		all = alternateFamilies(all)
 	}
 	r.addrs = append(r.addrs, all...)
 }
 
-// inTurn returns addrs in an order in which the families alternate, IPv6 first.
-func inTurn(addrs []netip.AddrPort) (all []netip.AddrPort) {
+// alternateFamilies returns addrs in an order in which the families alternate, IPv6 first.
+func alternateFamilies(addrs []netip.AddrPort) (all []netip.AddrPort) {
 	var next [2][]netip.AddrPort // IPv6, IPv4
 	for _, a := range addrs {
 		family := 0
@@ -188,14 +188,14 @@ func inTurn(addrs []netip.AddrPort) (all []netip.AddrPort) {
 
 // mayBegin reports whether it is time to dial another address.
 func (r *dialing) mayBegin() bool {
-	return len(r.tried) == 0 || !r.now.Before(r.next) && r.extra > 0
+	return len(r.attempts) == 0 || !r.now.Before(r.next) && r.extra > 0
 }
 
 // begin dials the next address.
 func (r *dialing) begin() {
 	addr := r.addrs[0]
 	r.addrs, r.next = r.addrs[1:], r.now.Add(attemptDelay)
-	a := &attempt{addr: addr, beside: len(r.tried) > 0}
+	a := &attempt{addr: addr, isExtra: len(r.attempts) > 0}
 	err := error(nil)
 	if !r.allowForbidden {
 		err = r.allow(r.task, addr)
@@ -207,7 +207,7 @@ func (r *dialing) begin() {
 		r.fail(err)
 		return
 	}
-	if r.tried = append(r.tried, a); a.beside {
+	if r.attempts = append(r.attempts, a); a.isExtra {
 		r.extra--
 	}
 }
@@ -235,7 +235,7 @@ func (r *dialing) fail(err error) {
 // winner returns the attempt that is connected; nil while there is none. It ends attempts that have failed, and
 // records their errors.
 func (r *dialing) winner() *attempt {
-	for _, a := range slices.Clone(r.tried) {
+	for _, a := range slices.Clone(r.attempts) {
 		if !a.writable {
 			continue
 		}
@@ -256,10 +256,10 @@ func (r *dialing) winner() *attempt {
 	return nil
 }
 
-// end takes an attempt out of tried.
+// end takes an attempt out of r.attempts.
 func (r *dialing) end(a *attempt) {
-	r.tried = slices.DeleteFunc(r.tried, func(other *attempt) bool { return other == a })
-	if a.beside {
+	r.attempts = slices.DeleteFunc(r.attempts, func(other *attempt) bool { return other == a })
+	if a.isExtra {
 		r.extra++
 	}
 }
@@ -269,27 +269,28 @@ func (r *dialing) giveUp() {
 	if r.cancel != nil {
 		r.cancel()
 	}
-	for _, a := range slices.Clone(r.tried) {
+	for _, a := range slices.Clone(r.attempts) {
 		r.end(a)
 		r.close(a.socket)
 	}
 }
 
-// wakeTime returns when dial goes on if no event comes earlier. The time is never later than until.
-func (r *dialing) wakeTime(until time.Time) time.Time {
+// wakeTime returns when dial goes on if no event comes earlier. The time is never later than deadline.
+func (r *dialing) wakeTime(deadline time.Time) time.Time {
+	wake := deadline
 	if len(r.addrs) > 0 {
 		next := r.next
-		if r.extra <= 0 && len(r.tried) > 0 { // other connections have to end attempts first
+		if r.extra <= 0 && len(r.attempts) > 0 { // other connections have to end attempts first
 			next = r.now.Add(attemptDelay)
 		}
-		if next.Before(until) {
-			until = next
+		if next.Before(wake) {
+			wake = next
 		}
 	}
-	if len(r.early) > 0 && r.hold.Before(until) {
-		until = r.hold
+	if len(r.heldAddrs) > 0 && r.holdUntil.Before(wake) {
+		wake = r.holdUntil
 	}
-	return until
+	return wake
 }
 
 // failure returns a refusal that says why there is no connection: the errors of the attempts or, if there was no
@@ -316,8 +317,8 @@ func (r *dialing) failure(targets []endpoint) error {
 		return refuse(ReasonAddress, "the endpoint %s is refused: %w", text, forbidden)
 	case forbidden != nil:
 		return refuse(ReasonAddress, "%s has only addresses that are refused: %w", targets[0].name, forbidden)
-	case len(r.lost) > 0:
-		return refuse(ReasonResolution, "resolving %s: %w", r.lost[0].name, r.lost[0].err)
+	case len(r.failedLookups) > 0:
+		return refuse(ReasonResolution, "resolving %s: %w", r.failedLookups[0].name, r.failedLookups[0].err)
 	case r.lookups > 0:
 		return refuse(ReasonResolution, "resolving %s: no answer within %v", text, connectTimeout)
 	}

@@ -81,7 +81,7 @@ func TestOrder(t *testing.T) {
 			inLoop(t, z, func(tk *task, d *dialer) {
 				began := tk.now
 				until := began.Add(connectTimeout)
-				r := &dialing{dialer: d, task: tk, inTurn: true}
+				r := &dialing{dialer: d, task: tk, alternate: true}
 				defer r.giveUp()
 				r.lookUp([]endpoint{{name: "a.example.org", port: 7}}, until)
 				var got []string
@@ -93,7 +93,7 @@ func TestOrder(t *testing.T) {
 					for _, addr := range r.addrs {
 						got = append(got, addr.Addr().String())
 					}
-					if r.addrs = nil; r.lookups+len(r.early) == 0 {
+					if r.addrs = nil; r.lookups+len(r.heldAddrs) == 0 {
 						break
 					}
 					if err := tk.wait(r.wakeTime(until)); err != nil {

@@ -149,7 +149,7 @@ func TestResetWhileBusy(t *testing.T) {
 		s.loop.post(func() {
 			// The loop gets the event of the data. The reset comes before it reads them.
 			sends(t, from, data)
-			near.note(unix.EPOLLIN)
+			near.record(unix.EPOLLIN)
 			if err := from.(*net.TCPConn).SetLinger(0); err != nil {
 				t.Error(err)
 			}
@@ -282,7 +282,7 @@ func TestResetWhileDialled(t *testing.T) {
 	began, ended := s.loop.now, false
 	s.loop.start(func(tk *task) {
 		tk.client = watched(t, s.loop, near)
-		tk.client.on = tk.wakeUp
+		tk.client.handle = tk.wakeUp
 		_, _, err = d.dial(tk, []endpoint{{name: "a.example.org", port: 7}}, false, began.Add(connectTimeout))
 		ended = true
 	})

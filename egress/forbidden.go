@@ -51,10 +51,10 @@ func forbidden() (ranges []addressRange) {
 }
 
 // A translation is a prefix of IPv6 addresses that lead, through a translator or a tunnel, to the IPv4 address
-// that they contain. at is the byte at which that address begins.
+// that they contain. offset is the index of the byte at which that address begins.
 type translation struct {
 	prefix netip.Prefix
-	at     int
+	offset int
 }
 
 // translations returns the well-known translations (RFC 6052, section 2.1; RFC 3056, section 2; RFC 4291, section
@@ -67,16 +67,16 @@ func translations() []translation {
 	}
 }
 
-// embedded returns the IPv4 address that is contained in an IPv6 address and begins there at the byte with the index
-// at. Byte 8 is no part of it (RFC 6052, section 2.2).
-func embedded(a netip.Addr, at int) netip.Addr {
+// embedded returns the IPv4 address that is contained in an IPv6 address and begins at the byte with the index offset.
+// Byte 8 is no part of the IPv4 address (RFC 6052, section 2.2).
+func embedded(a netip.Addr, offset int) netip.Addr {
 	all, found := a.As16(), [4]byte{}
 	for i := range found {
-		if at == 8 {
-			at++
+		if offset == 8 {
+			offset++
 		}
-		found[i] = all[at]
-		at++
+		found[i] = all[offset]
+		offset++
 	}
 	return netip.AddrFrom4(found)
 }
@@ -95,9 +95,9 @@ type guard struct {
 	ownPorts []uint16
 	resolve  func(ctx context.Context, name string, f family.Family, onlyCached bool) ([]netip.Addr, bool, error)
 
-	mu    sync.Mutex
-	nat64 []translation // the translations of this network's NAT64
-	until time.Time     // when nat64 is looked up again
+	mu         sync.Mutex
+	nat64      []translation // the translations of this network's NAT64
+	nextLookup time.Time     // when nat64 is looked up again
 }
 
 // newGuard returns the guard of a server.
@@ -114,20 +114,20 @@ func (g *guard) mayWait(addr netip.Addr) bool {
 		return true
 	}
 	defer g.mu.Unlock()
-	return time.Now().After(g.until)
+	return time.Now().After(g.nextLookup)
 }
 
 // nat64Translations returns the translations of this network's NAT64.
 func (g *guard) nat64Translations(ctx context.Context) []translation {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if time.Now().After(g.until) {
+	if time.Now().After(g.nextLookup) {
 		found, err := g.findNAT64(context.WithoutCancel(ctx)) // other connections wait for the result, too
 		hold := nat64Timeout                                  // after a timeout, the previous result is used for this time
 		if !errors.Is(err, context.DeadlineExceeded) {
 			g.nat64, hold = found, nat64Hold
 		}
-		g.until = time.Now().Add(hold)
+		g.nextLookup = time.Now().Add(hold)
 	}
 	return g.nat64
 }
@@ -157,7 +157,7 @@ func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 	if plain.Is6() {
 		for _, t := range append(translations(), g.nat64Translations(ctx)...) {
 			if t.prefix.Contains(plain) {
-				all = append(all, embedded(plain, t.at))
+				all = append(all, embedded(plain, t.offset))
 			}
 		}
 	}

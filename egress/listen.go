@@ -68,7 +68,7 @@ func (ls *listeners) open(ctx context.Context) error {
 			port = l.addr.Port()
 		}
 	}
-	if len(ls.opened) == 0 && !slices.ContainsFunc(errs, passing) {
+	if len(ls.opened) == 0 && !slices.ContainsFunc(errs, mayPass) {
 		return fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", ls.config.Addr, errors.Join(errs...))
 	}
 	logMissing(ls.config.Logger, errs)
@@ -176,7 +176,7 @@ func (ls *listeners) unserved() map[netip.AddrPort]error {
 // texts returns, for each missing listener that may be opened later, a text with the reason why it is missing.
 func (ls *listeners) texts() (texts []string) {
 	for _, err := range ls.unserved() {
-		if passing(err) {
+		if mayPass(err) {
 			texts = append(texts, "connections to VIPs: "+err.Error())
 		}
 	}
@@ -207,9 +207,9 @@ func (ls *listeners) close() {
 	}
 }
 
-// passing reports whether a listener that could not be opened because of err may be opened later with the same
+// mayPass reports whether a listener that could not be opened because of err may be opened later with the same
 // settings.
-func passing(err error) bool { return !sockets.WrongAddr(err) }
+func mayPass(err error) bool { return !sockets.WrongAddr(err) }
 
 // logMissing logs why listeners are missing.
 func logMissing(log *slog.Logger, errs []error) {
@@ -253,7 +253,7 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File
 		}
 		files = append(files, file)
 	}
-	if len(files) == 0 && !slices.ContainsFunc(errs, passing) {
+	if len(files) == 0 && !slices.ContainsFunc(errs, mayPass) {
 		return nil, fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", addr, errors.Join(errs...))
 	}
 	logMissing(log, errs)

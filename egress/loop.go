@@ -44,7 +44,7 @@ type loop struct {
 
 	waiting   map[*task]struct{}
 	nextTimer time.Time       // no task waits for an earlier time; zero if none waits for a time
-	again     []func()        // called after the next events
+	deferred  []func()        // called after the next events
 	running   sync.WaitGroup  // goroutines that tasks wait for
 	ctx       context.Context // ends when tasks have to end; aborted is true then
 	cancel    func()
@@ -79,7 +79,7 @@ type socket struct {
 	fd     int
 	id     int32  // descriptors are used again after they are closed, ids are not
 	events uint32 // the events that the kernel reports
-	on     func() // called after an event
+	handle func() // called after an event
 
 	// readable is true from an event until the socket has nothing more to read, and writable is true from an event
 	// until the socket has no more room.
@@ -96,10 +96,10 @@ const (
 	eventsOfWriting = eventsOfConn | unix.EPOLLOUT
 )
 
-// watch makes the loop call the function on after the given events of a descriptor.
-func (l *loop) watch(fd int, events uint32, on func()) (*socket, error) {
+// watch makes the loop call handle after the given events of a descriptor.
+func (l *loop) watch(fd int, events uint32, handle func()) (*socket, error) {
 	l.nextID++
-	s := &socket{fd: fd, events: events, id: l.nextID, on: on, writable: events&unix.EPOLLOUT == 0}
+	s := &socket{fd: fd, events: events, id: l.nextID, handle: handle, writable: events&unix.EPOLLOUT == 0}
 	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, s.event()); err != nil {
 		return nil, os.NewSyscallError("epoll_ctl", err)
 	}
@@ -112,8 +112,8 @@ func (s *socket) event() *unix.EpollEvent {
 	return &unix.EpollEvent{Events: s.events, Fd: int32(s.fd), Pad: s.id} //nolint:gosec // a descriptor
 }
 
-// full records that a connection has no room for more data, and asks the kernel to report when it has room.
-func (l *loop) full(s *socket) {
+// setFull records that a connection has no room for more data, and asks the kernel to report when it has room.
+func (l *loop) setFull(s *socket) {
 	s.writable = false
 	if s.events != eventsOfWriting {
 		l.change(s, eventsOfWriting)
@@ -159,15 +159,15 @@ func (l *loop) run(done func() bool) error {
 			return err
 		}
 		l.now = time.Now()
-		again := l.again
-		l.again = nil
+		deferred := l.deferred
+		l.deferred = nil
 		for _, e := range events[:max(n, 0)] {
 			if s := l.sockets[e.Fd]; s != nil && s.id == e.Pad {
-				s.note(e.Events)
-				s.on()
+				s.record(e.Events)
+				s.handle()
 			}
 		}
-		for _, f := range again {
+		for _, f := range deferred {
 			f()
 		}
 		l.runTimers()
@@ -175,8 +175,8 @@ func (l *loop) run(done func() bool) error {
 	return nil
 }
 
-// note records events of a socket.
-func (s *socket) note(events uint32) {
+// record records events of a socket.
+func (s *socket) record(events uint32) {
 	const end = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
 	s.ending = s.ending || events&end != 0
 	s.failed = s.failed || events&unix.EPOLLERR != 0
@@ -188,7 +188,7 @@ func (s *socket) note(events uint32) {
 // timeout returns how long run waits for events, in milliseconds; -1 means for ever.
 func (l *loop) timeout() int {
 	switch {
-	case len(l.again) > 0:
+	case len(l.deferred) > 0:
 		return 0
 	case l.nextTimer.IsZero():
 		return -1
@@ -248,10 +248,10 @@ func (l *loop) end() {
 type task struct {
 	*loop
 
-	client *socket // the task has to end when this client resets the connection; nil without a client
-	resume func() (struct{}, bool)
-	yield  func(struct{}) bool
-	until  time.Time
+	client   *socket // the task has to end when this client resets the connection; nil without a client
+	resume   func() (struct{}, bool)
+	yield    func(struct{}) bool
+	deadline time.Time
 }
 
 // start runs f as a task.
@@ -264,18 +264,18 @@ func (l *loop) start(f func(*task)) {
 	t.resume()
 }
 
-// wait returns when something may have changed: after an event of a socket that calls wakeUp, or at until, unless
-// until is zero. It returns an error if the task has to end.
-func (t *task) wait(until time.Time) error {
-	if err := t.over(); err != nil {
+// wait returns when something may have changed: after an event of a socket that calls wakeUp, or at deadline, unless
+// deadline is zero. It returns an error if the task has to end.
+func (t *task) wait(deadline time.Time) error {
+	if err := t.endError(); err != nil {
 		return err
 	}
-	t.sleep(until)
+	t.sleep(deadline)
 	return nil
 }
 
-// over returns an error if the task has to end.
-func (t *task) over() error {
+// endError returns an error if the task has to end.
+func (t *task) endError() error {
 	switch {
 	case t.aborted:
 		return errEnded
@@ -286,11 +286,11 @@ func (t *task) over() error {
 }
 
 // sleep is like wait, but also waits if the task has to end.
-func (t *task) sleep(until time.Time) {
-	t.until = until
+func (t *task) sleep(deadline time.Time) {
+	t.deadline = deadline
 	t.waiting[t] = struct{}{}
-	if !until.IsZero() && (t.nextTimer.IsZero() || until.Before(t.nextTimer)) {
-		t.nextTimer = until
+	if !deadline.IsZero() && (t.nextTimer.IsZero() || deadline.Before(t.nextTimer)) {
+		t.nextTimer = deadline
 	}
 	t.yield(struct{}{})
 }
@@ -312,11 +312,11 @@ func (l *loop) runTimers() {
 	next := time.Time{}
 	for t := range l.waiting {
 		switch {
-		case t.until.IsZero():
-		case !l.now.Before(t.until):
+		case t.deadline.IsZero():
+		case !l.now.Before(t.deadline):
 			due = append(due, t)
-		case next.IsZero() || t.until.Before(next):
-			next = t.until
+		case next.IsZero() || t.deadline.Before(next):
+			next = t.deadline
 		}
 	}
 	if soonest := l.now.Add(timerInterval); !next.IsZero() && next.Before(soonest) {

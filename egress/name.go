@@ -53,18 +53,18 @@ var (
 type beginning struct {
 	net.Conn // nil: crypto/tls calls only the methods below
 
-	from io.Reader
-	all  *int64 // bytes of memory that are reserved for all beginnings
-	held int64  // bytes of memory that are reserved for this beginning
-	read []byte
-	next int   // index in read of the byte that the parser gets next
-	err  error // why there are no more bytes
+	from     io.Reader
+	total    *int64 // bytes of memory that are reserved for all beginnings
+	reserved int64  // bytes of memory that are reserved for this beginning
+	read     []byte
+	next     int   // index in read of the byte that the parser gets next
+	err      error // why there are no more bytes
 }
 
 // Read gives the parser the bytes of the connection.
 func (b *beginning) Read(p []byte) (int, error) {
 	if b.next == len(b.read) && b.err == nil {
-		b.more(min(len(p), firstRead))
+		b.readMore(min(len(p), firstRead))
 	}
 	n := copy(p, b.read[b.next:])
 	if b.next += n; n > 0 {
@@ -73,8 +73,8 @@ func (b *beginning) Read(p []byte) (int, error) {
 	return 0, b.err
 }
 
-// more reads up to n bytes from the connection.
-func (b *beginning) more(n int) {
+// readMore reads up to n bytes from the connection.
+func (b *beginning) readMore(n int) {
 	if len(b.read) > MaxHello+maxFraming {
 		b.err = errTooLong
 		return
@@ -82,8 +82,8 @@ func (b *beginning) more(n int) {
 	if len(b.read)+n > cap(b.read) {
 		size := max(firstRead, 2*cap(b.read))
 		more := int64(size-max(firstRead, cap(b.read))) * parserShare
-		b.held += more
-		if *b.all += more; *b.all > maxBeginnings {
+		b.reserved += more
+		if *b.total += more; *b.total > maxBeginnings {
 			b.err = errMemory
 			return
 		}
@@ -94,7 +94,7 @@ func (b *beginning) more(n int) {
 }
 
 // release gives back the reserved memory, once the bytes are no longer needed.
-func (b *beginning) release() { *b.all -= b.held }
+func (b *beginning) release() { *b.total -= b.reserved }
 
 // Write discards the alerts of crypto/tls.
 func (*beginning) Write(p []byte) (int, error) { return len(p), nil }

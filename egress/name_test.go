@@ -30,7 +30,7 @@ func (*onlyRead) SetWriteDeadline(time.Time) error { return os.ErrNoDeadline }
 
 // begin returns a beginning that arrives in segments of size bytes.
 func begin(from io.Reader, size int) *beginning {
-	return &beginning{from: &onlyRead{from, size}, all: new(int64)}
+	return &beginning{from: &onlyRead{from, size}, total: new(int64)}
 }
 
 // byCryptoTLS returns the server name that crypto/tls finds in the ClientHello at the start of b. It
@@ -175,11 +175,11 @@ func TestLongBeginnings(t *testing.T) {
 		if _, err := b.name(); !errors.Is(err, errTooLong) || len(b.read) > MaxHello+maxFraming+firstRead {
 			t.Errorf("%s: %d bytes, %.80v", name, len(b.read), err)
 		}
-		if b.release(); *b.all != 0 {
-			t.Errorf("%s: %d bytes are still reserved", name, *b.all)
+		if b.release(); *b.total != 0 {
+			t.Errorf("%s: %d bytes are still reserved", name, *b.total)
 		}
 		b = begin(&again, 1400)
-		*b.all = maxBeginnings
+		*b.total = maxBeginnings
 		if _, err := b.name(); !errors.Is(err, errMemory) || len(b.read) > firstRead {
 			t.Errorf("%s without memory: %d bytes, %.80v", name, len(b.read), err)
 		}

@@ -13,20 +13,20 @@ import (
 // connect connects to one of targets, directly or through the proxy. It suspends the task t while it waits. The
 // error contains a refusal.
 func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.AddrPort, err error) {
-	until := t.now.Add(connectTimeout)
+	deadline := t.now.Add(connectTimeout)
 	if d.config.Proxy == "" {
-		return d.dial(t, targets, false, until)
+		return d.dial(t, targets, false, deadline)
 	}
 	var errs []error
 	for _, target := range targets {
-		conn, to, err = d.connectByProxy(t, target, until)
+		conn, to, err = d.connectByProxy(t, target, deadline)
 		if err == nil {
 			return conn, to, nil
 		}
-		if over := t.over(); over != nil { // the task has to end, and err is only a consequence
-			return nil, to, over
+		if endErr := t.endError(); endErr != nil { // the task has to end, and err is only a consequence
+			return nil, to, endErr
 		}
-		if errs = append(errs, err); !t.now.Before(until) {
+		if errs = append(errs, err); !t.now.Before(deadline) {
 			break
 		}
 	}
@@ -34,7 +34,7 @@ func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.Ad
 }
 
 // connectByProxy asks the proxy for a connection to a target.
-func (d *dialer) connectByProxy(t *task, target endpoint, until time.Time) (conn *socket, to netip.AddrPort, err error) {
+func (d *dialer) connectByProxy(t *task, target endpoint, deadline time.Time) (conn *socket, to netip.AddrPort, err error) {
 	if err := d.checkForProxy(t, target); err != nil {
 		return nil, to, err
 	}
@@ -42,11 +42,11 @@ func (d *dialer) connectByProxy(t *task, target endpoint, until time.Time) (conn
 	if err != nil {
 		return nil, to, err
 	}
-	conn, to, err = d.dial(t, []endpoint{proxy}, true, until) // the operator chose the proxy, so all its addresses are allowed
+	conn, to, err = d.dial(t, []endpoint{proxy}, true, deadline) // the operator chose the proxy, so all its addresses are allowed
 	if err != nil {
 		return nil, to, err
 	}
-	if err := requestTunnel(&taskStream{t, conn, until}, target.String()); err != nil {
+	if err := requestTunnel(&taskStream{t, conn, deadline}, target.String()); err != nil {
 		t.reset(conn)
 		return nil, to, refuse(ReasonConnect, "connecting to %s through the proxy %s (--egress-proxy): %w", target, d.config.Proxy, err)
 	}

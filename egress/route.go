@@ -56,15 +56,15 @@ func (r *route) hostOf(name wire.Name) *vipHost {
 		switch h := &r.hosts[i]; {
 		case h.name == name:
 			return h
-		case isWildcard(h.name) && below(name, h.name) && (found == nil || len(h.name) > len(found.name)):
+		case isWildcard(h.name) && isBelow(name, h.name) && (found == nil || len(h.name) > len(found.name)):
 			found = h
 		}
 	}
 	return found
 }
 
-// below reports whether a name is below the suffix of a wildcard.
-func below(name, wildcard wire.Name) bool {
+// isBelow reports whether a name is below the suffix of a wildcard.
+func isBelow(name, wildcard wire.Name) bool {
 	suffix := wildcard[len(wire.WildcardLabel):]
 	return len(name) > len(suffix) && name.Below(suffix)
 }

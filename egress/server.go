@@ -44,11 +44,11 @@ type Server struct {
 	beginnings int64            // bytes that are reserved: see maxBeginnings
 }
 
-// An idlePair is a pair that was idle in the last sweep. since is when it carried data last.
+// An idlePair is a pair that was idle in the last sweep. idleSince is when the pair last carried data.
 type idlePair struct {
 	*pair
 
-	since time.Time
+	idleSince time.Time
 }
 
 const (
@@ -58,8 +58,8 @@ const (
 	// bytesPerConn is the memory in bytes of a connection that has carried little data. Most of it is in the
 	// kernel, for two sockets. Half of Config.Memory is for connections.
 	bytesPerConn = 24 << 10
-	// One in attemptShare of the descriptors for connections is kept for further attempts to connect, which run
-	// beside the first attempt of a connection.
+	// Of all descriptors for connections, one in attemptShare is kept for extra attempts to connect. An extra attempt
+	// starts while an earlier attempt of the same connection still runs (see attemptDelay).
 	attemptShare = 8
 	// sweepInterval is the longest time between two sweeps over all connections.
 	sweepInterval = 5 * time.Second
@@ -110,7 +110,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// descriptorLimits returns how many connections the limit of descriptors allows, and how many further attempts to
+// descriptorLimits returns how many connections the limit of descriptors allows, and how many extra attempts to
 // connect (see attemptShare). Both together take at most half of all descriptors, which leaves enough for DNS.
 func descriptorLimits() (conns, attempts int64) {
 	var limit unix.Rlimit
@@ -165,26 +165,26 @@ func (s *Server) End(drain bool) {
 func (s *Server) Run(ctx context.Context) error {
 	defer s.reserve.Close()
 	defer s.copier.closePipes()
-	// While it copies, the loop keeps one of the runtime's processors, so queries need another one. LockOSThread
-	// gives the loop a thread of its own. Then other threads wait for the network, so they find queries at once.
+	// While it copies, the loop keeps one of the runtime's processors, so DNS queries need another one. LockOSThread
+	// gives the loop a thread of its own. So another thread always waits for the network, and finds DNS queries at once.
 	if runtime.GOMAXPROCS(0) == 1 {
 		runtime.GOMAXPROCS(2)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	opening, stop := context.WithCancel(ctx)
+	acceptCtx, stop := context.WithCancel(ctx)
 	defer stop()
 	for _, l := range s.listeners.opened {
-		s.serve(opening, l)
+		s.serve(acceptCtx, l)
 	}
 	s.loop.running.Go(func() {
-		s.listeners.openMissing(opening, func(l listener) { s.loop.post(func() { s.serve(opening, l) }) })
+		s.listeners.openMissing(acceptCtx, func(l listener) { s.loop.post(func() { s.serve(acceptCtx, l) }) })
 	})
 	s.loop.running.Go(func() {
 		select {
 		case <-s.config.Synced:
 			s.loop.post(s.loop.wakeAll) // tasks wait for the first table
-		case <-s.loop.ctx.Done(): // this context, and not opening: during the drain tasks still wait for the table
+		case <-s.loop.ctx.Done(): // not acceptCtx, which ends before the drain: tasks wait for the table even then
 		}
 	})
 	drained := make(chan struct{})
@@ -257,19 +257,19 @@ func (s *Server) accept(l *socket, pacer *sockets.Pacer) {
 	for n := 0; n < acceptsAtOnce && err == nil; n++ {
 		var fd int
 		if fd, err = acceptFrom(l); err == nil {
-			s.accepted(fd)
+			s.admit(fd)
 		}
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.EAGAIN): // EAGAIN: all clients are accepted, or have gone
-		s.reserve.Refill() // after Spend, another part of the process may have taken the descriptor
+		s.reserve.Refill() // it may be empty, if another part of the process took the descriptor that was freed last
 	case sockets.Dead(err):
 		s.failed = fmt.Errorf("the listener for connections to VIPs %s failed: %w", pacer.Listener, err)
 		s.end()
 	case sockets.OutOfDescriptors(err) && s.reserve.Spend():
 		// The client gets a reset at once instead of waiting in the queue of the listener.
 		if fd, err := acceptFrom(l); err == nil {
-			s.refused(fd, refuse(ReasonDescriptor, "accepting a connection: no descriptors are left"))
+			s.reject(fd, refuse(ReasonDescriptor, "accepting a connection: no descriptors are left"))
 		}
 		s.reserve.Refill()
 	default:
@@ -290,12 +290,11 @@ func acceptFrom(l *socket) (int, error) {
 	})
 }
 
-// accepted starts a task that connects a client to its host. If too many connections are open, it refuses the
-// client.
-func (s *Server) accepted(fd int) {
+// admit starts a task that connects a client to its host. If too many connections are open, it refuses the client.
+func (s *Server) admit(fd int) {
 	if s.metrics.open.Add(1) > s.metrics.max && !s.makeRoom() {
 		s.metrics.open.Add(-1)
-		s.refused(fd, refuse(ReasonLimit, "%d connections are open, as many as memory and descriptors allow, and none is idle", s.metrics.max))
+		s.reject(fd, refuse(ReasonLimit, "%d connections are open, as many as memory and descriptors allow, and none is idle", s.metrics.max))
 		return
 	}
 	s.loop.start(func(t *task) {
@@ -310,7 +309,7 @@ func (s *Server) accepted(fd int) {
 		if t.client != nil {
 			t.unwatch(t.client)
 		}
-		s.refused(fd, err)
+		s.reject(fd, err)
 	})
 }
 
@@ -323,7 +322,7 @@ func (s *Server) carry(t *task, client *socket) error {
 	var first []byte
 	name, exact := r.exact()
 	if !exact {
-		b := &beginning{from: &taskStream{t, client, t.now.Add(helloTimeout)}, all: &s.beginnings}
+		b := &beginning{from: &taskStream{t, client, t.now.Add(helloTimeout)}, total: &s.beginnings}
 		defer b.release()
 		if name, err = b.readName(&r); err != nil {
 			return err
@@ -342,10 +341,10 @@ func (s *Server) carry(t *task, client *socket) error {
 	if err != nil {
 		return err
 	}
-	c := s.metrics.hosts.of(name, h, r.vip, addr)
+	c := s.metrics.hosts.countOpen(name, h, r.vip, addr)
 	s.metrics.connections.Inc()
 	p := s.copier.newPair(client, host, c)
-	p.up.rest, p.done = first, func() {
+	p.toHost.rest, p.done = first, func() {
 		c.open.Add(-1)
 		delete(s.pairs, p)
 		s.metrics.open.Add(-1)
@@ -375,8 +374,8 @@ func (s *Server) route(t *task, client *socket) (route, error) {
 	return routeTo(vip, &s.config)
 }
 
-// refused resets the connection of a client, and counts and logs why.
-func (s *Server) refused(fd int, err error) {
+// reject resets the connection of a client, and counts and logs why.
+func (s *Server) reject(fd int, err error) {
 	reason := ReasonConnect
 	if r, ok := errors.AsType[*refusal](err); ok {
 		reason = r.reason
@@ -393,7 +392,7 @@ func (s *Server) sweep(t *task) {
 		s.longIdle = nil
 		for p := range s.pairs {
 			switch idle := t.now.Sub(p.last); {
-			case idle >= timeout, (p.up.ended || p.down.ended) && idle >= timeout/halfClosedShare:
+			case idle >= timeout, (p.toHost.atEOF || p.toClient.atEOF) && idle >= timeout/halfClosedShare:
 				s.metrics.idle.Inc()
 				p.abort()
 				continue
@@ -402,7 +401,7 @@ func (s *Server) sweep(t *task) {
 			}
 			p.probe()
 		}
-		sort.Slice(s.longIdle, func(i, j int) bool { return s.longIdle[i].since.After(s.longIdle[j].since) })
+		sort.Slice(s.longIdle, func(i, j int) bool { return s.longIdle[i].idleSince.After(s.longIdle[j].idleSince) })
 	}
 }
 
@@ -412,7 +411,7 @@ func (s *Server) makeRoom() bool {
 		last := len(s.longIdle) - 1
 		p := s.longIdle[last]
 		s.longIdle = s.longIdle[:last]
-		if s.pairs[p.pair] && p.last.Equal(p.since) { // the pair has carried nothing since the sweep
+		if s.pairs[p.pair] && p.last.Equal(p.idleSince) { // the pair has carried nothing since the sweep
 			s.metrics.idle.Inc()
 			p.abort()
 			return true

@@ -19,8 +19,9 @@ type Status struct {
 	// Open is the number of open connections, and Max their limit.
 	Open int64 `json:"open"`
 	Max  int64 `json:"max"`
-	// Hosts are the hosts to which clients connected, by name. If there are more than [MaxHosts] names, Hosts leaves
-	// out some of them: first names without open connections, and of these the names that were used longest ago.
+	// Hosts are the hosts to which clients connected, by name. There are at most [MaxHosts] names. When a further name
+	// is used, another name is left out: the name that was used longest ago, of the names without open connections if
+	// there are any.
 	Hosts []HostStatus `json:"hosts,omitempty"`
 	// Refused has the number of refusals and the last refusal, for each reason.
 	Refused []RefusalStatus `json:"refused,omitempty"`
@@ -82,9 +83,9 @@ type hostCounts struct {
 	received int64 // bytes from the hosts of these names
 }
 
-// of counts an open connection to name, and returns the counts of name. The client connected to vip, and the server
-// to address.
-func (h *hostCounts) of(name wire.Name, host *vipHost, vip, address netip.AddrPort) *counts {
+// countOpen counts an open connection to name, and returns the counts of name. The client connected to vip, and the
+// server to address.
+func (h *hostCounts) countOpen(name wire.Name, host *vipHost, vip, address netip.AddrPort) *counts {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.byName == nil {
@@ -112,7 +113,7 @@ func (h *hostCounts) forgetLocked() {
 	var oldest wire.Name
 	var found *counts
 	for name, c := range h.byName {
-		if found == nil || c.before(found) {
+		if found == nil || c.forgetBefore(found) {
 			oldest, found = name, c
 		}
 	}
@@ -120,8 +121,8 @@ func (h *hostCounts) forgetLocked() {
 	delete(h.byName, oldest)
 }
 
-// before reports whether forgetLocked forgets c earlier than other.
-func (c *counts) before(other *counts) bool {
+// forgetBefore reports whether forgetLocked forgets c earlier than other.
+func (c *counts) forgetBefore(other *counts) bool {
 	if idle := c.open.Load() == 0; idle != (other.open.Load() == 0) {
 		return idle
 	}

@@ -42,10 +42,10 @@ func inspecting(ctx context.Context, x toolbox, b Backend) (wait func() *side) {
 	}
 	return func() *side {
 		for f, read := range readings {
-			if have, err := read(); err != nil {
+			if inKernel, err := read(); err != nil {
 				s.reason[f] = err
 			} else {
-				s.saved[f] = have
+				s.saved[f] = inKernel
 			}
 		}
 		return s
@@ -66,21 +66,21 @@ func (s *side) place(f family.Family, attempts int) place {
 }
 
 // remove removes everything of nametap in the families of the backend that could be read, and reports whether there
-// was anything to remove. made has the tables that this process has made.
-func (s *side) remove(ctx context.Context, attempts int, made map[site]map[string]bool) (bool, error) {
+// was anything to remove. ownTables are the tables that this process has made.
+func (s *side) remove(ctx context.Context, attempts int, ownTables map[site]map[string]bool) (bool, error) {
 	changed := false
 	var errs []error
 	for _, f := range family.All() {
 		p := s.place(f, attempts)
-		p.made = made[site{s.backend, f}]
+		p.ownTables = ownTables[site{s.backend, f}]
 		if s.saved[f] == nil || !s.saved[f].hasOwn() && !p.untidy(s.saved[f]) {
 			continue
 		}
-		after, did, err := p.remove(ctx, s.saved[f])
+		remaining, did, err := p.remove(ctx, s.saved[f])
 		changed = changed || did
 		errs = append(errs, err)
 		if err == nil {
-			s.saved[f] = after
+			s.saved[f] = remaining
 		}
 	}
 	return changed, errors.Join(errs...)
@@ -160,18 +160,18 @@ type site struct {
 	family  family.Family
 }
 
-// A machine has what both backends have in the kernel. plain is the backend that the tool named iptables-restore
-// uses.
+// A machine has what both backends have in the kernel. plainBackend is the backend that the tool named
+// iptables-restore uses.
 type machine struct {
-	nft, legacy *side
-	plain       Backend
+	nft, legacy  *side
+	plainBackend Backend
 }
 
 // inspectAll reads both backends.
 func inspectAll(ctx context.Context, cfg Config) machine {
 	x := newToolbox(cfg)
 	nft, legacy := inspecting(ctx, x, NFT), inspecting(ctx, x, Legacy)
-	return machine{plain: x.plainBackend(ctx), nft: nft(), legacy: legacy()}
+	return machine{plainBackend: x.plainBackend(ctx), nft: nft(), legacy: legacy()}
 }
 
 // side returns what one backend has.
@@ -185,15 +185,15 @@ func (m machine) side(b Backend) *side {
 // choose returns the backend to use, and why. If the configuration does not name a backend, choose takes the only
 // usable backend. If both are usable, it takes the backend in which other programs have more rules, because a
 // backend that no other program uses may be there by accident: this image may have a tool of the other kind. If that
-// does not decide, it takes the backend that already has rules of nametap, and as a last resort m.plain.
-func (m machine) choose(asked Backend) (*side, string, error) {
+// does not decide, it takes the backend that already has rules of nametap, and as a last resort m.plainBackend.
+func (m machine) choose(configured Backend) (*side, string, error) {
 	nft, legacy := m.nft, m.legacy
 	switch {
-	case asked == NFT || asked == Legacy:
-		if s := m.side(asked); s.usable() {
+	case configured == NFT || configured == Legacy:
+		if s := m.side(configured); s.usable() {
 			return s, "as configured", nil
 		}
-		return nil, "", m.side(asked).err()
+		return nil, "", m.side(configured).err()
 	case !nft.usable() && !legacy.usable():
 		return nil, "", errors.Join(nft.err(), legacy.err())
 	case nft.unclear(): // for now, no rules are better than rules in the wrong backend
@@ -216,7 +216,7 @@ func (m machine) choose(asked Backend) (*side, string, error) {
 	case legacy.hasOwn() && !nft.hasOwn():
 		return legacy, "it has rules of nametap", nil
 	}
-	return m.side(m.plain), "it is what iptables-restore uses", nil
+	return m.side(m.plainBackend), "it is what iptables-restore uses", nil
 }
 
 // endsByItself reports whether there are rules of nametap and all of them have a lease.

@@ -28,7 +28,7 @@ func buildFamily(cfg Config, f family.Family) []table {
 	}
 	b := builder{cfg: cfg, family: f, destinations: destinations}
 	redirect := fmt.Sprintf("REDIRECT --to-ports %d", cfg.Port)
-	chains := b.chains(action{protocols: []string{"udp", "tcp"}, target: redirect, why: "to the agent", vips: true})
+	chains := b.chains(action{protocols: []string{"udp", "tcp"}, target: redirect, comment: "to the agent", vips: true})
 	test := netip.PrefixFrom(TestAddr(f), TestAddr(f).BitLen()).String()
 	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
 	var tables []table
@@ -39,8 +39,8 @@ func buildFamily(cfg Config, f family.Family) []table {
 	raw := table{name: "raw", chains: b.leases()}
 	if cfg.Zone != 0 {
 		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
-		chains := b.chains(action{protocols: []string{"udp"}, target: zone, why: "apart from the agent"})
-		raw.chains = append(raw.chains, b.looped(b.replies(chains))...)
+		chains := b.chains(action{protocols: []string{"udp"}, target: zone, comment: "apart from the agent"})
+		raw.chains = append(raw.chains, b.addLooped(b.addReplies(chains))...)
 	}
 	if len(raw.chains) > 0 {
 		tables = append(tables, raw)
@@ -74,54 +74,54 @@ type builder struct {
 }
 
 // chains makes the chains of one table.
-func (b builder) chains(to action) []chain {
+func (b builder) chains(a action) []chain {
 	output := chain{name: outputChain, parent: "OUTPUT"}
-	for _, p := range to.protocols {
+	for _, p := range a.protocols {
 		if !b.cfg.NoProbe {
-			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hops(), ProbeHops), "probe of the agent", to.target))
+			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hopsMatch(), ProbeHops), "probe of the agent", a.target))
 		}
 	}
-	output.rules = slices.Concat(output.rules, b.unleased(), b.owners(to.vips && b.cfg.Pod), b.exclusions())
+	output.rules = slices.Concat(output.rules, b.unleasedRules(), b.owners(a.vips && b.cfg.Pod), b.exclusions())
 	for _, name := range b.cfg.ExcludeInterfaces {
 		output.rules = append(output.rules, b.rule("-o "+name, "excluded interface", "RETURN"))
 	}
-	if to.vips {
+	if a.vips {
 		output.rules = append(output.rules, b.vips("")...)
 	}
 	for _, d := range b.destinations {
-		for _, p := range to.protocols {
-			output.rules = append(output.rules, b.rule(matches("-d", d.address, "-o", d.out, "-p", p), to.why, to.target))
+		for _, p := range a.protocols {
+			output.rules = append(output.rules, b.rule(matches("-d", d.address, "-o", d.outInterface, "-p", p), a.comment, a.target))
 		}
 	}
 	chains := []chain{output}
 	if len(b.cfg.VirtualInterfaces) > 0 {
-		chains = append(chains, b.prerouting(to))
+		chains = append(chains, b.prerouting(a))
 	}
 	for i := range chains {
-		for _, p := range to.protocols {
+		for _, p := range a.protocols {
 			m := fmt.Sprintf("-p %s -m %s --dport %d", p, p, dnsPort)
 			if p == "tcp" {
 				m += " " + synOnly
 			}
 			chains[i].jumps = append(chains[i].jumps, b.rule(m, "DNS over "+strings.ToUpper(p), chains[i].name))
 		}
-		if to.vips {
+		if a.vips {
 			chains[i].jumps = append(chains[i].jumps, b.vipJumps(chains[i].name)...)
 		}
 	}
 	return chains
 }
 
-// hops returns the match of a TTL or hop limit, without its value.
-func (b builder) hops() string {
+// hopsMatch returns the match of a TTL or hop limit, without its value.
+func (b builder) hopsMatch() string {
 	if b.family == family.IPv4 {
 		return "-m ttl --ttl-eq"
 	}
 	return "-m hl --hl-eq"
 }
 
-// unleased makes the rule that returns from a chain while no agent renews the lease.
-func (b builder) unleased() []string {
+// unleasedRules makes the rule that returns from a chain while no agent renews the lease.
+func (b builder) unleasedRules() []string {
 	if !b.cfg.Lease {
 		return nil
 	}
@@ -141,10 +141,10 @@ func (b builder) owners(accept bool) []string {
 	for _, agent := range b.agents() {
 		rules = append(rules, b.rule(agent, "queries of the agent", "RETURN"))
 	}
-	for _, user := range owned("uid", b.cfg.ExcludeUIDs) {
+	for _, user := range ownerMatches("uid", b.cfg.ExcludeUIDs) {
 		rules = append(rules, b.rule(user, "excluded user", "RETURN"))
 	}
-	for _, group := range owned("gid", b.cfg.ExcludeGIDs) {
+	for _, group := range ownerMatches("gid", b.cfg.ExcludeGIDs) {
 		rules = append(rules, b.rule(group, "excluded group", "RETURN"))
 	}
 	return rules
@@ -152,11 +152,11 @@ func (b builder) owners(accept bool) []string {
 
 // agents returns one match for each user and group of the agent.
 func (b builder) agents() []string {
-	return append(owned("uid", b.cfg.AgentUIDs), owned("gid", b.cfg.AgentGIDs)...)
+	return append(ownerMatches("uid", b.cfg.AgentUIDs), ownerMatches("gid", b.cfg.AgentGIDs)...)
 }
 
-// owned returns one match for the packets of each id. kind is "uid" for users or "gid" for groups.
-func owned(kind string, ids []uint32) (matches []string) {
+// ownerMatches returns one match for the packets of each id. kind is "uid" for users or "gid" for groups.
+func ownerMatches(kind string, ids []uint32) (matches []string) {
 	for _, id := range ids {
 		matches = append(matches, fmt.Sprintf("-m owner --%s-owner %d", kind, id))
 	}
@@ -193,7 +193,7 @@ func Passes(server netip.Addr) bool { return server.Is6() && server.IsLinkLocalU
 
 // A destination has the values of -d and -o in the rule for captured queries.
 type destination struct {
-	address, out string
+	address, outInterface string
 }
 
 // destinations returns the destinations whose queries are captured. A single empty destination means all.
@@ -205,7 +205,7 @@ func destinations(cfg Config, f family.Family) []destination {
 	for _, a := range cfg.Servers {
 		if a.Is4() == (f == family.IPv4) && !Passes(a) {
 			p := netip.PrefixFrom(a.WithZone(""), a.BitLen())
-			ds = append(ds, destination{address: p.String(), out: a.Zone()})
+			ds = append(ds, destination{address: p.String(), outInterface: a.Zone()})
 		}
 	}
 	return ds
@@ -213,22 +213,22 @@ func destinations(cfg Config, f family.Family) []destination {
 
 // action is what the chains of one table do with queries that are not excluded.
 type action struct {
-	protocols   []string
-	target, why string
-	vips        bool // connections to VIPs are redirected, too
+	protocols       []string
+	target, comment string
+	vips            bool // connections to VIPs are redirected, too
 }
 
 // prerouting makes the chain for packets from virtual interfaces. These packets have no socket on this host and
 // therefore no owner. They have no outgoing interface yet.
-func (b builder) prerouting(to action) chain {
-	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleased(), b.exclusions()...)}
+func (b builder) prerouting(a action) chain {
+	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleasedRules(), b.exclusions()...)}
 	for _, name := range b.cfg.VirtualInterfaces {
-		if to.vips {
+		if a.vips {
 			c.rules = append(c.rules, b.vips(name)...)
 		}
 		for _, d := range b.destinations {
-			for _, p := range to.protocols {
-				c.rules = append(c.rules, b.rule(matches("-d", d.address, "-i", name, "-p", p), to.why, to.target))
+			for _, p := range a.protocols {
+				c.rules = append(c.rules, b.rule(matches("-d", d.address, "-i", name, "-p", p), a.comment, a.target))
 			}
 		}
 	}
@@ -238,19 +238,19 @@ func (b builder) prerouting(to action) chain {
 // quicPort is the UDP port of HTTP/3. refusedPort is a UDP port on which no program listens (RFC 1078).
 const quicPort, refusedPort = 443, 1
 
-// vips makes the rules that redirect connections to VIPs. If the parameter in names an interface, the rules match
-// only connections from this interface; if it is "", they match all connections. Packets of HTTP/3 are redirected to
-// the agent, which answers that it supports no version of QUIC. Other UDP packets are redirected to refusedPort, so
-// the kernel refuses them at once.
-func (b builder) vips(in string) (rules []string) {
+// vips makes the rules that redirect connections to VIPs. The rules match only connections that come in through
+// inInterface; if inInterface is "", they match all connections. Packets of HTTP/3 are redirected to the agent, which
+// answers that it supports no version of QUIC. Other UDP packets are redirected to refusedPort, so the kernel refuses
+// them at once.
+func (b builder) vips(inInterface string) (rules []string) {
 	for _, vip := range b.vipRanges() {
-		m := matches("-d", vip, "-i", in, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
+		m := matches("-d", vip, "-i", inInterface, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
 		rules = append(rules, b.rule(m, "QUIC to VIPs", fmt.Sprintf("REDIRECT --to-ports %d", b.cfg.EgressPort)))
 		for _, to := range []struct {
 			protocol string
 			port     uint16
 		}{{"udp", refusedPort}, {"tcp", b.cfg.EgressPort}} {
-			m := matches("-d", vip, "-i", in, "-p", to.protocol)
+			m := matches("-d", vip, "-i", inInterface, "-p", to.protocol)
 			if len(b.cfg.Servers) == 0 { // then queries to VIPs are captured, too
 				m += fmt.Sprintf(" -m %s ! --dport %d", to.protocol, dnsPort)
 			}
@@ -292,7 +292,7 @@ func (b builder) accepts() []chain {
 		output.jumps = append(output.jumps, b.rule("-o "+name, "replies", outputChain))
 		input.jumps = append(input.jumps, b.rule("-i "+name, "to the agent", inputChain))
 	}
-	output.rules, input.rules = b.redirected(), b.redirected()
+	output.rules, input.rules = b.acceptRedirected(), b.acceptRedirected()
 	return []chain{input, output}
 }
 
@@ -301,8 +301,8 @@ func (b builder) loopback() string {
 	return netip.PrefixFrom(b.family.Loopback(), b.family.Loopback().BitLen()).String()
 }
 
-// redirected makes the rules that accept the packets of redirected flows, in both directions.
-func (b builder) redirected() (rules []string) {
+// acceptRedirected makes the rules that accept the packets of redirected flows, in both directions.
+func (b builder) acceptRedirected() (rules []string) {
 	accept := func(destination string, port uint16) {
 		m := fmt.Sprintf("-m conntrack --ctstate DNAT %s --ctreplsrcport %d", destination, port)
 		rules = append(rules, b.rule(m, "redirected", "ACCEPT"))
@@ -315,11 +315,11 @@ func (b builder) redirected() (rules []string) {
 	return rules
 }
 
-// looped adds rules to table raw that accept the packets of redirected flows when they come in on lo. Table raw
-// comes before connection tracking, but these packets were assigned to their connections when they were sent. A
-// reply on lo already has the source address of the nameserver, so rules against forged addresses, such as
-// wg-quick's, would drop it.
-func (b builder) looped(chains []chain) []chain {
+// addLooped adds rules to table raw that accept the packets of redirected flows when they come in on lo. Table raw
+// comes before connection tracking, but these packets were assigned to their connections when they were sent. A reply
+// on lo already has the source address of the nameserver, so rules against forged addresses, such as wg-quick's, would
+// drop it.
+func (b builder) addLooped(chains []chain) []chain {
 	if b.cfg.NoAccept {
 		return chains
 	}
@@ -328,14 +328,13 @@ func (b builder) looped(chains []chain) []chain {
 	}
 	c := &chains[len(chains)-1]
 	c.jumps = append(c.jumps, b.rule("-i lo", "to the agent, replies", c.name))
-	c.rules = append(b.redirected(), c.rules...)
+	c.rules = append(b.acceptRedirected(), c.rules...)
 	return chains
 }
 
-// replies adds rules that accept replies of the agent before all other rules of the table.
-// Istio's rules for port 53 would put these replies into a zone of their own, where the
-// kernel does not find the query.
-func (b builder) replies(chains []chain) []chain {
+// addReplies adds rules that accept replies of the agent before all other rules of the table. Istio's rules for port
+// 53 would put these replies into a zone of their own, where the kernel does not find the query.
+func (b builder) addReplies(chains []chain) []chain {
 	port := fmt.Sprintf("-p udp -m udp --sport %d", b.cfg.Port)
 	output := &chains[0]
 	var rules []string

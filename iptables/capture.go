@@ -25,7 +25,7 @@ type Capture struct {
 	checks, repairs, failures atomic.Uint64
 	drift                     atomic.Pointer[string] // see Stats
 	watch                     watch
-	begins                    atomic.Bool // a lease has begun since the last check
+	leaseBegan                atomic.Bool // a lease has begun since the last check
 
 	target    atomic.Pointer[target] // the desired value
 	changed   chan struct{}          // receives when target changed
@@ -48,7 +48,7 @@ type Capture struct {
 	captured bool          // rules were installed and not removed
 	logged   logonce.Failure
 	seed     maphash.Seed // the seed of fingerprints
-	seen     fingerprint  // taken when a check last found all rules in the kernel; zero after any other check
+	verified fingerprint  // taken when a check last found all rules in the kernel; zero after any other check
 	ready    time.Time    // when a check is due if the kernel announces a change: see nextCheck
 	paced    time.Time    // bounds how often announcements cause checks: see nextCheck
 
@@ -87,7 +87,7 @@ func (c *Capture) Set(d Desired) error { return c.aim(&target{Desired: d, set: t
 func (c *Capture) aim(t *target) error {
 	t.Config = t.Config.withDefaults()
 	previous := c.target.Load()
-	if t.same(previous) && t.Because == previous.Because {
+	if t.sameRules(previous) && t.Because == previous.Because {
 		return nil
 	}
 	var err error
@@ -122,9 +122,9 @@ func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.ope
 // Renew makes the rules of a family match for [LeaseTime] from now on, even if an earlier agent installed them. If
 // there are no rules with a lease, it does nothing.
 func (c *Capture) Renew(f family.Family) error {
-	begins, err := c.lease.renew(f)
-	if begins { // a check drops the entries of connections to VIPs that began without a lease
-		c.begins.Store(true)
+	restarted, err := c.lease.renew(f)
+	if restarted { // a check drops the entries of connections to VIPs that began without a lease
+		c.leaseBegan.Store(true)
 		chans.Wake(c.rules)
 	}
 	return err
@@ -162,7 +162,7 @@ func (c *Capture) Keep(ctx context.Context) error {
 	defer stop()
 	if socket, err := c.watch.start(); err == nil {
 		watcher.Go(func() {
-			err := c.watch.follow(watching, socket, func() { chans.Wake(c.rules) })
+			err := c.watch.run(watching, socket, func() { chans.Wake(c.rules) })
 			if watching.Err() == nil {
 				c.log.Warn("the kernel no longer announces changes of rules, so only checks find them", "error", err)
 				chans.Wake(c.rules)
@@ -182,7 +182,7 @@ func (c *Capture) Keep(ctx context.Context) error {
 // A family or a part of the rules that this machine does not support is left out, and logged. Any other failure is
 // retried for about 2 s. After that the rules that work are installed, and Apply returns [ErrIncomplete]. If Apply
 // returns another error, each family has the rules that it had before, or none.
-func (c *Capture) Apply(ctx context.Context) error { return c.once(ctx, true) }
+func (c *Capture) Apply(ctx context.Context) error { return c.switchCapture(ctx, true) }
 
 // Remove removes all rules and chains of nametap, in both backends and families, whatever configuration they belong
 // to. It leaves rules of other programs unchanged. It is no error if nametap has no rules.
@@ -193,10 +193,10 @@ func (c *Capture) Apply(ctx context.Context) error { return c.once(ctx, true) }
 //
 // Remove takes the same steps as Keep. When ctx ends it does not wait for replies in flight any longer. A step
 // that fails for a reason that may pass is retried for some seconds.
-func (c *Capture) Remove(ctx context.Context) error { return c.once(ctx, false) }
+func (c *Capture) Remove(ctx context.Context) error { return c.switchCapture(ctx, false) }
 
-// once turns capture on or off, and returns when that is done or has failed.
-func (c *Capture) once(ctx context.Context, on bool) error {
+// switchCapture turns capture on or off, and returns when that is done or has failed.
+func (c *Capture) switchCapture(ctx context.Context, on bool) error {
 	d := c.target.Load().Desired
 	d.On = on
 	if err := c.Set(d); err != nil {
@@ -227,17 +227,17 @@ func (c *Capture) loop(ctx context.Context) error {
 		}
 		// While a firewall changes rules, queries may pass through, and the agent may want another goal for that
 		// reason. So this step, too, may leave table filter as it is.
-		if changed := c.watch.last(); s == stepApply && c.in.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
+		if changed := c.watch.lastChange(); s == stepApply && c.inst.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
 			c.firewall.look(changed)
 		}
-		had := c.captured
+		wasCaptured := c.captured
 		err := c.act(ctx, s)
 		switch {
 		case ctx.Err() != nil:
 		case !begun && err != nil && !errors.Is(err, ErrIncomplete):
 			return fmt.Errorf("capturing DNS: %w", err)
 		case s == stepUnhook || s == stepRemove:
-			c.logRemoval(had, err)
+			c.logRemoval(wasCaptured, err)
 		default:
 			c.logFailure(err)
 		}
@@ -253,7 +253,7 @@ func (c *Capture) take() {
 		return
 	}
 	defer c.publish()
-	if previous == nil || c.goal.same(previous) {
+	if previous == nil || c.goal.sameRules(previous) {
 		return
 	}
 	if !c.goal.On && (previous.On || !previous.set) {
@@ -329,14 +329,14 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	case stepApply:
 		m := inspectAll(ctx, c.goal.Config)
 		changed, err := c.apply(ctx, m, c.attempts)
-		c.firewall.note(m, c.in)
+		c.firewall.record(m, c.inst)
 		c.applied = m
 		c.due, c.attempts = c.nextCheck(began), brief
 		if err == nil || errors.Is(err, ErrIncomplete) {
 			c.phase, c.captured = phaseCaptured, true
 			c.settle, c.retries = 0, retries{}
 		} else {
-			c.phase, c.captured = phaseOutdated, c.captured && c.in.backend != ""
+			c.phase, c.captured = phaseOutdated, c.captured && c.inst.backend != ""
 		}
 		c.logCaptured(changed, err)
 		return withoutCapability(err)
@@ -363,34 +363,34 @@ func (c *Capture) act(ctx context.Context, s step) error {
 // is missing.
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
-	now, err := takeFingerprint(c.seed) // before the rules are read: the next check must see a change in between
+	fp, err := takeFingerprint(c.seed) // before the rules are read: the next check must see a change in between
 	known := err == nil
-	c.firewall.look(c.watch.last())
-	if begins := c.begins.Swap(false); begins || c.entries.pending() {
-		c.entries.sweep(c.goal.Config, c.in, begins)
+	c.firewall.look(c.watch.lastChange())
+	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep() {
+		c.entries.sweep(c.goal.Config, c.inst, leaseBegan)
 	}
-	if known && c.in.complete() && now == c.seen && !c.firewall.due() {
+	if known && c.inst.complete() && fp == c.verified && !c.firewall.due() {
 		return nil
 	}
-	c.seen = fingerprint{}
-	same, err := c.repair(ctx)
-	if same && known {
-		c.seen = now
+	c.verified = fingerprint{}
+	unchanged, err := c.repair(ctx)
+	if unchanged && known {
+		c.verified = fp
 	}
 	return err
 }
 
 // repair reads the rules and repairs the rules that differ. It may leave table filter to a later check (see
-// [filterRepair]). same is true if nothing differs.
-func (c *Capture) repair(ctx context.Context) (same bool, err error) {
+// [filterRepair]). unchanged is true if nothing differs.
+func (c *Capture) repair(ctx context.Context) (unchanged bool, err error) {
 	m := inspectAll(ctx, c.goal.Config)
-	drifts, err := c.drifted(m)
+	drifts, err := c.drifts(m)
 	if err != nil || len(drifts) == 0 && !c.retryDue() {
-		c.firewall.note(m, c.in)
+		c.firewall.record(m, c.inst)
 		return err == nil, err
 	}
 	changed, err := c.apply(ctx, m, brief)
-	c.firewall.note(m, c.in)
+	c.firewall.record(m, c.inst)
 	switch {
 	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
 	case len(drifts) > 0:
@@ -406,7 +406,7 @@ func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 
 // unhookAll takes stepUnhook. If replies may be in flight, the chains stay for the settle time.
 func (c *Capture) unhookAll(ctx context.Context) error {
-	c.in, c.entries.leftovers, c.seen, c.firewall = installed{}, nil, fingerprint{}, filterRepair{}
+	c.inst, c.entries.leftovers, c.verified, c.firewall = installation{}, nil, fingerprint{}, filterRepair{}
 	for _, f := range family.All() {
 		if err := c.lease.end(f); err != nil {
 			c.log.Warn("the lease of the capture rules cannot be ended: queries are captured until the rules are removed", "error", err)
@@ -414,7 +414,7 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.goal.Config.Patience)
 	defer cancel()
-	used, again, err := c.unhook(ctx)
+	used, retry, err := c.unhook(ctx)
 	if used {
 		c.settle = c.goal.Config.Settle
 	}
@@ -424,50 +424,50 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 		return nil
 	}
 	if c.onlyOthers(err) {
-		return c.allRemoved(err)
+		return c.recordRemoval(err)
 	}
-	return c.failed(err, again)
+	return c.postpone(err, retry)
 }
 
 // removeAll takes stepRemove.
 func (c *Capture) removeAll(ctx context.Context) error {
-	again, err := c.removeSides(context.WithoutCancel(ctx))
+	retry, err := c.removeSides(context.WithoutCancel(ctx))
 	if err == nil || c.onlyOthers(err) {
-		return c.allRemoved(err)
+		return c.recordRemoval(err)
 	}
-	return c.failed(err, again)
+	return c.postpone(err, retry)
 }
 
-// allRemoved records the end of a removal, and returns unseen.
-func (c *Capture) allRemoved(unseen error) error {
+// recordRemoval records the end of a removal, and returns unseen.
+func (c *Capture) recordRemoval(unseen error) error {
 	c.phase, c.captured, c.settle, c.retries, c.openSince = phaseRemoved, false, 0, retries{}, time.Time{}
 	return unseen
 }
 
-// failed postpones a step of a removal that has failed with err, and returns err if it is to be reported now.
-// again is true if the step may succeed soon.
-func (c *Capture) failed(err error, again bool) error {
+// postpone puts off a step of a removal that has failed with err, and returns err if it is to be reported now. retry
+// is true if the step may succeed soon.
+func (c *Capture) postpone(err error, retry bool) error {
 	r, now := &c.retries, time.Now()
 	if r.n == 0 {
-		r.since = now
+		r.firstFailure = now
 	}
 	r.failure = err
-	if again && now.Sub(r.since) < c.goal.Config.Patience {
+	if retry && now.Sub(r.firstFailure) < c.goal.Config.Patience {
 		c.due = now.Add(backOff(r.n))
 		r.n++
 		return nil
 	}
 	r.n, r.reported = 0, err
-	c.due = r.since.Add(c.goal.Config.Patience)
+	c.due = r.firstFailure.Add(c.goal.Config.Patience)
 	return err
 }
 
 // retries are the retries of a removal.
 type retries struct {
-	n        int       // failures since the last report
-	since    time.Time // when the first of these failures was
-	failure  error     // the last failure; nil if the last step did not fail
-	reported error     // the failure that was reported last; nil after rules were removed or installed
+	n            int       // failures since the last report
+	firstFailure time.Time // when the first of these failures was
+	failure      error     // the last failure; nil if the last step did not fail
+	reported     error     // the failure that was reported last; nil after rules were removed or installed
 }
 
 // openShortest and openLongest bound the pause between two looks for open connections, which is an eighth of the
@@ -480,26 +480,26 @@ func (c *Capture) inUse() bool {
 }
 
 // nextCheck returns when the next check is due if the kernel announces no change before. It also sets c.ready, which
-// is when the check is due after an announcement. The last step has just ended; began is when it began. The pause
-// before a check is at least as long as the last step took, so half of the time is left to other programs.
-func (c *Capture) nextCheck(began time.Time) time.Time {
-	took := time.Since(began)
+// is when the check is due after an announcement. The last step began at the time stepStart, and has just ended. The
+// pause before a check is at least as long as this step took, so half of the time is left to other programs.
+func (c *Capture) nextCheck(stepStart time.Time) time.Time {
+	took := time.Since(stepStart)
 	interval := c.goal.Config.Interval
-	if longest := began.Add(-checksAtOnce * interval); c.paced.Before(longest) {
+	if longest := stepStart.Add(-checksAtOnce * interval); c.paced.Before(longest) {
 		c.paced = longest
 	}
 	c.paced = c.paced.Add(interval)
-	c.ready = began.Add(2 * took)
+	c.ready = stepStart.Add(2 * took)
 	if c.ready.Before(c.paced) {
 		c.ready = c.paced
 	}
 	if len(c.firewall.lacks) > 0 {
-		return began.Add(max(firewallPause, 2*took))
+		return stepStart.Add(max(firewallPause, 2*took))
 	}
-	if c.watch.works() && c.in.backend == NFT && c.in.complete() && !c.entries.pending() {
-		return began.Add(quietInterval)
+	if c.watch.isRunning() && c.inst.backend == NFT && c.inst.complete() && !c.entries.needsSweep() {
+		return stepStart.Add(quietInterval)
 	}
-	return began.Add(max(interval, 2*took))
+	return stepStart.Add(max(interval, 2*took))
 }
 
 // checksAtOnce is how many announcements may each cause a check at once. After that, announcements cause one check
@@ -532,12 +532,12 @@ func (c *Capture) end(ctx context.Context) error {
 	}
 	c.goal = &off
 	c.restart()
-	had := c.captured
+	wasCaptured := c.captured
 	err := c.reach(ctx)
 	if err != nil && !c.onlyOthers(err) {
 		return fmt.Errorf("removing the capture rules (`nametap capture remove` does that too): %w", err)
 	}
-	if had {
+	if wasCaptured {
 		c.log.Info("capture rules removed")
 	}
 	return nil
@@ -546,7 +546,7 @@ func (c *Capture) end(ctx context.Context) error {
 // logCaptured logs that rules were installed or replaced.
 func (c *Capture) logCaptured(changed bool, err error) {
 	if changed && err == nil {
-		c.log.Info("DNS is captured", "port", c.goal.Config.Port, "backend", c.in.backend, "because", c.in.reason)
+		c.log.Info("DNS is captured", "port", c.goal.Config.Port, "backend", c.inst.backend, "because", c.inst.reason)
 	}
 }
 
@@ -566,14 +566,14 @@ func (c *Capture) logFailure(err error) {
 	c.log.Error("the capture rules cannot be checked or repaired; retrying", "error", err)
 }
 
-// logRemoval logs the failure of a step of a removal. had is true if this process had
+// logRemoval logs the failure of a step of a removal. wasCaptured is true if this process had
 // rules installed.
-func (c *Capture) logRemoval(had bool, err error) {
+func (c *Capture) logRemoval(wasCaptured bool, err error) {
 	switch {
 	case err == nil:
 	case !c.onlyOthers(err):
 		c.log.Error("the capture rules cannot be removed; retrying", "error", err)
-	case had:
+	case wasCaptured:
 		c.log.Info("removed the capture rules of this agent; rules of an earlier agent may remain", "error", err)
 	default:
 		c.log.Warn("capture rules of an earlier agent may remain", "error", err)
@@ -582,7 +582,7 @@ func (c *Capture) logRemoval(had bool, err error) {
 
 // publish makes the state of c visible to other goroutines.
 func (c *Capture) publish() {
-	r := &report{goal: c.goal, in: c.in, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured}
+	r := &report{goal: c.goal, inst: c.inst, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured}
 	if c.retries.reported != nil {
 		r.remaining = c.retries.reported.Error()
 	}
@@ -604,7 +604,7 @@ func (c *Capture) Levels() map[family.Family]Level {
 
 // Failure returns why the last attempt to install the rules of a family has failed. It returns nil if the attempt
 // has succeeded.
-func (c *Capture) Failure(f family.Family) error { return c.report.Load().in.missing[f] }
+func (c *Capture) Failure(f family.Family) error { return c.report.Load().inst.missing[f] }
 
 // Captured reports whether rules were installed and not removed since.
 func (c *Capture) Captured() bool { return c.report.Load().captured }
@@ -612,8 +612,8 @@ func (c *Capture) Captured() bool { return c.report.Load().captured }
 // Active reports whether queries are captured: rules are installed, and they match.
 func (c *Capture) Active() bool {
 	r := c.report.Load()
-	active := len(r.in.families) == 0 && !r.outdated // true if the goal needs no rules, because no query can be captured
-	for f, v := range r.in.families {
+	active := len(r.inst.families) == 0 && !r.outdated // true if the goal needs no rules, because no query can be captured
+	for f, v := range r.inst.families {
 		active = active || !v.lease || c.lease.alive(f)
 	}
 	return r.captured && (active || r.unleased && r.outdated) // after a failed removal, rules without a lease still capture
@@ -622,8 +622,8 @@ func (c *Capture) Active() bool {
 // Leased reports whether the installed rules have a lease. Then the kernel ends the capture when no agent renews
 // the lease.
 func (c *Capture) Leased() bool {
-	in := c.report.Load().in
-	return len(in.families) > 0 && !in.unleased()
+	inst := c.report.Load().inst
+	return len(inst.families) > 0 && !inst.unleased()
 }
 
 // Remaining says why rules may still be in the kernel although they were to be removed. It returns "" if no removal

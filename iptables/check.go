@@ -33,9 +33,9 @@ type Finding struct {
 	Advice string `json:"advice,omitempty"`
 }
 
-// after returns the finding with err, the result of a test. If err is nil, OK is true. Otherwise Detail is the text
-// of err.
-func (f Finding) after(err error) Finding {
+// withResult returns the finding with err, the result of a test. If err is nil, OK is true. Otherwise Detail is the
+// text of err.
+func (f Finding) withResult(err error) Finding {
 	if f.OK = err == nil; f.OK {
 		f.Advice = ""
 	} else {
@@ -55,13 +55,13 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 		// The list of legacy's tables in /proc, and legacy's lock, belong to root.
 		capability("CAP_DAC_READ_SEARCH", unix.CAP_DAC_READ_SEARCH, cfg.Backend == Legacy && os.Getuid() != 0),
 		Finding{What: "uid and gid", Needed: true, Detail: "exist in this user namespace",
-			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.after(checkMapped(cfg)),
+			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.withResult(checkMapped(cfg)),
 		checkConntrack(),
 	}
 	m := inspectAll(ctx, cfg)
 	s, reason, err := m.choose(cfg.Backend)
 	findings = append(findings, Finding{What: "backend", Needed: true, Detail: reason,
-		Advice: "install the package iptables, and run this with CAP_NET_ADMIN in the network namespace"}.after(err))
+		Advice: "install the package iptables, and run this with CAP_NET_ADMIN in the network namespace"}.withResult(err))
 	if err != nil {
 		return findings
 	}
@@ -74,7 +74,7 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 		}
 		if err := s.reason[f]; err != nil {
 			findings = append(findings, Finding{What: "tools for " + f.String(), Needed: cfg.Needs(f),
-				Advice: "without them DNS over " + f.String() + " is not captured"}.after(err))
+				Advice: "without them DNS over " + f.String() + " is not captured"}.withResult(err))
 			continue
 		}
 		findings = append(findings, checkInstalled(ctx, s.place(f, 1), s.saved[f], vs)...)
@@ -89,7 +89,7 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
 	var first error
 	for _, v := range vs {
-		how, err := tryRules(ctx, p.tools, v.rules.Text(p.family))
+		detail, err := tryRules(ctx, p.tools, v.rules.Text(p.family))
 		if err != nil {
 			if first == nil {
 				first = err
@@ -99,20 +99,20 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 			}
 			continue
 		}
-		findings := []Finding{{What: what, OK: true, Needed: needed, Detail: how}}
-		for _, lost := range v.without {
+		findings := []Finding{{What: what, OK: true, Needed: needed, Detail: detail}}
+		for _, lost := range v.omitted {
 			findings = append(findings, Finding{What: what + ": " + lost,
-				Advice: "modprobe -a xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then the rules are without it"}.after(first))
+				Advice: "modprobe -a xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then the rules are without it"}.withResult(first))
 		}
 		return findings
 	}
 	return []Finding{Finding{What: what, Needed: needed,
-		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.after(first)}
+		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.withResult(first)}
 }
 
 // tryRules passes a text to iptables-restore in a new network namespace, which ends with the thread that made it.
 // Without the permission to make a namespace, tryRules tests only the syntax.
-func tryRules(ctx context.Context, t tools, text string) (how string, err error) {
+func tryRules(ctx context.Context, t tools, text string) (detail string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.limit)
 	defer cancel()
 	err = inNewNetwork(func() error {
@@ -151,14 +151,14 @@ func capability(name string, bit int, needed bool) Finding {
 	if !capable(bit) {
 		err = errors.New("this process does not have it")
 	}
-	return Finding{What: name, Needed: needed, Advice: advice}.after(err)
+	return Finding{What: name, Needed: needed, Advice: advice}.withResult(err)
 }
 
 // checkConntrack reports whether conntrack entries can be listed. Deleting them needs CAP_NET_ADMIN.
 func checkConntrack() Finding {
 	err := conntrack.Dump(family.IPv4.Number(), func(conntrack.Entry) {}, conntrack.Filter{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort})
 	return Finding{What: "conntrack over netlink",
-		Advice: "modprobe nf_conntrack_netlink; without it, sockets that were used before may bypass the agent until they are closed"}.after(err)
+		Advice: "modprobe nf_conntrack_netlink; without it, sockets that were used before may bypass the agent until they are closed"}.withResult(err)
 }
 
 // checkRoutes reports whether programs of this host have routes to the VIPs that the rules redirect. The
@@ -175,7 +175,7 @@ func checkRoutes(ctx context.Context, cfg Config) (findings []Finding) {
 			err = conn.Close()
 		}
 		findings = append(findings, Finding{What: "route to VIPs over " + family.String(), Detail: p.String(),
-			Advice: fmt.Sprintf("ip route add %s dev lo; without a route, connections to these VIPs fail in programs of this host", p)}.after(err))
+			Advice: fmt.Sprintf("ip route add %s dev lo; without a route, connections to these VIPs fail in programs of this host", p)}.withResult(err))
 	}
 	return findings
 }
@@ -197,7 +197,7 @@ var errUnmapped = errors.New("is not mapped in this user namespace, so no rule c
 // user namespace.
 func checkMapped(cfg Config) error {
 	for _, m := range []struct {
-		what, file string
+		kind, file string
 		ids        [][]uint32
 	}{
 		{"uid", "/proc/self/uid_map", [][]uint32{cfg.AgentUIDs, cfg.ExcludeUIDs}},
@@ -209,8 +209,8 @@ func checkMapped(cfg Config) error {
 		}
 		for _, ids := range m.ids {
 			for _, id := range ids {
-				if !mapped(text, id) {
-					return fmt.Errorf("%s %d %w: choose one that %s lists", m.what, id, errUnmapped, m.file)
+				if !isMapped(text, id) {
+					return fmt.Errorf("%s %d %w: choose one that %s lists", m.kind, id, errUnmapped, m.file)
 				}
 			}
 		}
@@ -218,9 +218,9 @@ func checkMapped(cfg Config) error {
 	return nil
 }
 
-// mapped reports whether an id is in a map of user_namespaces(7). Each line of the map describes a range of ids: the
+// isMapped reports whether an id is in a map of user_namespaces(7). Each line of the map describes a range of ids: the
 // first id inside the user namespace, the first id outside, and how many ids there are.
-func mapped(idMap []byte, id uint32) bool {
+func isMapped(idMap []byte, id uint32) bool {
 	lines := bufio.NewScanner(bytes.NewReader(idMap))
 	for lines.Scan() {
 		var inside, outside, count uint64
@@ -251,7 +251,7 @@ func oldestTool() []int { return []int{1, 6, 2} }
 
 // checkInstalled returns a finding about the version of a family's tool. If rules of nametap are installed, it also
 // returns a finding about whether the tool finds each rule.
-func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Finding {
+func checkInstalled(ctx context.Context, p place, inKernel saved, vs []variant) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, p.tools.limit)
 	defer cancel()
 	protocol := goiptables.ProtocolIPv4
@@ -260,30 +260,30 @@ func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Fi
 	}
 	path := strings.TrimSuffix(p.tools.restore, "-restore")
 	var tool *goiptables.IPTables
-	err := limited(ctx, func() (err error) {
+	err := runLimited(ctx, func() (err error) {
 		tool, err = goiptables.New(goiptables.Path(path), goiptables.IPFamily(protocol), goiptables.Timeout(goLockWait))
 		return err
 	})
 	found := Finding{What: "tools for " + p.family.String(), Advice: "install the package iptables, version 1.6.2 or later"}
 	if err != nil {
-		return []Finding{found.after(fmt.Errorf("the version of %s is not known: %w", path, err))}
+		return []Finding{found.withResult(fmt.Errorf("the version of %s is not known: %w", path, err))}
 	}
 	major, minor, patch := tool.GetIptablesVersion()
 	found.Detail = fmt.Sprintf("%s is version %d.%d.%d", path, major, minor, patch)
 	if slices.Compare([]int{major, minor, patch}, oldestTool()) < 0 {
 		found.Needed, err = true, errors.New(found.Detail)
 	}
-	findings := []Finding{found.after(err)}
-	if have.hasOwn() && (p.backend != Legacy || replacementLock() == "") {
-		findings = append(findings, ruleCheck{tool, p.family, have}.run(ctx, installedVariant(p.family, have, vs)))
+	findings := []Finding{found.withResult(err)}
+	if inKernel.hasOwn() && (p.backend != Legacy || replacementLock() == "") {
+		findings = append(findings, ruleCheck{tool, p.family, inKernel}.run(ctx, installedVariant(p.family, inKernel, vs)))
 	}
 	return findings
 }
 
 // installedVariant returns the variant that is installed. If no variant is installed, it returns the best variant.
-func installedVariant(f family.Family, have saved, vs []variant) variant {
+func installedVariant(f family.Family, inKernel saved, vs []variant) variant {
 	for _, v := range vs {
-		if len(v.rules.drift(f, have)) == 0 {
+		if len(v.rules.drift(f, inKernel)) == 0 {
 			return v
 		}
 	}
@@ -292,9 +292,9 @@ func installedVariant(f family.Family, have saved, vs []variant) variant {
 
 // A ruleCheck looks for single rules of a family.
 type ruleCheck struct {
-	tool   *goiptables.IPTables
-	family family.Family
-	have   saved
+	tool     *goiptables.IPTables
+	family   family.Family
+	inKernel saved
 }
 
 // run looks for each rule of a variant by `iptables -C`.
@@ -307,14 +307,14 @@ func (c ruleCheck) run(ctx context.Context, v variant) Finding {
 		for _, r := range t.all() {
 			total++
 			exists := false
-			err := limited(ctx, func() (err error) {
-				if c.have[t.name] != nil { // -C would create a table of legacy
+			err := runLimited(ctx, func() (err error) {
+				if c.inKernel[t.name] != nil { // -C would create a table of legacy
 					exists, err = c.tool.Exists(t.name, r.chain, arguments(r.spec)...)
 				}
 				return err
 			})
 			if err != nil {
-				return finding.after(fmt.Errorf("checking rule %q: %w", r.spec, err))
+				return finding.withResult(fmt.Errorf("checking rule %q: %w", r.spec, err))
 			}
 			if !exists {
 				missing = append(missing, fmt.Sprintf("%s: -A %s %s", t.name, r.chain, r.spec))
@@ -322,10 +322,10 @@ func (c ruleCheck) run(ctx context.Context, v variant) Finding {
 		}
 	}
 	if len(missing) > 0 {
-		return finding.after(fmt.Errorf("%d of %d are missing: %s", len(missing), total, strings.Join(missing, ", ")))
+		return finding.withResult(fmt.Errorf("%d of %d are missing: %s", len(missing), total, strings.Join(missing, ", ")))
 	}
 	finding.Detail = fmt.Sprintf("all %d are in the kernel", total)
-	return finding.after(nil)
+	return finding.withResult(nil)
 }
 
 // arguments returns a rule as arguments of a program.
@@ -337,9 +337,9 @@ func arguments(spec string) []string {
 	return args
 }
 
-// limited calls f, which runs tools one after the other. When ctx ends, limited kills the running tool, because
+// runLimited calls f, which runs tools one after the other. When ctx ends, runLimited kills the running tool, because
 // go-iptables waits for a tool forever. f must not run tools in other goroutines.
-func limited(ctx context.Context, f func() error) error {
+func runLimited(ctx context.Context, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -179,7 +179,7 @@ func (c Config) validate() error {
 		return err
 	}
 	for _, p := range c.ExcludeCIDRs {
-		if !p.IsValid() || !plain(p.Masked().Addr()) {
+		if !p.IsValid() || !canonical(p.Masked().Addr()) {
 			return fmt.Errorf("excluded CIDR %q: want an IPv4 or IPv6 prefix, not one with IPv4 within IPv6", p)
 		}
 	}
@@ -196,7 +196,7 @@ func (c Config) validateEgress() error {
 		return fmt.Errorf("port %d for VIPs: want another one than the agent's DNS port and %d", c.EgressPort, dnsPort)
 	}
 	for _, p := range c.VIPs {
-		if !p.IsValid() || p.Bits() == 0 || !plain(p.Masked().Addr()) {
+		if !p.IsValid() || p.Bits() == 0 || !canonical(p.Masked().Addr()) {
 			return fmt.Errorf("range of VIPs %q: want an IPv4 or IPv6 prefix, not of length 0", p)
 		}
 	}
@@ -217,7 +217,7 @@ func (c Config) validateModes() error {
 }
 
 func checkServer(a netip.Addr) error {
-	if !a.IsValid() || a.IsUnspecified() || !plain(a) {
+	if !a.IsValid() || a.IsUnspecified() || !canonical(a) {
 		return fmt.Errorf("capture server %q: want the IPv4 or IPv6 address of a server, not 0.0.0.0, :: or IPv4 within IPv6", a)
 	}
 	if a.Zone() != "" {
@@ -228,9 +228,9 @@ func checkServer(a netip.Addr) error {
 	return nil
 }
 
-// plain reports whether iptables-save prints an address as netip does. iptables-save prints ::1:2 as ::0.1.0.2,
+// canonical reports whether iptables-save prints an address as netip does. iptables-save prints ::1:2 as ::0.1.0.2,
 // because the address may contain an IPv4 address (RFC 4291, section 2.5.5.1, which deprecates such addresses).
-func plain(a netip.Addr) bool {
+func canonical(a netip.Addr) bool {
 	b := a.As16()
 	compatible := a.Is6() && [12]byte(b[:12]) == [12]byte{} && (b[12] != 0 || b[13] != 0)
 	return !compatible && !a.Is4In6()
@@ -240,8 +240,8 @@ func plain(a netip.Addr) bool {
 // kernel (dev_valid_name). iptables-restore and iptables-save must not quote or misread it, as they do with a name
 // that begins with "-". A single "+" is an error because iptables-save leaves it out.
 func checkInterface(name string) error {
-	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@"
-	if name == "" || len(name) > 15 || name[0] == '-' || name == "+" || strings.Trim(name, plain) != "" {
+	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@"
+	if name == "" || len(name) > 15 || name[0] == '-' || name == "+" || strings.Trim(name, allowed) != "" {
 		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@, without a - at the start; a + at the end means all names that begin with the text before it", name)
 	}
 	return nil

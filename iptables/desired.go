@@ -25,16 +25,16 @@ type target struct {
 	leased   []variant // the variants with a lease, even if Config has none: see variantsFor
 }
 
-// same reports whether t asks for the same rules as other.
-func (t *target) same(other *target) bool {
+// sameRules reports whether t asks for the same rules as other.
+func (t *target) sameRules(other *target) bool {
 	return t.set == other.set && t.On == other.On && reflect.DeepEqual(t.Config, other.Config)
 }
 
-// variantsFor returns the variants of the rules of a family, best first. have is what the kernel has. If the rules
-// in the kernel have a lease, an agent may be renewing it, so the variants have a lease, too. They have none if the
-// configuration wants rules that stay (FailClosed).
-func (t *target) variantsFor(f family.Family, have saved) []variant {
-	if have.leased(f) && !t.Config.FailClosed {
+// variantsFor returns the variants of the rules of a family, best first. inKernel has the rules in the kernel. If they
+// have a lease, an agent may be renewing it, so the variants have a lease, too. They have none if the configuration
+// wants rules that stay (FailClosed).
+func (t *target) variantsFor(f family.Family, inKernel saved) []variant {
+	if inKernel.leased(f) && !t.Config.FailClosed {
 		return t.leased
 	}
 	return t.variants
@@ -63,18 +63,18 @@ const (
 	stepRemove             // remove the rest
 )
 
-// nextStep returns the next step from phase now to the desired value. due is true if it is time for a step.
-func nextStep(desired *target, now phase, due bool) step {
+// nextStep returns the next step from phase p to the desired value. due is true if it is time for a step.
+func nextStep(desired *target, p phase, due bool) step {
 	switch {
-	case !desired.set, !desired.On && now == phaseRemoved:
+	case !desired.set, !desired.On && p == phaseRemoved:
 		return stepNone
 	case !due:
 		return stepWait
-	case desired.On && now == phaseCaptured:
+	case desired.On && p == phaseCaptured:
 		return stepCheck
 	case desired.On:
 		return stepApply
-	case now == phaseUnhooked:
+	case p == phaseUnhooked:
 		return stepRemove
 	}
 	return stepUnhook

@@ -28,22 +28,22 @@ func newEntries(log *slog.Logger) entries {
 	return entries{log: log, logged: map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}}
 }
 
-// pending reports whether a sweep is due although the rules have not changed since the last sweep.
-func (e *entries) pending() bool {
+// needsSweep reports whether a sweep is due although the rules have not changed since the last sweep.
+func (e *entries) needsSweep() bool {
 	return e.failed || len(e.leftovers) > 0 || !e.replies.IsZero() || time.Now().Before(e.closing)
 }
 
 // sweep drops entries that let queries bypass the agent. changed is true after a change of rules. A leftover (see
 // [sweep.leftover]) is dropped when the settle time has passed since a sweep first saw it. After a failure, the next
 // check sweeps again. For [closingTime] after a change, every check sweeps.
-func (e *entries) sweep(cfg Config, in installed, changed bool) {
+func (e *entries) sweep(cfg Config, inst installation, changed bool) {
 	now := time.Now()
 	changed = changed || e.failed
-	late := e.late(now, changed)
+	recent := e.recentChange(now, changed)
 	previous := e.leftovers
 	e.leftovers, e.failed = make(map[string]time.Time), false
-	for f, v := range in.families {
-		if !changed && !late && len(previous) == 0 {
+	for f, v := range inst.families {
+		if !changed && !recent && len(previous) == 0 {
 			continue
 		}
 		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
@@ -61,30 +61,31 @@ func (e *entries) sweep(cfg Config, in installed, changed bool) {
 	}
 }
 
-// closingTime is how long after a change of rules older connections may still be reset. No client waits longer than
-// that for a reply.
+// closingTime is the time after a change of rules in which older connections may still be reset. No client waits
+// longer than that for a reply.
 const closingTime = 30 * time.Second
 
-// late reports whether a sweep is due because rules changed not long ago. If changed is true, they changed now.
-func (e *entries) late(now time.Time, changed bool) bool {
+// recentChange reports whether a sweep is due because rules changed not long ago. If changed is true, they have just
+// changed.
+func (e *entries) recentChange(now time.Time, changed bool) bool {
 	if changed {
 		e.closing = now.Add(closingTime)
 	}
-	late := !e.replies.IsZero() || now.Before(e.closing)
+	recent := !e.replies.IsZero() || now.Before(e.closing)
 	if now.After(e.replies) {
 		e.replies = time.Time{}
 	}
-	return late
+	return recent
 }
 
-// settled reports whether the leftover with this key was first seen at the time latest, or earlier. Otherwise it
-// records the leftover for the next sweep. The parameter previous has the leftovers of the last sweep.
-func (e *entries) settled(key string, previous map[string]time.Time, latest time.Time) bool {
+// settled reports whether the leftover with this key was first seen no later than limit. Otherwise it records the
+// leftover for the next sweep. The map previous has the leftovers of the last sweep.
+func (e *entries) settled(key string, previous map[string]time.Time, limit time.Time) bool {
 	seen, ok := previous[key]
 	if !ok {
 		seen = time.Now()
 	}
-	if !seen.After(latest) {
+	if !seen.After(limit) {
 		return true
 	}
 	e.leftovers[key] = seen
@@ -112,11 +113,11 @@ type class struct {
 	match   func(conntrack.Entry) bool
 }
 
-// visit calls the function visit with each entry of family f in the class, perhaps more than once.
-func (c class) visit(f family.Family, visit func(conntrack.Entry)) error {
+// visit calls fn with each entry of family f in the class, perhaps more than once.
+func (c class) visit(f family.Family, fn func(conntrack.Entry)) error {
 	return conntrack.Dump(f.Number(), func(e conntrack.Entry) {
 		if c.match(e) {
-			visit(e)
+			fn(e)
 		}
 	}, c.filters...)
 }
@@ -272,8 +273,8 @@ func (s sweep) redirected(e conntrack.Entry) bool {
 }
 
 // inUse reports whether queries were captured recently. It returns true if the entries cannot be read.
-func inUse(f family.Family, have saved) bool {
-	s := sweep{ports: have.redirections()}
+func inUse(f family.Family, inKernel saved) bool {
+	s := sweep{ports: inKernel.redirections()}
 	used := false
 	every := func(conntrack.Entry) bool { return true }
 	err := s.captured(every).visit(f, func(conntrack.Entry) { used = true })

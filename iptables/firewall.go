@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// firewallPause is how long nft rules must not change before table filter is repaired.
+	// Table filter is repaired when nft rules have not changed for the time firewallPause.
 	firewallPause = 200 * time.Millisecond
 	// firewallLimit replaces firewallPause while the table has no rule of another program. It is also the longest
 	// time for which the repair waits.
@@ -20,8 +20,11 @@ const (
 // is installed in between, the firewall's rule gets another place among the firewall's own rules.
 //
 // So the repair of table filter waits for a pause in the changes of nft rules. The other tables are repaired at
-// once, because queries are not captured without them. A table filter without rules of other programs refuses either
-// no packet or all of them, so its repair can wait longer.
+// once, because queries are not captured without them.
+//
+// The repair can wait longer while table filter has no rules of other programs. Then the table refuses either no
+// packet, so the rules of nametap are not needed, or every packet, as while a firewall has set its policies but not yet
+// its rules.
 type filterRepair struct {
 	lacks  map[family.Family]lack // the repairs that wait
 	spared map[family.Family]bool // the families whose table filter the current step leaves as it is
@@ -29,7 +32,7 @@ type filterRepair struct {
 
 // A lack describes a table filter whose repair waits.
 type lack struct {
-	since time.Time
+	start time.Time
 	empty bool // the table has no rule of another program
 }
 
@@ -45,7 +48,7 @@ func (w *filterRepair) look(changed time.Time) {
 		if l.empty {
 			pause = firewallLimit
 		}
-		w.spared[f] = !changed.IsZero() && (!waits || time.Since(changed) < pause && time.Since(l.since) < firewallLimit)
+		w.spared[f] = !changed.IsZero() && (!waits || time.Since(changed) < pause && time.Since(l.start) < firewallLimit)
 	}
 }
 
@@ -67,18 +70,18 @@ func (w *filterRepair) due() bool {
 	return false
 }
 
-// note records the repairs that the current step leaves to a later step. m is what the kernel has now.
-func (w *filterRepair) note(m machine, in installed) {
+// record records the repairs that the current step leaves to a later step. m has the rules in the kernel.
+func (w *filterRepair) record(m machine, inst installation) {
 	previous := w.lacks
 	w.lacks = make(map[family.Family]lack)
-	for f, have := range m.side(in.backend).saved {
-		filter := have[filterTable]
-		if !w.spared[f] || len(in.families[f].rules.table(f, filterTable).drift(filter)) == 0 {
+	for f, inKernel := range m.side(inst.backend).saved {
+		filter := inKernel[filterTable]
+		if !w.spared[f] || len(inst.families[f].rules.table(f, filterTable).drift(filter)) == 0 {
 			continue
 		}
 		l, ok := previous[f]
 		if !ok {
-			l.since = time.Now()
+			l.start = time.Now()
 		}
 		l.empty = filter.foreignRules() == 0
 		w.lacks[f] = l

@@ -16,32 +16,32 @@ import (
 // An installer installs and removes the rules of both families in both backends. It knows what this process has
 // installed. It belongs to the goroutine that changes rules.
 type installer struct {
-	log      *slog.Logger
-	goal     *target                  // the target that the steps are for
-	in       installed                // what this process has installed
-	unleased bool                     // the installed rules of at least one family have no lease
-	changes  bool                     // rules were installed or changed since the last report
-	placed   map[site]bool            // where rules were written and may still be
-	made     map[site]map[string]bool // the tables that this process has made
-	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
-	entries  entries
-	firewall filterRepair
-	lacks    time.Duration // the pause before rules that this machine does not support are tried again; 0 for no pause
-	lacksDue time.Time     // when this pause ends
+	log       *slog.Logger
+	goal      *target                  // the target that the steps are for
+	inst      installation             // what this process has installed
+	unleased  bool                     // the installed rules of at least one family have no lease
+	changes   bool                     // rules were installed or changed since the last report
+	placed    map[site]bool            // where rules were written and may still be
+	ownTables map[site]map[string]bool // the tables that this process has made
+	bare      map[Backend]bool         // the backends in which the last unhook has found nothing
+	entries   entries
+	firewall  filterRepair
+	lacks     time.Duration // the pause before rules that this machine does not support are tried again; 0 for no pause
+	lacksDue  time.Time     // when this pause ends
 }
 
 func newInstaller(log *slog.Logger) installer {
 	return installer{
-		log:     log,
-		placed:  make(map[site]bool),
-		made:    make(map[site]map[string]bool),
-		bare:    make(map[Backend]bool),
-		entries: newEntries(log),
+		log:       log,
+		placed:    make(map[site]bool),
+		ownTables: make(map[site]map[string]bool),
+		bare:      make(map[Backend]bool),
+		entries:   newEntries(log),
 	}
 }
 
-// apply installs the rules of the goal, and reports whether that changed anything. m is what the kernel had a moment
-// ago. The parameter attempts is how often rules may be written until the kernel has them.
+// apply installs the rules of the goal, and reports whether that changed anything. m has the rules that were in the
+// kernel a moment ago. The parameter attempts is how often rules may be written until the kernel has them.
 func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed bool, err error) {
 	defer func() { i.changes = i.changes || changed }()
 	cfg := i.goal.Config
@@ -67,13 +67,13 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 		}
 		return changed, err
 	}
-	removed, otherErr := other.remove(ctx, attempts, i.made)
+	removed, otherErr := other.remove(ctx, attempts, i.ownTables)
 	changed = changed || removed
 	if changed {
-		i.entries.sweep(cfg, i.in, true)
+		i.entries.sweep(cfg, i.inst, true)
 	}
 	if otherErr == nil {
-		i.cleared(other)
+		i.recordCleared(other)
 		return changed, err
 	}
 	otherErr = fmt.Errorf("%w: %w, %s: %w", ErrIncomplete, errElsewhere, other.backend, otherErr)
@@ -83,7 +83,7 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 // install installs the rules in one backend. If the rules of one family fail, it keeps the rules of the other
 // family. If both fail, each has the rules that it had before, or none.
 func (i *installer) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
-	in := installed{backend: s.backend, reason: reason,
+	inst := installation{backend: s.backend, reason: reason,
 		families: make(map[family.Family]variant), missing: make(map[family.Family]error), reduced: make(map[family.Family]error)}
 	for _, f := range family.All() {
 		variants := i.goal.variantsFor(f, s.saved[f])
@@ -94,55 +94,55 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 		switch {
 		case s.reason[f] != nil:
 			if wanted {
-				in.missing[f] = s.reason[f]
+				inst.missing[f] = s.reason[f]
 			}
 			continue
 		case !wanted:
-			a.have, a.changed, err = p.remove(ctx, s.saved[f])
+			a.inKernel, a.changed, err = p.remove(ctx, s.saved[f])
 		default:
-			p.made, p.spare = i.place(site{s.backend, f}), i.firewall.spare(f)
+			p.ownTables, p.spare = i.place(site{s.backend, f}), i.firewall.spare(f)
 			supported, lacks := i.candidates(variants, site{s.backend, f}, s.saved[f])
 			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
-				in.families[f] = a.variant
+				inst.families[f] = a.variant
 				a.reduced = cmp.Or(a.reduced, lacks)
 			}
 		}
 		changed = changed || a.changed
 		if err != nil {
-			in.missing[f] = err
+			inst.missing[f] = err
 			continue
 		}
-		s.saved[f] = a.have
+		s.saved[f] = a.inKernel
 		if a.reduced != nil {
-			in.reduced[f] = a.reduced
+			inst.reduced[f] = a.reduced
 		}
 	}
-	err = in.acceptable()
+	err = inst.validate()
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		return changed, err
 	}
 	if ctx.Err() == nil {
-		i.logMissing(in)
+		i.logMissing(inst)
 	}
-	i.noteLacks(in)
-	i.in, i.unleased = in, in.unleased()
+	i.noteLacks(inst)
+	i.inst, i.unleased = inst, inst.unleased()
 	return changed, err
 }
 
 // candidates returns the variants of vs that this machine may support, and why the other variants are left out.
-// have is what the kernel has. Unsupported variants are left out until it is time to try them again.
-func (i *installer) candidates(vs []variant, at site, have saved) (left []variant, lacks error) {
-	left, lacks = possible(vs, have)
-	if reduced := i.in.reduced[at.family]; reduced != nil && at.backend == i.in.backend && !i.retryDue() {
-		return i.in.families[at.family].orLess(left), reduced
+// inKernel has the rules in the kernel. Unsupported variants are left out until it is time to try them again.
+func (i *installer) candidates(vs []variant, s site, inKernel saved) (supported []variant, lacks error) {
+	supported, lacks = possibleVariants(vs, inKernel)
+	if reduced := i.inst.reduced[s.family]; reduced != nil && s.backend == i.inst.backend && !i.retryDue() {
+		return i.inst.families[s.family].orLess(supported), reduced
 	}
-	return left, lacks
+	return supported, lacks
 }
 
-// noteLacks sets when rules that this machine does not support are tried again. in is what was just installed.
-func (i *installer) noteLacks(in installed) {
+// noteLacks sets when rules that this machine does not support are tried again. inst is what was just installed.
+func (i *installer) noteLacks(inst installation) {
 	switch {
-	case in.complete() || in.failed():
+	case inst.complete() || inst.failed():
 		i.lacks = 0
 	case i.lacks == 0 || i.retryDue():
 		i.lacks = min(max(2*i.lacks, i.goal.Config.Interval), quietInterval)
@@ -158,55 +158,55 @@ const quietInterval = time.Hour
 // attempt may write rules to one table and fail at the next table, and then queries pass through until the rules are
 // as before.
 func (i *installer) retryDue() bool {
-	return !i.in.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
+	return !i.inst.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
 }
 
 // place records that rules are written to a site, and returns the tables that this process has made there.
-func (i *installer) place(at site) (made map[string]bool) {
-	i.placed[at] = true
-	if i.made[at] == nil {
-		i.made[at] = make(map[string]bool)
+func (i *installer) place(s site) (ownTables map[string]bool) {
+	i.placed[s] = true
+	if i.ownTables[s] == nil {
+		i.ownTables[s] = make(map[string]bool)
 	}
-	return i.made[at]
+	return i.ownTables[s]
 }
 
-// logMissing logs what is newly missing in the installed rules, and what is no longer missing. in is what was just
+// logMissing logs what is newly missing in the installed rules, and what is no longer missing. inst is what was just
 // installed.
-func (i *installer) logMissing(in installed) {
+func (i *installer) logMissing(inst installation) {
 	for _, f := range family.All() {
-		was, is := i.in.families[f], in.families[f]
-		switch err, before := in.missing[f], i.in.missing[f]; {
+		was, is := i.inst.families[f], inst.families[f]
+		switch err, before := inst.missing[f], i.inst.missing[f]; {
 		case err != nil && before == nil:
 			i.log.Warn("DNS over one family is not captured", "family", f, "error", err)
 		case err == nil && before != nil && len(is.rules.tables(f)) > 0:
 			i.log.Info("DNS over a family that was missing is captured now", "family", f)
 		}
 		switch {
-		case slices.Equal(is.without, was.without):
-		case len(is.without) > 0:
+		case slices.Equal(is.omitted, was.omitted):
+		case len(is.omitted) > 0:
 			i.log.Warn("the capture rules leave out what this machine does not support",
-				"family", f, "without", strings.Join(is.without, ", "), "error", in.reduced[f])
+				"family", f, "without", strings.Join(is.omitted, ", "), "error", inst.reduced[f])
 		case len(is.rules.tables(f)) > 0:
 			i.log.Info("capture rules are complete now", "family", f)
 		}
 	}
 }
 
-// cleared records that nametap has no rules left in the families of a backend that could be read.
-func (i *installer) cleared(s *side) {
+// recordCleared records that nametap has no rules left in the families of a backend that could be read.
+func (i *installer) recordCleared(s *side) {
 	for f := range s.saved {
 		delete(i.placed, site{s.backend, f})
 	}
 }
 
-// drifted lists how the kernel differs from what was installed. It ignores a table whose repair is left to a later
+// drifts lists how the kernel differs from what was installed. It ignores a table whose repair is left to a later
 // check (see [filterRepair]). The list is empty if nothing differs.
-func (i *installer) drifted(m machine) ([]string, error) {
-	s, other := m.side(i.in.backend), m.side(i.in.backend.other())
+func (i *installer) drifts(m machine) ([]string, error) {
+	s, other := m.side(i.inst.backend), m.side(i.inst.backend.other())
 	var drifts []string
 	var errs []error
 	for _, f := range family.All() {
-		v, ok := i.in.families[f]
+		v, ok := i.inst.families[f]
 		if ok && s.reason[f] != nil {
 			errs = append(errs, s.reason[f])
 			continue
@@ -214,7 +214,7 @@ func (i *installer) drifted(m machine) ([]string, error) {
 		if err := other.reason[f]; temporary(err) {
 			errs = append(errs, err)
 		}
-		if ok || i.in.missing[f] == nil {
+		if ok || i.inst.missing[f] == nil {
 			for _, d := range v.rules.sparing(i.firewall.spare(f)).drift(f, s.saved[f]) {
 				drifts = append(drifts, fmt.Sprintf("%s: %s", f, d))
 			}
@@ -227,8 +227,8 @@ func (i *installer) drifted(m machine) ([]string, error) {
 }
 
 // unhook deletes the jumps to nametap's chains in both backends. used is true if queries were captured recently, so
-// replies may be in flight. again is true if what failed may succeed soon.
-func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
+// replies may be in flight. retry is true if what failed may succeed soon.
+func (i *installer) unhook(ctx context.Context) (used, retry bool, err error) {
 	var sides []*side
 	var errs []error
 	changed := false
@@ -237,7 +237,7 @@ func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 		sides = append(sides, s)
 		i.bare[b] = s.bare()
 		err := i.unreadPlaced(s)
-		again = again || temporary(err)
+		retry = retry || temporary(err)
 		errs = append(errs, err)
 		for f, saved := range s.saved {
 			if !saved.hasOwn() {
@@ -246,7 +246,7 @@ func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 			changed = true
 			used = used || inUse(f, saved)
 			err := i.unhookFamily(ctx, s.place(f, patient), saved)
-			again = again || temporary(err)
+			retry = retry || temporary(err)
 			errs = append(errs, err)
 		}
 	}
@@ -259,7 +259,7 @@ func (i *installer) unhook(ctx context.Context) (used, again bool, err error) {
 	if err = errors.Join(errs...); changed && err == nil {
 		i.log.Info("DNS is no longer captured")
 	}
-	return used, again, err
+	return used, retry, err
 }
 
 // ownFirst returns both backends, first the backend in which this process has installed rules: a tool of the other
@@ -276,46 +276,46 @@ func (i *installer) ownFirst() []Backend {
 // put queries into a conntrack zone: UDP sockets use no entries outside the zone then, but would use them as soon as
 // the jumps are deleted. The second time is for the other entries, of TCP and of UDP without a zone. Sockets use
 // these entries, and make new ones, until the jumps are deleted.
-func (i *installer) unhookFamily(ctx context.Context, p place, have saved) error {
-	s := sweep{ports: have.redirections()}
-	if len(have["raw"].ownChains()) > 0 {
+func (i *installer) unhookFamily(ctx context.Context, p place, inKernel saved) error {
+	s := sweep{ports: inKernel.redirections()}
+	if len(inKernel["raw"].ownChains()) > 0 {
 		i.entries.drop(p.family, s.orphans())
 	}
-	err := p.unhook(ctx, have)
+	err := p.unhook(ctx, inKernel)
 	i.entries.drop(p.family, s.orphans())
 	return err
 }
 
 // removeSides removes everything of nametap in both backends. Because each tool takes long on a busy machine, it
-// skips a backend in which unhook has just found nothing and this process has made no table. again is true if what
+// skips a backend in which unhook has just found nothing and this process has made no table. retry is true if what
 // failed may succeed soon.
-func (i *installer) removeSides(ctx context.Context) (again bool, err error) {
+func (i *installer) removeSides(ctx context.Context) (retry bool, err error) {
 	var failed, unseen error
 	for _, b := range []Backend{NFT, Legacy} {
 		if i.bare[b] && !i.hasMade(b) {
 			continue
 		}
 		s := inspect(ctx, i.goal.Config, b)
-		_, err := s.remove(ctx, patient, i.made)
+		_, err := s.remove(ctx, patient, i.ownTables)
 		if err == nil {
-			i.cleared(s)
+			i.recordCleared(s)
 		}
 		mayBe, unread := i.unread(s)
-		again = again || temporary(err) || temporary(unread)
+		retry = retry || temporary(err) || temporary(unread)
 		failed, unseen = errors.Join(failed, err, unread), errors.Join(unseen, mayBe)
 	}
 	if failed != nil && unseen != nil {
 		failed = fmt.Errorf("%w\n%v", failed, unseen) //nolint:errorlint // the failure is what counts
 	}
 	if failed != nil {
-		return again, failed
+		return retry, failed
 	}
 	return false, unseen
 }
 
 // hasMade reports whether this process has made tables in a backend.
 func (i *installer) hasMade(b Backend) bool {
-	return slices.ContainsFunc(family.All(), func(f family.Family) bool { return len(i.made[site{b, f}]) > 0 })
+	return slices.ContainsFunc(family.All(), func(f family.Family) bool { return len(i.ownTables[site{b, f}]) > 0 })
 }
 
 // unread returns an error if a backend that may have rules of nametap could not be read. If the backend can never be

@@ -9,8 +9,8 @@ import (
 	"github.com/nametap/nametap/internal/family"
 )
 
-// installed is what this process has put into the kernel.
-type installed struct {
+// An installation is what this process has put into the kernel.
+type installation struct {
 	backend  Backend
 	reason   string // why this backend
 	families map[family.Family]variant
@@ -19,14 +19,14 @@ type installed struct {
 }
 
 // complete reports whether everything that the configuration asks for is installed.
-func (in installed) complete() bool {
-	return in.backend != "" && len(in.missing)+len(in.reduced) == 0
+func (inst installation) complete() bool {
+	return inst.backend != "" && len(inst.missing)+len(inst.reduced) == 0
 }
 
 // failed reports whether something that this machine may support is missing.
-func (in installed) failed() bool {
+func (inst installation) failed() bool {
 	for _, f := range family.All() {
-		if err := cmp.Or(in.missing[f], in.reduced[f]); err != nil && !unsupported(err) {
+		if err := cmp.Or(inst.missing[f], inst.reduced[f]); err != nil && !unsupported(err) {
 			return true
 		}
 	}
@@ -34,8 +34,8 @@ func (in installed) failed() bool {
 }
 
 // unleased reports whether the rules of any family capture without an agent.
-func (in installed) unleased() bool {
-	for _, v := range in.families {
+func (inst installation) unleased() bool {
+	for _, v := range inst.families {
 		if !v.lease {
 			return true
 		}
@@ -43,23 +43,23 @@ func (in installed) unleased() bool {
 	return false
 }
 
-// acceptable returns an error if no wanted family is installed, or [ErrIncomplete] if something that this machine
-// may support is missing.
-func (in installed) acceptable() error {
+// validate returns an error if no wanted family is installed, or [ErrIncomplete] if something that this machine may
+// support is missing.
+func (inst installation) validate() error {
 	var refused, passing []error
 	for _, f := range family.All() {
-		if err := in.missing[f]; err != nil {
+		if err := inst.missing[f]; err != nil {
 			err = fmt.Errorf("capturing DNS over %s: %w", f, err)
 			switch {
-			case len(in.families) == 0:
+			case len(inst.families) == 0:
 				refused = append(refused, err)
-			case !unsupported(in.missing[f]):
+			case !unsupported(inst.missing[f]):
 				passing = append(passing, err)
 			}
 		}
-		if err := in.reduced[f]; err != nil && !unsupported(err) {
+		if err := inst.reduced[f]; err != nil && !unsupported(err) {
 			passing = append(passing, fmt.Errorf("DNS over %s is captured without %s: %w",
-				f, strings.Join(in.families[f].without, ", "), err))
+				f, strings.Join(inst.families[f].omitted, ", "), err))
 		}
 	}
 	switch {

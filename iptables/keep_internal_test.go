@@ -56,7 +56,7 @@ func TestRetries(t *testing.T) {
 		c := &Capture{installer: installer{goal: goal}}
 		failure := errors.New("a failure")
 		start := time.Now()
-		for c.failed(failure, true) == nil {
+		for c.postpone(failure, true) == nil {
 			if wait := time.Until(c.due); wait > 2*longestPause || c.retries.reported != nil {
 				t.Fatalf("tried again after %v, reported %v", wait, c.retries.reported)
 			}
@@ -66,7 +66,7 @@ func TestRetries(t *testing.T) {
 			t.Errorf("reported after %v, tried again in %v", took, time.Until(c.due))
 		}
 		c = &Capture{installer: installer{goal: goal}}
-		if err := c.failed(failure, false); err == nil || time.Until(c.due) != patience {
+		if err := c.postpone(failure, false); err == nil || time.Until(c.due) != patience {
 			t.Errorf("%v, tried again after %v", err, time.Until(c.due))
 		}
 	})

@@ -67,21 +67,21 @@ type lease struct {
 	renewed map[family.Family]time.Time // the last renewals
 }
 
-// renew renews the lease of a family for [LeaseTime]. begins is true if the lease may have ended before this
+// renew renews the lease of a family for [LeaseTime]. restarted is true if the lease may have ended before this
 // renewal. renew does nothing if there are no rules with a lease.
-func (l *lease) renew(f family.Family) (begins bool, err error) {
+func (l *lease) renew(f family.Family) (restarted bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	done, err := l.request(f, leaseRenewal)
 	if err != nil || !done {
 		return false, err
 	}
-	begins = !l.aliveLocked(f)
+	restarted = !l.aliveLocked(f)
 	if l.renewed == nil {
 		l.renewed = make(map[family.Family]time.Time)
 	}
 	l.renewed[f] = time.Now()
-	return begins, nil
+	return restarted, nil
 }
 
 // end ends the lease of a family at once. It is no error if there is no lease.

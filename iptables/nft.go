@@ -46,9 +46,9 @@ func nftGeneration() (uint32, error) {
 	return binary.BigEndian.Uint32(value), nil
 }
 
-// generationNow returns the generation of the nft rules, or 0 if the kernel has no nft or if this process may not
+// currentGeneration returns the generation of the nft rules, or 0 if the kernel has no nft or if this process may not
 // read the generation. After any other error, known is false.
-func generationNow() (generation uint32, known bool) {
+func currentGeneration() (generation uint32, known bool) {
 	generation, err := nftGeneration()
 	if isAny(err, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL, unix.EPERM) {
 		return 0, true

@@ -65,8 +65,9 @@ func isIstio(r savedRule) (istio, ztunnel bool) {
 	if valueOf(ws, "--dport") != "53" || strings.HasPrefix(r.chain, ownPrefix) {
 		return false, false
 	}
+	// Older versions of Istio have rules with the target CT in the built-in chains of table raw.
 	istio = strings.HasPrefix(r.chain, istioPrefix) || strings.HasPrefix(r.target, istioPrefix) ||
-		r.target == "CT" && slices.Contains(ws, "--zone") // Istio's rules in raw, before it had chains for them
+		r.target == "CT" && slices.Contains(ws, "--zone")
 	return istio, istio && slices.Contains(ws, ztunnelMark)
 }
 
@@ -87,8 +88,8 @@ func nativeAmbient() string {
 	return "the rules for ztunnel (Istio's ambient mode) may capture port 53 too: nft table inet " + ambientTable
 }
 
-// others describes the rules of Istio for port 53 in both backends.
-func others(f family.Family, sides ...*side) []string {
+// otherRules describes the rules of Istio for port 53 in both backends.
+func otherRules(f family.Family, sides ...*side) []string {
 	var found []string
 	for _, s := range sides {
 		found = append(found, istioRules(s.saved[f])...)

@@ -53,15 +53,16 @@ func (r Rules) drift(f family.Family, s saved) []string {
 }
 
 // change returns the text for iptables-restore --noflush that turns the saved rules of a family into r, table by
-// table. It returns "" if they match. The text changes no rules of other programs. A table for which mark returns
-// true gets the mark of nametap, even if an existing table differs in nothing else. A marked table keeps its mark.
-func (r Rules) change(f family.Family, s saved, mark func(name string, have *savedTable) bool) string {
+// table. It returns "" if they match. The text changes no rules of other programs. A table for which needsMark
+// returns true gets the mark of nametap, even if an existing table differs in nothing else. A marked table keeps its
+// mark.
+func (r Rules) change(f family.Family, s saved, needsMark func(name string, have *savedTable) bool) string {
 	var b strings.Builder
 	for _, name := range r.tableNames() {
-		t, have := r.table(f, name), s[name]
-		marked := mark(name, have)
-		if len(t.drift(have)) > 0 || have != nil && marked {
-			t.change(&b, have, marked)
+		t, inKernel := r.table(f, name), s[name]
+		marked := needsMark(name, inKernel)
+		if len(t.drift(inKernel)) > 0 || inKernel != nil && marked {
+			t.change(&b, inKernel, marked)
 		}
 	}
 	return b.String()
@@ -85,17 +86,17 @@ type chain struct {
 	rules  []string
 }
 
-func (t table) drift(have *savedTable) []string {
+func (t table) drift(inKernel *savedTable) []string {
 	var ds []string
 	add := func(format string, args ...any) {
 		ds = append(ds, t.name+": "+fmt.Sprintf(format, args...))
 	}
 	for _, c := range t.chains {
-		if !slices.Contains(have.ownChains(), c.name) {
+		if !slices.Contains(inKernel.ownChains(), c.name) {
 			add("chain %s is missing", c.name)
 			continue
 		}
-		if rules := have.in(c.name); !slices.Equal(rules, c.rules) {
+		if rules := inKernel.rulesIn(c.name); !slices.Equal(rules, c.rules) {
 			add("%s %s", c.name, difference(c.rules, rules))
 		}
 	}
@@ -103,16 +104,16 @@ func (t table) drift(have *savedTable) []string {
 	for _, parent := range t.parents() {
 		want := t.jumpsIn(parent)
 		jumps += len(want)
-		if head := head(have.in(parent), len(want)); !slices.Equal(head, want) {
+		if head := head(inKernel.rulesIn(parent), len(want)); !slices.Equal(head, want) {
 			add("%s does not begin with the jumps to the chains of nametap, but with %q", parent, head)
 		}
 	}
-	for _, name := range have.ownChains() {
+	for _, name := range inKernel.ownChains() {
 		if !t.wants(name) {
 			add("chain %s is not one of the rules", name)
 		}
 	}
-	if n := len(have.jumps()); n > jumps {
+	if n := len(inKernel.jumps()); n > jumps {
 		add("%d jumps to the chains of nametap, want %d", n, jumps)
 	}
 	return ds
@@ -133,7 +134,7 @@ func difference(want, have []string) string {
 
 func head(specs []string, n int) []string { return specs[:min(n, len(specs))] }
 
-func (t table) change(b *strings.Builder, have *savedTable, mark bool) {
+func (t table) change(b *strings.Builder, inKernel *savedTable, mark bool) {
 	fmt.Fprintf(b, "*%s\n", t.name)
 	if mark {
 		fmt.Fprintf(b, ":%s - [0:0]\n", tableMark)
@@ -141,8 +142,8 @@ func (t table) change(b *strings.Builder, have *savedTable, mark bool) {
 	for _, c := range t.chains {
 		fmt.Fprintf(b, ":%s - [0:0]\n", c.name) // creates the chain, or flushes it
 	}
-	deleteJumps(b, have)
-	unwanted := slices.DeleteFunc(have.ownChains(), t.wants)
+	deleteJumps(b, inKernel)
+	unwanted := slices.DeleteFunc(inKernel.ownChains(), t.wants)
 	for _, name := range unwanted {
 		fmt.Fprintf(b, "-F %s\n", name)
 	}
@@ -202,8 +203,8 @@ func (t table) all() []savedRule {
 }
 
 // deleteJumps writes the deletion of all jumps to the chains of nametap.
-func deleteJumps(b *strings.Builder, have *savedTable) {
-	for _, j := range have.jumps() {
+func deleteJumps(b *strings.Builder, inKernel *savedTable) {
+	for _, j := range inKernel.jumps() {
 		fmt.Fprintf(b, "-D %s %s\n", j.chain, j.spec)
 	}
 }

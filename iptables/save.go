@@ -172,8 +172,8 @@ func (t *savedTable) jumps() []savedRule {
 	return jumps
 }
 
-// in returns the rules of a chain, in order, without -A and the chain.
-func (t *savedTable) in(chain string) []string {
+// rulesIn returns the rules of a chain, in order, without -A and the chain.
+func (t *savedTable) rulesIn(chain string) []string {
 	var specs []string
 	if t == nil {
 		return nil
@@ -225,7 +225,7 @@ func (s saved) hasOwn() bool {
 // leased reports whether nametap's rules of a family have a lease.
 func (s saved) leased(f family.Family) bool {
 	for _, chain := range s["nat"].ownChains() {
-		for _, rule := range s["nat"].in(chain) {
+		for _, rule := range s["nat"].rulesIn(chain) {
 			if strings.Contains(rule, "--name "+leaseName(f)+" ") {
 				return true
 			}
@@ -256,7 +256,7 @@ func (s saved) foreign() int {
 // redirections returns the ports to which nametap's rules in table nat redirect.
 func (s saved) redirections() (ports []uint16) {
 	for _, chain := range s["nat"].ownChains() {
-		for _, spec := range s["nat"].in(chain) {
+		for _, spec := range s["nat"].rulesIn(chain) {
 			if port := redirection(spec); port != 0 && !slices.Contains(ports, port) {
 				ports = append(ports, port)
 			}
@@ -286,7 +286,7 @@ func (s saved) port() uint16 {
 	if !slices.ContainsFunc(nat.jumps(), func(r savedRule) bool { return r.target == outputChain }) {
 		return 0
 	}
-	for _, spec := range nat.in(outputChain) {
+	for _, spec := range nat.rulesIn(outputChain) {
 		if port := redirection(spec); port != 0 {
 			return port
 		}

@@ -40,7 +40,7 @@ func FuzzParseSave(f *testing.F) {
 			lines[strings.TrimRight(line, " \r\n")] = true
 		}
 		for _, change := range []string{
-			rules.change(family.IPv4, s, place{backend: NFT}.marks), Rules{}.change(family.IPv4, s, noMark), unhookText(s),
+			rules.change(family.IPv4, s, place{backend: NFT}.needsMark), Rules{}.change(family.IPv4, s, noMark), unhookText(s),
 		} {
 			for line := range strings.Lines(change) {
 				if line == "COMMIT\n" || line[0] == '*' {

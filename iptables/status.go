@@ -82,7 +82,7 @@ func leaseState(f family.Family) LeaseState {
 // A report is the state of a Capture, as other goroutines see it. It never changes.
 type report struct {
 	goal      *target
-	in        installed
+	inst      installation
 	outdated  bool // the rules of goal may not be installed
 	unleased  bool // installed rules have no lease, so they capture without an agent
 	captured  bool
@@ -91,11 +91,11 @@ type report struct {
 
 // level returns the level of a family.
 func (r *report) level(f family.Family) Level {
-	v, ok := r.in.families[f]
+	v, ok := r.inst.families[f]
 	switch {
 	case !r.goal.On || len(r.goal.variants[0].rules.tables(f)) == 0:
 		return LevelOff
-	case !ok && unsupported(r.in.missing[f]):
+	case !ok && unsupported(r.inst.missing[f]):
 		return LevelUnavailable
 	case !ok:
 		return LevelFailed
@@ -103,7 +103,7 @@ func (r *report) level(f family.Family) Level {
 	return v.level()
 }
 
-// status returns the status of the rules in the kernel. m is what the kernel has.
+// status returns the status of m, the rules in the kernel.
 func (r *report) status(m machine) (Status, error) {
 	s, other, reason, err := r.sides(m)
 	if err != nil {
@@ -112,7 +112,7 @@ func (r *report) status(m machine) (Status, error) {
 	status := Status{Backend: s.backend, Because: reason}
 	for _, f := range family.All() {
 		fs := FamilyStatus{Family: f, OtherBackend: other.saved[f].hasOwn(),
-			Others: others(f, s, other)}
+			Others: otherRules(f, s, other)}
 		if err := s.reason[f]; err != nil {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {
@@ -126,8 +126,8 @@ func (r *report) status(m machine) (Status, error) {
 // sides returns both backends. The result chosen is the backend in which this process has installed rules. If it has
 // installed none, chosen is the backend in which it would install them.
 func (r *report) sides(m machine) (chosen, other *side, reason string, err error) {
-	if r.in.backend != "" {
-		chosen, reason = m.side(r.in.backend), r.in.reason
+	if r.inst.backend != "" {
+		chosen, reason = m.side(r.inst.backend), r.inst.reason
 	} else if chosen, reason, err = m.choose(r.goal.Config.Backend); err != nil {
 		return nil, nil, "", err
 	}
@@ -138,11 +138,11 @@ func (r *report) sides(m machine) (chosen, other *side, reason string, err error
 // state compares them with all variants, because this machine may support only some of them.
 func (r *report) state(fs *FamilyStatus, s saved) {
 	f, vs := fs.Family, r.goal.variantsFor(fs.Family, s)
-	if v, ok := r.in.families[f]; ok && !r.outdated {
+	if v, ok := r.inst.families[f]; ok && !r.outdated {
 		vs = []variant{v}
 	}
 	wanted := len(vs[0].rules.tables(f)) > 0
-	for _, err := range []error{r.in.missing[f], r.in.reduced[f]} {
+	for _, err := range []error{r.inst.missing[f], r.inst.reduced[f]} {
 		if err != nil && wanted {
 			fs.Error = err.Error()
 		}
@@ -157,7 +157,7 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 	fs.Port = s.port()
 	for _, v := range vs {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
-			fs.State, fs.Zone, fs.Without = InPlace, v.zone != 0, v.without
+			fs.State, fs.Zone, fs.Without = InPlace, v.zone != 0, v.omitted
 			fs.Unserved = []string{"queries of sockets that are bound to a device (SO_BINDTODEVICE, VRF): exclude them with --capture-exclude-interface, --capture-exclude-uid or --capture-exclude-gid"}
 			if v.lease {
 				fs.Lease = leaseState(f)
@@ -190,8 +190,8 @@ func (r *report) plan(m machine) ([]Step, error) {
 		}
 	}
 	for _, f := range family.All() {
-		if have, ok := s.saved[f]; ok {
-			add(s.tools[f], r.goal.variantsFor(f, have)[0].rules.change(f, have, s.place(f, 1).marks))
+		if inKernel, ok := s.saved[f]; ok {
+			add(s.tools[f], r.goal.variantsFor(f, inKernel)[0].rules.change(f, inKernel, s.place(f, 1).needsMark))
 		}
 	}
 	for _, f := range family.All() {

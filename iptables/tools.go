@@ -280,7 +280,7 @@ func explain(tool string, err error, stderr string) error {
 		switch family := toolFamily(tool); {
 		case !capable(unix.CAP_NET_ADMIN), !capable(unix.CAP_NET_RAW):
 			return fail(errPermission, refusal(message))
-		case lacksLegacyTable(family, between(message, "table '", "'")):
+		case lacksLegacyTable(family, cutBetween(message, "table '", "'")):
 			return fail(errNoTable, forTable)
 		}
 	case has("missing kernel module?", "unknown option"),
@@ -304,9 +304,9 @@ func toolFamily(tool string) family.Family {
 	return family.IPv4
 }
 
-// between returns the part of text between before and after, or "".
-func between(text, before, after string) string {
-	_, rest, _ := strings.Cut(text, before)
-	found, _, _ := strings.Cut(rest, after)
+// cutBetween returns the part of text between start and end, or "".
+func cutBetween(text, start, end string) string {
+	_, rest, _ := strings.Cut(text, start)
+	found, _, _ := strings.Cut(rest, end)
 	return found
 }

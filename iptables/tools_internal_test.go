@@ -24,13 +24,13 @@ func TestLimited(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := limited(ctx, exec.Command("sleep", "600").Run); !errors.Is(err, context.DeadlineExceeded) {
+	if err := runLimited(ctx, exec.Command("sleep", "600").Run); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v, want %v", err, context.DeadlineExceeded)
 	}
-	if err := limited(t.Context(), func() error { return nil }); err != nil {
+	if err := runLimited(t.Context(), func() error { return nil }); err != nil {
 		t.Errorf("in time: %v", err)
 	}
-	if err := limited(ctx, exec.Command("sleep", "600").Run); !errors.Is(err, context.DeadlineExceeded) {
+	if err := runLimited(ctx, exec.Command("sleep", "600").Run); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("too late: %v, want %v", err, context.DeadlineExceeded)
 	}
 }
@@ -41,10 +41,10 @@ func TestLimitedEnds(t *testing.T) {
 	for range 200 {
 		ctx, cancel := context.WithCancel(t.Context())
 		runtime.LockOSThread()
-		if err := limited(ctx, func() error { cancel(); return nil }); err != nil {
+		if err := runLimited(ctx, func() error { cancel(); return nil }); err != nil {
 			t.Error(err)
 		}
-		err := errors.Join(limited(ctx, func() error { return nil }), exec.Command("true").Run())
+		err := errors.Join(runLimited(ctx, func() error { return nil }), exec.Command("true").Run())
 		runtime.UnlockOSThread()
 		if exit := new(exec.ExitError); errors.As(err, &exit) {
 			t.Fatalf("a later program: %v", err)

@@ -9,7 +9,7 @@ import (
 // A variant has the rules of a configuration, complete or without parts that this machine does not support.
 type variant struct {
 	rules   Rules
-	without []string // the parts that are left out, as text for a log
+	omitted []string // the parts that are left out, as text for a log
 	zone    uint16
 	lease   bool
 	accepts bool
@@ -17,7 +17,7 @@ type variant struct {
 
 // level returns the level of a family with these rules.
 func (v variant) level() Level {
-	if len(v.without) > 0 {
+	if len(v.omitted) > 0 {
 		return LevelReduced
 	}
 	return LevelComplete
@@ -26,7 +26,7 @@ func (v variant) level() Level {
 // orLess returns v and the variants that come after v in vs. No such variant is better than v, because vs begins
 // with the best. If v is not in vs, orLess returns all of vs.
 func (v variant) orLess(vs []variant) []variant {
-	better := slices.IndexFunc(vs, func(other variant) bool { return slices.Equal(other.without, v.without) })
+	better := slices.IndexFunc(vs, func(other variant) bool { return slices.Equal(other.omitted, v.omitted) })
 	return vs[max(better, 0):]
 }
 
@@ -47,14 +47,14 @@ const (
 func variants(cfg Config) ([]variant, error) {
 	var vs []variant
 	for choice := range 1 << len(parts()) {
-		v, reduced, had := variant{}, cfg, true
+		v, reduced, included := variant{}, cfg, true
 		for i, p := range parts() {
 			if choice&(1<<i) != 0 {
-				had = p.omit(&reduced) && had
-				v.without = append(v.without, p.name)
+				included = p.omit(&reduced) && included
+				v.omitted = append(v.omitted, p.name)
 			}
 		}
-		if !had {
+		if !included {
 			continue // the configuration itself leaves out one of the parts
 		}
 		var err error
@@ -64,7 +64,7 @@ func variants(cfg Config) ([]variant, error) {
 		v.zone, v.lease, v.accepts = reduced.Zone, reduced.Lease, !reduced.NoAccept
 		vs = append(vs, v)
 	}
-	sort.SliceStable(vs, func(i, j int) bool { return len(vs[i].without) < len(vs[j].without) })
+	sort.SliceStable(vs, func(i, j int) bool { return len(vs[i].omitted) < len(vs[j].omitted) })
 	return vs, nil
 }
 
@@ -73,25 +73,25 @@ func variants(cfg Config) ([]variant, error) {
 // had the part.
 func parts() []part {
 	return []part{
-		{"comments (match comment)", func(c *Config) bool { had := !c.NoComments; c.NoComments = true; return had }},
-		{"probes (match ttl, hl)", func(c *Config) bool { had := !c.NoProbe; c.NoProbe = true; return had }},
-		{"rules for firewalls (table filter, match conntrack)", func(c *Config) bool { had := !c.NoAccept; c.NoAccept = true; return had }},
-		{"end by the kernel (match recent)", func(c *Config) bool { had := c.Lease; c.Lease = false; return had }},
-		{"conntrack zone (target CT)", func(c *Config) bool { had := c.Zone != 0; c.Zone = 0; return had }},
+		{"comments (match comment)", func(c *Config) bool { included := !c.NoComments; c.NoComments = true; return included }},
+		{"probes (match ttl, hl)", func(c *Config) bool { included := !c.NoProbe; c.NoProbe = true; return included }},
+		{"rules for firewalls (table filter, match conntrack)", func(c *Config) bool { included := !c.NoAccept; c.NoAccept = true; return included }},
+		{"end by the kernel (match recent)", func(c *Config) bool { included := c.Lease; c.Lease = false; return included }},
+		{"conntrack zone (target CT)", func(c *Config) bool { included := c.Zone != 0; c.Zone = 0; return included }},
 	}
 }
 
 type part struct {
 	name string
-	omit func(*Config) (had bool)
+	omit func(*Config) (included bool)
 }
 
-// possible returns the variants of the rules of a family that this machine may support. If iptables cannot read
-// table filter, possible leaves out the variants that change this table, and lacks says why.
-func possible(vs []variant, have saved) (left []variant, lacks error) {
-	if t := have[filterTable]; t == nil || !t.unreadable || !vs[0].accepts {
+// possibleVariants returns the variants of the rules of a family that this machine may support. If iptables cannot
+// read table filter, possibleVariants leaves out the variants that change this table, and lacks says why.
+func possibleVariants(vs []variant, inKernel saved) (supported []variant, lacks error) {
+	if t := inKernel[filterTable]; t == nil || !t.unreadable || !vs[0].accepts {
 		return vs, nil
 	}
-	left = slices.DeleteFunc(slices.Clone(vs), func(v variant) bool { return v.accepts })
-	return left, fmt.Errorf("%w: table %q %w", errExtension, filterTable, errIncompatible)
+	supported = slices.DeleteFunc(slices.Clone(vs), func(v variant) bool { return v.accepts })
+	return supported, fmt.Errorf("%w: table %q %w", errExtension, filterTable, errIncompatible)
 }

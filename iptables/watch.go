@@ -15,21 +15,21 @@ import (
 // A watch knows when the kernel last announced a change of nft rules. The kernel also announces changes by nametap.
 // Its methods are safe for concurrent use.
 type watch struct {
-	started atomic.Bool
-	changed atomic.Pointer[time.Time]
+	subscribed atomic.Bool
+	changed    atomic.Pointer[time.Time]
 }
 
-// start subscribes to changes of nft rules in this network namespace. The caller passes the socket to
-// [watch.follow]. If start returns no error, the method works returns true from now on, until follow ends.
+// start subscribes to changes of nft rules in this network namespace. The caller passes the socket to [watch.run]. If
+// start returns no error, isRunning returns true until run ends.
 func (w *watch) start() (*nl.NetlinkSocket, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
-	w.started.Store(err == nil)
+	w.subscribed.Store(err == nil)
 	return socket, err
 }
 
-// follow calls the function changed after each change of nft rules, until ctx ends or the socket fails.
-func (w *watch) follow(ctx context.Context, socket *nl.NetlinkSocket, changed func()) error {
-	defer w.started.Store(false)
+// run calls notify after each change of nft rules, until ctx ends or the socket fails.
+func (w *watch) run(ctx context.Context, socket *nl.NetlinkSocket, notify func()) error {
+	defer w.subscribed.Store(false)
 	defer context.AfterFunc(ctx, socket.Close)()
 	for {
 		messages, _, err := socket.Receive()
@@ -37,7 +37,7 @@ func (w *watch) follow(ctx context.Context, socket *nl.NetlinkSocket, changed fu
 		if errors.Is(err, unix.ENOBUFS) || slices.ContainsFunc(messages, isChange) {
 			now := time.Now()
 			w.changed.Store(&now)
-			changed()
+			notify()
 		} else if err != nil {
 			return err
 		}
@@ -49,13 +49,13 @@ func isChange(m syscall.NetlinkMessage) bool {
 	return m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN
 }
 
-// works reports whether the kernel announces changes.
-func (w *watch) works() bool { return w.started.Load() }
+// isRunning reports whether the kernel announces changes.
+func (w *watch) isRunning() bool { return w.subscribed.Load() }
 
-// last returns when the last change was announced, or the zero time if none was.
-func (w *watch) last() (at time.Time) {
+// lastChange returns when the last change was announced, or the zero time if none was.
+func (w *watch) lastChange() (t time.Time) {
 	if changed := w.changed.Load(); changed != nil {
-		at = *changed
+		t = *changed
 	}
-	return at
+	return t
 }

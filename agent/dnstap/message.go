@@ -132,10 +132,10 @@ func appendAddress(b []byte, address, port protowire.Number, value netip.AddrPor
 	return appendVarint(b, port, uint64(value.Port()))
 }
 
-func appendTime(b []byte, seconds, nanos protowire.Number, at time.Time) []byte {
-	b = appendVarint(b, seconds, uint64(at.Unix())) //nolint:gosec // after 1970
+func appendTime(b []byte, seconds, nanos protowire.Number, t time.Time) []byte {
+	b = appendVarint(b, seconds, uint64(t.Unix())) //nolint:gosec // after 1970
 	b = protowire.AppendTag(b, nanos, protowire.Fixed32Type)
-	return protowire.AppendFixed32(b, uint32(at.Nanosecond())) //nolint:gosec // below 1e9
+	return protowire.AppendFixed32(b, uint32(t.Nanosecond())) //nolint:gosec // below 1e9
 }
 
 func appendVarint(b []byte, field protowire.Number, value uint64) []byte {

@@ -17,12 +17,12 @@ type check struct {
 	host    bool // whether the check is only for `nametap doctor`, and uses Readings.Host
 }
 
-// judge is [Judge] for the checks in the parameter made.
-func judge(made []check, found, suspected []Problem, unread map[Code]string) Report {
+// judge is [Judge] for the checks in cs.
+func judge(cs []check, found, suspected []Problem, unread map[Code]string) Report {
 	report := Report{Problems: []Problem{}, Passed: []string{}}
 	all := slices.Concat(found, suspected)
-	for _, c := range made {
-		has := func(p Problem) bool { return p.Code == c.code }
+	for _, c := range cs {
+		matches := func(p Problem) bool { return p.Code == c.code }
 		cause := ""
 		for _, p := range all {
 			if slices.Contains(c.grounds, p.Code) {
@@ -34,21 +34,21 @@ func judge(made []check, found, suspected []Problem, unread map[Code]string) Rep
 		switch {
 		case reason != "":
 			report.Skipped = append(report.Skipped, Skip{c.code, c.title, reason})
-		case !slices.ContainsFunc(all, has):
+		case !slices.ContainsFunc(all, matches):
 			report.Passed = append(report.Passed, c.title)
 		default:
-			report.Problems = append(report.Problems, only(found, has)...)
-			report.Suspected = append(report.Suspected, only(suspected, has)...)
+			report.Problems = append(report.Problems, filter(found, matches)...)
+			report.Suspected = append(report.Suspected, filter(suspected, matches)...)
 		}
 	}
 	severe := func(p Problem) bool { return p.Severity == Severe }
 	minor := func(p Problem) bool { return !severe(p) }
-	report.Problems = append(only(report.Problems, severe), only(report.Problems, minor)...)
-	report.Suspected = append(only(report.Suspected, severe), only(report.Suspected, minor)...)
+	report.Problems = append(filter(report.Problems, severe), filter(report.Problems, minor)...)
+	report.Suspected = append(filter(report.Suspected, severe), filter(report.Suspected, minor)...)
 	return report
 }
 
-// only returns the problems for which match returns true.
-func only(all []Problem, match func(Problem) bool) []Problem {
+// filter returns the problems for which match returns true.
+func filter(all []Problem, match func(Problem) bool) []Problem {
 	return slices.DeleteFunc(slices.Clone(all), func(p Problem) bool { return !match(p) })
 }

@@ -83,7 +83,7 @@ func ill(r *Readings, match func(Server) bool, problem func(s Server) Problem) (
 		p.Subject, p.Severity = name+of, Severe
 		p.What = name + ", " + ordinal(i, len(group)) + of + ", " + p.What
 		p.Effect = "no name " + names + " resolves, except those in the cache"
-		if r.Agent.up(s) {
+		if r.Agent.otherAnswers(s) {
 			p.Severity, p.Effect = Minor, "none while another nameserver answers"
 		}
 		found = append(found, p)
@@ -106,7 +106,7 @@ func ordinal(i, n int) string {
 func nameserverBarred(r *Readings) []Problem {
 	return ill(r, func(s Server) bool { return s.barred(r.Now) }, func(s Server) Problem {
 		return Problem{
-			What: "cannot be queried: a firewall of this host drops the queries of the agent", Evidence: s.said(r.Now),
+			What: "cannot be queried: a firewall of this host drops the queries of the agent", Evidence: s.lastErrorText(r.Now),
 			Mend: "allow DNS for the agent's user in that firewall", Rows: []string{"F4"},
 		}
 	})
@@ -139,7 +139,7 @@ func nameserverDown(r *Readings) []Problem {
 		return s.State == upstream.Down && !s.Barred && r.Now.Sub(s.LastErrorAt) <= serverLast
 	}, func(s Server) Problem {
 		return Problem{
-			What: "does not reply", Evidence: s.said(r.Now),
+			What: "does not reply", Evidence: s.lastErrorText(r.Now),
 			Mend: "dig @" + dig(s.Spec) + " example.org; if there is no reply, name another nameserver in resolv.conf or --upstream", Rows: []string{"F4"},
 		}
 	})

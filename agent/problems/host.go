@@ -130,7 +130,7 @@ func nsswitchMDNS(r *Readings) []Problem {
 		return nil
 	}
 	earlier := slices.ContainsFunc(hosts[:i], func(service string) bool { return service == "dns" || service == "resolve" })
-	if earlier || !r.Host.MDNS || !below(r.Host.Domain, "local") {
+	if earlier || !r.Host.MDNS || !isBelow(r.Host.Domain, "local") {
 		return nil
 	}
 	return []Problem{{

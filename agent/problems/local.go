@@ -100,10 +100,10 @@ func stateDir(r *Readings) []Problem {
 	if r.Agent.XDS.SnapshotError == "" {
 		return nil
 	}
-	const again = "; the agent tries again at the next push, and after 30 min at most"
-	mend := "let the agent's user write to " + r.Agent.StateDir + ", or set --state-dir" + again
+	const retryText = "; the agent tries again at the next push, and after 30 min at most"
+	mend := "let the agent's user write to " + r.Agent.StateDir + ", or set --state-dir" + retryText
 	if strings.Contains(r.Agent.XDS.SnapshotError, "no space left") {
-		mend = "df " + r.Agent.StateDir + "; make room on that file system, or set --state-dir" + again
+		mend = "df " + r.Agent.StateDir + "; make room on that file system, or set --state-dir" + retryText
 	}
 	return []Problem{{
 		Severity: Minor, What: "the table cannot be saved in " + r.Agent.StateDir, Evidence: r.Agent.XDS.SnapshotError,

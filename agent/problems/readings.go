@@ -60,11 +60,11 @@ func (a *Agent) needsToken(now time.Time) bool {
 // unread returns the file that the agent needs to connect to the control plane, but cannot read, and the reason. The
 // result file describes the file and names its setting, such as "the token (--xds-token-file)". It is "" if the agent
 // can read all files.
-func (a *Agent) unread() (file, why string) {
+func (a *Agent) unread() (file, reason string) {
 	if text, found := strings.CutPrefix(a.XDS.LastError, "reading "); found && !a.connected() {
-		file, why, _ = strings.Cut(text, ": ")
+		file, reason, _ = strings.Cut(text, ": ")
 	}
-	return file, why
+	return file, reason
 }
 
 // answered reports whether the last error is a message of the control plane. Such a message may quote errors of other
@@ -119,8 +119,8 @@ func (a *Agent) unreachable() (what, mend string) {
 	return "is not connected", "look at the control plane's log, and at --xds-addr"
 }
 
-// up reports whether a nameserver other than s answers the same names.
-func (a *Agent) up(s Server) bool {
+// otherAnswers reports whether a nameserver other than s answers the same names.
+func (a *Agent) otherAnswers(s Server) bool {
 	return slices.ContainsFunc(a.Servers, func(other Server) bool {
 		return other.Spec != s.Spec && other.Suffix == s.Suffix && other.State == upstream.Up && !other.Refusing
 	})
@@ -130,15 +130,15 @@ func (a *Agent) up(s Server) bool {
 // because all names below the cluster domain have the same nameserver.
 func (a *Agent) domainOf(name string) string {
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
-	if a.Domain != "" && below(name, a.Domain) {
+	if a.Domain != "" && isBelow(name, a.Domain) {
 		return name
 	}
 	labels := strings.Split(name, ".")
 	return strings.Join(labels[max(0, len(labels)-2):], ".")
 }
 
-// below reports whether domain is parent or below parent.
-func below(domain, parent string) bool {
+// isBelow reports whether domain is parent or below parent.
+func isBelow(domain, parent string) bool {
 	domain = strings.ToLower(strings.Trim(domain, "."))
 	return domain == parent || strings.HasSuffix(domain, "."+parent)
 }
@@ -164,8 +164,8 @@ type Server struct {
 	RefusedAt time.Time // when a reading last noticed a reply whose response code is neither NOERROR nor NXDOMAIN
 }
 
-// said returns the last error of a nameserver, and the time since then.
-func (s Server) said(now time.Time) string {
+// lastErrorText returns the last error of a nameserver, and the time since then.
+func (s Server) lastErrorText(now time.Time) string {
 	return fmt.Sprintf("%s, %v ago", s.LastError, now.Sub(s.LastErrorAt).Round(time.Second))
 }
 

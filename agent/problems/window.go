@@ -33,7 +33,8 @@ type sighting struct {
 	raised  bool
 }
 
-// Add adds the problems found by a reading at the time now. unread has the reasons why checks were not made.
+// Add adds the problems that a reading has found. now is the time of the reading. unread has the reasons why checks
+// were not made.
 func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -70,9 +70,9 @@ func Run(ctx context.Context, reader *seen.Reader, domain string, log *slog.Logg
 // next waits for queries until a line is due. It returns the queries, if there are any, and how many further queries
 // the reader has missed.
 func next(ctx context.Context, reader *seen.Reader, s *summary) (records []seen.Record, lost uint64) {
-	if at, waiting := s.next(); waiting {
+	if t, waiting := s.next(); waiting {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, at)
+		ctx, cancel = context.WithDeadline(ctx, t)
 		defer cancel()
 	}
 	records, lost, _ = reader.Next(ctx) // an error is the end of ctx

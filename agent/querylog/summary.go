@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// settle is the time from the first query to the first line about its suffix and reason.
-	settle = time.Second
-	// repeat is the least time between two lines about the same suffix and reason.
-	repeat = time.Minute
-	// pause is the least time between any two lines.
-	pause = time.Second
+	// settleTime is the time from the first query to the first line about its suffix and reason.
+	settleTime = time.Second
+	// repeatTime is the least time between two lines about the same suffix and reason.
+	repeatTime = time.Minute
+	// pauseTime is the least time between any two lines.
+	pauseTime = time.Second
 	// maxGroups bounds how many pairs of suffix and reason are counted separately. It is the number of lines that
 	// the log may have in a minute.
 	maxGroups = 60
@@ -57,22 +57,22 @@ func (s *summary) addLost(n uint64, now time.Time) {
 }
 
 // next returns when the next line is due. If nothing was counted since the last lines, waiting is false.
-func (s *summary) next() (at time.Time, waiting bool) {
+func (s *summary) next() (t time.Time, waiting bool) {
 	g := s.earliest()
 	if g == nil {
 		return time.Time{}, false
 	}
-	at = g.due()
-	if after := s.logged.Add(pause); after.After(at) {
-		at = after
+	t = g.due()
+	if after := s.logged.Add(pauseTime); after.After(t) {
+		t = after
 	}
-	return at, true
+	return t, true
 }
 
-// due returns the line that is due at now, nil if none is.
+// due returns the line that is due, or nil if none is.
 func (s *summary) due(now time.Time) *group {
-	at, waiting := s.next()
-	if !waiting || at.After(now) {
+	t, waiting := s.next()
+	if !waiting || t.After(now) {
 		return nil
 	}
 	s.logged = now
@@ -118,15 +118,15 @@ func (s *summary) count(k key, n uint64, now time.Time, r *seen.Record) {
 	g.count += n
 }
 
-// forget removes the groups that have had no query since their last line, if that line is older than the time repeat.
-// It does so at most once in the time pause.
+// forget removes the groups that have had no query since their last line, if that line is older than repeatTime. It
+// does so at most once in pauseTime.
 func (s *summary) forget(now time.Time) {
-	if now.Sub(s.forgot) < pause {
+	if now.Sub(s.forgot) < pauseTime {
 		return
 	}
 	s.forgot = now
 	for k, g := range s.groups {
-		if g.count == 0 && now.Sub(g.logged) >= repeat {
+		if g.count == 0 && now.Sub(g.logged) >= repeatTime {
 			delete(s.groups, k)
 		}
 	}
@@ -168,11 +168,11 @@ type group struct {
 
 // due returns when the next line of the group is due.
 func (g *group) due() time.Time {
-	at := g.first.Add(settle)
-	if next := g.logged.Add(repeat); next.After(at) {
-		at = next
+	t := g.first.Add(settleTime)
+	if next := g.logged.Add(repeatTime); next.After(t) {
+		t = next
 	}
-	return at
+	return t
 }
 
 // take returns a copy of the group as a line, and sets the count of the group to 0.

@@ -155,8 +155,8 @@ func (b *bus) link(ctx context.Context, index int) (link, error) {
 	return l, nil
 }
 
-// has reports whether the settings of an interface are the settings that r makes.
-func (l link) has(r Registration) bool {
+// matches reports whether the settings of an interface are the settings that r makes.
+func (l link) matches(r Registration) bool {
 	for _, mode := range modes() {
 		if l.modes[mode] != modeOff {
 			return false

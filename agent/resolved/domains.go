@@ -11,16 +11,18 @@ import (
 const maxDomains = 256
 
 // choose returns the domains to register, at most maxDomains, and how many further domains are not registered. The
-// domains in the parameter always come first. Then come the domains below .local, because without a registration
-// systemd-resolved queries no nameserver for them. The other domains come last, domains with few labels first.
+// required domains come first. Then come the domains below .local, because without a registration systemd-resolved
+// queries no nameserver for them. All other domains come last, domains with few labels first.
 //
-// A domain below .local is replaced by its last two labels: the other names below .local belong to multicast DNS, which
-// uses only names of two labels, such as printer.local. No other domain is replaced by its parent to save room: further
-// names below the parent may have their own nameservers, such as the nameservers of a VPN, and systemd-resolved would
-// no longer validate these names by DNSSEC.
-func choose(always, domains []string) (chosen []string, others int) {
-	all := make([]string, 0, len(always)+len(domains))
-	for _, name := range always {
+// Of a domain below .local, only the last two labels are registered, such as cluster.local for svc.cluster.local. The
+// other names of two labels, such as printer.local, stay with multicast DNS, which uses no longer names.
+//
+// All other domains are registered as they are. If choose registered their parents instead, to save room, the agent
+// would also get queries for other names below the parents. Those names may have nameservers of their own, such as the
+// nameservers of a VPN, and systemd-resolved would no longer validate them by DNSSEC.
+func choose(required, domains []string) (chosen []string, others int) {
+	all := make([]string, 0, len(required)+len(domains))
+	for _, name := range required {
 		all = append(all, strings.ToLower(name))
 	}
 	fixed := len(all)

@@ -39,8 +39,8 @@ type Config struct {
 
 // Names are the names that are registered.
 type Names struct {
-	// Always are domains that are registered before all others.
-	Always []string
+	// Required are domains that are registered before all others.
+	Required []string
 	// Domains are the domains of all other names. They are registered as long as there is room.
 	Domains []string
 	// Fingerprint changes when the names change. The registrar then flushes the caches of
@@ -56,9 +56,9 @@ const notePause = 5 * time.Second
 // does not connect to D-Bus.
 type Registrar struct {
 	config  Config
-	noted   atomic.Bool   // whether the names may have changed since they were read
+	stale   atomic.Bool   // whether the names may have changed since they were read
 	wake    chan struct{} // wakes Run after Note and Set
-	on      atomic.Bool
+	enabled atomic.Bool
 	repairs atomic.Uint64
 
 	mu     sync.Mutex
@@ -87,20 +87,20 @@ func New(cfg Config) *Registrar {
 		cfg.pause = notePause
 	}
 	r := &Registrar{config: cfg, wake: make(chan struct{}, 1), status: Status{State: Off}}
-	r.noted.Store(true)
+	r.stale.Store(true)
 	return r
 }
 
 // Set sets whether the agent should be registered.
-func (r *Registrar) Set(on bool) {
-	if r.on.Swap(on) != on {
+func (r *Registrar) Set(enabled bool) {
+	if r.enabled.Swap(enabled) != enabled {
 		chans.Wake(r.wake)
 	}
 }
 
 // Note makes Run read the names again, because they may have changed. It does not block.
 func (r *Registrar) Note() {
-	if !r.noted.Swap(true) {
+	if !r.stale.Swap(true) {
 		chans.Wake(r.wake)
 	}
 }
@@ -143,7 +143,7 @@ func (r *Registrar) Run(ctx context.Context) {
 // due returns how long to wait before the next check. If the names may have changed, but may not be read before the end
 // of notePause, the wait ends with notePause. Otherwise it is Interval.
 func (r *Registrar) due() time.Duration {
-	if left := r.pauseLeft(); r.noted.Load() && left > 0 {
+	if left := r.pauseLeft(); r.stale.Load() && left > 0 {
 		return min(r.config.Interval, left)
 	}
 	return r.config.Interval
@@ -175,7 +175,7 @@ func (r *Registrar) Remove(ctx context.Context) error {
 		r.flushOnce(ctx)
 	}
 	r.registered, r.read = Registration{}, time.Time{}
-	r.noted.Store(true) // for the next registration
+	r.stale.Store(true) // for the next registration
 	if err == nil {
 		r.config.Returned(nil)
 	}
@@ -199,7 +199,7 @@ func (r *Registrar) flushOnce(ctx context.Context) {
 
 // sync takes one step from the current state to the desired state.
 func (r *Registrar) sync(ctx context.Context) (Status, error) {
-	if !r.on.Load() {
+	if !r.enabled.Load() {
 		r.disconnect()
 		return Status{State: Off}, r.Remove(ctx)
 	}
@@ -218,11 +218,11 @@ func (r *Registrar) sync(ctx context.Context) (Status, error) {
 	if !running { // when systemd-resolved starts, it reads the saved settings of the interface
 		return Status{State: Absent}, nil
 	}
-	return r.keep(ctx)
+	return r.update(ctx)
 }
 
-// keep makes the registration if it is missing or has changed.
-func (r *Registrar) keep(ctx context.Context) (Status, error) {
+// update makes the registration if it is missing or has changed.
+func (r *Registrar) update(ctx context.Context) (Status, error) {
 	address := r.config.Server()
 	if !address.IsValid() {
 		return Status{}, errors.New("the agent listens on no address that systemd-resolved could query")
@@ -251,17 +251,17 @@ func (r *Registrar) keep(ctx context.Context) (Status, error) {
 
 // readNames reads the names, if they may have changed and were not read within the last notePause.
 func (r *Registrar) readNames() {
-	if !r.noted.Load() || r.pauseLeft() > 0 {
+	if !r.stale.Load() || r.pauseLeft() > 0 {
 		return
 	}
-	r.noted.Store(false)
+	r.stale.Store(false)
 	r.read, r.names = time.Now(), r.config.Names()
-	r.chosen, r.others = choose(r.names.Always, r.names.Domains)
+	r.chosen, r.others = choose(r.names.Required, r.names.Domains)
 	r.config.Returned(r.chosen)
 }
 
-// seenWithin is how long systemd-resolved may take to notice a new interface.
-const seenWithin = 3 * time.Second
+// noticeTime is how long systemd-resolved may take to notice a new interface.
+const noticeTime = 3 * time.Second
 
 // compare makes the registration, unless systemd-resolved already has it.
 func (r *Registrar) compare(ctx context.Context, wanted Registration) error {
@@ -272,7 +272,7 @@ func (r *Registrar) compare(ctx context.Context, wanted Registration) error {
 		return errors.Join(err, RemoveLink())
 	case err != nil:
 		return err
-	case l.has(wanted) && l.inUse:
+	case l.matches(wanted) && l.inUse:
 		r.registered = wanted
 		return nil
 	}
@@ -283,7 +283,7 @@ func (r *Registrar) compare(ctx context.Context, wanted Registration) error {
 	if l, err = r.await(ctx, wanted.Link); err != nil {
 		return err
 	}
-	if !l.has(wanted) {
+	if !l.matches(wanted) {
 		return errors.New("another program changes the settings that systemd-resolved has for the interface " + LinkName)
 	}
 	r.registered, r.flushed = wanted, 0
@@ -305,7 +305,7 @@ func (r *Registrar) await(ctx context.Context, index int) (link, error) {
 	const pause = 20 * time.Millisecond
 	for start := time.Now(); ; {
 		l, err := r.bus.link(ctx, index)
-		if !errors.Is(err, errUnknownLink) || time.Since(start) > seenWithin {
+		if !errors.Is(err, errUnknownLink) || time.Since(start) > noticeTime {
 			return l, err
 		}
 		if !clock.Sleep(ctx, pause) {

@@ -40,7 +40,7 @@ type host struct {
 func start(t *testing.T, interval time.Duration, dir string) *host {
 	t.Helper()
 	h := &host{net: netns.New(t), log: testlog.New(t)}
-	h.names.Store(&Names{Always: []string{"cluster.local"}, Domains: []string{"api.example.com"}, Fingerprint: 1})
+	h.names.Store(&Names{Required: []string{"cluster.local"}, Domains: []string{"api.example.com"}, Fingerprint: 1})
 	h.Registrar = New(Config{
 		Server:   func() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:15053") },
 		Names:    func() Names { return *h.names.Load() },
@@ -123,7 +123,7 @@ func TestNamesChange(t *testing.T) {
 	h := start(t, 10*time.Millisecond, t.TempDir())
 	h.await(t, Registered)
 	f.taken()
-	names := Names{Always: []string{"cluster.local"}, Fingerprint: 2}
+	names := Names{Required: []string{"cluster.local"}, Fingerprint: 2}
 	for i := range 300 {
 		names.Domains = append(names.Domains, fmt.Sprintf("a%d.example.com", i))
 	}
@@ -411,7 +411,7 @@ func TestFirstNames(t *testing.T) { // V5
 	r := New(Config{
 		Names: func() Names {
 			reads++
-			return Names{Always: []string{"cluster.local"}, Fingerprint: uint64(reads - 1)} // 0: no table yet
+			return Names{Required: []string{"cluster.local"}, Fingerprint: uint64(reads - 1)} // 0: no table yet
 		},
 		Returned: func([]string) {}, Interval: time.Minute, Logger: slog.New(slog.DiscardHandler), pause: time.Hour,
 	})

@@ -31,7 +31,7 @@ func TestHangs(t *testing.T) { // K15
 			p := &prober{answered: map[netip.AddrPort]bool{}}
 			hung := 0
 			for i, found := range test.probes {
-				if err := p.hangs(found); err != nil {
+				if err := p.countProbe(found); err != nil {
 					hung++
 					if i != len(test.probes)-1 {
 						t.Errorf("it hangs after %d probes: %v", i+1, err)

@@ -19,11 +19,11 @@ const parentInterval = 5 * clock.Tick
 // ctx ends. A stopped supervisor would not restart this process. If the supervisor is not process 1 of a container,
 // WatchParent returns at once: the stop may be intended (Ctrl-Z in a terminal), and the parent of the supervisor, such
 // as a shell, can continue it.
-func WatchParent(ctx context.Context, ticks *clock.Clock, log *slog.Logger) {
+func WatchParent(ctx context.Context, pollClock *clock.Clock, log *slog.Logger) {
 	if os.Getppid() != 1 {
 		return
 	}
-	for ticks.Await(ctx, parentInterval, func() bool { return stopped(1) }) {
+	for pollClock.Await(ctx, parentInterval, func() bool { return stopped(1) }) {
 		log.Error("the supervisor was stopped: continuing it")
 		_ = unix.Kill(1, unix.SIGCONT) // has no effect if it runs again
 	}

@@ -82,7 +82,7 @@ func (p *prober) run(ctx context.Context) {
 		if life := p.starts.Load(); life != p.life {
 			p.life, p.misses, p.answered = life, 0, map[netip.AddrPort]bool{}
 		}
-		if err := p.hangs(found); err != nil {
+		if err := p.countProbe(found); err != nil {
 			select {
 			case p.hung <- err:
 			case <-ctx.Done():
@@ -101,10 +101,11 @@ func (p *prober) read(sent map[netip.AddrPort]*query) answers {
 	return found
 }
 
-// hangs counts the probe whose answers are in found. It returns an error if this is the hungProbes-th failed probe in
-// succession. It does so even after a signal to end, because the command should answer until it closes its sockets.
-func (p *prober) hangs(found answers) error {
-	err := p.silent(found)
+// countProbe counts the probe whose answers are in found. It returns an error if this is the hungProbes-th failed
+// probe in succession. It does so even after a signal to end, because the command should answer until it closes its
+// sockets.
+func (p *prober) countProbe(found answers) error {
+	err := p.silenceError(found)
 	switch {
 	case err == nil:
 		p.misses = 0
@@ -118,11 +119,11 @@ func (p *prober) hangs(found answers) error {
 	return err
 }
 
-// silent returns an error in two cases: there is no answer on a socket on which the command has answered since its
-// start, or there is no answer on any socket. In other cases, a socket on which the command has never answered may
-// be silent, because one of the two families may not work on this host. silent returns errUnasked if no probe could
-// be sent.
-func (p *prober) silent(found answers) error {
+// silenceError returns an error in two cases: there is no answer on a socket on which the command has answered since
+// its start, or there is no answer on any socket. In other cases, a socket on which the command has never answered may
+// be silent, because one of the two families may not work on this host. silenceError returns errUnasked if no probe
+// could be sent.
+func (p *prober) silenceError(found answers) error {
 	var stopped, silent, unasked error
 	served := false
 	for target, err := range found {
@@ -186,12 +187,12 @@ func ask(target netip.AddrPort) *query {
 
 // sockaddr returns the family of an address, and the address in the form of the kernel, in which a link-local address
 // has the index of its interface.
-func sockaddr(at netip.AddrPort) (family int, to unix.Sockaddr) {
-	if at.Addr().Is4() {
-		return unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+func sockaddr(addr netip.AddrPort) (family int, to unix.Sockaddr) {
+	if addr.Addr().Is4() {
+		return unix.AF_INET, &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}
 	}
-	six := &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
-	if link, err := net.InterfaceByName(at.Addr().Zone()); err == nil {
+	six := &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
+	if link, err := net.InterfaceByName(addr.Addr().Zone()); err == nil {
 		six.ZoneId = uint32(link.Index) //nolint:gosec // the kernel's int
 	}
 	return unix.AF_INET6, six

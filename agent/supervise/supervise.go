@@ -76,12 +76,12 @@ type Config struct {
 // A supervisor is one call of Run. Its fields belong to the goroutine of Run.
 type supervisor struct {
 	Config
-	pid      int          // process number of the command; 0 while it does not run
-	started  time.Time    // when the command was last started
-	starts   atomic.Int64 // number of starts
-	restarts int          // number of ends after which it was started again
-	quick    int          // number of ends in succession, each but the first within steadyAfter of the start
-	ending   bool         // a signal to end has arrived
+	pid       int          // process number of the command; 0 while it does not run
+	started   time.Time    // when the command was last started
+	starts    atomic.Int64 // number of starts
+	restarts  int          // number of ends after which it was started again
+	quickEnds int          // number of ends in succession, each but the first within steadyAfter of the start
+	ending    bool         // a signal to end has arrived
 }
 
 // Run runs the command until its last end, and returns its exit code, or 128 plus the
@@ -119,7 +119,7 @@ func Run(cfg Config) (code int, err error) {
 func (s *supervisor) loop(signals, ended <-chan os.Signal, hung <-chan error) (code int) {
 	var restart, kill <-chan time.Time
 	for {
-		if status, over := s.collect(); over {
+		if status, commandEnded := s.collect(); commandEnded {
 			code = exitCode(status)
 			if s.ending || code == 0 {
 				return s.leave(code)
@@ -174,18 +174,18 @@ func (s *supervisor) start() error {
 }
 
 // collect reaps all children that have ended. As process 1, this process also has orphans of other processes as its
-// children. over is true if the command is one of the children that have ended. Then status is the status of the
-// command.
-func (s *supervisor) collect() (status syscall.WaitStatus, over bool) {
+// children. commandEnded is true if the command is one of the children that have ended. Then status is the status of
+// the command.
+func (s *supervisor) collect() (status syscall.WaitStatus, commandEnded bool) {
 	for {
 		var ws syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG, nil)
 		switch {
 		case errors.Is(err, syscall.EINTR):
 		case err != nil || pid == 0:
-			return status, over
+			return status, commandEnded
 		case pid == s.pid:
-			status, over, s.pid = ws, true, 0
+			status, commandEnded, s.pid = ws, true, 0
 		}
 	}
 }
@@ -195,17 +195,17 @@ func (s *supervisor) collect() (status syscall.WaitStatus, over bool) {
 func (s *supervisor) pause(status syscall.WaitStatus) time.Duration {
 	lived := time.Since(s.started)
 	if lived >= steadyAfter {
-		s.quick = 0
+		s.quickEnds = 0
 	}
 	var pause time.Duration
-	if s.quick > 0 {
-		pause = clock.BackOff(s.quick-1, minPause, maxPause)
+	if s.quickEnds > 0 {
+		pause = clock.BackOff(s.quickEnds-1, minPause, maxPause)
 	}
-	s.quick++
+	s.quickEnds++
 	s.restarts++
 	s.Log.Error("the agent has ended: restarting it", "how", describe(status),
 		"after", lived.Round(time.Millisecond), "in", pause, "restarts", s.restarts)
-	if s.quick >= abandonAfter { // after each further end, too, because the command may have changed the host again
+	if s.quickEnds >= abandonAfter { // after each further end, too, because the command may have changed the host again
 		s.abandon()
 	}
 	return pause

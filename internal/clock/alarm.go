@@ -11,8 +11,8 @@ import (
 
 // An alarm calls a function, in another goroutine, when a time has passed.
 type alarm interface {
-	// set makes the alarm call the function once, after the given time. It replaces a time that was set before.
-	set(after time.Duration)
+	// set makes the alarm call the function once, when the time d has passed. It replaces a time that was set before.
+	set(d time.Duration)
 	// stop ends the alarm. It does not wait for a call that has begun.
 	stop()
 }
@@ -33,8 +33,8 @@ func newAlarm(kernel bool, ring func()) alarm {
 // A goAlarm is a timer of Go.
 type goAlarm struct{ timer *time.Timer }
 
-func (a goAlarm) set(after time.Duration) { a.timer.Reset(after) }
-func (a goAlarm) stop()                   { a.timer.Stop() }
+func (a goAlarm) set(d time.Duration) { a.timer.Reset(d) }
+func (a goAlarm) stop()               { a.timer.Stop() }
 
 // A kernelAlarm is a timer of the kernel (timerfd_create(2)). It wakes an idle process once for each time that was
 // set. A timer of Go wakes the process about eight times: Go waits for events with a precision of a millisecond,
@@ -71,8 +71,8 @@ func rung(fd uintptr) bool {
 	return err != unix.EAGAIN
 }
 
-func (a *kernelAlarm) set(after time.Duration) {
-	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(max(after, 1).Nanoseconds())}                          // 0 would switch it off
+func (a *kernelAlarm) set(d time.Duration) {
+	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(max(d, 1).Nanoseconds())}                              // 0 would switch it off
 	_, _, _ = syscall.RawSyscall6(unix.SYS_TIMERFD_SETTIME, a.fd, 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0) // fails only with wrong arguments
 }
 

@@ -35,15 +35,15 @@ const readEvery = 10 * time.Millisecond
 
 // A Clock measures time, including suspends. It is safe for concurrent use.
 type Clock struct {
-	origin time.Time
-	asleep func() time.Duration
-	before time.Duration // time asleep before origin
+	origin       time.Time
+	asleep       func() time.Duration
+	asleepBefore time.Duration // time asleep before origin
 
 	// Times since origin, in nanoseconds.
 	slept atomic.Int64 // time asleep since origin; never decreases
 	read  atomic.Int64 // when slept was read, on CLOCK_MONOTONIC
 
-	ticks ticks
+	ticker ticker
 }
 
 // New returns a clock. Its time begins at time.Now.
@@ -53,7 +53,7 @@ func New() *Clock { return From(timeAsleep) }
 // unless the kernel refuses the timer. So the clock must not be used in a bubble of testing/synctest.
 func ForPolling(tick time.Duration) *Clock {
 	c := New()
-	c.ticks.length, c.ticks.kernel = tick, true
+	c.ticker.length, c.ticker.kernel = tick, true
 	return c
 }
 
@@ -61,7 +61,7 @@ func ForPolling(tick time.Duration) *Clock {
 // suspended since some time in the past.
 func From(asleep func() time.Duration) *Clock {
 	now := time.Now()
-	return &Clock{origin: now, asleep: asleep, before: asleep(), ticks: ticks{origin: now, length: Tick}}
+	return &Clock{origin: now, asleep: asleep, asleepBefore: asleep(), ticker: ticker{origin: now, length: Tick}}
 }
 
 // Now returns a time to compare with other times of this clock. The differences of these times include the time
@@ -78,11 +78,11 @@ func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 func (c *Clock) Slept() time.Duration { return c.sleptAt(time.Now()) }
 
 func (c *Clock) sleptAt(now time.Time) time.Duration {
-	since, last := int64(now.Sub(c.origin)), c.read.Load()
-	if since-last < int64(readEvery) || !c.read.CompareAndSwap(last, since) {
+	elapsed, last := int64(now.Sub(c.origin)), c.read.Load()
+	if elapsed-last < int64(readEvery) || !c.read.CompareAndSwap(last, elapsed) {
 		return time.Duration(c.slept.Load())
 	}
-	slept := int64(c.asleep() - c.before)
+	slept := int64(c.asleep() - c.asleepBefore)
 	for {
 		old := c.slept.Load()
 		if slept <= old {
@@ -94,19 +94,19 @@ func (c *Clock) sleptAt(now time.Time) time.Duration {
 	}
 }
 
-// Poll calls the function look at ticks of the clock, until stop has returned. The time between two calls is every,
+// Poll calls the function look at ticks of the clock, until stop has returned. The time between two calls is interval,
 // rounded down to whole ticks, but at least one tick. When look returns true, the channel found gets a value; it has
 // a buffer of one. look must be quick, because all polls of the clock run one after the other: a poll that waits for
 // a disk delays all of them. look must not call stop.
-func (c *Clock) Poll(every time.Duration, look func() bool) (found <-chan struct{}, stop func()) {
-	p := c.ticks.add(every, look)
-	return p.found, func() { c.ticks.remove(p) }
+func (c *Clock) Poll(interval time.Duration, look func() bool) (found <-chan struct{}, stop func()) {
+	p := c.ticker.add(interval, look)
+	return p.found, func() { c.ticker.remove(p) }
 }
 
 // Await calls the function look at the same ticks as [Clock.Poll]. It returns true when look has returned true, and
 // false if ctx ends first.
-func (c *Clock) Await(ctx context.Context, every time.Duration, look func() bool) bool {
-	found, stop := c.Poll(every, look)
+func (c *Clock) Await(ctx context.Context, interval time.Duration, look func() bool) bool {
+	found, stop := c.Poll(interval, look)
 	defer stop()
 	select {
 	case <-found:

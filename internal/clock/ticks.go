@@ -9,9 +9,9 @@ import (
 // within 1 s: at a tick the change is found, and a moment later a second reading must find the same contents.
 const Tick = 800 * time.Millisecond
 
-// ticks calls all polls of a clock from one alarm and one goroutine, because a wake-up of an idle process costs
-// more than reading a file, and Go wakes another thread for each further goroutine.
-type ticks struct {
+// A ticker calls the functions of all polls of a clock. It has one alarm and one goroutine for all of them, because a
+// wake-up of an idle process costs more than reading a file, and Go wakes another thread for each further goroutine.
+type ticker struct {
 	origin time.Time     // the time of tick 0
 	length time.Duration // from tick to tick
 	kernel bool          // whether the alarm should be a timer of the kernel
@@ -22,8 +22,8 @@ type ticks struct {
 }
 
 // add adds a poll that calls look as [Clock.Poll] describes, until remove is called for it.
-func (t *ticks) add(every time.Duration, look func() bool) *poll {
-	p := &poll{look: look, every: max(int64(every/t.length), 1), last: t.tick(), found: make(chan struct{}, 1)}
+func (t *ticker) add(interval time.Duration, look func() bool) *poll {
+	p := &poll{look: look, interval: max(int64(interval/t.length), 1), last: t.currentTick(), found: make(chan struct{}, 1)}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.polls == nil {
@@ -35,7 +35,7 @@ func (t *ticks) add(every time.Duration, look func() bool) *poll {
 }
 
 // remove ends the calls of p. If a call has begun, remove waits until the call has ended.
-func (t *ticks) remove(p *poll) {
+func (t *ticker) remove(p *poll) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.polls, p)
@@ -45,16 +45,17 @@ func (t *ticks) remove(p *poll) {
 	}
 }
 
-// tick returns the number of the current tick.
-func (t *ticks) tick() int64 { return int64(time.Since(t.origin) / t.length) }
+// currentTick returns the number of the current tick.
+func (t *ticker) currentTick() int64 { return int64(time.Since(t.origin) / t.length) }
 
-// call calls the polls that are due. A poll that has missed several ticks is called once. The next alarm is set
-// before these calls: after the calls, an idle thread might already wait for a later timer, and the new alarm would
-// have to wake it.
-func (t *ticks) call() {
+// call calls the functions of the polls that are due. A poll that has missed several ticks is called once.
+//
+// call sets the next alarm first. After the calls, an idle thread of Go's runtime might already sleep until a later
+// timer. To set the alarm then would wake that thread.
+func (t *ticker) call() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := t.tick()
+	now := t.currentTick()
 	var due []*poll
 	for p := range t.polls {
 		if now >= p.next() {
@@ -76,7 +77,7 @@ func (t *ticks) call() {
 }
 
 // armLocked sets the alarm to the next tick at which a poll is due.
-func (t *ticks) armLocked() {
+func (t *ticker) armLocked() {
 	var next int64
 	for p := range t.polls {
 		if n := p.next(); next == 0 || n < next {
@@ -89,13 +90,13 @@ func (t *ticks) armLocked() {
 	t.alarm.set(time.Duration(next)*t.length - time.Since(t.origin))
 }
 
-// A poll is a function that ticks calls.
+// A poll is a function that a ticker calls, with the ticks at which it is called.
 type poll struct {
-	look  func() bool
-	every int64         // in ticks
-	last  int64         // the tick of the last call
-	found chan struct{} // gets a value when look has returned true
+	look     func() bool
+	interval int64         // in ticks
+	last     int64         // the tick of the last call
+	found    chan struct{} // gets a value when look has returned true
 }
 
 // next returns the number of the tick at which the next call is due.
-func (p *poll) next() int64 { return (p.last/p.every + 1) * p.every }
+func (p *poll) next() int64 { return (p.last/p.interval + 1) * p.interval }

@@ -33,7 +33,7 @@ func OriginalTCP(conn *net.TCPConn) (original netip.AddrPort, ok bool, err error
 
 // OriginalOf does the same as OriginalTCP for a descriptor. local is the local address of the connection.
 func OriginalOf(fd int, local netip.AddrPort) (original netip.AddrPort, ok bool, err error) {
-	if local = plain(local); local.Addr().Is4() {
+	if local = canonical(local); local.Addr().Is4() {
 		original, err = original4(fd)
 	} else {
 		original, err = original6(fd)
@@ -57,12 +57,12 @@ func addrPort(addr net.Addr) netip.AddrPort {
 	if !ok {
 		return netip.AddrPort{}
 	}
-	return plain(tcp.AddrPort())
+	return canonical(tcp.AddrPort())
 }
 
-// plain returns an address without its zone, and an IPv4-mapped address as IPv4: connection tracking has neither
+// canonical returns an address without its zone, and an IPv4-mapped address as IPv4: connection tracking has neither
 // zones nor IPv4-mapped addresses.
-func plain(a netip.AddrPort) netip.AddrPort {
+func canonical(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 

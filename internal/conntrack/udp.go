@@ -75,16 +75,18 @@ func (u *UDP) Close() error {
 	return nil
 }
 
-// Lookup returns the original destination of a packet that came from client to the socket at local. It returns
-// false, and no error, for a packet that was not captured: connection tracking has no entry (any more), the packet
-// was sent to local, or the entry was made by a reply that was sent after the packet's own entry had been dropped.
-// local is the destination address of the packet when it arrived, never the wildcard. A returned link-local IPv6
-// address has no zone: the kernel does not say which interface was meant.
+// Lookup returns the original destination of a packet that came from client to the socket at local. local is the
+// destination address of the packet when it arrived, never the wildcard. A returned link-local IPv6 address has no
+// zone: the kernel does not say which interface was meant.
+//
+// If Lookup finds no destination other than local, it returns false, and no error. There are three cases. The client
+// has sent the packet to local itself. Connection tracking has no entry for the packet, or none any more. Or the entry
+// of the packet was dropped, and the reply to the packet then made a new entry, in which the reply is the first packet.
 //
 // After [ErrPermission] and [ErrUnsupported] every lookup fails. Any other error may be
 // temporary; a few attempts were made already.
 func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error) {
-	client, local = plain(client), plain(local)
+	client, local = canonical(client), canonical(local)
 	if !client.IsValid() || client.Addr().Is4() != local.Addr().Is4() {
 		return netip.AddrPort{}, false, fmt.Errorf("querying connection tracking: client %q and local address %q: want two of one family",
 			client, local)
@@ -92,7 +94,7 @@ func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error)
 	original, err := u.lookup(client, local)
 	switch {
 	case errors.Is(err, unix.ENOENT), err == nil && (original == local || original == client):
-		return netip.AddrPort{}, false, nil // original is client if a reply without a query made the entry
+		return netip.AddrPort{}, false, nil // a reply made the entry if its original destination is the client
 	case err != nil:
 		return netip.AddrPort{}, false, fmt.Errorf("querying connection tracking: %w", err)
 	}
@@ -167,7 +169,7 @@ func (l *lookups) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 		request = l.requests[1]
 	}
 	request.fill(l.seq, local, client)
-	if _, err := unix.Write(l.fd, request.message); err != nil { // a message without an address goes to the kernel
+	if _, err := unix.Write(l.fd, request.message); err != nil { // the socket has no peer, so it writes to the kernel
 		return netip.AddrPort{}, err
 	}
 	for {

@@ -41,9 +41,9 @@ type conns struct {
 
 // A client describes the client of a connection.
 type client struct {
-	state http.ConnState
-	since time.Time // when the state began
-	local bool      // whether the client is on this host
+	state     http.ConnState
+	stateTime time.Time // when the state began
+	local     bool      // whether the client is on this host
 }
 
 // Accept returns the next connection. After a temporary error it waits and retries: if it returned the error, the
@@ -76,15 +76,15 @@ func (c *conns) Close() error {
 }
 
 // add adds a connection. At the limit, it closes another connection first.
-func (c *conns) add(added net.Conn) {
-	addr, err := netip.ParseAddrPort(added.RemoteAddr().String())
+func (c *conns) add(conn net.Conn) {
+	addr, err := netip.ParseAddrPort(conn.RemoteAddr().String())
 	local := err == nil && addr.Addr().Unmap().IsLoopback()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.open) >= c.max {
 		c.makeRoomLocked(0)
 	}
-	c.open[added] = client{since: time.Now(), local: local}
+	c.open[conn] = client{stateTime: time.Now(), local: local}
 }
 
 // freeDescriptor closes a connection that has had requestTime for a request, or spends a descriptor of the reserve.
@@ -112,12 +112,12 @@ func (c *conns) makeRoomLocked(spared time.Duration) bool {
 	}
 	var evicted net.Conn
 	for other, candidate := range c.open {
-		if candidate.state != http.StateIdle && time.Since(candidate.since) < spared {
+		if candidate.state != http.StateIdle && time.Since(candidate.stateTime) < spared {
 			continue
 		}
 		best := c.open[evicted]
 		if evicted == nil || rank(candidate) < rank(best) ||
-			rank(candidate) == rank(best) && candidate.since.Before(best.since) {
+			rank(candidate) == rank(best) && candidate.stateTime.Before(best.stateTime) {
 			evicted = other
 		}
 	}
@@ -129,23 +129,23 @@ func (c *conns) makeRoomLocked(spared time.Duration) bool {
 	return true
 }
 
-// changed records the new state of a connection. The server calls it ([http.Server].ConnState).
-func (c *conns) changed(changed net.Conn, state http.ConnState) {
-	if encrypted, ok := changed.(*tls.Conn); ok {
-		changed = encrypted.NetConn()
+// stateChanged records the new state of a connection. The server calls it ([http.Server].ConnState).
+func (c *conns) stateChanged(conn net.Conn, state http.ConnState) {
+	if encrypted, ok := conn.(*tls.Conn); ok {
+		conn = encrypted.NetConn()
 	}
 	if state == http.StateClosed {
 		c.reserve.Refill()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	known, ok := c.open[changed]
+	known, ok := c.open[conn]
 	switch {
 	case !ok: // evicted
 	case state == http.StateClosed || state == http.StateHijacked:
-		delete(c.open, changed)
+		delete(c.open, conn)
 	default:
-		known.state, known.since = state, time.Now()
-		c.open[changed] = known
+		known.state, known.stateTime = state, time.Now()
+		c.open[conn] = known
 	}
 }

@@ -56,7 +56,7 @@ func TestEviction(t *testing.T) { // R9
 					conn := &fakeConn{client: client.addr}
 					all = append(all, conn)
 					c.add(conn)
-					c.changed(conn, client.state)
+					c.stateChanged(conn, client.state)
 					<-time.After(time.Second) // of the bubble's clock
 				}
 				added := &fakeConn{client: local}
@@ -69,7 +69,7 @@ func TestEviction(t *testing.T) { // R9
 				if added.closed || len(c.open) != len(test.clients) {
 					t.Errorf("closed is %v for the new one, %d are open", added.closed, len(c.open))
 				}
-				c.changed(all[test.evicted], http.StateClosed)
+				c.stateChanged(all[test.evicted], http.StateClosed)
 				if len(c.open) != len(test.clients) {
 					t.Errorf("%d are open", len(c.open))
 				}

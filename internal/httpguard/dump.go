@@ -32,7 +32,8 @@ func NewDumps(limit int64, content string) *Dumps {
 	return &Dumps{slots: semaphore.NewWeighted(limit), max: limit, content: content}
 }
 
-// Limited returns a handler that calls next. It refuses a request while limit other requests are answered.
+// Limited returns a handler that calls next. While as many requests are answered as the limit of [NewDumps] allows, it
+// refuses further requests.
 func (d *Dumps) Limited(next func(w *Dump, r *http.Request)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !d.slots.TryAcquire(1) {

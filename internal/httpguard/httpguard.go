@@ -39,7 +39,7 @@ func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) 
 	var protocols http.Protocols // without HTTP/2, which the build leaves out of net/http
 	protocols.SetHTTP1(true)
 	return &http.Server{
-		Protocols: &protocols, Handler: handler, ConnState: c.changed,
+		Protocols: &protocols, Handler: handler, ConnState: c.stateChanged,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 	}, c

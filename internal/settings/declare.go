@@ -56,10 +56,11 @@ func (g Group) Text(p TextValue, name, usage string) Setting { return g.Var(text
 // A Setting is one declared setting.
 type Setting struct{ flag *pflag.Flag }
 
-// Env gives the setting further environment variables: env, which the documents name, and more. env wins over more.
-func (s Setting) Env(env string, more ...string) Setting {
+// Env gives the setting further environment variables: env, which the documents name, and its aliases. env wins over
+// the aliases.
+func (s Setting) Env(env string, aliases ...string) Setting {
 	s.flag.Usage += " [" + env + "]"
-	s.flag.Annotations[annotationEnv] = append([]string{env}, more...)
+	s.flag.Annotations[annotationEnv] = append([]string{env}, aliases...)
 	return s
 }
 

@@ -134,8 +134,8 @@ func Metadata(flags *pflag.FlagSet, environ []string, prefixes ...string) (map[s
 }
 
 // decode decodes a YAML document into a value, and ignores fields that the value does not have.
-func decode(text []byte, into any) error {
-	err := yaml.NewDecoder(bytes.NewReader(text)).Decode(into)
+func decode(text []byte, value any) error {
+	err := yaml.NewDecoder(bytes.NewReader(text)).Decode(value)
 	if errors.Is(err, io.EOF) {
 		return nil // an empty document sets nothing
 	} else if err != nil {

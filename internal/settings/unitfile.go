@@ -82,7 +82,7 @@ func (s *scanner) value() string {
 		case s.rest[0] == '"':
 			value.WriteString(s.double())
 		default:
-			value.WriteString(s.plain())
+			value.WriteString(s.unquoted())
 			return value.String()
 		}
 	}
@@ -112,8 +112,8 @@ func (s *scanner) double() string {
 	return text.String()
 }
 
-// plain reads a text without quotes up to the end of its line, without the blanks at its end.
-func (s *scanner) plain() string {
+// unquoted reads a text without quotes up to the end of its line, without the blanks at its end.
+func (s *scanner) unquoted() string {
 	var text strings.Builder
 	end, i := 0, 0 // end is the length of the text without the blanks at its end
 	for ; i < len(s.rest) && !strings.ContainsRune(newlines, rune(s.rest[i])); i++ {

@@ -11,8 +11,8 @@ import (
 type Reserve struct {
 	size int
 
-	mu   sync.Mutex
-	held []int
+	mu  sync.Mutex
+	fds []int
 }
 
 // NewReserve returns a reserve of size descriptors. If the process cannot open that many, the reserve has fewer.
@@ -26,12 +26,12 @@ func NewReserve(size int) *Reserve {
 func (r *Reserve) Spend() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.held) == 0 {
+	if len(r.fds) == 0 {
 		return false
 	}
-	last := len(r.held) - 1
-	_ = unix.Close(r.held[last]) // frees the descriptor in any case
-	r.held = r.held[:last]
+	last := len(r.fds) - 1
+	_ = unix.Close(r.fds[last]) // frees the descriptor in any case
+	r.fds = r.fds[:last]
 	return true
 }
 
@@ -39,12 +39,12 @@ func (r *Reserve) Spend() bool {
 func (r *Reserve) Refill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for len(r.held) < r.size {
+	for len(r.fds) < r.size {
 		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 		if err != nil {
 			return // the next Refill tries again
 		}
-		r.held = append(r.held, fd)
+		r.fds = append(r.fds, fd)
 	}
 }
 
@@ -52,8 +52,8 @@ func (r *Reserve) Refill() {
 func (r *Reserve) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, fd := range r.held {
+	for _, fd := range r.fds {
 		_ = unix.Close(fd) // frees the descriptor in any case
 	}
-	r.held, r.size = nil, 0
+	r.fds, r.size = nil, 0
 }

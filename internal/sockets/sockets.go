@@ -68,12 +68,12 @@ func AsUser(uid, gid int, f func() error) error {
 	return <-result
 }
 
-// The pause after an error doubles from minPause up to maxPause. If no error occurs for the time calm, it starts
-// again at minPause.
+// The pause after an error doubles from minPause up to maxPause. After quietTime without an error, the next pause is
+// minPause again.
 const (
-	minPause = time.Millisecond
-	maxPause = 100 * time.Millisecond
-	calm     = time.Second
+	minPause  = time.Millisecond
+	maxPause  = 100 * time.Millisecond
+	quietTime = time.Second
 )
 
 // logInterval is the least time between two log lines about the errors of a listener.
@@ -105,7 +105,7 @@ func (p *Pacer) Note(err error) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	if now.Sub(p.last) > calm {
+	if now.Sub(p.last) > quietTime {
 		p.pause = 0
 	}
 	p.last = now

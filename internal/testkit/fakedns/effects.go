@@ -46,12 +46,12 @@ type Packet struct {
 type Effect func(r Request, packets []Packet) []Packet
 
 // OnUDP applies effects over UDP only.
-func OnUDP(effects ...Effect) Effect { return on(true, effects) }
+func OnUDP(effects ...Effect) Effect { return onNetwork(true, effects) }
 
 // OnTCP applies effects over TCP and TLS only.
-func OnTCP(effects ...Effect) Effect { return on(false, effects) }
+func OnTCP(effects ...Effect) Effect { return onNetwork(false, effects) }
 
-func on(udp bool, effects []Effect) Effect {
+func onNetwork(udp bool, effects []Effect) Effect {
 	return func(r Request, packets []Packet) []Packet {
 		if (r.Network == "udp") != udp {
 			return packets
@@ -134,7 +134,7 @@ func Duplicate(n int) Effect {
 // Cut removes the last n bytes of each packet, without setting TC. With a small n the reply
 // ends within a record.
 func Cut(n int) Effect {
-	return each(func(b []byte) []byte { return b[:max(len(b)-n, 0)] })
+	return eachPacket(func(b []byte) []byte { return b[:max(len(b)-n, 0)] })
 }
 
 // Raw sends the result of replies for the wire form of a query instead of the handler's
@@ -191,7 +191,7 @@ func forged(r Request, change func(*dns.Msg)) []Packet {
 // ChangedCase turns lower case in the question of a reply into upper case, and upper case into
 // lower case. Records whose owner points to the question get the changed case, too.
 func ChangedCase(r Request, packets []Packet) []Packet {
-	invert := each(func(b []byte) []byte {
+	invert := eachPacket(func(b []byte) []byte {
 		const header = 12
 		for at := header; at < len(b) && b[at] != 0 && b[at] < 64; {
 			end := min(at+1+int(b[at]), len(b))
@@ -207,8 +207,8 @@ func ChangedCase(r Request, packets []Packet) []Packet {
 	return invert(r, packets)
 }
 
-// each changes the bytes of all packets.
-func each(change func([]byte) []byte) Effect {
+// eachPacket changes the bytes of all packets.
+func eachPacket(change func([]byte) []byte) Effect {
 	return func(_ Request, packets []Packet) []Packet {
 		for i := range packets {
 			packets[i].Bytes = change(packets[i].Bytes)

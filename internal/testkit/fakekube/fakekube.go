@@ -75,28 +75,28 @@ type API struct {
 	tb     testing.TB
 	server *httptest.Server
 
-	mu       sync.Mutex
-	objects  map[string]map[string]*unstructured.Unstructured // by the path of the resource, and "namespace/name"
-	changes  []change                                         // all changes; the version of an object is the number of its last change, from 1
-	oldest   int                                              // watches cannot continue from versions that are older than this one
-	changed  chan struct{}                                    // closed at the next change
-	ended    chan struct{}                                    // closed by EndWatches
-	refused  map[string]int                                   // the status of requests for a path
-	requests map[string]bool                                  // the paths of all requests
-	lists    map[string]int                                   // how many watches began with all objects, by path
-	watches  int                                              // number of watches that have begun
-	stalled  int                                              // how many of the first watches send nothing any more
-	tokens   map[string]Token
-	reviews  int
-	reviewed time.Duration        // how long a review takes
-	busy     int                  // reviews in flight
-	busiest  int                  // the most reviews in flight at a time
-	writes   map[string]int       // the result of Writes
-	held     int                  // how many more writing requests have to arrive before the waiting requests go on
-	released chan struct{}        // closed when the waiting requests go on; nil if requests do not wait
-	ahead    time.Duration        // how far the clock is ahead
-	required string               // token that requests must have; empty for none
-	versions map[string][]Version // of the groups of custom resources
+	mu             sync.Mutex
+	objects        map[string]map[string]*unstructured.Unstructured // by the path of the resource, and "namespace/name"
+	changes        []change                                         // all changes; the version of an object is the number of its last change, from 1
+	oldest         int                                              // watches cannot continue from versions that are older than this one
+	changed        chan struct{}                                    // closed at the next change
+	ended          chan struct{}                                    // closed by EndWatches
+	refused        map[string]int                                   // the status of requests for a path
+	requests       map[string]bool                                  // the paths of all requests
+	lists          map[string]int                                   // how many watches began with all objects, by path
+	watches        int                                              // number of watches that have begun
+	stalledWatches int                                              // the watches with numbers up to this one send nothing any more
+	tokens         map[string]Token
+	reviews        int
+	reviewed       time.Duration        // how long a review takes
+	busy           int                  // reviews in flight
+	busiest        int                  // the most reviews in flight at a time
+	writeCounts    map[string]int       // the result of Writes
+	heldWrites     int                  // how many more writing requests have to arrive before the waiting requests go on
+	released       chan struct{}        // closed when the waiting requests go on; nil if requests do not wait
+	clockLead      time.Duration        // how far the clock is ahead
+	required       string               // token that requests must have; empty for none
+	versions       map[string][]Version // of the groups of custom resources
 }
 
 // A Token is the result of the review of a token.
@@ -106,11 +106,11 @@ type Token struct {
 	Error     string // why it is refused
 }
 
-// A change has an object as it was before and after the change: before is nil if the object was created, and after
-// is nil if it was deleted.
+// A change has an object as it was before and after the change. oldObject is nil if the object was created, and
+// newObject is nil if it was deleted.
 type change struct {
-	path          string
-	before, after *unstructured.Unstructured
+	path                 string
+	oldObject, newObject *unstructured.Unstructured
 }
 
 // Start starts an API server without objects. It ends with the test.
@@ -118,7 +118,7 @@ func Start(tb testing.TB) *API {
 	tb.Helper()
 	a := &API{
 		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{}, lists: map[string]int{}, tokens: map[string]Token{},
-		writes: map[string]int{}, versions: map[string][]Version{
+		writeCounts: map[string]int{}, versions: map[string][]Version{
 			istioGroup: {{"v1", []string{"serviceentries", "sidecars"}}}, multiClusterGroup: {{"v1alpha1", []string{"serviceimports"}}},
 		},
 		changed: make(chan struct{}), ended: make(chan struct{}),
@@ -170,13 +170,14 @@ func (a *API) Forget(path string) {
 }
 
 // Restore undoes the last n changes, as if etcd was restored from a backup and the API server started again:
-// versions go back. Watches end. Restore calls the function meanwhile before clients can connect again.
-func (a *API) Restore(n int, meanwhile func()) {
+// versions go back. Watches end. Before clients can connect again, Restore calls the function edit, which may change
+// objects.
+func (a *API) Restore(n int, edit func()) {
 	a.tb.Helper()
 	a.Leave()
 	defer a.Return()
 	a.undo(n)
-	meanwhile()
+	edit()
 }
 
 // undo undoes the last n changes.
@@ -186,13 +187,13 @@ func (a *API) undo(n int) {
 	for range min(n, len(a.changes)) {
 		c := a.changes[len(a.changes)-1]
 		a.changes = a.changes[:len(a.changes)-1]
-		if c.before != nil {
+		if c.oldObject != nil {
 			if a.objects[c.path] == nil {
 				a.objects[c.path] = map[string]*unstructured.Unstructured{}
 			}
-			a.objects[c.path][c.before.GetNamespace()+"/"+c.before.GetName()] = c.before
-		} else if c.after != nil {
-			delete(a.objects[c.path], c.after.GetNamespace()+"/"+c.after.GetName())
+			a.objects[c.path][c.oldObject.GetNamespace()+"/"+c.oldObject.GetName()] = c.oldObject
+		} else if c.newObject != nil {
+			delete(a.objects[c.path], c.newObject.GetNamespace()+"/"+c.newObject.GetName())
 		}
 	}
 	a.oldest = len(a.changes)
@@ -203,7 +204,7 @@ func (a *API) undo(n int) {
 func (a *API) StallWatches() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.stalled = a.watches
+	a.stalledWatches = a.watches
 }
 
 func (a *API) changeLocked(c change) {
@@ -221,10 +222,10 @@ func (a *API) Refuse(path string, status int) {
 }
 
 // SetClock makes the clock of the API server differ from the clock of this machine.
-func (a *API) SetClock(ahead time.Duration) {
+func (a *API) SetClock(lead time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.ahead = ahead
+	a.clockLead = lead
 }
 
 // EndWatches ends all watches. Clients begin new ones.
@@ -324,8 +325,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	a.mu.Lock()
 	a.requests[r.URL.Path] = true
-	if a.ahead != 0 {
-		w.Header().Set("Date", time.Now().Add(a.ahead).UTC().Format(http.TimeFormat))
+	if a.clockLead != 0 {
+		w.Header().Set("Date", time.Now().Add(a.clockLead).UTC().Format(http.TimeFormat))
 	}
 	status := a.refused[r.URL.Path]
 	a.mu.Unlock()
@@ -391,7 +392,7 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 	number := a.watches
 	events, next := a.firstLocked(r, selects)
 	for {
-		for ; next < len(a.changes) && number > a.stalled; next++ {
+		for ; next < len(a.changes) && number > a.stalledWatches; next++ {
 			if e, ok := a.changes[next].event(next+1, watched.resource, selects); ok {
 				events = append(events, e)
 			}
@@ -457,15 +458,15 @@ func failure(reason string, code int) map[string]any {
 // event returns the event that a watch of a path gets for the change; ok is false if it gets none. version is the
 // version of the change.
 func (c change) event(version int, path string, selects func(*unstructured.Unstructured) bool) (e event, ok bool) {
-	was, is := selects(c.before), selects(c.after)
+	was, is := selects(c.oldObject), selects(c.newObject)
 	switch {
 	case c.path != path:
 	case was && is:
-		return event{"MODIFIED", c.after.Object}, true
+		return event{"MODIFIED", c.newObject.Object}, true
 	case is:
-		return event{"ADDED", c.after.Object}, true
+		return event{"ADDED", c.newObject.Object}, true
 	case was:
-		last := c.before.DeepCopy()
+		last := c.oldObject.DeepCopy()
 		last.SetResourceVersion(strconv.Itoa(version)) // the version of the deletion, as the API server sends it
 		return event{"DELETED", last.Object}, true
 	}

@@ -37,10 +37,10 @@ func (a *API) setVersions(group string, versions []Version) {
 }
 
 // groupOf returns the group of a path, which names the group or one of its versions.
-func (a *API) groupOf(asked string) (group string, ok bool) {
+func (a *API) groupOf(requestPath string) (group string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, group := range []string{asked, path.Dir(asked)} {
+	for _, group := range []string{requestPath, path.Dir(requestPath)} {
 		if _, ok := a.versions[group]; ok && len(a.objects[Definitions]) > 0 {
 			return group, true
 		}
@@ -49,12 +49,12 @@ func (a *API) groupOf(asked string) (group string, ok bool) {
 }
 
 // serveVersions answers a request for the versions of a group, or for the resources of one of its versions.
-func (a *API) serveVersions(w http.ResponseWriter, r *http.Request, of string) {
+func (a *API) serveVersions(w http.ResponseWriter, r *http.Request, groupPath string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	group := metav1.APIGroup{TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: path.Base(of)}
+	group := metav1.APIGroup{TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: path.Base(groupPath)}
 	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}}
-	for _, version := range a.versions[of] {
+	for _, version := range a.versions[groupPath] {
 		group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: group.Name + "/" + version.Name, Version: version.Name})
 		if path.Base(r.URL.Path) != version.Name {
 			continue
@@ -66,7 +66,7 @@ func (a *API) serveVersions(w http.ResponseWriter, r *http.Request, of string) {
 	if len(group.Versions) > 0 {
 		group.PreferredVersion = group.Versions[0]
 	}
-	if r.URL.Path == of {
+	if r.URL.Path == groupPath {
 		_ = json.NewEncoder(w).Encode(group) // the client may have left
 		return
 	}

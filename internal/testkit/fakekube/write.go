@@ -59,7 +59,7 @@ func (a *API) Object(path, key string) *unstructured.Unstructured {
 func (a *API) HoldWrites(n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.held, a.released = n, make(chan struct{})
+	a.heldWrites, a.released = n, make(chan struct{})
 }
 
 // Writes returns how many writing requests there were, by method, resource and status. A key is,
@@ -67,15 +67,15 @@ func (a *API) HoldWrites(n int) {
 func (a *API) Writes() map[string]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return maps.Clone(a.writes)
+	return maps.Clone(a.writeCounts)
 }
 
 // await waits until a writing request may go on: see [API.HoldWrites].
 func (a *API) await(r *http.Request) {
 	a.mu.Lock()
 	released := a.released
-	if a.held > 0 {
-		if a.held--; a.held == 0 {
+	if a.heldWrites > 0 {
+		if a.heldWrites--; a.heldWrites == 0 {
 			close(a.released)
 		}
 	}
@@ -102,7 +102,7 @@ func (a *API) serveWrite(w http.ResponseWriter, r *http.Request) {
 	}
 	status, stored := a.write(r.Method, t, body)
 	a.mu.Lock()
-	a.writes[r.Method+" "+t.resource+" "+http.StatusText(status)]++
+	a.writeCounts[r.Method+" "+t.resource+" "+http.StatusText(status)]++
 	a.mu.Unlock()
 	switch {
 	case stored == nil && r.Method == http.MethodPost:

@@ -30,11 +30,11 @@ import (
 // certificate and signs the certificates of workloads. Its methods are safe for concurrent
 // use.
 type Authority struct {
-	tb     testing.TB
-	root   *x509.Certificate
-	key    crypto.Signer
-	server *tls.Config
-	own    [2]string // the server's certificate and key, in PEM
+	tb        testing.TB
+	root      *x509.Certificate
+	key       crypto.Signer
+	server    *tls.Config
+	serverPEM [2]string // the server's certificate and key, in PEM
 
 	mu       sync.Mutex
 	serial   int64
@@ -72,7 +72,7 @@ func NewAuthority(tb testing.TB, name, identity string) *Authority {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	a.own = [2]string{pemOf("CERTIFICATE", leaf.Raw), pemOf("PRIVATE KEY", der)}
+	a.serverPEM = [2]string{pemOf("CERTIFICATE", leaf.Raw), pemOf("PRIVATE KEY", der)}
 	a.server = &tls.Config{
 		Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}},
 		ClientAuth:   tls.VerifyClientCertIfGiven, ClientCAs: pool,
@@ -138,7 +138,7 @@ func (a *Authority) sign(tb testing.TB, template *x509.Certificate, public crypt
 func (a *Authority) Root() string { return pemOf("CERTIFICATE", a.root.Raw) }
 
 // Server returns the server's certificate and its key, in PEM.
-func (a *Authority) Server() (certificate, key string) { return a.own[0], a.own[1] }
+func (a *Authority) Server() (certificate, key string) { return a.serverPEM[0], a.serverPEM[1] }
 
 // Client returns a client certificate for the authority's identity, and its key, in PEM.
 func (a *Authority) Client() (certificate, key string) {
@@ -172,8 +172,8 @@ func (a *Authority) SetLife(life time.Duration) {
 	a.life = life
 }
 
-// SetBackdate sets how long before its signing a certificate becomes valid. istiod uses 2
-// minutes, because clocks differ.
+// SetBackdate sets how far certificates are backdated: a certificate is valid from the time of its signing minus
+// backdate. istiod uses 2 minutes, because clocks differ.
 func (a *Authority) SetBackdate(backdate time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -66,7 +66,7 @@ type Server struct {
 	grpc   *grpc.Server
 	served chan struct{}
 	token  string
-	away   bool
+	isAway bool
 
 	// state is what a new stream is sent, made of resources.
 	state     *response
@@ -118,7 +118,7 @@ func (s *Server) Addr() string { return s.addr }
 func (s *Server) SetAway(away bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.away = away
+	s.isAway = away
 }
 
 // SetToken sets the bearer token that new streams must have.

@@ -51,10 +51,10 @@ func (st *stream) end(err error) {
 type variant struct {
 	recv func() (Request, error)
 	send func(r *response, nonce string) error
-	// has reports whether r holds a response for this variant.
-	has func(r *response) bool
-	// again is true if a request without a nonce is answered with the state.
-	again bool
+	// hasResponse reports whether r holds a response for this variant.
+	hasResponse func(r *response) bool
+	// resendsState is true if a request without a nonce is answered with the state.
+	resendsState bool
 }
 
 // DeltaAggregatedResources serves the incremental variant.
@@ -72,7 +72,7 @@ func (s *Server) DeltaAggregatedResources(rpc discoveryv3.AggregatedDiscoverySer
 			m.Nonce = nonce
 			return rpc.Send(m)
 		},
-		has: func(r *response) bool { return r.delta != nil },
+		hasResponse: func(r *response) bool { return r.delta != nil },
 	})
 }
 
@@ -88,8 +88,8 @@ func (s *Server) StreamAggregatedResources(rpc discoveryv3.AggregatedDiscoverySe
 			m.Nonce = nonce
 			return rpc.Send(m)
 		},
-		has:   func(r *response) bool { return r.sotw != nil },
-		again: true,
+		hasResponse:  func(r *response) bool { return r.sotw != nil },
+		resendsState: true,
 	})
 }
 
@@ -125,7 +125,7 @@ func (s *Server) open(ctx context.Context) (*stream, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.away {
+	if s.isAway {
 		return nil, status.Error(codes.Unimplemented, "unexpected HTTP status code received from server: 404 (Not Found)")
 	}
 	s.streamCount++
@@ -206,7 +206,7 @@ func (s *Server) record(st *stream, req Request, v variant) error {
 			return nil
 		}
 	}
-	if s.state != nil && (first || v.again && req.Nonce() == "") {
+	if s.state != nil && (first || v.resendsState && req.Nonce() == "") {
 		st.queueLocked(s.state)
 	}
 	return nil
@@ -219,7 +219,7 @@ func (s *Server) flush(st *stream, v variant) error {
 	st.queue = nil
 	s.mu.Unlock()
 	for _, r := range queue {
-		if !v.has(r) {
+		if !v.hasResponse(r) {
 			continue
 		}
 		if err := v.send(r, s.nextNonce(r.version)); err != nil {

@@ -18,13 +18,13 @@ import (
 // that long, so it is generous: the machine may be busy.
 const Limit = time.Minute
 
-// together is how many parallel tests run at a time.
-const together = 8
+// parallelTests is how many parallel tests run at a time.
+const parallelTests = 8
 
 // Together sets how many parallel tests of a package run at a time. Go's default is the number of processors. More
 // can run, because the tests wait most of the time. TestMain calls Together. `go test -parallel` takes precedence.
 func Together() {
-	if err := flag.Set("test.parallel", strconv.Itoa(together)); err != nil {
+	if err := flag.Set("test.parallel", strconv.Itoa(parallelTests)); err != nil {
 		panic(err) // not in a test
 	}
 }
@@ -35,9 +35,9 @@ type TB interface {
 	Fatalf(format string, args ...any)
 }
 
-// Until calls condition on the calling goroutine until it returns true. Where there is
-// a channel to receive from, use [For].
-func Until(tb TB, what string, condition func() bool) {
+// Until calls condition on the calling goroutine until it returns true. event says what the test waits for. Where
+// there is a channel to receive from, use [For].
+func Until(tb TB, event string, condition func() bool) {
 	helper(tb)()
 	deadline := deadline(tb)
 	for {
@@ -46,7 +46,7 @@ func Until(tb TB, what string, condition func() bool) {
 			return
 		}
 		if begun.After(deadline) {
-			tb.Fatalf("timed out waiting: %s", what)
+			tb.Fatalf("timed out waiting: %s", event)
 			return
 		}
 		// A condition that takes long, such as one that runs a command, leaves half
@@ -55,8 +55,8 @@ func Until(tb TB, what string, condition func() bool) {
 	}
 }
 
-// For receives from channel. It returns the zero value if the channel is closed.
-func For[T any](tb TB, what string, channel <-chan T) T {
+// For receives from channel. event says what the test waits for. For returns the zero value if the channel is closed.
+func For[T any](tb TB, event string, channel <-chan T) T {
 	helper(tb)()
 	limit := time.NewTimer(time.Until(deadline(tb)))
 	defer limit.Stop()
@@ -64,7 +64,7 @@ func For[T any](tb TB, what string, channel <-chan T) T {
 	case value := <-channel:
 		return value
 	case <-limit.C:
-		tb.Fatalf("timed out waiting: %s", what)
+		tb.Fatalf("timed out waiting: %s", event)
 		var zero T
 		return zero
 	}
