@@ -32,7 +32,7 @@ type Hosts struct {
 // claimOf is a claim and the object that makes it.
 type claimOf struct {
 	*claim
-	by object.Key
+	object object.Key
 }
 
 // New returns Hosts without hosts. sources is the number of sources of the own cluster. The automatic
@@ -99,18 +99,18 @@ func (h *Hosts) Update(changes ...Change) Update {
 			c = h.clusters[id].diff(c.Source, c.Updated)
 		}
 		for _, o := range c.Updated {
-			before, now := h.clusters[id].put(c.Source, o.Key, &o)
-			h.exchange(id, before, now, &u)
+			old, current := h.clusters[id].put(c.Source, o.Key, &o)
+			h.exchange(id, old, current, &u)
 		}
 		for _, key := range c.Removed {
-			before, now := h.clusters[id].put(c.Source, key, nil)
-			h.exchange(id, before, now, &u)
+			old, current := h.clusters[id].put(c.Source, key, nil)
+			h.exchange(id, old, current, &u)
 		}
 	}
 	changed := map[string]bool{}
 	var vips vipChange
 	for _, owner := range slices.SortedFunc(maps.Keys(u.owners), objectID.compare) {
-		h.claim(owner, changed, &vips)
+		h.renewClaims(owner, changed, &vips)
 	}
 	for _, id := range dropped {
 		h.dropCluster(id)
@@ -134,48 +134,47 @@ func (h *Hosts) Update(changes ...Change) Update {
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}
-	u.WithoutVIP, u.Loops = sortedKeys(h.vips.without), sortedKeys(h.loops)
+	u.WithoutVIP, u.Loops = sortedKeys(h.vips.withoutSlot), sortedKeys(h.loops)
 	return u.Update
 }
 
-// exchange replaces an object of a cluster: before is its old content, and now its new content. The
-// zero Object stands for no object. exchange notes in u which objects' claims may change, and which
-// views may change.
-func (h *Hosts) exchange(id clusterID, before, now object.Object, u *updating) {
+// exchange replaces the old content of an object of a cluster by its current content. The zero Object stands for no
+// object. exchange adds to u the objects whose claims may change, and sets u.Views and u.Sidecars if views may change.
+func (h *Hosts) exchange(id clusterID, old, current object.Object, u *updating) {
 	none := object.Object{}
-	if before == now {
+	if old == current {
 		return
 	}
 	c := h.clusters[id]
-	if kind := before.Key.Kind; before != none {
+	if kind := old.Key.Kind; old != none {
 		if h.kinds[kind]--; h.kinds[kind] == 0 {
 			delete(h.kinds, kind)
 		}
-		c.remove(before)
+		c.remove(old)
 	}
-	if now != none {
-		h.kinds[now.Key.Kind]++
-		c.add(now)
+	if current != none {
+		h.kinds[current.Key.Kind]++
+		c.add(current)
 	}
-	for _, changed := range []object.Object{before, now} {
+	for _, changed := range []object.Object{old, current} {
 		for _, owner := range c.owners(changed) {
 			u.owners[objectID{id, owner}] = true
 		}
 	}
-	if id == ownCluster && h.sidecars.put(before, now) {
-		u.Sidecars[cmp.Or(now.Key.Namespace, before.Key.Namespace)] = true
+	if id == ownCluster && h.sidecars.put(old, current) {
+		u.Sidecars[cmp.Or(current.Key.Namespace, old.Key.Namespace)] = true
 	}
-	views := id == ownCluster && h.mesh.put(before, now)
-	u.Views = c.setNetwork(before, now) || views || u.Views
+	views := id == ownCluster && h.mesh.put(old, current)
+	u.Views = c.setNetwork(old, current) || views || u.Views
 }
 
-// claim makes the claims of an object again. It adds the hosts that have changed to changed, and the slots of addresses
-// that have changed to vips.
-func (h *Hosts) claim(by objectID, changed map[string]bool, vips *vipChange) {
-	c := h.clusters[by.cluster]
-	old := c.made[by.key]
+// renewClaims makes the claims of an object again. It adds to changed the hosts that have changed, and to vips the slots
+// of the addresses that have changed.
+func (h *Hosts) renewClaims(id objectID, changed map[string]bool, vips *vipChange) {
+	c := h.clusters[id.cluster]
+	old := c.byObject[id.key]
 	var now []claim
-	if o, ok := c.get(by.key); ok {
+	if o, ok := c.get(id.key); ok {
 		now = c.claims(o)
 	}
 	if slices.EqualFunc(old, now, func(a, b claim) bool { return a.equal(&b) }) {
@@ -186,17 +185,17 @@ func (h *Hosts) claim(by objectID, changed map[string]bool, vips *vipChange) {
 	for i := range old {
 		k := hostKey(old[i].host)
 		changed[k] = true
-		h.byHost[k] = slices.DeleteFunc(h.byHost[k], func(c claimOf) bool { return c.by == by.key && c.cluster == by.cluster })
+		h.byHost[k] = slices.DeleteFunc(h.byHost[k], func(c claimOf) bool { return c.object == id.key && c.cluster == id.cluster })
 		h.removeTarget(old[i].alias, k)
 	}
 	for i := range now {
 		k := hostKey(now[i].host)
 		changed[k] = true
-		h.byHost[k] = append(h.byHost[k], claimOf{&now[i], by.key})
+		h.byHost[k] = append(h.byHost[k], claimOf{&now[i], id.key})
 		h.addTarget(now[i].alias, k)
 	}
-	if c.made[by.key] = now; len(now) == 0 {
-		delete(c.made, by.key)
+	if c.byObject[id.key] = now; len(now) == 0 {
+		delete(c.byObject, id.key)
 	}
 }
 
@@ -260,7 +259,7 @@ func (h *Hosts) renew(key string) *Host {
 	}
 	// The order in which objects came must not matter.
 	slices.SortFunc(claims, func(a, b claimOf) int {
-		return cmp.Or(a.by.Compare(b.by), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
+		return cmp.Or(a.object.Compare(b.object), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
 	claims = counting(claims)
 	host := &Host{Key: key, claims: make([]*claim, len(claims))}
@@ -288,7 +287,7 @@ type Counts struct {
 
 // Counts returns the current numbers.
 func (h *Hosts) Counts() Counts {
-	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.without)}
+	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.withoutSlot)}
 }
 
 // newScene returns the current scene.

@@ -19,14 +19,14 @@ type sidecar struct {
 }
 
 // put applies an object that has changed, and reports whether it is a Sidecar.
-func (s sidecars) put(before, now object.Object) bool {
-	if before.Sidecar != nil {
-		s.remove(before)
+func (s sidecars) put(old, current object.Object) bool {
+	if old.Sidecar != nil {
+		s.remove(old)
 	}
-	if now.Sidecar != nil {
-		s.add(now)
+	if current.Sidecar != nil {
+		s.add(current)
 	}
-	return before.Sidecar != nil || now.Sidecar != nil
+	return old.Sidecar != nil || current.Sidecar != nil
 }
 
 // add adds a Sidecar. As in istiod, Sidecars with a workloadSelector come before the others, and
@@ -48,10 +48,10 @@ func (s sidecars) remove(o object.Object) {
 	}
 }
 
-// of returns the first Sidecar of a namespace that selects a workload with labels, if there is one.
-func (s sidecars) of(namespace string, labels Labels) Limit {
+// find returns the first Sidecar of a namespace that selects a workload with labels; the zero Limit if there is none.
+func (s sidecars) find(namespace string, labels Labels) Limit {
 	for _, o := range s[namespace] {
-		if labels.have(o.selector) {
+		if labels.match(o.selector) {
 			return Limit{o.key, o}
 		}
 	}

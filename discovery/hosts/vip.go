@@ -24,9 +24,9 @@ type VIPs struct {
 	byHost map[string]vipHost // by hostKey
 	bySlot map[uint16]string  // hosts, by their slot
 	// rounds counts the updates in which hosts were removed, see mark.
-	rounds  uint64
-	without map[string]bool // hosts that found no free slot
-	inUse   int             // hosts that want a VIP and have a slot
+	rounds      uint64
+	withoutSlot map[string]bool // hosts that found no free slot
+	inUse       int             // hosts that want a VIP and have a slot
 	// claimed has, by slot, the number of addresses in objects that are VIPs of the slot. No host may have such a slot.
 	claimed map[uint16]int
 }
@@ -42,7 +42,7 @@ type vipHost struct {
 func NewVIPs() *VIPs {
 	return &VIPs{
 		byHost: map[string]vipHost{}, bySlot: map[uint16]string{},
-		without: map[string]bool{}, claimed: map[uint16]int{},
+		withoutSlot: map[string]bool{}, claimed: map[uint16]int{},
 	}
 }
 
@@ -148,7 +148,7 @@ func (v *VIPs) Len() int { return len(v.byHost) }
 func (v *VIPs) update(c vipChange) vipResult {
 	r := vipResult{changed: map[string]bool{}}
 	v.release(c.released)
-	wants := maps.Clone(v.without)
+	wants := maps.Clone(v.withoutSlot)
 	for _, slot := range c.claimed {
 		if v.claimed[slot]++; v.claimed[slot] > 1 {
 			continue
@@ -188,10 +188,10 @@ func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
 			slot = v.remove(removed[0]).Slot
 			removed = removed[1:]
 		default:
-			v.without[host] = true
+			v.withoutSlot[host] = true
 			continue
 		}
-		delete(v.without, host)
+		delete(v.withoutSlot, host)
 		v.byHost[host], v.bySlot[slot] = vipHost{Slot: slot}, host
 		v.inUse++
 		r.changed[host], r.unsaved = true, true
@@ -237,7 +237,7 @@ func (v *VIPs) mark(wanted, wants map[string]bool, r *vipResult) {
 			r.changed[host], removed = true, true
 		case !want:
 			delete(wants, host)
-			delete(v.without, host)
+			delete(v.withoutSlot, host)
 		}
 	}
 	if removed {
