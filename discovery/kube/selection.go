@@ -98,7 +98,7 @@ func (n *selection) watch(ctx context.Context) {
 	n.mu.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
-	running.Go(func() { follow(ctx, n.lister, m, &m.health) })
+	running.Go(func() { syncStore(ctx, n.lister, m, &m.health) })
 	n.unwatch = func() {
 		cancel()
 		running.Wait()
@@ -136,8 +136,10 @@ func (n *selection) status() []source.Status {
 // namespaces are the namespaces that count; nil for all. It does not change.
 type namespaces map[string]bool
 
-// have reports whether a namespace counts. Objects without a namespace always count.
-func (n namespaces) have(namespace string) bool { return n == nil || namespace == "" || n[namespace] }
+// include reports whether a namespace counts. Objects without a namespace always count.
+func (n namespaces) include(namespace string) bool {
+	return n == nil || namespace == "" || n[namespace]
+}
 
 // matching returns the names of the namespaces whose labels match one of the selectors.
 func matching(selectors []string, all map[cache.ObjectName]klabels.Set) namespaces {

@@ -86,7 +86,7 @@ func (s *Source) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { s.selection.run(ctx) })
 	for _, r := range s.feeds {
-		group.Go(func() { r.follow(ctx, r.lister) })
+		group.Go(func() { r.run(ctx, r.lister) })
 	}
 	for _, c := range s.customs {
 		group.Go(func() { c.run(ctx) })
@@ -133,12 +133,12 @@ func (s *Source) Heard() source.Heard {
 	return heard
 }
 
-// CatchUp lists the resources again that lack changes of the revision r, see [source.Objects]. For a custom resource, it
+// CatchUp lists again the resources that lack changes of the revision r, see [source.Objects]. For a custom resource, it
 // also lists the definition again.
-func (s *Source) CatchUp(r source.Revision, since time.Time) {
+func (s *Source) CatchUp(r source.Revision, heldAt time.Time) {
 	heard := s.Heard()
 	for i, f := range s.all() {
-		if !heard.Lacks(i, r, since) {
+		if !heard.Lacks(i, r, heldAt) {
 			continue
 		}
 		if f.catchUp(); i >= len(s.feeds) {
