@@ -33,10 +33,10 @@ type Server struct {
 	shared GetCertificate // instead of Files.Certificate; nil if the certificate is in files
 	log    *slog.Logger
 
-	mu      sync.Mutex
-	config  *tls.Config // from the last usable content of the files
-	fileState    string      // state of the files when they were last read
-	checked time.Time
+	mu        sync.Mutex
+	config    *tls.Config // from the last usable content of the files
+	fileState string      // state of the files when they were last read
+	checked   time.Time
 }
 
 // NewServer returns a server whose files may be replaced while it runs. New connections get the new content; open

@@ -65,7 +65,7 @@ type good struct {
 
 // refused is a token that a review has refused.
 type refused struct {
-	err   error
+	err     error
 	expires time.Time // until then the token stays refused without another review
 }
 

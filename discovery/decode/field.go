@@ -77,8 +77,8 @@ func (f Field) To(report Report) Field {
 	return f
 }
 
-// hasKind returns true if the field hasKind present and its value hasKind of a kind. If the value hasKind of another kind, it reports an
-// error. The parameter what hasKind the text for the wanted kind in this error.
+// hasKind reports whether the field is present and its value is of a kind. If the value is of another kind, hasKind calls
+// Fail. The parameter want is the text for the wanted kind in this error.
 func (f Field) hasKind(kind Kind, want string) bool {
 	if f.Value == nil {
 		return false
