@@ -71,8 +71,8 @@ func (f Field) Missing(name, advice string) {
 	f.report(Field{f.Value, join(f.Path, name), f.report}, "is missing"+advice)
 }
 
-// To returns the field with another report. The errors of its members go there, too.
-func (f Field) To(report Report) Field {
+// WithReport returns the field with another report. The errors of its members go there, too.
+func (f Field) WithReport(report Report) Field {
 	f.report = report
 	return f
 }

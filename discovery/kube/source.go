@@ -79,7 +79,7 @@ func (s *Source) meshResource() *resource {
 
 // Select sets the discovery selectors, in the form of kubectl's --selector. Until then no object of
 // another cluster is read.
-func (s *Source) Select(selectors []string) { s.selection.want(selectors) }
+func (s *Source) Select(selectors []string) { s.selection.setSelectors(selectors) }
 
 // Run follows the objects until ctx ends. All its goroutines have ended when it returns.
 func (s *Source) Run(ctx context.Context) {
