@@ -23,7 +23,7 @@ const (
 type VIPs struct {
 	byHost map[string]vipHost // by hostKey
 	bySlot map[uint16]string  // hosts, by their slot
-	// rounds counts the updates in which hosts were removed, see mark.
+	// rounds counts the updates in which hosts were removed, see markRemoved.
 	rounds      uint64
 	withoutSlot map[string]bool // hosts that found no free slot
 	inUse       int             // hosts that want a VIP and have a slot
@@ -148,7 +148,7 @@ func (v *VIPs) Len() int { return len(v.byHost) }
 func (v *VIPs) update(c vipChange) vipResult {
 	r := vipResult{changed: map[string]bool{}}
 	v.release(c.released)
-	wants := maps.Clone(v.withoutSlot)
+	slotless := maps.Clone(v.withoutSlot)
 	for _, slot := range c.claimed {
 		if v.claimed[slot]++; v.claimed[slot] > 1 {
 			continue
@@ -159,26 +159,26 @@ func (v *VIPs) update(c vipChange) vipResult {
 		}
 		if h := v.remove(host); h.Removed == 0 {
 			r.moved = append(r.moved, host)
-			r.changed[host], wants[host] = true, true
+			r.changed[host], slotless[host] = true, true
 		}
 		r.unsaved = true
 	}
-	v.mark(c.wanted, wants, &r)
-	v.allocate(wants, &r)
-	r.moved = slices.DeleteFunc(r.moved, func(host string) bool { return !wants[host] })
+	v.markRemoved(c.wanted, slotless, &r)
+	v.allocate(slotless, &r)
+	r.moved = slices.DeleteFunc(r.moved, func(host string) bool { return !slotless[host] })
 	slices.Sort(r.moved)
 	return r
 }
 
 // allocate gives a slot to each host that wants one: a free slot or, if all are used, the slot of the host that
 // was removed first. The free and the removed slots are looked up once for all hosts.
-func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
+func (v *VIPs) allocate(slotless map[string]bool, r *vipResult) {
 	free := vipUsable - len(v.bySlot) - len(v.claimed) // there may be more: claimed may have slots that are not usable
 	var removed []string
-	if free < len(wants) {
+	if free < len(slotless) {
 		free, removed = v.countFree(), v.removed()
 	}
-	for _, host := range sortedKeys(wants) {
+	for _, host := range sortedKeys(slotless) {
 		var slot uint16
 		switch {
 		case free > 0:
@@ -218,15 +218,15 @@ func (v *VIPs) remove(host string) vipHost {
 	return h
 }
 
-// mark marks the hosts that no longer want a VIP as removed, unmarks removed hosts that want one
-// again, and adds the hosts that need a slot to wants.
-func (v *VIPs) mark(wanted, wants map[string]bool, r *vipResult) {
+// markRemoved marks the hosts that no longer want a VIP as removed, unmarks removed hosts that want one
+// again, and adds the hosts that need a slot to slotless.
+func (v *VIPs) markRemoved(wanted, slotless map[string]bool, r *vipResult) {
 	removed := false
 	for host, want := range wanted {
 		h, has := v.byHost[host]
 		switch {
 		case want && !has:
-			wants[host] = true
+			slotless[host] = true
 		case want && h.Removed != 0:
 			v.byHost[host] = vipHost{Slot: h.Slot}
 			v.inUse++
@@ -236,7 +236,7 @@ func (v *VIPs) mark(wanted, wants map[string]bool, r *vipResult) {
 			v.inUse--
 			r.changed[host], removed = true, true
 		case !want:
-			delete(wants, host)
+			delete(slotless, host)
 			delete(v.withoutSlot, host)
 		}
 	}

@@ -135,15 +135,15 @@ func (p *Place) Prove(namespace string) error {
 	return nil
 }
 
-// Unproven takes the place for a client that proves nothing. The parameter others is true if other clients can prove
+// Unproven takes the place for a client that proves nothing. The parameter othersProve is true if other clients can prove
 // their identity.
-func (p *Place) Unproven(others bool) error {
+func (p *Place) Unproven(othersProve bool) error {
 	if err := p.take(); err != nil {
 		return err
 	}
 	p.places.mu.Lock()
 	defer p.places.mu.Unlock()
-	if others && p.places.unproven >= p.places.share {
+	if othersProve && p.places.unproven >= p.places.share {
 		return status.Errorf(codes.ResourceExhausted, "%d clients in plaintext are served already, half of --max-clients: connect over TLS, or later", p.places.share)
 	}
 	p.places.unproven++

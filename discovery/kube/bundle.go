@@ -86,7 +86,7 @@ func (b *bundler) run(ctx context.Context) {
 		syncStore(ctx, namedLister(b.client, webhookConfigurations, cache.NewObjectName("", b.name), &admissionregistrationv1.MutatingWebhookConfiguration{}), b.configurations, &b.configurations.health)
 	})
 	var failure logonce.Failure
-	keepUp(ctx, b.changed, b.pass, func(err error) {
+	keepUp(ctx, b.changed, b.reconcile, func(err error) {
 		b.mu.Lock()
 		b.failing = err != nil
 		b.mu.Unlock()
@@ -96,9 +96,9 @@ func (b *bundler) run(ctx context.Context) {
 	})
 }
 
-// pass writes the certificates to webhooks that lack them. The result next is the time until the next pass. If another
-// program writes the field, too, pass writes only after a pause.
-func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
+// reconcile writes the certificates to webhooks that lack them. The result next is the time until the next pass. If another
+// program writes the field, too, reconcile writes only after a pause.
+func (b *bundler) reconcile(ctx context.Context) (next time.Duration, err error) {
 	roots := b.current()
 	all, ok := b.configurations.all()
 	seen, exists := all[cache.NewObjectName("", b.name)]

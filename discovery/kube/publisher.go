@@ -100,13 +100,13 @@ func (p *publisher) run(ctx context.Context) {
 	group.Go(func() {
 		syncStore(ctx, namedLister(p.clients.core, configMaps, cache.NewObjectName("", p.name), &corev1.ConfigMap{}), p.configMaps, &p.configMaps.health)
 	})
-	keepUp(ctx, p.changed, p.pass, p.logResult)
+	keepUp(ctx, p.changed, p.reconcile, p.logResult)
 }
 
-// pass creates missing ConfigMaps, and changes ConfigMaps with other certificates. The result next is the time until
-// the next pass, and err is the first error of a write. If another program writes a ConfigMap, too, pass writes that
+// reconcile creates missing ConfigMaps, and changes ConfigMaps with other certificates. The result next is the time until
+// the next pass, and err is the first error of a write. If another program writes a ConfigMap, too, reconcile writes that
 // ConfigMap only after a pause.
-func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
+func (p *publisher) reconcile(ctx context.Context) (next time.Duration, err error) {
 	p.mu.Lock()
 	roots, unsure := p.roots, p.unsure
 	p.mu.Unlock()
