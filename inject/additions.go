@@ -66,8 +66,8 @@ func mergeContainer(container, generated *yaml.Node, previous string) {
 }
 
 // withOthers returns a list with the elements of next, and the elements that other programs have added to old: the
-// elements of old whose keys are not in next. It leaves out keys for which isOwn returns true: an earlier injection, with
-// other settings, has added them.
+// elements of old whose keys are not in next. It leaves out keys for which isOwn returns true: an earlier injection,
+// with other settings, has added them.
 func withOthers(next, old *yaml.Node, key string, isOwn func(string) bool) *yaml.Node {
 	if old == nil || old.Kind != yaml.SequenceNode {
 		return next

@@ -26,9 +26,9 @@ func (f dnsFields) configOrNone() *corev1.PodDNSConfig {
 	return &f.config
 }
 
-// ownDNS returns the DNS fields that the pod would have without an injection in mode Resolv: the fields before the first
-// injection, with the changes that others have made since then. A nameserver that others have removed stays, because the
-// injected pod has no other nameserver than the agent, and so does not show the removal.
+// ownDNS returns the DNS fields that the pod would have without an injection in mode Resolv: the fields before the
+// first injection, with the changes that others have made since then. A nameserver that others have removed stays,
+// because the injected pod has no other nameserver than the agent, and so does not show the removal.
 func ownDNS(p *pod, previous status) dnsFields {
 	current := dnsFields{policy: p.Spec.DNSPolicy}
 	if p.Spec.DNSConfig != nil {
@@ -57,10 +57,10 @@ func ownDNS(p *pod, previous status) dnsFields {
 	}}
 }
 
-// edited returns a list with the changes that other programs have made since an injection. The parameter original is the
-// list before the injection, current is the list in the pod, and injected has the elements that the injection added. The
-// result has the elements of original that are still in current, and then the elements of current that are neither in
-// original nor in injected.
+// edited returns a list with the changes that other programs have made since an injection. The parameter original is
+// the list before the injection, current is the list in the pod, and injected has the elements that the injection
+// added. The result has the elements of original that are still in current, and then the elements of current that are
+// neither in original nor in injected.
 func edited[T any](original, current []T, injected []string, text func(T) string) []T {
 	present, known := map[string]bool{}, map[string]bool{}
 	for _, v := range current {

@@ -19,14 +19,14 @@ const Status = "nametap.dev/status"
 // A status is the value of the annotation. The zero value stands for a pod without nametap.
 type status struct {
 	Mode Mode `json:"mode"`
-	// The containers and volumes that were added, by name. The value of a container has a mark for each of its units, as
-	// injection has generated it (see the functions units and mark). The value of a volume is its mark.
+	// The containers and volumes that were added, by name. The value of a container has a mark for each of its units,
+	// as injection has generated it (see the functions units and mark). The value of a volume is its mark.
 	InitContainers   map[string]string `json:"initContainers"`
 	Volumes          map[string]string `json:"volumes"`
 	Sysctls          []string          `json:"sysctls,omitempty"`
 	ImagePullSecrets []string          `json:"imagePullSecrets,omitempty"`
-	// In mode Resolv, the domains of the cluster that were added to the search list, and the DNS fields that the pod had
-	// before.
+	// In mode Resolv, the domains of the cluster that were added to the search list, and the DNS fields that the pod
+	// had before.
 	ClusterSearches []string             `json:"clusterSearches,omitempty"`
 	DNSPolicy       string               `json:"dnsPolicy,omitempty"`
 	DNSConfig       *corev1.PodDNSConfig `json:"dnsConfig,omitempty"`

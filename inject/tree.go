@@ -70,8 +70,8 @@ func visit(node *yaml.Node, f func(*yaml.Node)) {
 	}
 }
 
-// inlineMerges removes `<<` from a mapping: the keys that the mapping takes from other mappings become keys of the mapping
-// itself.
+// inlineMerges removes `<<` from a mapping: the keys that the mapping takes from other mappings become keys of the
+// mapping itself.
 func inlineMerges(m *yaml.Node) {
 	var plain, merged []*yaml.Node
 	for i := 0; i+1 < len(m.Content); i += 2 {
@@ -164,8 +164,8 @@ func value(m *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// set sets a key of a mapping. A key that exists stays in its place. A new key is inserted in front of the key successor.
-// If there is no such key, the new key comes last.
+// set sets a key of a mapping. A key that exists stays in its place. A new key is inserted in front of the key
+// successor. If there is no such key, the new key comes last.
 func set(m *yaml.Node, key, successor string, v *yaml.Node) {
 	inlineMerges(m)
 	if i := find(m, key); i >= 0 {
@@ -225,8 +225,7 @@ func nameOf(element *yaml.Node) string {
 	return ""
 }
 
-// sameTree reports whether two trees have the same contents. With expand, an alias equals the node that
-// it names.
+// sameTree reports whether two trees have the same contents. With expand, an alias equals the node that it names.
 func sameTree(a, b *yaml.Node, expand bool) bool {
 	if expand {
 		a, b = target(a), target(b)

@@ -47,8 +47,8 @@ type demo struct {
 	dnsAddr      string
 }
 
-// runDemo starts a demo and shows the tour. If tourOnly is true, it returns after the tour; otherwise it waits until ctx
-// ends.
+// runDemo starts a demo and shows the tour. If tourOnly is true, it returns after the tour; otherwise it waits until
+// ctx ends.
 func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 	dir, err := os.MkdirTemp("", "nametap-demo-")
 	if err != nil {

@@ -16,8 +16,9 @@ const (
 )
 
 // nodesNamespace returns a sign that this process is in the network namespace of a node, or "" if there is none. There
-// are two signs: kubelet listens in the namespace, or the namespace's interfaces have peers in several other namespaces,
-// which are the namespaces of pods. The interfaces of a pod have their peers only in the namespace of the node.
+// are two signs: kubelet listens in the namespace, or the namespace's interfaces have peers in several other
+// namespaces, which are the namespaces of pods. The interfaces of a pod have their peers only in the namespace of the
+// node.
 func nodesNamespace() (sign string, err error) {
 	listening, err := listeningPorts()
 	if err != nil {

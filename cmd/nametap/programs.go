@@ -117,8 +117,8 @@ func programOf(inode string) (program string, isOwn bool) {
 }
 
 // checkSquatters returns an error if a program of another user has a UDP socket at the address of a socket of systemd.
-// inodes are the inodes of systemd's sockets. Such a program may have bound its socket before systemd did. If its socket
-// is also bound to an interface, it receives the packets.
+// inodes are the inodes of systemd's sockets. Such a program may have bound its socket before systemd did. If its
+// socket is also bound to an interface, it receives the packets.
 func checkSquatters(inodes map[string]bool) error {
 	for _, table := range []string{"udp", "udp6"} {
 		sockets, err := readSockets(table)

@@ -287,9 +287,9 @@ type repeats struct {
 	count   int
 }
 
-// isRepeat reports whether r is like a query that was printed a moment ago, and counts r if it is. If it is not, skipped
-// is the number of queries like r that were not printed since the last one that was. Programs and forwarders repeat
-// questions that fail.
+// isRepeat reports whether r is like a query that was printed a moment ago, and counts r if it is. If it is not,
+// skipped is the number of queries like r that were not printed since the last one that was. Programs and forwarders
+// repeat questions that fail.
 func (t *tailCommand) isRepeat(r *seen.Record) (repeat bool, skipped int) {
 	if !r.Noteworthy {
 		return false, 0
@@ -334,7 +334,8 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	return err
 }
 
-// repeatText returns the end of the line of a query: the number of queries like it that came before it and were skipped.
+// repeatText returns the end of the line of a query: the number of queries like it that came before it and were
+// skipped.
 func repeatText(skipped int) string {
 	if skipped == 0 {
 		return ""
@@ -426,8 +427,8 @@ type clientNames struct {
 }
 
 // nameOf returns the unit that a query came from, or else the name of the user, with the uid. For a client that was not
-// looked up, it returns the address. If that is an address of this host, it returns "a local program" instead, because a
-// reader could mistake the address for the address of a nameserver.
+// looked up, it returns the address. If that is an address of this host, it returns "a local program" instead, because
+// a reader could mistake the address for the address of a nameserver.
 func (c *clientNames) nameOf(r *seen.Record) string {
 	named := *r
 	switch {

@@ -26,8 +26,8 @@ type remote struct {
 	// live has the objects in use; nil before all were read once. next reads the objects with new credentials, and replaces
 	// live when it has read all of them; nil without new credentials.
 	live, next *link
-	// firstNamed is when a Secret first named the cluster. From deadline on, tables are served even without the cluster's
-	// objects.
+	// firstNamed is when a Secret first named the cluster. From deadline on, tables are served even without the
+	// cluster's objects.
 	firstNamed, deadline time.Time
 	overdue              bool      // the log says that the cluster is missing
 	unwanted             time.Time // since when no Secret names the cluster; zero while a Secret does

@@ -18,8 +18,9 @@ type wanted struct {
 	kubeconfig []byte
 }
 
-// wantedClusters returns the clusters that Secrets name, and the errors in the Secrets. The Secrets must be sorted by age,
-// the oldest first. If two Secrets name the same cluster, the older Secret counts. ownName is the name of the own cluster.
+// wantedClusters returns the clusters that Secrets name, and the errors in the Secrets. The Secrets must be sorted by
+// age, the oldest first. If two Secrets name the same cluster, the older Secret counts. ownName is the name of the own
+// cluster.
 func wantedClusters(secrets []kube.ClusterSecret, ownName string) (map[string]wanted, []object.Error) {
 	all := map[string]wanted{}
 	var errs []object.Error

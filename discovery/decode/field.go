@@ -77,8 +77,8 @@ func (f Field) WithReport(report Report) Field {
 	return f
 }
 
-// hasKind reports whether the field is present and its value is of a kind. If the value is of another kind, hasKind calls
-// Fail. The parameter want is the text for the wanted kind in this error.
+// hasKind reports whether the field is present and its value is of a kind. If the value is of another kind, hasKind
+// calls Fail. The parameter want is the text for the wanted kind in this error.
 func (f Field) hasKind(kind Kind, want string) bool {
 	if f.Value == nil {
 		return false

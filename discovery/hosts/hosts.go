@@ -168,8 +168,8 @@ func (h *Hosts) exchange(id clusterID, old, current object.Object, u *updating) 
 	u.Views = c.setNetwork(old, current) || views || u.Views
 }
 
-// renewClaims makes the claims of an object again. It adds to changed the hosts that have changed, and to vips the slots
-// of the addresses that have changed.
+// renewClaims makes the claims of an object again. It adds to changed the hosts that have changed, and to vips the
+// slots of the addresses that have changed.
 func (h *Hosts) renewClaims(id objectID, changed map[string]bool, vips *vipChange) {
 	c := h.clusters[id.cluster]
 	old := c.byObject[id.key]

@@ -28,8 +28,8 @@ type Base struct {
 	VIPs     bool
 	Sidecar  Limit
 	Place    Place
-	// allVisible is true if all hosts without an exportTo are visible, and ownVisible is true if the ones in the viewer's
-	// namespace are visible.
+	// allVisible is true if all hosts without an exportTo are visible, and ownVisible is true if the ones in the
+	// viewer's namespace are visible.
 	allVisible, ownVisible bool
 }
 

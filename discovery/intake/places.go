@@ -62,7 +62,8 @@ func (g *Group[K]) Give(key K) {
 	g.members[key].held--
 }
 
-// fill adds to spare what the member may take because time has passed since the last call. limit is the max of the group.
+// fill adds to spare what the member may take because time has passed since the last call. limit is the max of the
+// group.
 func (m *member) fill(limit int, now time.Time) {
 	m.spare = min(float64(limit), m.spare+now.Sub(m.spareTime).Minutes()*float64(limit))
 	m.spareTime = now
@@ -91,9 +92,9 @@ type Places struct {
 	open, unproven int
 }
 
-// NewPlaces returns Places for at most limit clients, with at most perAddress clients at each address. The clients of one
-// namespace get at most half of the places. If other clients can prove their identity, all clients that prove nothing
-// get at most half of the places together.
+// NewPlaces returns Places for at most limit clients, with at most perAddress clients at each address. The clients of
+// one namespace get at most half of the places. If other clients can prove their identity, all clients that prove
+// nothing get at most half of the places together.
 func NewPlaces(limit, perAddress int) *Places {
 	share := max(1, limit/2)
 	return &Places{
@@ -135,8 +136,8 @@ func (p *Place) Prove(namespace string) error {
 	return nil
 }
 
-// Unproven takes the place for a client that proves nothing. The parameter othersProve is true if other clients can prove
-// their identity.
+// Unproven takes the place for a client that proves nothing. The parameter othersProve is true if other clients can
+// prove their identity.
 func (p *Place) Unproven(othersProve bool) error {
 	if err := p.take(); err != nil {
 		return err

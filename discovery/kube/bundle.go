@@ -96,8 +96,8 @@ func (b *bundler) run(ctx context.Context) {
 	})
 }
 
-// reconcile writes the certificates to webhooks that lack them. The result next is the time until the next pass. If another
-// program writes the field, too, reconcile writes only after a pause.
+// reconcile writes the certificates to webhooks that lack them. The result next is the time until the next pass. If
+// another program writes the field, too, reconcile writes only after a pause.
 func (b *bundler) reconcile(ctx context.Context) (next time.Duration, err error) {
 	roots := b.current()
 	all, ok := b.configurations.all()

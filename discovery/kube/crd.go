@@ -89,8 +89,8 @@ func (c *customFeed) end() {
 }
 
 // followResource follows the resource until ctx ends. It first waits until the API server serves the resource, whose
-// definition may be new. If the API server does not find the version that is followed, it may serve another version now,
-// so followResource asks for the version again.
+// definition may be new. If the API server does not find the version that is followed, it may serve another version
+// now, so followResource asks for the version again.
 func (c *customFeed) followResource(ctx context.Context) {
 	for pause := retry(); ctx.Err() == nil; {
 		var version schema.GroupVersionResource

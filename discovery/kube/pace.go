@@ -21,7 +21,8 @@ func retry() *wait.Backoff {
 }
 
 // keepUp calls the function step until ctx ends: after each change, and when the time that the last call has returned
-// is over. After an error, it calls step again earlier. It calls logResult with the error of each call, which may be nil.
+// is over. After an error, it calls step again earlier. It calls logResult with the error of each call, which may be
+// nil.
 func keepUp(ctx context.Context, changed <-chan struct{}, step func(context.Context) (next time.Duration, err error), logResult func(error)) {
 	backoff := retry()
 	timer := time.NewTimer(recheck)
@@ -52,7 +53,8 @@ const (
 	// the pauses then grow from a second to maxPause.
 	restores = 10
 	maxPause = 5 * time.Minute
-	// quietTime is how long, beyond two pauses, an object must stay unchanged until no other program counts as writing it.
+	// quietTime is how long, beyond two pauses, an object must stay unchanged until no other program counts as writing
+	// it.
 	quietTime = time.Minute
 )
 

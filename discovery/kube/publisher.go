@@ -103,9 +103,9 @@ func (p *publisher) run(ctx context.Context) {
 	keepUp(ctx, p.changed, p.reconcile, p.logResult)
 }
 
-// reconcile creates missing ConfigMaps, and changes ConfigMaps with other certificates. The result next is the time until
-// the next pass, and err is the first error of a write. If another program writes a ConfigMap, too, reconcile writes that
-// ConfigMap only after a pause.
+// reconcile creates missing ConfigMaps, and changes ConfigMaps with other certificates. The result next is the time
+// until the next pass, and err is the first error of a write. If another program writes a ConfigMap, too, reconcile
+// writes that ConfigMap only after a pause.
 func (p *publisher) reconcile(ctx context.Context) (next time.Duration, err error) {
 	p.mu.Lock()
 	roots, unsure := p.roots, p.unsure

@@ -133,8 +133,8 @@ func (s *Source) Heard() source.Heard {
 	return heard
 }
 
-// CatchUp lists again the resources that lack changes of the revision r, see [source.Objects]. For a custom resource, it
-// also lists the definition again.
+// CatchUp lists again the resources that lack changes of the revision r, see [source.Objects]. For a custom resource,
+// it also lists the definition again.
 func (s *Source) CatchUp(r source.Revision, heldAt time.Time) {
 	heard := s.Heard()
 	for i, f := range s.all() {

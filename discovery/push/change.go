@@ -179,8 +179,8 @@ func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []entry
 	return left
 }
 
-// visibleTo returns what a view sees of the changes since a generation, except for the shards in complete. The parameter
-// special has the changes that the view may see in another way than its base.
+// visibleTo returns what a view sees of the changes since a generation, except for the shards in complete. The
+// parameter special has the changes that the view may see in another way than its base.
 func (r *recent) visibleTo(v *view, g generation, special []hosts.HostChange, complete *digest.Set) *delta {
 	d := r.visibleToBase(v.base, g)
 	if len(special) == 0 && *complete == (digest.Set{}) {

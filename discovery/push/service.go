@@ -46,17 +46,17 @@ type Config struct {
 	// Check returns an error if a client may not claim to be node, in the namespace that node names. ctx is the context
 	// of the client's stream. The error ends the stream. If Check is nil, nothing is checked.
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
-	// Room returns an error if there is no memory for another table. It is called after a large resource was encoded for
-	// some namespaces only. A client that does not read keeps its table in memory, and with Sidecars, each client may
-	// have a table of its own. The error ends the stream of the client. If Room is nil, there is always room.
+	// Room returns an error if there is no memory for another table. It is called after a large resource was encoded
+	// for some namespaces only. A client that does not read keeps its table in memory, and with Sidecars, each client
+	// may have a table of its own. The error ends the stream of the client. If Room is nil, there is always room.
 	Room func() error
 	// Replica is the name of this replica in the state of clients.
 	Replica string
 	// Comparable is true if replicas with the same revision have the same objects.
 	Comparable bool
 	// Behind reports whether the objects that are served may be older than the objects of a client's table, which has a
-	// revision. At the time heldAt, the client had this table, from this or another replica. Behind reports true until it
-	// is known that the objects are not older. If Behind is nil, the objects are never behind.
+	// revision. At the time heldAt, the client had this table, from this or another replica. Behind reports true until
+	// it is known that the objects are not older. If Behind is nil, the objects are never behind.
 	Behind func(revision []byte, heldAt time.Time) bool
 	// Logger is for logs.
 	Logger *slog.Logger

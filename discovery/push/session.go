@@ -212,8 +212,8 @@ func (s *session) wake(now time.Duration) {
 	}
 }
 
-// state returns the state of the client. The parameter info has what the client says of itself. The result open is false
-// if the stream has ended.
+// state returns the state of the client. The parameter info has what the client says of itself. The result open is
+// false if the stream has ended.
 func (s *session) state(info *nodeInfo) (a Agent, open bool) {
 	select {
 	case <-s.done:

@@ -387,8 +387,8 @@ func (t *tables) forget(s *session) {
 }
 
 // next returns what the client of a session does not have; nil if the client has everything. The result needsRoom is
-// true if [Config.Room] must permit the resource: the resource was encoded for this session, is large, and is not shared
-// with all namespaces. The caller holds session.mu.
+// true if [Config.Room] must permit the resource: the resource was encoded for this session, is large, and is not
+// shared with all namespaces. The caller holds session.mu.
 func (t *tables) next(s *session) (r *resource, version string, needsRoom bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

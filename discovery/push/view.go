@@ -151,8 +151,8 @@ func (v *view) difference(h *hosts.Host) shift {
 	return s
 }
 
-// A shardID identifies the entries of a shard in the table of a base or a view, by the generation in which these entries
-// last changed.
+// A shardID identifies the entries of a shard in the table of a base or a view, by the generation in which these
+// entries last changed.
 type shardID struct {
 	table   *identity
 	shard   int
