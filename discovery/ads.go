@@ -127,7 +127,7 @@ func (s *adsServer) listen(ctx context.Context) ([]*adsPort, error) {
 			return nil, p.failed(err)
 		}
 		p.listener = &boundedListener{
-			Listener: ln, max: int64(s.cfg.MaxClients + spareConns), over: s.push.TooMany,
+			Listener: ln, max: int64(s.cfg.MaxClients + spareConns), tooMany: s.push.TooMany,
 			addresses: intake.NewGroup[netip.Addr](s.cfg.MaxClientsPerAddress),
 			full:      func() bool { return s.memory.check(connShare) != nil },
 		}

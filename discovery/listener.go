@@ -19,7 +19,7 @@ type boundedListener struct {
 	max       int64 // bounds open
 	open      atomic.Int64
 	addresses *intake.Group[netip.Addr]
-	over      func()      // called for each connection that is closed because there are too many
+	tooMany   func()      // called for each connection that is closed because there are too many
 	full      func() bool // reports whether there is no memory for another connection
 }
 
@@ -33,11 +33,11 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		address := intake.AddressOf(conn.RemoteAddr())
 		switch {
 		case !l.addresses.Take(address):
-			l.over()
+			l.tooMany()
 			_ = conn.Close() // the client notices
 			continue
 		case l.open.Add(1) > l.max:
-			l.over()
+			l.tooMany()
 		case l.full():
 		default:
 			boundBuffers(conn)

@@ -126,8 +126,8 @@ func newLeaseMetric(holds func() bool) prometheus.Collector {
 }
 
 // oneIf returns 1 for true, and 0 for false.
-func oneIf(is bool) float64 {
-	if is {
+func oneIf(condition bool) float64 {
+	if condition {
 		return 1
 	}
 	return 0

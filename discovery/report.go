@@ -27,25 +27,25 @@ const maxLines = 100
 
 // A report has the state of the sources and of the served tables, for operators. It logs what is new.
 type report struct {
-	out     *slog.Logger
+	logger  *slog.Logger
 	metrics *metrics
 
-	mu      sync.Mutex
-	logged  map[string]bool // errors and failures that were logged and have not ended
-	last    noted           // what log has looked at last
-	missed  bool            // lines about a part of last were not logged
-	errs    []object.Error
-	waiting string         // why the server is not ready; "" once it is
-	told    string         // the last value of waiting that was logged
-	telling rate.Sometimes // limits the lines about waiting, because an error in it may have another port every second
-	heard   source.Heard   // the state of the API server that the served tables include
-	lines   *rate.Limiter  // limits lines about objects
-	beyond  rate.Sometimes // limits how often the log says that there were too many lines
+	mu            sync.Mutex
+	logged        map[string]bool // errors and failures that were logged and have not ended
+	last          noted           // what log has looked at last
+	missed        bool            // lines about a part of last were not logged
+	errs          []object.Error
+	waiting       string         // why the server is not ready; "" once it is
+	loggedWaiting string         // the last value of waiting that was logged
+	telling       rate.Sometimes // limits the lines about waiting, because an error in it may have another port every second
+	heard         source.Heard   // the state of the API server that the served tables include
+	lines         *rate.Limiter  // limits lines about objects
+	beyond        rate.Sometimes // limits how often the log says that there were too many lines
 }
 
-func newReport(out *slog.Logger, m *metrics) *report {
+func newReport(logger *slog.Logger, m *metrics) *report {
 	return &report{
-		out: out, metrics: m, logged: map[string]bool{}, waiting: "no object has been read yet",
+		logger: logger, metrics: m, logged: map[string]bool{}, waiting: "no object has been read yet",
 		telling: rate.Sometimes{First: 1, Interval: tellEvery}, lines: rate.NewLimiter(1, maxLines), beyond: rate.Sometimes{Interval: time.Minute},
 	}
 }
@@ -64,7 +64,7 @@ func (r *report) result(step string, err error) {
 	r.metrics.failures.WithLabelValues(step).Inc()
 	if !r.logged[step] {
 		r.logged[step] = true
-		r.out.Error(failureMessage(step)+"; the current tables stay", "error", err)
+		r.logger.Error(failureMessage(step)+"; the current tables stay", "error", err)
 	}
 }
 
@@ -81,15 +81,15 @@ func failureMessage(step string) string {
 }
 
 // setWaiting records why the server is not ready, and logs the reason if it has changed.
-func (r *report) setWaiting(why string) {
+func (r *report) setWaiting(reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.waiting = why; why == "" || why == r.told {
+	if r.waiting = reason; reason == "" || reason == r.loggedWaiting {
 		return
 	}
 	r.telling.Do(func() {
-		r.told = why
-		r.out.Warn("not ready, no stream is served", "because", why)
+		r.loggedWaiting = reason
+		r.logger.Warn("not ready, no stream is served", "because", reason)
 	})
 }
 
@@ -126,7 +126,7 @@ func (r *report) errors() []object.Error {
 func (r *report) logLine(log func()) bool {
 	if !r.lines.Allow() {
 		r.beyond.Do(func() {
-			r.out.Warn("there are too many lines about objects to log them all: see /debug/errors, and metrics such as nametap_discovery_vips_exhausted")
+			r.logger.Warn("there are too many lines about objects to log them all: see /debug/errors, and metrics such as nametap_discovery_vips_exhausted")
 		})
 		return false
 	}
@@ -146,7 +146,9 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, host := range u.Moved {
-		r.logLine(func() { r.out.Warn("another object claims the automatic VIP, the host gets a new one", "host", host) })
+		r.logLine(func() {
+			r.logger.Warn("another object claims the automatic VIP, the host gets a new one", "host", host)
+		})
 	}
 	before := r.last
 	r.last = noted{all.Errors, all.Notes, u.Loops, u.Large, u.WithoutVIP}
@@ -164,24 +166,24 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 		}
 	}
 	for _, e := range all.Errors {
-		logNew("document "+e.Error(), func() { r.out.Error("broken document", "error", e, "kept_last_good", e.Kept) })
+		logNew("document "+e.Error(), func() { r.logger.Error("broken document", "error", e, "kept_last_good", e.Kept) })
 	}
 	for _, note := range all.Notes {
-		logNew("note "+note, func() { r.out.Info("an object makes no host", "what", note) })
+		logNew("note "+note, func() { r.logger.Info("an object makes no host", "what", note) })
 	}
 	for _, host := range u.Loops {
 		logNew("loop "+host, func() {
-			r.out.Error("a Service of type ExternalName stands for itself and is left out: change its spec.externalName", "host", host)
+			r.logger.Error("a Service of type ExternalName stands for itself and is left out: change its spec.externalName", "host", host)
 		})
 	}
 	for _, host := range u.Large {
 		logNew("large "+host, func() {
-			r.out.Error(fmt.Sprintf("a host has more than %d KiB in tables and is left out: it has too many addresses or, with ports that only some "+
+			r.logger.Error(fmt.Sprintf("a host has more than %d KiB in tables and is left out: it has too many addresses or, with ports that only some "+
 				"of its endpoints have, too many ports; use several hosts", object.MaxInTables>>10), "host", host)
 		})
 	}
 	for _, host := range u.WithoutVIP {
-		logNew("no vip "+host, func() { r.out.Error("no automatic VIP is left", "host", host) })
+		logNew("no vip "+host, func() { r.logger.Error("no automatic VIP is left", "host", host) })
 	}
 	for _, step := range []string{source.StepRead, stepSave, source.StepSaveObjects, source.StepSaveCluster} {
 		if r.logged[step] {

@@ -31,7 +31,7 @@ type Server struct {
 	certificate certificate
 	ads         *adsServer
 	inputs      *inputs
-	vips        vips          // owned by the goroutine of follow
+	vips        vips          // owned by the goroutine of serveChanges
 	writer      source.Writer // nil without a Lease
 	writeVIPs   chan struct{} // has an element when VIPs may have to be written
 
@@ -149,7 +149,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	})
 	group.Go(func() error {
-		s.follow(ctx)
+		s.serveChanges(ctx)
 		return nil
 	})
 	if s.writer != nil {
@@ -162,10 +162,10 @@ func (s *Server) Run(ctx context.Context) error {
 // is not ready may change. It is also the time between two tries to save VIPs.
 const checkEvery = time.Second
 
-// follow serves the changes of the sources until ctx ends. One build serves all changes that come within
+// serveChanges serves the changes of the sources until ctx ends. One build serves all changes that come within
 // Config.Debounce. If a build takes longer than that, the pause after it is as long as the build, which leaves half of
 // the time to the streams.
-func (s *Server) follow(ctx context.Context) {
+func (s *Server) serveChanges(ctx context.Context) {
 	timer, took := time.NewTimer(checkEvery), time.Duration(0)
 	defer timer.Stop()
 	for {
@@ -224,15 +224,15 @@ func (s *Server) publish(all source.Reading) {
 	s.setHeard(all.Heard)
 	if !s.isServing() {
 		s.waitFor("")
-		s.out.Info("serving name tables", "address", s.addr.String(), "sources", s.inputs.names())
+		s.logger.Info("serving name tables", "address", s.addr.String(), "sources", s.inputs.names())
 		close(s.ready)
 	}
 }
 
 // waitFor sets the reason why no table is served; empty if tables are served.
-func (s *Server) waitFor(why string) {
-	s.push.WaitFor(why)
-	s.setWaiting(why)
+func (s *Server) waitFor(reason string) {
+	s.push.WaitFor(reason)
+	s.setWaiting(reason)
 }
 
 // setMissing sets which clusters are missing. A cluster is missing until its objects are applied. So while changes are
@@ -246,31 +246,31 @@ func (s *Server) setMissing(missing map[string]string) {
 }
 
 // saveVIPs saves the VIPs before a client sees them, so a crash loses no VIP that a client has seen. If saving fails,
-// for example because the disk is full, the VIPs are served all the same, and follow tries again.
+// for example because the disk is full, the VIPs are served all the same, and serveChanges tries again.
 func (s *Server) saveVIPs(u hosts.Update) {
 	s.vips.unsaved = s.vips.unsaved || u.VIPs
 	s.result(stepSave, s.vips.save())
 }
 
-// lag is how long a replica may normally be behind another one: events reach replicas at different times.
-const lag = time.Second
+// replicaLag is how long a replica may normally be behind another one: events reach replicas at different times.
+const replicaLag = time.Second
 
-// behind reports whether the served tables may be older than revision, which a client had at the time since. If they
-// may be older, and the API server has sent what is missing, behind makes the function follow serve it, even if no
-// object has changed. If the API server has not sent it when the time lag has passed, behind lists the resources again.
-func (s *Server) behind(revision []byte, since time.Time) bool {
+// behind reports whether the served tables may be older than revision, which a client had at the time heldAt. If they
+// may be older, and the API server has sent what is missing, behind makes serveChanges serve it, even if no object has
+// changed. If the API server has not sent it when replicaLag has passed, behind lists the resources again.
+func (s *Server) behind(revision []byte, heldAt time.Time) bool {
 	r := source.ParseRevision(revision)
 	s.mu.Lock()
 	heard := s.heard
 	s.mu.Unlock()
 	switch {
-	case heard.Includes(r, since):
+	case heard.Includes(r, heldAt):
 		return false
-	case s.inputs.kube.Heard().Includes(r, since):
+	case s.inputs.kube.Heard().Includes(r, heldAt):
 		// Only then: a client with a revision that never comes must not cause builds all the time.
 		chans.Wake(s.inputs.changed)
-	case time.Since(since) >= lag:
-		s.inputs.kube.CatchUp(r, since)
+	case time.Since(heldAt) >= replicaLag:
+		s.inputs.kube.CatchUp(r, heldAt)
 	}
 	return true
 }

@@ -10,10 +10,10 @@ import (
 )
 
 // units returns the paths of the units of an added container: the fields that a later injection keeps or replaces as a
-// whole. If a later injection generates the same unit as the one before, the unit stays, even if others have changed
-// it: LimitRanges, AlwaysPullImages or webhooks that rewrite images. Otherwise the unit is replaced, except that
-// elements that others have added to a list or a map stay. Injection never changes the other fields of an added
-// container.
+// whole. If a later injection generates the same unit as the previous injection, the unit stays as it is in the pod. So
+// it keeps changes by other programs, such as LimitRanges, AlwaysPullImages or webhooks that rewrite images. Otherwise
+// the unit is replaced, except that elements that other programs have added to a list or a map stay. Injection never
+// changes the other fields of an added container.
 func units() []string {
 	return []string{
 		"image", "imagePullPolicy", "args", "restartPolicy", "env", "securityContext", "ports", "lifecycle", "readinessProbe", "livenessProbe",
@@ -46,40 +46,40 @@ func marks(container *yaml.Node) string {
 // mergeContainer updates container, which an earlier injection has added, with the units of generated. previous has the
 // marks of the container that the earlier injection generated; "" if they are not known.
 func mergeContainer(container, generated *yaml.Node, previous string) {
-	now := marks(generated)
+	all := marks(generated)
 	for i, path := range units() {
-		at := i * markSize
-		if len(previous) == len(now) && previous[at:at+markSize] == now[at:at+markSize] {
+		start, end := i*markSize, (i+1)*markSize
+		if len(previous) == len(all) && previous[start:end] == all[start:end] {
 			continue
 		}
-		next, current := part(generated, path), part(container, path)
+		next, old := part(generated, path), part(container, path)
 		switch path {
 		case "env":
-			next = withOthers(next, current, "name", func(name string) bool { return strings.HasPrefix(name, "NAMETAP_") || name == goMemory })
+			next = withOthers(next, old, "name", func(name string) bool { return strings.HasPrefix(name, "NAMETAP_") || name == goMemory })
 		case "volumeMounts":
-			next = withOthers(next, current, "mountPath", func(string) bool { return false })
+			next = withOthers(next, old, "mountPath", func(string) bool { return false })
 		case "securityContext":
-			next = withOtherKeys(next, current)
+			next = withOtherKeys(next, old)
 		}
-		put(container, strings.Split(path, "/"), next)
+		setPath(container, strings.Split(path, "/"), next)
 	}
 }
 
-// withOthers returns the list generated, with the elements that others have added to the list current: the elements
-// whose keys are not in generated. It leaves out elements for whose keys own returns true: injection adds such keys
-// itself, with other settings.
-func withOthers(generated, current *yaml.Node, key string, own func(string) bool) *yaml.Node {
-	if current == nil || current.Kind != yaml.SequenceNode {
-		return generated
+// withOthers returns a list with the elements of next, and the elements that other programs have added to old: the
+// elements of old whose keys are not in next. It leaves out keys for which isOwn returns true: an earlier injection,
+// with other settings, has added them.
+func withOthers(next, old *yaml.Node, key string, isOwn func(string) bool) *yaml.Node {
+	if old == nil || old.Kind != yaml.SequenceNode {
+		return next
 	}
 	var keys []string
 	list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
-	for _, element := range elements(generated) {
+	for _, element := range elements(next) {
 		keys = append(keys, text(element, key))
 		list.Content = append(list.Content, element)
 	}
-	for _, element := range elements(current) {
-		if k := text(element, key); !slices.Contains(keys, k) && !own(k) {
+	for _, element := range elements(old) {
+		if k := text(element, key); !slices.Contains(keys, k) && !isOwn(k) {
 			list.Content = append(list.Content, element)
 		}
 	}
@@ -89,16 +89,16 @@ func withOthers(generated, current *yaml.Node, key string, own func(string) bool
 	return list
 }
 
-// withOtherKeys adds to the map generated the keys that only the map current has, and returns generated.
-func withOtherKeys(generated, current *yaml.Node) *yaml.Node {
-	if current == nil || current.Kind != yaml.MappingNode {
-		return generated
+// withOtherKeys adds to the map next all keys of the map old that next lacks, and returns next.
+func withOtherKeys(next, old *yaml.Node) *yaml.Node {
+	if old == nil || old.Kind != yaml.MappingNode {
+		return next
 	}
-	own(current)
-	for i := 0; i+1 < len(current.Content); i += 2 {
-		if key := current.Content[i].Value; find(generated, key) < 0 {
-			set(generated, key, "", current.Content[i+1])
+	inlineMerges(old)
+	for i := 0; i+1 < len(old.Content); i += 2 {
+		if key := old.Content[i].Value; find(next, key) < 0 {
+			set(next, key, "", old.Content[i+1])
 		}
 	}
-	return generated
+	return next
 }

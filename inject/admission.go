@@ -33,11 +33,11 @@ func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte
 
 // patchOf returns the changes of a pod as a JSON patch. If metadata or spec has changed, the patch has it as a whole.
 // A library could find a smaller patch, but such libraries read numbers as floats, and may change them.
-func patchOf(before, after *yaml.Node) []byte {
+func patchOf(original, injected *yaml.Node) []byte {
 	var patch jsonWriter
 	for _, section := range []string{"metadata", "spec"} {
-		next := value(after, section)
-		if old := value(before, section); old != nil && same(old, next, false) {
+		next := value(injected, section)
+		if old := value(original, section); old != nil && sameTree(old, next, false) {
 			continue
 		}
 		separator := byte('[')

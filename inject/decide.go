@@ -69,7 +69,7 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 		return Skipped, ReasonNotAsked
 	case !labelled && ofNamespace != Enabled && !requested:
 		return Skipped, ReasonNamespaceSaysNo
-	case !hasStatus && (has(p.Spec.InitContainers, agentName, captureName) || has(p.Spec.Containers, agentName, captureName)):
+	case !hasStatus && (hasAny(p.Spec.InitContainers, agentName, captureName) || hasAny(p.Spec.Containers, agentName, captureName)):
 		return Skipped, ReasonByHand
 	case labelled:
 		return Injected, ReasonPod

@@ -39,7 +39,7 @@ func (d *document) parse() error {
 	}
 	node, err := d.read(d.Body)
 	if err != nil {
-		return d.at(err)
+		return d.withLine(err)
 	}
 	if node != nil && node.Content[0].Kind == yaml.MappingNode {
 		d.root = node
@@ -63,8 +63,8 @@ func (d *document) read(text []byte) (*yaml.Node, error) {
 	return &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{node}, Line: node.Line}, validate(node)
 }
 
-// at returns err, an error of the YAML library, with the number of the line in the manifest.
-func (d *document) at(err error) error {
+// withLine returns err, an error of the YAML library, with the number of the line in the manifest.
+func (d *document) withLine(err error) error {
 	line, message := yamltext.Cause(err)
 	if line == 0 {
 		return fmt.Errorf("line %d: document that begins here: %s", d.Before+1, message)
@@ -112,7 +112,7 @@ func (d *document) checked(text []byte, root *yaml.Node) ([]byte, error) {
 	if err != nil {
 		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors and its folded texts (>): %w", d.Before+1, err)
 	}
-	if again == nil || !same(root.Content[0], again.Content[0], false) {
+	if again == nil || !sameTree(root.Content[0], again.Content[0], false) {
 		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again without changes elsewhere; simplify it, for example its anchors and its folded texts (>)", d.Before+1)
 	}
 	return text, nil

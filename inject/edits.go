@@ -146,7 +146,7 @@ func (e edits) applyVolumes(list *yaml.Node) {
 		switch {
 		case at < 0:
 			list.Content = append(list.Content, generated)
-		case e.previous.Volumes[nameOf(generated)] != mark(generated) && !same(list.Content[at], generated, true):
+		case e.previous.Volumes[nameOf(generated)] != mark(generated) && !sameTree(list.Content[at], generated, true):
 			list.Content[at] = generated
 		}
 	}
@@ -205,7 +205,7 @@ func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) {
 	list := ensure(m, key, "", yaml.SequenceNode)
 	next := encode(append([]T{}, added...))
 	kept := slices.DeleteFunc(slices.Clone(elements(list)), func(n *yaml.Node) bool { return slices.Contains(removed, nameOf(n)) })
-	if next.Content = append(kept, next.Content...); !same(list, next, true) {
+	if next.Content = append(kept, next.Content...); !sameTree(list, next, true) {
 		list.Content = next.Content
 	}
 	if len(list.Content) == 0 {
@@ -214,4 +214,4 @@ func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) {
 }
 
 // update sets a key to a value, unless it has that value.
-func update(m *yaml.Node, key string, v any) { put(m, []string{key}, encode(v)) }
+func update(m *yaml.Node, key string, v any) { setPath(m, []string{key}, encode(v)) }

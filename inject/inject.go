@@ -15,9 +15,9 @@ type Result struct {
 	Reasons []string
 }
 
-// Pod returns the pod in node with nametap in it, or says why nametap is not added. node is a YAML or JSON tree, because a
-// tree keeps comments and fields that nametap does not know. Pod does not change node. It returns an error if node is no
-// valid pod, or cfg is wrong.
+// Pod adds nametap to a copy of the pod node, or says why nametap is not added. node is a YAML or JSON tree, because a
+// tree keeps comments and fields that nametap does not know. Pod does not change node. It returns an error if node is
+// no valid pod, or cfg is wrong.
 func Pod(node *yaml.Node, ns Namespace, cfg Config) (Result, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {

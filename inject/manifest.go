@@ -16,12 +16,12 @@ type Report struct {
 	Reasons []string
 }
 
-// Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and
-// other objects. A document in which no pod changes stays byte for byte. Other documents keep their comments
-// and, if merge succeeds, all lines that do not change. namespace is the namespace of objects that name none.
-// Pods need no label: the call itself asks for injection. If the manifest has the Namespace of a pod, Manifest uses the
-// annotations of the Namespace. If that Namespace has the label with another value than Enabled, only pods with a label
-// of their own are injected.
+// Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and other objects. A
+// document in which no pod changes stays byte for byte. Other documents keep their comments and, if possible, all lines
+// that do not change. namespace is the namespace of objects that name none. Pods need no label: the call itself asks
+// for injection. If the manifest has the Namespace of a pod, Manifest uses the annotations of the Namespace. If that
+// Namespace has the label [Label], but not with the value [Enabled], only pods that have the label themselves are
+// injected.
 //
 // Errors are about malformed text and objects, and name the lines. Refused pods are in the
 // reports. If there are errors, the caller should not use the text.
@@ -94,10 +94,10 @@ func (m *manifest) injectWorkload(root *yaml.Node, w workload, aliased bool) (bo
 		return false, err
 	}
 	m.reports = append(m.reports, Report{w.name(m.namespace), w.object.Line, result.Outcome, result.Reasons})
-	if result.Outcome != Injected || same(w.pod, result.Pod, true) {
+	if result.Outcome != Injected || sameTree(w.pod, result.Pod, true) {
 		return false, nil
 	}
-	if aliased { // aliases of parts that change keep the content without nametap
+	if aliased { // an alias of a part that changes must not change with it: detach replaces the alias by a copy
 		detach(root, w.path)
 		if result, err = Pod(w.pod, namespace, m.cfg); err != nil {
 			return false, err

@@ -102,8 +102,8 @@ func decode(node *yaml.Node) (*pod, error) {
 	return p, nil
 }
 
-// has reports whether one of the containers has one of the names.
-func has(containers []podContainer, names ...string) bool {
+// hasAny reports whether one of the containers has one of the names.
+func hasAny(containers []podContainer, names ...string) bool {
 	return slices.ContainsFunc(containers, func(c podContainer) bool { return slices.Contains(names, c.Name) })
 }
 
@@ -118,7 +118,7 @@ var istioContainers = []string{istioProxy, istioInit, "istio-validation", "enabl
 
 // hasIstio reports whether Istio's sidecar is in the pod, as a container or as a native sidecar.
 func (p *pod) hasIstio() bool {
-	return has(p.Spec.InitContainers, istioProxy) || has(p.Spec.Containers, istioProxy)
+	return hasAny(p.Spec.InitContainers, istioProxy) || hasAny(p.Spec.Containers, istioProxy)
 }
 
 // istioElements returns the containers of a pod that have the settings of Istio's DNS capture.

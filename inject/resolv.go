@@ -26,48 +26,48 @@ func (f dnsFields) configOrNone() *corev1.PodDNSConfig {
 	return &f.config
 }
 
-// ownDNS returns the DNS fields that the pod would have without an injection in mode Resolv: the fields before the first
-// injection, with the changes that others have made since. A nameserver that others have removed stays, because the
-// injected pod has no other nameserver than the agent, and so does not show the removal.
+// ownDNS returns the DNS fields that the pod would have without an injection in mode Resolv: the fields before the
+// first injection, with the changes that others have made since then. A nameserver that others have removed stays,
+// because the injected pod has no other nameserver than the agent, and so does not show the removal.
 func ownDNS(p *pod, previous status) dnsFields {
-	now := dnsFields{policy: p.Spec.DNSPolicy}
+	current := dnsFields{policy: p.Spec.DNSPolicy}
 	if p.Spec.DNSConfig != nil {
-		now.config = *p.Spec.DNSConfig
+		current.config = *p.Spec.DNSConfig
 	}
 	if previous.Mode != Resolv {
-		return now
+		return current
 	}
-	policy := now.policy
+	policy := current.policy
 	if policy == "None" {
 		policy = previous.DNSPolicy
 	}
-	var before corev1.PodDNSConfig
+	var original corev1.PodDNSConfig
 	if previous.DNSConfig != nil {
-		before = *previous.DNSConfig
+		original = *previous.DNSConfig
 	}
 	var injectedOptions []string
-	if previous.DNSPolicy != "None" && !slices.ContainsFunc(before.Options, isNdots) {
+	if previous.DNSPolicy != "None" && !slices.ContainsFunc(original.Options, isNdots) {
 		injectedOptions = []string{optionText(clusterNdots())}
 	}
 	text := func(s string) string { return s }
 	return dnsFields{policy, corev1.PodDNSConfig{
-		Nameservers: edited(before.Nameservers, slices.Concat(before.Nameservers, now.config.Nameservers), []string{loopback}, text),
-		Searches:    edited(before.Searches, now.config.Searches, previous.ClusterSearches, text),
-		Options:     edited(before.Options, now.config.Options, injectedOptions, optionText),
+		Nameservers: edited(original.Nameservers, slices.Concat(original.Nameservers, current.config.Nameservers), []string{loopback}, text),
+		Searches:    edited(original.Searches, current.config.Searches, previous.ClusterSearches, text),
+		Options:     edited(original.Options, current.config.Options, injectedOptions, optionText),
 	}}
 }
 
-// edited returns a list with the changes that others have made since an injection. The parameter before is the list
-// before the injection, now is the present list, and injected has the elements that the injection added. The result has
-// the elements of before that are still in now, and then the elements of now that are neither in before nor in
-// injected.
-func edited[T any](before, now []T, injected []string, text func(T) string) []T {
+// edited returns a list with the changes that other programs have made since an injection. The parameter original is
+// the list before the injection, current is the list in the pod, and injected has the elements that the injection
+// added. The result has the elements of original that are still in current, and then the elements of current that are
+// neither in original nor in injected.
+func edited[T any](original, current []T, injected []string, text func(T) string) []T {
 	present, known := map[string]bool{}, map[string]bool{}
-	for _, v := range now {
+	for _, v := range current {
 		present[text(v)] = true
 	}
 	var list []T
-	for _, v := range before {
+	for _, v := range original {
 		known[text(v)] = true
 		if present[text(v)] {
 			list = append(list, v)
@@ -76,7 +76,7 @@ func edited[T any](before, now []T, injected []string, text func(T) string) []T 
 	for _, s := range injected {
 		known[s] = true
 	}
-	for _, v := range now {
+	for _, v := range current {
 		if !known[text(v)] {
 			list = append(list, v)
 		}
@@ -112,15 +112,15 @@ type resolvConf struct {
 
 // newResolvConf returns the DNS of a pod whose only nameserver is the agent. The search list and the options are the ones
 // that kubelet would write, without the search list of the node.
-func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) {
-	for _, nameserver := range own.config.Nameservers {
+func newResolvConf(podDNS dnsFields, ns Namespace, cfg Config) (resolvConf, error) {
+	for _, nameserver := range podDNS.config.Nameservers {
 		if !canForward(nameserver) {
 			return resolvConf{}, fmt.Errorf("dnsConfig has the nameserver %.100q, to which the agent cannot forward, because it is no address of another host: remove it, or use the mode %s", nameserver, Rules)
 		}
 	}
-	upstreams, options := own.config.Nameservers, slices.Clone(own.config.Options)
+	upstreams, options := podDNS.config.Nameservers, slices.Clone(podDNS.config.Options)
 	var clusterSearches []string
-	switch own.policy {
+	switch podDNS.policy {
 	case "", "ClusterFirst", "ClusterFirstWithHostNet":
 		if !objectName.MatchString(ns.Name) {
 			return resolvConf{}, fmt.Errorf("namespace %.100q: want the name of a namespace, for the search list", ns.Name)
@@ -136,9 +136,9 @@ func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) 
 			return resolvConf{}, errors.New("dnsPolicy is None and dnsConfig has no nameservers: add one")
 		}
 	default:
-		return resolvConf{}, fmt.Errorf("dnsPolicy is %s, so the pod has the node's nameservers, which mode %s does not know: set another policy, or use the mode %s", own.policy, Resolv, Rules)
+		return resolvConf{}, fmt.Errorf("dnsPolicy is %s, so the pod has the node's nameservers, which mode %s does not know: set another policy, or use the mode %s", podDNS.policy, Resolv, Rules)
 	}
-	config := corev1.PodDNSConfig{Nameservers: []string{loopback}, Searches: distinct(slices.Concat(clusterSearches, own.config.Searches)), Options: options}
+	config := corev1.PodDNSConfig{Nameservers: []string{loopback}, Searches: distinct(slices.Concat(clusterSearches, podDNS.config.Searches)), Options: options}
 	if len(config.Searches) > maxSearches || utf8.RuneCountInString(strings.Join(config.Searches, " ")) > maxSearchList {
 		return resolvConf{}, fmt.Errorf("the search lists of the cluster and of dnsConfig together have more than %d domains or %d characters: remove some, or use the mode %s", maxSearches, maxSearchList, Rules)
 	}

@@ -19,12 +19,14 @@ const Status = "nametap.dev/status"
 // A status is the value of the annotation. The zero value stands for a pod without nametap.
 type status struct {
 	Mode Mode `json:"mode"`
-	// The names of the containers and volumes that were added, with the marks of their generated parts.
+	// The containers and volumes that were added, by name. The value of a container has a mark for each of its units,
+	// as injection has generated it (see the functions units and mark). The value of a volume is its mark.
 	InitContainers   map[string]string `json:"initContainers"`
 	Volumes          map[string]string `json:"volumes"`
 	Sysctls          []string          `json:"sysctls,omitempty"`
 	ImagePullSecrets []string          `json:"imagePullSecrets,omitempty"`
-	// In mode Resolv, the search list of the cluster that was added, and the DNS fields that the pod had before.
+	// In mode Resolv, the domains of the cluster that were added to the search list, and the DNS fields that the pod
+	// had before.
 	ClusterSearches []string             `json:"clusterSearches,omitempty"`
 	DNSPolicy       string               `json:"dnsPolicy,omitempty"`
 	DNSConfig       *corev1.PodDNSConfig `json:"dnsConfig,omitempty"`
@@ -87,6 +89,6 @@ func (s *status) text() string {
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(s) // texts in memory
+	_ = encoder.Encode(s) // cannot fail: a status has only texts, and the buffer is in memory
 	return strings.TrimSpace(text.String())
 }

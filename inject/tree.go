@@ -70,9 +70,9 @@ func visit(node *yaml.Node, f func(*yaml.Node)) {
 	}
 }
 
-// own removes `<<` from a mapping: the keys that the mapping takes from other mappings become keys of the mapping
-// itself.
-func own(m *yaml.Node) {
+// inlineMerges removes `<<` from a mapping: the keys that the mapping takes from other mappings become keys of the
+// mapping itself.
+func inlineMerges(m *yaml.Node) {
 	var plain, merged []*yaml.Node
 	for i := 0; i+1 < len(m.Content); i += 2 {
 		if key, value := m.Content[i], m.Content[i+1]; key.Tag == mergeTag {
@@ -104,7 +104,7 @@ func sources(value *yaml.Node) []*yaml.Node {
 	for _, n := range list {
 		c := clone(target(n))
 		dropAnchors(c)
-		own(c)
+		inlineMerges(c)
 		mappings = append(mappings, c)
 	}
 	return mappings
@@ -150,7 +150,7 @@ func lookup(m *yaml.Node, key string) *yaml.Node {
 // value returns the value of a key, nil if it is missing or null. The caller may change the value, because value replaces
 // an alias by a copy.
 func value(m *yaml.Node, key string) *yaml.Node {
-	own(m)
+	inlineMerges(m)
 	i := find(m, key)
 	if i < 0 {
 		return nil
@@ -164,32 +164,32 @@ func value(m *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// set sets a key of a mapping. A key that exists stays in its place. A new key is inserted in front of the key named by
-// the parameter before. If there is no such key, the new key comes last.
-func set(m *yaml.Node, key, before string, v *yaml.Node) {
-	own(m)
+// set sets a key of a mapping. A key that exists stays in its place. A new key is inserted in front of the key
+// successor. If there is no such key, the new key comes last.
+func set(m *yaml.Node, key, successor string, v *yaml.Node) {
+	inlineMerges(m)
 	if i := find(m, key); i >= 0 {
 		m.Content[i+1] = v
 		return
 	}
 	k := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}
-	at := find(m, before)
-	if at < 0 {
-		at = len(m.Content)
+	index := find(m, successor)
+	if index < 0 {
+		index = len(m.Content)
 	}
-	m.Content = slices.Insert(m.Content, at, k, v)
+	m.Content = slices.Insert(m.Content, index, k, v)
 }
 
 // remove removes a key.
 func remove(m *yaml.Node, key string) {
-	own(m)
+	inlineMerges(m)
 	if i := find(m, key); i >= 0 {
 		m.Content = slices.Delete(m.Content, i, i+2)
 	}
 }
 
 // ensure returns the value of a key. If the value is missing or null, ensure calls set with an empty value of the kind.
-func ensure(m *yaml.Node, key, before string, kind yaml.Kind) *yaml.Node {
+func ensure(m *yaml.Node, key, successor string, kind yaml.Kind) *yaml.Node {
 	if v := value(m, key); v != nil {
 		if len(v.Content) == 0 {
 			v.Style &^= yaml.FlowStyle // as in `annotations: {}`
@@ -200,7 +200,7 @@ func ensure(m *yaml.Node, key, before string, kind yaml.Kind) *yaml.Node {
 	if kind == yaml.SequenceNode {
 		v.Tag = "!!seq"
 	}
-	set(m, key, before, v)
+	set(m, key, successor, v)
 	return v
 }
 
@@ -225,9 +225,8 @@ func nameOf(element *yaml.Node) string {
 	return ""
 }
 
-// same reports whether two trees have the same contents. With expand, an alias equals the node that
-// it names.
-func same(a, b *yaml.Node, expand bool) bool {
+// sameTree reports whether two trees have the same contents. With expand, an alias equals the node that it names.
+func sameTree(a, b *yaml.Node, expand bool) bool {
 	if expand {
 		a, b = target(a), target(b)
 	}
@@ -235,7 +234,7 @@ func same(a, b *yaml.Node, expand bool) bool {
 		return false
 	}
 	for i := range a.Content {
-		if !same(a.Content[i], b.Content[i], expand) {
+		if !sameTree(a.Content[i], b.Content[i], expand) {
 			return false
 		}
 	}
@@ -254,7 +253,7 @@ func text(m *yaml.Node, key string) string {
 func texts(m *yaml.Node) map[string]string {
 	all := map[string]string{}
 	if m != nil && m.Kind == yaml.MappingNode {
-		own(m)
+		inlineMerges(m)
 		for i := 0; i+1 < len(m.Content); i += 2 {
 			all[m.Content[i].Value] = text(m, m.Content[i].Value)
 		}
@@ -283,8 +282,8 @@ func part(node *yaml.Node, path string) *yaml.Node {
 	return node
 }
 
-// put sets the value at a path, or removes it if the value is nil. An equal value stays as it is.
-func put(node *yaml.Node, path []string, v *yaml.Node) {
+// setPath sets the value at a path, or removes it if the value is nil. An equal value stays as it is.
+func setPath(node *yaml.Node, path []string, v *yaml.Node) {
 	key := path[0]
 	if len(path) > 1 {
 		next := value(node, key)
@@ -295,13 +294,13 @@ func put(node *yaml.Node, path []string, v *yaml.Node) {
 			next = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
 			set(node, key, "", next)
 		}
-		put(next, path[1:], v)
+		setPath(next, path[1:], v)
 		return
 	}
 	switch current := value(node, key); {
 	case v == nil:
 		remove(node, key)
-	case current == nil || !same(current, v, true):
+	case current == nil || !sameTree(current, v, true):
 		if current != nil {
 			v.HeadComment, v.LineComment, v.FootComment = current.HeadComment, current.LineComment, current.FootComment
 		}

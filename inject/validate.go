@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxAliased is how many values the aliases of a document may add to it: injection copies the parts that it changes,
-// with the values that their aliases name.
+// maxAliased is how many values the aliases of a document may add to the document. Injection copies each part that it
+// changes, and replaces the aliases in the copy by copies of the values that they name.
 const maxAliased = 100_000
 
 // parseOne returns the only value of a text; nil if there is none. A second value, such as another

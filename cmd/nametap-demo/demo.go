@@ -47,9 +47,9 @@ type demo struct {
 	dnsAddr      string
 }
 
-// runDemo starts a demo and shows the tour. Then it returns if once is true; otherwise it
-// waits until ctx ends.
-func runDemo(ctx context.Context, out *printer, once bool) (err error) {
+// runDemo starts a demo and shows the tour. If tourOnly is true, it returns after the tour; otherwise it waits until
+// ctx ends.
+func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 	dir, err := os.MkdirTemp("", "nametap-demo-")
 	if err != nil {
 		return fmt.Errorf("making a directory for the demo: %w", err)
@@ -75,7 +75,7 @@ func runDemo(ctx context.Context, out *printer, once bool) (err error) {
 		if err := d.tour(ctx); err != nil {
 			return err
 		}
-		if !once {
+		if !tourOnly {
 			d.stayUp(ctx)
 		}
 		return nil

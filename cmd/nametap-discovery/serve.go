@@ -89,9 +89,9 @@ const inPod = "KUBERNETES_SERVICE_HOST"
 // podDrain is how long kube-proxy may still send clients to a pod that is ending.
 const podDrain = 5 * time.Second
 
-// afterDrain returns a context that ends when the context stopping ends. In a pod, the context ends podDrain later:
-// when the streams of clients end then, kube-proxy does not send these clients to this replica again. If the server is
-// not ready, it has no clients, and the context ends at once.
+// afterDrain returns a context that ends after the context stopping: podDrain later in a pod, and at once elsewhere.
+// When podDrain has passed, kube-proxy sends no client to this replica any more. So a client whose stream ends then
+// connects to another replica. If the server is not ready, it has no clients, and the context ends at once.
 func afterDrain(stopping context.Context, ready <-chan struct{}, logger *slog.Logger) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
 	context.AfterFunc(stopping, func() {

@@ -77,9 +77,9 @@ func affectsCapture(name string) bool {
 }
 
 // resolve reads the settings. If capture is on for the nameservers of resolv.conf alone, it also reads these
-// nameservers. If the parameter all is true, a file of the unit that cannot be read is an error.
-func (c *captureCommand) resolve(ctx context.Context, all bool) error {
-	if err := c.findSettings(ctx, all); err != nil {
+// nameservers. If unitRequired is true, a file of the unit that cannot be read is an error.
+func (c *captureCommand) resolve(ctx context.Context, unitRequired bool) error {
+	if err := c.findSettings(ctx, unitRequired); err != nil {
 		return err
 	}
 	var err error
@@ -106,9 +106,9 @@ const (
 
 // findSettings gives the settings their values. Flags and the environment come first. The other settings come from
 // the running agent or, without an agent, from nametap.service. In a container of a pod, or if the user has named a
-// file, only flags, the environment and the named files count. If the parameter all is true, a file of the unit that
+// file, only flags, the environment and the named files count. If unitRequired is true, a file of the unit that
 // cannot be read is an error.
-func (c *captureCommand) findSettings(ctx context.Context, all bool) error {
+func (c *captureCommand) findSettings(ctx context.Context, unitRequired bool) error {
 	flags := c.options.flags
 	own := settings.FromEnvironment(flags, os.Environ())
 	given := func(name string) bool { return flags.Lookup(name).Changed }
@@ -133,7 +133,7 @@ func (c *captureCommand) findSettings(ctx context.Context, all bool) error {
 	case err == nil:
 		c.source = onlyEnvironment + ", then " + runningAgent
 		return errors.Join(own, settings.Adopt(flags, values, runningAgent))
-	case unit.err != nil && all:
+	case unit.err != nil && unitRequired:
 		return fmt.Errorf("%w: run this as root, or name a file with all settings by --%s: %w", errUnitUnread,
 			settings.ConfigFlag, unit.err)
 	}

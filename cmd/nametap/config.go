@@ -37,8 +37,8 @@ const podReadyTimeout = 3 * time.Second
 // resolve gives the settings their values.
 func (o *options) resolve() error { return settings.Resolve(o.flags, os.Environ()) }
 
-// config returns the agent's configuration: the settings, checked against each other, and values of the host that
-// the settings leave open.
+// config returns the agent's configuration, and an error if the settings contradict each other. Where a setting is not
+// set, the configuration may have a value of the host, such as the host's name.
 func (o *options) config() (agent.Config, error) {
 	cfg := o.agent
 	cfg.Logger = o.logger()
@@ -83,7 +83,7 @@ func (o *options) config() (agent.Config, error) {
 	return cfg, err
 }
 
-// completeDNS adds to cfg.DNS the identity of the node, which cfg.XDS has, the version, the domain and the nameservers.
+// completeDNS adds to cfg.DNS the version, the domain, the nameservers and, from cfg.XDS, the identity of the node.
 func (o *options) completeDNS(cfg *agent.Config) error {
 	dns := &cfg.DNS
 	dns.Namespace, dns.ID = cfg.XDS.Node.Namespace, cfg.XDS.Node.PodName

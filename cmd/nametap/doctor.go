@@ -109,7 +109,7 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	switch {
 	case err != nil:
 	case len(status.Redirected) > 0 && os.Getenv(inPod) != "":
-		host.Unredirected, skipped = d.redirected(status)
+		host.Unredirected, skipped = d.unredirected(status)
 	case len(servers) > 0:
 		host.Ways, skipped = d.ways(ctx, status, servers[0])
 	}
@@ -215,9 +215,9 @@ func (d *doctorCommand) readResolvConf(host *problems.Host) []netip.AddrPort {
 	return servers
 }
 
-// redirected returns the families whose queries are not redirected to the agent of this pod, as the agent's test
-// queries show, and why each is not. skipped says why this is not known.
-func (d *doctorCommand) redirected(status agent.Status) (without map[string]string, skipped string) {
+// unredirected returns the families whose queries are not redirected to the agent of this pod, as the agent's test
+// queries show, each with the reason. skipped says why this is not known.
+func (d *doctorCommand) unredirected(status agent.Status) (reasons map[string]string, skipped string) {
 	capture, err := d.status.options.captureConfig()
 	switch {
 	case err != nil:
@@ -225,13 +225,13 @@ func (d *doctorCommand) redirected(status agent.Status) (without map[string]stri
 	case !capture.On:
 		return nil, "capture is off: " + capture.Because
 	}
-	without = map[string]string{}
+	reasons = map[string]string{}
 	for _, r := range status.Redirected {
 		if r.State == agent.NotRedirected && capture.Config.Has(r.Family) {
-			without[r.Family.String()] = r.Detail
+			reasons[r.Family.String()] = r.Detail
 		}
 	}
-	return without, ""
+	return reasons, ""
 }
 
 // ways sends queries to a nameserver of resolv.conf, as programs do. skipped says why it sends none.

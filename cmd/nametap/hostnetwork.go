@@ -43,7 +43,7 @@ func (o *options) ownNetwork() error {
 		"DNS with --%s", sign, hostNetworkFlag)
 }
 
-// nodesNetwork returns the sign by which this process knows that it has its node's network, or "".
+// nodesNetwork returns a sign that this process has the network of its node, or "" if there is none.
 func (o *options) nodesNetwork() (sign string, err error) {
 	if text := os.Getenv(hostIP); text != "" {
 		node, err := netip.ParseAddr(text)

@@ -15,9 +15,10 @@ const (
 	kubeletHealthPort = 10248
 )
 
-// nodesNamespace returns the sign that the network namespace of this process is a node's, or "". There are two
-// signs: kubelet listens in the namespace, or the interfaces of the namespace have peers in several other namespaces,
-// those of pods. The interfaces of a pod have their peers only in the node's namespace.
+// nodesNamespace returns a sign that this process is in the network namespace of a node, or "" if there is none. There
+// are two signs: kubelet listens in the namespace, or the namespace's interfaces have peers in several other
+// namespaces, which are the namespaces of pods. The interfaces of a pod have their peers only in the namespace of the
+// node.
 func nodesNamespace() (sign string, err error) {
 	listening, err := listeningPorts()
 	if err != nil {
@@ -54,8 +55,8 @@ func listeningPorts() (map[uint16]bool, error) {
 	return ports, nil
 }
 
-// peerNamespaces returns the network namespaces of the peers of interfaces in a netlink dump, by the numbers that
-// the kernel gives them in this namespace.
+// peerNamespaces returns the other network namespaces in which interfaces of this namespace have peers. The dump lists
+// the interfaces, as netlink does. The keys of the result are the numbers of the other namespaces in this namespace.
 func peerNamespaces(dump []byte) (map[int32]bool, error) {
 	messages, err := syscall.ParseNetlinkMessage(dump)
 	if err != nil {

@@ -94,9 +94,9 @@ func parseHexAddr(text string) (addr netip.AddrPort, ok bool) {
 	return netip.AddrPortFrom(ip.Unmap(), uint16(number)), ok
 }
 
-// programOf returns the name and the number of the process that has a socket, "" if that is not known. own is true
+// programOf returns the name and the number of the process that has a socket, "" if that is not known. isOwn is true
 // if nametap has the socket, or systemd, which may hold it for nametap.
-func programOf(inode string) (program string, own bool) {
+func programOf(inode string) (program string, isOwn bool) {
 	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
 	if err != nil {
 		return "", false
@@ -116,10 +116,10 @@ func programOf(inode string) (program string, own bool) {
 	return "", false
 }
 
-// alone returns an error if a program of another user has a UDP socket at the address of a socket of systemd. inodes
-// are the inodes of systemd's sockets. Such a program may have bound its socket before systemd did. If its socket is
-// also bound to an interface, it receives the packets.
-func alone(inodes map[string]bool) error {
+// checkSquatters returns an error if a program of another user has a UDP socket at the address of a socket of systemd.
+// inodes are the inodes of systemd's sockets. Such a program may have bound its socket before systemd did. If its
+// socket is also bound to an interface, it receives the packets.
+func checkSquatters(inodes map[string]bool) error {
 	for _, table := range []string{"udp", "udp6"} {
 		sockets, err := readSockets(table)
 		if err != nil {

@@ -62,25 +62,25 @@ type recentQueries struct {
 func newTrace(ctx context.Context, status *statusClient, q dns.Question) *queryTrace {
 	t := &queryTrace{}
 	var state agent.Status
-	if t.note("table", status.get(ctx, "/debug/status", nil, &state)) && state.XDS.Loaded {
+	if t.check("table", status.get(ctx, "/debug/status", nil, &state)) && state.XDS.Loaded {
 		t.Table = &tableState{state.XDS.Version, state.XDS.TableAge, state.XDS.Stale}
 	}
 	var content forward.CacheContent
-	if t.note("cache", status.get(ctx, "/debug/cache", url.Values{"name": {q.Name}}, &content)) {
+	if t.check("cache", status.get(ctx, "/debug/cache", url.Values{"name": {q.Name}}, &content)) {
 		i := slices.IndexFunc(content.Entries, func(e forward.CacheEntry) bool { return e.Type == wire.TypeName(q.Qtype) })
 		if i >= 0 {
 			t.Cache = &content.Entries[i]
 		}
 	}
 	recent, err := readRecent(ctx, status, q.Name)
-	if t.note("recent queries", err) {
+	if t.check("recent queries", err) {
 		t.Recent = recent
 	}
 	return t
 }
 
-// note adds err, the error of reading a part, to Unknown. It reports whether err is nil.
-func (t *queryTrace) note(part string, err error) bool {
+// check adds err, the error of reading a part, to Unknown. It reports whether err is nil.
+func (t *queryTrace) check(part string, err error) bool {
 	if err != nil {
 		t.Unknown = append(t.Unknown, part+": "+err.Error())
 	}
@@ -112,14 +112,14 @@ func (t *queryTrace) findCandidates(ctx context.Context, a *asker, name string, 
 		return
 	}
 	libc, err := dns.ClientConfigFromFile(a.resolvConf)
-	if !t.note("search list", err) {
+	if !t.check("search list", err) {
 		return
 	}
 	// NameList always has the name itself, which "." in the search list would add a second time.
 	libc.Search = slices.DeleteFunc(libc.Search, func(domain string) bool { return domain == "." })
 	for _, full := range libc.NameList(name) {
 		result, err := a.ask(ctx, dns.Question{Name: full, Qtype: qtype, Qclass: dns.ClassINET})
-		if !t.note("candidate "+full, err) {
+		if !t.check("candidate "+full, err) {
 			return
 		}
 		c := candidate{Name: full, Rcode: result.Rcode, Answer: len(result.Answer)}
@@ -250,6 +250,6 @@ func (q *recentQueries) print(w io.Writer) {
 			codes = append(codes, fmt.Sprintf("%d %s", q.Rcodes[code], code))
 		}
 		fmt.Fprintf(w, "  in the last %s, failures and slow queries for this name: %s; the last %s ago by %s\n",
-			ago(traceBack), strings.Join(codes, ", "), ago(time.Since(q.Last.Time)), new(clientNames).of(q.Last))
+			ago(traceBack), strings.Join(codes, ", "), ago(time.Since(q.Last.Time)), new(clientNames).nameOf(q.Last))
 	}
 }

@@ -57,12 +57,12 @@ type reloader struct {
 	files atomic.Pointer[problems.Settings]
 }
 
-// newReloader returns a reloader for an agent that was started with the settings o. The function running returns the
+// newReloader returns a reloader for an agent that was started with the settings o. The function current returns the
 // agent. It is called when settings have changed.
-func newReloader(o *options, log *slog.Logger, running func() configurable) *reloader {
+func newReloader(o *options, log *slog.Logger, current func() configurable) *reloader {
 	watcher := settings.NewWatcher(settings.Files(o.flags))
 	id, _ := readIdentity(o.flags, os.Environ()) // there is no error, or the agent would not run
-	r := &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, agent: running}
+	r := &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, agent: current}
 	r.inUse.Store(o)
 	r.files.Store(&problems.Settings{})
 	return r

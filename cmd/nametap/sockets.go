@@ -32,7 +32,7 @@ func systemdSockets() ([]*os.File, error) {
 			inodes[strconv.FormatUint(stat.Ino, 10)] = true
 		}
 	}
-	return files, alone(inodes)
+	return files, checkSquatters(inodes)
 }
 
 // shareSockets gives each inherited socket to a part of the agent, by the socket's address. The order and number of

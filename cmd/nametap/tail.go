@@ -31,7 +31,7 @@ type seenQueries struct {
 	flags  *pflag.FlagSet
 	filter map[string]*string
 	failed bool
-	who    bool
+	lookUp bool // look up the client of every query
 	limit  time.Duration
 	lost   uint64
 	names  clientNames
@@ -75,7 +75,7 @@ func (s *seenQueries) params(args []string) (url.Values, error) {
 	if s.failed {
 		params.Set(seen.ParamFailed, "true")
 	}
-	if s.who {
+	if s.lookUp {
 		params.Set(seen.ParamWho, "true")
 	}
 	if _, err := seen.ParseFilter(params); err != nil {
@@ -157,7 +157,7 @@ The exit code is 1 if --no-follow or --for found no query.`,
 		RunE: func(command *cobra.Command, args []string) error {
 			t.colour = isTerminal(command.OutOrStdout()) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 			err := t.run(command.Context(), command.OutOrStdout(), args)
-			// After these errors, too, the command has read queries.
+			// The command may also have printed queries if it ends with one of these errors.
 			if err == nil || errors.Is(err, errTailEnded) || errors.Is(err, exitError(exitFailed)) {
 				t.printEnd(command.Context(), command.ErrOrStderr())
 			}
@@ -166,7 +166,7 @@ The exit code is 1 if --no-follow or --for found no query.`,
 	}
 	flags := command.Flags()
 	t.declare(flags)
-	flags.BoolVar(&t.who, "who", false,
+	flags.BoolVar(&t.lookUp, "who", false,
 		"look up the client of every query, not only of failures: this costs the agent up to 2 % more of a processor")
 	flags.DurationVar(&t.since, "since", 0, "begin with the queries of this last `duration` that the agent has kept")
 	flags.IntVarP(&t.count, "count", "n", 0, "end after this `number` of queries")
@@ -281,8 +281,8 @@ func (t *tailCommand) coloured(text, colour string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[m"
 }
 
-// For repeatTime after a query was printed, queries like it are only counted. This is done for at most maxRecent
-// printed queries.
+// If queries are like one that was printed less than repeatTime ago, they are counted and not printed. This is done for
+// at most maxRecent printed queries.
 const (
 	repeatTime = time.Second
 	maxRecent  = 1000
@@ -294,13 +294,14 @@ type repeats struct {
 	count   int
 }
 
-// repeats reports whether r is like a query that was printed a moment ago, and counts it if so. Otherwise, before is
-// how many such queries have come since the last printed one. Programs and forwarders repeat questions that fail.
-func (t *tailCommand) repeats(r *seen.Record) (repeat bool, before int) {
+// isRepeat reports whether r is like a query that was printed a moment ago, and counts r if it is. If it is not,
+// skipped is the number of queries like r that were not printed since the last one that was. Programs and forwarders
+// repeat questions that fail.
+func (t *tailCommand) isRepeat(r *seen.Record) (repeat bool, skipped int) {
 	if !r.Noteworthy {
 		return false, 0
 	}
-	key := fmt.Sprint(t.names.of(r), r.Question(), tailResult(r), tailFrom(r), r.Rows)
+	key := fmt.Sprint(t.names.nameOf(r), r.Question(), tailResult(r), tailFrom(r), r.Rows)
 	last := t.recent[key]
 	if last != nil && r.Time.Sub(last.printed).Abs() < repeatTime {
 		last.count++
@@ -308,18 +309,18 @@ func (t *tailCommand) repeats(r *seen.Record) (repeat bool, before int) {
 		return true, 0
 	}
 	if last != nil {
-		before = last.count
+		skipped = last.count
 	}
 	if t.recent == nil || len(t.recent) >= maxRecent {
 		t.recent = map[string]*repeats{}
 	}
 	t.recent[key] = &repeats{printed: r.Time}
-	return false, before
+	return false, skipped
 }
 
 // print prints a query in one line. If there is a reason, it prints that in another line.
 func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
-	repeat, before := t.repeats(r)
+	repeat, skipped := t.isRepeat(r)
 	if repeat {
 		return nil
 	}
@@ -329,8 +330,8 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 		t.header = true
 	}
 	result := t.coloured(fmt.Sprintf("%-*s", resultColumn, tailResult(r)), tailColour(r))
-	fmt.Fprintf(&text, tailRow, timeOfDay(r.Time), t.names.of(r), r.Question(), result, tailFrom(r),
-		tailTook(r)+repeatText(before))
+	fmt.Fprintf(&text, tailRow, timeOfDay(r.Time), t.names.nameOf(r), r.Question(), result, tailFrom(r),
+		tailTook(r)+repeatText(skipped))
 	if r.Reason != "" {
 		t.reasons = true
 		fmt.Fprintf(&text, "%14s%s\n", "",
@@ -340,21 +341,22 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	return err
 }
 
-// repeatText says how many queries like the printed one were not printed before it.
-func repeatText(repeats int) string {
-	if repeats == 0 {
+// repeatText returns the end of the line of a query: the number of queries like it that came before it and were
+// skipped.
+func repeatText(skipped int) string {
+	if skipped == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", %d more before", repeats)
+	return fmt.Sprintf(", %d more before", skipped)
 }
 
-// timeOfDay returns the time of day, after the date if that is not today.
-func timeOfDay(at time.Time) string {
-	at = at.Local()
-	if at.Format(time.DateOnly) != time.Now().Format(time.DateOnly) {
-		return at.Format("Jan _2 15:04:05.000")
+// timeOfDay returns t as text: the time of day or, if t is not today, the date and the time of day.
+func timeOfDay(t time.Time) string {
+	t = t.Local()
+	if t.Format(time.DateOnly) != time.Now().Format(time.DateOnly) {
+		return t.Format("Jan _2 15:04:05.000")
 	}
-	return at.Format("15:04:05.000")
+	return t.Format("15:04:05.000")
 }
 
 func tailResult(r *seen.Record) string {
@@ -420,10 +422,10 @@ type clientNames struct {
 	host  seen.HostAddrs
 }
 
-// of returns the unit that a query came from, or else the name of the user, with the uid. For a client that was not
-// looked up it returns the address. If that is an address of this host, it returns "a local program" instead: a reader
-// could take the address for that of a nameserver.
-func (c *clientNames) of(r *seen.Record) string {
+// nameOf returns the unit that a query came from, or else the name of the user, with the uid. For a client that was not
+// looked up, it returns the address. If that is an address of this host, it returns "a local program" instead, because
+// a reader could mistake the address for the address of a nameserver.
+func (c *clientNames) nameOf(r *seen.Record) string {
 	named := *r
 	switch {
 	case r.Unit != "":

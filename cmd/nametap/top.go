@@ -68,7 +68,7 @@ const (
 func (t *topCommand) key(r *seen.Record) string {
 	switch t.by {
 	case keyClient:
-		return t.names.of(r)
+		return t.names.nameOf(r)
 	case keyServer:
 		switch {
 		case r.Source != "upstream":
@@ -88,18 +88,18 @@ func (t *topCommand) run(ctx context.Context, w io.Writer, args []string) error 
 	if t.rows <= 0 {
 		return usageError{fmt.Errorf("--count=%d: want a number of rows", t.rows)}
 	}
-	t.who = t.by == keyClient
+	t.lookUp = t.by == keyClient
 	params, err := t.params(args)
 	if err != nil {
 		return err
 	}
 	limited, cancel := t.limited(ctx)
 	defer cancel()
-	return t.follow(ctx, limited, w, params)
+	return t.countQueries(ctx, limited, w, params)
 }
 
-// follow counts queries until limited ends, and prints the counts.
-func (t *topCommand) follow(ctx, limited context.Context, w io.Writer, params url.Values) error {
+// countQueries counts queries until limited ends, and prints the counts.
+func (t *topCommand) countQueries(ctx, limited context.Context, w io.Writer, params url.Values) error {
 	live := t.output != outputJSON && isTerminal(w)
 	records, ended := make(chan *seen.Record), make(chan error, 1)
 	go func() {
@@ -157,7 +157,7 @@ type topResult struct {
 func (t *topCommand) result() topResult {
 	return topResult{
 		By: t.by, Seconds: time.Since(t.counted.began).Round(time.Millisecond).Seconds(), Queries: t.counted.queries,
-		Lost: t.lost, Rows: t.counted.most(t.rows),
+		Lost: t.lost, Rows: t.counted.mostFrequent(t.rows),
 	}
 }
 
@@ -178,7 +178,7 @@ func (t *topCommand) print(w io.Writer) {
 	fmt.Fprintf(w, "%d queries in %v\n", t.counted.queries, took.Round(100*time.Millisecond))
 	const row = "%9s  %9s  %8s  %9s  %7s  %s\n"
 	fmt.Fprintf(w, row, "QUERIES", "PER S", "FAILED", "TOOK", "OVER", strings.ToUpper(string(t.by)))
-	for _, c := range t.counted.most(t.rows) {
+	for _, c := range t.counted.mostFrequent(t.rows) {
 		mean := "-"
 		if c.Mean != nil {
 			mean = time.Duration(*c.Mean * float64(time.Second)).Round(time.Microsecond).String()
@@ -241,8 +241,8 @@ func (t *top) add(key string, r *seen.Record) {
 	}
 }
 
-// most returns the most frequent keys, up to n.
-func (t *top) most(n int) []*topCount {
+// mostFrequent returns the most frequent keys, up to n.
+func (t *top) mostFrequent(n int) []*topCount {
 	sorted := append([]*topCount{}, t.all...) // in JSON a list, also if it is empty
 	slices.SortFunc(sorted, func(a, b *topCount) int {
 		return cmp.Or(cmp.Compare(b.Queries, a.Queries), strings.Compare(a.Key, b.Key))

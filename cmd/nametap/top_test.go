@@ -27,7 +27,7 @@ func TestTop(t *testing.T) { // R17
 	if len(counted.byKey) != maxKeys || len(counted.all) != maxKeys {
 		t.Errorf("%d keys are counted, want %d", len(counted.byKey), maxKeys)
 	}
-	all := counted.most(maxKeys)
+	all := counted.mostFrequent(maxKeys)
 	for i, c := range all {
 		if n := exact[c.Key]; c.Queries < n || c.Queries-c.Over > n {
 			t.Errorf("%s: %d counted, over %d, want %d", c.Key, c.Queries, c.Over, n)

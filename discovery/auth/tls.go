@@ -33,10 +33,10 @@ type Server struct {
 	shared GetCertificate // instead of Files.Certificate; nil if the certificate is in files
 	log    *slog.Logger
 
-	mu      sync.Mutex
-	config  *tls.Config // from the last usable content of the files
-	seen    string      // state of the files when they were last read
-	checked time.Time
+	mu        sync.Mutex
+	config    *tls.Config // from the last usable content of the files
+	fileState string      // state of the files when they were last read
+	checked   time.Time
 }
 
 // NewServer returns a server whose files may be replaced while it runs. New connections get the new content; open
@@ -49,7 +49,7 @@ func NewServer(files Files, shared GetCertificate, log *slog.Logger) (*Server, e
 	if err != nil {
 		return nil, err
 	}
-	s.config, s.seen, s.checked = config, seen, time.Now()
+	s.config, s.fileState, s.checked = config, seen, time.Now()
 	return s, nil
 }
 
@@ -85,10 +85,10 @@ func (s *Server) current() *tls.Config {
 	}
 	s.checked = time.Now()
 	seen := s.state()
-	if seen == s.seen {
+	if seen == s.fileState {
 		return s.config
 	}
-	s.seen = seen
+	s.fileState = seen
 	config, err := s.load()
 	if err != nil {
 		s.log.Error("the previous TLS certificate stays in use", "error", err)

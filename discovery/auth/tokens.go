@@ -65,8 +65,8 @@ type good struct {
 
 // refused is a token that a review has refused.
 type refused struct {
-	err   error
-	until time.Time // until then the token stays refused without another review
+	err     error
+	expires time.Time // until then the token stays refused without another review
 }
 
 // NewTokens returns a Tokens without answers.
@@ -95,7 +95,7 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 	}
 	answer, err, _ := t.flights.Do(string(key[:]), func() (any, error) {
 		// The client that asks first may leave; other clients wait for the same review.
-		return t.ask(context.WithoutCancel(ctx), lane, token)
+		return t.reviewInTurn(context.WithoutCancel(ctx), lane, token)
 	})
 	if errors.Is(err, ErrUnavailable) {
 		if ok && time.Now().Before(known.ends) {
@@ -123,8 +123,8 @@ func addressOf(addr net.Addr) string {
 	return host
 }
 
-// ask reviews a token when it is the turn of the token's lane (see turns).
-func (t *Tokens) ask(ctx context.Context, lane, token string) (Identity, error) {
+// reviewInTurn reviews a token when it is the turn of the token's lane (see turns).
+func (t *Tokens) reviewInTurn(ctx context.Context, lane, token string) (Identity, error) {
 	done, err := t.turns.take(ctx, lane)
 	if err != nil {
 		return Identity{}, err
@@ -141,7 +141,7 @@ func (t *Tokens) known(key tokenKey) (known good, ok bool, err error) {
 	if known, ok = t.good.get(key); ok {
 		return known, true, nil
 	}
-	if r, found := t.refused.get(key); found && time.Now().Before(r.until) {
+	if r, found := t.refused.get(key); found && time.Now().Before(r.expires) {
 		return good{}, false, r.err
 	}
 	return good{}, false, nil

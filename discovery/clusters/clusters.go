@@ -49,12 +49,12 @@ type Clusters struct {
 	cfg     source.ClustersConfig
 	secrets *kube.ClusterSecrets
 	changed chan struct{} // has an element when something has changed
-	out     source.Outbox
+	outbox  source.Outbox
 
 	// The fields below are owned by the goroutine of Run.
 	remotes map[string]*remote
 	saved   snapshots
-	started bool // the Secrets were read once
+	listed  bool // the Secrets were read once
 
 	mu        sync.Mutex
 	links     []namedLink     // the current clients of clusters
@@ -73,7 +73,7 @@ type namedLink struct {
 func (a *API) NewClusters(cfg source.ClustersConfig) (source.Clusters, error) {
 	c := &Clusters{
 		cfg: cfg, changed: make(chan struct{}, 1), remotes: map[string]*remote{}, saved: snapshots{cfg.State},
-		out: source.Outbox{Changed: cfg.Changed},
+		outbox: source.Outbox{Changed: cfg.Changed},
 	}
 	var err error
 	c.secrets, err = kube.NewClusterSecrets(a.Access, cfg.Namespace, c.notify, cfg.Logger)
@@ -123,15 +123,15 @@ func (c *Clusters) Run(ctx context.Context) {
 func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	secrets, ok := c.secrets.All()
 	if !ok {
-		c.out.Put(source.Reading{Waiting: c.secrets.Waiting()})
+		c.outbox.Put(source.Reading{Waiting: c.secrets.Waiting()})
 		return checkEvery
 	}
 	all, errs := wantedClusters(secrets, c.cfg.Own)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		c.remote(name).connect(ctx, all[name])
 	}
-	if !c.started {
-		c.started = true
+	if !c.listed {
+		c.listed = true
 		for _, name := range c.saved.clusters() {
 			c.remote(name) // if no Secret names it, leave removes it again
 		}
@@ -158,14 +158,14 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	u.Waiting = strings.Join(waiting, "; ")
 	u.Read = u.Waiting == ""
 	c.expose()
-	c.out.Put(u)
+	c.outbox.Put(u)
 	return min(next, c.saveAll())
 }
 
 // read adds the changes of a cluster, its errors and the number of its saved objects in use to u.
 func (c *Clusters) read(r *remote, u *source.Reading) {
 	u.Changes = r.read(u.Changes)
-	if r.live == nil && !r.tried && time.Since(r.since) >= c.cfg.Wait/4 {
+	if r.live == nil && !r.tried && time.Since(r.firstNamed) >= c.cfg.Wait/4 {
 		c.restore(r, u)
 	}
 	u.Errors = r.addErrors(u.Errors)
@@ -254,7 +254,7 @@ func (c *Clusters) leave(r *remote, u *source.Reading) (left time.Duration) {
 }
 
 // Read returns what has changed since the last call. The caller must not change the objects.
-func (c *Clusters) Read() source.Reading { return c.out.Read() }
+func (c *Clusters) Read() source.Reading { return c.outbox.Read() }
 
 // Select sets the discovery selectors of the mesh, in the form of kubectl's --selector. Until then no
 // object is read.

@@ -26,11 +26,11 @@ type remote struct {
 	// live has the objects in use; nil before all were read once. next reads the objects with new credentials, and replaces
 	// live when it has read all of them; nil without new credentials.
 	live, next *link
-	// since is when a Secret first named the cluster. until is the time from which tables are served even without the
+	// firstNamed is when a Secret first named the cluster. From deadline on, tables are served even without the
 	// cluster's objects.
-	since, until time.Time
-	overdue      bool      // the log says that the cluster is missing
-	unwanted     time.Time // since when no Secret names the cluster; zero while a Secret does
+	firstNamed, deadline time.Time
+	overdue              bool      // the log says that the cluster is missing
+	unwanted             time.Time // since when no Secret names the cluster; zero while a Secret does
 
 	tried    bool      // restoring the saved objects was tried, or is needless
 	restored *snapshot // the saved objects that are in use; nil for none
@@ -41,7 +41,7 @@ type remote struct {
 // newRemote returns a cluster that a Secret names from now on.
 func newRemote(name string, cfg source.ClustersConfig, notify func()) *remote {
 	now := time.Now()
-	return &remote{name: name, cfg: cfg, notify: notify, log: cfg.Logger.With("cluster", name), since: now, until: now.Add(cfg.Wait)}
+	return &remote{name: name, cfg: cfg, notify: notify, log: cfg.Logger.With("cluster", name), firstNamed: now, deadline: now.Add(cfg.Wait)}
 }
 
 // connect follows the cluster with the kubeconfig of w, unless it does so already.
@@ -145,13 +145,13 @@ func (r *remote) waiting() string {
 }
 
 // givenUp reports whether the first table no longer waits for the cluster. It logs that once.
-func (r *remote) givenUp(why string) bool {
-	if time.Now().Before(r.until) {
+func (r *remote) givenUp(reason string) bool {
+	if time.Now().Before(r.deadline) {
 		return false
 	}
 	if !r.overdue {
 		r.overdue = true
-		r.log.Error("a cluster cannot be read; its hosts are missing until it can", "error", why)
+		r.log.Error("a cluster cannot be read; its hosts are missing until it can", "error", reason)
 	}
 	return true
 }

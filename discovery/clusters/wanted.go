@@ -18,10 +18,10 @@ type wanted struct {
 	kubeconfig []byte
 }
 
-// wantedClusters returns the clusters that Secrets name, and the errors in the Secrets. The Secrets
-// must be sorted by age, the oldest first. If two Secrets have the same cluster, the older Secret
-// counts. own is the name of the own cluster.
-func wantedClusters(secrets []kube.ClusterSecret, own string) (map[string]wanted, []object.Error) {
+// wantedClusters returns the clusters that Secrets name, and the errors in the Secrets. The Secrets must be sorted by
+// age, the oldest first. If two Secrets name the same cluster, the older Secret counts. ownName is the name of the own
+// cluster.
+func wantedClusters(secrets []kube.ClusterSecret, ownName string) (map[string]wanted, []object.Error) {
 	all := map[string]wanted{}
 	var errs []object.Error
 	for _, secret := range secrets {
@@ -29,7 +29,7 @@ func wantedClusters(secrets []kube.ClusterSecret, own string) (map[string]wanted
 			first, taken := all[name]
 			problem := ""
 			switch {
-			case name == own:
+			case name == ownName:
 				problem = name + " is this control plane's own cluster (--cluster-id)"
 			case len(name) > maxName:
 				problem = fmt.Sprintf("want a name of at most %d characters, got %d", maxName, len(name))

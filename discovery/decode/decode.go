@@ -266,7 +266,7 @@ func sizeInTables(e *object.ServiceEntry, ports []object.EntryPort, endpoints []
 // because the object's author does not write the status.
 func addVIPs(root Field, e *object.ServiceEntry) {
 	ok := true
-	status := root.To(func(Field, string) { ok = false }).Member("status").Member("addresses")
+	status := root.WithReport(func(Field, string) { ok = false }).Member("status").Member("addresses")
 	var vips []object.VIP
 	for _, f := range status.Elements() {
 		if a, valid := f.Member("value").addr(); valid {

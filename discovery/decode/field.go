@@ -71,20 +71,20 @@ func (f Field) Missing(name, advice string) {
 	f.report(Field{f.Value, join(f.Path, name), f.report}, "is missing"+advice)
 }
 
-// To returns the field with another report. The errors of its members go there, too.
-func (f Field) To(report Report) Field {
+// WithReport returns the field with another report. The errors of its members go there, too.
+func (f Field) WithReport(report Report) Field {
 	f.report = report
 	return f
 }
 
-// is returns true if the field is present and its value is of a kind. If the value is of another kind, it reports an
-// error. The parameter what is the text for the wanted kind in this error.
-func (f Field) is(kind Kind, what string) bool {
+// hasKind reports whether the field is present and its value is of a kind. If the value is of another kind, hasKind
+// calls Fail. The parameter want is the text for the wanted kind in this error.
+func (f Field) hasKind(kind Kind, want string) bool {
 	if f.Value == nil {
 		return false
 	}
 	if f.Value.Kind() != kind {
-		f.Fail("want %s, got %s", what, describe(f.Value))
+		f.Fail("want %s, got %s", want, describe(f.Value))
 		return false
 	}
 	return true
@@ -111,7 +111,7 @@ func describe(v Value) string {
 // Member returns an object's member with the given name.
 func (f Field) Member(name string) Field {
 	member := Field{Path: join(f.Path, name), report: f.report}
-	if !f.is(Object, "an object") {
+	if !f.hasKind(Object, "an object") {
 		return member
 	}
 	var err error
@@ -133,7 +133,7 @@ func (f Field) IsString() bool { return f.Value != nil && f.Value.Kind() == Stri
 
 // Text returns a string.
 func (f Field) Text() string {
-	if !f.is(String, "a string") {
+	if !f.hasKind(String, "a string") {
 		return ""
 	}
 	return f.Value.Text()
@@ -141,7 +141,7 @@ func (f Field) Text() string {
 
 // boolean returns a boolean, or fallback if the field is absent or invalid.
 func (f Field) boolean(fallback bool) bool {
-	if !f.is(Boolean, "a boolean") {
+	if !f.hasKind(Boolean, "a boolean") {
 		return fallback
 	}
 	return f.Value.Text() == "true"
@@ -162,7 +162,7 @@ func (f Field) port() uint16 {
 
 // Elements returns the elements of a list. It leaves out elements that are null, and reports an error for each.
 func (f Field) Elements() []Field {
-	if !f.is(List, "a list") {
+	if !f.hasKind(List, "a list") {
 		return nil
 	}
 	n := f.Value.Len()
@@ -180,7 +180,7 @@ func (f Field) Elements() []Field {
 
 // members returns the members of an object by their names; nil if the field is absent.
 func (f Field) members() map[string]Field {
-	if !f.is(Object, "an object") {
+	if !f.hasKind(Object, "an object") {
 		return nil
 	}
 	names := f.Value.Names()

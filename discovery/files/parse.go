@@ -95,7 +95,7 @@ func (p *parsed) parseDocument(name string, text *yamltext.Document) {
 // kind, because they are in a list such as a ServiceList. It is "" outside such lists.
 func (p *parsed) parseObject(parent *document, root decode.Field, listKind string) {
 	doc := &document{file: parent.file, text: parent.text, lines: parent.lines}
-	root = root.To(doc.report)
+	root = root.WithReport(doc.report)
 	apiVersion, kind := root.Member("apiVersion").Text(), root.Member("kind").Text()
 	if kind == "" && len(doc.errs) == 0 && listKind != "" {
 		kind = listKind
@@ -154,7 +154,7 @@ func (p *parsed) parseList(doc *document, root decode.Field, itemKind string) {
 
 // peekKind returns the kind of an object, without recording errors.
 func peekKind(f decode.Field) string {
-	return f.To(func(decode.Field, string) {}).Member("kind").Text()
+	return f.WithReport(func(decode.Field, string) {}).Member("kind").Text()
 }
 
 // keyOf returns the key of an object. The name in the key is empty if the object has none.

@@ -71,8 +71,8 @@ type Config struct {
 
 // A Source follows the objects in a directory. Make one with [New], and call Run once.
 type Source struct {
-	cfg Config
-	out source.Outbox
+	cfg    Config
+	outbox source.Outbox
 
 	// The fields below are owned by the goroutine of Run.
 	last    *tree                    // the tree of the last read; nil if the read failed
@@ -89,7 +89,7 @@ type Source struct {
 // New returns the source of the objects in a directory. The directory must exist, unless the state directory has the
 // last good objects.
 func New(cfg Config) (*Source, error) {
-	s := &Source{cfg: cfg, out: source.Outbox{Changed: cfg.Changed}}
+	s := &Source{cfg: cfg, outbox: source.Outbox{Changed: cfg.Changed}}
 	good, err := loadObjects(cfg.State)
 	switch {
 	case errors.Is(err, statedir.ErrDamaged):
@@ -97,7 +97,7 @@ func New(cfg Config) (*Source, error) {
 	case err != nil:
 		return nil, err
 	}
-	s.out.Put(source.Reading{Changes: s.use(good)})
+	s.outbox.Put(source.Reading{Changes: s.use(good)})
 	if err := checkDir(cfg.Dir); err != nil {
 		if len(good) == 0 {
 			return nil, err
@@ -129,7 +129,7 @@ func (s *Source) Name() string { return Name }
 func (s *Source) Status() []source.Status { return nil }
 
 // Read returns the changes since the last call. The caller must not change the objects.
-func (s *Source) Read() source.Reading { return s.out.Read() }
+func (s *Source) Read() source.Reading { return s.outbox.Read() }
 
 // Run follows the directory until ctx ends.
 func (s *Source) Run(ctx context.Context) {
@@ -169,7 +169,7 @@ func (s *Source) step() time.Duration {
 	}
 	r := s.merged
 	r.Changes = changes
-	s.out.Put(r)
+	s.outbox.Put(r)
 	return s.next
 }
 
@@ -182,7 +182,7 @@ func (s *Source) cannotRead(err error) {
 		r.Waiting = fmt.Sprintf("%s %s cannot be read: %s", Name, s.cfg.Dir, plainError(err))
 	}
 	s.missing = nil // while the directory cannot be read, no object counts as missing
-	s.out.Put(r)
+	s.outbox.Put(r)
 }
 
 // A merge combines the objects of all files of a tree with the last good ones.
@@ -282,20 +282,20 @@ func (s *Source) keepGood(m *merge, t *tree) {
 	s.next = readEvery
 	for k, o := range s.good {
 		found, ok := m.inUse[k]
-		of := m.parsed[o.file]
+		p := m.parsed[o.file]
 		switch {
 		// An object of this name in another file is used only when the file that holds the object in use is
 		// repaired or removed.
-		case ok && (found.file == o.file || of == nil || !of.broken[k]):
-		case m.broken[k], of != nil && of.unnamed, m.hides(o.file):
+		case ok && (found.file == o.file || p == nil || !p.broken[k]):
+		case m.broken[k], p != nil && p.unnamed, m.hides(o.file):
 			m.keep(o)
 		default:
-			since, known := s.missing[k]
+			missingSince, known := s.missing[k]
 			if !known {
-				since = time.Now()
+				missingSince = time.Now()
 			}
-			if left := settles(since, t.files[o.file]); left > 0 {
-				missing[k], s.next = since, min(s.next, left)
+			if left := remaining(missingSince, t.files[o.file]); left > 0 {
+				missing[k], s.next = missingSince, min(s.next, left)
 				writing[o.file] = t.files[o.file].sameInode(s.used.file(o.file))
 			}
 		}
@@ -339,12 +339,12 @@ func (m *merge) hides(file string) bool {
 	return false
 }
 
-// settles returns how much longer a missing object stays in use. The parameter since is the time at which it was found
-// missing. f is the file that had the object, nil if the file was removed.
-func settles(since time.Time, f *file) time.Duration {
-	left := settleTime - time.Since(since)
+// remaining returns how much longer a missing object stays in use. missingSince is when the object was found missing. f
+// is the file that had the object, nil if the file was removed.
+func remaining(missingSince time.Time, f *file) time.Duration {
+	left := settleTime - time.Since(missingSince)
 	if f != nil {
-		left = min(max(left, settleTime-time.Since(f.since)), maxSettleTime-time.Since(since))
+		left = min(max(left, settleTime-time.Since(f.stampSeen)), maxSettleTime-time.Since(missingSince))
 	}
 	return left
 }

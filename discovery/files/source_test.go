@@ -169,7 +169,7 @@ func TestMissingObjects(t *testing.T) { // D43
 					good := h.good
 					overwrite(t, dir, "a.yaml", "# to be continued\n")
 					h = hold(t, dir)
-					h.out.Put(source.Reading{Changes: h.use(good)})
+					h.outbox.Put(source.Reading{Changes: h.use(good)})
 				} else {
 					remove(t, dir, "a.yaml")
 				}
@@ -389,7 +389,7 @@ func TestRun(t *testing.T) { // D18
 	write(t, dir, "a.yaml", service("web", "10.0.0.1"))
 	h := hold(t, dir)
 	changed := make(chan struct{}, 100)
-	h.out.Changed = func() { changed <- struct{}{} }
+	h.outbox.Changed = func() { changed <- struct{}{} }
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { h.Run(ctx) })
@@ -421,7 +421,7 @@ func BenchmarkUnchanged(b *testing.B) {
 		b.Fatal(err)
 	}
 	for _, f := range last.files {
-		f.since = f.since.Add(-time.Hour)
+		f.stampSeen = f.stampSeen.Add(-time.Hour)
 	}
 	b.ReportAllocs()
 	for b.Loop() {

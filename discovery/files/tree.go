@@ -19,9 +19,9 @@ import (
 const (
 	// maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
 	maxFileSize = 256 << 20
-	// young is the age up to which a stamp does not suffice: the content of the file is read and compared, too. Two
+	// youngAge is the age up to which a stamp does not suffice: the content of the file is read and compared, too. Two
 	// writes may have the same time, because some file systems count time in steps of 2 s.
-	young = 2 * time.Second
+	youngAge = 2 * time.Second
 )
 
 // A tree is the result of one read of the directory.
@@ -35,10 +35,10 @@ type tree struct {
 
 // A file is a file in a tree. Only its field parsed changes.
 type file struct {
-	stamp  stamp
-	since  time.Time // when the stamp was first seen
-	data   []byte
-	parsed *parsed // nil until the file is used
+	stamp     stamp
+	stampSeen time.Time // when the stamp was first seen
+	data      []byte
+	parsed    *parsed // nil until the file is used
 }
 
 // A stamp of a file changes when the content may have changed. For a symbolic link it is the stamp of the target.
@@ -153,14 +153,14 @@ func (r *reader) entry(name string) error {
 	if info.Size() > maxFileSize {
 		return errTooLarge
 	}
-	f := &file{stamp: stampOf(info), since: time.Now()}
+	f := &file{stamp: stampOf(info), stampSeen: time.Now()}
 	old := r.previous.file(name)
 	if old != nil && old.stamp == f.stamp {
-		if time.Since(old.since) > young {
+		if time.Since(old.stampSeen) > youngAge {
 			r.files[name] = old
 			return nil
 		}
-		f.since = old.since
+		f.stampSeen = old.stampSeen
 	}
 	if f.data, err = os.ReadFile(path); err != nil {
 		return err

@@ -10,15 +10,15 @@ import (
 // A cluster holds the objects of one cluster, and the claims that they make.
 type cluster struct {
 	index
-	name    string                         // empty for the own cluster
-	network string                         // empty if it is not known
-	sources []map[object.Key]object.Object // if two have the same object, the object of the first counts
-	made    map[object.Key][]claim         // the claims, by the object that makes them
+	name     string                         // empty for the own cluster
+	network  string                         // empty if it is not known
+	sources  []map[object.Key]object.Object // if two have the same object, the object of the first counts
+	byObject map[object.Key][]claim         // the claims, by the object that makes them
 }
 
 // newCluster returns a cluster without objects, for a number of sources.
 func newCluster(name string, id clusterID, domain string, sources int) *cluster {
-	c := &cluster{index: *newIndex(domain, id), name: name, made: map[object.Key][]claim{}}
+	c := &cluster{index: *newIndex(domain, id), name: name, byObject: map[object.Key][]claim{}}
 	for range sources {
 		c.sources = append(c.sources, map[object.Key]object.Object{})
 	}
@@ -35,17 +35,17 @@ func (c *cluster) get(key object.Key) (object.Object, bool) {
 	return object.Object{}, false
 }
 
-// put sets the object of a source with a key; a nil o removes it. It returns the object that counted
-// for the key before, and the object that counts now; the zero Object stands for none.
-func (c *cluster) put(source int, key object.Key, o *object.Object) (before, now object.Object) {
-	before, _ = c.get(key)
+// put sets the object of a source with a key; a nil o removes it. It returns the object that counted for the key before
+// the call, and the object that counts after it; the zero Object stands for none.
+func (c *cluster) put(source int, key object.Key, o *object.Object) (old, current object.Object) {
+	old, _ = c.get(key)
 	if o != nil {
 		c.sources[source][key] = *o
 	} else {
 		delete(c.sources[source], key)
 	}
-	now, _ = c.get(key)
-	return before, now
+	current, _ = c.get(key)
+	return old, current
 }
 
 // diff returns the change after which a source has the given objects and no others.
@@ -68,13 +68,13 @@ func (c *cluster) diff(source int, objects []object.Object) Change {
 
 // setNetwork sets the network if the changed object is the root namespace, and reports whether it is the root
 // namespace.
-func (c *cluster) setNetwork(before, now object.Object) bool {
-	if before.Namespace == nil && now.Namespace == nil {
+func (c *cluster) setNetwork(old, current object.Object) bool {
+	if old.Namespace == nil && current.Namespace == nil {
 		return false
 	}
 	c.network = ""
-	if now.Namespace != nil {
-		c.network = now.Namespace.Network
+	if current.Namespace != nil {
+		c.network = current.Namespace.Network
 	}
 	return true
 }

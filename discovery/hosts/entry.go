@@ -58,7 +58,7 @@ func newEntry(host string, info *api.NameTable_NameInfo) *Entry {
 // visibleClaim is a claim with the addresses that a client gets.
 type visibleClaim struct {
 	*claim
-	near, addrs []netip.Addr // the client gets near first
+	near, addrs []netip.Addr // near has the addresses in the client's cluster, which the client gets first
 }
 
 func isKubernetes(c visibleClaim) bool { return c.kubernetes() }
@@ -98,7 +98,8 @@ func sorted(addrs []netip.Addr) []netip.Addr {
 	return slices.Compact(addrs)
 }
 
-// addrs returns the addresses of the entry: the near ones, which come first in the entry, and the others.
+// addrs returns the addresses of the entry: the addresses in the client's cluster, which come first in the entry, and
+// the others.
 func (e *Entry) addrs() (near, others []netip.Addr) {
 	var table api.NameTable
 	if err := proto.Unmarshal(e.Encoded, &table); err != nil {

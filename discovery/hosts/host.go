@@ -25,12 +25,12 @@ type Host struct {
 // Weight returns about how many bytes the host has, with its entries; 0 for nil.
 func (h *Host) Weight() (n int) {
 	const (
-		each      = 300 // of a claim, and of an entry without addresses
-		address   = 64  // of an address, in a claim and in two entries
-		namespace = 32  // of a namespace in an exportTo
+		perClaim     = 300 // a claim, and an entry without addresses
+		perAddress   = 64  // an address in the claim, and in about two entries
+		perNamespace = 32  // a namespace in an exportTo
 	)
 	for _, c := range h.allClaims() {
-		n += each + address*(len(c.addrs)+len(c.literal)+len(c.vips)) + namespace*len(c.exportTo.Namespaces)
+		n += perClaim + perAddress*(len(c.addrs)+len(c.literal)+len(c.vips)) + perNamespace*len(c.exportTo.Namespaces)
 	}
 	return n
 }
@@ -172,7 +172,7 @@ func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
 		}
 		entry, next := build(), []variant(nil)
 		if known != nil {
-			entry, next = same(entry, *known), slices.Clip(*known)
+			entry, next = reuse(entry, *known), slices.Clip(*known)
 		}
 		if len(next) >= maxVariants {
 			next = nil
@@ -183,9 +183,9 @@ func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
 	}
 }
 
-// same returns the entry in before that has the same content as entry, or else entry.
-func same(entry *Entry, before []variant) *Entry {
-	for _, known := range before {
+// reuse returns an entry in known with the same content as entry, or entry itself if there is none.
+func reuse(entry *Entry, known []variant) *Entry {
+	for _, known := range known {
 		if entry != nil && known.entry != nil && bytes.Equal(known.entry.Encoded, entry.Encoded) {
 			return known.entry
 		}
@@ -218,8 +218,8 @@ type nearCluster struct {
 	set bool
 }
 
-// has reports whether the addresses of a claim come first.
-func (n nearCluster) has(c *claim) bool { return n.set && c.endpoints && c.cluster == n.id }
+// contains reports whether a claim has endpoints in the cluster, so that its addresses come first.
+func (n nearCluster) contains(c *claim) bool { return n.set && c.endpoints && c.cluster == n.id }
 
 // maxBits is how many claims a claimSet holds without an allocation. Nearly all hosts have no more.
 const maxBits = 64
@@ -230,14 +230,14 @@ type claimSet struct {
 	others []byte
 }
 
-// add adds the claim with the number i. The parameter of is the number of the host's claims.
-func (s *claimSet) add(i, of int) {
+// add adds the claim with the number i to the set. The host has count claims.
+func (s *claimSet) add(i, count int) {
 	if i < maxBits {
 		s.first |= 1 << i
 		return
 	}
 	if s.others == nil {
-		s.others = make([]byte, (of-maxBits+7)/8)
+		s.others = make([]byte, (count-maxBits+7)/8)
 	}
 	i -= maxBits
 	s.others[i/8] |= 1 << (i % 8)

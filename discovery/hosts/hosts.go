@@ -33,7 +33,7 @@ type Hosts struct {
 // claimOf is a claim and the object that makes it.
 type claimOf struct {
 	*claim
-	by object.Key
+	object object.Key
 }
 
 // New returns Hosts without hosts. sources is the number of sources of the own cluster. The automatic
@@ -41,7 +41,7 @@ type claimOf struct {
 func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	h := &Hosts{
 		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
-		kinds: map[string]int{}, sidecars: sidecars{of: sidecarsOf{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
+		kinds: map[string]int{}, sidecars: sidecars{byNamespace: namespaceSidecars{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
 		vips: vips,
 	}
@@ -103,16 +103,16 @@ func (h *Hosts) Update(changes ...Change) Update {
 			c = h.clusters[id].diff(c.Source, c.Updated)
 		}
 		for _, o := range c.Updated {
-			before, now := h.clusters[id].put(c.Source, o.Key, &o)
-			h.exchange(id, before, now, &u)
+			old, current := h.clusters[id].put(c.Source, o.Key, &o)
+			h.exchange(id, old, current, &u)
 		}
 		for _, key := range c.Removed {
-			before, now := h.clusters[id].put(c.Source, key, nil)
-			h.exchange(id, before, now, &u)
+			old, current := h.clusters[id].put(c.Source, key, nil)
+			h.exchange(id, old, current, &u)
 		}
 	}
 	var vips vipChange
-	changed := h.claim(u.owners, &vips)
+	changed := h.renewClaims(u.owners, &vips)
 	for _, id := range dropped {
 		h.dropCluster(id)
 		u.Views = true
@@ -136,58 +136,57 @@ func (h *Hosts) Update(changes ...Change) Update {
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}
-	u.WithoutVIP, u.Loops, u.Large = h.vips.without.sorted(), h.loops.sorted(), h.large.sorted()
+	u.WithoutVIP, u.Loops, u.Large = h.vips.withoutSlot.sorted(), h.loops.sorted(), h.large.sorted()
 	return u.Update
 }
 
-// exchange replaces an object of a cluster: before is its old content, and now its new content. The
-// zero Object stands for no object. exchange notes in u which objects' claims may change, and which
-// views may change.
-func (h *Hosts) exchange(id clusterID, before, now object.Object, u *updating) {
+// exchange replaces the old content of an object of a cluster by its current content. The zero Object stands for no
+// object. exchange adds to u the objects whose claims may change, and sets u.Views and u.Sidecars if views may change.
+func (h *Hosts) exchange(id clusterID, old, current object.Object, u *updating) {
 	none := object.Object{}
-	if before == now {
+	if old == current {
 		return
 	}
 	c := h.clusters[id]
-	if kind := before.Key.Kind; before != none {
+	if kind := old.Key.Kind; old != none {
 		if h.kinds[kind]--; h.kinds[kind] == 0 {
 			delete(h.kinds, kind)
 		}
-		c.remove(before)
+		c.remove(old)
 	}
-	if now != none {
-		h.kinds[now.Key.Kind]++
-		c.add(now)
+	if current != none {
+		h.kinds[current.Key.Kind]++
+		c.add(current)
 	}
-	for _, changed := range []object.Object{before, now} {
+	for _, changed := range []object.Object{old, current} {
 		for _, owner := range c.owners(changed) {
 			u.owners[objectID{id, owner}] = true
 		}
 	}
-	if id == ownCluster && h.sidecars.put(before, now) {
-		u.Sidecars[cmp.Or(now.Key.Namespace, before.Key.Namespace)] = true
+	if id == ownCluster && h.sidecars.put(old, current) {
+		u.Sidecars[cmp.Or(current.Key.Namespace, old.Key.Namespace)] = true
 	}
-	views := id == ownCluster && h.mesh.put(before, now)
-	u.Views = c.setNetwork(before, now) || views || u.Views
+	views := id == ownCluster && h.mesh.put(old, current)
+	u.Views = c.setNetwork(old, current) || views || u.Views
 }
 
-// claim makes the claims of objects again. It returns the hosts that have changed, and adds the slots of addresses that have
+// renewClaims makes the claims of objects again. It returns the hosts that have changed, and adds the slots of addresses that have
 // changed to vips. A host loses all its old claims at once: there may be many objects with one host, and a namespace may
 // lose all its objects at a time.
-func (h *Hosts) claim(owners map[objectID]bool, vips *vipChange) (changed map[string]bool) {
+func (h *Hosts) renewClaims(owners map[objectID]bool, vips *vipChange) (changed map[string]bool) {
 	changed = map[string]bool{}
 	type made struct {
-		by     object.Key
+		object object.Key
 		claims []claim
 	}
 	dropped := map[string]map[objectID]bool{} // by hostKey
 	var before [][]claim
 	var after []made
-	for _, by := range slices.SortedFunc(maps.Keys(owners), objectID.compare) {
-		c := h.clusters[by.cluster]
-		old := c.made[by.key]
+	for _, id := range slices.SortedFunc(maps.Keys(owners), objectID.compare) {
+		c := h.clusters[id.cluster]
+		old := c.byObject[id.key]
 		var now []claim
-		if o, ok := c.get(by.key); ok {
+		if o, ok := c.get(id.key); ok {
 			now = c.claims(o)
 		}
 		if slices.EqualFunc(old, now, func(a, b claim) bool { return a.equal(&b) }) {
@@ -196,16 +195,16 @@ func (h *Hosts) claim(owners map[objectID]bool, vips *vipChange) (changed map[st
 		vips.released = append(vips.released, slotsOf(old)...)
 		vips.claimed = append(vips.claimed, slotsOf(now)...)
 		for i := range old {
-			innerMap(dropped, hostKey(old[i].host))[by] = true
+			innerMap(dropped, hostKey(old[i].host))[id] = true
 		}
-		before, after = append(before, old), append(after, made{by.key, now})
-		if c.made[by.key] = now; len(now) == 0 {
-			delete(c.made, by.key)
+		before, after = append(before, old), append(after, made{id.key, now})
+		if c.byObject[id.key] = now; len(now) == 0 {
+			delete(c.byObject, id.key)
 		}
 	}
-	for key, by := range dropped {
+	for key, objects := range dropped {
 		changed[key] = true
-		h.byHost[key] = slices.DeleteFunc(h.byHost[key], func(c claimOf) bool { return by[objectID{c.cluster, c.by}] })
+		h.byHost[key] = slices.DeleteFunc(h.byHost[key], func(c claimOf) bool { return objects[objectID{c.cluster, c.object}] })
 	}
 	for _, old := range before {
 		for i := range old {
@@ -216,7 +215,7 @@ func (h *Hosts) claim(owners map[objectID]bool, vips *vipChange) (changed map[st
 		for i := range m.claims {
 			key := hostKey(m.claims[i].host)
 			changed[key] = true
-			h.byHost[key] = append(h.byHost[key], claimOf{&m.claims[i], m.by})
+			h.byHost[key] = append(h.byHost[key], claimOf{&m.claims[i], m.object})
 			h.addTarget(m.claims[i].alias, key)
 		}
 	}
@@ -284,7 +283,7 @@ func (h *Hosts) renew(key string) *Host {
 	}
 	// The order in which objects came must not matter.
 	slices.SortFunc(claims, func(a, b claimOf) int {
-		return cmp.Or(a.by.Compare(b.by), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
+		return cmp.Or(a.object.Compare(b.object), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
 	claims = counting(claims)
 	if sizeInTables(claims) > object.MaxInTables {
@@ -318,12 +317,12 @@ type Counts struct {
 
 // Counts returns the current numbers.
 func (h *Hosts) Counts() Counts {
-	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.without.keys)}
+	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.withoutSlot.keys)}
 }
 
 // newScene returns the current scene.
 func (h *Hosts) newScene() *Scene {
-	s := &Scene{sidecars: maps.Clone(h.sidecars.of), settings: h.mesh.Mesh, around: make([]place, len(h.clusters)), remote: h.remote > 0}
+	s := &Scene{sidecars: maps.Clone(h.sidecars.byNamespace), settings: h.mesh.Mesh, around: make([]place, len(h.clusters)), remote: h.remote > 0}
 	for i, c := range h.clusters {
 		if c != nil {
 			s.around[i] = place{c.name, c.network, true}

@@ -19,8 +19,8 @@ func NewLabels(labels map[string]string) Labels {
 	return l
 }
 
-// have reports whether l has all labels of a selector.
-func (l Labels) have(selector Labels) bool {
+// match reports whether l has all labels of a selector.
+func (l Labels) match(selector Labels) bool {
 	return !slices.ContainsFunc(selector, func(label uint64) bool { return !slices.Contains(l, label) })
 }
 

@@ -12,13 +12,13 @@ func newMesh(defaults object.Mesh) mesh { return mesh{defaults, defaults} }
 
 // put applies an object that has changed, and reports whether it has, or had, settings of
 // the mesh.
-func (m *mesh) put(before, now object.Object) bool {
-	if before.Mesh == nil && now.Mesh == nil {
+func (m *mesh) put(old, current object.Object) bool {
+	if old.Mesh == nil && current.Mesh == nil {
 		return false
 	}
 	m.Mesh = m.defaults
-	if now.Mesh != nil {
-		m.Mesh = now.Mesh.Or(m.defaults)
+	if current.Mesh != nil {
+		m.Mesh = current.Mesh.Or(m.defaults)
 	}
 	return true
 }

@@ -9,7 +9,7 @@ import (
 // A Scene has everything that decides what a client sees, except for the hosts: Sidecars, settings of the
 // mesh, and the clusters. It does not change.
 type Scene struct {
-	sidecars sidecarsOf
+	sidecars namespaceSidecars
 	settings object.Mesh
 	around   []place // of the clusters, by number
 	remote   bool    // there is more than one cluster
@@ -24,10 +24,10 @@ type place struct {
 // Sidecar returns the Sidecar that limits the hosts of a workload: a Sidecar of its namespace that selects the
 // workload, or else the Sidecar of the root namespace that selects all workloads.
 func (s *Scene) Sidecar(namespace string, labels Labels) Limit {
-	if of := s.sidecars.first(namespace, labels); of.sidecar != nil {
-		return of
+	if limit := s.sidecars.find(namespace, labels); limit.sidecar != nil {
+		return limit
 	}
-	return s.sidecars.first(s.settings.RootNamespace, nil)
+	return s.sidecars.find(s.settings.RootNamespace, nil)
 }
 
 // IsRoot reports whether the Sidecars of a namespace may limit the clients of all namespaces.
@@ -69,7 +69,7 @@ func (s *Scene) surroundings(p Place) *surroundings {
 // Viewer returns a viewer that sees hosts as the view v shows them.
 func (s *Scene) Viewer(v View) Viewer {
 	b := Base{Families: v.Families, VIPs: v.VIPs, Sidecar: v.Sidecar, Place: v.Place}
-	b.all, b.own = s.settings.Shows(v.Namespace)
+	b.allVisible, b.ownVisible = s.settings.Shows(v.Namespace)
 	return Viewer{Base: b, Namespace: v.Namespace, around: s.surroundings(v.Place)}
 }
 

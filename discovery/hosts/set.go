@@ -19,7 +19,7 @@ type Set struct {
 	exported map[string]map[*export]bool
 	long     map[*export]bool
 	inside   map[string]map[string]*Host
-	exports  map[string]*export // by the key that exportKeys.of returns
+	exports  map[string]*export // by the key that exportKeys.key returns
 }
 
 // maxIndexed is the number of namespaces up to which a list of an exportTo is found by its namespaces. A longer list is
@@ -50,8 +50,8 @@ func (n namespaces) has(namespace string) bool {
 // that it has seen, because all hosts of an object share a list.
 type exportKeys map[*string]string
 
-// of returns the key of a list that is not empty.
-func (k exportKeys) of(namespaces []string) string {
+// key returns the key of a list that is not empty.
+func (k exportKeys) key(namespaces []string) string {
 	key, known := k[&namespaces[0]]
 	if !known {
 		key = strings.Join(namespaces, ",")
@@ -67,11 +67,11 @@ func (s *Set) Shards() [digest.Count][]*Host { return s.shards }
 func (s *Set) Next(changes []HostChange) [digest.Count][]*Host {
 	next, byShard := s.shards, map[int][]HostChange{}
 	for _, c := range changes {
-		at := digest.ShardOf(c.Key())
-		byShard[at] = append(byShard[at], c)
+		shard := digest.ShardOf(c.Key())
+		byShard[shard] = append(byShard[shard], c)
 	}
-	for at, some := range byShard {
-		next[at] = merged(next[at], some)
+	for shard, some := range byShard {
+		next[shard] = merged(next[shard], some)
 	}
 	return next
 }
@@ -86,7 +86,7 @@ func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 	keys, left := exportKeys{}, map[string]bool{}
 	for _, c := range changes {
 		for namespaces := range c.Old.exportedTo {
-			key := keys.of(namespaces)
+			key := keys.key(namespaces)
 			delete(s.exports[key].hosts, c.Old.Key)
 			left[key] = true
 		}
@@ -94,7 +94,7 @@ func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 			removeInner(s.inside, namespace, c.Old.Key)
 		}
 		for namespaces := range c.New.exportedTo {
-			s.export(keys.of(namespaces), namespaces).hosts[c.New.Key] = c.New
+			s.export(keys.key(namespaces), namespaces).hosts[c.New.Key] = c.New
 		}
 		for namespace := range c.New.namespaces {
 			innerMap(s.inside, namespace)[c.New.Key] = c.New
@@ -176,12 +176,12 @@ func merged(hosts []*Host, changes []HostChange) []*Host {
 	slices.SortFunc(changes, func(a, b HostChange) int { return strings.Compare(a.Key(), b.Key()) })
 	next := make([]*Host, 0, len(hosts)+len(changes))
 	for _, c := range changes {
-		at, found := slices.BinarySearchFunc(hosts, c.Key(), func(h *Host, key string) int { return strings.Compare(h.Key, key) })
-		next = append(next, hosts[:at]...)
+		i, found := slices.BinarySearchFunc(hosts, c.Key(), func(h *Host, key string) int { return strings.Compare(h.Key, key) })
+		next = append(next, hosts[:i]...)
 		if c.New != nil {
 			next = append(next, c.New)
 		}
-		if hosts = hosts[at:]; found {
+		if hosts = hosts[i:]; found {
 			hosts = hosts[1:]
 		}
 	}
@@ -225,7 +225,7 @@ func NewSpan(steps ...[]HostChange) *Span {
 		s.Changes = append(s.Changes, c)
 		for _, h := range []*Host{c.Old, c.New} {
 			for namespaces := range h.exportedTo {
-				e := s.export(keys.of(namespaces), namespaces, exports)
+				e := s.export(keys.key(namespaces), namespaces, exports)
 				e.changes = appendOnce(e.changes, c)
 			}
 			for namespace := range h.namespaces {

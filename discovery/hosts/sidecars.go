@@ -10,14 +10,14 @@ import (
 
 // sidecars holds the Sidecars.
 type sidecars struct {
-	of      sidecarsOf
-	changes map[string]*sidecarChange // by namespace, until settle
+	byNamespace namespaceSidecars
+	changes     map[string]*sidecarChange // by namespace, until settle
 }
 
 // A sidecarChange has the Sidecars of a namespace that have changed.
 type sidecarChange struct {
-	gone map[object.Key]bool
-	now  map[object.Key]*sidecar
+	removed map[object.Key]bool
+	current map[object.Key]*sidecar
 }
 
 // A sidecar is a Sidecar with its prepared selector and egress.
@@ -29,11 +29,11 @@ type sidecar struct {
 }
 
 // put notes that an object has changed, and reports whether it is a Sidecar.
-func (s *sidecars) put(before, now object.Object) bool {
-	if before.Sidecar == nil && now.Sidecar == nil {
+func (s *sidecars) put(old, current object.Object) bool {
+	if old.Sidecar == nil && current.Sidecar == nil {
 		return false
 	}
-	key := cmp.Or(now.Key, before.Key)
+	key := cmp.Or(current.Key, old.Key)
 	if s.changes == nil {
 		s.changes = map[string]*sidecarChange{}
 	}
@@ -42,9 +42,9 @@ func (s *sidecars) put(before, now object.Object) bool {
 		c = &sidecarChange{map[object.Key]bool{}, map[object.Key]*sidecar{}}
 		s.changes[key.Namespace] = c
 	}
-	c.gone[key] = true
-	if delete(c.now, key); now.Sidecar != nil {
-		c.now[key] = &sidecar{key, now.Sidecar, NewLabels(now.Sidecar.Labels), now.Sidecar.NewEgress()}
+	c.removed[key] = true
+	if delete(c.current, key); current.Sidecar != nil {
+		c.current[key] = &sidecar{key, current.Sidecar, NewLabels(current.Sidecar.Labels), current.Sidecar.NewEgress()}
 	}
 	return true
 }
@@ -54,25 +54,25 @@ func (s *sidecars) put(before, now object.Object) bool {
 // objects are from a directory, the name decides.
 func (s *sidecars) settle() {
 	for namespace, c := range s.changes {
-		all := slices.DeleteFunc(slices.Clone(s.of[namespace]), func(old *sidecar) bool { return c.gone[old.key] })
-		all = slices.AppendSeq(all, maps.Values(c.now))
+		all := slices.DeleteFunc(slices.Clone(s.byNamespace[namespace]), func(old *sidecar) bool { return c.removed[old.key] })
+		all = slices.AppendSeq(all, maps.Values(c.current))
 		slices.SortFunc(all, func(a, b *sidecar) int {
 			return cmp.Or(-cmp.Compare(min(len(a.Labels), 1), min(len(b.Labels), 1)), a.Created.Compare(b.Created), a.key.Compare(b.key))
 		})
-		if s.of[namespace] = all; len(all) == 0 {
-			delete(s.of, namespace)
+		if s.byNamespace[namespace] = all; len(all) == 0 {
+			delete(s.byNamespace, namespace)
 		}
 	}
 	s.changes = nil
 }
 
-// sidecarsOf are the Sidecars by namespace, in order of precedence. The slices do not change.
-type sidecarsOf map[string][]*sidecar
+// namespaceSidecars are the Sidecars by namespace, in order of precedence. The slices do not change.
+type namespaceSidecars map[string][]*sidecar
 
-// first returns the first Sidecar of a namespace that selects a workload with labels, if there is one.
-func (s sidecarsOf) first(namespace string, labels Labels) Limit {
+// find returns the first Sidecar of a namespace that selects a workload with labels, or the zero Limit.
+func (s namespaceSidecars) find(namespace string, labels Labels) Limit {
 	for _, o := range s[namespace] {
-		if labels.have(o.selector) {
+		if labels.match(o.selector) {
 			return Limit{o.key, o}
 		}
 	}

@@ -5,7 +5,7 @@ import "net/netip"
 // Families are the address families of a client.
 type Families struct{ V4, V6 bool }
 
-func (f Families) has(a netip.Addr) bool {
+func (f Families) includes(a netip.Addr) bool {
 	if a.Is4() {
 		return f.V4
 	}
@@ -28,9 +28,9 @@ type Base struct {
 	VIPs     bool
 	Sidecar  Limit
 	Place    Place
-	// all is true if all hosts without an exportTo are visible, and own if those in the viewer's
-	// namespace are.
-	all, own bool
+	// allVisible is true if all hosts without an exportTo are visible, and ownVisible is true if the ones in the
+	// viewer's namespace are visible.
+	allVisible, ownVisible bool
 }
 
 // A Viewer looks at hosts through a view. It is valid until the next [Update] in which Views is true. It is safe for
@@ -48,7 +48,7 @@ func (v *Viewer) AtBase() Viewer { return Viewer{Base: v.Base, around: v.around}
 // SeesOwn reports whether the viewer may see hosts of its own namespace that other namespaces do not see, although
 // no exportTo names the namespace.
 func (v *Viewer) SeesOwn() bool {
-	return v.own && !v.all || v.Sidecar.sidecar != nil && v.Sidecar.sidecar.egress.FromOwn()
+	return v.ownVisible && !v.allVisible || v.Sidecar.sidecar != nil && v.Sidecar.sidecar.egress.FromOwn()
 }
 
 // sees reports whether the view shows what a claim says.
@@ -59,7 +59,7 @@ func (v *Viewer) sees(c *claim) bool {
 // isExported reports whether the namespace of the view may see what a claim says.
 func (v *Viewer) isExported(c *claim) bool {
 	if c.exportTo.IsDefault() {
-		return v.all || v.own && c.namespace == v.Namespace
+		return v.allVisible || v.ownVisible && c.namespace == v.Namespace
 	}
 	return c.exportTo.VisibleIn(v.Namespace)
 }
@@ -99,7 +99,7 @@ func (v *Viewer) build(h *Host, visible []*claim, key *variantKey, target *Entry
 	for _, c := range visible {
 		one := visibleClaim{claim: c}
 		one.near, one.addrs = v.addrs(h, c, target)
-		if key.near.has(c) {
+		if key.near.contains(c) {
 			one.near, one.addrs = one.addrs, nil
 		}
 		if len(one.near)+len(one.addrs) > 0 {
@@ -122,13 +122,13 @@ func (v *Viewer) addrs(h *Host, c *claim, target *Entry) (near, addrs []netip.Ad
 	}
 	addrs = append(addrs, c.literal...)
 	for _, a := range c.addrs {
-		if v.Families.has(a) {
+		if v.Families.includes(a) {
 			addrs = append(addrs, a)
 		}
 	}
 	if v.VIPs {
 		for _, a := range h.vipsOf(c) {
-			if v.Families.has(a) {
+			if v.Families.includes(a) {
 				addrs = append(addrs, a)
 			}
 		}

@@ -23,10 +23,10 @@ const (
 type VIPs struct {
 	byHost map[string]vipHost // by hostKey
 	bySlot map[uint16]string  // hosts, by their slot
-	// rounds counts the updates in which hosts were removed, see mark.
-	rounds  uint64
-	without keySet // hosts that found no free slot
-	inUse   int    // hosts that want a VIP and have a slot
+	// rounds counts the updates in which hosts were removed, see markRemoved.
+	rounds      uint64
+	withoutSlot keySet // hosts that found no free slot
+	inUse       int    // hosts that want a VIP and have a slot
 	// claimed has, by usable slot, the number of addresses in objects that are VIPs of the slot. No host may have such a
 	// slot.
 	claimed map[uint16]int
@@ -148,7 +148,7 @@ func (v *VIPs) Len() int { return len(v.byHost) }
 func (v *VIPs) update(c vipChange) vipResult {
 	r := vipResult{changed: map[string]bool{}}
 	v.release(c.released)
-	wants := map[string]bool{} // hosts that need a slot, besides without
+	slotless := map[string]bool{} // hosts that need a slot, besides withoutSlot
 	for _, slot := range c.claimed {
 		if v.claimed[slot]++; v.claimed[slot] > 1 {
 			continue
@@ -159,30 +159,30 @@ func (v *VIPs) update(c vipChange) vipResult {
 		}
 		if h := v.remove(host); h.Removed == 0 {
 			r.moved = append(r.moved, host)
-			r.changed[host], wants[host] = true, true
+			r.changed[host], slotless[host] = true, true
 		}
 		r.unsaved = true
 	}
-	v.mark(c.wanted, wants, &r)
-	v.allocate(wants, &r)
-	r.moved = slices.DeleteFunc(r.moved, func(host string) bool { return !wants[host] })
+	v.markRemoved(c.wanted, slotless, &r)
+	v.allocate(slotless, &r)
+	r.moved = slices.DeleteFunc(r.moved, func(host string) bool { return !slotless[host] })
 	slices.Sort(r.moved)
 	return r
 }
 
-// allocate gives a slot to each host that wants one, and to the hosts without: a free slot or, if all are used, the slot
-// of the host that was removed first. The removed slots are looked up once for all hosts. While there is no slot, the
-// hosts without cost nothing: there may be many more of them than slots.
-func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
-	free, some := vipUsable-len(v.bySlot)-len(v.claimed), len(v.byHost)-v.inUse
-	if free+some == 0 {
-		for host := range wants {
-			v.without.add(host)
+// allocate gives a slot to each host in slotless and withoutSlot: a free slot or, if all are used, the slot of the host
+// that was removed first. The removed slots are looked up once for all hosts. While there is no slot, the hosts in
+// withoutSlot cost nothing: there may be many more of them than slots.
+func (v *VIPs) allocate(slotless map[string]bool, r *vipResult) {
+	free, reusable := vipUsable-len(v.bySlot)-len(v.claimed), len(v.byHost)-v.inUse
+	if free+reusable == 0 {
+		for host := range slotless {
+			v.withoutSlot.add(host)
 		}
 		return
 	}
-	all := maps.Clone(wants)
-	maps.Copy(all, v.without.keys)
+	all := maps.Clone(slotless)
+	maps.Copy(all, v.withoutSlot.keys)
 	var removed []string
 	if free < len(all) {
 		removed = v.removed()
@@ -197,10 +197,10 @@ func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
 			slot = v.remove(removed[0]).Slot
 			removed = removed[1:]
 		default:
-			v.without.add(host)
+			v.withoutSlot.add(host)
 			continue
 		}
-		v.without.remove(host)
+		v.withoutSlot.remove(host)
 		v.byHost[host], v.bySlot[slot] = vipHost{Slot: slot}, host
 		v.inUse++
 		r.changed[host], r.unsaved = true, true
@@ -227,15 +227,15 @@ func (v *VIPs) remove(host string) vipHost {
 	return h
 }
 
-// mark marks the hosts that no longer want a VIP as removed, unmarks removed hosts that want one
-// again, and adds the hosts that need a slot to wants.
-func (v *VIPs) mark(wanted, wants map[string]bool, r *vipResult) {
+// markRemoved marks the hosts that no longer want a VIP as removed, unmarks removed hosts that want one
+// again, and adds the hosts that need a slot to slotless.
+func (v *VIPs) markRemoved(wanted, slotless map[string]bool, r *vipResult) {
 	removed := false
 	for host, want := range wanted {
 		h, has := v.byHost[host]
 		switch {
 		case want && !has:
-			wants[host] = true
+			slotless[host] = true
 		case want && h.Removed != 0:
 			v.byHost[host] = vipHost{Slot: h.Slot}
 			v.inUse++
@@ -245,8 +245,8 @@ func (v *VIPs) mark(wanted, wants map[string]bool, r *vipResult) {
 			v.inUse--
 			r.changed[host], removed = true, true
 		case !want:
-			delete(wants, host)
-			v.without.remove(host)
+			delete(slotless, host)
+			v.withoutSlot.remove(host)
 		}
 	}
 	if removed {

@@ -152,12 +152,12 @@ func TestVIPsExhausted(t *testing.T) {
 	}
 	v := newAllocator()
 	slots, _ := v.allocate(hosts, claimed)
-	if len(slots) != free || len(v.without.keys) != 0 {
+	if len(slots) != free || len(v.withoutSlot.keys) != 0 {
 		t.Fatalf("%d of %d hosts got a slot", len(slots), free)
 	}
 	hosts["newcomer"] = true
 	v.allocate(hosts, claimed)
-	if got := v.without.sorted(); fmt.Sprint(got) != "[newcomer]" {
+	if got := v.withoutSlot.sorted(); fmt.Sprint(got) != "[newcomer]" {
 		t.Fatalf("without a slot: %v", got)
 	}
 	before := maps.Clone(v.byHost)

@@ -17,8 +17,8 @@ const frameCost = 128
 // A Budget bounds the bytes of requests that have arrived but were not read yet. Its methods are safe for concurrent
 // use.
 type Budget struct {
-	max    int
-	closed func(net.Addr) // called for each connection that is closed
+	max     int
+	onClose func(net.Addr) // called for each connection that is closed
 
 	mu        sync.Mutex
 	held      int
@@ -31,9 +31,9 @@ type holder struct {
 	conns map[*conn]struct{} // connections that hold bytes
 }
 
-// NewBudget returns a budget with the given maximum. It calls the function closed for each connection that it closes.
-func NewBudget(most int, closed func(net.Addr)) *Budget {
-	return &Budget{max: most, closed: closed, addresses: map[netip.Addr]*holder{}}
+// NewBudget returns a budget of limit bytes. It calls onClose for each connection that it closes.
+func NewBudget(limit int, onClose func(net.Addr)) *Budget {
+	return &Budget{max: limit, onClose: onClose, addresses: map[netip.Addr]*holder{}}
 }
 
 // Held returns how many bytes are held.
@@ -89,7 +89,7 @@ type conn struct {
 
 	unread int  // bytes that no handler has read, also of streams that have ended
 	held   int  // bytes of the budget
-	gone   bool // the connection is closed, and holds nothing any more
+	closed bool // the connection is closed, and holds nothing any more
 }
 
 // Read reads, and counts what it has read.
@@ -151,7 +151,7 @@ func (c Connection) Read(n int) {
 func (b *Budget) add(c *conn, bytes, cost int) {
 	var over []*conn
 	b.mu.Lock()
-	if !c.gone {
+	if !c.closed {
 		c.unread += bytes
 		b.changeLocked(c, cost)
 	}
@@ -163,7 +163,7 @@ func (b *Budget) add(c *conn, bytes, cost int) {
 	b.mu.Unlock()
 	for _, c := range over {
 		_ = c.raw.Close() // closing the TLS connection would first send the client a message
-		b.closed(c.Conn.RemoteAddr())
+		b.onClose(c.Conn.RemoteAddr())
 	}
 }
 
@@ -171,7 +171,7 @@ func (b *Budget) add(c *conn, bytes, cost int) {
 func (b *Budget) read(c *conn, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if c.gone {
+	if c.closed {
 		return
 	}
 	back := c.held
@@ -182,14 +182,14 @@ func (b *Budget) read(c *conn, n int) {
 	b.changeLocked(c, -back)
 }
 
-// changeLocked changes the number of bytes that a connection holds.
-func (b *Budget) changeLocked(c *conn, by int) {
+// changeLocked adds delta to the number of bytes that a connection holds.
+func (b *Budget) changeLocked(c *conn, delta int) {
 	h := b.addresses[c.address]
 	if h == nil {
 		h = &holder{conns: map[*conn]struct{}{}}
 		b.addresses[c.address] = h
 	}
-	c.held, h.held, b.held = c.held+by, h.held+by, b.held+by
+	c.held, h.held, b.held = c.held+delta, h.held+delta, b.held+delta
 	if h.conns[c] = struct{}{}; c.held == 0 {
 		delete(h.conns, c)
 	}
@@ -200,9 +200,9 @@ func (b *Budget) changeLocked(c *conn, by int) {
 
 // removeLocked gives back all bytes that a connection holds. The connection is not counted any more.
 func (b *Budget) removeLocked(c *conn) {
-	if !c.gone {
+	if !c.closed {
 		b.changeLocked(c, -c.held)
-		c.gone = true
+		c.closed = true
 	}
 }
 

@@ -12,10 +12,10 @@ const (
 
 // frames finds the DATA frames in the bytes that a client sends (RFC 9113, sections 3.4, 4.1 and 6.1).
 type frames struct {
-	skip   int // bytes until the next head
-	head   [frameHead]byte
-	got    int  // number of bytes in head
-	padded bool // the next byte is the length of the padding of a DATA frame
+	skip    int // bytes until the next head
+	head    [frameHead]byte
+	headLen int  // number of bytes in head
+	padded  bool // the next byte is the length of the padding of a DATA frame
 }
 
 // newFrames returns the frames of a new connection.
@@ -37,13 +37,13 @@ func (f *frames) read(p []byte) (count, data int) {
 			f.skip -= n
 			p = p[n:]
 		default:
-			n := copy(f.head[f.got:], p)
-			f.got += n
+			n := copy(f.head[f.headLen:], p)
+			f.headLen += n
 			p = p[n:]
-			if f.got < frameHead {
+			if f.headLen < frameHead {
 				break
 			}
-			f.got = 0
+			f.headLen = 0
 			length := 0
 			for _, b := range f.head[:frameLength] {
 				length = length<<8 | int(b)

@@ -22,29 +22,29 @@ type Group[K comparable] struct {
 
 // A member is a member of a Group.
 type member struct {
-	held  int
-	spare float64   // how many things it could take at the time at
-	at    time.Time // when spare was computed
+	held      int
+	spare     float64   // how many things the member could take at spareTime
+	spareTime time.Time // the time for which spare was computed
 }
 
 // minSweep is the least value of Group.sweep.
 const minSweep = 1 << 10
 
 // NewGroup returns a group whose members hold nothing.
-func NewGroup[K comparable](most int) *Group[K] {
-	return &Group[K]{max: most, members: map[K]*member{}, sweep: minSweep}
+func NewGroup[K comparable](limit int) *Group[K] {
+	return &Group[K]{max: limit, members: map[K]*member{}, sweep: minSweep}
 }
 
-// Take takes a thing for a member. It reports false if the member holds max already, or takes too often.
-func (g *Group[K]) Take(of K) bool {
+// Take takes a thing for the member with a key. It reports false if the member holds max already, or takes too often.
+func (g *Group[K]) Take(key K) bool {
 	now := time.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	m := g.members[of]
+	m := g.members[key]
 	if m == nil {
 		g.sweepLocked(now)
-		m = &member{spare: float64(g.max), at: now}
-		g.members[of] = m
+		m = &member{spare: float64(g.max), spareTime: now}
+		g.members[key] = m
 	}
 	m.fill(g.max, now)
 	if m.held >= g.max || m.spare < 1 {
@@ -55,17 +55,18 @@ func (g *Group[K]) Take(of K) bool {
 	return true
 }
 
-// Give gives a thing of a member back.
-func (g *Group[K]) Give(of K) {
+// Give gives back a thing of the member with a key.
+func (g *Group[K]) Give(key K) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.members[of].held--
+	g.members[key].held--
 }
 
-// fill adds to spare what the member may take for the time since the last call.
-func (m *member) fill(most int, now time.Time) {
-	m.spare = min(float64(most), m.spare+now.Sub(m.at).Minutes()*float64(most))
-	m.at = now
+// fill adds to spare what the member may take because time has passed since the last call. limit is the max of the
+// group.
+func (m *member) fill(limit int, now time.Time) {
+	m.spare = min(float64(limit), m.spare+now.Sub(m.spareTime).Minutes()*float64(limit))
+	m.spareTime = now
 }
 
 // sweepLocked removes the members that hold nothing and may take as much as new members.
@@ -73,9 +74,9 @@ func (g *Group[K]) sweepLocked(now time.Time) {
 	if len(g.members) < g.sweep {
 		return
 	}
-	for of, m := range g.members {
+	for key, m := range g.members {
 		if m.fill(g.max, now); m.held == 0 && m.spare == float64(g.max) {
-			delete(g.members, of)
+			delete(g.members, key)
 		}
 	}
 	g.sweep = max(minSweep, 2*len(g.members))
@@ -91,13 +92,13 @@ type Places struct {
 	open, unproven int
 }
 
-// NewPlaces returns Places that bound all clients to the number most, and the clients of each address to the number
-// perAddress. The clients of one namespace get at most half of the places. If other clients can prove their identity,
-// all clients that prove nothing get at most half of the places together.
-func NewPlaces(most, perAddress int) *Places {
-	share := max(1, most/2)
+// NewPlaces returns Places for at most limit clients, with at most perAddress clients at each address. The clients of
+// one namespace get at most half of the places. If other clients can prove their identity, all clients that prove
+// nothing get at most half of the places together.
+func NewPlaces(limit, perAddress int) *Places {
+	share := max(1, limit/2)
 	return &Places{
-		max: most, perAddress: perAddress, share: share,
+		max: limit, perAddress: perAddress, share: share,
 		addresses: NewGroup[netip.Addr](perAddress), namespaces: NewGroup[string](share),
 	}
 }
@@ -135,15 +136,15 @@ func (p *Place) Prove(namespace string) error {
 	return nil
 }
 
-// Unproven takes the place for a client that proves nothing. The parameter others is true if other clients can prove
-// their identity.
-func (p *Place) Unproven(others bool) error {
+// Unproven takes the place for a client that proves nothing. The parameter othersProve is true if other clients can
+// prove their identity.
+func (p *Place) Unproven(othersProve bool) error {
 	if err := p.take(); err != nil {
 		return err
 	}
 	p.places.mu.Lock()
 	defer p.places.mu.Unlock()
-	if others && p.places.unproven >= p.places.share {
+	if othersProve && p.places.unproven >= p.places.share {
 		return status.Errorf(codes.ResourceExhausted, "%d clients in plaintext are served already, half of --max-clients: connect over TLS, or later", p.places.share)
 	}
 	p.places.unproven++

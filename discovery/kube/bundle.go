@@ -83,10 +83,10 @@ func (b *bundler) run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
 	group.Go(func() {
-		follow(ctx, namedLister(b.client, webhookConfigurations, cache.NewObjectName("", b.name), &admissionregistrationv1.MutatingWebhookConfiguration{}), b.configurations, &b.configurations.health)
+		syncStore(ctx, namedLister(b.client, webhookConfigurations, cache.NewObjectName("", b.name), &admissionregistrationv1.MutatingWebhookConfiguration{}), b.configurations, &b.configurations.health)
 	})
 	var failure logonce.Failure
-	keepUp(ctx, b.changed, b.pass, func(err error) {
+	keepUp(ctx, b.changed, b.reconcile, func(err error) {
 		b.mu.Lock()
 		b.failing = err != nil
 		b.mu.Unlock()
@@ -96,9 +96,9 @@ func (b *bundler) run(ctx context.Context) {
 	})
 }
 
-// pass writes the certificates to webhooks that lack them. The result next is the time until the next pass. If another
-// program writes the field, too, pass writes only after a pause.
-func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
+// reconcile writes the certificates to webhooks that lack them. The result next is the time until the next pass. If
+// another program writes the field, too, reconcile writes only after a pause.
+func (b *bundler) reconcile(ctx context.Context) (next time.Duration, err error) {
 	roots := b.current()
 	all, ok := b.configurations.all()
 	seen, exists := all[cache.NewObjectName("", b.name)]
@@ -144,7 +144,7 @@ func (b *bundler) pass(ctx context.Context) (next time.Duration, err error) {
 }
 
 // count counts a write. If other programs write the field again and again, it logs their names when the names change.
-func (b *bundler) count(roots string, seen webhooks) {
+func (b *bundler) count(roots string, hooks webhooks) {
 	if !b.pace.disputed() {
 		b.blamed = ""
 	}
@@ -153,26 +153,26 @@ func (b *bundler) count(roots string, seen webhooks) {
 		return
 	}
 	b.mu.Lock()
-	b.disputed = time.Now().Add(b.pace.untilCalm())
+	b.disputed = time.Now().Add(b.pace.untilQuiet())
 	b.mu.Unlock()
-	writers := fmt.Sprint(seen.writers)
+	writers := fmt.Sprint(hooks.writers)
 	if writers == b.blamed {
 		return
 	}
 	b.blamed = writers
 	advice := "remove caBundle from what that program applies, or set --tls-cert so that only that program writes it"
-	if len(seen.writers) == 0 {
+	if len(hooks.writers) == 0 {
 		advice = "its writer is unknown: see whether another installation of nametap-discovery, with another certificate, writes it, too"
 	}
 	b.log.Error("another program writes the caBundle of the webhook again and again, and the API server may not trust the webhook meanwhile: "+advice,
-		"configuration", b.name, "field_managers", seen.writers, "restored", b.pace.restored)
+		"configuration", b.name, "field_managers", hooks.writers, "restored", b.pace.restored)
 }
 
-// write patches the object unless it has changed since it was seen.
-func (b *bundler) write(ctx context.Context, seen webhooks, patch []operation) error {
+// write patches the object, unless the object has changed since hooks were read from it.
+func (b *bundler) write(ctx context.Context, hooks webhooks, patch []operation) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	text, err := json.Marshal(append([]operation{{"replace", "/metadata/resourceVersion", seen.version}}, patch...))
+	text, err := json.Marshal(append([]operation{{"replace", "/metadata/resourceVersion", hooks.version}}, patch...))
 	if err != nil {
 		return err
 	}

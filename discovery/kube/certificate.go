@@ -18,7 +18,7 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// errOvertaken is returned if the Secret has changed since it was seen: another replica has written it
+// errOvertaken is returned if the Secret has changed since it was read: another replica has written it
 // first, or it was deleted.
 var errOvertaken = errors.New("the Secret has changed")
 
@@ -72,7 +72,7 @@ func (c *Certificate) String() string { return "Secret " + c.cfg.Secret.String()
 func (c *Certificate) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() {
-		follow(ctx, namedLister(c.clients.core, secrets, cache.NewObjectName(c.cfg.Secret.Namespace, c.cfg.Secret.Name), &corev1.Secret{}), c.secret, &c.secret.health)
+		syncStore(ctx, namedLister(c.clients.core, secrets, cache.NewObjectName(c.cfg.Secret.Namespace, c.cfg.Secret.Name), &corev1.Secret{}), c.secret, &c.secret.health)
 	})
 	if c.publisher != nil {
 		group.Go(func() { c.publisher.run(ctx) })
@@ -80,7 +80,7 @@ func (c *Certificate) Run(ctx context.Context) {
 	if c.bundler != nil {
 		group.Go(func() { c.bundler.run(ctx) })
 	}
-	keepUp(ctx, c.changed, c.step, c.note)
+	keepUp(ctx, c.changed, c.step, c.logResult)
 	group.Wait()
 }
 
@@ -198,21 +198,21 @@ func (c *Certificate) parse(secret *corev1.Secret) (found *pki.Certificates, sto
 	return c.used, false, nil
 }
 
-// write creates the Secret, or changes it unless it has changed since it was seen.
-func (c *Certificate) write(ctx context.Context, seen *corev1.Secret, certificates *pki.Certificates) error {
+// write creates the Secret if old is nil. Otherwise it changes the Secret, unless the Secret no longer equals old.
+func (c *Certificate) write(ctx context.Context, old *corev1.Secret, certificates *pki.Certificates) error {
 	data, err := certificates.Data()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	if seen == nil {
+	if old == nil {
 		return c.clients.create(ctx, secrets, &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Secret.Namespace, Name: c.cfg.Secret.Name, Labels: labels()},
 			Type:       corev1.SecretTypeTLS, Data: data,
 		})
 	}
-	secret := seen.DeepCopy()
+	secret := old.DeepCopy()
 	secret.Data = data
 	return c.clients.update(ctx, secrets, secret)
 }
@@ -241,9 +241,9 @@ func (c *Certificate) use(certificates *pki.Certificates) {
 	}
 }
 
-// note logs an error when it begins, and when it has ended. errOvertaken changes nothing: the next step sees the Secret
-// that another replica wrote.
-func (c *Certificate) note(err error) {
+// logResult logs an error when it begins, and when it has ended. errOvertaken changes nothing: the next step sees the
+// Secret that another replica wrote.
+func (c *Certificate) logResult(err error) {
 	if errors.Is(err, errOvertaken) {
 		return
 	}

@@ -61,7 +61,9 @@ func clusterSecretOf(o metav1.Object) ClusterSecret {
 func (s ClusterSecret) String() string { return "Secret " + s.Namespace + "/" + s.Name }
 
 // Run follows the Secrets until ctx ends. All its goroutines have ended when it returns.
-func (c *ClusterSecrets) Run(ctx context.Context) { follow(ctx, c.lister, c.mirror, &c.mirror.health) }
+func (c *ClusterSecrets) Run(ctx context.Context) {
+	syncStore(ctx, c.lister, c.mirror, &c.mirror.health)
+}
 
 // All returns the Secrets, the oldest first; ok is false until all were read once.
 func (c *ClusterSecrets) All() (all []ClusterSecret, ok bool) {

@@ -48,7 +48,7 @@ type customFeed struct {
 func newCustomFeed(c custom, clients *clients, n *selection, cfg source.ObjectsConfig) *customFeed {
 	return &customFeed{
 		clients: clients, custom: c, feed: newFeed(c.resource.Resource, n, cfg),
-		health: health{what: "the definition of " + c.resource.Resource, log: cfg.Logger},
+		health: health{resource: "the definition of " + c.resource.Resource, log: cfg.Logger},
 	}
 }
 
@@ -59,11 +59,11 @@ func (c *customFeed) run(ctx context.Context) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			c.follow(ctx)
+			c.followResource(ctx)
 		}()
 		return func() { cancel(); <-done }
 	}
-	follow(ctx, c.clients.definitionLister(c.custom.definition), c, &c.health)
+	syncStore(ctx, c.clients.definitionLister(c.custom.definition), c, &c.health)
 	c.pause()
 }
 
@@ -88,24 +88,24 @@ func (c *customFeed) end() {
 	c.feed.absent(c.lastList())
 }
 
-// follow follows the resource until ctx ends. It first waits until the API server serves the resource, whose definition
-// may be new. If the API server does not find the version that is followed, it may serve another version now, so follow
-// asks for the version again.
-func (c *customFeed) follow(ctx context.Context) {
+// followResource follows the resource until ctx ends. It first waits until the API server serves the resource, whose
+// definition may be new. If the API server does not find the version that is followed, it may serve another version
+// now, so followResource asks for the version again.
+func (c *customFeed) followResource(ctx context.Context) {
 	for pause := retry(); ctx.Err() == nil; {
 		var version schema.GroupVersionResource
 		err := wait.PollUntilContextCancel(ctx, retry().Duration, true, func(ctx context.Context) (bool, error) {
 			var err error
 			version, err = c.clients.servedVersion(ctx, c.custom.resource)
-			c.feed.asked(ctx, err)
+			c.feed.noteRequest(ctx, err)
 			return err == nil, nil
 		})
 		if err != nil {
 			return // ctx has ended
 		}
 		following, end := context.WithCancel(ctx)
-		c.feed.follow(following, c.clients.customLister(version).onNotFound(func(err error) {
-			c.feed.asked(ctx, err)
+		c.feed.run(following, c.clients.customLister(version).onNotFound(func(err error) {
+			c.feed.noteRequest(ctx, err)
 			end()
 		}))
 		end()
@@ -122,7 +122,7 @@ func (c *customFeed) status() source.Status {
 	if definition.Failure != "" {
 		s.Failure, s.FailingSince = definition.Failure, definition.FailingSince
 	}
-	if !c.feed.follows() {
+	if !c.feed.running() {
 		s.Heard = definition.Heard // the API server has said that there is no definition
 	}
 	return s

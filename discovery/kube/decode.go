@@ -60,32 +60,32 @@ func (t structs) decode(kind string, o metav1.Object, from any) *slim {
 }
 
 // valueOf returns the value of a part of an object.
-func (t structs) valueOf(of reflect.Value) value {
-	for of.Kind() == reflect.Pointer || of.Kind() == reflect.Interface {
-		of = of.Elem() // invalid for nil
+func (t structs) valueOf(v reflect.Value) value {
+	for v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface {
+		v = v.Elem() // invalid for nil
 	}
-	if of.Kind() == reflect.Struct && of.Type() == reflect.TypeFor[intstr.IntOrString]() {
-		either := of.Interface().(intstr.IntOrString) //nolint:forcetypeassert // just seen
-		if of = reflect.ValueOf(either.StrVal); either.Type == intstr.Int {
-			of = reflect.ValueOf(either.IntVal)
+	if v.Kind() == reflect.Struct && v.Type() == reflect.TypeFor[intstr.IntOrString]() {
+		either := v.Interface().(intstr.IntOrString) //nolint:forcetypeassert // just seen
+		if v = reflect.ValueOf(either.StrVal); either.Type == intstr.Int {
+			v = reflect.ValueOf(either.IntVal)
 		}
 	}
-	return value{of, t}
+	return value{v, t}
 }
 
-// of returns the members of a struct type.
-func (t structs) of(of reflect.Type) map[string]member {
-	if known, ok := t[of]; ok {
+// members returns the members of a struct type.
+func (t structs) members(typ reflect.Type) map[string]member {
+	if known, ok := t[typ]; ok {
 		return known
 	}
 	all := map[string]member{}
-	for i := range of.NumField() {
-		tag := strings.Split(of.Field(i).Tag.Get("json"), ",")
+	for i := range typ.NumField() {
+		tag := strings.Split(typ.Field(i).Tag.Get("json"), ",")
 		if tag[0] != "" {
 			all[tag[0]] = member{i, len(tag) > 1 && tag[1] == "omitempty"}
 		}
 	}
-	t[of] = all
+	t[typ] = all
 	return all
 }
 
@@ -105,13 +105,13 @@ func reduceNamespace(o *metav1.PartialObjectMetadata) *slim {
 // A value is a part of an object from client-go. The object is of one of the API's types, or a custom resource, which
 // consists of maps, lists and scalars. Members are found by their names in JSON.
 type value struct {
-	of      reflect.Value // neither a pointer nor an interface; invalid for null
+	rv      reflect.Value // neither a pointer nor an interface; invalid for null
 	structs structs
 }
 
 // Kind returns the kind of the value.
 func (v value) Kind() decode.Kind {
-	switch v.of.Kind() { //nolint:exhaustive // the API has no others
+	switch v.rv.Kind() { //nolint:exhaustive // the API has no others
 	case reflect.Invalid:
 		return decode.Null
 	case reflect.Struct, reflect.Map:
@@ -132,30 +132,30 @@ func (v value) Kind() decode.Kind {
 
 // Text returns a scalar as text.
 func (v value) Text() string {
-	switch v.of.Kind() { //nolint:exhaustive // the others are rare
+	switch v.rv.Kind() { //nolint:exhaustive // the others are rare
 	case reflect.String:
-		return v.of.String()
+		return v.rv.String()
 	case reflect.Int, reflect.Int32, reflect.Int64:
-		return strconv.FormatInt(v.of.Int(), 10)
+		return strconv.FormatInt(v.rv.Int(), 10)
 	}
-	return fmt.Sprint(v.of)
+	return fmt.Sprint(v.rv)
 }
 
 // Member returns the member with the given name of a struct or a map. It returns nil if there is no such member, and
 // for null, a nil slice, or a zero value that JSON leaves out.
 func (v value) Member(name string) (decode.Value, error) {
 	var found reflect.Value
-	if v.of.Kind() == reflect.Map {
-		found = v.of.MapIndex(reflect.ValueOf(name))
-	} else if m, ok := v.structs.of(v.of.Type())[name]; ok {
-		if found = v.of.Field(m.index); m.omitEmpty && found.IsZero() {
+	if v.rv.Kind() == reflect.Map {
+		found = v.rv.MapIndex(reflect.ValueOf(name))
+	} else if m, ok := v.structs.members(v.rv.Type())[name]; ok {
+		if found = v.rv.Field(m.index); m.omitEmpty && found.IsZero() {
 			return nil, nil //nolint:nilnil // documented
 		}
 	}
 	if !found.IsValid() {
 		return nil, nil //nolint:nilnil // documented
 	}
-	if member := v.structs.valueOf(found); member.of.IsValid() && (member.of.Kind() != reflect.Slice || !member.of.IsNil()) {
+	if member := v.structs.valueOf(found); member.rv.IsValid() && (member.rv.Kind() != reflect.Slice || !member.rv.IsNil()) {
 		return member, nil
 	}
 	return nil, nil //nolint:nilnil // documented
@@ -163,18 +163,18 @@ func (v value) Member(name string) (decode.Value, error) {
 
 // Names returns the keys of a map.
 func (v value) Names() []string {
-	if v.of.Kind() != reflect.Map {
+	if v.rv.Kind() != reflect.Map {
 		return nil
 	}
-	names := make([]string, 0, v.of.Len())
-	for _, key := range v.of.MapKeys() {
+	names := make([]string, 0, v.rv.Len())
+	for _, key := range v.rv.MapKeys() {
 		names = append(names, key.String())
 	}
 	return names
 }
 
 // Len returns the number of elements of a slice.
-func (v value) Len() int { return v.of.Len() }
+func (v value) Len() int { return v.rv.Len() }
 
 // At returns an element of a slice.
-func (v value) At(index int) decode.Value { return v.structs.valueOf(v.of.Index(index)) }
+func (v value) At(index int) decode.Value { return v.structs.valueOf(v.rv.Index(index)) }

@@ -49,11 +49,11 @@ var (
 	_ cache.ReflectorBookmarkStore = (*feed)(nil)
 )
 
-// newFeed returns an empty feed of the resource what. n selects namespaces; nil selects all.
-func newFeed(what string, n *selection, cfg source.ObjectsConfig) *feed {
+// newFeed returns an empty feed of the resource with a name. n selects namespaces; nil selects all.
+func newFeed(name string, n *selection, cfg source.ObjectsConfig) *feed {
 	return &feed{
 		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, errs: map[object.Key][]object.Error{}, structs: structs{},
-		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, health: health{what: what, log: cfg.Logger},
+		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, health: health{resource: name, log: cfg.Logger},
 	}
 }
 
@@ -64,9 +64,9 @@ func (f *feed) done() {
 	f.notify()
 }
 
-// follow keeps the feed in step with the resource until ctx ends. It first waits until it is known which
+// run keeps the feed in step with the resource until ctx ends. It first waits until it is known which
 // namespaces count.
-func (f *feed) follow(ctx context.Context, l lister) {
+func (f *feed) run(ctx context.Context, l lister) {
 	if f.selection != nil {
 		select {
 		case <-ctx.Done():
@@ -74,7 +74,7 @@ func (f *feed) follow(ctx context.Context, l lister) {
 		case <-f.selection.ready:
 		}
 	}
-	follow(ctx, l, f, &f.health)
+	syncStore(ctx, l, f, &f.health)
 }
 
 // Transformer makes client-go reduce objects one by one while it lists them. An object that has not changed is replaced
@@ -120,7 +120,7 @@ func (f *feed) reduce(whole any) (any, error) {
 // lists the objects again when the namespace counts. Both functions need the lock: otherwise reselect could miss a
 // namespace.
 func (f *feed) selectsLocked(namespace string) bool {
-	if f.selection == nil || f.selection.current().have(namespace) {
+	if f.selection == nil || f.selection.current().include(namespace) {
 		return true
 	}
 	if len(f.dropped) < maxDropped {
@@ -141,7 +141,7 @@ func (f *feed) reselect() {
 	f.keepErrsLocked(func(key object.Key) bool { return f.selectsLocked(key.Namespace) })
 	names, again := f.selection.current(), len(f.dropped) == maxDropped
 	for namespace := range f.dropped {
-		again = again || names.have(namespace)
+		again = again || names.include(namespace)
 	}
 	if again {
 		f.dropped = map[string]bool{}
@@ -285,9 +285,9 @@ func (f *feed) Bookmark(resourceVersion string) error {
 }
 
 // absent empties the feed of a resource that the API server does not have. The parameter from is when the last list of
-// definitions began. This list, with the events since, lacks the definition.
+// definitions began: neither this list nor a later event has a definition of the resource.
 func (f *feed) absent(from time.Time) {
-	f.asked(context.Background(), nil)
+	f.noteRequest(context.Background(), nil)
 	f.mu.Lock()
 	defer f.done()
 	f.listed, f.heardAt, f.from, f.changed = true, 0, from, 0 // as in a replica that never had the resource

@@ -29,20 +29,20 @@ const (
 	listPerObject = time.Millisecond
 )
 
-// follow keeps a store in step with a resource until ctx ends.
+// syncStore keeps a store in step with a resource until ctx ends.
 //
 // The API server answers a list with its newest state. So a list confirms the content of the store. Each event of the
 // watch after the list confirms it, too. A watch that is silent, or that has ended early, confirms nothing: its
 // connection may be dead, or etcd may have been restored. After a restore, the API server accepts a watch from a
 // version that it has not reached yet, and sends nothing up to that version (kubernetes#107457). So after silence, or
 // an early end, the objects are listed again.
-func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health) {
+func syncStore(ctx context.Context, l lister, store cache.ReflectorStore, h *health) {
 	silent := logr.Discard() // h logs what matters
 	for ctx.Err() == nil {
 		listing, end := context.WithCancel(ctx)
 		h.started(end)
 		cache.NewReflectorWithOptions(l.listWatch(h), l.kind, store, cache.ReflectorOptions{
-			Name: h.what, Logger: &silent, Backoff: retry(),
+			Name: h.resource, Logger: &silent, Backoff: retry(),
 		}).RunWithContext(klog.NewContext(listing, silent))
 		h.stopped()
 		end()
@@ -52,20 +52,20 @@ func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health
 // A health records whether requests for a resource succeed, and when the API server last sent something. It logs when
 // requests begin to fail, and when they succeed again.
 type health struct {
-	what string // the resource
-	log  *slog.Logger
+	resource string
+	log      *slog.Logger
 
-	mu      sync.Mutex
-	failure error           // of the last request; nil if it succeeded
-	since   time.Time       // when requests began to fail; zero without a failure
-	logged  logonce.Failure // a failure ends when the API server has sent something
+	mu           sync.Mutex
+	failure      error           // of the last request; nil if it succeeded
+	failingSince time.Time       // when requests began to fail; zero without a failure
+	logged       logonce.Failure // a failure ends when the API server has sent something
 
 	latest    time.Time   // when the API server last sent something
 	began     time.Time   // when the last list began
 	confirmed time.Time   // when the last complete list began
 	size      int         // number of objects in the last complete list
-	again     func()      // makes follow list again; nil while follow does not run
-	silence   *time.Timer // calls silent when the API server has sent nothing for maxSilence; nil while follow does not run
+	restart   func()      // makes syncStore list again; nil while syncStore does not run
+	silence   *time.Timer // calls silent when the API server has sent nothing for maxSilence; nil while syncStore does not run
 	unheard   bool        // silence was logged, and since then only lists have come
 	resumes   bool        // the next watch may continue where the last watch ended, or from the list
 }
@@ -74,37 +74,37 @@ type health struct {
 // would leave a goroutine behind if the watch is stopped while Filter has an event to pass.
 type observedWatch struct {
 	watch.Interface
-	health  *health
-	until   time.Time // when the API server ends the watch; zero if never
-	events  chan watch.Event
-	stopped chan struct{}
-	stop    func() // closes stopped, once
+	health   *health
+	deadline time.Time // when the API server ends the watch; zero if never
+	events   chan watch.Event
+	stopped  chan struct{}
+	stop     func() // closes stopped, once
 }
 
-// started notes that the function follow begins. The function again makes follow list again.
-func (h *health) started(again func()) {
+// started notes that syncStore begins. The function restart makes syncStore list again.
+func (h *health) started(restart func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.again, h.resumes = again, false
+	h.restart, h.resumes = restart, false
 	h.silence = time.AfterFunc(maxSilence, h.silent)
 }
 
-// stopped notes that the function follow has ended.
+// stopped notes that syncStore has ended.
 func (h *health) stopped() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.silence.Stop()
-	h.again, h.silence = nil, nil
+	h.restart, h.silence = nil, nil
 }
 
-// follows reports whether the function follow runs.
-func (h *health) follows() bool {
+// running reports whether syncStore runs.
+func (h *health) running() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.again != nil
+	return h.restart != nil
 }
 
-// relist makes the function follow list again, if it runs.
+// relist makes syncStore list again, if it runs.
 func (h *health) relist() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -112,8 +112,8 @@ func (h *health) relist() {
 }
 
 func (h *health) relistLocked() {
-	if h.again != nil {
-		h.again()
+	if h.restart != nil {
+		h.restart()
 	}
 }
 
@@ -124,7 +124,7 @@ func (h *health) silent() {
 	if h.failure == nil && !h.unheard {
 		h.unheard = true
 		h.log.Warn("the Kubernetes API sends nothing, not even a bookmark: the objects are listed again, and every "+maxSilence.String()+
-			" while that lasts; see whether a proxy before it holds watches back", "what", h.what)
+			" while that lasts; see whether a proxy before it holds watches back", "what", h.resource)
 	}
 	h.relistLocked()
 }
@@ -133,7 +133,7 @@ func (h *health) silent() {
 func (h *health) catchUp() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.again != nil && h.began.Equal(h.confirmed) && time.Since(h.began) >= listPause+time.Duration(h.size)*listPerObject {
+	if h.restart != nil && h.began.Equal(h.confirmed) && time.Since(h.began) >= listPause+time.Duration(h.size)*listPerObject {
 		h.began = time.Now() // from now on, a list is in flight
 		h.relistLocked()
 	}
@@ -177,9 +177,9 @@ func (h *health) takeResume() bool {
 	return resumes
 }
 
-// asked notes the result of a request, unless ctx has ended. A failure has certainly ended only when
-// the API server has sent something: see heard.
-func (h *health) asked(ctx context.Context, err error) {
+// noteRequest notes the result of a request, unless ctx has ended. A request that succeeds does not end a failure yet:
+// the failure has ended when the API server has sent something, see heard.
+func (h *health) noteRequest(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -187,12 +187,12 @@ func (h *health) asked(ctx context.Context, err error) {
 	defer h.mu.Unlock()
 	switch {
 	case err == nil:
-		h.since = time.Time{}
+		h.failingSince = time.Time{}
 	case h.failure == nil:
-		h.since = time.Now()
+		h.failingSince = time.Now()
 	}
 	if h.failure = err; err != nil && h.logged.Differs(err) {
-		h.log.Error("cannot read from the Kubernetes API; the objects stay as they are", "what", h.what, "error", err)
+		h.log.Error("cannot read from the Kubernetes API; the objects stay as they are", "what", h.resource, "error", err)
 	}
 }
 
@@ -207,7 +207,7 @@ func (h *health) heard() {
 	h.unheard = h.unheard && !h.began.Equal(h.confirmed) // what has come may be a part of a list in flight
 	if h.logged.Ended(nil) {
 		h.logged.Forget()
-		h.log.Info("reading from the Kubernetes API again", "what", h.what)
+		h.log.Info("reading from the Kubernetes API again", "what", h.resource)
 	}
 }
 
@@ -215,9 +215,9 @@ func (h *health) heard() {
 func (h *health) status(objects int, synced bool) source.Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := source.Status{Resource: h.what, Objects: objects, Synced: synced, Heard: h.latest}
+	s := source.Status{Resource: h.resource, Objects: objects, Synced: synced, Heard: h.latest}
 	if h.failure != nil {
-		s.Failure, s.FailingSince = h.failure.Error(), h.since
+		s.Failure, s.FailingSince = h.failure.Error(), h.failingSince
 	}
 	return s
 }
@@ -232,7 +232,7 @@ func (l lister) listWatch(h *health) *cache.ListWatch {
 				h.listing()
 			}
 			found, err := l.list(ctx, options)
-			if h.asked(ctx, err); err == nil {
+			if h.noteRequest(ctx, err); err == nil {
 				h.heard()
 				h.resume()
 			}
@@ -249,7 +249,7 @@ func (l lister) listWatch(h *health) *cache.ListWatch {
 			}
 			began := time.Now()
 			events, err := l.watch(ctx, options)
-			h.asked(ctx, err)
+			h.noteRequest(ctx, err)
 			switch {
 			case apierrors.IsTooManyRequests(err) && !lists:
 				h.resume() // the Reflector tries again
@@ -259,7 +259,7 @@ func (l lister) listWatch(h *health) *cache.ListWatch {
 			}
 			o := &observedWatch{Interface: events, health: h, events: make(chan watch.Event), stopped: make(chan struct{})}
 			if options.TimeoutSeconds != nil {
-				o.until = began.Add(time.Duration(*options.TimeoutSeconds) * time.Second)
+				o.deadline = began.Add(time.Duration(*options.TimeoutSeconds) * time.Second)
 			}
 			o.stop = sync.OnceFunc(func() { close(o.stopped) })
 			go o.run(ctx)
@@ -272,20 +272,20 @@ func (l lister) listWatch(h *health) *cache.ListWatch {
 func (o *observedWatch) run(ctx context.Context) {
 	defer close(o.events)
 	for e := range o.Interface.ResultChan() {
-		o.note(ctx, e)
+		o.record(ctx, e)
 		select {
 		case o.events <- e:
 		case <-o.stopped:
 			return
 		}
 	}
-	if !o.until.IsZero() && !time.Now().Before(o.until) {
+	if !o.deadline.IsZero() && !time.Now().Before(o.deadline) {
 		o.health.resume()
 	}
 }
 
-// note notes an event.
-func (o *observedWatch) note(ctx context.Context, e watch.Event) {
+// record notes an event in the health.
+func (o *observedWatch) record(ctx context.Context, e watch.Event) {
 	if e.Type != watch.Error {
 		o.health.heard()
 		return
@@ -295,7 +295,7 @@ func (o *observedWatch) note(ctx context.Context, e watch.Event) {
 	}
 	// The Reflector asks for a list when the version that it knows is too old.
 	if err := apierrors.FromObject(e.Object); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-		o.health.asked(ctx, err)
+		o.health.noteRequest(ctx, err)
 	}
 }
 

@@ -136,13 +136,13 @@ func (s *scripted) follow(t *testing.T, test func(h *health, log *testlog.Buffer
 	synctest.Test(t, func(t *testing.T) {
 		log := testlog.New(t)
 		m := &mirror[bool]{
-			health: health{what: "services", log: log.Logger()}, changed: func() {}, parts: map[cache.ObjectName]bool{},
+			health: health{resource: "services", log: log.Logger()}, changed: func() {}, parts: map[cache.ObjectName]bool{},
 			part: func(metav1.Object) bool { return true },
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		s.began = time.Now()
 		var running sync.WaitGroup
-		running.Go(func() { follow(ctx, lister{kind: &corev1.Service{}, list: s.list, watch: s.watch}, m, &m.health) })
+		running.Go(func() { syncStore(ctx, lister{kind: &corev1.Service{}, list: s.list, watch: s.watch}, m, &m.health) })
 		synctest.Wait()
 		test(&m.health, log)
 		cancel()

@@ -45,27 +45,27 @@ type election struct {
 	holds    atomic.Bool
 
 	// The fields below are owned by the goroutine of run.
-	seen    *coordinationv1.Lease // as last read or written; nil for none
+	lease   *coordinationv1.Lease // as last read or written; nil for none
 	free    time.Time             // when the Lease of another holder ends, even if it is deleted before that
 	renewed time.Time             // when this process began to send the last successful renewal
-	// The failures of reading and of writing the Lease. They are apart, because a role may permit only one of the two.
+	// reading and writing are separate failures, because a role may permit only one of the two.
 	reading, writing logonce.Failure
 }
 
-// run tries to get the Lease until ctx ends. While it holds the Lease, it runs the function lead, whose context ends
+// run tries to get the Lease until ctx ends. While it holds the Lease, it runs the function work, whose context ends
 // when the Lease is lost. At the end it gives the Lease back.
-func (e *election) run(ctx context.Context, lead func(ctx context.Context)) {
+func (e *election) run(ctx context.Context, work func(ctx context.Context)) {
 	for ctx.Err() == nil {
 		if e.try(ctx) {
-			e.hold(ctx, lead)
+			e.hold(ctx, work)
 		}
 		e.pause(ctx)
 	}
 }
 
-// hold renews the Lease and runs the function lead, until the Lease is lost or ctx ends. The Lease is lost when another
+// hold renews the Lease and runs the function work, until the Lease is lost or ctx ends. The Lease is lost when another
 // process has it, or when no renewal succeeds until the deadline.
-func (e *election) hold(ctx context.Context, lead func(ctx context.Context)) {
+func (e *election) hold(ctx context.Context, work func(ctx context.Context)) {
 	leading, stop := context.WithCancel(ctx)
 	defer stop()
 	lost := time.AfterFunc(e.times.deadline-time.Since(e.renewed), stop)
@@ -74,7 +74,7 @@ func (e *election) hold(ctx context.Context, lead func(ctx context.Context)) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		lead(leading)
+		work(leading)
 	}()
 	for e.pause(leading); leading.Err() == nil; e.pause(leading) {
 		if e.try(leading) {
@@ -103,10 +103,10 @@ func (e *election) pause(ctx context.Context) {
 
 // holder returns the identity in the Lease as it was last seen; empty if it is free.
 func (e *election) holder() string {
-	if e.seen == nil || e.seen.Spec.HolderIdentity == nil {
+	if e.lease == nil || e.lease.Spec.HolderIdentity == nil {
 		return ""
 	}
-	return *e.seen.Spec.HolderIdentity
+	return *e.lease.Spec.HolderIdentity
 }
 
 // try gets or renews the Lease, and reports whether this process holds it now.
@@ -116,24 +116,24 @@ func (e *election) try(ctx context.Context) bool {
 	began := time.Now()
 	found := new(coordinationv1.Lease)
 	err := e.leases.Get().Namespace(e.name.Namespace).Resource(leases).Name(e.name.Name).Do(ctx).Into(found)
-	e.note(ctx, &e.reading, ignore(err, apierrors.IsNotFound)) // write then creates the Lease
+	e.logResult(ctx, &e.reading, ignore(err, apierrors.IsNotFound)) // write then creates the Lease
 	switch {
 	case apierrors.IsNotFound(err):
 		found = nil
 	case err != nil:
 		return false
 	}
-	e.see(found)
+	e.observe(found)
 	if time.Now().Before(e.free) {
 		return false
 	}
 	return e.write(ctx, e.identity, began)
 }
 
-// see notes the Lease that was read or written; nil if there is none.
-func (e *election) see(found *coordinationv1.Lease) {
-	same := e.seen != nil && found != nil && e.seen.ResourceVersion == found.ResourceVersion
-	if e.seen = found; found == nil || same {
+// observe notes the Lease that was read or written; nil if there is none.
+func (e *election) observe(found *coordinationv1.Lease) {
+	same := e.lease != nil && found != nil && e.lease.ResourceVersion == found.ResourceVersion
+	if e.lease = found; found == nil || same {
 		return
 	}
 	if e.free = (time.Time{}); e.holder() != "" && e.holder() != e.identity {
@@ -143,20 +143,20 @@ func (e *election) see(found *coordinationv1.Lease) {
 
 // lasts returns how long the Lease lasts without a renewal, as its holder has written in it.
 func (e *election) lasts() time.Duration {
-	if seconds := e.seen.Spec.LeaseDurationSeconds; seconds != nil && *seconds > 0 {
+	if seconds := e.lease.Spec.LeaseDurationSeconds; seconds != nil && *seconds > 0 {
 		return time.Duration(*seconds) * time.Second
 	}
 	return e.times.duration
 }
 
-// write makes identity the holder of the Lease, unless the Lease has changed since it was seen. It reports whether that
-// succeeded. The parameter now is when the try began.
-func (e *election) write(ctx context.Context, identity string, now time.Time) bool {
+// write makes identity the holder of the Lease, unless the Lease has changed since it was read. It reports whether that
+// succeeded. The parameter began is when the try began.
+func (e *election) write(ctx context.Context, identity string, began time.Time) bool {
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: e.name.Namespace, Name: e.name.Name}}
-	if e.seen != nil {
-		next = e.seen.DeepCopy()
+	if e.lease != nil {
+		next = e.lease.DeepCopy()
 	}
-	at, seconds := metav1.NewMicroTime(now), int32(e.times.duration/time.Second)
+	at, seconds := metav1.NewMicroTime(began), int32(e.times.duration/time.Second)
 	if identity == "" {
 		seconds = 1 // Kubernetes' own components give a Lease back in this way
 	}
@@ -165,7 +165,7 @@ func (e *election) write(ctx context.Context, identity string, now time.Time) bo
 		if next.Spec.LeaseTransitions != nil {
 			transitions = *next.Spec.LeaseTransitions
 		}
-		if e.seen != nil && identity != "" {
+		if e.lease != nil && identity != "" {
 			transitions++
 		}
 		next.Spec.AcquireTime, next.Spec.LeaseTransitions = &at, &transitions
@@ -175,17 +175,17 @@ func (e *election) write(ctx context.Context, identity string, now time.Time) bo
 		next.Spec.HolderIdentity = nil
 	}
 	request := e.leases.Post()
-	if e.seen != nil {
+	if e.lease != nil {
 		request = e.leases.Put().Name(e.name.Name)
 	}
 	written := new(coordinationv1.Lease)
 	err := request.Namespace(e.name.Namespace).Resource(leases).Body(next).Do(ctx).Into(written)
-	e.note(ctx, &e.writing, err)
+	e.logResult(ctx, &e.writing, err)
 	if err != nil {
 		return false
 	}
-	e.see(written)
-	e.renewed = now
+	e.observe(written)
+	e.renewed = began
 	return true
 }
 
@@ -198,9 +198,9 @@ func (e *election) release(ctx context.Context) {
 	}
 }
 
-// note logs an error of a request if it differs from the last error, and the end of the errors. If another replica was
-// first, that is no failure.
-func (e *election) note(ctx context.Context, failure *logonce.Failure, err error) {
+// logResult logs an error of a request if the error differs from the last one. It also logs when the errors have ended.
+// If another replica was first, that is no failure.
+func (e *election) logResult(ctx context.Context, failure *logonce.Failure, err error) {
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || err != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 		return
 	}

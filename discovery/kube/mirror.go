@@ -28,10 +28,10 @@ type mirror[T any] struct {
 
 var _ cache.ReflectorStore = (*mirror[bool])(nil)
 
-// newMirror returns an empty mirror of the resource what. The function part returns the part of an object that the
-// mirror holds.
-func newMirror[T any](what string, log *slog.Logger, changed func(), part func(metav1.Object) T) *mirror[T] {
-	return &mirror[T]{health: health{what: what, log: log}, changed: changed, part: part, parts: map[cache.ObjectName]T{}}
+// newMirror returns an empty mirror of the resource with a name. The function part returns the part of an object that
+// the mirror holds.
+func newMirror[T any](name string, log *slog.Logger, changed func(), part func(metav1.Object) T) *mirror[T] {
+	return &mirror[T]{health: health{resource: name, log: log}, changed: changed, part: part, parts: map[cache.ObjectName]T{}}
 }
 
 // objectOf returns the metadata of an object from client-go, and its name.

@@ -43,7 +43,7 @@ func (a *Access) NewNamespaces(log *slog.Logger) (source.Namespaces, error) {
 
 // Run follows the namespaces until ctx ends.
 func (n *namespaceReader) Run(ctx context.Context) {
-	follow(ctx, namespaceLister(n.client), n.mirrored, &n.mirrored.health)
+	syncStore(ctx, namespaceLister(n.client), n.mirrored, &n.mirrored.health)
 }
 
 // Read returns the labels and annotations of a namespace. It asks the API server for a namespace that is not known yet.

@@ -20,10 +20,10 @@ func retry() *wait.Backoff {
 	return &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 100, Cap: 2500 * time.Millisecond}
 }
 
-// keepUp calls the function pass until ctx ends: after each change, and when the time that the last call has returned
-// is over. After an error, it calls pass again earlier. It calls the function note with the error of each call, which
-// may be nil.
-func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Context) (next time.Duration, err error), note func(error)) {
+// keepUp calls the function step until ctx ends: after each change, and when the time that the last call has returned
+// is over. After an error, it calls step again earlier. It calls logResult with the error of each call, which may be
+// nil.
+func keepUp(ctx context.Context, changed <-chan struct{}, step func(context.Context) (next time.Duration, err error), logResult func(error)) {
 	backoff := retry()
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
@@ -34,11 +34,11 @@ func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Cont
 		case <-changed:
 		case <-timer.C:
 		}
-		next, err := pass(ctx)
+		next, err := step(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		note(err)
+		logResult(err)
 		if err != nil {
 			timer.Reset(min(next, backoff.Step()))
 			continue
@@ -53,15 +53,16 @@ const (
 	// the pauses then grow from a second to maxPause.
 	restores = 10
 	maxPause = 5 * time.Minute
-	// calm is how long, beyond two pauses, an object must stay unchanged until no other program counts as writing it.
-	calm = time.Minute
+	// quietTime is how long, beyond two pauses, an object must stay unchanged until no other program counts as writing
+	// it.
+	quietTime = time.Minute
 )
 
 // A pace decides when to write an object that another program may write, too. The zero value is for an
 // object that was not written.
 type pace struct {
 	written  string    // the text that was written last
-	restored int       // how often it was written without calm in between
+	restored int       // how often it was written without quietTime in between
 	last     time.Time // when it was written last
 }
 
@@ -86,15 +87,15 @@ func (p *pace) pause() time.Duration {
 	return min(maxPause, time.Second<<doublings)
 }
 
-// untilCalm returns how long it takes until no other program counts as writing the object.
-func (p *pace) untilCalm() time.Duration { return time.Until(p.last.Add(calm + 2*p.pause())) }
+// untilQuiet returns how long it takes until no other program counts as writing the object.
+func (p *pace) untilQuiet() time.Duration { return time.Until(p.last.Add(quietTime + 2*p.pause())) }
 
 // disputed reports whether another program counts as writing the object.
-func (p *pace) disputed() bool { return p.restored > restores && p.untilCalm() > 0 }
+func (p *pace) disputed() bool { return p.restored > restores && p.untilQuiet() > 0 }
 
 // count counts a write of text.
 func (p *pace) count(text string) {
-	if text != p.written || p.untilCalm() < 0 {
+	if text != p.written || p.untilQuiet() < 0 {
 		p.written, p.restored = text, 0
 	}
 	p.restored, p.last = p.restored+1, time.Now()

@@ -46,10 +46,10 @@ type publisher struct {
 	changed    chan struct{}
 
 	// The fields below are owned by the goroutine of run.
-	paces   map[string]*pace // by namespace, of ConfigMaps that were written lately
-	failure logonce.Failure  // of the last pass
-	blamed  string           // the programs that the log named last
-	said    time.Time        // when the log named them
+	paces    map[string]*pace // by namespace, of ConfigMaps that were written lately
+	failure  logonce.Failure  // of the last pass
+	blamed   string           // the programs that the log named last
+	blamedAt time.Time        // when the log last named programs
 
 	mu     sync.Mutex
 	roots  string // to publish; "" if there are none yet
@@ -96,17 +96,17 @@ func (p *publisher) status() []source.Status {
 func (p *publisher) run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
-	group.Go(func() { follow(ctx, namespaceLister(p.clients.metadata), p.namespaces, &p.namespaces.health) })
+	group.Go(func() { syncStore(ctx, namespaceLister(p.clients.metadata), p.namespaces, &p.namespaces.health) })
 	group.Go(func() {
-		follow(ctx, namedLister(p.clients.core, configMaps, cache.NewObjectName("", p.name), &corev1.ConfigMap{}), p.configMaps, &p.configMaps.health)
+		syncStore(ctx, namedLister(p.clients.core, configMaps, cache.NewObjectName("", p.name), &corev1.ConfigMap{}), p.configMaps, &p.configMaps.health)
 	})
-	keepUp(ctx, p.changed, p.pass, p.note)
+	keepUp(ctx, p.changed, p.reconcile, p.logResult)
 }
 
-// pass creates missing ConfigMaps, and changes ConfigMaps with other certificates. The result next is the time until
-// the next pass, and err is the first error of a write. If another program writes a ConfigMap, too, pass writes that
-// ConfigMap only after a pause.
-func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
+// reconcile creates missing ConfigMaps, and changes ConfigMaps with other certificates. The result next is the time
+// until the next pass, and err is the first error of a write. If another program writes a ConfigMap, too, reconcile
+// writes that ConfigMap only after a pause.
+func (p *publisher) reconcile(ctx context.Context) (next time.Duration, err error) {
 	p.mu.Lock()
 	roots, unsure := p.roots, p.unsure
 	p.mu.Unlock()
@@ -116,14 +116,14 @@ func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
 		return recheck, nil
 	}
 	maps.DeleteFunc(p.paces, func(namespace string, w *pace) bool {
-		return w.untilCalm() < 0 || !namespaces[cache.NewObjectName("", namespace)]
+		return w.untilQuiet() < 0 || !namespaces[cache.NewObjectName("", namespace)]
 	})
 	next = recheck
 	failed, wrote := 0, 0
 	for _, key := range slices.SortedFunc(maps.Keys(namespaces), func(a, b cache.ObjectName) int { return strings.Compare(a.Name, b.Name) }) {
 		namespace := key.Name
-		now, exists := published[cache.NewObjectName(namespace, p.name)]
-		if !namespaces[key] || exists && (unsure || now.text == roots) {
+		current, exists := published[cache.NewObjectName(namespace, p.name)]
+		if !namespaces[key] || exists && (unsure || current.text == roots) {
 			continue
 		}
 		pace := p.paceOf(namespace)
@@ -153,8 +153,8 @@ func (p *publisher) pass(ctx context.Context) (next time.Duration, err error) {
 	return min(next, lasts), err
 }
 
-// note logs an error if it differs from the last error, and the end of the errors.
-func (p *publisher) note(err error) {
+// logResult logs an error if it differs from the last error. It also logs when the errors have ended.
+func (p *publisher) logResult(err error) {
 	if p.failure.Ended(err) {
 		p.log.Info("the root certificate is in all namespaces again", "configmap", p.name)
 	}
@@ -174,8 +174,8 @@ func (p *publisher) paceOf(namespace string) *pace {
 }
 
 // disputes returns the number of ConfigMaps that another program writes again and again, and how long it takes until
-// the first of them counts as calm. It logs the names of the programs when they change, but at most once in the time
-// calm, because owners of namespaces choose these names.
+// the first of these disputes ends. It logs the names of the programs when the names change, but at most once in
+// quietTime, because owners of namespaces choose these names.
 func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed int, lasts time.Duration) {
 	var writers []string
 	lasts = recheck
@@ -184,7 +184,7 @@ func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed i
 			continue
 		}
 		disputed++
-		lasts = min(lasts, w.untilCalm())
+		lasts = min(lasts, w.untilQuiet())
 		writers = append(writers, published[cache.NewObjectName(namespace, p.name)].writers...)
 	}
 	slices.Sort(writers)
@@ -195,10 +195,10 @@ func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed i
 	case disputed == 0:
 		p.blamed = ""
 		return 0, lasts
-	case blamed == p.blamed || time.Since(p.said) < calm:
+	case blamed == p.blamed || time.Since(p.blamedAt) < quietTime:
 		return disputed, lasts
 	}
-	p.blamed, p.said = blamed, time.Now()
+	p.blamed, p.blamedAt = blamed, time.Now()
 	advice := "let that program leave its key " + rootKey + " alone, or name another ConfigMap (--tls-ca-configmap)"
 	if len(writers) == 0 {
 		advice = "another installation of nametap-discovery, with another certificate, has the same --tls-ca-configmap: name another ConfigMap there"
@@ -209,7 +209,8 @@ func (p *publisher) disputes(published map[cache.ObjectName]rootMap) (disputed i
 }
 
 // write creates a ConfigMap, or changes the certificates in it; its other keys stay. If another replica was first, or
-// the namespace is being deleted, done is false and err is nil: the publisher's mirrors show both soon.
+// the namespace is being deleted, done is false and err is nil. In both cases, the publisher's mirrors soon show the
+// change, and the next pass sees it.
 func (p *publisher) write(ctx context.Context, namespace, roots string, exists bool) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()

@@ -188,12 +188,12 @@ func metadataLister(r metadata.ResourceInterface, selector string) lister {
 	}
 }
 
-// onNotFound returns a lister like l. It calls the function missing with the error if the API server does not have the
+// onNotFound returns a lister like l. It calls callback with the error if the API server does not have the
 // resource.
-func (l lister) onNotFound(missing func(error)) lister {
+func (l lister) onNotFound(callback func(error)) lister {
 	note := func(err error) {
 		if apierrors.IsNotFound(err) {
-			missing(err)
+			callback(err)
 		}
 	}
 	return lister{

@@ -41,8 +41,8 @@ func newSelection(l lister, changed func(), log *slog.Logger) *selection {
 	}
 }
 
-// want sets the selectors. A namespace counts if a selector matches its labels, or if there are no selectors.
-func (n *selection) want(selectors []string) {
+// setSelectors sets the selectors. A namespace counts if a selector matches its labels, or if there are no selectors.
+func (n *selection) setSelectors(selectors []string) {
 	n.mu.Lock()
 	n.wanted, n.known = selectors, true
 	n.mu.Unlock()
@@ -98,22 +98,22 @@ func (n *selection) watch(ctx context.Context) {
 	n.mu.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
-	running.Go(func() { follow(ctx, n.lister, m, &m.health) })
+	running.Go(func() { syncStore(ctx, n.lister, m, &m.health) })
 	n.unwatch = func() {
 		cancel()
 		running.Wait()
 	}
 }
 
-// use makes names the namespaces that count. The selectors have selected them by the labels in from, which is nil
-// without selectors.
-func (n *selection) use(selectors []string, names namespaces, from *mirror[klabels.Set]) {
+// use sets the namespaces that count. The selectors have selected names by the labels in labels; labels is nil if there
+// are no selectors.
+func (n *selection) use(selectors []string, names namespaces, labels *mirror[klabels.Set]) {
 	n.mu.Lock()
 	first, same := !n.inUse, (n.names == nil) == (names == nil) && maps.Equal(n.names, names)
 	if !slices.Equal(n.used, selectors) {
 		n.log.Info("the discovery selectors have changed", "selectors", selectors, "namespaces", len(names))
 	}
-	n.inUse, n.used, n.names, n.labels = true, selectors, names, from
+	n.inUse, n.used, n.names, n.labels = true, selectors, names, labels
 	n.mu.Unlock()
 	switch {
 	case first:
@@ -136,8 +136,10 @@ func (n *selection) status() []source.Status {
 // namespaces are the namespaces that count; nil for all. It does not change.
 type namespaces map[string]bool
 
-// have reports whether a namespace counts. Objects without a namespace always count.
-func (n namespaces) have(namespace string) bool { return n == nil || namespace == "" || n[namespace] }
+// include reports whether a namespace counts. Objects without a namespace always count.
+func (n namespaces) include(namespace string) bool {
+	return n == nil || namespace == "" || n[namespace]
+}
 
 // matching returns the names of the namespaces whose labels match one of the selectors.
 func matching(selectors []string, all map[cache.ObjectName]klabels.Set) namespaces {

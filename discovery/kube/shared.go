@@ -44,9 +44,10 @@ func labels() map[string]string {
 	return map[string]string{"app.kubernetes.io/managed-by": "nametap-discovery"}
 }
 
-// fieldManager is the name under which this program writes the field caBundle. The API server notes it as the owner of
-// the field, and a second patch removes this note. Otherwise server-side apply of a manifest (Helm 4) could not remove
-// a webhook from the list, and would have a conflict if the manifest sets the field.
+// fieldManager is the name under which this program writes the field caBundle. With each write, the API server records
+// this name as an owner of the field. A second patch removes the record. If the record stayed, server-side apply of a
+// manifest (Helm 4) could not remove a webhook from the configuration, and would have a conflict if the manifest sets
+// the field.
 const fieldManager = "nametap-discovery"
 
 // writersOf returns the programs, other than this one, that own a field of an object.

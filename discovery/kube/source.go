@@ -83,14 +83,14 @@ func (s *Source) meshResource() *resource {
 
 // Select sets the discovery selectors, in the form of kubectl's --selector. Until then no object of
 // another cluster is read.
-func (s *Source) Select(selectors []string) { s.selection.want(selectors) }
+func (s *Source) Select(selectors []string) { s.selection.setSelectors(selectors) }
 
 // Run follows the objects until ctx ends. All its goroutines have ended when it returns.
 func (s *Source) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { s.selection.run(ctx) })
 	for _, r := range s.feeds {
-		group.Go(func() { r.follow(ctx, r.lister) })
+		group.Go(func() { r.run(ctx, r.lister) })
 	}
 	for _, c := range s.customs {
 		group.Go(func() { c.run(ctx) })
@@ -155,12 +155,12 @@ func (s *Source) Heard() source.Heard {
 	return heard
 }
 
-// CatchUp lists the resources again that lack changes of the revision r, see [source.Objects]. For a custom resource, it
-// also lists the definition again.
-func (s *Source) CatchUp(r source.Revision, since time.Time) {
+// CatchUp lists again the resources that lack changes of the revision r, see [source.Objects]. For a custom resource,
+// it also lists the definition again.
+func (s *Source) CatchUp(r source.Revision, heldAt time.Time) {
 	heard := s.Heard()
 	for i, f := range s.all() {
-		if !heard.Lacks(i, r, since) {
+		if !heard.Lacks(i, r, heldAt) {
 			continue
 		}
 		if f.catchUp(); i >= len(s.feeds) {

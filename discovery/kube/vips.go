@@ -45,7 +45,7 @@ type Writer struct {
 	cfg      source.WriterConfig
 	clients  *clients
 	election election
-	failure  logonce.Failure // why VIPs are not written; owned by the goroutine of lead
+	failure  logonce.Failure // why VIPs are not written; owned by the goroutine of writeLoop
 }
 
 // NewWriter returns the writer of automatic VIPs.
@@ -67,10 +67,10 @@ func (a *Access) NewWriter(cfg source.WriterConfig) (source.Writer, error) {
 func (w *Writer) Holds() bool { return w.election.holds.Load() }
 
 // Run tries to get the Lease, and writes while it holds the Lease. When ctx ends, it gives the Lease back.
-func (w *Writer) Run(ctx context.Context) { w.election.run(ctx, w.lead) }
+func (w *Writer) Run(ctx context.Context) { w.election.run(ctx, w.writeLoop) }
 
-// lead writes until ctx ends. Meanwhile this process holds the Lease.
-func (w *Writer) lead(ctx context.Context) {
+// writeLoop writes until ctx ends. ctx ends when this process loses the Lease.
+func (w *Writer) writeLoop(ctx context.Context) {
 	w.cfg.Logger.Info("this replica writes automatic VIPs to the status of ServiceEntries", "lease", w.cfg.Lease.String())
 	retry := time.NewTimer(0)
 	defer retry.Stop()
@@ -141,11 +141,11 @@ var errOutdated = errors.New("the object has changed")
 
 // write writes the VIPs of a ServiceEntry, unless the ServiceEntry has changed since its VIPs were computed.
 func (w *Writer) write(ctx context.Context, entries dynamic.ResourceInterface, name string, s object.VIPStatus) error {
-	now, err := entries.Get(ctx, name, metav1.GetOptions{})
+	current, err := entries.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	if !reflect.DeepEqual(make(structs).decode(object.KindServiceEntry, now, now.Object).object.Entry, s.Entry) {
+	if !reflect.DeepEqual(make(structs).decode(object.KindServiceEntry, current, current.Object).object.Entry, s.Entry) {
 		return errOutdated
 	}
 	addresses := make([]map[string]string, len(s.VIPs))
@@ -153,7 +153,7 @@ func (w *Writer) write(ctx context.Context, entries dynamic.ResourceInterface, n
 		addresses[i] = map[string]string{"host": vip.Host, "value": vip.Addr.String()}
 	}
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"resourceVersion": now.GetResourceVersion()},
+		"metadata": map[string]any{"resourceVersion": current.GetResourceVersion()},
 		"status":   map[string]any{"addresses": addresses},
 	})
 	if err != nil {

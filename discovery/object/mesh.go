@@ -32,9 +32,9 @@ func (m Mesh) Or(other Mesh) Mesh {
 	return m
 }
 
-// Shows says which hosts without an exportTo are visible to clients in a namespace. The result all is true if all of
-// them are, and own is true if those in the clients' own namespace are.
-func (m Mesh) Shows(namespace string) (all, own bool) {
+// Shows says which hosts without an exportTo are visible to clients in a namespace. allVisible is true if all of these
+// hosts are visible, and ownVisible is true if the ones in the clients' own namespace are visible.
+func (m Mesh) Shows(namespace string) (allVisible, ownVisible bool) {
 	switch {
 	case len(m.ExportTo) == 0 || slices.Contains(m.ExportTo, exportToPublic):
 		return true, true

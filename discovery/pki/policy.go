@@ -90,10 +90,10 @@ func (p Policy) dueOf(certificate *x509.Certificate) time.Time {
 	return certificate.NotBefore.Add(time.Duration(float64(life) * p.Share))
 }
 
-// wantsAuthority reports whether there is no authority, or the last one is due or has no key. The parameter all is
+// wantsAuthority reports whether there is no authority, or the last one is due or has no key. The authorities must be
 // sorted by the ends of the authorities.
-func (p Policy) wantsAuthority(all []authority, now time.Time) bool {
-	return len(all) == 0 || all[len(all)-1].key == nil || !now.Before(p.dueOf(all[len(all)-1].certificate))
+func (p Policy) wantsAuthority(authorities []authority, now time.Time) bool {
+	return len(authorities) == 0 || authorities[len(authorities)-1].key == nil || !now.Before(p.dueOf(authorities[len(authorities)-1].certificate))
 }
 
 // wantsServer reports whether the certificate of the server is missing or due, is not signed by an authority, or lacks

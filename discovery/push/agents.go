@@ -93,12 +93,12 @@ func seconds(d time.Duration) float64 {
 	return math.Round(d.Seconds()*1000) / 1000
 }
 
-// ago returns how many seconds before now a time was; nil if at is 0, which means never.
-func ago(now, at time.Duration) *float64 {
-	if at == 0 {
+// ago returns the number of seconds between the times t and now; nil if t is 0, which means never.
+func ago(now, t time.Duration) *float64 {
+	if t == 0 {
 		return nil
 	}
-	past := seconds(now - at)
+	past := seconds(now - t)
 	return &past
 }
 

@@ -15,12 +15,12 @@ import (
 // for as long as the round took. Half of the processors' time is left to clients' answers, new clients and further
 // changes. The next round sends all changes that came meanwhile, in one push for each client.
 type broadcaster struct {
-	mu    sync.Mutex
-	queue []*session
-	more  chan struct{} // has an element if the queue is not empty
+	mu       sync.Mutex
+	queue    []*session
+	nonEmpty chan struct{} // has an element if the queue is not empty
 }
 
-func newBroadcaster() *broadcaster { return &broadcaster{more: make(chan struct{}, 1)} }
+func newBroadcaster() *broadcaster { return &broadcaster{nonEmpty: make(chan struct{}, 1)} }
 
 // add puts sessions into the next round.
 func (b *broadcaster) add(sessions []*session) {
@@ -33,7 +33,7 @@ func (b *broadcaster) add(sessions []*session) {
 		}
 	}
 	if len(b.queue) > 0 {
-		chans.Wake(b.more)
+		chans.Wake(b.nonEmpty)
 	}
 }
 
@@ -50,7 +50,7 @@ func (b *broadcaster) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-b.more:
+		case <-b.nonEmpty:
 		}
 		began := time.Now()
 		b.round()

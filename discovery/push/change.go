@@ -17,11 +17,11 @@ const (
 	fieldRevision = 4
 )
 
-// A position says which table a client that merges hosts has: its table in the generation at, without the shards in
-// missing. Generations number the changes of the hosts. A position is guarded by tables.mu.
+// A position says which table a client that merges hosts has: its table in a generation, without the missing shards.
+// Generations number the changes of the hosts. A position is guarded by tables.mu.
 type position struct {
-	at      generation
-	missing digest.Set
+	generation generation
+	missing    digest.Set
 	// rejected is true if the client has rejected the table with the checksum sum. The client is sent its whole table,
 	// but only after the table has changed: the client might reject the same content again.
 	rejected bool
@@ -38,12 +38,12 @@ const (
 
 // recent has the last changes of all hosts.
 type recent struct {
-	now   generation
-	steps [][]hosts.HostChange // the changes of each generation; the last one leads to now
+	current generation
+	steps   [][]hosts.HostChange // the changes of each generation; the last one leads to the current generation
 	// size is the number of changed hosts in steps, and weight about how many bytes they have.
 	size, weight int
-	// spans has all changes from a generation to now; deltas has what a base sees of a span. Both have only what was
-	// needed before.
+	// spans has all changes since a generation, and deltas has what a base sees of a span. Both are caches: they have
+	// only spans and deltas that a client has needed since the last change.
 	spans  cache[generation, *hosts.Span]
 	deltas cache[deltaID, *delta]
 }
@@ -51,7 +51,7 @@ type recent struct {
 // deltaID identifies what a base sees of the changes since a generation.
 type deltaID struct {
 	from generation
-	of   *identity
+	base *identity
 }
 
 // maxSpans bounds the kept bytes of spans, and likewise of deltas: each client that is behind may be at a different
@@ -61,17 +61,17 @@ const (
 	changeSize = 150
 )
 
-// newRecent returns a recent that starts at the generation now and has no changes.
-func newRecent(now generation) recent {
+// newRecent returns a recent without changes, whose current generation is start.
+func newRecent(start generation) recent {
 	return recent{
-		now: now, spans: newCache[generation](maxSpans, func(s *hosts.Span) int { return changeSize * (len(s.Changes) + s.Indexed()) }),
+		current: start, spans: newCache[generation](maxSpans, func(s *hosts.Span) int { return changeSize * (len(s.Changes) + s.Indexed()) }),
 		deltas: newCache[deltaID](maxSpans, (*delta).size),
 	}
 }
 
 // add begins the next generation. The parameter changes has all changes between the current generation and the next.
 func (r *recent) add(changes []hosts.HostChange) {
-	r.now++
+	r.current++
 	r.spans.clear()
 	r.deltas.clear()
 	r.steps = append(r.steps, changes)
@@ -93,14 +93,14 @@ func weight(changes []hosts.HostChange) (n int) {
 
 // forget begins the next generation and drops all changes. It is called for an update that is more than a list of
 // changed hosts.
-func (r *recent) forget() { *r = newRecent(r.now + 1) }
+func (r *recent) forget() { *r = newRecent(r.current + 1) }
 
-// since returns the span from a generation to now; nil if not all of its changes are kept any more.
-func (r *recent) since(g generation) *hosts.Span {
+// spanFrom returns the span from a generation to the current one; nil if not all of its changes are kept any more.
+func (r *recent) spanFrom(g generation) *hosts.Span {
 	if s := r.spans.encoded[g]; s != nil {
 		return s
 	}
-	behind := r.now - g
+	behind := r.current - g
 	if behind > generation(len(r.steps)) {
 		return nil
 	}
@@ -111,23 +111,23 @@ func (r *recent) since(g generation) *hosts.Span {
 
 // A delta has the changes of a span that a base, or a view, sees.
 type delta struct {
-	entries []seen
-	added   mem.Buffer // the entries that exist now
+	entries []entryChange
+	added   mem.Buffer // the entries that still exist
 	removed []byte     // the removed entries, as fields of a Change
 }
 
-// seen is an entry that has changed; now is nil if it was removed.
-type seen struct {
-	key string
-	now *hosts.Entry
+// An entryChange is a change of the entry of a host. The field entry is the new entry; nil if the entry was removed.
+type entryChange struct {
+	key   string
+	entry *hosts.Entry
 }
 
-// seenByBase returns what a base sees of the changes since a generation.
-func (r *recent) seenByBase(b *base, g generation) *delta {
+// visibleToBase returns what a base sees of the changes since a generation.
+func (r *recent) visibleToBase(b *base, g generation) *delta {
 	id := deltaID{g, b.id}
 	d := r.deltas.encoded[id]
 	if d == nil {
-		d = &delta{entries: see(nil, &b.viewer, r.since(g).Changes)}
+		d = &delta{entries: appendVisible(nil, &b.viewer, r.spanFrom(g).Changes)}
 		d.encode()
 		r.deltas.add(id, d)
 	}
@@ -140,11 +140,11 @@ func (d *delta) size() int {
 	return d.added.Len() + len(d.removed) + entry*len(d.entries)
 }
 
-// see appends the changes that a viewer sees.
-func see(to []seen, v *hosts.Viewer, changes []hosts.HostChange) []seen {
+// appendVisible appends the changes that a viewer sees.
+func appendVisible(to []entryChange, v *hosts.Viewer, changes []hosts.HostChange) []entryChange {
 	for _, c := range changes {
-		if old, now := v.Entry(c.Old), v.Entry(c.New); differ(old, now) {
-			to = append(to, seen{c.Key(), now})
+		if old, updated := v.Entry(c.Old), v.Entry(c.New); differ(old, updated) {
+			to = append(to, entryChange{c.Key(), updated})
 		}
 	}
 	return to
@@ -154,8 +154,8 @@ func see(to []seen, v *hosts.Viewer, changes []hosts.HostChange) []seen {
 func (d *delta) encode() {
 	var entries []*hosts.Entry
 	for _, e := range d.entries {
-		if e.now != nil {
-			entries = append(entries, e.now)
+		if e.entry != nil {
+			entries = append(entries, e.entry)
 			continue
 		}
 		d.removed = protowire.AppendString(protowire.AppendTag(d.removed, fieldGone, protowire.BytesType), e.key)
@@ -165,8 +165,8 @@ func (d *delta) encode() {
 
 // without returns the entries of d, except the entries in the shards of complete and the entries of the hosts in
 // others.
-func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []seen {
-	var left []seen
+func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []entryChange {
+	var left []entryChange
 	keys := make(map[string]bool, len(others))
 	for _, c := range others {
 		keys[c.Key()] = true
@@ -179,15 +179,15 @@ func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []seen 
 	return left
 }
 
-// seenBy returns what a view sees of the changes since a generation, except for the shards in complete. The parameter
-// own has the changes that the view may see in another way than its base.
-func (r *recent) seenBy(v *view, g generation, own []hosts.HostChange, complete *digest.Set) *delta {
-	d := r.seenByBase(v.base, g)
-	if len(own) == 0 && *complete == (digest.Set{}) {
+// visibleTo returns what a view sees of the changes since a generation, except for the shards in complete. The
+// parameter special has the changes that the view may see in another way than its base.
+func (r *recent) visibleTo(v *view, g generation, special []hosts.HostChange, complete *digest.Set) *delta {
+	d := r.visibleToBase(v.base, g)
+	if len(special) == 0 && *complete == (digest.Set{}) {
 		return d
 	}
-	mine := delta{entries: see(nil, &v.viewer, own)}
-	d = &delta{entries: append(d.without(complete, own), mine.without(complete, nil)...)}
+	mine := delta{entries: appendVisible(nil, &v.viewer, special)}
+	d = &delta{entries: append(d.without(complete, special), mine.without(complete, nil)...)}
 	d.encode()
 	return d
 }

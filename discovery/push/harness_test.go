@@ -29,7 +29,7 @@ func join(tb testing.TB, s *Service, namespace, merge string) *fakeClient {
 	}
 	c := &fakeClient{tb: tb}
 	c.session = &session{service: s, variant: variantDelta, send: c.receive, connected: s.tables.elapsed()}
-	c.late = time.AfterFunc(time.Hour, func() {})
+	c.timeout = time.AfterFunc(time.Hour, func() {})
 	s.streams.add(c.session)
 	node := &corev3.Node{Id: "sidecar~10.0.0.1~web-0." + namespace + "~x", Metadata: meta}
 	if err := c.handle(&Request{node: node, typeURL: TypeURL}); err != nil {
@@ -92,7 +92,7 @@ func (s *Service) updateAll(tb testing.TB, changes ...hosts.Change) {
 // shown returns what is shown of the client.
 func (c *fakeClient) shown() Agent {
 	c.tb.Helper()
-	a, open := c.state(c.about.Load())
+	a, open := c.state(c.info.Load())
 	if !open {
 		c.tb.Fatal("the stream has ended")
 	}

@@ -249,16 +249,16 @@ const maxForeign = 256
 // cut returns a client's text for a line of the log or an error.
 func cut(text string) string { return clip.Text(text, maxForeign) }
 
-// about has what a client says of itself. It never changes.
-type about struct {
+// nodeInfo has what a client says of itself. It never changes.
+type nodeInfo struct {
 	id, namespace string
 	name          string // of the pod, or of the host of a VM
 	software      string
 	mergesHosts   bool
 }
 
-// about returns what a client says of itself.
-func (c *subscriber) about() *about {
+// info returns what a client says of itself.
+func (c *subscriber) info() *nodeInfo {
 	name := strings.Split(c.node, "~")[2] // as parseNode has checked
-	return &about{c.node, c.view.Namespace, strings.TrimSuffix(name, "."+c.view.Namespace), c.software, c.mergesHosts}
+	return &nodeInfo{c.node, c.view.Namespace, strings.TrimSuffix(name, "."+c.view.Namespace), c.software, c.mergesHosts}
 }

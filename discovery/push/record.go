@@ -13,7 +13,7 @@ type record struct {
 }
 
 // rejected reports whether the last answer was a NACK.
-func (r *record) rejected() bool { return r.nack.at > r.acked }
+func (r *record) rejected() bool { return r.nack.time > r.acked }
 
 // answered notes an answer to the last push.
 func (r *record) answered(now time.Duration, rejected bool, reason string) {
@@ -26,7 +26,7 @@ func (r *record) answered(now time.Duration, rejected bool, reason string) {
 
 // A nack says when a push was rejected, and why.
 type nack struct {
-	at     time.Duration
+	time   time.Duration
 	reason string
 }
 

@@ -73,12 +73,12 @@ func (r *Request) decode(data mem.BufferSlice) {
 	w := wire{data.Reader()}
 	defer func() { _ = w.Close() }() // it returns nil
 	named := 0
-	err := w.each(data.Len(), func(n protowire.Number, size int) error {
-		of := r.part(n)
-		if of == partNames || of == partRemoved || of == partVersions {
+	err := w.eachField(data.Len(), func(n protowire.Number, size int) error {
+		p := r.part(n)
+		if p == partNames || p == partRemoved || p == partVersions {
 			named += 1 + protowire.SizeBytes(size) // with the tag
 		}
-		return r.use(w, of, size)
+		return r.readPart(w, p, size)
 	})
 	if err == nil && data.Len()-named > maxUnnamed {
 		err = fmt.Errorf("%d bytes besides the names of resources: want at most %d", data.Len()-named, maxUnnamed)
@@ -103,9 +103,9 @@ func (r *Request) part(n protowire.Number) part {
 // wildcard is the name of all resources. A first request without names means the same.
 const wildcard = "*"
 
-// use reads a field and keeps the parts of it that are used.
-func (r *Request) use(w wire, of part, size int) (err error) {
-	switch of {
+// readPart reads a field with the part p of a request, and keeps what is used of it.
+func (r *Request) readPart(w wire, p part, size int) (err error) {
+	switch p {
 	case partNode:
 		r.node, err = w.node(size)
 	case partType:
@@ -114,7 +114,7 @@ func (r *Request) use(w wire, of part, size int) (err error) {
 		r.nonce = w.text(size, maxToken)
 	case partRejection:
 		r.rejected = true
-		err = w.each(size, func(n protowire.Number, size int) error {
+		err = w.eachField(size, func(n protowire.Number, size int) error {
 			if n == fieldStatusMessage {
 				r.reason = w.text(size, maxForeign+1)
 			}
@@ -126,17 +126,17 @@ func (r *Request) use(w wire, of part, size int) (err error) {
 		name := w.text(size, len(wildcard)+1)
 		r.removesAll, r.removesTable = r.removesAll || name == wildcard, r.removesTable || name == ""
 	case partVersions:
-		err = r.useVersion(w, size)
+		err = r.readVersion(w, size)
 	case partUnused:
 	}
 	return err
 }
 
-// useVersion reads the version of a resource, and keeps it if the resource has no name. There may be many other
+// readVersion reads the version of a resource, and keeps it if the resource has no name. There may be many other
 // resources, with long names.
-func (r *Request) useVersion(w wire, size int) error {
+func (r *Request) readVersion(w wire, size int) error {
 	unnamed, version := true, ""
-	err := w.each(size, func(n protowire.Number, size int) error {
+	err := w.eachField(size, func(n protowire.Number, size int) error {
 		switch n {
 		case fieldKey:
 			unnamed = size == 0
@@ -168,9 +168,9 @@ type wire struct{ *mem.Reader }
 
 var errMalformed = errors.New("malformed message of protobuf")
 
-// each calls the function use for each length-delimited field in the next n bytes. It skips the bytes of the field that
-// use has not read.
-func (w wire) each(n int, use func(field protowire.Number, size int) error) error {
+// eachField calls handle for each length-delimited field in the next n bytes. It skips the bytes of the field that
+// handle has not read.
+func (w wire) eachField(n int, handle func(field protowire.Number, size int) error) error {
 	for end := w.Remaining() - n; w.Remaining() > end; {
 		tag, err := binary.ReadUvarint(w)
 		if err != nil {
@@ -195,7 +195,7 @@ func (w wire) each(n int, use func(field protowire.Number, size int) error) erro
 		}
 		next := w.Remaining() - int(size) //nolint:gosec // at most what remains
 		if kind == protowire.BytesType {
-			if err := use(field, int(size)); err != nil { //nolint:gosec // at most what remains
+			if err := handle(field, int(size)); err != nil { //nolint:gosec // at most what remains
 				return err
 			}
 		}
@@ -222,7 +222,7 @@ func (w wire) node(size int) (*corev3.Node, error) {
 		return nil, fmt.Errorf("the node has %d bytes: want at most %d", size, maxUnnamed)
 	}
 	node := &corev3.Node{Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{}}}
-	err := w.each(size, func(n protowire.Number, size int) error {
+	err := w.eachField(size, func(n protowire.Number, size int) error {
 		switch n {
 		case fieldNodeID:
 			node.Id = w.text(size, maxNodeID+1)
@@ -231,7 +231,7 @@ func (w wire) node(size int) (*corev3.Node, error) {
 		case fieldAgentVersion:
 			node.UserAgentVersionType = &corev3.Node_UserAgentVersion{UserAgentVersion: w.text(size, maxSoftware)}
 		case fieldMetadata:
-			return w.each(size, func(n protowire.Number, size int) error {
+			return w.eachField(size, func(n protowire.Number, size int) error {
 				if n == fieldFields {
 					return w.metadata(size, node.GetMetadata().GetFields())
 				}
@@ -247,7 +247,7 @@ func (w wire) node(size int) (*corev3.Node, error) {
 // the value.
 func (w wire) metadata(size int, to map[string]*structpb.Value) error {
 	key := ""
-	return w.each(size, func(n protowire.Number, size int) error {
+	return w.eachField(size, func(n protowire.Number, size int) error {
 		switch {
 		case n == fieldKey:
 			key = w.text(size, maxToken)

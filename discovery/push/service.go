@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// firstReadWait is how long a stream waits for the first reading of all sources. An agent that
-	// is refused waits before it connects again, after an outage for up to 30 s.
+	// firstReadWait is how long a stream waits for the first reading of all sources. If the server refused the agent at
+	// once, the agent would wait before it connects again. After an outage, it would wait up to 30 s.
 	firstReadWait = 10 * time.Second
 	// catchUpWait is how long a client waits if the objects of this replica may be older than the client's table.
 	// catchUpPoll is the time between two checks whether the replica is behind.
@@ -47,18 +47,17 @@ type Config struct {
 	// of the client's stream. The error ends the stream. If Check is nil, nothing is checked.
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
 	// Room returns an error if there is no memory for another table. It is called after a large resource was encoded
-	// that only some namespaces share. A client that does not read keeps its table in memory, and with Sidecars, each
-	// client may have a table of its own. The error ends the stream of the client. If Room is nil, there is always
-	// room.
+	// for some namespaces only. A client that does not read keeps its table in memory, and with Sidecars, each client
+	// may have a table of its own. The error ends the stream of the client. If Room is nil, there is always room.
 	Room func() error
 	// Replica is the name of this replica in the state of clients.
 	Replica string
 	// Comparable is true if replicas with the same revision have the same objects.
 	Comparable bool
-	// Behind reports whether the objects that are served may be older than the objects of a client's table. The client
-	// had the table's revision at the time since, from this or another replica. Behind reports true until it is known
-	// that the objects are not older. If Behind is nil, the objects are never behind.
-	Behind func(revision []byte, since time.Time) bool
+	// Behind reports whether the objects that are served may be older than the objects of a client's table, which has a
+	// revision. At the time heldAt, the client had this table, from this or another replica. Behind reports true until
+	// it is known that the objects are not older. If Behind is nil, the objects are never behind.
+	Behind func(revision []byte, heldAt time.Time) bool
 	// Logger is for logs.
 	Logger *slog.Logger
 }
@@ -77,7 +76,7 @@ type Service struct {
 	stop       context.CancelFunc
 	handlers   sync.WaitGroup // of streams
 	rejections rate.Sometimes // limits the log lines about clients that reject a push or have another table
-	// differences counts the clients that had another table from a replica with the same objects.
+	// differences counts the clients that came from a replica with the same objects, but with another table.
 	differences atomic.Uint64
 }
 
@@ -93,10 +92,10 @@ func New(cfg Config) *Service {
 
 // WaitFor sets the reason that is sent to clients while there is no table; an empty string
 // means that there is one.
-func (s *Service) WaitFor(why string) {
+func (s *Service) WaitFor(reason string) {
 	s.tables.mu.Lock()
 	defer s.tables.mu.Unlock()
-	s.tables.waiting = why
+	s.tables.waiting = reason
 }
 
 // SetMissing sets which clusters have no objects, and why. The clients in these clusters are sent no table, because
@@ -108,12 +107,12 @@ func (s *Service) SetMissing(clusters map[string]string) {
 }
 
 // Update applies changes of the objects, and sends each client what has changed for it. Before it sends anything, it
-// calls the function note with the result. So note can save VIPs, and report errors in the objects, before a client
-// gets a table with them. No client waits for note, and note does not wait for clients.
+// calls report with the result. So report can save VIPs, and log errors in the objects, before a client gets a table
+// with them. No client waits for report, and report does not wait for clients.
 //
 // revision identifies the state of the sources with these changes; nil means that it is not known.
-func (s *Service) Update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) hosts.Update {
-	u, woken := s.tables.update(changes, revision, note)
+func (s *Service) Update(changes []hosts.Change, revision []byte, report func(hosts.Update, hosts.Counts)) hosts.Update {
+	u, woken := s.tables.update(changes, revision, report)
 	s.rounds.add(woken)
 	return u
 }
@@ -160,7 +159,7 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
-	client := &session{service: s, variant: variant, send: send, ended: running.Done(), fail: cancel, connected: s.tables.elapsed()}
+	client := &session{service: s, variant: variant, send: send, done: running.Done(), fail: cancel, connected: s.tables.elapsed()}
 	if from, ok := peer.FromContext(ctx); ok {
 		client.peer, client.tls = from.Addr, from.AuthInfo != nil && from.AuthInfo.AuthType() == "tls"
 	}
@@ -168,7 +167,7 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 		client.check = func(node *corev3.Node, namespace string) error { return s.cfg.Check(ctx, node, namespace) }
 	}
 	s.streams.add(client)
-	client.late = time.AfterFunc(firstReadWait+s.cfg.AckTimeout, func() { cancel(errLate) })
+	client.timeout = time.AfterFunc(firstReadWait+s.cfg.AckTimeout, func() { cancel(errLate) })
 	done := make(chan error, 1)
 	s.handlers.Go(func() {
 		defer client.end()
@@ -210,20 +209,20 @@ func (s *Service) receive(client *session, next func(any) error) error {
 
 // awaitFirstRead waits until all sources were read for the first time, at most for firstReadWait
 // or until ended is closed.
-func (s *Service) awaitFirstRead(ended <-chan struct{}) {
+func (s *Service) awaitFirstRead(done <-chan struct{}) {
 	timer := time.NewTimer(firstReadWait)
 	defer timer.Stop()
 	select {
 	case <-s.cfg.FirstRead:
 	case <-timer.C:
-	case <-ended:
+	case <-done:
 	}
 }
 
 // awaitRevision waits while the objects that are served may be older than revision, the revision of the client's table.
 // It waits at most for catchUpWait, or until ended is closed. If the objects may still be older after catchUpWait, it
 // returns an error. The error refuses the client, so the client keeps its table.
-func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) error {
+func (s *Service) awaitRevision(revision []byte, done <-chan struct{}) error {
 	began := time.Now()
 	if len(revision) == 0 || s.cfg.Behind == nil || !s.cfg.Behind(revision, began) {
 		return nil
@@ -238,7 +237,7 @@ func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) error {
 		case <-timer.C:
 			s.metrics.ended.WithLabelValues(endedBehind).Inc()
 			return errBehind
-		case <-ended:
+		case <-done:
 			return nil
 		}
 	}
@@ -266,11 +265,12 @@ func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(vari
 
 // Agents returns the state of the clients that have a stream, of one namespace or, if namespace is "", of all
 // namespaces. The clients are sorted by namespace, name and time of connection. Each state is read when the iteration
-// reaches it. A push may wait while the state of one client is read, but never for the caller.
+// reaches it. A push to a client may wait while the state of that client is read, but not while the caller handles the
+// state.
 func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 	return func(yield func(Agent) bool) {
 		for _, one := range s.streams.sorted(namespace) {
-			if a, open := one.state(one.about); open && !yield(a) {
+			if a, open := one.state(one.info); open && !yield(a) {
 				return
 			}
 		}
@@ -294,13 +294,13 @@ func (s *Service) Unread() { s.metrics.ended.WithLabelValues(endedUnread).Inc() 
 // NoMemory counts a client that was refused because nearly all memory is in use.
 func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc() }
 
-// Encode returns the encoded table of the clients with the view of.
-func Encode(all *hosts.Hosts, of hosts.View) []byte {
+// Encode returns the encoded table of the clients with a view.
+func Encode(all *hosts.Hosts, view hosts.View) []byte {
 	var changes []hosts.HostChange
 	for h := range all.All() {
 		changes = append(changes, hosts.HostChange{New: h})
 	}
-	viewer := all.Viewer(of)
+	viewer := all.Viewer(view)
 	var entries []*hosts.Entry
 	for _, some := range new(hosts.Set).Next(changes) {
 		entries = append(entries, shown(&viewer, some)...)

@@ -17,15 +17,15 @@ import (
 type session struct {
 	service *Service
 	variant string
-	// send queues a response. It does not wait for the client. gRPC's queue has room, because the client has received
-	// all of the last push: otherwise the client would not know the nonce.
-	send   func(encoded any) error
-	check  func(node *corev3.Node, namespace string) error // see [Config.Check]; nil checks nothing
-	late   *time.Timer                                     // ends the stream of a client that does not answer in time
-	ended  <-chan struct{}                                 // closed when the stream has ended
-	fail   func(error)                                     // ends the stream
-	queued atomic.Bool                                     // it is in the queue of the broadcaster
-	about  atomic.Pointer[about]                           // nil before the first request
+	// send queues a response, and does not wait for the client. gRPC's queue always has room, because it is empty: the
+	// client has answered the last push, so the client has received all of that push, with the nonce at its end.
+	send    func(encoded any) error
+	check   func(node *corev3.Node, namespace string) error // see [Config.Check]; nil checks nothing
+	timeout *time.Timer                                     // ends the stream of a client that does not answer in time
+	done    <-chan struct{}                                 // closed when the stream has ended
+	fail    func(error)                                     // ends the stream
+	queued  atomic.Bool                                     // it is in the queue of the broadcaster
+	info    atomic.Pointer[nodeInfo]                        // nil before the first request
 
 	// Where the client connects from, and since when. peer may be nil.
 	peer      net.Addr
@@ -38,7 +38,7 @@ type session struct {
 	joined  bool   // a request for name tables was read
 	wanted  bool   // the client subscribes to name tables
 	named   bool   // the client has requested name tables by name
-	has     string // the version of the table that the client has, unless it merges hosts
+	version string // the version of the table that the client has; not used for a client that merges hosts
 	nonce   string // of the last push
 	sent    string // the version of the last push
 	pending bool   // the last push is not answered yet
@@ -84,23 +84,23 @@ func (s *session) handleLocked(r *Request) error {
 	}
 	first := !s.joined
 	if first {
-		s.service.awaitFirstRead(s.ended)
-		if err := s.service.awaitRevision(s.client.revision, s.ended); err != nil {
+		s.service.awaitFirstRead(s.done)
+		if err := s.service.awaitRevision(s.client.revision, s.done); err != nil {
 			return err
 		}
-		same, err := s.service.tables.join(s)
+		consistent, err := s.service.tables.join(s)
 		if err != nil {
 			return err
 		}
-		if !same && s.service.cfg.Comparable {
+		if !consistent && s.service.cfg.Comparable {
 			s.service.replicasDiffer(s.client.node)
 		}
-		s.joined, s.has = true, r.version
-		s.late.Stop()
+		s.joined, s.version = true, r.version
+		s.timeout.Stop()
 	}
 	if answers {
 		s.pending = false
-		s.late.Stop()
+		s.timeout.Stop()
 		s.record.answered(s.service.tables.elapsed(), r.rejected, r.reason)
 		s.service.tables.answered(s, s.sent, r.rejected)
 	}
@@ -125,7 +125,7 @@ func (s *session) subscribe(r *Request, first bool) {
 		s.wanted = !s.named // a client that has requested names ends its subscription by requesting none
 	}
 	if r.removesTable {
-		s.has = ""
+		s.version = ""
 	}
 }
 
@@ -147,7 +147,7 @@ func (s *session) identify(node *corev3.Node) error {
 	if !s.known {
 		s.client, s.known = client, true
 		s.record.nack = s.service.nacks.take(client.node)
-		s.about.Store(client.about())
+		s.info.Store(client.info())
 	}
 	return nil
 }
@@ -164,11 +164,11 @@ func (s *session) pushLocked() error {
 	if !s.joined || s.pending {
 		return nil
 	}
-	r, version, made := s.service.tables.next(s)
+	r, version, needsRoom := s.service.tables.next(s)
 	if r == nil && !s.owed {
 		return nil
 	}
-	if made && s.service.cfg.Room != nil {
+	if needsRoom && s.service.cfg.Room != nil {
 		if err := s.service.cfg.Room(); err != nil {
 			s.fail(err)
 			return err
@@ -176,11 +176,11 @@ func (s *session) pushLocked() error {
 	}
 	p := response{nonce: rand.Text(), version: version, resource: r} // only a client that has read the random nonce can answer
 	if s.wanted && !s.client.mergesHosts {
-		s.has = version
+		s.version = version
 	}
 	s.nonce, s.sent, s.pending, s.owed, s.record.pushed = p.nonce, version, true, false, s.service.tables.elapsed()
 	s.service.pushed(s.variant)
-	s.late.Reset(s.service.cfg.AckTimeout)
+	s.timeout.Reset(s.service.cfg.AckTimeout)
 	return s.send(p.encode(s.delta()))
 }
 
@@ -191,7 +191,7 @@ func (s *session) end() {
 	if s.record.rejected() {
 		s.service.nacks.keep(s.client.node, s.record.nack)
 	}
-	if s.late.Stop(); s.joined {
+	if s.timeout.Stop(); s.joined {
 		s.service.tables.leave(s)
 		s.joined = false // the broadcaster may be about to push
 	}
@@ -212,19 +212,19 @@ func (s *session) wake(now time.Duration) {
 	}
 }
 
-// state returns the state of the client. The parameter said has what the client has said of itself. The result open is
+// state returns the state of the client. The parameter info has what the client says of itself. The result open is
 // false if the stream has ended.
-func (s *session) state(said *about) (a Agent, open bool) {
+func (s *session) state(info *nodeInfo) (a Agent, open bool) {
 	select {
-	case <-s.ended:
+	case <-s.done:
 		return a, false
 	default:
 	}
 	a = Agent{
-		Replica: s.service.cfg.Replica, Namespace: said.namespace, Name: said.name, ID: said.id, Software: said.software,
+		Replica: s.service.cfg.Replica, Namespace: info.namespace, Name: info.name, ID: info.id, Software: info.software,
 		Address: addressOf(s.peer), TLS: s.tls, Variant: s.variant, Mode: modeWhole, State: StateWaiting,
 	}
-	if said.mergesHosts {
+	if info.mergesHosts {
 		a.Mode = modeHosts
 	}
 	now := s.service.tables.elapsed()
@@ -254,8 +254,8 @@ func (s *session) stateOfTable(a *Agent) (open bool) {
 	now := t.elapsed()
 	a.View, a.Current = describe(&viewer), a.Digest == a.ServedDigest
 	a.LastPushSeconds, a.LastAckSeconds = ago(now, s.record.pushed), ago(now, s.record.acked)
-	if last := s.record.nack; last.at > 0 {
-		a.Nack = &Nack{Reason: last.reason, Seconds: seconds(now - last.at)}
+	if last := s.record.nack; last.time > 0 {
+		a.Nack = &Nack{Reason: last.reason, Seconds: seconds(now - last.time)}
 	}
 	a.State = s.judgeLocked(now, woken, a.Current)
 	a.Behind = a.State == StateUnanswered || a.State == StateRejected || a.State == StateUnsent

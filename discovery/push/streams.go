@@ -26,10 +26,10 @@ func (s *streams) remove(one *session) {
 	delete(s.open, one)
 }
 
-// A listed is a stream, with what its client had said of itself when the list was made.
+// A listed is a stream, with the info of its client at the time when the list was made.
 type listed struct {
 	*session
-	about *about
+	info *nodeInfo
 }
 
 // sorted returns the open streams of a namespace, sorted for [Service.Agents]. If namespace is "", it returns all.
@@ -41,15 +41,15 @@ func (s *streams) sorted(namespace string) []listed {
 	}
 	s.mu.Unlock()
 	for i := range all {
-		if all[i].about = all[i].session.about.Load(); all[i].about == nil {
-			all[i].about = &about{}
+		if all[i].info = all[i].session.info.Load(); all[i].info == nil {
+			all[i].info = &nodeInfo{}
 		}
 	}
 	if namespace != "" {
-		all = slices.DeleteFunc(all, func(one listed) bool { return one.about.namespace != namespace })
+		all = slices.DeleteFunc(all, func(one listed) bool { return one.info.namespace != namespace })
 	}
 	slices.SortFunc(all, func(a, b listed) int {
-		return cmp.Or(cmp.Compare(a.about.namespace, b.about.namespace), cmp.Compare(a.about.name, b.about.name), cmp.Compare(a.connected, b.connected))
+		return cmp.Or(cmp.Compare(a.info.namespace, b.info.namespace), cmp.Compare(a.info.name, b.info.name), cmp.Compare(a.connected, b.connected))
 	})
 	return all
 }

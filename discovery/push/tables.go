@@ -23,24 +23,24 @@ type tables struct {
 	building sync.Mutex
 	hosts    *hosts.Hosts
 
-	// making is held while bases are made, and while bases follow a change. Otherwise a base that is made during a
-	// change could lack the change.
+	// making is held while bases are made, and while a change is applied to bases. Otherwise a base that is made during
+	// a change could lack the change.
 	making sync.Mutex
 
 	// mu guards the fields below. It is never held while something is read or written, or is made from many hosts. With
 	// making locked, set may be read without mu.
-	mu        sync.Mutex
-	waiting   string            // why no table is served yet; empty if tables are served
-	missing   map[string]string // why the objects of a cluster are missing, by name
-	scene     *hosts.Scene
-	set       hosts.Set
-	unused    int // views without sessions that are kept
-	recent    recent
-	revision  []byte // of the objects (see [Service.Update])
-	bases     map[hosts.Base]*base
-	shards    cache[shardID, mem.Buffer]
-	resources cache[resourceID, *resource] // of the current table
-	made      uint64                       // number of resources that were encoded
+	mu          sync.Mutex
+	waiting     string            // why no table is served yet; empty if tables are served
+	missing     map[string]string // why the objects of a cluster are missing, by name
+	scene       *hosts.Scene
+	set         hosts.Set
+	unusedViews int // views without sessions that are kept
+	recent      recent
+	revision    []byte // of the objects (see [Service.Update])
+	bases       map[hosts.Base]*base
+	shards      cache[shardID, mem.Buffer]
+	resources   cache[resourceID, *resource] // of the current table
+	encodings   uint64                       // number of resources that were encoded
 }
 
 func newTables(all *hosts.Hosts) *tables {
@@ -57,25 +57,25 @@ func (t *tables) elapsed() time.Duration { return time.Since(t.began) }
 // A change has what an update changes in the bases.
 type change struct {
 	hosts.Update
-	scene  *hosts.Scene
-	span   *hosts.Span
-	next   [digest.Count][]*hosts.Host
-	shifts map[*base][]shift
-	made   map[hosts.Base]*base // new bases
+	scene    *hosts.Scene
+	span     *hosts.Span
+	next     [digest.Count][]*hosts.Host
+	shifts   map[*base][]shift
+	newBases map[hosts.Base]*base // the bases that the change needs and that did not exist
 }
 
 // update applies changes of the objects, and returns the sessions for which something may have
 // changed.
-func (t *tables) update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) (hosts.Update, []*session) {
+func (t *tables) update(changes []hosts.Change, revision []byte, report func(hosts.Update, hosts.Counts)) (hosts.Update, []*session) {
 	t.building.Lock()
 	defer t.building.Unlock()
 	u := t.hosts.Update(changes...)
-	note(u, t.hosts.Counts())
+	report(u, t.hosts.Counts())
 	t.making.Lock()
 	defer t.making.Unlock()
 	c := change{
 		Update: u, scene: t.hosts.Scene, span: hosts.NewSpan(u.Hosts), next: t.set.Next(u.Hosts),
-		shifts: map[*base][]shift{}, made: map[hosts.Base]*base{},
+		shifts: map[*base][]shift{}, newBases: map[hosts.Base]*base{},
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,35 +88,35 @@ func (t *tables) update(changes []hosts.Change, revision []byte, note func(hosts
 	} else if len(u.Hosts) > 0 {
 		t.recent.add(u.Hosts)
 	}
-	woken := t.followLocked(&c)
+	woken := t.applyLocked(&c)
 	return u, t.moveLocked(&c, woken)
 }
 
 // makeLocked makes those parts of a change that need a look at many hosts: the new entries of bases and views, and new
 // bases. It unlocks mu while it makes them.
 func (t *tables) makeLocked(c *change) {
-	var some []func()
+	var tasks []func()
 	for _, b := range t.bases {
 		if !c.Views && c.span.Reaches(&b.viewer.Base) {
-			some = append(some, func() { c.shifts[b] = b.shifts(c.span.Changes) })
+			tasks = append(tasks, func() { c.shifts[b] = b.shifts(c.span.Changes) })
 		}
-		t.specialLocked(c, b, func(v *view, own []hosts.HostChange) {
+		t.specialLocked(c, b, func(v *view, special []hosts.HostChange) {
 			viewer := v.viewer
-			some = append(some, func() { see(nil, &viewer, own) })
+			tasks = append(tasks, func() { appendVisible(nil, &viewer, special) })
 		})
 	}
 	for {
 		for _, v := range t.missingBasesLocked(c) {
-			some = append(some, func() { c.made[v.Base] = newBase(v.AtBase(), c.next) })
+			tasks = append(tasks, func() { c.newBases[v.Base] = newBase(v.AtBase(), c.next) })
 		}
-		if len(some) == 0 {
+		if len(tasks) == 0 {
 			return
 		}
 		t.mu.Unlock()
-		for _, do := range some {
-			do()
+		for _, task := range tasks {
+			task()
 		}
-		some = nil
+		tasks = nil
 		t.mu.Lock()
 	}
 }
@@ -135,14 +135,14 @@ func (t *tables) missingBasesLocked(c *change) map[hosts.Base]hosts.Viewer {
 
 // baseAfterLocked returns the base with a key after a change; nil if it does not exist yet.
 func (t *tables) baseAfterLocked(c *change, key hosts.Base) *base {
-	if b := c.made[key]; b != nil || c.Views {
+	if b := c.newBases[key]; b != nil || c.Views {
 		return b
 	}
 	return t.bases[key]
 }
 
-// affectedLocked calls the function do with each session that may have another base after a change.
-func (t *tables) affectedLocked(c *change, do func(*session)) {
+// affectedLocked calls visit for each session that may have another base after a change.
+func (t *tables) affectedLocked(c *change, visit func(*session)) {
 	all := c.Views
 	for namespace := range c.Sidecars {
 		all = all || c.scene.IsRoot(namespace)
@@ -156,21 +156,21 @@ func (t *tables) affectedLocked(c *change, do func(*session)) {
 				continue
 			}
 			for s := range v.sessions {
-				do(s)
+				visit(s)
 			}
 		}
 	}
 }
 
-// specialLocked calls the function do with each view of a base that may see some of the changes in another way than the
-// base, and with these changes.
-func (t *tables) specialLocked(c *change, b *base, do func(*view, []hosts.HostChange)) {
+// specialLocked calls visit for each view of a base that may see some of the changes in another way than the base, with
+// these changes.
+func (t *tables) specialLocked(c *change, b *base, visit func(*view, []hosts.HostChange)) {
 	if c.Views || len(c.span.Changes) == 0 {
 		return
 	}
 	call := func(v *view) {
-		if own := c.span.Special(&v.viewer); len(own) > 0 {
-			do(v, own)
+		if special := c.span.Special(&v.viewer); len(special) > 0 {
+			visit(v, special)
 		}
 	}
 	if c.span.AllNamespaces() > len(b.views) {
@@ -188,19 +188,19 @@ func (t *tables) specialLocked(c *change, b *base, do func(*view, []hosts.HostCh
 	}
 }
 
-// followLocked applies a change to the existing bases and their views, and returns the sessions that see it.
-func (t *tables) followLocked(c *change) (woken []*session) {
+// applyLocked applies a change to the existing bases and their views, and returns the sessions that see it.
+func (t *tables) applyLocked(c *change) (woken []*session) {
 	for _, b := range t.bases {
-		shifts, before := c.shifts[b], b.last
+		shifts, previous := c.shifts[b], b.last
 		for _, s := range shifts {
 			t.shards.drop(shardID{b.id, s.shard, b.changed[s.shard]})
 		}
-		b.follow(shifts, t.recent.now)
+		b.apply(shifts, t.recent.current)
 		special := map[*view]bool{}
-		t.specialLocked(c, b, func(v *view, own []hosts.HostChange) {
-			last, sees := max(before, v.last), len(shifts) > 0
-			for _, one := range own {
-				sees = v.follow(one, t.recent.now) || sees
+		t.specialLocked(c, b, func(v *view, changes []hosts.HostChange) {
+			last, sees := max(previous, v.last), len(shifts) > 0
+			for _, one := range changes {
+				sees = v.apply(one, t.recent.current) || sees
 			}
 			if special[v] = true; sees {
 				woken = t.wakeLocked(woken, v, last)
@@ -209,7 +209,7 @@ func (t *tables) followLocked(c *change) (woken []*session) {
 		if len(shifts) > 0 {
 			for _, v := range b.views {
 				if !special[v] {
-					woken = t.wakeLocked(woken, v, max(before, v.last))
+					woken = t.wakeLocked(woken, v, max(previous, v.last))
 				}
 			}
 		}
@@ -217,14 +217,14 @@ func (t *tables) followLocked(c *change) (woken []*session) {
 	return woken
 }
 
-// wakeLocked appends to woken the sessions of a view that has changed. The parameter before is the generation of the
+// wakeLocked appends to woken the sessions of a view that has changed. The parameter previous is the generation of the
 // view's previous change. A session that is at this generation or later lacks only the current change, so its position
-// moves to the generation right before the current one.
-func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*session {
+// becomes the last generation before the current one.
+func (t *tables) wakeLocked(woken []*session, v *view, previous generation) []*session {
 	now := t.elapsed()
 	for s := range v.sessions {
-		if s.position.at >= before {
-			s.position.at = max(s.position.at, t.recent.now-1)
+		if s.position.generation >= previous {
+			s.position.generation = max(s.position.generation, t.recent.current-1)
 		}
 		s.wake(now)
 		woken = append(woken, s)
@@ -250,9 +250,9 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 			t.dropLocked(old) // after the change, no client may see what this view has
 		}
 		t.enterLocked(s, to)
-		p.missing.Join(old.changedSince(p.at))
+		p.missing.Join(old.changedSince(p.generation))
 		p.missing.Join(s.view.differsFrom(old))
-		p.at = t.recent.now
+		p.generation = t.recent.current
 		s.position = p
 		s.wake(t.elapsed())
 		woken = append(woken, s)
@@ -260,10 +260,9 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	return woken
 }
 
-// join gives a session its view. The result same is false if the client has another table than this
-// replica serves, although both tables have the same revision. It returns an error if there is no
-// table yet.
-func (t *tables) join(s *session) (same bool, err error) {
+// join gives a session its view. The result consistent is false if the client's table differs from the table that this
+// replica serves, although both tables have the same revision. join returns an error if there is no table yet.
+func (t *tables) join(s *session) (consistent bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.waiting != "" {
@@ -278,13 +277,13 @@ func (t *tables) join(s *session) (same bool, err error) {
 		defer t.making.Unlock()
 	}
 	t.enterLocked(s, b)
-	s.position = position{at: t.recent.now, missing: digest.All()}
+	s.position = position{generation: t.recent.current, missing: digest.All()}
 	if s.client.digests != nil {
 		s.position.missing = s.view.differing(s.client.digests)
 	}
-	same = s.position.missing == (digest.Set{}) || s.client.digests == nil || len(t.revision) == 0 || !bytes.Equal(s.client.revision, t.revision)
+	consistent = s.position.missing == (digest.Set{}) || s.client.digests == nil || len(t.revision) == 0 || !bytes.Equal(s.client.revision, t.revision)
 	s.client.digests, s.client.revision = nil, nil
-	return same, nil
+	return consistent, nil
 }
 
 // makeBaseLocked returns the base of a session, and makes it if it does not exist. It unlocks mu while it makes the
@@ -309,13 +308,13 @@ func (t *tables) enterLocked(s *session, b *base) {
 	namespace := s.client.view.Namespace
 	v := b.views[namespace]
 	if v == nil {
-		v = newView(b, s.viewer(t.scene), &t.set, t.recent.now)
+		v = newView(b, s.viewer(t.scene), &t.set, t.recent.current)
 		b.views[namespace] = v
 	}
-	if v.unused != nil {
-		v.unused.Stop()
-		v.unused = nil
-		t.unused--
+	if v.dropTimer != nil {
+		v.dropTimer.Stop()
+		v.dropTimer = nil
+		t.unusedViews--
 	}
 	v.sessions[s] = struct{}{}
 	s.view, t.bases[b.viewer.Base] = v, b
@@ -338,22 +337,22 @@ func (t *tables) leave(s *session) {
 	if delete(v.sessions, s); len(v.sessions) > 0 {
 		return
 	}
-	if t.unused >= maxUnused {
+	if t.unusedViews >= maxUnused {
 		t.dropLocked(v)
 		return
 	}
-	t.unused++
+	t.unusedViews++
 	var timer *time.Timer
 	timer = time.AfterFunc(keepViews, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		if v.unused == timer { // no session has entered meanwhile
-			v.unused = nil
-			t.unused--
+		if v.dropTimer == timer { // no session has entered meanwhile
+			v.dropTimer = nil
+			t.unusedViews--
 			t.dropLocked(v)
 		}
 	})
-	v.unused = timer
+	v.dropTimer = timer
 }
 
 // dropLocked drops a view without sessions. A base that a Sidecar limits is dropped with its last view, because there
@@ -377,32 +376,32 @@ func (t *tables) answered(s *session, version string, rejected bool) {
 		return
 	}
 	// If the table has changed since that push, the client is sent the current table.
-	s.position = position{at: t.recent.now, missing: digest.All(), rejected: version == s.view.version(), sum: s.view.sum()}
+	s.position = position{generation: t.recent.current, missing: digest.All(), rejected: version == s.view.version(), sum: s.view.sum()}
 }
 
 // forget marks the whole table as missing at the client of a session.
 func (t *tables) forget(s *session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s.position = position{at: t.recent.now, missing: digest.All()}
+	s.position = position{generation: t.recent.current, missing: digest.All()}
 }
 
-// next returns what the client of a session does not have; nil if the client has everything. The result made is true if
-// the resource was encoded for this session, is large, and is not shared with all namespaces. The caller holds
-// session.mu.
-func (t *tables) next(s *session) (r *resource, version string, made bool) {
+// next returns what the client of a session does not have; nil if the client has everything. The result needsRoom is
+// true if [Config.Room] must permit the resource: the resource was encoded for this session, is large, and is not
+// shared with all namespaces. The caller holds session.mu.
+func (t *tables) next(s *session) (r *resource, version string, needsRoom bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	version, s.woken = s.view.version(), 0
-	before := t.made
-	defer func() { made = t.made != before && r.size >= maxSmall && s.view.isOwn() }()
+	previous := t.encodings
+	defer func() { needsRoom = t.encodings != previous && r.size >= maxSmall && s.view.isOwn() }()
 	switch {
 	case s.client.mergesHosts:
-		return t.nextChangeLocked(s), version, made
-	case !s.wanted, s.has == version && (s.delta() || !s.owed):
-		return nil, version, made
+		return t.nextChangeLocked(s), version, needsRoom
+	case !s.wanted, s.version == version && (s.delta() || !s.owed):
+		return nil, version, needsRoom
 	}
-	return t.wholeLocked(s.view), version, made
+	return t.wholeLocked(s.view), version, needsRoom
 }
 
 // maxSmall is the size of the smallest large resource, in bytes. Most changes are smaller, and are sent without a call
@@ -418,22 +417,22 @@ func (t *tables) nextChangeLocked(s *session) *resource {
 		return nil
 	}
 	complete := p.missing
-	steps := t.recent.since(p.at)
+	span := t.recent.spanFrom(p.generation)
 	switch {
 	case p.rejected:
 		complete = digest.All()
-	case steps == nil:
-		complete.Join(v.changedSince(p.at))
+	case span == nil:
+		complete.Join(v.changedSince(p.generation))
 	}
 	if complete == digest.All() {
-		steps = nil
+		span = nil
 	}
-	s.position = position{at: t.recent.now}
-	id, d := resourceID{change: true, of: v.tableID(), complete: complete}, &delta{}
-	if steps != nil {
-		own := steps.Special(&v.viewer)
-		if d, id.from = t.recent.seenBy(v, p.at, own, &complete), p.at; len(own) > 0 {
-			id.of = v.id
+	s.position = position{generation: t.recent.current}
+	id, d := resourceID{change: true, table: v.tableID(), complete: complete}, &delta{}
+	if span != nil {
+		special := span.Special(&v.viewer)
+		if d, id.from = t.recent.visibleTo(v, p.generation, special, &complete), p.generation; len(special) > 0 {
+			id.table = v.id
 		}
 	}
 	if len(d.entries) == 0 && complete == (digest.Set{}) && !s.owed {
@@ -442,7 +441,7 @@ func (t *tables) nextChangeLocked(s *session) *resource {
 	r := t.resources.encoded[id]
 	if r == nil {
 		r = t.encodeChangeLocked(v, &complete, d)
-		t.made++
+		t.encodings++
 		t.resources.add(id, r)
 	}
 	return r
@@ -480,12 +479,12 @@ func (t *tables) encodeChangeLocked(v *view, complete *digest.Set, d *delta) *re
 
 // wholeLocked returns the table of a view.
 func (t *tables) wholeLocked(v *view) *resource {
-	id := resourceID{of: v.tableID()}
+	id := resourceID{table: v.tableID()}
 	if r := t.resources.encoded[id]; r != nil {
 		return r
 	}
 	r := &resource{version: v.version()}
-	t.made++
+	t.encodings++
 	for shard := range digest.Count {
 		r.add(t.shardLocked(v, shard))
 	}

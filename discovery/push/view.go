@@ -44,19 +44,19 @@ func newBase(viewer hosts.Viewer, all [digest.Count][]*hosts.Host) *base {
 // shifts returns how changes of hosts change the base.
 func (b *base) shifts(changes []hosts.HostChange) (all []shift) {
 	for _, c := range changes {
-		if old, now := b.viewer.Entry(c.Old), b.viewer.Entry(c.New); differ(old, now) {
-			all = append(all, shiftOf(c.Key(), old, now))
+		if old, updated := b.viewer.Entry(c.Old), b.viewer.Entry(c.New); differ(old, updated) {
+			all = append(all, shiftOf(c.Key(), old, updated))
 		}
 	}
 	return all
 }
 
-// follow applies shifts, which begin the generation now.
-func (b *base) follow(shifts []shift, now generation) {
+// apply applies the shifts of an update, which begins the generation g.
+func (b *base) apply(shifts []shift, g generation) {
 	for _, s := range shifts {
 		b.sums[s.shard], b.total = b.sums[s.shard].Add(s.sum), b.total.Add(s.sum)
 		b.entries += s.entries
-		b.changed[s.shard], b.last = now, now
+		b.changed[s.shard], b.last = g, g
 	}
 }
 
@@ -67,7 +67,7 @@ type shift struct {
 	entries int
 }
 
-// hosts returns the number of hosts that a shift of a single host changes: 0 if the shift is zero, otherwise 1.
+// hosts returns 1 if the shift changes anything, and 0 if it does not. The shift must be the shift of a single host.
 func (s shift) hosts() int {
 	if s == (shift{}) {
 		return 0
@@ -75,15 +75,14 @@ func (s shift) hosts() int {
 	return 1
 }
 
-// shiftOf returns the shift of a table in which the entry of the host key changes from old to now; nil stands for no
-// entry.
-func shiftOf(key string, old, now *hosts.Entry) shift {
+// shiftOf returns how a table changes if an updated entry replaces the old entry of a host; nil stands for no entry.
+func shiftOf(key string, old, updated *hosts.Entry) shift {
 	s := shift{shard: digest.ShardOf(key)}
 	if old != nil {
 		s.sum, s.entries = s.sum.Sub(old.Sum), s.entries-1
 	}
-	if now != nil {
-		s.sum, s.entries = s.sum.Add(now.Sum), s.entries+1
+	if updated != nil {
+		s.sum, s.entries = s.sum.Add(updated.Sum), s.entries+1
 	}
 	return s
 }
@@ -100,15 +99,15 @@ type view struct {
 	base    *base
 	viewer  hosts.Viewer
 	differs map[int]difference // by shard
-	own     digest.Sum         // sum of the checksums in differs
+	sumDiff digest.Sum         // sum of the checksums in differs
 	hosts   int                // number of hosts in differs
 	entries int                // how many more than the base has
 	last    generation         // latest generation in differs
 	// textOf is a checksum that the table has had, and text is this checksum as text.
-	text     string
-	textOf   digest.Sum
-	sessions map[*session]struct{}
-	unused   *time.Timer // drops the view; nil while it has sessions
+	text      string
+	textOf    digest.Sum
+	sessions  map[*session]struct{}
+	dropTimer *time.Timer // drops the view; nil while it has sessions
 }
 
 // A difference is how a shard of a view differs from its base: by which checksum, in how many hosts, and since which
@@ -120,24 +119,24 @@ type difference struct {
 }
 
 // newView returns the view of a viewer, without sessions.
-func newView(b *base, viewer hosts.Viewer, set *hosts.Set, now generation) *view {
+func newView(b *base, viewer hosts.Viewer, set *hosts.Set, g generation) *view {
 	v := &view{id: new(identity), base: b, viewer: viewer, differs: map[int]difference{}, sessions: map[*session]struct{}{}}
 	for h := range set.Special(&viewer) {
-		v.follow(hosts.HostChange{New: h}, now)
+		v.apply(hosts.HostChange{New: h}, g)
 	}
 	return v
 }
 
-// follow applies a change of a host that the view may see in another way than the base. It reports whether the entry of
+// apply applies a change of a host that the view may see in another way than the base. It reports whether the entry of
 // the host in the view has changed.
-func (v *view) follow(c hosts.HostChange, now generation) bool {
+func (v *view) apply(c hosts.HostChange, g generation) bool {
 	key := c.Key()
 	was, is := v.difference(c.Old), v.difference(c.New)
 	if was != is {
 		sum, count := is.sum.Sub(was.sum), is.hosts()-was.hosts()
 		shard := digest.ShardOf(key)
-		v.differs[shard] = difference{v.differs[shard].sum.Add(sum), v.differs[shard].hosts + count, now}
-		v.own, v.hosts, v.entries, v.last = v.own.Add(sum), v.hosts+count, v.entries+is.entries-was.entries, now
+		v.differs[shard] = difference{v.differs[shard].sum.Add(sum), v.differs[shard].hosts + count, g}
+		v.sumDiff, v.hosts, v.entries, v.last = v.sumDiff.Add(sum), v.hosts+count, v.entries+is.entries-was.entries, g
 	}
 	return differ(v.viewer.Entry(c.Old), v.viewer.Entry(c.New))
 }
@@ -152,10 +151,10 @@ func (v *view) difference(h *hosts.Host) shift {
 	return s
 }
 
-// A shardID identifies the entries that a shard of a base or a view has had since the generation
-// changed.
+// A shardID identifies the entries of a shard in the table of a base or a view, by the generation in which these
+// entries last changed.
 type shardID struct {
-	of      *identity
+	table   *identity
 	shard   int
 	changed generation
 }
@@ -164,7 +163,7 @@ type shardID struct {
 // Otherwise it has the shards in complete and, if from is not 0, the changes of other shards since that generation.
 type resourceID struct {
 	change   bool
-	of       *identity
+	table    *identity
 	complete digest.Set
 	from     generation
 }
@@ -173,7 +172,7 @@ type resourceID struct {
 func (v *view) shardID(i int) shardID {
 	id := shardID{v.base.id, i, v.base.changed[i]}
 	if d := v.differs[i]; d.hosts > 0 {
-		id.of, id.changed = v.id, max(id.changed, d.changed)
+		id.table, id.changed = v.id, max(id.changed, d.changed)
 	}
 	return id
 }
@@ -193,7 +192,7 @@ func (v *view) isOwn() bool { return v.hosts > 0 || v.base.viewer.Sidecar != (ho
 func (v *view) shard(i int) digest.Sum { return v.base.sums[i].Add(v.differs[i].sum) }
 
 // sum returns the checksum of the table.
-func (v *view) sum() digest.Sum { return v.base.total.Add(v.own) }
+func (v *view) sum() digest.Sum { return v.base.total.Add(v.sumDiff) }
 
 // version returns the checksum of the table as text.
 func (v *view) version() string {
@@ -211,8 +210,8 @@ func (v *view) changedSince(g generation) (s digest.Set) {
 	if v.changedAt() <= g {
 		return s
 	}
-	for i, at := range v.base.changed {
-		if at > g {
+	for i, last := range v.base.changed {
+		if last > g {
 			s.Add(i)
 		}
 	}
@@ -236,8 +235,8 @@ func (v *view) differsFrom(other *view) (s digest.Set) {
 
 // differing returns the shards in which a client with these digests has other hosts than v.
 func (v *view) differing(client *digest.Digests) digest.Set {
-	own := v.digests()
-	return own.Differing(client)
+	served := v.digests()
+	return served.Differing(client)
 }
 
 // digests returns the digests of the table.

@@ -44,18 +44,18 @@ func (h *Heard) Add(upTo uint64, from time.Time) {
 }
 
 // Lacks reports whether the API server may have a change of a resource that it has not sent yet. It does if the
-// revision r, which a client had at the time since, has a later version of the resource. Lacks reports false if the
-// last list of the resource began after since. This list has the newest state, so r is from another API server, or from
-// a time before etcd was restored, or it is invented. Lacks also reports false for revisions of another release, which
-// may read other resources.
-func (h Heard) Lacks(resource int, r Revision, since time.Time) bool {
-	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(since)
+// revision r, which a client had at the time heldAt, has a later version of the resource. Lacks reports false if the
+// last list of the resource began after heldAt. This list has the newest state, so r is from another API server, or
+// from a time before etcd was restored, or it is invented. Lacks also reports false for revisions of another release,
+// which may read other resources.
+func (h Heard) Lacks(resource int, r Revision, heldAt time.Time) bool {
+	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(heldAt)
 }
 
 // Includes reports whether the API server has sent all changes that are in r: [Heard.Lacks] is false for each resource.
-func (h Heard) Includes(r Revision, since time.Time) bool {
+func (h Heard) Includes(r Revision, heldAt time.Time) bool {
 	for i := range h.upTo {
-		if h.Lacks(i, r, since) {
+		if h.Lacks(i, r, heldAt) {
 			return false
 		}
 	}

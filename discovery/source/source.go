@@ -110,9 +110,9 @@ type Objects interface {
 	Source
 	// Heard returns the state of the API server that the next call of Read will include.
 	Heard() Heard
-	// CatchUp lists those resources again for which [Heard.Lacks] is true with r and since. It does nothing while a
-	// list is in flight, or shortly after a list. It does not wait.
-	CatchUp(r Revision, since time.Time)
+	// CatchUp lists again each resource for which [Heard.Lacks] is true with r and heldAt. It does nothing while a list
+	// is in flight, or shortly after a list. It does not wait.
+	CatchUp(r Revision, heldAt time.Time)
 }
 
 // Status is the state of one resource.

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// patience is how long a request may wait for its client while other requests wait for the bytes that it holds. In that
+// patience is how long a request that holds bytes may wait for its client while other requests wait for bytes. In that
 // time an API server sends 3 MiB over 100 Mbit/s.
 const patience = 250 * time.Millisecond
 
@@ -16,31 +16,31 @@ const patience = 250 * time.Millisecond
 type budget struct {
 	mu      sync.Mutex
 	free    int64
-	held    map[*part]struct{}
-	waiting []*part // in the order of their requests
+	holders map[*part]struct{} // the parts that hold bytes
+	waiting []*part            // in the order of their requests
 }
 
 // A part of a budget is what one request holds.
 type part struct {
-	bytes  int64
-	since  time.Time
-	giveUp func() // ends the wait for the client; nil if the request does not wait for its client
-	given  chan struct{}
+	bytes   int64
+	start   time.Time     // when the bytes were granted
+	giveUp  func()        // ends the wait for the client; nil if the request does not wait for its client
+	granted chan struct{} // closed when the bytes are granted
 }
 
-func newBudget(bytes int64) *budget { return &budget{free: bytes, held: map[*part]struct{}{}} }
+func newBudget(bytes int64) *budget { return &budget{free: bytes, holders: map[*part]struct{}{}} }
 
 // take returns a part, which the caller must release; nil if ctx ends before enough bytes are free. If enough bytes are
 // free at once, take returns a part even if ctx has ended. giveUp ends the request's wait for its client. It must not
 // block. It is called at most once, and not after settle or release.
 func (b *budget) take(ctx context.Context, bytes int64, giveUp func()) *part {
-	p := &part{bytes: bytes, giveUp: giveUp, given: make(chan struct{})}
+	p := &part{bytes: bytes, giveUp: giveUp, granted: make(chan struct{})}
 	b.mu.Lock()
 	b.waiting = append(b.waiting, p)
-	b.giveLocked()
+	b.grantLocked()
 	b.mu.Unlock()
 	select {
-	case <-p.given:
+	case <-p.granted:
 		return p
 	default:
 	}
@@ -48,7 +48,7 @@ func (b *budget) take(ctx context.Context, bytes int64, giveUp func()) *part {
 	defer ticker.Stop()
 	for {
 		select {
-		case <-p.given:
+		case <-p.granted:
 			return p
 		case <-ctx.Done():
 			b.release(p)
@@ -71,21 +71,21 @@ func (b *budget) release(p *part) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p.giveUp = nil
-	if _, ok := b.held[p]; ok {
-		delete(b.held, p)
+	if _, ok := b.holders[p]; ok {
+		delete(b.holders, p)
 		b.free += p.bytes
 	}
 	b.waiting = slices.DeleteFunc(b.waiting, func(other *part) bool { return other == p })
-	b.giveLocked()
+	b.grantLocked()
 }
 
-// giveLocked gives the free bytes to the waiting parts, in their order.
-func (b *budget) giveLocked() {
+// grantLocked grants the free bytes to the waiting parts, in their order.
+func (b *budget) grantLocked() {
 	for len(b.waiting) > 0 && b.waiting[0].bytes <= b.free {
 		p := b.waiting[0]
-		b.waiting, b.free, p.since = b.waiting[1:], b.free-p.bytes, time.Now()
-		b.held[p] = struct{}{}
-		close(p.given)
+		b.waiting, b.free, p.start = b.waiting[1:], b.free-p.bytes, time.Now()
+		b.holders[p] = struct{}{}
+		close(p.granted)
 	}
 }
 
@@ -93,8 +93,8 @@ func (b *budget) giveLocked() {
 func (b *budget) endSlow() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for p := range b.held {
-		if p.giveUp != nil && time.Since(p.since) > patience {
+	for p := range b.holders {
+		if p.giveUp != nil && time.Since(p.start) > patience {
 			p.giveUp()
 			p.giveUp = nil
 		}

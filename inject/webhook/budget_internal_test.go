@@ -52,8 +52,8 @@ func TestBudget(t *testing.T) { // I10
 		synctest.Wait()
 		b.release(settled)
 		synctest.Wait()
-		if len(order) != 2 || order[0] != "first" || b.free != 2 || len(b.held) != 2 {
-			t.Errorf("order %v, %d free, %d held", order, b.free, len(b.held))
+		if len(order) != 2 || order[0] != "first" || b.free != 2 || len(b.holders) != 2 {
+			t.Errorf("order %v, %d free, %d held", order, b.free, len(b.holders))
 		}
 	})
 }

@@ -72,9 +72,9 @@ func (s *settings) read() (text []byte, cfg inject.Config, err error) {
 	return text, cfg, nil
 }
 
-// follow keeps the settings in step with the file until ctx ends. While the file cannot be used, the
-// previous settings stay, if there are any.
-func (s *settings) follow(ctx context.Context) {
+// run keeps the settings in step with the file until ctx ends. While the file cannot be used, the previous settings
+// stay, if there are any.
+func (s *settings) run(ctx context.Context) {
 	if s.file == "" {
 		return
 	}

@@ -134,7 +134,7 @@ func (w *Webhook) Serve(ctx context.Context, ln net.Listener, certificate func(*
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer cancel()
-	following.Go(func() { w.reviewer.settings.follow(ctx) })
+	following.Go(func() { w.reviewer.settings.run(ctx) })
 	// The API server uses HTTP/1.1 for webhooks.
 	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate, NextProtos: []string{"http/1.1"}}
 	if err := httpguard.Serve(ctx, srv, tls.NewListener(ln, config), stopGrace); err != nil {
