@@ -196,7 +196,7 @@ func (m machine) choose(configured Backend) (*side, string, error) {
 		return nil, "", m.side(configured).err()
 	case !nft.usable() && !legacy.usable():
 		return nil, "", errors.Join(nft.err(), legacy.err())
-	case nft.unclear(): // for now, no rules are better than rules in the wrong backend
+	case nft.unclear(): // it may be usable soon, and it is better to wait than to use the wrong backend
 		return nil, "", nft.err()
 	case legacy.unclear():
 		return nil, "", legacy.err()

@@ -48,10 +48,10 @@ func buildFamily(cfg Config, f family.Family) []table {
 	return tables
 }
 
-// TestAddr returns the test address of a family. The rules redirect UDP queries to this address for all users, also
-// for the agent. With such a query the agent finds out, without a capability, whether queries are captured. No
-// nameserver has these addresses: the IPv4 address is on loopback, and every router discards packets to the IPv6
-// address (RFC 6666).
+// TestAddr returns the test address of a family. The rules redirect UDP queries to this address, whichever user
+// sends them. So the agent can send such a query to find out whether queries are captured. It needs no capability
+// for this. No nameserver has these addresses: the IPv4 address is on loopback, and every router discards packets
+// to the IPv6 address (RFC 6666).
 func TestAddr(f family.Family) netip.Addr {
 	if f == family.IPv4 {
 		return netip.AddrFrom4([4]byte{127, 15, 0, 53})

@@ -114,9 +114,10 @@ func (c *Capture) aim(t *target) error {
 // SetEnding sets what Keep does at its end. Rules that Config.FailClosed keeps stay in any case.
 func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 
-// SetOpen makes a removal wait while open reports that there are connections to VIPs. The chains then stay, without
-// jumps to them, because the kernel translates the addresses of connections only as long as a rule needs that. At
-// the end of Keep the chains stay for up to limit. SetOpen must be called before Keep.
+// SetOpen makes a removal wait while connections to VIPs are open. The function open reports whether there are any.
+// While they are open, the chains stay, without jumps to them, because the kernel translates the addresses of
+// connections only as long as a rule needs that. At the end of Keep, the parameter limit is the longest time to
+// wait. SetOpen must be called before Keep.
 func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.openLimit = open, limit }
 
 // Renew makes the rules of a family match for [LeaseTime] from now on, even if an earlier agent installed them. If
@@ -363,7 +364,7 @@ func (c *Capture) act(ctx context.Context, s step) error {
 // is missing.
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
-	fp, err := takeFingerprint(c.seed) // before the rules are read: the next check must see a change in between
+	fp, err := takeFingerprint(c.seed) // before the rules are read, so the next check notices changes that are made meanwhile
 	known := err == nil
 	c.firewall.look(c.watch.lastChange())
 	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep() {
@@ -438,7 +439,8 @@ func (c *Capture) removeAll(ctx context.Context) error {
 	return c.postpone(err, retry)
 }
 
-// recordRemoval records the end of a removal, and returns unseen.
+// recordRemoval records the end of a removal. It returns the parameter unseen: nil, or an error that says only that
+// rules of another process may remain.
 func (c *Capture) recordRemoval(unseen error) error {
 	c.phase, c.captured, c.settle, c.retries, c.openSince = phaseRemoved, false, 0, retries{}, time.Time{}
 	return unseen
@@ -462,7 +464,7 @@ func (c *Capture) postpone(err error, retry bool) error {
 	return err
 }
 
-// retries are the retries of a removal.
+// retries records the failures of a removal that is retried.
 type retries struct {
 	n            int       // failures since the last report
 	firstFailure time.Time // when the first of these failures was
@@ -470,8 +472,8 @@ type retries struct {
 	reported     error     // the failure that was reported last; nil after rules were removed or installed
 }
 
-// openShortest and openLongest bound the pause between two looks for open connections, which is an eighth of the
-// time for which the chains have been in use.
+// openShortest and openLongest bound the pause between two looks for open connections. Within these bounds, the
+// pause is an eighth of the time for which connections have kept the chains.
 const openShortest, openLongest = 50 * time.Millisecond, 10 * time.Second
 
 // inUse reports whether the chains have to stay for open connections.
@@ -481,7 +483,7 @@ func (c *Capture) inUse() bool {
 
 // nextCheck returns when the next check is due if the kernel announces no change before. It also sets c.ready, which
 // is when the check is due after an announcement. The last step began at the time stepStart, and has just ended. The
-// pause before a check is at least as long as this step took, so half of the time is left to other programs.
+// pause before a check is at least as long as this step took, so checks take at most half of the time.
 func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 	took := time.Since(stepStart)
 	interval := c.goal.Config.Interval
@@ -502,9 +504,8 @@ func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 	return stepStart.Add(max(interval, 2*took))
 }
 
-// checksAtOnce is how many announcements may each cause a check at once. After that, announcements cause one check
-// in each Config.Interval. So programs that change nft rules all the time, or that want other rules than nametap, do
-// not cause more.
+// checksAtOnce is how many announcements in a row may each cause a check without delay. Further announcements cause
+// one check in each Config.Interval, for example if another program changes nft rules all the time.
 const checksAtOnce = 10
 
 // endTimeout bounds the removal at the end of Keep: the settle time, and the time of the tools.

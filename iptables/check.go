@@ -25,7 +25,7 @@ import (
 type Finding struct {
 	What string `json:"what"`
 	OK   bool   `json:"ok"`
-	// Needed is true if nothing is captured without it. Otherwise the rules are reduced.
+	// Needed is true if nothing can be captured without this thing.
 	Needed bool `json:"needed"`
 	// Detail describes what was found, or what is wrong.
 	Detail string `json:"detail,omitempty"`
@@ -83,8 +83,8 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 	return findings
 }
 
-// probe tries the variants of the rules, best first, without capturing queries: see [tryRules]. The first variant
-// that works shows what is missing. needed is true if capture fails when no variant works.
+// probe tries the variants of the rules, best first, without capturing queries: see [tryRules]. The findings list
+// the parts that the first working variant leaves out. needed is true if capture fails when no variant works.
 func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
 	var first error
@@ -235,8 +235,8 @@ func isMapped(idMap []byte, id uint32) bool {
 // Check uses github.com/coreos/go-iptables to find the version of a tool, and to look for single rules. For
 // everything else this package runs the tools itself, because go-iptables 0.8.0
 //
-//   - finds iptables in $PATH, but not the tools of one backend beside the tools of the
-//     other, and no tools in /usr/sbin if it is not in $PATH;
+//   - looks only for a tool named iptables in $PATH, so it does not find the tools of both backends, and finds
+//     nothing in /usr/sbin if $PATH lacks this directory;
 //   - does not return the mode (nft or legacy) that it reads;
 //   - does not restore or save, and has no way to read a table without creating it in legacy;
 //   - runs tools without a time limit, in the language of the user, and with a lock file that

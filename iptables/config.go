@@ -17,8 +17,8 @@ import (
 // lacks a port and the agent's uid.
 type Config struct {
 	// Port is the agent's DNS port, for UDP and TCP, on 127.0.0.1 and ::1, and on the addresses of
-	// VirtualInterfaces. Not 0 and not 53. This package does not check that the agent listens there. If the agent
-	// does not, queries are refused.
+	// VirtualInterfaces. It must be neither 0 nor 53. This package does not check that the agent listens there.
+	// If the agent does not, queries are refused.
 	Port uint16
 
 	// AgentUIDs and AgentGIDs are the users and groups of the agent. Queries of sockets of these users and groups
@@ -79,7 +79,8 @@ type Config struct {
 	Only family.Family
 	// Backend is where the rules go; "" is Auto.
 	Backend Backend
-	// Interval is how often Keep checks the rules; 0 is 5 s.
+	// Interval is the time between two checks of the rules by Keep; 0 is 5 s. If the kernel announces changes of
+	// rules, Keep checks the rules after a change instead.
 	Interval time.Duration
 	// Settle is how long the chains stay after the capture ends. As long as they stay, replies in flight still reach
 	// the clients. Conntrack entries that such replies may need stay for the same time. Set it to a little more than
@@ -93,8 +94,9 @@ type Config struct {
 	// ToolDir is a directory in which the tools of iptables are looked for before $PATH, /usr/sbin and
 	// /sbin; "" for none.
 	ToolDir string
-	// FailClosed keeps the rules when Keep ends. Queries are then refused, or wait in
-	// sockets that another process holds, until an agent runs again.
+	// FailClosed keeps the rules when Keep ends. Until an agent runs again, queries are
+	// then refused. If another process, such as systemd, holds the agent's sockets,
+	// queries wait there instead.
 	FailClosed bool
 }
 
@@ -140,7 +142,7 @@ func (c Config) Serves(listener netip.AddrPort) bool {
 	return listener.Port() == c.Port && (addr.IsUnspecified() || loopback && len(c.VirtualInterfaces) == 0)
 }
 
-// WithoutVIPs returns the configuration without the VIPs of a family; packets to them then pass through.
+// WithoutVIPs returns the configuration without the VIPs of a family. Packets to these VIPs then pass through.
 func (c Config) WithoutVIPs(f family.Family) Config {
 	c.VIPs = slices.DeleteFunc(slices.Clone(c.VIPs), func(p netip.Prefix) bool { return family.Of(p.Addr()) == f })
 	return c

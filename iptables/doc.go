@@ -17,15 +17,16 @@
 // # The rules
 //
 // [Build] makes the rules of a [Config]. They are in chains of nametap's own (NAMETAP_OUTPUT, NAMETAP_PREROUTING).
-// Only the name of its chain distinguishes a rule of nametap from the rules of other programs. In table nat, a chain
-// first redirects the test query ([TestAddr]). Then it lets excluded packets pass (target RETURN), first of all the
-// packets of the agent, and redirects the rest to the agent. In table raw, a chain of the same name does the same
-// for UDP, but it puts queries into a conntrack zone instead of redirecting them. The zone is a number that is a
-// part of the key of a flow: an application and the agent may use the same source port to the same server, and only
-// the zone distinguishes these two flows. The zone applies only to the original direction of a flow. Otherwise a
-// client would not get the ICMP error for a query to an agent that has ended. TCP needs no zone, because the kernel
-// never gives two sockets the same addresses and ports at both ends. A TCP connection that is open while rules are
-// installed or removed stays with its peer, as long as a rule of any program makes the kernel track connections.
+// A rule belongs to nametap if it is in such a chain or jumps to one: nothing else distinguishes it from the rules
+// of other programs. In table nat, a chain first redirects the test query ([TestAddr]). Then it lets excluded
+// packets pass (target RETURN), first of all the packets of the agent, and redirects the rest to the agent. In table
+// raw, a chain of the same name does the same for UDP, but it puts queries into a conntrack zone instead of
+// redirecting them. The kernel tracks each flow by a key, and the zone is a number in this key. An application and
+// the agent may use the same source port to the same server. Only the zone distinguishes these two flows. The zone
+// applies only to the original direction of a flow. Otherwise a client would not get the ICMP error for a query to
+// an agent that has ended. TCP needs no zone, because the kernel never gives two sockets the same addresses and
+// ports at both ends. A TCP connection that is open while rules are installed or removed stays with its peer, as
+// long as a rule of any program makes the kernel track connections.
 //
 // In table filter, nametap's rules accept the packets of redirected flows: a firewall that allows queries to a
 // nameserver may know nothing of packets to the agent.
@@ -33,14 +34,16 @@
 // # The lease
 //
 // With [Config].Lease, the rules capture queries only as long as an agent answers. Each chain that redirects packets
-// or sets the zone has a rule that returns, unless the lease of the family was renewed in the last [LeaseTime]
-// (iptables' match recent). While the agent answers, it renews the lease: it sends a datagram to loopback, and a
-// rule of table raw records the datagram as a renewal. Sending the datagram needs no capability. So the kernel
-// itself ends the capture if the agent was killed, hangs or is missing, and the rules stay in place for the next
-// agent. No conntrack entry of a UDP query has to be dropped then: table raw decides packet by packet whether a
-// query belongs to the zone. So the next query of a client that keeps its socket takes the new path, too.
+// or sets the zone has a rule that lets queries pass through if the lease of the family was not renewed in the last
+// [LeaseTime]. The rule uses iptables' match recent. While the agent answers, it renews the lease: it sends a
+// datagram to loopback, and a rule of table raw records the datagram as a renewal. Sending the datagram needs no
+// capability. So the kernel itself ends the capture if the agent was killed, hangs or is missing, and the rules stay
+// in place for the next agent. When the capture ends in this way, no conntrack entry of a UDP query has to be
+// dropped, because table raw decides packet by packet whether a query belongs to the zone. So even a client that
+// keeps its socket sends its next query on the new path.
 //
-// Packets with [ProbeHops] are redirected without a lease: they show whether queries would reach the agent.
+// The agent's probes are redirected even if the lease has ended. A probe is a query with a certain TTL
+// ([ProbeHops]), and shows whether queries of clients would reach the agent.
 //
 // # How the rules get into the kernel
 //
@@ -65,7 +68,7 @@
 //	check.go        what this machine lacks: capabilities, tools and rules; go-iptables looks for single rules
 //	others.go       rules of Istio and ztunnel for port 53
 //	entries.go      which conntrack entries keep sockets on their old path, and when they are dropped
-//	firewall.go     when table filter is repaired, while another program changes rules
+//	firewall.go     how long a repair of table filter waits for a program that changes rules
 //	installed.go    what this process has installed, and what is missing
 //	backend.go      the two backends of iptables, nft and legacy: what they have, and which of them to use
 //	place.go        one family in one backend: save, restore, verify, retry, roll back
@@ -77,20 +80,20 @@
 //	build.go        the rules of a Config
 //	rules.go        rules as text: how the kernel differs from them, and the text that repairs it
 //	save.go         the output of iptables-save, parsed
-//	lease.go        the lease, which is the time for which the rules match, and requests about it
+//	lease.go        the lease, and the datagrams that renew it, end it or ask about it
 //	permission.go   capabilities, and what else may refuse the tools
 //	fault.go        kinds of errors: unsupported, permanent, or temporary
 //	config.go       what is captured, and what is excluded
 //	names.go        the names of nametap's chains and tables
 //
-// A restore changes one table after the other, and nat before raw. A flow that begins between these two changes is
-// redirected, but its conntrack entry is not in the zone. The application's next query is in the zone, so it does
-// not use this entry, but a query of the agent from the same port would. So such entries are dropped: the step check
-// drops them when no reply can be in flight any more, and the step unhook drops them at once.
+// iptables-restore changes one table after the other, and nat before raw. A flow that begins between these two
+// changes is redirected, but its conntrack entry is not in the zone. The application's next query is in the zone, so
+// it does not use this entry, but a query of the agent from the same port would. So such entries are dropped. A
+// check drops them when no reply can be in flight any more. An unhook drops them at once.
 //
-// A TCP connection leaves an entry, too. In three cases the next connection from the same port takes over the entry,
-// and is redirected only if the entry is: the server has reset the connection, the SYN of the connection had no
-// reply, or the kernel began to track the connection in the middle and has seen no reply since. Such entries are
-// dropped when rules change. If a connection ends in any other way, the kernel makes a new entry for the next
-// connection.
+// A TCP connection leaves an entry, too. In three cases the next connection from the same port takes over this
+// entry: the server has reset the connection, the SYN of the connection had no reply, or the kernel began to track
+// the connection in the middle and has seen no reply since. The next connection then takes the path of the old one,
+// whatever the rules say now. So such entries are dropped when rules change. If a connection ends in any other way,
+// the kernel makes a new entry for the next connection.
 package iptables

@@ -193,7 +193,7 @@ func bypassingVIPs(cfg Config) class {
 // Without a zone, an entry that is not redirected may belong to a captured query, to the agent or to an excluded
 // client. Nothing distinguishes these entries, so all have to be dropped.
 func (s sweep) stale(e conntrack.Entry) bool {
-	return isDNS(e, unix.IPPROTO_UDP) && e.Zone == s.zone && !s.redirected(e) // the zone is 0 without one
+	return isDNS(e, unix.IPPROTO_UDP) && e.Zone == s.zone && !s.redirected(e) // s.zone is 0 if the rules have no zone
 }
 
 // ofReply reports whether an entry was made by a reply that arrived after the entry of its query was dropped. In

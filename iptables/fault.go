@@ -19,7 +19,7 @@ var (
 	errIncompatible = errors.New("has rules that only the nft tool can read: keep them in a table of another name")
 	// This error is temporary, but the tool is not run again at once, because it has already waited for the lock.
 	errLocked = errors.New("lock is held")
-	// Keep tries later to remove these rules.
+	// The backend that is not used still has rules of nametap. [Capture.Keep] tries again later to remove them.
 	errElsewhere = errors.New("rules of nametap remain in the other backend")
 )
 

@@ -22,9 +22,9 @@ const (
 // So the repair of table filter waits for a pause in the changes of nft rules. The other tables are repaired at
 // once, because queries are not captured without them.
 //
-// The repair can wait longer while table filter has no rules of other programs. Then the table refuses either no
-// packet, so the rules of nametap are not needed, or every packet, as while a firewall has set its policies but not yet
-// its rules.
+// The repair can wait longer while table filter has no rules of other programs. Either such a table refuses no
+// packet, so the rules of nametap are not needed. Or it refuses every packet, because a firewall has set its policies
+// but not yet its rules.
 type filterRepair struct {
 	lacks  map[family.Family]lack // the repairs that wait
 	spared map[family.Family]bool // the families whose table filter the current step leaves as it is

@@ -273,9 +273,9 @@ func (i *installer) ownFirst() []Backend {
 
 // unhookFamily deletes the jumps of one family in one backend. It drops the conntrack entries that would still
 // redirect packets to the agent: before it deletes the jumps, and again after that. The first time is for rules that
-// put queries into a conntrack zone: UDP sockets use no entries outside the zone then, but would use them as soon as
-// the jumps are deleted. The second time is for the other entries, of TCP and of UDP without a zone. Sockets use
-// these entries, and make new ones, until the jumps are deleted.
+// put queries into a conntrack zone. UDP sockets do not use the entries outside the zone yet, but would use them as
+// soon as the jumps are deleted. The second time is for the other entries, of TCP and of UDP without a zone. Sockets
+// use these entries, and make new ones, until the jumps are deleted.
 func (i *installer) unhookFamily(ctx context.Context, p place, inKernel saved) error {
 	s := sweep{ports: inKernel.redirections()}
 	if len(inKernel["raw"].ownChains()) > 0 {
@@ -286,9 +286,9 @@ func (i *installer) unhookFamily(ctx context.Context, p place, inKernel saved) e
 	return err
 }
 
-// removeSides removes everything of nametap in both backends. Because each tool takes long on a busy machine, it
-// skips a backend in which unhook has just found nothing and this process has made no table. retry is true if what
-// failed may succeed soon.
+// removeSides removes everything of nametap in both backends. It skips a backend if unhook has just found nothing
+// there and this process has made no table there, because each tool takes long on a busy machine. retry is true if
+// what failed may succeed soon.
 func (i *installer) removeSides(ctx context.Context) (retry bool, err error) {
 	var failed, unseen error
 	for _, b := range []Backend{NFT, Legacy} {

@@ -36,7 +36,8 @@ const (
 // makes all addresses equal, so the list has at most one entry: the time of the last renewal.
 func leaseName(f family.Family) string { return ownPrefix + strings.ToUpper(f.String()) }
 
-// recent returns a use of iptables' match recent: a command on the list that holds the lease of a family.
+// recent returns a match for a rule: iptables' match recent with a command for the list that holds the lease of a
+// family.
 func recent(f family.Family, command string) string {
 	every := netip.PrefixFrom(f.Loopback(), 0).Masked().Addr()
 	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", command, leaseName(f), every)

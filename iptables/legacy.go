@@ -57,8 +57,8 @@ func askLegacy(f family.Family, option int, buffer []byte) error {
 	return nil
 }
 
-// lacksLegacyTable reports whether the kernel has no such table. The request makes the kernel create the table, so
-// lacksLegacyTable is called only if a tool has already made the kernel try that.
+// lacksLegacyTable reports whether the kernel cannot have the table. The request makes the kernel create the
+// table. So lacksLegacyTable is called only after a tool has made the kernel try the same.
 func lacksLegacyTable(f family.Family, table string) bool {
 	if table == "" || len(table) >= tableNameSize {
 		return false

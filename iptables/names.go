@@ -17,5 +17,5 @@ func tableNames() []string { return []string{filterTable, "nat", "raw"} }
 // filterTable is the table of firewalls.
 const filterTable = "filter"
 
-// dnsPort is the port to which queries are captured.
+// dnsPort is the destination port of the queries that are captured.
 const dnsPort = 53

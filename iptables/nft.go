@@ -63,8 +63,8 @@ func askNFTTable(family uint8, table string) error {
 		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: family, Attributes: tableName(table)})
 }
 
-// deleteNFTTables deletes tables with everything in them, all or none. If the rules of any table have changed
-// since generation, it deletes none, and the kernel's error is ERESTART.
+// deleteNFTTables deletes tables with everything in them, all or none. If any nft rules have changed since
+// the given generation, it deletes none, and the kernel's error is ERESTART.
 func deleteNFTTables(f family.Family, generation uint32, tables ...string) error {
 	c, err := conntrack.Dial()
 	if err != nil {

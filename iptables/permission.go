@@ -25,8 +25,8 @@ func Permitted() error {
 	return ErrCapability
 }
 
-// withoutCapability returns [ErrCapability] if a missing CAP_NET_ADMIN is the reason for err, because the tools'
-// own message is misleading then. Otherwise it returns err.
+// withoutCapability returns err, or [ErrCapability] instead if a missing CAP_NET_ADMIN is the reason for err.
+// The message of the tools is misleading in that case.
 func withoutCapability(err error) error {
 	if err == nil || capable(unix.CAP_NET_ADMIN) || !isAny(err, errPermission, os.ErrPermission) {
 		return err

@@ -23,8 +23,9 @@ type place struct {
 	spare string
 }
 
-// How often rules are written until the kernel has them: other programs may change rules between reading and
-// writing, and tools may fail for reasons that pass. With the pauses in between, patient takes about 2 s.
+// Values of place.attempts. One attempt may not be enough, because other programs may change rules between
+// reading and writing, and tools may fail for reasons that pass. With the pauses between them, all attempts
+// of patient take about 2 s.
 const (
 	patient = 12
 	brief   = 4 // for rules that are tried again after Config.Interval
@@ -140,14 +141,15 @@ func (p place) write(ctx context.Context, inKernel saved, repair func(saved) str
 	}
 }
 
-// A reading is what the kernel had at a generation of its nft rules, if the generation is known.
+// A reading has the rules that were read from the kernel and, if it is known, the generation of the nft rules at
+// that time (see [nftGeneration]).
 type reading struct {
 	saved
 	generation uint32
 	known      bool
 }
 
-// takeReading reads what the kernel has, and its generation.
+// takeReading reads the rules in the kernel, and their generation.
 func (p place) takeReading(ctx context.Context) (r reading, err error) {
 	generation, generationErr := nftGeneration()
 	inKernel, err := p.tools.read(ctx)
@@ -177,8 +179,8 @@ func (p place) unhook(ctx context.Context, inKernel saved) error {
 }
 
 // remove removes all rules and chains of nametap. It finds them by the names of the chains, whatever the settings.
-// inKernel has the rules that were in the kernel a moment ago. remaining has the rules that are left, but it may still
-// list tables and marks that were deleted last. changed is true if there was anything to remove.
+// inKernel has the rules that were in the kernel a moment ago. remaining has the rules that are left. It may still
+// list tables and marks that remove has just deleted. changed is true if there was anything to remove.
 func (p place) remove(ctx context.Context, inKernel saved) (remaining saved, changed bool, err error) {
 	r, changed, err := p.converge(ctx, inKernel, Rules{})
 	if err != nil || !p.untidy(r.saved) {

@@ -53,9 +53,8 @@ func (r Rules) drift(f family.Family, s saved) []string {
 }
 
 // change returns the text for iptables-restore --noflush that turns the saved rules of a family into r, table by
-// table. It returns "" if they match. The text changes no rules of other programs. A table for which needsMark
-// returns true gets the mark of nametap, even if an existing table differs in nothing else. A marked table keeps its
-// mark.
+// table. It returns "" if they match. The text changes no rules of other programs. If needsMark returns true for a
+// table, the table gets the mark of nametap ([tableMark]), even if its rules match. A marked table keeps its mark.
 func (r Rules) change(f family.Family, s saved, needsMark func(name string, have *savedTable) bool) string {
 	var b strings.Builder
 	for _, name := range r.tableNames() {

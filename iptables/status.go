@@ -89,7 +89,7 @@ type report struct {
 	remaining string
 }
 
-// level returns the level of a family.
+// level returns how much of a family is captured.
 func (r *report) level(f family.Family) Level {
 	v, ok := r.inst.families[f]
 	switch {

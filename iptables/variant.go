@@ -87,7 +87,7 @@ type part struct {
 }
 
 // possibleVariants returns the variants of the rules of a family that this machine may support. If iptables cannot
-// read table filter, possibleVariants leaves out the variants that change this table, and lacks says why.
+// read table filter, the variants that change this table are left out, and the error lacks gives the reason.
 func possibleVariants(vs []variant, inKernel saved) (supported []variant, lacks error) {
 	if t := inKernel[filterTable]; t == nil || !t.unreadable || !vs[0].accepts {
 		return vs, nil
