@@ -64,8 +64,8 @@ type Config struct {
 	// Memory is how many bytes of memory the process and its sockets may use; 0 if that is not known. It limits
 	// the number of open connections, and so does the number of descriptors that the process may have.
 	Memory int64
-	// IdleTimeout is how long a connection may carry no data in either direction before it is closed. A connection
-	// whose data has ended in one direction is closed after a twelfth of that time.
+	// IdleTimeout is how long a connection may carry no data in either direction before it is closed. If the data
+	// has ended in one direction, a twelfth of IdleTimeout is the limit.
 	IdleTimeout time.Duration
 	// Drain is how long open connections may go on after the server was told to end.
 	Drain time.Duration

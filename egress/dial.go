@@ -155,8 +155,8 @@ func (r *dialing) addResult(target endpoint, addrs []netip.Addr, err error) {
 	}
 }
 
-// release moves the addresses in heldAddrs to addrs, unless lookups run and holdUntil is not over. If r.alternate is
-// true, the families alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
+// release moves the addresses in heldAddrs to addrs, unless lookups still run and it is earlier than holdUntil. If
+// r.alternate is true, the families alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
 func (r *dialing) release() {
 	if r.lookups > 0 && r.now.Before(r.holdUntil) {
 		return

@@ -343,7 +343,8 @@ func (t *task) await(f func()) {
 	}
 }
 
-// A taskStream reads and writes a connection until limit. While it waits, its task is suspended.
+// A taskStream reads and writes a connection. While it waits, its task is suspended. After the time in the field
+// limit it does not wait any longer, and fails.
 type taskStream struct {
 	*task
 

@@ -104,7 +104,7 @@ func requestTunnel(conn io.ReadWriter, target string) error {
 	}
 }
 
-// A oneByte reads one byte at a time, and at most left bytes.
+// A oneByte reads one byte at a time. The field left is how many bytes it may still read.
 type oneByte struct {
 	from io.Reader
 	left int

@@ -41,7 +41,7 @@ func routeTo(vip netip.AddrPort, cfg *Config) (route, error) {
 	return r, nil
 }
 
-// exact returns a host of the VIP. The result is true if this host is the only one and no wildcard.
+// exact returns a host of the VIP. The second result is true if this host is the only one and no wildcard.
 func (r *route) exact() (wire.Name, bool) {
 	only := r.hosts[0].name
 	return only, len(r.hosts) == 1 && !isWildcard(only)

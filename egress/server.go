@@ -39,8 +39,8 @@ type Server struct {
 	reserve    *sockets.Reserve
 	accepting  map[*socket]bool // the listeners that accept
 	failed     error            // the error of a listener
-	pairs      map[*pair]bool   // the open pairs
-	longIdle   []idlePair       // the pairs that were idle in the last sweep; the last one was idle longest
+	pairs      map[*pair]bool   // the open connections, each a pair: the client's connection and the connection to the host
+	longIdle   []idlePair       // the pairs that were idle in the last sweep; the last pair of the slice was idle longest
 	beginnings int64            // bytes that are reserved: see maxBeginnings
 }
 
@@ -72,8 +72,8 @@ const (
 	newShare        = 60
 )
 
-// New checks cfg, opens the listeners, and tests whether packets can get the mark. An error names the setting. If
-// another program has the port of a listener, Run opens the listener later.
+// New checks cfg, opens the listeners, and tests whether packets can get the mark of Config.Mark. An error names
+// the setting. If another program has the port of a listener, Run opens the listener later.
 func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -262,7 +262,7 @@ func (s *Server) accept(l *socket, pacer *sockets.Pacer) {
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.EAGAIN): // EAGAIN: all clients are accepted, or have gone
-		s.reserve.Refill() // it may be empty, if another part of the process took the descriptor that was freed last
+		s.reserve.Refill() // the reserve is empty if another part of the process took the descriptor that was freed last
 	case sockets.Dead(err):
 		s.failed = fmt.Errorf("the listener for connections to VIPs %s failed: %w", pacer.Listener, err)
 		s.end()
@@ -385,7 +385,8 @@ func (s *Server) reject(fd int, err error) {
 	_ = unix.Close(fd) // last: a client that sees the reset finds the reason in the status
 }
 
-// sweep ends connections that are idle, and records the connections that may make room, until the task has to end.
+// sweep looks at all connections again and again, until the task has to end. It closes those that are idle, and
+// records those that may be closed to make room.
 func (s *Server) sweep(t *task) {
 	timeout := s.config.IdleTimeout
 	for t.wait(t.now.Add(min(sweepInterval, max(timeout/newShare, time.Millisecond)))) == nil {

@@ -19,9 +19,9 @@ type Status struct {
 	// Open is the number of open connections, and Max their limit.
 	Open int64 `json:"open"`
 	Max  int64 `json:"max"`
-	// Hosts are the hosts to which clients connected, by name. There are at most [MaxHosts] names. When a further name
-	// is used, another name is left out: the name that was used longest ago, of the names without open connections if
-	// there are any.
+	// Hosts are the hosts to which clients connected, by name. There are at most [MaxHosts] names. When a further
+	// name is used, the name that was used longest ago is dropped. A name with open connections is dropped only if
+	// all names have open connections.
 	Hosts []HostStatus `json:"hosts,omitempty"`
 	// Refused has the number of refusals and the last refusal, for each reason.
 	Refused []RefusalStatus `json:"refused,omitempty"`
