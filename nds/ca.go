@@ -24,8 +24,8 @@ import (
 const (
 	createCertificate = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 
-	// wantedLife is the life that Istio's agent requests; the certificate authority may issue a certificate with a
-	// shorter life, or refuse.
+	// wantedLife is the life that the client requests, the same as Istio's agent. The certificate authority may
+	// issue a certificate with a shorter life, or refuse.
 	wantedLife = 24 * time.Hour
 )
 
@@ -77,7 +77,8 @@ func requestCertificate(ctx context.Context, cfg Config, certificate *tls.Certif
 	return keyPair{chain: []byte(chain), key: key}, nil
 }
 
-// sign requests a certificate with the given life. If life is 0, the authority chooses it.
+// sign requests a certificate that is valid for the duration life. If life is 0, the authority chooses the
+// duration.
 func sign(ctx context.Context, conn *grpc.ClientConn, request []byte, life time.Duration) (*ca.IstioCertificateResponse, error) {
 	response := &ca.IstioCertificateResponse{}
 	err := conn.Invoke(ctx, createCertificate, &ca.IstioCertificateRequest{

@@ -26,7 +26,8 @@ type change struct {
 	// hosts has the new entry of each host that was added or changed, and nil for each host that was removed. The
 	// keys are in lower case. An entry is in wire form, tag and length included.
 	hosts map[string][]byte
-	// complete are the shards that the change replaces: after the change, they have only the entries in hosts.
+	// complete has the shards that the change replaces. After the change, these shards have only the entries in
+	// hosts.
 	complete digest.Set
 	sum      digest.Sum // the checksum of the table after the change
 	revision []byte
@@ -95,7 +96,7 @@ func (c *change) setMessage(m *api.NameTable_Change) (err error) {
 	return nil
 }
 
-// join appends another change: c first makes its own changes, and then the changes of next.
+// join adds the change next to c. Applying c then has the same result as applying the previous c and then next.
 func (c *change) join(next change) {
 	c.complete.Join(next.complete)
 	if next.complete != (digest.Set{}) {

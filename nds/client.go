@@ -256,7 +256,7 @@ func (c *Client) resumed() {
 }
 
 // wait returns after the pause. It returns earlier if ctx ends, if the machine resumes from a suspend, or if the
-// node changes, because a network interface that comes up is a reason to try again.
+// node changes, because a new address may mean that the control plane can be reached again.
 func (c *Client) wait(ctx context.Context, pause time.Duration) {
 	paused, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
@@ -359,7 +359,7 @@ func (c *Client) pingLess() {
 
 // fallBack changes the variant if err means that the control plane does not implement the current variant. It
 // reports whether to connect again at once. Proxies return the same error while the control plane is away, so the
-// client never gives up a variant for good.
+// client tries each variant again later.
 func (c *Client) fallBack(err error) (atOnce bool) {
 	if status.Code(err) != codes.Unimplemented {
 		return false

@@ -27,7 +27,7 @@ const (
 type Config struct {
 	// Addr is the control plane's host and port. The host is looked up on every connect.
 	Addr string
-	// Resolver looks the host up; nil means the system's resolver.
+	// Resolver looks up the host of Addr; nil means the system's resolver.
 	Resolver *net.Resolver
 	// Dial connects to addr, a host and port. nil means a TCP connection that uses Resolver, with keep-alives that
 	// notice a dead host within 25 s.
@@ -67,8 +67,9 @@ type Config struct {
 	// Changed receives a value when the result of Refresh may have changed. It may be nil. While a value waits to
 	// be received, the sender may drop further values.
 	Changed <-chan struct{}
-	// Handled is called after each response, in use or rejected, and at the end of each connection: the memory that
-	// these needed is free then. nil means that nothing is called.
+	// Handled is called after each response was applied or rejected, and at the end of each connection. The memory
+	// for the response or the connection is no longer needed then, so the caller can return it to the system. nil
+	// means that nothing is called.
 	Handled func()
 	// StateDir is a directory for the snapshot of the table and the workload certificate; "" means that neither is
 	// saved. It is created if it does not exist. If several clients have the same directory, only one of them uses

@@ -51,8 +51,8 @@ func pause(failures int, part float64) time.Duration {
 	return time.Duration(part * float64(clock.BackOff(failures, minPause, maxPause)))
 }
 
-// dial prepares a connection to addr. Each attempt to connect calls dial, because the address must be looked up
-// again and the credentials must be read again. The client pings when the connection has been silent for pingAfter.
+// dial prepares a connection to addr. Each attempt to connect calls dial, because the address may have changed, and
+// so may the files with the credentials. The client pings when the connection has been silent for pingAfter.
 func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCredentials) (*grpc.ClientConn, error) {
 	opts := append([]grpc.DialOption{
 		// The control plane is inside the mesh; HTTPS_PROXY is for servers outside.
@@ -96,8 +96,8 @@ type connectionCredentials struct {
 }
 
 // readCredentials reads the files that cfg names. It is called for every connection: if a file is replaced, the
-// next connection uses the new file. workload may be nil. If there is a certificate, the token may be missing or
-// expired.
+// next connection uses the new file. workload may be nil. If there is a client certificate or a workload
+// certificate, the token may be missing or expired.
 func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (connectionCredentials, error) {
 	var creds connectionCredentials
 	if cfg.Plaintext {

@@ -15,8 +15,8 @@ const diskTimeout = 2 * time.Second
 // errNoAnswer is the error of a read that takes longer than diskTimeout.
 var errNoAnswer = fmt.Errorf("the disk has not answered for %v", diskTimeout)
 
-// A disk reads files on disks that may not answer, such as a network file system whose server is away. The caller then
-// gets an error, and one goroutine for each file waits until the disk answers.
+// A disk reads files on disks that may not answer, such as a network file system whose server is away. If a disk does
+// not answer, the caller gets an error, and one goroutine for each file goes on waiting.
 type disk struct {
 	mu    sync.Mutex
 	reads map[string]*read // the reads that have not ended

@@ -11,13 +11,13 @@
 //	stream.go        one stream: nonce and version, ACK and NACK
 //	receiver.go      applying responses and the snapshot
 //	snapshot.go      writing the last good table to disk; receiver.go reads it
-//	snapshotfile.go  the content of that file
+//	snapshotfile.go  the content of the file with that table
 //	hosts.go         the table: its shards and checksums
 //	change.go        changes of single hosts, in wire form
 //	rpc.go           the two variants of ADS, and their responses
 //	workloadcert.go  the workload certificate: obtaining, saving and renewing it
 //	ca.go            the request to the certificate authority
-//	advice.go        advice for known errors: which setting to check
+//	advice.go        for known errors, which setting to check
 //	connection.go    address, TLS with its files, and keepalive; the pause before the next connection (back-off)
 //	token.go         the bearer token
 //	disk.go          reading files on disks that may not answer
@@ -28,13 +28,13 @@
 //
 // What a response means:
 //
-//   - A response has at most one NameTable, whose resource has no name. A NameTable with a Change (api/nds.proto) changes the
-//     table in use; any other NameTable is the whole table. The client asks for changes (NAMETAP_MERGE in the metadata
-//     of the node), but istiod sends whole tables all the same. Both kinds of tables are split into the same shards,
-//     and are handled alike from then on.
+//   - A response has at most one NameTable, whose resource has no name. A NameTable with a Change (api/nds.proto)
+//     changes the table in use; any other NameTable is the whole table. The client asks for changes (NAMETAP_MERGE in the metadata
+//     of the node), but istiod ignores that and sends whole tables. Both kinds of tables are split into shards in the
+//     same way, and are handled alike after that.
 //   - A state-of-the-world response without a NameTable means an empty table. An incremental response without a
-//     NameTable changes nothing, except at the start of a stream: the first response then means an empty table. But
-//     if the table in use came as changes, the first response changes nothing, either.
+//     NameTable changes nothing, except at the start of a stream: the first response then means an empty table. There
+//     is one exception: if the table in use came as changes, the first response changes nothing, either.
 //   - A table with the same shards as the table in use is not applied again.
 //   - A response is ACKed after its table is in use. If the response is malformed, or the apply
 //     function returns an error, the response is NACKed with the reason, and the current table stays.
@@ -43,8 +43,8 @@
 //   - If the table in use came as changes, the first request of a stream has the checksums of the table's shards
 //     (NAMETAP_HOSTS) and the revision of the last change (NAMETAP_REVISION). The control plane then
 //     sends the shards that differ. After a wrong checksum, the client computes the checksums again from the entries. If
-//     the checksum is wrong after the first change of a stream, the checksums of the shards did not show what differs,
-//     so the first request of the next stream has neither checksums nor a revision.
+//     the checksum is wrong after the first change of a stream, the checksums in the first request did not show what
+//     differs. So the first request of the next stream has neither checksums nor a revision.
 //
 // The node of a stream is the result of [Config.Refresh] when the client connects. When Refresh
 // returns another node later, the client ends the stream and connects again.

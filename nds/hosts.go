@@ -10,8 +10,8 @@ import (
 	"github.com/nametap/nametap/api/digest"
 )
 
-// A hostTable has the entries of a table, by shard. It is immutable: the next table is a new hostTable that shares
-// all unchanged shards, so a change costs only as much as the shards that it changes.
+// A hostTable has the entries of a table, by shard. It is immutable. The next table is a new hostTable that shares
+// all unchanged shards, so the cost of a change depends only on the shards that it changes.
 type hostTable struct {
 	mode   Mode
 	shards [digest.Count]hostShard
@@ -185,13 +185,13 @@ func (t *hostTable) summed() *hostTable {
 		}
 	}
 	if actual.sums != t.sums {
-		actual.revision = nil // these are not the entries that came with the revision
+		actual.revision = nil // t does not have the entries that came with this revision
 	}
 	return &actual
 }
 
-// marshal returns the table as the parts of a NameTable in wire form. In ModeHosts, the NameTable is a change of the
-// empty table.
+// marshal returns the table as the parts of a NameTable in wire form. In ModeHosts, the NameTable has one change,
+// which makes the table out of an empty table.
 func (t *hostTable) marshal() ([][]byte, error) {
 	parts := make([][]byte, 0, len(t.shards)+1)
 	for i := range t.shards {

@@ -41,7 +41,7 @@ type Node struct {
 	// through package egress, or a proxy such as Envoy. Without AutoAllocate, hosts that have no address are
 	// missing from the table.
 	AutoAllocate bool
-	// Version is the version of the workload's agent, which control planes show; it may be empty.
+	// Version is the version of the workload's agent, for display by control planes; it may be empty.
 	Version string
 	// Metadata is further node metadata; the fields of Node take precedence. It may be
 	// nil.

@@ -19,10 +19,11 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// ApplyFunc replaces shards of the table (digest.ShardOf). The parameter shards has all entries of each shard to
-// replace, as a NameTable in wire form. Shards of the table that it does not have stay unchanged. If ApplyFunc
-// returns an error, all shards must stay unchanged, and the push is rejected with that reason. Only one goroutine
-// calls ApplyFunc. It may keep the entries, but must not change them.
+// ApplyFunc replaces shards of the table. A shard has the hosts whose names have the same hash
+// ([digest.ShardOf]). The parameter shards has all entries of each shard to replace, as a NameTable in wire form.
+// Shards of the table that it does not have stay unchanged. If ApplyFunc returns an error, all shards must stay
+// unchanged, and the push is rejected with that reason. Only one goroutine calls ApplyFunc. It may keep the
+// entries, but must not change them.
 type ApplyFunc func(shards map[int][]byte) error
 
 // A receiver applies pushes and the snapshot. The goroutine of Client.Run owns it.
@@ -132,17 +133,16 @@ func (r *receiver) firstNode(node *corev3.Node) *corev3.Node {
 	extended := proto.CloneOf(node)
 	fields := extended.GetMetadata().GetFields()
 	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.sums.Digests().Bytes()))
-	// The revision says what the control plane had read when it sent the table. A replica that has read the same
-	// compares the hosts of that table with the hosts for this node. So the revision is sent only if the table was
-	// sent to this node.
+	// The revision says what the control plane had read when it sent the table. It is valid only for the node to
+	// which the table was sent, so it is sent only if this node is the same.
 	if len(r.table.revision) > 0 && r.tableNode == fingerprint(node) {
 		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.revision))
 	}
 	return extended
 }
 
-// use applies a response. It returns how the table that is in use after that differs from the table that was last
-// passed to the saver. The parameter first is true if no earlier response of the stream was accepted.
+// use applies a response, and returns how the new table differs from the table that the snapshotSaver got last.
+// The parameter first is true if no earlier response of the stream was accepted.
 func (r *receiver) use(resp response, first bool) (tableDiff, error) {
 	value, hasTable, err := resp.table()
 	if err != nil {

@@ -19,7 +19,7 @@ const (
 	snapshotName = "nametable.snapshot"
 )
 
-// A tableDiff says how the table in use differs from the table that was last passed to the saver.
+// A tableDiff says how the table in use differs from the table that the snapshotSaver got last.
 type tableDiff struct {
 	all    bool   // the table must be saved whole, because it differs by more than a change
 	change []byte // the change by which the table differs, a NameTable in wire form; nil for none
@@ -32,7 +32,7 @@ type snapshotSaver struct {
 
 	mu         sync.Mutex
 	next       *snapshot // the snapshot to write; nil if there is nothing new
-	writeWhole bool      // next must be written whole, because adding changes to the file would not result in next
+	writeWhole bool      // next must be written whole: changes that are added to the file would not give the table of next
 	// If writeWhole is false, changes lead from the table that saveNext last took to the table of next. They have size
 	// bytes together, at most maxPending.
 	changes []record
@@ -77,7 +77,8 @@ func (s *snapshotSaver) start() (stop func()) {
 // maxPending bounds the changes that wait for a slow disk.
 const maxPending = 1 << 20
 
-// put makes next the snapshot to write. diff says how its table differs from the table of the last put.
+// put makes the parameter next the snapshot to write. diff says how its table differs from the table of the last
+// put.
 func (s *snapshotSaver) put(next snapshot, diff tableDiff) {
 	s.mu.Lock()
 	s.next, s.writeWhole = &next, s.writeWhole || diff.all
@@ -122,9 +123,9 @@ func (s *snapshotSaver) run(ctx context.Context) {
 	}
 }
 
-// saveNext writes next. If the file already has the table, it writes only the time of the push. If changes can be
-// added to the file, it writes only the changes. Otherwise it writes the whole snapshot. If that fails, the next
-// call writes the whole snapshot.
+// saveNext writes the snapshot in s.next. If the file already has its table, saveNext writes only the time of the
+// push. If changes can be added to the file, it writes only the changes. Otherwise it writes the whole snapshot.
+// If that fails, the next call writes the whole snapshot.
 func (s *snapshotSaver) saveNext() {
 	s.mu.Lock()
 	next, changes := s.next, s.changes

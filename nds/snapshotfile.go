@@ -24,9 +24,9 @@ import (
 //   - the base: a DeltaDiscoveryResponse with the table. Its control plane identifier is the owner.
 //   - the log
 //
-// If the table came as changes, the base has the table as a change of the empty table, and the nonce of the
-// DeltaDiscoveryResponse is the fingerprint of the node. The log then has a record for each later change that was
-// sent to the same node. Otherwise the log is empty.
+// If the table came as changes, the base has one change that makes the table out of an empty table, and the nonce
+// of the DeltaDiscoveryResponse is the fingerprint of the node. The log then has a record for each later change
+// that was sent to the same node. If the table came whole, the log is empty.
 const (
 	snapshotFamily = "nametap"
 	snapshotMagic  = snapshotFamily + "\x04"
@@ -52,7 +52,7 @@ type snapshot struct {
 func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
 // marshal returns the parts of the snapshot file. Most parts are the shards of the table. marshal does not join the
-// parts, because that would make garbage as large as the table.
+// parts, because that would copy the whole table.
 func (s snapshot) marshal() ([][]byte, error) {
 	m := &discoveryv3.DeltaDiscoveryResponse{
 		SystemVersionInfo: s.version,

@@ -29,8 +29,8 @@ type Status struct {
 	Mode     Mode   `json:"mode,omitempty"`
 	Digest   string `json:"digest,omitempty"`
 	Revision []byte `json:"revision,omitempty"`
-	// ChecksumDifferences counts how often, since the start, the table did not have the checksum of a change.
-	// LastChecksumDifference is the error of the last such case.
+	// ChecksumDifferences counts the changes, since the start, after which the table did not have the
+	// checksum that the change names. LastChecksumDifference is the error of the last such change.
 	ChecksumDifferences    uint64 `json:"checksumDifferences"`
 	LastChecksumDifference string `json:"lastChecksumDifference,omitempty"`
 	// Nonce is the nonce of the last response of any stream.
@@ -64,8 +64,8 @@ type state struct {
 	clock *clock.Clock
 	ready chan struct{} // closed when the first table is in use
 
-	// status has the values of Status and the metrics, except TableAge. received is when the table in use was
-	// received, as a time of clock; it is zero if the table is from the snapshot.
+	// status has the values of Status and the metrics, except TableAge. The field received is when the table
+	// in use was received, as a time of clock, or zero if the table is from the snapshot.
 	mu       sync.Mutex
 	status   Status
 	received time.Time

@@ -26,8 +26,7 @@ type stream struct {
 	accepted func()             // called after the first accepted response
 
 	// version is the version of the last accepted response. A rejected response does not change
-	// version, so a NACK carries the previous version. (There is no field for the
-	// nonce: every answer carries the nonce of the response that it answers.)
+	// version, so a NACK carries the previous version.
 	version string
 	// acceptedAt is when the first response was accepted; zero before that.
 	acceptedAt time.Time
@@ -110,8 +109,8 @@ func shorten(err error) error {
 	return shortened{err}
 }
 
-// rejection returns the error detail of a NACK. reason is shortened. It may quote any bytes, so rejection replaces bytes that a
-// protobuf string cannot hold.
+// rejection returns the error detail of a NACK. The text of reason may quote any bytes, so rejection replaces the
+// bytes that a protobuf string cannot hold. The caller has shortened the text.
 func rejection(reason error) *rpcstatus.Status {
 	return &rpcstatus.Status{
 		Code:    int32(codes.InvalidArgument),

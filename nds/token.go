@@ -32,7 +32,7 @@ func tokenOf(cfg Config) Token {
 	return found
 }
 
-// usableToken reports whether the file that cfg names has a token that has not expired, as far as is known. usableToken
+// usableToken reports whether the file that cfg names has a token that is not known to have expired. usableToken
 // reads the file, so it must not be called with a lock held.
 func usableToken(cfg Config) bool {
 	if cfg.TokenFile == "" {
@@ -107,5 +107,5 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 	return b, nil
 }
 
-// RequireTransportSecurity returns true. Then gRPC never sends the token in plaintext.
+// RequireTransportSecurity returns true, which makes gRPC refuse to send the token in plaintext.
 func (b bearer) RequireTransportSecurity() bool { return true }

@@ -84,7 +84,7 @@ func (r *certRenewer) wanted() bool {
 	}
 	data, err := os.Lstat(filepath.Join(filepath.Dir(r.cfg.TokenFile), "..data"))
 	if err != nil {
-		// If the error is another one, the token cannot be read either, and connect reports that.
+		// After any other error, the token cannot be read either, and connect reports that error.
 		return errors.Is(err, fs.ErrNotExist)
 	}
 	return data.Mode()&fs.ModeSymlink == 0
@@ -178,10 +178,10 @@ func (r *certRenewer) isRefused() bool {
 	return r.refused
 }
 
-// renewAt returns when to renew a certificate: after two thirds of its life, minus part times a tenth of its life. part
-// is a random number from 0 to 1, because machines that were set up together must not renew together. The life starts
-// at obtained. For a new certificate, obtained is when the client got it. It is not NotBefore, because authorities
-// backdate certificates, and the clock of this host may be fast.
+// renewAt returns when to renew a certificate: after two thirds of its life, but up to a tenth of its life earlier.
+// The parameter part, a random number from 0 to 1, says how much earlier: machines that were set up together must not
+// renew together. The life starts at obtained. For a new certificate, obtained is when the client got it. It is not
+// NotBefore, because authorities backdate certificates, and the clock of this host may be fast.
 func renewAt(leaf *x509.Certificate, obtained time.Time, part float64) time.Time {
 	life := leaf.NotAfter.Sub(obtained) // at most 292 years, so twice its value may not be a Duration
 	return obtained.Add(max(time.Second, life/3*2-time.Duration(part*float64(life)/10)))
