@@ -33,8 +33,8 @@ const (
 // NameTable maps mesh hosts to the addresses that clients connect to.
 type NameTable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The key is the host in any case, as its author wrote it, without a trailing dot;
-	// "*.suffix" for a wildcard.
+	// The key is the host's name in upper or lower case, as its author wrote it, without a
+	// trailing dot; "*.suffix" for a wildcard.
 	Table         map[string]*NameTable_NameInfo `protobuf:"bytes,1,rep,name=table,proto3" json:"table,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Change        *NameTable_Change              `protobuf:"bytes,1001,opt,name=change,proto3" json:"change,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -376,8 +376,9 @@ func (x *NameTable_Destination) GetEndpoints() []string {
 // are appended. The shard is the highest byte of the hash.
 type NameTable_Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The shards whose hosts are all in table: other hosts of these shards are removed. Each shard has
-	// a bit; shard 0 has the lowest bit of the first byte. Empty for no shards, otherwise 32 bytes.
+	// The shards that the change replaces: if a host of these shards is not in table, it is removed.
+	// Each shard has a bit; shard 0 has the lowest bit of the first byte. Empty for no shards,
+	// otherwise 32 bytes.
 	Complete []byte `protobuf:"bytes,1,opt,name=complete,proto3" json:"complete,omitempty"`
 	// Further hosts that are removed, in lower case.
 	Removed []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`

@@ -94,7 +94,8 @@ func Split(tables ...[]byte) (map[int][]byte, error) {
 	return shards, nil
 }
 
-// entries calls yield for each entry of tables, including its tag and length. It returns the length of all entries.
+// entries calls the function yield for each entry of tables. An entry includes its tag and its length. The result
+// size is the length of all entries together.
 func entries(tables [][]byte, yield func(shard int, entry []byte)) (size int, err error) {
 	for i, table := range tables {
 		for rest := table; len(rest) > 0; {
@@ -146,7 +147,7 @@ func KeyOf(entry []byte) (key []byte, err error) {
 // Sums has the checksum of the entries of each shard.
 type Sums [Count]Sum
 
-// Digests has the first 8 bytes of the checksum of each shard, which an agent sends when it connects.
+// Digests has the first 8 bytes of the checksum of each shard. An agent sends its digests when it connects.
 type Digests [Count]uint64
 
 // DigestsSize is the length of encoded digests, in bytes.
