@@ -3,8 +3,9 @@
 // Go's monotonic time is CLOCK_MONOTONIC, which stands still during a suspend: with it, a cached reply
 // would keep its TTL overnight. CLOCK_BOOTTIME counts the suspend, and like CLOCK_MONOTONIC it
 // ignores jumps of the wall clock. But Go can read CLOCK_BOOTTIME only with a system call, which takes as long as
-// a lookup in the cache (BenchmarkNow). So a [Clock] reads CLOCK_BOOTTIME at most every 10 ms, and adds the
-// time asleep to Go's time. Parts of the agent that poll share the ticks of one clock ([Clock.Poll]).
+// a lookup in the cache (BenchmarkNow). So a [Clock] reads CLOCK_BOOTTIME at most every 10 ms, to find out how
+// long the machine was asleep (suspended), and adds this time to Go's time. Parts of the agent that poll share
+// the ticks of one clock ([Clock.Poll]).
 //
 //	clock.go  the Clock
 //	ticks.go  the ticks of a Clock, and the polls that are called at ticks
@@ -16,8 +17,8 @@
 //     staleness of replies, the age of the table, and the age of sockets to nameservers.
 //   - time.Now and timers stand still during a suspend. They measure how long a server has not answered, and how long
 //     to wait for it. A suspend is not the server's fault, and no client on this machine waits during a suspend.
-//   - The wall clock tells when a certificate or a token expires. It also gives the time of a push in the snapshot
-//     file, which is compared after a reboot.
+//   - The wall clock tells when a certificate or a token expires. The snapshot file also has
+//     a time of the wall clock, because this time is compared after a reboot.
 package clock
 
 import (
@@ -126,8 +127,9 @@ func timeAsleep() time.Duration {
 	return time.Duration(boot.Nano() - awake.Nano())
 }
 
-// BackOff returns how long to wait after the nth failure in a row, counted from 0. The first wait has the length
-// first. The wait doubles with each further failure, and has at most the length longest.
+// BackOff returns how long to wait after the nth failure in a row, counted from 0. The first wait is as long as
+// the parameter first. The wait doubles with each further failure, but is never longer than the parameter
+// longest.
 func BackOff(n int, first, longest time.Duration) time.Duration {
 	for ; n > 0 && first < longest; n-- {
 		first *= 2
@@ -139,7 +141,7 @@ func BackOff(n int, first, longest time.Duration) time.Duration {
 // not all go on at the same time.
 func Jitter(longest time.Duration) time.Duration { return longest/2 + rand.N(longest/2+1) }
 
-// Sleep waits for the time length. It returns false if ctx ends first.
+// Sleep waits for the given time. It returns false if ctx ends first.
 func Sleep(ctx context.Context, length time.Duration) bool {
 	timer := time.NewTimer(length)
 	defer timer.Stop()

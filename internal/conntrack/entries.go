@@ -224,7 +224,8 @@ func (c *Conn) count() (entries uint32, err error) {
 	return entries, err
 }
 
-// dump calls visit for the entries of a family that pass one of filters. attributes is the filter of the kernel.
+// dump calls visit for the entries of a family that pass one of filters. attributes is the filter in the form for
+// the kernel; nil for none.
 func (c *Conn) dump(family uint8, visit func(Entry), attributes []byte, filters ...Filter) error {
 	return c.Exchange(func(b []byte) {
 		e := parseEntry(b)

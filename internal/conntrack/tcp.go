@@ -67,7 +67,7 @@ func canonical(a netip.AddrPort) netip.AddrPort {
 }
 
 // original4 reads SO_ORIGINAL_DST of an IPv4 connection. x/sys has no function that gets a socket address as an
-// option, so original4 uses a function for another option, whose value is at least as large.
+// option, so original4 uses the function for another option, one with a value that is at least as large.
 func original4(fd int) (netip.AddrPort, error) {
 	mreq, err := unix.GetsockoptIPv6Mreq(fd, unix.IPPROTO_IP, unix.SO_ORIGINAL_DST)
 	if err != nil {

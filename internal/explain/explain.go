@@ -189,9 +189,9 @@ func match(e *Entry, text string, words []*regexp.Regexp) int {
 	return matchNone
 }
 
-// codeName returns the name of an extended DNS error, in the form of a match of the regular expression quoted.
-// Output about such an error contains the name, just as other output contains a quoted message. For other entries,
-// and for a name of a single word, codeName returns nothing.
+// codeName returns the name of an extended DNS error, in the form that a match of the variable quoted has. Output
+// about such an error contains the name, just as other output contains a quoted message. For other entries, and
+// for a name of a single word, codeName returns nothing.
 func codeName(e *Entry) [][]string {
 	if e.Kind != Code || len(strings.Fields(e.Title)) < 2 {
 		return nil

@@ -98,8 +98,8 @@ func (c *conns) freeDescriptor() bool {
 // makeRoomLocked closes the connection that has been without a request for longest. If all connections have a
 // request, it closes the connection from another host whose state is oldest, because probes and operators connect
 // from this host. If all connections are from this host, it closes the connection whose state is oldest. A connection
-// that is not idle can be closed only when spared has passed since its state began. makeRoomLocked returns false if it
-// closes none.
+// that is not idle can be closed only when the duration spared has passed since its state began. makeRoomLocked
+// returns false if it closes none.
 func (c *conns) makeRoomLocked(spared time.Duration) bool {
 	rank := func(c client) int {
 		switch {

@@ -73,7 +73,7 @@ func (d *Dump) Write(part []byte) (int, error) {
 	return n, nil
 }
 
-// A progress writes to the client of a dump, which has to read some of the dump in each stallTime.
+// A progress writes to the client of a dump. The client has to read a part of the dump within each stallTime.
 type progress Dump
 
 // Write implements [io.Writer].

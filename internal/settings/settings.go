@@ -56,7 +56,7 @@ func ownEnv(name string) string {
 	return Prefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
-// envs returns all environment variables of a flag; an earlier one wins.
+// envs returns all environment variables of a flag. If several are set, the first of them wins.
 func envs(flag *pflag.Flag) []string {
 	return append([]string{ownEnv(flag.Name)}, flag.Annotations[annotationEnv]...)
 }
@@ -91,8 +91,8 @@ func FromEnvironment(flags *pflag.FlagSet, environ []string) error {
 	return errors.Join(fromEnvironment(flags, environ), fromProxyConfig(flags, environ))
 }
 
-// Values returns the values of the flags that something has set, by the names of the flags. Flags for which wanted
-// returns false are left out.
+// Values returns the values of the flags that do not have their default, because the command line or another
+// source has set them. The keys are the names of the flags. Flags for which wanted returns false are left out.
 func Values(flags *pflag.FlagSet, wanted func(name string) bool) map[string][]string {
 	values := map[string][]string{}
 	flags.VisitAll(func(flag *pflag.Flag) {

@@ -79,7 +79,7 @@ func (v textual) Set(s string) error { return v.UnmarshalText([]byte(s)) }
 // Type names the kind of value in the help.
 func (v textual) Type() string { return "string" }
 
-// OneOf returns the value of a setting that is one of values, or any text if values is empty.
+// OneOf returns a flag value for a setting that is one of the given texts, or any text if none are given.
 func OneOf[T ~string](p *T, values ...T) pflag.Value { return oneOf[T]{p, values} }
 
 // oneOf is a setting of [OneOf].
@@ -151,7 +151,7 @@ func (n number[T]) Set(s string) error {
 // Type names the kind of value in the help.
 func (n number[T]) Type() string { return n.kind }
 
-// Duration returns the value of a setting that is a length of time.
+// Duration returns a flag value for a setting that is a length of time.
 func Duration(p *time.Duration, zero Zero) pflag.Value {
 	parse := func(s string) (time.Duration, error) {
 		d, err := time.ParseDuration(s)
@@ -163,7 +163,7 @@ func Duration(p *time.Duration, zero Zero) pflag.Value {
 	return number[time.Duration]{p, "duration", zero, parse, time.Duration.String}
 }
 
-// Int returns the value of a setting that is a number.
+// Int returns a flag value for a setting that is a number.
 func Int(p *int, zero Zero) pflag.Value {
 	parse := func(s string) (int, error) {
 		n, err := strconv.ParseInt(s, 0, strconv.IntSize) // also 0x400, and 1_000 as in YAML
@@ -175,7 +175,7 @@ func Int(p *int, zero Zero) pflag.Value {
 	return number[int]{p, "int", zero, parse, strconv.Itoa}
 }
 
-// Bytes returns the value of a setting that is a number of bytes, which may be written
+// Bytes returns a flag value for a setting that is a number of bytes. Users may write it
 // with KiB or MiB.
 func Bytes(p *int, zero Zero) pflag.Value {
 	return number[int]{p, "bytes", zero, parseBytes, formatBytes}
@@ -207,7 +207,7 @@ func formatBytes(n int) string {
 	}
 }
 
-// Uint returns the value of a setting that is a number from 0 to the largest of its type.
+// Uint returns a flag value for a setting that is a number from 0 to the largest of its type.
 func Uint[T uint16 | uint32](p *T) pflag.Value { return unsigned[T]{p} }
 
 // unsigned is a setting of [Uint].
@@ -249,8 +249,8 @@ type list[T any] struct {
 	set   bool
 }
 
-// List returns the value of a setting of several values, written one by one or with commas. Each value must print as a
-// text that parse reads.
+// List returns a flag value for a setting that is a list. Users write the values one by one, or separated by commas.
+// Each value must print as a text that the function parse reads.
 func List[T any](p *[]T, parse func(string) (T, error)) pflag.Value {
 	return &list[T]{p: p, parse: parse}
 }

@@ -15,8 +15,8 @@ import (
 
 const (
 	// watchSettle is how long the files must be unchanged before a change counts. A file that
-	// is written in place is empty for a moment. A change is noticed after [clock.Tick] and
-	// watchSettle at most: 0.9 s.
+	// is written in place is empty for a moment. A change is noticed after at most
+	// [clock.Tick] plus watchSettle, which is 0.9 s.
 	watchSettle = 100 * time.Millisecond
 	// emptySettle replaces watchSettle if a file that had text is empty or absent now. A command whose output goes to
 	// a file empties the file first, and writes to it later.
@@ -64,9 +64,9 @@ type Watcher struct {
 // NewWatcher returns a Watcher for the changes from now on. It follows regular files only.
 func NewWatcher(files []string) *Watcher { return &Watcher{files: files, used: readFiles(files)} }
 
-// Note makes the Watcher report only changes from now on. Call it before the files are read
-// for another reason than a report. Otherwise the Watcher would not report that a change was
-// undone after the files were read.
+// Note makes the Watcher compare with the present texts of the files from now on. Call it
+// before the files are read for another reason than a report. Otherwise the Watcher would
+// not report that a change was undone after the files were read.
 func (w *Watcher) Note() {
 	now := readFiles(w.files)
 	w.mu.Lock()

@@ -15,7 +15,7 @@ import (
 )
 
 // SplitAddr returns the IP addresses and the port of addr, a host:port to listen on. The host localhost means 127.0.0.1
-// and ::1; an empty host means all addresses. Errors begin with name, by which users know addr.
+// and ::1; an empty host means all addresses. Errors begin with name, which is what users call addr.
 func SplitAddr(name, addr string) (hosts []netip.Addr, port uint16, err error) {
 	host, text, err := net.SplitHostPort(addr)
 	if err != nil {

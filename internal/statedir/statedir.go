@@ -39,7 +39,8 @@ func Check(path string) error {
 	return errors.Join(err, probe.Close(), os.Remove(probe.Name()))
 }
 
-// Passing reports whether err, of [Check], may end without another setting: the disk is full or faulty.
+// Passing reports whether an error of [Check] may go away without a change of the settings, because the disk is
+// full or faulty.
 func Passing(err error) bool {
 	for _, passing := range []error{unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.ESTALE} {
 		if errors.Is(err, passing) {

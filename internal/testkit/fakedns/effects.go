@@ -63,7 +63,7 @@ func onNetwork(udp bool, effects []Effect) Effect {
 	}
 }
 
-// Delay sends everything d later.
+// Delay sends everything later, by the duration d.
 func Delay(d time.Duration) Effect {
 	return func(_ Request, packets []Packet) []Packet {
 		for i := range packets {
@@ -85,8 +85,8 @@ func Loss(p float64, seed uint64) Effect {
 	}
 }
 
-// Jitter sends each packet up to longest later. The seed decides how much later, as for Loss. So
-// packets overtake each other.
+// Jitter sends each packet later, by a random duration below longest, so packets overtake each
+// other. The seed decides the durations, as for Loss.
 func Jitter(longest time.Duration, seed uint64) Effect {
 	var mu sync.Mutex
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -137,8 +137,8 @@ func Cut(n int) Effect {
 	return eachPacket(func(b []byte) []byte { return b[:max(len(b)-n, 0)] })
 }
 
-// Raw sends the result of replies for the wire form of a query instead of the handler's
-// reply. replies must be safe for concurrent use.
+// Raw replaces the handler's reply. It sends the messages that the function replies
+// returns for the query, which is in wire form. replies must be safe for concurrent use.
 func Raw(replies func(query []byte) [][]byte) Effect {
 	return func(r Request, _ []Packet) []Packet {
 		var packets []Packet

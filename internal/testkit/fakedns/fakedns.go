@@ -129,8 +129,8 @@ func (s *Server) Restart(options ...Option) error {
 	return nil
 }
 
-// Close stops the server and returns after its goroutines, including running handlers. It
-// drops the replies that an effect holds back.
+// Close stops the server, and returns when its goroutines have ended, including handlers
+// that still run. It drops the replies that an effect holds back.
 func (s *Server) Close() {
 	s.mu.Lock()
 	sockets := s.sockets
@@ -210,7 +210,7 @@ func (s *Server) record(r Request) (Handler, []Effect) {
 	return s.handler, s.effects
 }
 
-// isProbe reports whether a question is a probe, which every server answers by itself.
+// isProbe reports whether a question is a probe of a client: see [Server.Queries].
 func isProbe(q dns.Question) bool {
 	return q.Name == "localhost." && q.Qtype == dns.TypeA || q.Name == "id.server." && q.Qclass == dns.ClassCHAOS
 }

@@ -36,7 +36,7 @@ func (a *API) setVersions(group string, versions []Version) {
 	a.versions[group] = versions
 }
 
-// groupOf returns the group of a path, which names the group or one of its versions.
+// groupOf returns the group of a path. The path names the group, or one of the group's versions.
 func (a *API) groupOf(requestPath string) (group string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

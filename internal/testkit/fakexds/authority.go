@@ -55,8 +55,8 @@ type Signing struct {
 }
 
 // NewAuthority returns an authority with a server certificate for name. The certificates
-// that it signs live for 24 h and are for identity, whatever the request says. istiod's
-// certificates are for the service account of the token.
+// that it signs live for 24 h and have the given identity, whatever the request says.
+// istiod's certificates are for the service account of the token.
 func NewAuthority(tb testing.TB, name, identity string) *Authority {
 	tb.Helper()
 	a := &Authority{tb: tb, life: 24 * time.Hour, backdate: time.Second, identity: identity, changed: make(chan struct{})}
@@ -205,7 +205,7 @@ func (a *Authority) WaitSigned(ctx context.Context, n int) (Signing, error) {
 	}
 }
 
-// register adds the service to a server.
+// register adds the service that signs certificates to a gRPC server.
 func (a *Authority) register(registrar *grpc.Server, s *Server) {
 	registrar.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "istio.v1.auth.IstioCertificateService",

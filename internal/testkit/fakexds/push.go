@@ -21,9 +21,9 @@ type resource struct {
 	value   []byte
 }
 
-// response is one push in both variants. A stream is sent the response of its own
-// variant, or nothing if that response is nil. The nonce is set when the response is
-// sent.
+// response is one push in both variants, incremental and state-of-the-world. A stream is
+// sent the response of its own variant, or nothing if that response is nil. The nonce is
+// set when the response is sent.
 type response struct {
 	version string
 	delta   *discoveryv3.DeltaDiscoveryResponse

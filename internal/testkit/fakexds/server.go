@@ -27,16 +27,16 @@ const anyPort = "127.0.0.1:0"
 type Options struct {
 	// Addr is the host and port to listen on. Empty means a free port of 127.0.0.1.
 	Addr string
-	// Listener, if not nil, accepts the connections in place of Addr, such as one in memory in a
-	// bubble of testing/synctest. The server cannot be restarted then.
+	// Listener, if not nil, is the listener of the server, which then ignores Addr and cannot be
+	// restarted. In a bubble of testing/synctest, Listener has to be in memory.
 	Listener net.Listener
 	// NoDelta makes the incremental RPC answer Unimplemented.
 	NoDelta bool
 	// EndAfterAnswer makes the server end each stream after the first ACK or NACK.
 	EndAfterAnswer bool
-	// First, if not nil, returns the answer to a stream's first request, one for each variant.
-	// If both are nil, the stream is sent the whole state. First must not call the server's
-	// methods.
+	// First, if not nil, returns the answer to the first request of a stream: one for an
+	// incremental stream, and one for a state-of-the-world stream. If both are nil, the stream
+	// is sent the whole state. First must not call the server's methods.
 	First func(Request) (*discoveryv3.DeltaDiscoveryResponse, *discoveryv3.DiscoveryResponse)
 	// Authority, if not nil, makes the port speak TLS with a certificate of the authority,
 	// accept its client certificates in place of the token, and sign certificates of
@@ -68,7 +68,7 @@ type Server struct {
 	token  string
 	isAway bool
 
-	// state is what a new stream is sent, made of resources.
+	// state is the response to the first request of a stream. It is made of resources.
 	state     *response
 	resources map[string]resource
 	// Counters over the server's life; they survive Stop and Restart.

@@ -161,7 +161,7 @@ func (s *Server) close(st *stream) {
 }
 
 // receive records and answers the client's requests. It returns after the handler has
-// returned, because that ends the RPC's Recv.
+// returned, because then the RPC's Recv fails.
 func (s *Server) receive(st *stream, v variant) {
 	for {
 		req, err := v.recv()

@@ -16,7 +16,7 @@ import (
 )
 
 // Missing lists the visible commands and flags that the pages and the completion of a command
-// lack. It calls newRoot several times, and uses each of these commands only once.
+// lack. It calls newRoot several times, and uses each command that newRoot returns only once.
 func Missing(newRoot func() *cobra.Command, dir string) ([]string, error) {
 	if err := manual.Write(newRoot(), dir, time.Time{}); err != nil {
 		return nil, err

@@ -26,7 +26,7 @@ import (
 
 // An NS is a network namespace. It is removed when its test has ended and the last socket
 // and process in it are closed. Its methods may fail the test, so only the goroutine of its
-// test or subtest may call them, except Run, which every goroutine may call.
+// test or subtest may call them. But every goroutine may call Run.
 type NS struct {
 	tb   testing.TB
 	file *os.File // keeps the namespace

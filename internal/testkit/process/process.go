@@ -48,7 +48,7 @@ var errEarly = errors.New("binaries must be built by a test: what is opened befo
 //
 // Go's test cache runs a test again if a file or directory that the test opened in its own module has changed. Build
 // opens the sources of the commands, so a test in the module of the commands runs again if these sources have
-// changed. The cache does not notice that for tests of other modules, so they must not be cached.
+// changed. In tests of other modules, the cache does not notice such changes, so these tests must not be cached.
 func Build(commands ...string) (dir string, err error) {
 	if signal.Ignored(syscall.SIGHUP) { // for example under nohup: the programs that tests start would ignore it, too
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
