@@ -83,7 +83,7 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 // Otherwise Keep changes the kernel accordingly.
 func (c *Capture) Set(d Desired) error { return c.aim(&target{Desired: d, set: true}) }
 
-// aim completes a target and makes it the current target.
+// aim sets the defaults and the variants of a target, and makes it the current target.
 func (c *Capture) aim(t *target) error {
 	t.Config = t.Config.withDefaults()
 	previous := c.target.Load()
@@ -144,17 +144,17 @@ func (c *Capture) Look() { chans.Wake(c.rules) }
 func (c *Capture) Begun() <-chan struct{} { return c.begun }
 
 // Keep keeps the kernel as desired until ctx ends: it follows every change of the desired value,
-// repairs drift within Config.Interval, and retries what fails. It takes over installed rules,
-// and replaces rules that differ. At the end it removes the rules, unless Config.FailClosed is
-// set or SetEnding says otherwise.
+// repairs rules that other programs have changed, and retries what fails. If rules of nametap
+// are installed already, Keep takes them over, and replaces those that differ. At the end it
+// removes the rules, unless Config.FailClosed is set or SetEnding says otherwise.
 //
 // If the first desired value is on and its rules cannot be installed, Keep ends and returns the error. It logs and
 // counts later failures.
 //
-// A removal takes two steps. After the first, no query is captured. If queries were captured recently, the chains
-// stay for Config.Settle, without jumps to them. Without these chains, the kernel would stop tracking connections
-// and translating addresses, and replies in flight would be lost. The chains also stay for open connections to VIPs
-// ([Capture.SetOpen]). If capture is desired again during that time, one write completes the rules.
+// A removal takes two steps. After the first step, no query is captured. If queries were captured recently, the
+// chains stay for Config.Settle, without jumps to them. Without these chains, the kernel would stop tracking
+// connections and translating addresses, and replies in flight would be lost. The chains also stay for open
+// connections to VIPs ([Capture.SetOpen]).
 func (c *Capture) Keep(ctx context.Context) error {
 	defer c.lease.close()
 	watching, stop := context.WithCancel(ctx)
@@ -360,8 +360,8 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	return nil
 }
 
-// check compares the kernel with what was installed, repairs what differs, and tries again what
-// is missing.
+// check compares the kernel with what was installed, repairs what differs, and tries again to
+// install what is missing.
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
 	fp, err := takeFingerprint(c.seed) // before the rules are read, so the next check notices changes that are made meanwhile
@@ -446,8 +446,8 @@ func (c *Capture) recordRemoval(unseen error) error {
 	return unseen
 }
 
-// postpone puts off a step of a removal that has failed with err, and returns err if it is to be reported now. retry
-// is true if the step may succeed soon.
+// postpone sets when to retry a step of a removal that has failed with err. It returns err if the failure is to be
+// reported now. retry is true if the step may succeed soon.
 func (c *Capture) postpone(err error, retry bool) error {
 	r, now := &c.retries, time.Now()
 	if r.n == 0 {
@@ -634,9 +634,9 @@ func (c *Capture) Remaining() string { return c.report.Load().remaining }
 // Stats counts what Keep has done.
 type Stats struct {
 	Checks   uint64 // checks of the rules
-	Repairs  uint64 // drifts that were repaired
+	Repairs  uint64 // repairs of rules that differed
 	Failures uint64 // checks, repairs and retries that failed
-	Drift    string // the drift that was repaired last
+	Drift    string // how the rules differed before the last repair
 }
 
 // Stats returns the counts so far.

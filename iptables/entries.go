@@ -14,7 +14,7 @@ import (
 	"github.com/nametap/nametap/internal/logonce"
 )
 
-// entries drops conntrack entries that keep sockets on the path of previous rules.
+// entries drops conntrack entries that keep sockets on the path of previous rules: to the agent, or past the agent.
 type entries struct {
 	log       *slog.Logger
 	leftovers map[string]time.Time // when each entry that is to be dropped later was first seen, by the entry's key

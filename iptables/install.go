@@ -150,7 +150,7 @@ func (i *installer) noteLacks(inst installation) {
 	}
 }
 
-// quietInterval is the time between checks of complete nft rules, whose changes the kernel announces.
+// quietInterval is the time between checks if the rules are complete and the kernel announces their changes (nft).
 const quietInterval = time.Hour
 
 // retryDue reports whether it is time to try again to install rules that are missing. If they may be missing for a
