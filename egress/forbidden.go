@@ -85,7 +85,7 @@ const (
 	// nat64Name has IPv6 addresses only where a nameserver makes them for a NAT64 (RFC 7050).
 	nat64Name = "ipv4only.arpa"
 	// nat64Timeout is how long the lookup of nat64Name may take, and nat64Hold how long its result is kept at
-	// least. The forwarder caches an answer for its TTL, but not every negative answer.
+	// least. The guard keeps the result because the forwarder does not cache every negative answer.
 	nat64Timeout, nat64Hold = time.Second, time.Minute
 )
 
