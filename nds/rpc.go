@@ -60,7 +60,7 @@ func openRPC(ctx context.Context, conn *grpc.ClientConn, v variant) (rpc, error)
 	return incrementalRPC{client}, nil
 }
 
-// response is a response of either variant.
+// response is what the control plane sends, in either variant.
 type response struct {
 	typeURL, version, nonce string
 	// bytes is the length of the response in wire form.

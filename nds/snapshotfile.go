@@ -168,8 +168,8 @@ func (s *savedTable) setTable(value, log []byte) error {
 	return err
 }
 
-// replay joins the changes in log to the change all, up to the first damaged record. The records after the damaged
-// record are useless, because they change a table that is not known.
+// replay joins the changes in log to the parameter all, up to the first damaged record. The records after the
+// damaged record are useless, because they change a table that is not known.
 func (s *savedTable) replay(all *change, log []byte) {
 	for len(log) > 0 {
 		r, n := parseRecord(log)

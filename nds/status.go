@@ -108,7 +108,7 @@ func (s *state) setTable(t *hostTable, version string, pushed time.Time, stale b
 	return first
 }
 
-// update changes the recorded status.
+// update calls the function change with the recorded status, which change may modify.
 func (s *state) update(change func(status *Status)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
