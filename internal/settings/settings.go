@@ -1,11 +1,12 @@
 // Package settings declares a command's settings and gives them their values. A setting has one name, one default and
 // one parser, wherever its value comes from.
 //
-// A setting is declared once, in a [Group]: where its value goes, its name and its help, and its other names if it
-// has any. For the flag --foo-bar, the environment variable is NAMETAP_FOO_BAR, and the key in the file is foo-bar.
-// If Istio's agent has an environment variable for a setting, the setting takes that variable, too. The variables
-// may also stand in proxyMetadata of Istio's ProxyConfig. The ProxyConfig of a pod is in an annotation, which the
-// environment variable PROXY_CONFIG holds. The ProxyConfig for all pods is in the mesh config file.
+// A setting is declared once, in a [Group]. The declaration has the variable for the value, the name and the help,
+// and further names if there are any. For the flag --foo-bar, the environment variable is NAMETAP_FOO_BAR, and the
+// key in the file is foo-bar. If Istio's agent has an environment variable for a setting, the setting takes that
+// variable, too. The variables may also stand in proxyMetadata of Istio's ProxyConfig. The ProxyConfig of a pod is
+// in an annotation, and the environment variable PROXY_CONFIG has its text. The ProxyConfig for all pods is in the
+// mesh config file.
 //
 // The sources are, from the strongest to the weakest: the command line, the environment, the annotation, the mesh
 // config, the file, the default. Unknown names and malformed values are errors. The environment and Istio's
