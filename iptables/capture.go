@@ -364,7 +364,7 @@ func (c *Capture) act(ctx context.Context, s step) error {
 // install what is missing.
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
-	fp, err := takeFingerprint(c.seed) // before the rules are read, so the next check notices changes that are made meanwhile
+	fp, err := takeFingerprint(c.seed) // before the rules are read, so the next check notices a change in between
 	known := err == nil
 	c.firewall.look(c.watch.lastChange())
 	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep() {

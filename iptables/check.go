@@ -110,8 +110,8 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.withResult(first)}
 }
 
-// tryRules passes a text to iptables-restore in a new network namespace, which ends with the thread that made it.
-// Without the permission to make a namespace, tryRules tests only the syntax.
+// tryRules passes a text to iptables-restore in a new network namespace. Without the permission to make a
+// namespace, tryRules tests only the syntax.
 func tryRules(ctx context.Context, t tools, text string) (detail string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.limit)
 	defer cancel()
@@ -129,8 +129,8 @@ func tryRules(ctx context.Context, t tools, text string) (detail string, err err
 // errNewNetwork is returned if this process may not make a network namespace.
 var errNewNetwork = errors.New("no new network namespace")
 
-// inNewNetwork calls f in a thread in a network namespace of its own, which ends with the thread. Programs
-// that f starts are in it, too.
+// inNewNetwork calls f in a new thread with a new network namespace. The namespace ends with the thread.
+// Programs that f starts are in this namespace, too.
 func inNewNetwork(f func() error) error {
 	result := make(chan error)
 	go func() {
