@@ -152,7 +152,7 @@ func (p *pair) run(d, other *direction) (more bool) {
 // resets both connections, unless the other direction still has to move what the destination sent.
 func (p *pair) end(d, other *direction, err error) {
 	d.finished, p.last = true, p.now
-	if errors.Is(err, io.EOF) && !d.from.failed { // after a write has returned the error of a reset, a read returns EOF, too
+	if errors.Is(err, io.EOF) && !d.from.failed { // a read returns EOF after a write has returned the error of a reset
 		d.atEOF = true
 		err = nil
 		if !other.finished {

@@ -32,9 +32,9 @@ var (
 )
 
 // A loop carries all connections in one goroutine. It waits for the events of sockets in epoll(7), outside of Go's
-// runtime. If each direction had a goroutine, the runtime would have to wake a goroutine for each event. That would
-// cost twice the processor time (see docs/performance.md), and goroutines that copy would take processors from
-// queries. Other goroutines may call only the method post.
+// runtime. If each direction of a connection had a goroutine, the runtime would have to wake a goroutine for each
+// event. That would cost twice the processor time (see docs/performance.md), and goroutines that copy would take
+// processors from queries. Other goroutines may call only the method post.
 type loop struct {
 	epoll   int
 	wake    *socket // an eventfd, to which post writes

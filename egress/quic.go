@@ -55,8 +55,8 @@ func versionNegotiation(packet []byte) []byte {
 	return binary.BigEndian.AppendUint32(answer, offer)
 }
 
-// cutID returns the connection ID at the start of b, where its length precedes it, and the rest of b. ok is false if b
-// is too short.
+// cutID returns the connection ID at the start of b, and the rest of b. The first byte of b is the length of the ID.
+// ok is false if b is too short.
 func cutID(b []byte) (id, rest []byte, ok bool) {
 	if len(b) == 0 || len(b) <= int(b[0]) {
 		return nil, nil, false

@@ -18,8 +18,8 @@ const (
 	ReasonNoHost     Reason = "no_host"     // no host is known to have the VIP
 	ReasonPort       Reason = "port"        // the host does not have the port
 	ReasonNoName     Reason = "no_name"     // the client said no name
-	ReasonOtherName  Reason = "other_name"  // the client said a name that the VIP does not stand for
-	ReasonProtocol   Reason = "protocol"    // neither TLS nor HTTP/1 behind a wildcard, or malformed
+	ReasonOtherName  Reason = "other_name"  // the client said a name, but no host of this name has the VIP
+	ReasonProtocol   Reason = "protocol"    // the client had to say a name, but sent no valid TLS or HTTP/1
 	ReasonSlow       Reason = "slow"        // the client said no name in time
 	ReasonClosed     Reason = "closed"      // the client closed the connection before it said a name, or reset it before its host was connected
 	ReasonResolution Reason = "resolution"  // no address of the name was found

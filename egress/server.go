@@ -39,8 +39,8 @@ type Server struct {
 	reserve    *sockets.Reserve
 	accepting  map[*socket]bool // the listeners that accept
 	failed     error            // the error of a listener
-	pairs      map[*pair]bool   // the open connections, each a pair: the client's connection and the connection to the host
-	longIdle   []idlePair       // the pairs that were idle in the last sweep; the last pair of the slice was idle longest
+	pairs      map[*pair]bool   // the open connections, each with its connection to the host
+	longIdle   []idlePair       // the pairs that were idle in the last sweep; the last element was idle longest
 	beginnings int64            // bytes that are reserved: see maxBeginnings
 }
 
