@@ -27,8 +27,8 @@ func certificateRefused(err error) bool {
 	return false
 }
 
-// ConnectionError reports whether text, of an error of gRPC, is about a connection that this host could not make or has
-// lost. Otherwise the text is a message of the server.
+// ConnectionError reports whether text, the text of a gRPC error, is about a connection that this host could not make
+// or has lost. Otherwise the text is a message of the server.
 func ConnectionError(text string) bool {
 	return strings.Contains(text, "connection error: ") || strings.Contains(text, "error reading from server: ")
 }
@@ -56,7 +56,7 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 	default:
 	}
 	if _, fromGRPC := status.FromError(err); fromGRPC && !ConnectionError(err.Error()) {
-		return "" // the message of the server may quote an error of a connection of its own
+		return "" // the server's message may quote an error of another connection
 	}
 	if certificateRefused(err) {
 		return "the server wants a client certificate that it trusts (--xds-cert, --workload-cert)"

@@ -23,8 +23,9 @@ import (
 )
 
 const (
-	// A stream counts as a failure unless it lasts stableAfter from its first accepted push. Otherwise the client
-	// would connect several times a second to a control plane that pushes and then closes the stream.
+	// A stream counts as a failure unless it lasts for the time stableAfter after its first accepted push.
+	// Otherwise the client would connect several times a second to a control plane that pushes and then closes
+	// the stream.
 	stableAfter = 10 * time.Second
 
 	// incrementalAgain is how long the client uses state-of-the-world after the control plane has refused the
@@ -69,7 +70,7 @@ type Client struct {
 	fallbacks int
 	receiver  receiver
 
-	// slept is how long the machine had been suspended, by cfg.Clock, when Run last noticed a suspend.
+	// slept is the value of cfg.Clock.Slept when Run last noticed that the machine was suspended.
 	slept time.Duration
 }
 

@@ -29,9 +29,9 @@
 // What a response means:
 //
 //   - A response has at most one NameTable, whose resource has no name. A NameTable with a Change (api/nds.proto)
-//     changes the table in use; any other NameTable is the whole table. The client asks for changes (NAMETAP_MERGE in the metadata
-//     of the node), but istiod ignores that and sends whole tables. Both kinds of tables are split into shards in the
-//     same way, and are handled alike after that.
+//     changes the table in use; any other NameTable is the whole table. The client asks for changes (NAMETAP_MERGE in
+//     the metadata of the node), but istiod ignores that and sends whole tables. Both kinds of tables are split into
+//     shards in the same way, and are handled alike after that.
 //   - A state-of-the-world response without a NameTable means an empty table. An incremental response without a
 //     NameTable changes nothing, except at the start of a stream: the first response then means an empty table. There
 //     is one exception: if the table in use came as changes, the first response changes nothing, either.

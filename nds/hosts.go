@@ -138,7 +138,7 @@ func (t *hostTable) rewrite(shard int, c *change, added [][]byte) {
 	t.shards[shard] = result
 }
 
-// eachEntry calls yield with the host, in lower case, and the bytes of each entry of a shard.
+// eachEntry calls the function yield with the host, in lower case, and the bytes of each entry of a shard.
 func (t *hostTable) eachEntry(shard int, yield func(host, entry []byte)) error {
 	var buffer [maxHostLen]byte
 	for rest := t.shards[shard].entries; len(rest) > 0; {

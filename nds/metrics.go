@@ -69,7 +69,7 @@ func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
 			if !s.Loaded {
 				return 0
 			}
-			// If the wall clock is set, TableAge stays right, but LastPush becomes wrong.
+			// When somebody sets the wall clock, TableAge stays right, but LastPush becomes wrong.
 			return math.Round(float64(time.Now().UnixMilli())/1e3 - s.TableAge)
 		})
 	gauge("nametap_xds_certificate_expiry_timestamp_seconds", "When the workload certificate expires, in Unix time; 0 without one.",

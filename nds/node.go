@@ -28,7 +28,7 @@ type Node struct {
 	PodName   string
 	Namespace string
 	// IPs are the workload's addresses, at least one. The control plane sends only
-	// addresses of the families that occur here.
+	// addresses of the same families.
 	IPs []netip.Addr
 	// Domain is the workload's DNS domain; "" means NAMESPACE.svc.cluster.local.
 	Domain string

@@ -35,7 +35,7 @@ func (v variant) String() string {
 // rpc is the RPC of one of the two variants.
 type rpc interface {
 	// subscribe sends the first request, which is the only request with the node. It must be called only once:
-	// istiod answers a second request with a node with all resources, or not at all.
+	// if another request has a node, too, istiod answers it with all resources, or not at all.
 	subscribe(node *corev3.Node) error
 	receive() (response, error)
 	answer(a answer) error

@@ -32,9 +32,9 @@ type snapshotSaver struct {
 
 	mu         sync.Mutex
 	next       *snapshot // the snapshot to write; nil if there is nothing new
-	writeWhole bool      // next must be written whole: changes that are added to the file would not give the table of next
-	// If writeWhole is false, changes lead from the table that saveNext last took to the table of next. They have size
-	// bytes together, at most maxPending.
+	writeWhole bool      // next must be written whole, because the changes do not lead to its table
+	// If writeWhole is false, the field changes has the changes from the table that saveNext took last to the table
+	// of next. The field size is their length together, in bytes, at most maxPending.
 	changes []record
 	size    int
 	failure string // why the last write failed; "" if it succeeded
