@@ -182,10 +182,9 @@ func (m machine) side(b Backend) *side {
 	return m.nft
 }
 
-// choose returns the backend to use, and why. If the configuration does not name a backend, choose takes the only
-// usable backend. If both are usable, it takes the backend in which other programs have more rules, because a
-// backend that no other program uses may be there by accident: this image may have a tool of the other kind. If that
-// does not decide, it takes the backend that already has rules of nametap, and as a last resort m.plainBackend.
+// choose returns the backend to use, and why. If the configuration does not name a backend, it chooses as the
+// comment of [Auto] says. It prefers the backend of other programs, because a backend that no other program uses may
+// be there by accident: this image may have a tool of the other kind.
 func (m machine) choose(configured Backend) (*side, string, error) {
 	nft, legacy := m.nft, m.legacy
 	switch {

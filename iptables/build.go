@@ -281,9 +281,7 @@ func (b builder) vipRanges() (ranges []string) {
 }
 
 // accepts makes the chains of table filter. They accept the packets of redirected flows, in both
-// directions: a firewall that allows queries to a nameserver may know nothing of packets to the agent. In
-// OUTPUT a redirected packet still has the interface of the nameserver's route, and in INPUT it has the
-// source address of that route.
+// directions: a firewall that allows queries to a nameserver may know nothing of packets to the agent.
 func (b builder) accepts() []chain {
 	output := chain{name: outputChain, parent: "OUTPUT", jumps: []string{
 		b.rule("-d "+b.loopback(), "to the agent", outputChain), b.rule("-s "+b.loopback(), "replies", outputChain)}}

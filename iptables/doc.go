@@ -94,6 +94,5 @@
 // A TCP connection leaves an entry, too. In three cases the next connection from the same port takes over this
 // entry: the server has reset the connection, the SYN of the connection had no reply, or the kernel began to track
 // the connection in the middle and has seen no reply since. The next connection then takes the path of the old one,
-// whatever the rules say now. So such entries are dropped when rules change. If a connection ends in any other way,
-// the kernel makes a new entry for the next connection.
+// whatever the rules say now. So such entries are dropped when rules change.
 package iptables
