@@ -106,9 +106,8 @@ func (h *hostCounts) countOpen(name wire.Name, host *vipHost, vip, address netip
 	return c
 }
 
-// forgetLocked forgets the name without open connections that was used longest ago. If all names have open
-// connections, it forgets the name that was used longest ago. It adds the bytes of the name so far to the sums;
-// later bytes of its open connections are not counted.
+// forgetLocked forgets one name: see [Status].Hosts. It adds the bytes of the name so far to the sums. Later
+// bytes of the name's open connections are not counted.
 func (h *hostCounts) forgetLocked() {
 	var oldest wire.Name
 	var found *counts
