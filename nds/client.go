@@ -62,9 +62,9 @@ type Client struct {
 	// suspend of the machine.
 	failures       int
 	streamFailures logonce.Log // logs why there is no stream
-	// variant is the variant of ADS for the next connect. If the control plane does not
-	// implement the incremental RPC, variant changes to stateOfTheWorld at the time
-	// fellBack, and stays so for incrementalAgain. fallbacks counts these changes.
+	// variant is the variant of ADS for the next connect. The field fellBack is when
+	// variant last changed to stateOfTheWorld (see incrementalAgain), and fallbacks counts
+	// these changes.
 	variant   variant
 	fellBack  time.Time // a time of cfg.Clock
 	fallbacks int

@@ -142,8 +142,7 @@ func (r *certRenewer) setFailure(err error) {
 	r.failure = err.Error()
 }
 
-// lastFailure returns why the last failed attempt to obtain a certificate failed, except for expected reasons. It
-// returns "" if an attempt has succeeded since.
+// lastFailure returns the field failure.
 func (r *certRenewer) lastFailure() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
